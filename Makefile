@@ -70,7 +70,7 @@ pictures: $(DEV) ## draw every scheme for docs/schemes.md and photograph the exp
 		$(BIN)/posenc plot overview --family $$family --out docs/images/overview_$$family.png && \
 		$(BIN)/posenc plot overview --family $$family --out docs/images/overview_$$family-dark.png --dark || exit 1; \
 	done
-	@$(BIN)/python -m tests.explorer.screenshots
+	@$(BIN)/python -m tests.explore.screenshots
 
 # With Python 3.11 or later, which the API of posenc.huggingface needs.
 docs: $(DOCS) kernel ## set up and build the documentation, with an API and a page for each scheme: build/docs/index.html
@@ -81,7 +81,7 @@ docs: $(DOCS) kernel ## set up and build the documentation, with an API and a pa
 
 # All checks on every scheme, backend and model, and on what is right; and what is exported: minutes, so not of
 # `make test`.
-CHECKED := tests/conformance/test_own.py tests/conformance/test_mutants.py tests/backends/test_export.py
+CHECKED := tests/check/test_own.py tests/check/test_mutants.py tests/backends/test_export.py
 
 # One thread a process: the processes share the cores already. Tests of a file stay in a process, which has what they
 # share, until the other has nothing left to do.
@@ -100,13 +100,13 @@ test: $(DEV) kernel ## set up and run the tests, all but those of `make check`, 
 
 check: $(DEV) kernel ## set up, run posenc check on posenc itself and on what is right, export to ONNX, try schemes alike
 	$(PYTEST) -m "not mutant and not survey" $(CHECKED)
-	$(PYTEST) -m more --ignore=tests/conformance
+	$(PYTEST) -m more --ignore=tests/check
 
 mutants: $(DEV) kernel ## set up, plant every bug there is a mutant of, and say what caught each
 	$(PYTEST) -m "mutant and not survey" -q
 
 survey: $(DEV) kernel ## set up, run posenc check on what is much like what CI checks, and on code in other styles: minutes
-	$(PYTEST) -m survey tests/conformance/test_mutants.py tests/conformance/test_own.py -q
+	$(PYTEST) -m survey tests/check/test_mutants.py tests/check/test_own.py -q
 
 # Triton is a gigabyte, so not of `make test`.
 triton: $(TRITON) kernel ## set up with Triton, run the kernels for GPUs in its interpreter, and compile them
@@ -117,7 +117,7 @@ gpu: $(DEV) kernel ## set up, run the tests that need a CUDA device, measure on 
 	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit(f"torch {torch.__version__} sees no CUDA device")'
 	@rm -f runs/gpu/tests.xml
 	$(BIN)/pytest -m gpu --junitxml runs/gpu/tests.xml || test -f runs/gpu/tests.xml
-	$(BIN)/python -m posenc.bench.gpu --tests runs/gpu/tests.xml --out runs/gpu
+	$(BIN)/python -m posenc.tools.bench.gpu --tests runs/gpu/tests.xml --out runs/gpu
 
 # Those of Debian 12, from its packages where they can be had; what is not there is skipped by name.
 define others

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Positions
-from posenc.forms import Block
+from posenc.lowering.forms import Block
 
 DIM = 64
 

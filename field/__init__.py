@@ -1,1 +1,1 @@
-"""The checks of `posenc.conformance`, run on published packages at pinned versions: ``python -m field.report``."""
+"""The checks of `posenc.tools.check`, run on published packages at pinned versions: ``python -m field.report``."""

@@ -163,8 +163,8 @@ def _busy() -> float:
 
 def _checked(subject: Any, file: str, name: str, seconds: float) -> Data:
     """What the checks say of one subject, every finding repeated by its script."""
-    from posenc.conformance import check
-    from posenc.conformance.report import as_data
+    from posenc.tools.check import check
+    from posenc.tools.check.report import as_data
 
     try:
         report = check(subject, name=f"{file.removeprefix('of_')}, {name}", seconds=seconds)
@@ -189,7 +189,7 @@ def confirmed(script: str, came: str) -> bool:
 
 def _key(file: str) -> str:
     """What a record was made from: the code of the subjects and of the checks, and the versions of the packages."""
-    from posenc import conformance
+    from posenc.tools import check as conformance
 
     own = sorted(Path(conformance.__file__).parent.rglob("*.py"))
     digest = hashlib.sha256()

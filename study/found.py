@@ -8,17 +8,17 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from posenc.choose.evidence import agrees, claims
-from posenc.lab.compare import digest_of
-from posenc.lab.config import CompareConfig, Rate
-from posenc.lab.puzzle import Puzzle
-from posenc.lab.results import check
-from posenc.lab.saved import from_toml
-from posenc.lab.summary import Estimate, Summary
-from posenc.lab.tasks import complete, task_of
-from posenc.lab.tuning import chosen
-from posenc.workbench.records import Record, read
-from posenc.workbench.statistics import holm, verdict
+from posenc.tools.choose.evidence import agrees, claims
+from posenc.tools.compare.compare import digest_of
+from posenc.tools.compare.config import CompareConfig, Rate
+from posenc.tools.compare.puzzle import Puzzle
+from posenc.tools.compare.results import check
+from posenc.tools.compare.saved import from_toml
+from posenc.tools.compare.summary import Estimate, Summary
+from posenc.tools.compare.tasks import complete, task_of
+from posenc.tools.compare.tuning import chosen
+from posenc.tools.kit.records import Record, read
+from posenc.tools.kit.statistics import holm, verdict
 from study.run import OF_TASKS, RECORDS, SCHEMES, tuned
 
 if sys.version_info >= (3, 11):
@@ -167,7 +167,7 @@ def _loss(tried: Iterable[Record], rate: Rate) -> tuple[float, float | None]:
 
 @dataclass(frozen=True)
 class Contrast:
-    """A claim of `posenc.choose` on one text: what was published of two schemes and what was found."""
+    """A claim of `posenc.tools.choose` on one text: what was published of two schemes and what was found."""
 
     claim: Mapping[str, Any]
     found: Estimate | None
@@ -179,7 +179,7 @@ class Contrast:
         return agrees(self.claim["published"]["verdict"], self.verdict) if self.verdict else ""
 
     def to_dict(self) -> dict[str, Any] | None:
-        """The finding as `posenc.choose` has it; None without a verdict."""
+        """The finding as `posenc.tools.choose` has it; None without a verdict."""
         if not self.verdict or self.found is None:
             return None
         numbers = {name: round(getattr(self.found, name), 4) for name in ("mean", "low", "high")}

@@ -10,19 +10,19 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-import posenc.choose
-from posenc.choose.evidence import TEXTS as CLAIMED
-from posenc.choose.evidence import claims
-from posenc.lab import pictures
-from posenc.lab.summary import Estimate
-from posenc.workbench import style
-from posenc.workbench.files import write_whole
+import posenc.tools.choose
+from posenc.tools.choose.evidence import TEXTS as CLAIMED
+from posenc.tools.choose.evidence import claims
+from posenc.tools.compare import pictures
+from posenc.tools.compare.summary import Estimate
+from posenc.tools.kit import style
+from posenc.tools.kit.files import write_whole
 from study.found import LENGTHS, MEASURE, Contrast, Text, contrasts, exploratory, label, task, text, tuning
 from study.run import SCHEMES, TASKS, TEXTS
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
-CLAIMS = Path(posenc.choose.__path__[0]) / "claims.json"
+CLAIMS = Path(posenc.tools.choose.__path__[0]) / "claims.json"
 TITLES = {"python": "Python's packages", "plays": "Shakespeare's works", "larger": "Four times as many steps"}
 
 

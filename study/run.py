@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posenc.lab.compare import compare
-from posenc.lab.config import CompareConfig, Rate
-from posenc.lab.saved import from_toml
-from posenc.lab.summary import Summary
-from posenc.lab.tuning import chosen, trials
-from posenc.workbench.records import read
+from posenc.tools.compare.compare import compare
+from posenc.tools.compare.config import CompareConfig, Rate
+from posenc.tools.compare.saved import from_toml
+from posenc.tools.compare.summary import Summary
+from posenc.tools.compare.tuning import chosen, trials
+from posenc.tools.kit.records import read
 from study.texts import fetch
 
 HERE = Path(__file__).parent

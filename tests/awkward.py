@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc import Positions
-from posenc.encoding import Context
-from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Row
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Row
 from posenc.scheme import Scheme
 from posenc.schemes.softcap import capped as capped_at
 from posenc.schemes.softcap import capped_derivative

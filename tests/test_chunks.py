@@ -9,8 +9,8 @@ from torch import Tensor
 
 import posenc
 from posenc import ALiBi, Chunk, DualChunk, Positions, ReRoPE, RoPE, Schedule, Scheme
-from posenc.layout import PADDING, document_of_chunk
 from posenc.models import ForwardPass, KVCache
+from posenc.positions.layout import PADDING, document_of_chunk
 
 TOKENS, SIZE = 23, 5
 SCHEMES: dict[str, Callable[[], Scheme]] = {

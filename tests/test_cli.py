@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import posenc
-import posenc.lab
-from posenc.cli import main
+import posenc.tools.compare
 from posenc.schemes.catalog import entries_of
-from tests.lab.small import write_text
+from posenc.tools.cli import main
+from tests.compare.small import write_text
 
 SMALL = [
     *("--train-length", "16", "--steps", "2", "--batch-size", "4", "--windows", "8"),
@@ -29,14 +29,14 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return out / "report.html"
 
     fake = SimpleNamespace(write=write, terminal_table=lambda records: "the table")
-    monkeypatch.setitem(sys.modules, "posenc.lab.report", fake)
-    monkeypatch.setattr(posenc.lab, "report", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "posenc.tools.compare.report", fake)
+    monkeypatch.setattr(posenc.tools.compare, "report", fake, raising=False)
     return written
 
 
 def test_help_and_version_do_not_wait_for_torch() -> None:
     script = (
-        "import sys; from posenc.cli import main\n"
+        "import sys; from posenc.tools.cli import main\n"
         "try: assert main(sys.argv[1:]) == 0\n"
         "except SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'numpy', 'rich', 'matplotlib'} & set(sys.modules)"
@@ -65,8 +65,8 @@ def test_dir_lists_what_is_public() -> None:
 
 def test_no_file_hides_a_public_name() -> None:
     script = (
-        "import importlib, pkgutil, types, posenc, posenc.conformance\n"
-        "for room in (posenc, posenc.conformance):\n"
+        "import importlib, pkgutil, types, posenc, posenc.tools.check\n"
+        "for room in (posenc, posenc.tools.check):\n"
         "    for file in pkgutil.iter_modules(room.__path__):\n"
         "        if file.name != '__main__': importlib.import_module(f'{room.__name__}.{file.name}')\n"
         "    modules = [name for name in room.__all__ if isinstance(getattr(room, name), types.ModuleType)]\n"
@@ -112,7 +112,7 @@ def test_a_report_that_cannot_be_written_leaves_the_records(
     def write(records: list[Any], out: Path) -> Path:
         raise stop
 
-    monkeypatch.setattr(sys.modules["posenc.lab.report"], "write", write)
+    monkeypatch.setattr(sys.modules["posenc.tools.compare.report"], "write", write)
     text, out = write_text(tmp_path / "text.txt"), tmp_path / "out"
     assert main(["compare", "--text", str(text), "--schemes", "nope", "--out", str(out), *SMALL]) == 1
     said = capsys.readouterr().err.splitlines()[-1]
@@ -188,7 +188,7 @@ def test_interrupting_leaves_a_partial_report_and_is_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], reports: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["compare", "--text", str(write_text(tmp_path / "text")), "--out", str(tmp_path / "out"), *SMALL]
-    monkeypatch.setattr("posenc.lab.compare._Lab.time_steps", _interrupt)
+    monkeypatch.setattr("posenc.tools.compare.compare._Lab.time_steps", _interrupt)
     assert main([*command, "--schemes", "nope"]) == 1
     shown = capsys.readouterr()
     assert "A partial report: " in shown.out
@@ -210,7 +210,7 @@ def test_what_fails_on_the_way_leaves_a_partial_report_and_is_1(
 
     command = ["compare", "--text", str(write_text(tmp_path / "text")), "--out", str(tmp_path / "out"), *SMALL]
     with monkeypatch.context() as patched:
-        patched.setattr("posenc.lab.compare._Lab.time_steps", fail)
+        patched.setattr("posenc.tools.compare.compare._Lab.time_steps", fail)
         assert main([*command, "--schemes", "nope"]) == 1
     shown = capsys.readouterr()
     assert "A partial report: " in shown.out
@@ -271,7 +271,7 @@ def test_what_is_not_installed_is_told_with_what_brings_it(
     def missing(_: object) -> None:
         raise ModuleNotFoundError(name=package)
 
-    monkeypatch.setattr("posenc.cli._schemes", missing)
+    monkeypatch.setattr("posenc.tools.cli._schemes", missing)
     assert main(["schemes"]) == 1
     assert f"{package} is not installed: pip install 'posenc[{extra}]'" in capsys.readouterr().err
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posenc import Positions
-from posenc.layout import Layout, Span, flat, unflat
-from posenc.positions import PADDING
-from posenc.tiles import Visibility, distances, tiles
+from posenc.positions.layout import Layout, Span, flat, unflat
+from posenc.positions.positions import PADDING
+from posenc.positions.tiles import Visibility, distances, tiles
 from tests.test_positions import LAW, check_layout, positions_of_rows, seen_by_definition
 
 WINDOWS = st.none() | st.integers(0, 4)

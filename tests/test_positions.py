@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import posenc
 from posenc import PositionError, Positions
-from posenc.positions import PADDING
-from posenc.tiles import Visibility
-from posenc.visibility import check_index, same_run, table_index, visible
+from posenc.positions.positions import PADDING
+from posenc.positions.tiles import Visibility
+from posenc.positions.visibility import check_index, same_run, table_index, visible
 
 LAW = settings(deadline=None, derandomize=True, max_examples=150)
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posenc.choose.evidence import check, claims
-from posenc.lab.compare import digest_of
-from posenc.lab.config import Rate
-from posenc.lab.summary import Estimate
-from posenc.workbench.statistics import mean_of
+from posenc.tools.choose.evidence import check, claims
+from posenc.tools.compare.compare import digest_of
+from posenc.tools.compare.config import Rate
+from posenc.tools.compare.summary import Estimate
+from posenc.tools.kit.statistics import mean_of
 from study import found, pages, run
 from study.found import AT_ONE_RATE, Contrast, judged
-from tests.lab import made_up
+from tests.compare import made_up
 
 
 def contrast(mean: float, spread: float, seeds: int = 10, published: str = "tied") -> Contrast:

@@ -10,8 +10,8 @@ import pytest
 
 import posenc
 from posenc import Scheme
-from posenc.figures.command import FIGURES
 from posenc.schemes.catalog import CATALOG
+from posenc.tools.plot.command import FIGURES
 from tests.cases import CASES
 
 ROOT = Path(__file__).parents[1]

@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import ALiBi, Learned, Positions, RoPE, attention, training
-from posenc.training import abacus, bilevel, cape, randomized, shape
+from posenc import ALiBi, Learned, Positions, RoPE, attention
+from posenc.positions import training
+from posenc.positions.training import abacus, bilevel, cape, randomized, shape
 from tests.cases import TOKENS, positions_cases
 from tests.hard.wrong import Row
 from tests.oracles import training as oracle

@@ -12,11 +12,11 @@ from sphinx.errors import ExtensionError
 from sphinx.util.display import status_iterator
 
 import posenc
-from posenc.figures.overview import overview
-from posenc.laws.table import audit
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import GIVEN, Entry, Law
-from posenc.workbench.style import saved
+from posenc.tools.kit.style import saved
+from posenc.tools.laws.table import audit
+from posenc.tools.plot.overview import overview
 
 DOCS = Path(__file__).parents[1]
 PAGES = DOCS / "schemes"

@@ -7,7 +7,7 @@ import torch
 from attn_gym.mods import generate_alibi_bias
 from attn_gym.mods.sandwich import generate_sandwich_bias
 
-from posenc.conformance import Bias
+from posenc.tools.check import Bias
 
 
 def build_alibi(heads):

@@ -7,7 +7,7 @@ from axial_positional_embedding import (
     ContinuousAxialPositionalEmbedding,
 )
 
-from posenc.conformance import Layer
+from posenc.tools.check import Layer
 
 
 def add(module, x):

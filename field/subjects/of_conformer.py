@@ -6,7 +6,7 @@ Shaw's positions go by the distance, which is clamped at 512; the convolution se
 from conformer import Conformer, ConformerBlock
 from conformer.conformer import Attention as ConformerAttention
 
-from posenc.conformance import Layer
+from posenc.tools.check import Layer
 
 
 def build_attention(**options):

@@ -10,8 +10,8 @@ from diffusers.models.transformers.transformer_kandinsky import Kandinsky5RoPE1D
 from diffusers.models.transformers.transformer_omnigen import OmniGenSuScaledRotaryEmbedding
 from diffusers.models.transformers.transformer_wan import WanRotaryPosEmbed
 
-from posenc.conformance import Layer, NotApplicableError, Rotary
-from posenc.conformance.heads import attend
+from posenc.tools.check import Layer, NotApplicableError, Rotary
+from posenc.tools.check.heads import attend
 
 
 def build(dim, theta=10000.0, **options):

@@ -8,7 +8,7 @@ import jax
 import numpy
 import torch
 
-from posenc.conformance import Rotary
+from posenc.tools.check import Rotary
 
 
 def build(embedding_size, theta):

@@ -11,7 +11,7 @@ import torch
 from esm.model.esm1 import ProteinBertModel
 from esm.rotary_embedding import RotaryEmbedding
 
-from posenc.conformance import Model, Rotary
+from posenc.tools.check import Model, Rotary
 
 SMALL = {"layers": 2, "embed_dim": 32, "ffn_embed_dim": 48, "attention_heads": 2}
 

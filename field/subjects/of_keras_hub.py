@@ -17,7 +17,7 @@ import torch
 from keras_hub.src.models.llama.llama_rotary_embedding import LlamaRotaryEmbedding
 from keras_hub.src.models.roformer_v2.roformer_v2_attention import RoformrPositionalEmbedding
 
-from posenc.conformance import Bias, Layer, Model, Rotary
+from posenc.tools.check import Bias, Layer, Model, Rotary
 
 SMALL = {"vocabulary_size": 64, "hidden_dim": 32, "intermediate_dim": 48, "num_layers": 1}
 GROUPED = {"num_query_heads": 2, "num_key_value_heads": 1}

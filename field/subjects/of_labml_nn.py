@@ -3,7 +3,7 @@
 import torch
 from labml_nn.transformers.alibi import AlibiMultiHeadAttention, get_alibi_biases
 
-from posenc.conformance import Bias, Layer
+from posenc.tools.check import Bias, Layer
 
 
 def build_heads(heads):

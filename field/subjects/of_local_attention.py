@@ -10,7 +10,7 @@ import torch
 from local_attention import LocalAttention, LocalMHA
 from local_attention.transformer import LocalTransformer
 
-from posenc.conformance import Attention, Layer, Model, NotApplicableError
+from posenc.tools.check import Attention, Layer, Model, NotApplicableError
 
 
 def build_mha(**options):

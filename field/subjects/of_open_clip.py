@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 
 import torch
 
-from posenc.conformance import Layer, Model
+from posenc.tools.check import Layer, Model
 
 
 def part(module, name):

@@ -2,7 +2,7 @@
 
 from positional_encodings.torch_encodings import PositionalEncoding1D, PositionalEncoding2D, Summer
 
-from posenc.conformance import Layer
+from posenc.tools.check import Layer
 
 
 def build(channels):

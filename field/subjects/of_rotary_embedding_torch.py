@@ -6,8 +6,8 @@ It claims relative positions, interleaved pairs and base 10000, xPos included, a
 
 from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
 
-from posenc.conformance import Attention, Rotary
-from posenc.conformance.heads import attend
+from posenc.tools.check import Attention, Rotary
+from posenc.tools.check.heads import attend
 
 
 def rotate(module, x, offset):

@@ -11,8 +11,8 @@ import types
 
 import torch
 
-from posenc.conformance import Attention, NotApplicableError
-from posenc.conformance.heads import attend
+from posenc.tools.check import Attention, NotApplicableError
+from posenc.tools.check.heads import attend
 
 
 def module_of(name):

@@ -10,8 +10,8 @@ from unittest.mock import MagicMock
 
 import torch
 
-from posenc.conformance import Bias, Layer, NotApplicableError
-from posenc.conformance.heads import attend
+from posenc.tools.check import Bias, Layer, NotApplicableError
+from posenc.tools.check.heads import attend
 
 
 def part(module, name):

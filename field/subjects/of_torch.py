@@ -2,7 +2,7 @@
 
 import torch
 
-from posenc.conformance import Layer
+from posenc.tools.check import Layer
 
 
 def build_attention():

@@ -2,8 +2,8 @@
 
 from torchscale.component.xpos_relative_position import XPOS
 
-from posenc.conformance import Attention
-from posenc.conformance.heads import attend
+from posenc.tools.check import Attention
+from posenc.tools.check.heads import attend
 
 
 def attention(module, query, key, value, visible):

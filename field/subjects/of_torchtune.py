@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from posenc.conformance import Rotary
+from posenc.tools.check import Rotary
 
 
 def build(**options):

@@ -6,7 +6,7 @@ that hand position_ids to their causal mask keep packed documents apart (masking
 
 import transformers
 
-from posenc.conformance import hugging_face
+from posenc.tools.check import hugging_face
 
 SMALL = {
     "vocab_size": 64,

@@ -6,8 +6,8 @@ that are told count from where its own do.
 
 import transformers
 
-from posenc.conformance import hugging_face
-from posenc.conformance.transformers_calls import encode_by_index, encode_with_positions
+from posenc.tools.check import hugging_face
+from posenc.tools.check.transformers_calls import encode_by_index, encode_with_positions
 
 SMALL = {
     "vocab_size": 64,

@@ -11,7 +11,7 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from posenc.conformance import Rotary, hugging_face
+from posenc.tools.check import Rotary, hugging_face
 
 SIZE = 16  # channels of a head
 TRAINED, SHORT = 256, 16  # positions that a rotation, and a whole model, was trained on

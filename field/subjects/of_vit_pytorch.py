@@ -8,7 +8,7 @@ import importlib.util
 import sys
 import types
 
-from posenc.conformance import Layer, Rotary
+from posenc.tools.check import Layer, Rotary
 
 
 def part(module, name):

@@ -14,7 +14,7 @@ from x_transformers.x_transformers import (
     apply_rotary_pos_emb,
 )
 
-from posenc.conformance import Bias, Model, NotApplicableError, Rotary
+from posenc.tools.check import Bias, Model, NotApplicableError, Rotary
 
 # Attention masks with the least number of its dtype and computes its softmax in float32, where that of float64 is -∞.
 

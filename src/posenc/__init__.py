@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from posenc import huggingface as huggingface
     from posenc import models as models
-    from posenc import scalings as scalings
     from posenc import schedules as schedules
-    from posenc import training as training
     from posenc.backends.attention import attention as attention
     from posenc.backends.attention import explain as explain
     from posenc.backends.attention import logits as logits
     from posenc.backends.merging import merge as merge
-    from posenc.encoding import Context as Context
-    from posenc.encoding import Encoding as Encoding
-    from posenc.explorer.show import show as show
-    from posenc.positions import PositionError as PositionError
-    from posenc.positions import Positions as Positions
-    from posenc.scalings import DynamicNTK as DynamicNTK
-    from posenc.scalings import Llama3 as Llama3
-    from posenc.scalings import LongRoPE as LongRoPE
-    from posenc.scalings import NTKAware as NTKAware
-    from posenc.scalings import PositionInterpolation as PositionInterpolation
-    from posenc.scalings import Proportional as Proportional
-    from posenc.scalings import YaRN as YaRN
+    from posenc.encoding.encoding import Context as Context
+    from posenc.encoding.encoding import Encoding as Encoding
+    from posenc.positions import training as training
+    from posenc.positions.positions import PositionError as PositionError
+    from posenc.positions.positions import Positions as Positions
+    from posenc.positions.tiles import Chunk as Chunk
+    from posenc.rotation import scalings as scalings
+    from posenc.rotation.scalings import DynamicNTK as DynamicNTK
+    from posenc.rotation.scalings import Llama3 as Llama3
+    from posenc.rotation.scalings import LongRoPE as LongRoPE
+    from posenc.rotation.scalings import NTKAware as NTKAware
+    from posenc.rotation.scalings import PositionInterpolation as PositionInterpolation
+    from posenc.rotation.scalings import Proportional as Proportional
+    from posenc.rotation.scalings import YaRN as YaRN
     from posenc.schedule import Schedule as Schedule
     from posenc.scheme import Scheme as Scheme
     from posenc.schemes.absolute_in_attention import AbsoluteInAttention as AbsoluteInAttention
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from posenc.schemes.transformer_xl import TransformerXL as TransformerXL
     from posenc.schemes.tupe import TUPE as TUPE
     from posenc.schemes.xpos import XPos as XPos
-    from posenc.tiles import Chunk as Chunk
+    from posenc.tools.explore.show import show as show
 
 __version__ = "0.1.0"
 
@@ -89,22 +89,22 @@ _HOMES = {
     "explain": "backends.attention",
     "logits": "backends.attention",
     "merge": "backends.merging",
-    "show": "explorer.show",
-    "Encoding": "encoding",
+    "show": "tools.explore.show",
+    "Encoding": "encoding.encoding",
     "Scheme": "scheme",
-    "Chunk": "tiles",
+    "Chunk": "positions.tiles",
     "Schedule": "schedule",
-    "Context": "encoding",
-    "PositionError": "positions",
-    "Positions": "positions",
+    "Context": "encoding.encoding",
+    "PositionError": "positions.positions",
+    "Positions": "positions.positions",
     "catalog": "schemes.catalog",
-    "DynamicNTK": "scalings",
-    "Llama3": "scalings",
-    "LongRoPE": "scalings",
-    "NTKAware": "scalings",
-    "PositionInterpolation": "scalings",
-    "Proportional": "scalings",
-    "YaRN": "scalings",
+    "DynamicNTK": "rotation.scalings",
+    "Llama3": "rotation.scalings",
+    "LongRoPE": "rotation.scalings",
+    "NTKAware": "rotation.scalings",
+    "PositionInterpolation": "rotation.scalings",
+    "Proportional": "rotation.scalings",
+    "YaRN": "rotation.scalings",
     "ALiBi": "schemes.alibi",
     "AbsoluteInAttention": "schemes.absolute_in_attention",
     "DistanceAware": "schemes.distance_aware",
@@ -151,14 +151,21 @@ _HOMES = {
     "TUPE": "schemes.tupe",
 }
 
-_ROOMS = ("huggingface", "models", "scalings", "schedules", "training")
+_ROOMS = {
+    "huggingface": "huggingface",
+    "models": "models",
+    "pieces": "encoding.pieces",
+    "scalings": "rotation.scalings",
+    "schedules": "schedules",
+    "training": "positions.training",
+}
 
 __all__ = [*_HOMES, *_ROOMS]
 
 
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
-        return importlib.import_module(f"posenc.{name}")
+        return importlib.import_module(f"posenc.{_ROOMS[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module 'posenc' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"posenc.{_HOMES[name]}"), name)

@@ -2,7 +2,7 @@
 
 import sys
 
-from posenc.cli import main
+from posenc.tools.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

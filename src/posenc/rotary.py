@@ -14,10 +14,19 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_choice, check_flag, check_type, is_number, number, shown, whole
-from posenc.encoding import Context, Rotation
-from posenc.phases import PairLayout, PairRotation, coords_of, frequencies, in_double, phases, phases_by_axis, turned_to
-from posenc.positions import Positions
-from posenc.scalings import Scaling
+from posenc.encoding.encoding import Context, Rotation
+from posenc.positions.positions import Positions
+from posenc.rotation.phases import (
+    PairLayout,
+    PairRotation,
+    coords_of,
+    frequencies,
+    in_double,
+    phases,
+    phases_by_axis,
+    turned_to,
+)
+from posenc.rotation.scalings import Scaling
 from posenc.scheme import Scheme
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from posenc.arguments import shown, whole
+from posenc.positions.tiles import Chunk, Window, check_window, window_words
 from posenc.scheme import Scheme, is_scheme
-from posenc.tiles import Chunk, Window, check_window, window_words
 
 BOUND_BY_LAYER = (
     "a Schedule is bound layer by layer: take scheme, window = schedule[n] in layer n, or a posenc.models.ForwardPass"

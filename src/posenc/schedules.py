@@ -25,14 +25,14 @@ from typing import Any
 from torch import Tensor
 
 from posenc.arguments import shown, whole
-from posenc.scalings import PositionInterpolation, Scaling, YaRN
+from posenc.positions.tiles import Chunk, Window
+from posenc.rotation.scalings import PositionInterpolation, Scaling, YaRN
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme
 from posenc.schemes.mla import MLA
 from posenc.schemes.nope import NoPE
 from posenc.schemes.query_scale import QueryScale
 from posenc.schemes.rope import RoPE
-from posenc.tiles import Chunk, Window
 
 GEMMA3_SCALING = PositionInterpolation(8.0)
 GPT_OSS_SCALING = YaRN(32.0, 4096, truncate=False)

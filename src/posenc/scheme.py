@@ -14,13 +14,13 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from posenc.arguments import check_type, number, one_or, shown, whole
-from posenc.encoding import DOORS, TURNED_IN_PAIRS, Context, Encoding, Rotation
-from posenc.features import Feature, wanted_by_both
-from posenc.freshness import made_with
-from posenc.horizon import SKIP_BELOW, horizon
-from posenc.maps import one_scale
-from posenc.pieces import Piece, Value
-from posenc.positions import Positions
+from posenc.encoding.encoding import DOORS, TURNED_IN_PAIRS, Context, Encoding, Rotation
+from posenc.encoding.features import Feature, wanted_by_both
+from posenc.encoding.horizon import SKIP_BELOW, horizon
+from posenc.encoding.pieces import Piece, Value
+from posenc.encoding.staleness import made_with
+from posenc.positions.positions import Positions
+from posenc.rotation.maps import one_scale
 
 
 class Scheme(nn.Module):

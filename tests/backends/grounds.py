@@ -24,9 +24,11 @@ from posenc import (
     Scheme,
     Shaw,
 )
-from posenc.backends import band, chunked, far, fused, pairwise, tiled
+from posenc.backends import chunked
 from posenc.backends.choice import BACKENDS
-from posenc.pieces import Meeting
+from posenc.backends.tiled import backend as tiled
+from posenc.backends.tiled import band, far, fused, pairwise
+from posenc.encoding.pieces import Meeting
 from posenc.schemes.catalog import CATALOG, Entry, Shape
 from posenc.schemes.t5 import T5
 from tests import awkward

@@ -12,7 +12,7 @@ from posenc.backends.call import Call
 from posenc.backends.native.proof import BLIND, IN_DOUBLE, KNOWN, measured, named
 from posenc.backends.native.questions import BREAKS, FIXED, Question, questions
 from posenc.backends.reference import REFERENCE
-from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Value
+from posenc.encoding.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Value
 from posenc.schemes.distance_aware import rescaled
 from posenc.schemes.softcap import capped
 

@@ -27,7 +27,7 @@ from posenc import (
     Shaw,
     Sinusoidal,
 )
-from posenc.backends import ahead
+from posenc.backends.native import crossover as ahead
 from posenc.backends.native import library, processor
 from tests.awkward import TrialCoPE, disentangled
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 import posenc
 from posenc import ALiBi, DualChunk, Positions, ReRoPE, RoPE, Scheme
-from posenc.backends import bands
+from posenc.backends import ranges as bands
 from posenc.backends.call import Call
-from posenc.encoding import Band, Encoding, Rotation
+from posenc.encoding.encoding import Band, Encoding, Rotation
 from posenc.models import ForwardPass, KVCache
 from tests import awkward
 from tests.backends.grounds import PLACES

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 import posenc
 from posenc import ALiBi, Positions
+from posenc.positions.tiles import Visibility
+from posenc.positions.visibility import visible
 from posenc.schemes.catalog import CATALOG, Shape
-from posenc.tiles import Visibility
-from posenc.visibility import visible
 from tests.backends.grounds import (
     FAST,
     KINDS,

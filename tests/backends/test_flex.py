@@ -15,9 +15,9 @@ from posenc.backends.call import Backend, Call
 from posenc.backends.flex import FLEX, _block_mask
 from posenc.backends.reference import REFERENCE
 from posenc.backends.request import bound, call_of
+from posenc.positions.tiles import Visibility
+from posenc.positions.visibility import visible
 from posenc.schemes.catalog import Shape
-from posenc.tiles import Visibility
-from posenc.visibility import visible
 from tests.awkward import TrialCoPE, interpolated
 from tests.backends.grounds import ATTENDING, BANDED, BROKEN, KINDS, ROWS, VALUES, built, same
 

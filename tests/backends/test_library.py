@@ -25,7 +25,7 @@ from posenc import ALiBi, NoPE, RoPE
 from posenc.backends.native import build, library, processor
 from posenc.backends.native.library import Found
 from posenc.backends.native.processor import NATIVE, Level
-from posenc.cli import main
+from posenc.tools.cli import main
 
 V3, V4, BASELINE = (next(x for x in processor.LEVELS["x86_64"] if x.name == name) for name in ("v3", "v4", "baseline"))
 SAID = "posenc's kernel gives wrong answers as built here by {by}: not used ({what})"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import posenc
 from posenc.backends.native.library import missing, multiplies_bfloat16
-from posenc.workbench.memory import peak_bytes
+from posenc.tools.kit.memory import peak_bytes
 from tests.backends.grounds import FAST, LINEAR, Case, case, refuses
 
 TOKENS = 2048

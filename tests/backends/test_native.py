@@ -14,8 +14,8 @@ import torch
 import posenc
 from posenc import FIRE, ALiBi, DistanceAware, Positions, Shaw, Softcap, compat
 from posenc.backends.native import backend, build, library, operator, processor, structures
-from posenc.layout import flat
-from posenc.pieces import Fold
+from posenc.encoding.pieces import Fold
+from posenc.positions.layout import flat
 from posenc.schemes.relative_1d import Relative1D
 from tests.awkward import Pieces
 

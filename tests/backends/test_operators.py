@@ -9,8 +9,8 @@ from torch import Tensor
 
 import posenc
 from posenc import T5, ALiBi, DistanceAware, NoPE, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL
-from posenc.backends import fused
-from posenc.pieces import Row
+from posenc.backends.tiled import fused
+from posenc.encoding.pieces import Row
 from tests.awkward import Pieces, disentangled
 
 HEADS, HEAD_DIM, TOKENS = 4, 16, 150

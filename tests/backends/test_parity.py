@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc.backends import band, fused
+from posenc.backends.tiled import band, fused
 from tests.backends.grounds import (
     ATTENDING,
     FAST,

@@ -12,11 +12,11 @@ from torch import Tensor
 import posenc
 from posenc import FIRE, ALiBi, Positions, Shaw
 from posenc.backends import attention as room
-from posenc.backends import far
 from posenc.backends.call import Call
 from posenc.backends.skipping import computed_share, counted_blocks
+from posenc.backends.tiled import far
+from posenc.encoding.pieces import Bias, Clock, Distance
 from posenc.models.forward_pass import NORMS
-from posenc.pieces import Bias, Clock, Distance
 from posenc.scheme import Scheme
 from tests.awkward import Pieces
 
@@ -48,7 +48,7 @@ def drawn(tokens: int, queries: int | None = None, dtype: torch.dtype = torch.fl
     return [x.to(dtype) for x in (q if queries is None else q[:, :, -queries:], k, v)]
 
 
-def encoding(scheme: Scheme, positions: Positions, queries: int) -> posenc.encoding.Encoding:
+def encoding(scheme: Scheme, positions: Positions, queries: int) -> posenc.encoding.encoding.Encoding:
     """Bound, with the readings of a clock of which the heads run at different paces."""
     bound = scheme(positions[-queries:], positions, dtype=torch.float64)
     if scheme is not CLOCK:

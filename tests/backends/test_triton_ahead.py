@@ -19,8 +19,8 @@ from posenc.backends.call import Call
 from posenc.backends.request import bound, call_of
 from posenc.backends.triton import backend, operator
 from posenc.backends.triton.tasks import ANY, tasks_of
-from posenc.layout import flat, unflat
-from posenc.tiles import Visibility, tiles
+from posenc.positions.layout import flat, unflat
+from posenc.positions.tiles import Visibility, tiles
 from tests.awkward import clocked, disentangled, featured, softcap
 from tests.backends.grounds import PLACES
 from tests.backends.test_triton import INTERPRETED, MISSING

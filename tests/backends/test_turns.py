@@ -29,8 +29,8 @@ from posenc import (
     YaRN,
 )
 from posenc.backends.native import library
-from posenc.phases import PairRotation
-from posenc.pieces import Fold
+from posenc.encoding.pieces import Fold
+from posenc.rotation.phases import PairRotation
 from tests import awkward
 from tests.backends.grounds import KINDS, Case, packed, padded, with_gradients
 from tests.backends.test_parity import check_close

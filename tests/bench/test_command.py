@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from posenc.bench import command
-from posenc.bench.command import add_parser, settings_of
-from posenc.bench.settings import QUICK, SECTIONS, Settings
-from posenc.cli import main
+from posenc.tools.bench import command
+from posenc.tools.bench.command import add_parser, settings_of
+from posenc.tools.bench.settings import QUICK, SECTIONS, Settings
+from posenc.tools.cli import main
 
 HANDS = "tests.bench.by_hand"
 ALIBI = ("--mine", f"{HANDS}:alibi")
@@ -187,7 +187,7 @@ def test_interrupting_leaves_partial_tables_and_is_1(
     monkeypatch.setattr(command, "QUICK", TINY)
     words = ["bench", "--quick", "--schemes", "nope", "--only", "rope,decode", "--out", str(tmp_path)]
     with monkeypatch.context() as patched:
-        patched.setattr("posenc.bench.cases.decoded", interrupt)
+        patched.setattr("posenc.tools.bench.cases.decoded", interrupt)
         assert main(words) == 1
     shown = capsys.readouterr()
     assert "RoPE on queries and keys" in shown.out

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from posenc.bench import gpu
-from posenc.bench.settings import Settings
+from posenc.tools.bench import gpu
+from posenc.tools.bench.settings import Settings
 from tests.bench.test_command import TINY
 from tests.bench.test_run import Counting
 
@@ -30,7 +30,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is compiled."""
     monkeypatch.setattr(gpu, "_compiled", lambda: pytest.fail("it is measured on CUDA alone"))
     monkeypatch.setattr(gpu, "FLEX", "tiled")
-    monkeypatch.setattr("posenc.bench.peers.compiled", lambda function, *inputs: lambda: function(*inputs))
+    monkeypatch.setattr("posenc.tools.bench.peers.compiled", lambda function, *inputs: lambda: function(*inputs))
 
 
 @pytest.fixture

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 import posenc
-from posenc.bench import cases
-from posenc.bench.limit import multiply_adds, products
-from posenc.bench.measure import Inputs
-from posenc.bench.settings import Settings
-from posenc.encoding import Encoding
-from posenc.positions import Positions
+from posenc.encoding.encoding import Encoding
+from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.shaw import Shaw
+from posenc.tools.bench import cases
+from posenc.tools.bench.limit import multiply_adds, products
+from posenc.tools.bench.measure import Inputs
+from posenc.tools.bench.settings import Settings
 from tests.bench.test_command import TINY
 
 HEADS, TOKENS, DIM = 3, 11, 4

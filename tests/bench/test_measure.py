@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc.bench.measure import LeftOutError, Work, beyond, race
-from posenc.workbench.machine import clock_of
-from posenc.workbench.turns import orders
+from posenc.tools.bench.measure import LeftOutError, Work, beyond, race
+from posenc.tools.kit.machine import clock_of
+from posenc.tools.kit.turns import orders
 
 MEBIBYTE = 2**20
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 import posenc
-from posenc.bench import cases, mine, run
-from posenc.bench.measure import LeftOutError, race
-from posenc.bench.run import bench
-from posenc.bench.settings import Settings
-from posenc.workbench.machine import clock_of
-from posenc.workbench.records import read
+from posenc.tools.bench import cases, mine, run
+from posenc.tools.bench.measure import LeftOutError, race
+from posenc.tools.bench.run import bench
+from posenc.tools.bench.settings import Settings
+from posenc.tools.kit.machine import clock_of
+from posenc.tools.kit.records import read
 from tests.bench.test_command import HANDS, TINY
 
 CLOCK = clock_of(torch.device("cpu"))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from posenc.bench.neighbours import neighbours
+from posenc.tools.bench.neighbours import neighbours
 
 HOLDER = """
 import sys, time
-from posenc.bench.neighbours import neighbours
+from posenc.tools.bench.neighbours import neighbours
 with neighbours(1) as (pid,):
     print(pid, flush=True)
     time.sleep(60)

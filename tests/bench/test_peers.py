@@ -5,12 +5,12 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 import posenc
-from posenc.bench import cases, peers
-from posenc.bench.cases import Inputs, build_scheme, compared
-from posenc.bench.measure import LeftOutError, race
-from posenc.bench.settings import Settings
-from posenc.bench.tables import markdown
-from posenc.workbench.machine import clock_of
+from posenc.tools.bench import cases, peers
+from posenc.tools.bench.cases import Inputs, build_scheme, compared
+from posenc.tools.bench.measure import LeftOutError, race
+from posenc.tools.bench.settings import Settings
+from posenc.tools.bench.tables import markdown
+from posenc.tools.kit.machine import clock_of
 from tests.bench.made_up import record
 from tests.bench.test_command import TINY
 

@@ -5,8 +5,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from posenc.bench import pictures
-from posenc.bench.cases import all_schemes
+from posenc.tools.bench import pictures
+from posenc.tools.bench.cases import all_schemes
 from tests.bench.made_up import everything, prices
 
 

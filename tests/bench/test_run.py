@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from posenc.bench import cases, run
-from posenc.bench.measure import Inputs, LeftOutError, Work
-from posenc.bench.run import bench, groups, grown
-from posenc.bench.settings import Settings
-from posenc.workbench.machine import clock_of
-from posenc.workbench.progress import Progress
-from posenc.workbench.records import key, read
+from posenc.tools.bench import cases, run
+from posenc.tools.bench.measure import Inputs, LeftOutError, Work
+from posenc.tools.bench.run import bench, groups, grown
+from posenc.tools.bench.settings import Settings
+from posenc.tools.kit.machine import clock_of
+from posenc.tools.kit.progress import Progress
+from posenc.tools.kit.records import key, read
 from tests.bench.test_command import TINY
 
 SMALL = Settings(**TINY, schemes=("nope", "alibi"))

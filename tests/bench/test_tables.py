@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from posenc.bench.cells import Table, number
-from posenc.bench.tables import markdown, show, tables, write
+from posenc.tools.bench.cells import Table, number
+from posenc.tools.bench.tables import markdown, show, tables, write
 from tests.bench.made_up import disturbed, everything, limit, prices, record, taking
 
 

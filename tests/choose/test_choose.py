@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from posenc import cli
-from posenc.choose import questions as asking
-from posenc.choose.said import NO_TABLE, UNTESTED, claims_of, tables_of
-from posenc.extend.resolve import check as check_extension
-from posenc.extend.settings import Extension
-from posenc.lab.command import _configuration
-from posenc.lab.compare import check as check_comparison
 from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import GIVEN
-from posenc.workbench.command import given as given_by
+from posenc.tools import cli
+from posenc.tools.choose import questions as asking
+from posenc.tools.choose.said import NO_TABLE, UNTESTED, claims_of, tables_of
+from posenc.tools.compare.command import _configuration
+from posenc.tools.compare.compare import check as check_comparison
+from posenc.tools.extend.resolve import check as check_extension
+from posenc.tools.extend.settings import Extension
+from posenc.tools.kit.command import given as given_by
 
 QUESTIONS, ANSWERS = asking.questions(), asking.answers()
 NAMES = tuple(question.name for question in QUESTIONS)

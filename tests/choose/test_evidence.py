@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from posenc.choose import evidence
-from posenc.lab.compare import check as check_schemes
-from posenc.lab.tasks import configured
-from posenc.workbench import statistics
-from posenc.workbench.files import packaged
+from posenc.tools.choose import evidence
+from posenc.tools.compare.compare import check as check_schemes
+from posenc.tools.compare.tasks import configured
+from posenc.tools.kit import statistics
+from posenc.tools.kit.files import packaged
 
 PLAN = Path(__file__).parents[2] / "study" / "plan.md"
 FOUND = {
@@ -137,7 +137,7 @@ def test_a_claim_that_is_wrong_is_named(changed: dict[str, Any], message: str) -
 
 
 def test_a_record_of_evidence_has_no_names_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = {**packaged("posenc.choose", "evidence.json")["records"][0], "colour": "red"}
+    record = {**packaged("posenc.tools.choose", "evidence.json")["records"][0], "colour": "red"}
     monkeypatch.setattr(evidence, "packaged", lambda *_: {"records": [record]})
     with pytest.raises(ValueError, match=r"^a record of evidence must have better, command, .*, got colour$"):
         evidence.tables()

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import posenc
 from posenc import DynamicNTK, Positions, ReRoPE, RoPE, Scheme
-from posenc.backends import tiled
-from posenc.block import Block
-from posenc.encoding import Context
-from posenc.forms import function
+from posenc.backends.tiled import backend as tiled
+from posenc.encoding.encoding import Context
+from posenc.lowering.block import Block
+from posenc.lowering.forms import function
 from posenc.models.forward_pass import ForwardPass, KVCache
 from posenc.schedule import Schedule
 from tests.contract import oracles, schemes

@@ -40,7 +40,7 @@ def readme() -> dict[str, Any]:
 
 def conformance() -> dict[str, Any]:
     Path("my_model.py").write_text(ROTARY_EMBEDDING)
-    from posenc.conformance import Layer as OfLayer
+    from posenc.tools.check import Layer as OfLayer
 
     return {"Layer": OfLayer, "MyLayer": nn.Identity, "MyCache": list}
 

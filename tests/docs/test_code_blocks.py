@@ -15,8 +15,8 @@ import pytest
 import torch
 from matplotlib import pyplot
 
-from posenc import cli
-from posenc.figures.command import FIGURES
+from posenc.tools import cli
+from posenc.tools.plot.command import FIGURES
 from tests.docs.pages import PAGES, ROOT, Block, blocks
 from tests.docs.presupposed import PRESUPPOSED
 

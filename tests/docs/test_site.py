@@ -11,10 +11,10 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import posenc
-from posenc import cli
 from posenc.schemes.catalog import CATALOG
+from posenc.tools import cli
 from tests.docs.pages import ROOT
-from tests.explorer.browser import chromium, executable, watched
+from tests.explore.browser import chromium, executable, watched
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="the site is built with Python 3.11 or later")
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "srcset", "video": "src", "object": "data"}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from posenc.extend.settings import Extension
+from posenc.tools.extend.settings import Extension
 from tests.extend.small import checkpoint, texts
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from posenc.extend import measure
+from posenc.tools.extend import measure
 
 VOCABULARY = 50
 

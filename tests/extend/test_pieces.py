@@ -8,12 +8,12 @@ import torch
 
 pytest.importorskip("transformers", reason="transformers needs Python 3.11")
 
-from posenc.extend import model as models
-from posenc.extend import run
-from posenc.extend.card import card_of
-from posenc.extend.model import Source
-from posenc.extend.settings import Extension
-from posenc.extend.text import Tokens
+from posenc.tools.extend import model as models
+from posenc.tools.extend import run
+from posenc.tools.extend.card import card_of
+from posenc.tools.extend.model import Source
+from posenc.tools.extend.settings import Extension
+from posenc.tools.extend.text import Tokens
 
 LONGEST = 128
 

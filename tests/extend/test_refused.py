@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("transformers", reason="transformers needs Python 3.11")
 
-from posenc.cli import main
-from posenc.extend import run
-from posenc.extend.settings import Extension
+from posenc.tools.cli import main
+from posenc.tools.extend import run
+from posenc.tools.extend.settings import Extension
 from tests.extend.small import checkpoint
 
 
@@ -36,7 +36,7 @@ def test_what_is_not_there_is_named(settings: Extension, tmp_path: Path, monkeyp
         run.extend(replace(settings, model=str(tmp_path / "nowhere")), tmp_path)
     with pytest.raises(ValueError, match="too little text: 900 pieces of 129 tokens are needed"):
         run.extend(replace(settings, windows=900), tmp_path / "a")
-    monkeypatch.setattr("posenc.extend.model.available_bytes", lambda device: 1000)
+    monkeypatch.setattr("posenc.tools.extend.model.available_bytes", lambda device: 1000)
     with pytest.raises(ValueError, match=r"needs about .* KiB for 128 tokens in float32, and 1.0 KiB are free"):
         run.extend(settings, tmp_path / "b")
 
@@ -84,7 +84,7 @@ def test_a_model_without_all_of_its_weights_is_refused(place: Path, settings: Ex
 def test_the_trained_length_is_read_or_asked_for(settings: Extension, tmp_path: Path) -> None:
     from transformers import LlamaConfig, Olmo3Config
 
-    from posenc.extend.model import Source
+    from posenc.tools.extend.model import Source
 
     def source(config: object) -> Source:
         return Source("m", "m", None, config, 1)

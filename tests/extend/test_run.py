@@ -10,13 +10,13 @@ import torch
 
 pytest.importorskip("transformers", reason="transformers needs Python 3.11")
 
-from posenc.cli import main
-from posenc.extend import measure, report, run
-from posenc.extend import model as models
-from posenc.extend.settings import Extension
-from posenc.extend.summary import Summary
-from posenc.workbench.progress import Progress
-from posenc.workbench.records import read
+from posenc.tools.cli import main
+from posenc.tools.extend import measure, report, run
+from posenc.tools.extend import model as models
+from posenc.tools.extend.settings import Extension
+from posenc.tools.extend.summary import Summary
+from posenc.tools.kit.progress import Progress
+from posenc.tools.kit.records import read
 from tests.extend.small import checkpoint
 
 CPU = torch.device("cpu")
@@ -124,8 +124,8 @@ def test_fine_tuning_is_resumed_and_named(settings: Extension, tmp_path: Path) -
 
 def test_lora_trains_few_weights_and_changes_the_model(settings: Extension, tmp_path: Path) -> None:
     pytest.importorskip("peft")
-    from posenc.extend.model import find, load
-    from posenc.extend.tune import Trained, prepared
+    from posenc.tools.extend.model import find, load
+    from posenc.tools.extend.tune import Trained, prepared
 
     tuned = replace(settings, lora=2, train=1)
     model = load(find(settings.model), "float32", "sdpa", CPU).model

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from posenc.extend import pictures, report
-from posenc.extend.settings import Extension
-from posenc.extend.summary import STRETCHES, Summary
-from posenc.extend.verdicts import Paired
-from posenc.workbench.statistics import Interval
+from posenc.tools.extend import pictures, report
+from posenc.tools.extend.settings import Extension
+from posenc.tools.extend.summary import STRETCHES, Summary
+from posenc.tools.extend.verdicts import Paired
+from posenc.tools.kit.statistics import Interval
 
 EDGES = [0, 16, 32, 64, 96, 128, 160, 192, 224, 256]
 

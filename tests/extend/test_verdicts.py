@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, t
 
-from posenc.extend.verdicts import LEAST_PIECES, MARGIN, Gain, Paired, gain_of, interval_of, pieces_needed
+from posenc.tools.extend.verdicts import LEAST_PIECES, MARGIN, Gain, Paired, gain_of, interval_of, pieces_needed
 
 
 def some(mean: float, deviation: float, count: int) -> list[float]:

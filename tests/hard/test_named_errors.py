@@ -44,9 +44,9 @@ from posenc import (
     logits,
     merge,
 )
-from posenc.block import Block
+from posenc.encoding.pieces import Function
+from posenc.lowering.block import Block
 from posenc.models import Decoder, Encoder, ForwardPass, ImageClassifier, KVCache
-from posenc.pieces import Function
 from tests.hard.wrong import INF, NAN, NO_FLAGS, NO_NUMBERS, NO_SIZES, NO_WORDS, Row, each, flags, numbers, sizes
 from tests.test_mutants import MODULES
 

@@ -12,15 +12,15 @@ import torch
 
 import posenc
 from posenc import ALiBi, RoPE, TransformerXL
-from posenc.bench.run import bench
-from posenc.bench.settings import Settings
-from posenc.cli import main
-from posenc.figures import command, grids, overview, pairs, rotations, sentences, spectra, vectors
-from posenc.laws.decay import angles, counterexample, rotary_bound
-from posenc.laws.probe import Probe
-from posenc.laws.table import audit, audit_all
 from posenc.schemes.catalog import Shape, entries_of, scheme_from_names
-from posenc.workbench.configuration import ConfigError
+from posenc.tools.bench.run import bench
+from posenc.tools.bench.settings import Settings
+from posenc.tools.cli import main
+from posenc.tools.kit.configuration import ConfigError
+from posenc.tools.laws.decay import angles, counterexample, rotary_bound
+from posenc.tools.laws.probe import Probe
+from posenc.tools.laws.table import audit, audit_all
+from posenc.tools.plot import command, grids, overview, pairs, rotations, sentences, spectra, vectors
 from tests.hard.wrong import INF, NAN, NO_FLAGS, NO_NUMBERS, NO_SIZES, Row, each, flags, numbers, sizes
 
 SIZES = {"dim": 24, "num_heads": 6, "head_dim": 4, "max_positions": 64}

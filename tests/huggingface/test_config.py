@@ -12,7 +12,7 @@ import transformers
 
 from posenc import RoPE, schedules
 from posenc.huggingface import ModelPositions, scheme_from_config
-from posenc.scalings import LongRoPE, PositionInterpolation
+from posenc.rotation.scalings import LongRoPE, PositionInterpolation
 from posenc.schedule import Schedule
 from tests.huggingface.tiny import FAMILIES, YARN, config_of, disagreements
 

@@ -17,7 +17,7 @@ import transformers
 import posenc
 from posenc.huggingface import Patched, adapt, patch, scheme_from_config
 from posenc.huggingface.rotary import is_rotary, read_turns
-from posenc.scalings import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, YaRN
+from posenc.rotation.scalings import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, YaRN
 from tests.huggingface.test_attention import ADAPTED, DECODERS, GENERATE, IDS, IMAGE, MROPE, SIZES, built, moved, output
 
 ROTATING = [name for name in DECODERS if name != "gpt2"]

@@ -17,7 +17,7 @@ from safetensors.torch import load_model, save_model
 
 import posenc
 from posenc.huggingface import patch
-from posenc.scalings import DynamicNTK, YaRN
+from posenc.rotation.scalings import DynamicNTK, YaRN
 from tests.huggingface.test_attention import IDS, built, output
 
 pytestmark = [  # what PEFT warns of

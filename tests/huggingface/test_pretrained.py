@@ -12,10 +12,10 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from posenc.cli import main
-from posenc.conformance import Model, check
-from posenc.conformance.targets import subjects_of
 from posenc.huggingface import pretrained as rooms
+from posenc.tools.check import Model, check
+from posenc.tools.check.targets import subjects_of
+from posenc.tools.cli import main
 from tests.huggingface.tiny import SIZES
 
 

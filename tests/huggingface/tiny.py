@@ -18,8 +18,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from posenc import Chunk, Positions, QueryScale, RoPE, Scheme
 from posenc.huggingface import ModelPositions
-from posenc.tiles import Visibility
-from posenc.visibility import visible
+from posenc.positions.tiles import Visibility
+from posenc.positions.visibility import visible
 
 transformers.logging.set_verbosity_error()
 

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from posenc.laws.table import Audit, audit
+from posenc.tools.laws.table import Audit, audit
 
 
 @cache

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 import posenc
-from posenc.laws.laws import LAWS
-from posenc.laws.probe import Probe
+from posenc.tools.laws.laws import LAWS
+from posenc.tools.laws.probe import Probe
 from tests.cases import CASES
 from tests.mutants import Lawless, Untrue
 from tests.schemes import test_against_oracles

@@ -9,13 +9,13 @@ import torch
 
 import posenc
 from posenc import ALiBi, DistanceAware, PositionError, RoPE, Scheme, Shaw, Sinusoidal
-from posenc.laws.decay import angles, counterexample, rotary_bound
-from posenc.laws.laws import LAWS, QUESTIONS, curves, spearman
-from posenc.laws.probe import SHAPE, Finding, Probe
-from posenc.laws.table import audit
-from posenc.laws.vectors import bounded, linear, linear_map, unique
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry, Law, Shape
+from posenc.tools.laws.decay import angles, counterexample, rotary_bound
+from posenc.tools.laws.laws import LAWS, QUESTIONS, curves, spearman
+from posenc.tools.laws.probe import SHAPE, Finding, Probe
+from posenc.tools.laws.table import audit
+from posenc.tools.laws.vectors import bounded, linear, linear_map, unique
 from tests.laws.audited import audited
 from tests.oracles import rope as rope_oracle
 

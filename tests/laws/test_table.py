@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 
 import posenc
-from posenc.laws import table as tables
-from posenc.laws.command import add_parser
-from posenc.laws.laws import LAWS, QUESTIONS
-from posenc.laws.page import as_html
-from posenc.laws.table import TABLES, Audit, as_json, audit, audit_all, text_tables
+from posenc.tools.laws import table as tables
+from posenc.tools.laws.command import add_parser
+from posenc.tools.laws.laws import LAWS, QUESTIONS
+from posenc.tools.laws.page import as_html
+from posenc.tools.laws.table import TABLES, Audit, as_json, audit, audit_all, text_tables
+from tests.kit.pages import Page
 from tests.laws.audited import audited
-from tests.workbench.pages import Page
 
 NAMES = tuple(entry.name for entry in posenc.catalog())
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc import ALiBi, Learned, NoPE, Positions, RoPE, Scheme, Segment, Shaw, Sinusoidal, TransformerXL
+from posenc.encoding.pieces import Bias
 from posenc.models import Decoder, Encoder
-from posenc.pieces import Bias
 from posenc.schemes.catalog import entries_of
 from tests import cases
 from tests.cases import CASES, DIM, HEAD_DIM, HEADS, KV_HEADS

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from posenc import Positions, RoPE, Scheme, catalog
 from posenc.models import Decoder, Encoder
-from posenc.positions import PADDING
+from posenc.positions.positions import PADDING
 from posenc.schemes.catalog import Shape, scheme_from_names
 from tests import awkward
 from tests.cases import DIM, HEAD_DIM, HEADS, KV_HEADS

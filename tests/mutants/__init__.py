@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, Scheme
-from posenc.block import Block
-from posenc.encoding import Context
-from posenc.forms import ScoreFunction, dense
-from posenc.pieces import Row
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Row
+from posenc.lowering.block import Block
+from posenc.lowering.forms import ScoreFunction, dense
+from posenc.positions.tiles import Visibility
 from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Shape
-from posenc.tiles import Visibility
 from tests.cases import CASES
 from tests.schemes import test_against_oracles
 

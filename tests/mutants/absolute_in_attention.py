@@ -6,9 +6,9 @@ from functools import partial
 from torch import Tensor
 
 from posenc import AbsoluteInAttention
-from posenc.block import Block
-from posenc.forms import ScoreFunction
-from posenc.pieces import Row
+from posenc.encoding.pieces import Row
+from posenc.lowering.block import Block
+from posenc.lowering.forms import ScoreFunction
 from posenc.schemes.catalog import entries_of
 from tests.cases import HEAD_DIM
 from tests.mutants import Lawless, Mutant, Untrue, by_pair, drawn, oracles

@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 
-from posenc import layout, positions, tiles
-from posenc.backends import band, call, choice, chunked, far, fused, pairwise, request, sdpa, tile_operator, tiled
+from posenc.backends import call, choice, chunked, request, sdpa
 from posenc.backends.call import Backend
+from posenc.backends.tiled import backend as tiled
+from posenc.backends.tiled import band, far, fused, pairwise
+from posenc.backends.tiled import operator as tile_operator
+from posenc.positions import layout, positions, tiles
 from posenc.schemes import distance_aware
 from tests.backends import test_parity, test_turns
 from tests.mutants import Mutant

@@ -6,14 +6,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from posenc import Encoding, Positions, layout, positions, tiles
+from posenc import Encoding, Positions
 from posenc.backends import attention, call, choice, reference, request, sdpa
 from posenc.backends.call import Backend, Call
-from posenc.encoding import Context
-from posenc.layout import Layout, Span
-from posenc.positions import PADDING
+from posenc.encoding.encoding import Context
+from posenc.positions import layout, positions, tiles
+from posenc.positions.layout import Layout, Span
+from posenc.positions.positions import PADDING
+from posenc.positions.tiles import Tile, Visibility
 from posenc.scheme import Composition
-from posenc.tiles import Tile, Visibility
 from tests import test_encoding, test_layout, test_positions
 from tests.backends import test_attention
 from tests.mutants import Mutant, oracles

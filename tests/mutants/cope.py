@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from posenc import CoPE, Positions
-from posenc.encoding import Context
-from posenc.pieces import Row
+from posenc.encoding.clocks import following
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Row
 from posenc.schemes import cope
-from posenc.sums import following
 from tests.cases import HEAD_DIM
 from tests.hard.wrong import flags, sizes
 from tests.mutants import Lawless, Mutant, Untrue, drawn, oracles

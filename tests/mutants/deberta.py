@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc import DeBERTa, Positions
-from posenc.encoding import Context
-from posenc.pieces import Meeting
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Meeting
 from posenc.schemes.catalog import entries_of
 from tests.cases import HEAD_DIM, HEADS
 from tests.hard.wrong import Row, flags, sizes

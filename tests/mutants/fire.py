@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from posenc import FIRE, PositionError, Positions
 from posenc.backends.native import bounds
-from posenc.encoding import Context
+from posenc.encoding.encoding import Context
 from posenc.schemes import fire
 from posenc.schemes.catalog import entries_of
 from tests.backends import test_native, test_skipping

@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc import FoX, Positions
-from posenc import features as room
-from posenc.encoding import Context
-from posenc.features import Feature
-from posenc.pieces import Bias, Clock, Distance
+from posenc.encoding import features as room
+from posenc.encoding.clocks import readings
+from posenc.encoding.encoding import Context
+from posenc.encoding.features import Feature
+from posenc.encoding.pieces import Bias, Clock, Distance
 from posenc.schemes import fox
-from posenc.sums import readings
 from tests.cases import HEADS
 from tests.hard.wrong import sizes
 from tests.mutants import Lawless, Mutant, Untrue, oracles

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from posenc import LeRoPE
-from posenc.phases import frequencies, in_double
 from posenc.rotary import Rotary
+from posenc.rotation.phases import frequencies, in_double
 from tests.cases import HEAD_DIM
 from tests.hard.wrong import Row, each, numbers, sizes
 from tests.mutants import Lawless, Mutant, Untrue, oracles

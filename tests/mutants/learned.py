@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc import Learned, Positions
+from posenc.positions.visibility import table_index
 from posenc.schemes.catalog import entries_of
-from posenc.visibility import table_index
 from tests.cases import DIM
 from tests.hard.wrong import sizes
 from tests.mutants import Lawless, Mutant, Untrue, moved, oracles

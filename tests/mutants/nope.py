@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 
 from posenc import NoPE, Positions
-from posenc.block import Block
-from posenc.encoding import Context, Rotation
-from posenc.forms import ScoreFunction
+from posenc.encoding.encoding import Context, Rotation
+from posenc.lowering.block import Block
+from posenc.lowering.forms import ScoreFunction
 from posenc.schemes.catalog import entries_of
 from tests.cases import DIM
 from tests.mutants import Lawless, Mutant, Untrue, by_pair, oracles

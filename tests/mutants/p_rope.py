@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from posenc import PRoPE
-from posenc.phases import frequencies
 from posenc.rotary import Rotary
+from posenc.rotation.phases import frequencies
 from tests.cases import HEAD_DIM
 from tests.hard.wrong import Row, each, numbers, sizes
 from tests.mutants import Lawless, Mutant, Untrue, oracles

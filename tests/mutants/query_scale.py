@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, QueryScale
-from posenc.encoding import Context, Rotation
-from posenc.positions import PositionError
+from posenc.encoding.encoding import Context, Rotation
+from posenc.positions.positions import PositionError
 from tests.cases import HEADS
 from tests.hard.wrong import NO_NUMBERS, NO_SIZES, NO_WORDS, Row, each
 from tests.mutants import Lawless, Mutant, Untrue, drawn, oracles

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, ReRoPE
-from posenc.backends import bands
+from posenc.backends import ranges as bands
 from posenc.backends.call import Call
-from posenc.encoding import Band, Context, Rotation
-from posenc.phases import turned_to
-from posenc.tiles import Visibility
+from posenc.encoding.encoding import Band, Context, Rotation
+from posenc.positions.tiles import Visibility
+from posenc.rotation.phases import turned_to
 from tests.backends import test_parity
 from tests.cases import HEAD_DIM
 from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes

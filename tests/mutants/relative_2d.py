@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from posenc import Relative2D
-from posenc.block import Block
-from posenc.forms import ScoreFunction
-from posenc.pieces import Row
+from posenc.encoding.pieces import Row
+from posenc.lowering.block import Block
+from posenc.lowering.forms import ScoreFunction
 from posenc.schemes.catalog import entries_of
 from tests.cases import HEAD_DIM
 from tests.mutants import Lawless, Mutant, Untrue, by_pair, drawn, oracles

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, RoPE, rotary
-from posenc.encoding import Context, Rotation
-from posenc.phases import PairLayout, PairRotation, _Turn, frequencies, phases
+from posenc.encoding.encoding import Context, Rotation
+from posenc.rotation.phases import PairLayout, PairRotation, _Turn, frequencies, phases
 from tests.cases import CASES, HEAD_DIM, positions_cases
 from tests.mutants import Lawless, Mutant, Untrue, oracles
 from tests.schemes import test_against_oracles, test_life_cycle, test_precision, test_rope

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, RoPE3D
-from posenc.encoding import Context, Rotation
-from posenc.phases import frequencies
+from posenc.encoding.encoding import Context, Rotation
+from posenc.rotation.phases import frequencies
 from posenc.schemes import rope_3d
 from tests.cases import HEAD_DIM
 from tests.hard.wrong import Row, numbers, sizes

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from posenc import Sandwich
-from posenc.phases import frequencies, phases
+from posenc.rotation.phases import frequencies, phases
 from tests.cases import HEAD_DIM, HEADS
 from tests.hard.wrong import Row, numbers, sizes
 from tests.mutants import Lawless, Mutant, Untrue, elsewhere, index, oracles

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, Proportional, Scheme, YaRN
-from posenc import scalings as module
+from posenc.rotation import scalings as module
 from tests.hard.wrong import INF, NAN, NO_WORDS, Row, each, flags, numbers, sizes
 from tests.mutants import Mutant
 from tests.schemes import test_scalings

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, SelfExtend
-from posenc.encoding import Band, Context, Rotation
-from posenc.phases import turned_to
+from posenc.encoding.encoding import Band, Context, Rotation
+from posenc.rotation.phases import turned_to
 from tests.cases import HEAD_DIM
 from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
 from tests.mutants import Lawless, Mutant, Untrue, index, oracles

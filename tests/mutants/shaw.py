@@ -7,8 +7,8 @@ from typing import Literal
 from torch import Tensor, nn
 
 from posenc import Positions, Shaw
-from posenc.encoding import Context
-from posenc.pieces import Distance, Meeting, Value
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Distance, Meeting, Value
 from tests.cases import HEAD_DIM
 from tests.mutants import Lawless, Mutant, Untrue, drawn, elsewhere, index, oracles
 from tests.schemes import test_life_cycle

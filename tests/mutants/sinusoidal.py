@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, Sinusoidal
-from posenc.phases import frequencies, phases
+from posenc.rotation.phases import frequencies, phases
 from posenc.schemes import sinusoidal
 from tests.cases import DIM
 from tests.mutants import Lawless, Mutant, Untrue, moved, oracles, wide

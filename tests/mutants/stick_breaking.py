@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 from posenc import Positions, StickBreaking
 from posenc.backends import attention
-from posenc.encoding import Context
-from posenc.pieces import Row
+from posenc.encoding.clocks import following
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Row
 from posenc.schemes import stick_breaking
-from posenc.sums import following
 from tests.hard.wrong import flags
 from tests.mutants import Lawless, Mutant, Untrue, oracles
 from tests.schemes import test_rows_and_features

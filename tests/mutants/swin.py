@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, Swin
-from posenc.encoding import Context
-from posenc.pieces import Bias, Distance
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Bias, Distance
 from posenc.schemes.catalog import entries_of
 from tests.cases import HEAD_DIM, HEADS
 from tests.hard.wrong import Row, sizes

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc import Positions, SwinV2
-from posenc.encoding import Context, Rotation
-from posenc.pieces import Bias
+from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.pieces import Bias
 from posenc.schemes import swin_v2
 from tests.cases import HEAD_DIM, HEADS
 from tests.hard.wrong import Row, sizes

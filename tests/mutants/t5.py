@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from posenc import T5, Positions
-from posenc.encoding import Context
-from posenc.pieces import Bias, Distance
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Bias, Distance
 from posenc.schemes import t5
 from posenc.schemes.catalog import entries_of
 from tests.cases import HEAD_DIM, HEADS

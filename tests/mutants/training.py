@@ -5,7 +5,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from posenc import Positions, training
+from posenc import Positions
+from posenc.positions import training
 from tests import test_training
 from tests.mutants import Mutant
 

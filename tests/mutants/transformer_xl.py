@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from posenc import TransformerXL
-from posenc.block import Block
-from posenc.forms import ScoreFunction
-from posenc.phases import frequencies
-from posenc.pieces import Row
+from posenc.encoding.pieces import Row
+from posenc.lowering.block import Block
+from posenc.lowering.forms import ScoreFunction
+from posenc.rotation.phases import frequencies
 from posenc.schemes import transformer_xl
 from tests.cases import HEAD_DIM, HEADS
 from tests.mutants import Lawless, Mutant, Untrue, by_pair, drawn, elsewhere, oracles

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc import TUPE, Positions
-from posenc.encoding import Context, Rotation
+from posenc.encoding.encoding import Context, Rotation
 from posenc.schemes import tupe
 from posenc.schemes.catalog import entries_of
 from tests.cases import HEAD_DIM, HEADS

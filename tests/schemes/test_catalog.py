@@ -12,7 +12,7 @@ import torch
 import posenc
 from docs import tables
 from posenc import Positions
-from posenc.features import projected_at_random
+from posenc.encoding.features import projected_at_random
 from posenc.scheme import awakened
 from posenc.schemes.catalog import CATALOG, entries_in
 from posenc.schemes.entry import FORMULA, Entry, Law, Shape

@@ -17,7 +17,7 @@ from posenc import (
     Sinusoidal,
     TransformerXL,
 )
-from posenc.block import Block
+from posenc.lowering.block import Block
 from tests.oracles import t5, transformer_xl
 
 

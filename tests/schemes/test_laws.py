@@ -1,5 +1,5 @@
-"""The plainest laws of the catalog, measured a second time, apart from `posenc.laws`: what claims one has it, and what
-does not claim it has it not. tests/laws holds every claim to the measurements of `posenc.laws`."""
+"""The plainest laws of the catalog, measured again, apart from `posenc.tools.laws`: what claims one has it, what
+does not claim it has it not. tests/laws holds every claim to the measurements of `posenc.tools.laws`."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Encoding, PositionError, Positions
-from posenc.features import projected_at_random
+from posenc.encoding.features import projected_at_random
 from posenc.scheme import awakened
 from posenc.schemes.catalog import CATALOG, Entry, Shape
 

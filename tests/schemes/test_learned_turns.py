@@ -8,7 +8,7 @@ from torch import Tensor
 
 import posenc
 from posenc import STRING, LieRE, MixedRoPE, Positions, RoPE, Scheme
-from posenc.encoding import Context
+from posenc.encoding.encoding import Context
 from posenc.models import ImageClassifier
 
 HEADS, HEAD_DIM, TOKENS = 4, 8, 7

@@ -16,9 +16,9 @@ from torch._inductor.compile_fx import compile_fx
 
 import posenc
 from posenc import ALiBi, Encoding, Positions, RoPE, Scheme
-from posenc.features import projected_at_random
+from posenc.encoding.features import projected_at_random
+from posenc.positions.visibility import table_index
 from posenc.schemes.catalog import CATALOG, Shape, entries_of, scheme_from_names
-from posenc.visibility import table_index
 
 HEADS, HEAD_DIM, TOKENS = 12, 6, 7
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, max_positions=50)

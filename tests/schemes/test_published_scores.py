@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import posenc
 from posenc import FIRE, KERPLE, T5, TUPE, DeBERTa, PositionError, Positions, Sandwich, Swin, SwinV2
-from posenc.encoding import Context
+from posenc.encoding.encoding import Context
 from tests.mutants import drawn
 
 DOUBLE = torch.float64

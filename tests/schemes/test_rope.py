@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, RoPE
-from posenc.phases import PairLayout, PairRotation
+from posenc.rotation.phases import PairLayout, PairRotation
 from tests.oracles import rope
 
 LAYOUTS: tuple[PairLayout, ...] = ("half", "interleaved")
@@ -66,7 +66,7 @@ def test_blocks_of_tokens_join_up(layout: PairLayout, dtype: torch.dtype, monkey
     x = drawn(BATCH, HEADS, TOKENS, HEAD_DIM).to(dtype)
     whole = turned(layout)(x, cos, sin)
     for tokens in (1, 2, 3):
-        monkeypatch.setattr("posenc.phases._BLOCK", tokens * BATCH * HEADS * HEAD_DIM)
+        monkeypatch.setattr("posenc.rotation.phases._BLOCK", tokens * BATCH * HEADS * HEAD_DIM)
         assert torch.equal(turned(layout)(x, cos, sin), whole)
 
 

@@ -25,9 +25,9 @@ from posenc import (
     explain,
     logits,
 )
-from posenc.features import Feature
+from posenc.encoding.clocks import following, last_readings, readings
+from posenc.encoding.features import Feature
 from posenc.models import Decoder, ForwardPass, KVCache
-from posenc.sums import following, last_readings, readings
 
 HEADS, HEAD_DIM, TOKENS = 5, 6, 11
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}

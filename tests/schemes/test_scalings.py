@@ -25,7 +25,7 @@ from posenc import (
     YaRN,
 )
 from posenc.models import Decoder, KVCache
-from posenc.phases import frequencies
+from posenc.rotation.phases import frequencies
 from tests.oracles import rope, scalings, yarn
 
 Scaling = Callable[..., tuple[Tensor, Any]]

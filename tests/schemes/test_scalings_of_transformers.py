@@ -17,7 +17,7 @@ from posenc import (
     RoPE,
     YaRN,
 )
-from posenc.phases import frequencies
+from posenc.rotation.phases import frequencies
 
 transformers = pytest.importorskip("transformers")
 rope_utils = pytest.importorskip("transformers.modeling_rope_utils")

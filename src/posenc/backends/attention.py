@@ -11,17 +11,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc import compat
-from posenc.backends import bands
+from posenc.backends import ranges as bands
 from posenc.backends.call import Call, sliced
 from posenc.backends.choice import Explanation
 from posenc.backends.reference import dense_logits
 from posenc.backends.request import bound, call_of, request
-from posenc.encoding import Encoding
-from posenc.forms import added
-from posenc.pieces import Fold, adds, gives_weights
-from posenc.positions import Positions
+from posenc.encoding.encoding import Encoding
+from posenc.encoding.pieces import Fold, adds, gives_weights
+from posenc.lowering.forms import added
+from posenc.positions.positions import Positions
+from posenc.positions.tiles import Window
 from posenc.scheme import Scheme
-from posenc.tiles import Window
 
 
 def attention(

@@ -12,16 +12,16 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from posenc import compat
-from posenc.block import Block
-from posenc.features import NOTHING, Features
-from posenc.forms import check, check_heads
-from posenc.horizon import SKIP_BELOW
-from posenc.layout import Layout
-from posenc.phases import PairRotation, in_double
-from posenc.pieces import Fold, Function, Piece, Value
-from posenc.positions import Positions
-from posenc.tiles import Visibility
-from posenc.visibility import visible
+from posenc.encoding.features import NOTHING, Features
+from posenc.encoding.horizon import SKIP_BELOW
+from posenc.encoding.pieces import Fold, Function, Piece, Value
+from posenc.lowering.block import Block
+from posenc.lowering.forms import check, check_heads
+from posenc.positions.layout import Layout
+from posenc.positions.positions import Positions
+from posenc.positions.tiles import Visibility
+from posenc.positions.visibility import visible
+from posenc.rotation.phases import PairRotation, in_double
 
 # Fewer queries than this are over before anything clever has begun (measured on a CPU: docs/log.md).
 FEW_QUERIES = 16

@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 import torch
 
 from posenc.arguments import check_choice
-from posenc.backends.ahead import why_ahead
 from posenc.backends.call import Backend, Call
 from posenc.backends.chunked import CHUNKED
 from posenc.backends.flex import FLEX
 from posenc.backends.native.backend import NATIVE, keeps_bfloat16, leaves_out
+from posenc.backends.native.crossover import why_ahead
 from posenc.backends.native.operator import CHANNELS
 from posenc.backends.plane import is_planar
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.skipping import computed_share
-from posenc.backends.tiled import TILED, has_far_keys, width_of
+from posenc.backends.tiled.backend import TILED, has_far_keys, width_of
 from posenc.backends.triton.backend import TRITON
-from posenc.pieces import Meeting
-from posenc.tiles import tiles
+from posenc.encoding.pieces import Meeting
+from posenc.positions.tiles import tiles
 
 BACKENDS: tuple[Backend, ...] = (SDPA, NATIVE, TRITON, TILED, FLEX, CHUNKED, REFERENCE)
 

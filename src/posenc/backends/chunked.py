@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from posenc.backends.call import Backend, Call
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA
-from posenc.pieces import Row
-from posenc.positions import PADDING
-from posenc.tiles import tiles
+from posenc.encoding.pieces import Row
+from posenc.positions.positions import PADDING
+from posenc.positions.tiles import tiles
 
 # Scores held at once, of all batch rows and heads: 16 MB in float32. And the fewest queries of a block, which would
 # otherwise be too thin for the products.

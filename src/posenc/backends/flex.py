@@ -40,11 +40,11 @@ from torch.nn.attention.flex_attention import BlockMask
 from posenc import compat
 from posenc.backends.call import Backend, Call
 from posenc.backends.skipping import counted_blocks, orders_seen, seen_blocks
-from posenc.block import Block
-from posenc.folding import fold
-from posenc.forms import ScoreFunction, function
-from posenc.pieces import Fold, Piece, is_content_free
-from posenc.positions import PADDING, Positions
+from posenc.encoding.pieces import Fold, Piece, is_content_free
+from posenc.lowering.block import Block
+from posenc.lowering.folding import fold
+from posenc.lowering.forms import ScoreFunction, function
+from posenc.positions.positions import PADDING, Positions
 
 BLOCK = 128  # tokens along each side of a block of the mask: the kernel's own size
 SHORTEST = 16  # tokens that a shorter sequence is padded to on CPU

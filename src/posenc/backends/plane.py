@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from posenc.backends.call import Call
-from posenc.backends.tiled import line_of
-from posenc.block import Block
-from posenc.forms import ENTRIES_PER_TOKEN, check_width, meets
-from posenc.pieces import Bias, Meeting, Piece, Value
+from posenc.backends.tiled.backend import line_of
+from posenc.encoding.pieces import Bias, Meeting, Piece, Value
+from posenc.lowering.block import Block
+from posenc.lowering.forms import ENTRIES_PER_TOKEN, check_width, meets
 
 ENTRIES_OF_PLANE = 64  # for each token: of 64 x 64 patches there are two, of 16 x 256 thirty-two
 FEW_ENTRIES = 2**14

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.backends.call import Backend, Call
-from posenc.forms import bucket, dense
+from posenc.lowering.forms import bucket, dense
 
 
 def dense_logits(call: Call) -> Float[Tensor, "batch heads queries keys"]:

@@ -10,15 +10,15 @@ from torch import Tensor
 from posenc import compat
 from posenc.arguments import check_flag, check_type, is_number, one_or, shown
 from posenc.backends.call import Call, Far, Turn
-from posenc.encoding import Context, Encoding, Rotation
-from posenc.horizon import skipped_by_default
-from posenc.maps import OfKeyHeads
-from posenc.phases import PairRotation
-from posenc.pieces import Bias, gives_weights, reads_vectors
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context, Encoding, Rotation
+from posenc.encoding.horizon import skipped_by_default
+from posenc.encoding.pieces import Bias, gives_weights, reads_vectors
+from posenc.positions.positions import Positions
+from posenc.positions.tiles import Chunk, Visibility, Window, check_window, distances, tiles
+from posenc.rotation.maps import OfKeyHeads
+from posenc.rotation.phases import PairRotation
 from posenc.schedule import BOUND_BY_LAYER, Schedule
 from posenc.scheme import Scheme, is_scheme
-from posenc.tiles import Chunk, Visibility, Window, check_window, distances, tiles
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.backends.call import Backend, Call
-from posenc.folding import fold
-from posenc.forms import added
-from posenc.pieces import Bias, Piece, Row, adds, is_content_free
-from posenc.visibility import same_run, sees_all
+from posenc.encoding.pieces import Bias, Piece, Row, adds, is_content_free
+from posenc.lowering.folding import fold
+from posenc.lowering.forms import added
+from posenc.positions.visibility import same_run, sees_all
 
 
 def _refuses(call: Call) -> str | None:

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.backends.call import Call
-from posenc.backends.tiled import line_of
-from posenc.forms import ENTRIES_PER_TOKEN, meets
-from posenc.horizon import faint
-from posenc.pieces import Bias, Clock, Fold, Meeting
-from posenc.positions import PADDING
-from posenc.tiles import Visibility
+from posenc.backends.tiled.backend import line_of
+from posenc.encoding.horizon import faint
+from posenc.encoding.pieces import Bias, Clock, Fold, Meeting
+from posenc.lowering.forms import ENTRIES_PER_TOKEN, meets
+from posenc.positions.positions import PADDING
+from posenc.positions.tiles import Visibility
 
 FEWEST_KEYS = 1024  # that are worth the asking
 

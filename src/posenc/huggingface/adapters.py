@@ -21,7 +21,7 @@ from posenc.backends.attention import attention as posenc_attention
 from posenc.huggingface.attention import EAGER, REFUSED, attention
 from posenc.huggingface.masks import Visible, mask
 from posenc.huggingface.variants import DividedALiBi, LayerDeBERTa, LayerSwinV2, RoundedALiBi
-from posenc.positions import Positions
+from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 
 Forward = Callable[..., tuple[Tensor, None]]

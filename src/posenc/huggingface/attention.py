@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from posenc.arguments import shown
 from posenc.backends.attention import attention as posenc_attention
-from posenc.encoding import Context, Encoding
+from posenc.encoding.encoding import Context, Encoding
+from posenc.encoding.pieces import Distance, Function
 from posenc.huggingface.masks import Visible
 from posenc.huggingface.placing import PLAN, Plan, planned
-from posenc.pieces import Distance, Function
-from posenc.positions import Positions
-from posenc.tiles import Visibility
+from posenc.positions.positions import Positions
+from posenc.positions.tiles import Visibility
 
 NAME = "posenc"
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from posenc.positions.tiles import window_words
 from posenc.schedule import Schedule, ranges
 from posenc.scheme import Scheme
 from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
-from posenc.tiles import window_words
 
 
 @dataclass(frozen=True)

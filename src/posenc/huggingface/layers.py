@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding import Rotation
+from posenc.encoding.encoding import Rotation
 from posenc.huggingface.attention import NAME
 from posenc.huggingface.masks import Visible
 from posenc.huggingface.patched import Patched, text_config
 from posenc.huggingface.placing import PLAN, Plan
 from posenc.huggingface.rotary import PosencRotary, Turns, is_rotary
-from posenc.positions import Positions
+from posenc.positions.positions import Positions
+from posenc.positions.tiles import Visibility
 from posenc.scheme import Scheme
 from posenc.schemes.rope import RoPE
-from posenc.tiles import Visibility
 
 
 def rotaries(base: Any) -> Iterator[tuple[nn.Module, str, nn.Module]]:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from posenc.positions import PADDING, Positions
-from posenc.tiles import Chunk, Visibility
-from posenc.visibility import visible
+from posenc.positions.positions import PADDING, Positions
+from posenc.positions.tiles import Chunk, Visibility
+from posenc.positions.visibility import visible
 
 
 class Visible(Tensor):

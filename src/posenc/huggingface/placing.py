@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import shown
-from posenc.encoding import Context, Encoding
-from posenc.givens import is_readable
+from posenc.encoding.encoding import Context, Encoding
 from posenc.huggingface.masks import Visible
-from posenc.positions import PADDING, Positions
+from posenc.positions.positions import PADDING, Positions
+from posenc.positions.tiles import Chunk, Visibility, check_window
+from posenc.positions.validation import is_readable
 from posenc.scheme import Scheme
-from posenc.tiles import Chunk, Visibility, check_window
 
 
 class Plan(nn.Module):

@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.forms import coordinates
+from posenc.encoding.pieces import Bias, Meeting
 from posenc.huggingface.adapters import ADAPTERS, BOUND, adapted, is_adapted, unscaled
 from posenc.huggingface.attention import NAME, check_runs
 from posenc.huggingface.layers import attentions, has_window, rescale, rotaries
 from posenc.huggingface.patched import Patched, named, text_config
 from posenc.huggingface.placing import PLAN, Plan
 from posenc.huggingface.rotary import PosencRotary, read_turns
-from posenc.pieces import Bias, Meeting
-from posenc.positions import Positions
+from posenc.lowering.forms import coordinates
+from posenc.positions.positions import Positions
+from posenc.positions.tiles import Chunk, check_window
 from posenc.schedule import Schedule, ranges
 from posenc.scheme import Scheme, bare_parts
-from posenc.tiles import Chunk, check_window
 
 # Models that add a learned table of positions to their input: the name of the table.
 TABLES = {"gpt2": "wpe", "bert": "position_embeddings"}

@@ -8,9 +8,9 @@ from typing import Any
 
 from posenc.huggingface.described import Layer, ModelPositions
 from posenc.huggingface.keys import Keys
+from posenc.positions.tiles import Window
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme
-from posenc.tiles import Window
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 

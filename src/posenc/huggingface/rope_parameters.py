@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from posenc.huggingface.keys import Keys, Params
-from posenc.phases import PairLayout
-from posenc.scalings import DynamicNTK, Llama3, LongRoPE, PositionInterpolation, Proportional, Scaling, YaRN
+from posenc.rotation.phases import PairLayout
+from posenc.rotation.scalings import DynamicNTK, Llama3, LongRoPE, PositionInterpolation, Proportional, Scaling, YaRN
 from posenc.schemes.rope import RoPE
 
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.huggingface.attention import check_runs
-from posenc.phases import frequencies
-from posenc.positions import Positions
+from posenc.positions.positions import Positions
+from posenc.rotation.phases import frequencies
 from posenc.schemes.rope import RoPE
 
 Form: TypeAlias = Literal["twice", "each twice", "once", "complex"]

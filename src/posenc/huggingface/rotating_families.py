@@ -22,12 +22,12 @@ from posenc.huggingface.reading import (
     windows_of,
 )
 from posenc.huggingface.rope_parameters import rotary
+from posenc.positions.tiles import Chunk, Window
 from posenc.scheme import Scheme
 from posenc.schemes.axial_rope import AxialRoPE
 from posenc.schemes.nope import NoPE
 from posenc.schemes.query_scale import QueryScale
 from posenc.schemes.rope import RoPE
-from posenc.tiles import Chunk, Window
 
 # -- decoders ----------------------------------------------------------------------------------------------------------
 

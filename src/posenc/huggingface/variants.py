@@ -11,16 +11,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import check_choice, check_type, whole
-from posenc.encoding import Context
-from posenc.phases import exact
-from posenc.pieces import Function, Meeting
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Function, Meeting
+from posenc.positions.positions import Positions
+from posenc.positions.visibility import table_index
+from posenc.rotation.phases import exact
 from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.deberta import DeBERTa
 from posenc.schemes.learned import Learned
 from posenc.schemes.swin_v2 import SwinV2
-from posenc.visibility import table_index
 
 
 class OffsetLearned(Learned):

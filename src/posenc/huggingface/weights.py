@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.arguments import check_choice, check_flag, check_type, shown, whole
-from posenc.phases import PairLayout
+from posenc.rotation.phases import PairLayout
 
 # -- the layout of pairs ----------------------------------------------------------------------------------------------
 

@@ -8,14 +8,14 @@ from torch import Tensor
 
 from posenc.arguments import check_flag, check_type, shown, whole
 from posenc.backends.attention import attention
-from posenc.encoding import Context, Encoding
-from posenc.features import NOTHING, Features, Projected, check_wanted, continued, made
-from posenc.layout import join, overlap
-from posenc.pieces import Bias, Clock
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context, Encoding
+from posenc.encoding.features import NOTHING, Features, Projected, check_wanted, continued, made
+from posenc.encoding.pieces import Bias, Clock
+from posenc.positions.layout import join, overlap
+from posenc.positions.positions import Positions
+from posenc.positions.tiles import Window
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme, is_scheme, needs_raw_keys, wanted_by
-from posenc.tiles import Window
 
 NORMS = "posenc's lengths of keys"  # beside the features of a layer
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from posenc.arguments import check_flag, check_type, shown, whole
 from posenc.models.transformer import Trunk, check_trunk
-from posenc.positions import Positions
+from posenc.positions.positions import Positions
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import check_choice, check_flag, check_type, number, one_or, shown, whole
-from posenc.features import Feature
+from posenc.encoding.features import Feature
 from posenc.models.forward_pass import ForwardPass, KVCache
-from posenc.positions import Positions
+from posenc.positions.positions import Positions
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme, bare_parts, is_scheme
 from posenc.schemes.nope import NoPE

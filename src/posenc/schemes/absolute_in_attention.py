@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from posenc.arguments import whole
-from posenc.encoding import Context
-from posenc.pieces import Fold
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Fold
+from posenc.positions.positions import Positions
+from posenc.positions.visibility import table_index
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
-from posenc.visibility import table_index
 
 
 class AbsoluteInAttention(Scheme):

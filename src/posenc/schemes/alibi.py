@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from posenc.arguments import check_choice, whole
-from posenc.encoding import Context
-from posenc.phases import exact
-from posenc.pieces import Bias, Distance
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Bias, Distance
+from posenc.positions.positions import Positions
+from posenc.rotation.phases import exact
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
 

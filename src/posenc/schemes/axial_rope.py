@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from posenc import givens
 from posenc.arguments import check_choice, number, shown, whole
-from posenc.encoding import Context, Rotation
-from posenc.phases import PairLayout, coords_of, frequencies
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context, Rotation
+from posenc.positions import validation as givens
+from posenc.positions.positions import Positions
 from posenc.rotary import Rotary
+from posenc.rotation.phases import PairLayout, coords_of, frequencies
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 Name = Literal["index", "llama4", "pe", "eva", "dinov3"]

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from posenc import schemes
 from posenc.arguments import check_name, check_type
-from posenc.encoding import DOORS
+from posenc.encoding.encoding import DOORS
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Shape
 from posenc.schemes.own import FORM, entry_of

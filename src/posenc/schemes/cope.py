@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import check_flag, whole
-from posenc.encoding import Context
-from posenc.pieces import Row
-from posenc.positions import Positions
+from posenc.encoding.clocks import following
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Row
+from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
-from posenc.sums import following
 
 
 class CoPE(Scheme):

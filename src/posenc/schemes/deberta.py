@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import check_flag, check_type, whole
-from posenc.encoding import Context, Rotation
-from posenc.phases import in_double
-from posenc.pieces import Distance, Meeting
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.pieces import Distance, Meeting
+from posenc.positions.positions import Positions
+from posenc.rotation.phases import in_double
 from posenc.scheme import Scheme, undrawn
 from posenc.schemes.entry import Entry, Law
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from posenc.arguments import whole
-from posenc.encoding import Band, Context, Rotation
-from posenc.phases import PairLayout
-from posenc.positions import Positions
+from posenc.encoding.encoding import Band, Context, Rotation
+from posenc.positions.positions import Positions
 from posenc.rotary import BandedRotary
+from posenc.rotation.phases import PairLayout
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 

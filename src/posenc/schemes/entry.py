@@ -108,10 +108,11 @@ GIVEN = "import torch, posenc\n\nq = k = v = torch.randn(2, 12, 64, 64)\nx = tor
 class Entry:
     """One scheme of the catalog.
 
-    ``laws`` are claims that the tests hold it to, for the scheme that ``build`` makes; `posenc.laws` measures each.
-    ``learned``, ``does`` and ``limits`` are words for the tables of the documentation. ``formula`` is what the scheme
-    computes, in LaTeX: i is a query and j a key, p a position and r = p_j - p_i, d is head_dim, h one of H heads, s a
-    score, o an output, x the input. ``example`` is Python that builds and uses it, with what `GIVEN` makes at hand.
+    ``laws`` are claims that the tests hold it to, for the scheme that ``build`` makes; `posenc.tools.laws` measures
+    each. ``learned``, ``does`` and ``limits`` are words for the tables of the documentation. ``formula`` is what the
+    scheme computes, in LaTeX: i is a query and j a key, p a position and r = p_j - p_i, d is head_dim, h one of H
+    heads, s a score, o an output, x the input. ``example`` is Python that builds and uses it, with what `GIVEN` makes
+    at hand.
     """
 
     name: str  # that of its file

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_choice, check_type, number, whole
-from posenc.phases import exact, in_double
-from posenc.positions import PADDING, PositionError, Positions
+from posenc.positions.positions import PADDING, PositionError, Positions
+from posenc.rotation.phases import exact, in_double
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import number, whole
-from posenc.encoding import Context
-from posenc.pieces import BrokenLine, Function
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import BrokenLine, Function
+from posenc.positions.positions import Positions
 from posenc.scheme import Scheme, undrawn
 from posenc.schemes.entry import Entry, Law
 

@@ -9,8 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import check_choice, check_flag, number, whole
-from posenc.phases import coords_of, drawn, in_double
-from posenc.positions import Positions
+from posenc.positions.positions import Positions
+from posenc.rotation.phases import coords_of, drawn, in_double
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
 

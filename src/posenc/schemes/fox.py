@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.arguments import whole
-from posenc.encoding import Context
-from posenc.features import Feature
-from posenc.pieces import Clock
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context
+from posenc.encoding.features import Feature
+from posenc.encoding.pieces import Clock
+from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import number, whole
-from posenc.encoding import Context, Rotation
-from posenc.features import Feature
-from posenc.maps import Scaled, unchanged
-from posenc.phases import grown, in_double
-from posenc.pieces import Distance, Meeting
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.features import Feature
+from posenc.encoding.pieces import Distance, Meeting
+from posenc.positions.positions import Positions
+from posenc.rotation.maps import Scaled, unchanged
+from posenc.rotation.phases import grown, in_double
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 

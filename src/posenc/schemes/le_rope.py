@@ -6,9 +6,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
-from posenc.phases import PairLayout, in_double
 from posenc.rotary import Rotary
-from posenc.scalings import Scaling
+from posenc.rotation.phases import PairLayout, in_double
+from posenc.rotation.scalings import Scaling
 from posenc.schemes.entry import Entry, Law
 
 

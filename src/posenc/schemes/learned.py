@@ -7,10 +7,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import check_choice, check_type, whole
-from posenc.positions import Positions
+from posenc.positions.positions import Positions
+from posenc.positions.visibility import table_index
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
-from posenc.visibility import table_index
 
 
 class Learned(Scheme):

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from posenc.arguments import check_choice, number, whole
-from posenc.encoding import Context, Rotation
-from posenc.maps import OfKeyHeads
-from posenc.phases import PairRotation, coords_of, in_double
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context, Rotation
+from posenc.positions.positions import Positions
+from posenc.rotation.maps import OfKeyHeads
+from posenc.rotation.phases import PairRotation, coords_of, in_double
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 

@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding import Context, Rotation
-from posenc.phases import PairLayout, PairRotation
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context, Rotation
+from posenc.positions.positions import Positions
 from posenc.rotary import Rotary, first_of_last
-from posenc.scalings import Scaling, YaRN
+from posenc.rotation.phases import PairLayout, PairRotation
+from posenc.rotation.scalings import Scaling, YaRN
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 from posenc.arguments import check_choice, shown, whole
-from posenc.phases import PairLayout
 from posenc.rotary import Rotary
+from posenc.rotation.phases import PairLayout
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 Form: TypeAlias = Literal["sections", "interleaved", "ernie"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from posenc.arguments import is_number, shown
-from posenc.phases import PairLayout
 from posenc.rotary import Rotary
-from posenc.scalings import Proportional
+from posenc.rotation.phases import PairLayout
+from posenc.rotation.scalings import Proportional
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import check_choice, number, one_or, whole
-from posenc.encoding import Context, Rotation
-from posenc.phases import coords_of, frequencies, in_double, phases
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context, Rotation
+from posenc.positions.positions import Positions
+from posenc.rotation.phases import coords_of, frequencies, in_double, phases
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 

@@ -10,11 +10,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from posenc.arguments import check_choice, number, whole
-from posenc.encoding import Context, Rotation
-from posenc.givens import is_readable
-from posenc.maps import Scaled, unchanged
-from posenc.phases import grown, in_double
-from posenc.positions import PADDING, PositionError, Positions
+from posenc.encoding.encoding import Context, Rotation
+from posenc.positions.positions import PADDING, PositionError, Positions
+from posenc.positions.validation import is_readable
+from posenc.rotation.maps import Scaled, unchanged
+from posenc.rotation.phases import grown, in_double
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from posenc.arguments import number, shown, whole
-from posenc.encoding import Band, Context, Rotation
-from posenc.maps import unchanged
-from posenc.phases import PairLayout, check_held, in_double
-from posenc.positions import Positions
+from posenc.encoding.encoding import Band, Context, Rotation
+from posenc.positions.positions import Positions
 from posenc.rotary import BandedRotary
+from posenc.rotation.maps import unchanged
+from posenc.rotation.phases import PairLayout, check_held, in_double
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from posenc.arguments import whole
-from posenc.encoding import Context
-from posenc.pieces import Distance, Meeting
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Distance, Meeting
+from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 

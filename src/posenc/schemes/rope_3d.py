@@ -9,8 +9,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posenc.arguments import shown, whole
-from posenc.phases import frequencies
 from posenc.rotary import Rotary
+from posenc.rotation.phases import frequencies
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 

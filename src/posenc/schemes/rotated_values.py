@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from posenc.phases import PairLayout
 from posenc.rotary import Rotary, first_of_last
-from posenc.scalings import Scaling
+from posenc.rotation.phases import PairLayout
+from posenc.rotation.scalings import Scaling
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 

@@ -7,10 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import number, whole
-from posenc.encoding import Context
-from posenc.phases import exact, frequencies, phases
-from posenc.pieces import Bias, Distance
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Bias, Distance
+from posenc.positions.positions import Positions
+from posenc.rotation.phases import exact, frequencies, phases
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
 

@@ -7,10 +7,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import check_choice, check_type, whole
-from posenc.positions import PADDING, Positions
+from posenc.positions.positions import PADDING, Positions
+from posenc.positions.visibility import check_index
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
-from posenc.visibility import check_index
 
 
 class Segment(Scheme):

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from posenc.arguments import check_flag, whole
-from posenc.encoding import Context
-from posenc.pieces import Distance, Meeting, Value
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Distance, Meeting, Value
+from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 

@@ -11,8 +11,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from posenc.arguments import check_choice, number, shown, whole
-from posenc.phases import coords_of, frequencies, phases
-from posenc.positions import Positions
+from posenc.positions.positions import Positions
+from posenc.rotation.phases import coords_of, frequencies, phases
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from posenc.arguments import number
-from posenc.encoding import Context
-from posenc.phases import exact
-from posenc.pieces import Distance, Function
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Distance, Function
+from posenc.positions.positions import Positions
+from posenc.rotation.phases import exact
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
 

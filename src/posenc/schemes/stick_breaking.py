@@ -7,12 +7,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.arguments import check_flag
-from posenc.encoding import Context
-from posenc.pieces import Row
-from posenc.positions import Positions
+from posenc.encoding.clocks import following
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Row
+from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
-from posenc.sums import following
 
 
 class StickBreaking(Scheme):

@@ -12,10 +12,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from posenc.arguments import check_choice, number, one_or, whole
-from posenc.encoding import Context, Rotation
-from posenc.maps import OfKeyHeads, shared_by
-from posenc.phases import PairRotation, coords_of, in_double
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context, Rotation
+from posenc.positions.positions import Positions
+from posenc.rotation.maps import OfKeyHeads, shared_by
+from posenc.rotation.phases import PairRotation, coords_of, in_double
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import sides, whole
-from posenc.encoding import Context
-from posenc.pieces import Bias, Distance
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Bias, Distance
+from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 

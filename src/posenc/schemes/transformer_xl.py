@@ -10,12 +10,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import check_flag, check_type, number, whole
-from posenc.block import Block
-from posenc.encoding import Context
-from posenc.forms import added
-from posenc.phases import frequencies, phases
-from posenc.pieces import Distance, Fold, Meeting
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Distance, Fold, Meeting
+from posenc.lowering.block import Block
+from posenc.lowering.forms import added
+from posenc.positions.positions import Positions
+from posenc.rotation.phases import frequencies, phases
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import check_flag, whole
-from posenc.encoding import Context, Rotation
-from posenc.positions import Positions
+from posenc.encoding.encoding import Context, Rotation
+from posenc.positions.positions import Positions
+from posenc.positions.visibility import table_index
 from posenc.scheme import Scheme, undrawn
 from posenc.schemes.entry import Entry, Law
-from posenc.visibility import table_index
 
 
 class TUPE(Scheme):

@@ -11,10 +11,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from posenc.arguments import check_choice, number, whole
-from posenc.encoding import Context, Encoding, Rotation
-from posenc.givens import is_readable
-from posenc.phases import PairLayout, PairRotation, coords_of, in_double, turned_to
-from posenc.positions import PADDING, Positions
+from posenc.encoding.encoding import Context, Encoding, Rotation
+from posenc.positions.positions import PADDING, Positions
+from posenc.positions.validation import is_readable
+from posenc.rotation.phases import PairLayout, PairRotation, coords_of, in_double, turned_to
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
 

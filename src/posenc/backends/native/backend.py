@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from posenc.backends.call import Backend, Call
-from posenc.backends.given import FUNCTIONS, Given, unknown_piece
 from posenc.backends.native import operator
 from posenc.backends.native.bounds import bounds_of
 from posenc.backends.native.library import missing, multiplies_bfloat16
+from posenc.backends.operands import FUNCTIONS, Given, unknown_piece
 from posenc.backends.plane import is_planar, refused_plane
-from posenc.backends.tiled import TILED
-from posenc.pieces import Bias, Distance, Function, Meeting, Piece
+from posenc.backends.tiled.backend import TILED
+from posenc.encoding.pieces import Bias, Distance, Function, Meeting, Piece
 
 
 def _refuses(call: Call) -> str | None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.backends.native.structures import SPAN
-from posenc.horizon import faint
+from posenc.encoding.horizon import faint
 
 UNBOUNDED = ("key_vectors", "plane", "by_row", "by_column", "away")  # of which no bound is made
 FEWEST_KEYS = 256  # that are worth the asking

@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc import compat
-from posenc.backends.given import TABLES, differentiate
 from posenc.backends.native.bounds import bounds_of
 from posenc.backends.native.library import library, pool
 from posenc.backends.native.structures import NUMBERS, ROWS, Call, differences, rows, table, tiles_of
 from posenc.backends.native.structures import turn as turn_of
-from posenc.horizon import faint
-from posenc.layout import unflat
-from posenc.phases import PairLayout
-from posenc.tiles import Visibility, tiles
+from posenc.backends.operands import TABLES, differentiate
+from posenc.encoding.horizon import faint
+from posenc.positions.layout import unflat
+from posenc.positions.tiles import Visibility, tiles
+from posenc.rotation.phases import PairLayout
 
 # custom_op reads annotations as types: no `from __future__ import annotations` here, which makes them strings.
 

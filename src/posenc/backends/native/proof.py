@@ -29,10 +29,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.arguments import check_choice
-from posenc.backends.given import TABLES
 from posenc.backends.native.questions import FIXED, P, Question, questions, scattered
-from posenc.horizon import skipped_by_default
-from posenc.layout import flat
+from posenc.backends.operands import TABLES
+from posenc.encoding.horizon import skipped_by_default
+from posenc.positions.layout import flat
 
 KNOWN = Path(__file__).with_name("known.json")
 MARGIN = 8.0

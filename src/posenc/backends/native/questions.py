@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posenc.layout import Layout
-from posenc.positions import Positions
-from posenc.tiles import Visibility, distances, tiles
+from posenc.positions.layout import Layout
+from posenc.positions.positions import Positions
+from posenc.positions.tiles import Visibility, distances, tiles
 
 P = 65521  # a prime
 ANGLES = ("query_cos", "query_sin", "key_cos", "key_sin")

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from posenc.backends.given import TABLES
-from posenc.tiles import Tile
+from posenc.backends.operands import TABLES
+from posenc.positions.tiles import Tile
 
 ANY = 2**40  # a bound that no index reaches
 SPAN = 64  # keys, or entries of a table, of which the greatest is told, as in bounds.h

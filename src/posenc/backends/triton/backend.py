@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from posenc.backends.call import Backend, Call
-from posenc.backends.given import Given, unknown_piece
-from posenc.backends.tiled import unfit
+from posenc.backends.operands import Given, unknown_piece
+from posenc.backends.tiled.backend import unfit
 from posenc.backends.triton.operator import is_interpreted, missing
-from posenc.pieces import Meeting
+from posenc.encoding.pieces import Meeting
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256  # channels that a block of a GPU's memory holds beside its scores

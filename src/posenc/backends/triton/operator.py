@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.backends.given import differentiate
+from posenc.backends.operands import differentiate
 from posenc.backends.triton.tasks import TABLES, Tasks, tasks_of
 
 # custom_op reads annotations as types: no `from __future__ import annotations` here, which makes them strings.

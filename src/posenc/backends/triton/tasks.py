@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posenc.backends import given
-from posenc.layout import Layout, unflat
-from posenc.tiles import Tile, Visibility, tiles
+from posenc.backends import operands as given
+from posenc.positions.layout import Layout, unflat
+from posenc.positions.tiles import Tile, Visibility, tiles
 
 TABLES = ("bias", "vectors", "values", "factor")  # of those that there are, what the kernels take
 LOWS = tuple(given.TABLES.index(name) for name in TABLES)

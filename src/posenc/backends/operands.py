@@ -1,0 +1,216 @@
+"""What the kernels are given of a call, as tensors by name; and the derivative of an operator that takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.backends.call import Call
+from posenc.backends.plane import is_planar, tables_of_plane
+from posenc.backends.tiled.backend import is_spread, line_of, reach_of
+from posenc.encoding.pieces import Bias, BrokenLine, Clock, Distance, Fold, Function, Meeting
+from posenc.lowering.block import Block
+from posenc.lowering.forms import check_width, meets
+from posenc.positions.layout import flat
+
+TABLES = ("bias", "vectors", "values", "factor", "key_vectors", "away")
+FUNCTIONS = {"relu times": 1, "cap": 2}  # those that the kernels know, by the name that `Function.formula` gives
+
+
+class Given:
+    """What a kernel is given beside query and value: the key, tensors by name, and where its tables begin.
+
+    Tables are of all heads, or one for all: "bias" and "factor" (heads or 1, entries, 1), "vectors" and "values"
+    (heads or 1, entries, width), and "key_vectors", scaled, which keys meet. "shift" is (heads, head_dim). "meeting"
+    (batch, heads, queries, width) meets the vectors in the query's place. "query_clock" and "key_clock" (batch, heads,
+    tokens) are in double precision. What goes by two coordinates comes from `tables_of_plane`. Of a broken line there
+    are "away" (1, entries, 1) and in double precision "share" (rows, queries) and "lines" (heads, lines, 2); "ends"
+    (rows, queries, lines - 1) says how many entries of "away" a query has on each side of a break.
+    """
+
+    def __init__(self, call: Call) -> None:
+        planar = [piece for piece in call.pieces if isinstance(piece, Bias | Meeting) and is_planar(piece)]
+        self.call = call = replace(call, pieces=tuple(piece for piece in call.pieces if not is_planar(piece)))
+        self.reach = reach_of(call)
+        self.key = call.key
+        self.tensors: dict[str, Tensor] = {}
+        self.lows: dict[str, int] = {}
+        self.function = [0, 0]
+        block = call.raw_block()
+        self._biases_and_meetings(block)
+        self._others(block)
+        if planar:
+            self.lows["plane"], tables = tables_of_plane(planar, call, block)
+            self.tensors.update(tables)
+
+    def _entries(self, distances: Sequence[Distance]) -> tuple[int, Tensor]:
+        """The first of the distances that a table for all of these holds, and all of them: those of any pair, and where
+        every term is constant from some distance on, no further than that. The kernel goes on with the end entries."""
+        lowest, highest = self.reach
+        if all(distance.tail == "constant" for distance in distances):
+            past = max(distance.past for distance in distances)
+            lowest, highest = (torch.sym_min(torch.sym_max(end, lowest), highest) for end in (-past, past))
+        return lowest, torch.arange(lowest, highest + 1, device=self.call.query.device)
+
+    def _put(self, name: str, low: int, table: Tensor) -> None:
+        """A table (heads or 1, entries[, width])."""
+        self.tensors[name], self.lows[name] = (table if table.dim() == 3 else table[..., None]), low
+
+    def _biases_and_meetings(self, block: Block) -> None:
+        """The lines of numbers, and the vectors and what meets them."""
+        call, heads = self.call, self.call.query.size(1)
+        biases = [piece for piece in call.pieces if isinstance(piece, Bias)]
+        meetings = [piece for piece in call.pieces if isinstance(piece, Meeting)]
+        shifted = [piece for piece in meetings if piece.shift is not None]  # of these a line comes too
+        of_vectors = [piece.distance for piece in meetings]
+        of_lines = [piece.distance for piece in biases]
+        if shifted:
+            of_vectors = of_lines = [*of_vectors, *of_lines]
+        lines: list[Tensor] = []
+        vectors: list[Tensor] = []
+        key_vectors: list[Tensor] = []
+        features: list[tuple[Tensor, Tensor]] = []
+        if meetings:
+            low, r = self._entries(of_vectors)
+        for meeting in meetings:
+            line = line_of(meeting.at, meeting.distance, block, r)
+            feature = call.query if meeting.feature is None else meets(meeting, block)
+            check_width(line, feature, meeting.distance.scheme)
+            if meeting.feature is not None:
+                features.append((feature, line.expand(heads, -1, -1)))
+                continue
+            (vectors if meeting.side == "query" else key_vectors).append(line)
+            if meeting.shift is not None:
+                v = block.of_heads(meeting.shift.to(call.dtype), meeting.distance.scheme)
+                lines.append((line @ v[..., None])[..., 0] * call.scale)
+        if features:
+            if vectors:
+                features.insert(
+                    0, (call.query.to(call.dtype) * call.scale, reduce(torch.add, vectors).expand(heads, -1, -1))
+                )
+            self.tensors["meeting"], joined = (torch.cat(part, -1) for part in zip(*features, strict=True))
+            self._put("vectors", low, joined)
+        elif vectors:
+            self._put("vectors", low, reduce(torch.add, vectors))
+        if key_vectors:
+            self._put("key_vectors", low, reduce(torch.add, key_vectors) * call.scale)
+        if biases or shifted:
+            low, r = self._entries(of_lines)
+            lines += [line_of(bias.at, bias.distance, block, r) for bias in biases]
+            self._put("bias", low, reduce(torch.add, lines))
+
+    def _others(self, block: Block) -> None:
+        """Vectors of the output, folds, clocks, and a function."""
+        call, heads = self.call, self.call.query.size(1)
+        if call.values:
+            low, r = self._entries([term.distance for term in call.values])
+            lines = [line_of(term.vectors, term.distance, block, r) for term in call.values]
+            self._put("values", low, reduce(torch.add, lines))
+        for piece in call.pieces:
+            if isinstance(piece, Fold) and piece.key is not None:
+                check_width(piece.key, call.query, piece.scheme)
+                self.key = self.key + piece.key.to(call.dtype)
+            elif isinstance(piece, Fold) and piece.query is not None:
+                check_width(piece.query, call.query, piece.scheme)
+                u = block.of_heads(piece.query[0, :, 0].to(call.dtype), piece.scheme).expand(heads, -1)
+                self.tensors["shift"] = self.tensors["shift"] + u if "shift" in self.tensors else u
+            elif isinstance(piece, Clock):
+                for side in ("query", "key"):
+                    clock = block.feature(piece.feature, side)
+                    self.tensors[f"{side}_clock"] = clock.expand(call.query.size(0), heads, -1).double()
+            elif isinstance(piece, Function) and piece.broken is not None:
+                self._broken(piece.broken, piece.scheme, block)
+            elif isinstance(piece, Function):
+                assert piece.formula is not None
+                assert piece.distance is not None
+                low, r = self._entries([piece.distance])
+                (c,) = piece.coefficients(r)
+                self._put("factor", low, block.of_heads(c.to(call.dtype), piece.distance.scheme))
+                self.function = [FUNCTIONS[piece.formula], int(len(call.pieces) > 1 and call.pieces[-1] is piece)]
+
+    def _broken(self, piece: BrokenLine, scheme: str, block: Block) -> None:
+        """A broken line of both coordinates."""
+        low, r = self._entries([Distance(scheme)])
+        away, share = piece.away(r), piece.share(block.query_positions.scalar(scheme))
+        breaks, lines = piece.lines()
+        with torch.no_grad():
+            # Entries fall as they go on: those before the n-th end lie past the n-th break.
+            least = breaks / share[..., None]
+            ends = away.size(0) - torch.searchsorted(away.flip(0), least, right=True)
+        self._put("away", low, away.to(self.call.dtype)[None])
+        heads = block.query.size(1)
+        self.tensors.update(share=share, lines=block.of_heads(lines, scheme).expand(heads, -1, -1), ends=ends)
+
+    def arguments(self) -> tuple[object, ...]:
+        """Those of an operator from ``given`` on, all but the scale."""
+        is_learned = torch.is_grad_enabled()
+        assert self.call.layouts is not None
+        return (
+            [x.contiguous() for x in self.tensors.values()],
+            " ".join(self.tensors),
+            " ".join(name for name, x in self.tensors.items() if is_learned and x.requires_grad),
+            [self.lows.get(name, 0) for name in (*TABLES, "plane")],
+            *(flat(layout) for layout in self.call.layouts),
+            self.call.visibility.flat(),
+            self.function,
+        )
+
+
+def unknown_piece(call: Call, functions: Collection[str], keys_meet: bool = False) -> str | None:
+    """Why a kernel that takes what `Given` holds cannot run the pieces, which `tiles` can; None where it can.
+    ``functions`` are those of a score that it knows. ``keys_meet``: it takes "key_vectors"."""
+    for piece in call.pieces:
+        if isinstance(piece, Meeting) and piece.side == "key" and not keys_meet:
+            return "a key meets a vector"
+        if isinstance(piece, Function) and (piece.formula not in functions or piece.distance is None):
+            return "a score term is a function of the score that the kernel does not know"
+    distances = [getattr(term, "distance", None) for term in (*call.pieces, *call.values)]
+    if any(d is not None and d.tail != "constant" for d in distances) and is_spread(call):
+        return "a term needs a table of all distances between the least and the greatest, which lie too far apart"
+    return None
+
+
+# -- an operator's derivative -----------------------------------------------------------------------------------------
+
+
+def differentiate(forward: Any, backward: Any) -> None:
+    """Tells PyTorch the shapes of what two custom operators give, and that one is the derivative of the other.
+
+    ``forward`` takes query, key, value, `Given.arguments` and the scale, and gives output and log-sum-exp; ``backward``
+    takes the gradients of both, query, key, value, output, log-sum-exp and the rest, and gives the gradients of query,
+    key and value, and of what is learned.
+    """
+
+    def fake(query, key, value, *_):  # type: ignore[no-untyped-def]
+        lse = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+        return value.new_empty((*query.shape[:3], value.size(-1))), lse
+
+    def fake_backward(dout, dlse, query, key, value, out, lse, given, names, learned, *_):  # type: ignore[no-untyped-def]
+        of = dict(zip(names.split(), given, strict=True))
+        tensors = (query, key, value, *(of[name] for name in learned.split()))
+        return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
+
+    def save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
+        query, key, value, given, *ctx.rest = inputs
+        ctx.none = tuple([] if x == [] else None for x in ctx.rest)  # an empty list is one of tensors to PyTorch
+        ctx.save_for_backward(query, key, value, *output, *given)
+        ctx.set_materialize_grads(False)
+
+    def grads(ctx, dout, dlse):  # type: ignore[no-untyped-def]
+        query, key, value, out, lse, *given = ctx.saved_tensors
+        if dout is None and dlse is None:
+            return None, None, None, [None] * len(given), *ctx.none
+        dout = torch.zeros_like(out) if dout is None else dout.contiguous()
+        found = backward(dout, dlse, query, key, value, out, lse, given, *ctx.rest)
+        names, learned = ctx.rest[0].split(), ctx.rest[1].split()
+        of = dict(zip(learned, found[3:], strict=True))
+        return *found[:3], [of.get(name) for name in names], *ctx.none
+
+    forward.register_fake(fake)
+    backward.register_fake(fake_backward)
+    forward.register_autograd(grads, setup_context=save)

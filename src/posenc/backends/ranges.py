@@ -1,0 +1,192 @@
+"""Bands of rotation: near pairs and far ones, each turned by maps of its own, as calls of any backend that are merged.
+
+A band is a difference of coordinates, from one whole number up to another. Where coordinates rise by one with the
+order, as they do in texts, that is a window of the order, and nothing but what a query sees is changed; bands by chunks
+of coordinates become documents, or orders that count chunks. Elsewhere a mask picks the pairs. Every pair is of one
+band, so merging by log-sum-exp is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from posenc.backends import choice
+from posenc.backends.call import Call, Far, counted
+from posenc.backends.merging import merge
+from posenc.backends.reference import REFERENCE
+from posenc.positions.layout import Layout, Span, document_of_chunk
+from posenc.positions.positions import Positions
+from posenc.positions.tiles import Visibility
+
+MERGED = "by which near pairs and far ones, which are turned otherwise, are merged"
+Run = Callable[[], tuple[Tensor, Tensor | None]]
+
+
+def runner(call: Call, backend: str) -> Run:
+    """What runs the call: one backend, or one for each band of it. ValueError where the one asked for cannot."""
+    is_auto = isinstance(backend, str) and backend == "auto"
+    if not call.bands:
+        chosen = choice.choose(call)[0] if is_auto else choice.named(call, backend)
+        return lambda: chosen(call)
+    if backend == "reference" or (is_auto and _is_dense(call)):
+        return lambda: REFERENCE(call)
+    bands = [part for _, part in parts(call)]
+    each = [choice.choose(part)[0] if is_auto else choice.named(part, backend, MERGED) for part in bands]
+
+    def run() -> tuple[Tensor, Tensor | None]:
+        found = [backend(part) for backend, part in zip(each, bands, strict=True)]
+        whole = []
+        for out, lse in found:
+            assert lse is not None
+            whole.append((out, lse))
+        return merge(whole)
+
+    return run
+
+
+def explain(call: Call) -> choice.Explanation:
+    """What "auto" takes for a call, and why not the others; of every band, where it has some."""
+    if not call.bands:
+        return choice.explain(call)
+    if _is_dense(call):
+        why = "far pairs are turned otherwise than near ones, and the scores are few enough to make both and choose"
+        return choice.Explanation("reference", why, _refusals(parts(call)))
+    told = tuple((name, choice.explain(part)) for name, part in parts(call))
+    names = " + ".join(dict.fromkeys(each.backend for _, each in told))
+    picked = "by a mask" if any(part.attn_mask is not call.attn_mask for _, part in parts(call)) else "by positions"
+    why = (
+        f"{names}: far pairs are turned otherwise than near ones, so each band is a call of its own, its pairs picked "
+    )
+    return choice.Explanation(names, f"{why}{picked}, and they are merged by log-sum-exp", {}, bands=told)
+
+
+def _refusals(bands: list[tuple[str, Call]]) -> dict[str, str]:
+    """The backends that cannot run every band, with the reason of the first."""
+    reasons: dict[str, str] = {}
+    for backend in choice.BACKENDS:
+        for name, part in bands:
+            reason = None if backend is REFERENCE else backend.refuses(part)
+            if reason is not None:
+                reasons.setdefault(backend.name, f"{name}: {reason}")
+    return reasons
+
+
+def _is_dense(call: Call) -> bool:
+    """Whether the scores are few enough to make those of every band and choose, or nothing else has the derivative."""
+    if call.is_forward_mode:
+        return True
+    pairs = call.query.size(2) * call.key.size(2)
+    is_few = not torch.compiler.is_compiling() and pairs <= choice.FEW_PAIRS
+    return is_few and call.query.size(0) * call.query.size(1) * pairs <= choice.FEW_SCORES
+
+
+def parts(call: Call) -> list[tuple[str, Call]]:
+    """A call for each band of which a query may see something, with its name; no pair is in two of them."""
+    whole = replace(call, bands=(), return_lse=True)
+    near = Far(0, call.query, call.key)
+    ends = [*(far.reach for far in call.bands), None]
+    is_even = rises_with_order(call)
+    found = []
+    for far, end in zip((near, *call.bands), ends, strict=True):
+        start = None if far is near else far.reach
+        norms = call.key_norms if far is near else None  # they are those of near pairs
+        part = replace(whole, query=far.query, key=far.key, key_norms=norms)
+        if is_even and call.chunk is None:
+            seen = _by_order(part, start, end)
+        else:
+            seen = (_by_chunks(part, start, end) if is_even else None) or _by_mask(part, start, end)
+        if seen is not None:
+            found.append((_name(call, start), seen))
+    return found
+
+
+def _name(call: Call, start: int | None) -> str:
+    if start is None:
+        return "near pairs"
+    return (
+        f"pairs {start} places or more apart"
+        if call.chunk is None
+        else f"pairs {start} chunks of {call.chunk} or more apart"
+    )
+
+
+def rises_with_order(call: Call) -> bool:
+    """Whether it is known that, in each document, the coordinate of a token is its order and a constant."""
+    if call.layouts is None:
+        return False
+    query, key = call.layouts
+    for row in range(max(len(query.rows or ()), len(key.rows or ()))):
+        known: dict[int, int] = {}
+        for span in (*query.of_row(row), *key.of_row(row)):
+            if span.line is None or span.order_step != 1:
+                return False
+            ahead = span.line - span.order
+            if known.setdefault(span.document, ahead) != ahead:
+                return False
+    return True
+
+
+def _by_order(call: Call, start: int | None, end: int | None) -> Call | None:
+    """The call of pairs with start <= o_i - o_j < end; None where a window hides all of them."""
+    seen = call.visibility
+    left = seen.left
+    if end is not None:
+        left = end - 1 if left is None else min(left, end - 1)
+    if start is None:
+        return replace(call, visibility=replace(seen, left=left))
+    if left is not None and left < start:
+        return None
+    # What is so far behind is neither hidden by causality nor by a window to the right.
+    return replace(call, visibility=Visibility(False, left, -start))
+
+
+def _by_chunks(call: Call, start: int | None, end: int | None) -> Call | None:
+    """The call of pairs with start <= g_i - g_j < end, where g counts chunks; None where a window cuts chunks, and in
+    a graph, which is compiled for texts of any number of chunks."""
+    seen = call.visibility
+    if seen.left is not None or seen.right is not None or torch.compiler.is_compiling():
+        return None
+    if start is None and seen.is_causal and end != 1:
+        return None
+    assert call.chunk is not None
+    queries, keys = call.query_positions, call.key_positions
+    cut = [positions.layout.in_chunks(call.chunk) or [] for positions in (queries, keys)]  # which `parts` has seen
+    is_own = start is None and seen.is_causal  # no chunk that is seen comes later
+
+    def placed(positions: Positions, of_rows: list[list[tuple[Span, int]]]) -> Positions:
+        number = counted(positions, call.chunk)
+        if is_own:  # a document for each chunk of each document
+            document = document_of_chunk(positions.document, number)
+            rows = [[replace(s, document=document_of_chunk(s.document, n)) for s, n in row] for row in of_rows]
+            there = Positions(positions.coords, order=positions.order, document=document, segment=positions.segment)
+        else:  # an order that counts chunks: those before it are of earlier tokens, so that causality hides none
+            rows = [[replace(s, order=n, order_step=0) for s, n in row] for row in of_rows]
+            there = Positions(positions.coords, order=number, document=positions.document, segment=positions.segment)
+        bounds = positions.layout.bounds
+        return there.with_layout(Layout(len(positions), tuple(tuple(row) for row in rows), bounds))
+
+    of_keys = placed(keys, cut[1])
+    of_queries = of_keys if queries is keys else placed(queries, cut[0])
+    part = replace(call, query_positions=of_queries, key_positions=of_keys)
+    if is_own:
+        return part
+    left, right = None if end is None else end - 1, None if start is None else -start
+    return replace(part, visibility=Visibility(False, left, right))
+
+
+def _by_mask(call: Call, start: int | None, end: int | None) -> Call:
+    """The call of pairs that are that far apart, picked by a mask of all of them."""
+    apart = call.apart()[:, None]
+    outside = torch.zeros_like(apart, dtype=torch.bool)
+    if start is not None:
+        outside = outside | (apart < start)
+    if end is not None:
+        outside = outside | (apart >= end)
+    mask = call.attn_mask
+    if mask is None or mask.dtype == torch.bool:
+        return replace(call, attn_mask=~outside if mask is None else mask & ~outside)
+    return replace(call, attn_mask=mask.masked_fill(outside, -torch.inf))

@@ -1,0 +1,338 @@
+"""Tiled attention: any mix of pieces that go by distance, in linear memory, over any layout of the positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from posenc.arguments import one_or
+from posenc.backends.call import Backend, Call
+from posenc.backends.tiled.operator import by_name, name_of
+from posenc.encoding.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Row
+from posenc.lowering.block import Block
+from posenc.lowering.forms import ENTRIES_PER_TOKEN, check_width, meets
+from posenc.positions.layout import Span, flat
+from posenc.positions.tiles import distances, tiles
+
+BANDS = 8  # up to so many band widths of keys, what is near is most of it (measured: docs/log.md)
+
+
+def _refuses(call: Call) -> str | None:
+    reason = unfit(call)
+    if reason is None and _goes_by_distance(call) and is_spread(call) and _learned(call, width_of(call)) is None:
+        return "a term needs a table of all distances between the least and the greatest, which lie too far apart"
+    return reason
+
+
+def unfit(call: Call) -> str | None:
+    """Why a call cannot be run from its tiles by a backend that lays out no line of distances; None where it can."""
+    if call.attn_mask is not None or call.dropout_p:
+        return "it takes no attn_mask and no dropout"
+    if call.is_forward_mode:
+        return "it has no forward-mode derivative"
+    if call.scale <= 0:
+        return "it hides keys before it scales, so the scale must be positive"
+    if 0 in (*call.query.shape, *call.key.shape, *call.value.shape):
+        return "there is nothing to attend to"
+    if call.layouts is None:
+        return "the layout of the positions is not known: use positions.with_layout(), or positions made by name"
+    reason = _refused_piece(call)
+    if reason is not None:
+        return reason
+    if _goes_by_distance(call) and not _has_distances(call):
+        return "a term goes by distance, and coordinates are not known to rise by one with the tokens"
+    return None
+
+
+def _refused_piece(call: Call) -> str | None:
+    functions = [n for n, piece in enumerate(call.pieces) if isinstance(piece, Function)]
+    for n, piece in enumerate(call.pieces):
+        if isinstance(piece, Row):
+            return "a score term needs whole rows of scores"
+        if isinstance(piece, Bias) and piece.hides:
+            return "a score term hides keys by itself"
+        distance = getattr(piece, "distance", None)
+        if distance is not None and distance.axis != 0:
+            return "a score term goes by several coordinates"
+        if (
+            isinstance(piece, Fold)
+            and piece.query is not None
+            and not (piece.query.dim() == 4 and piece.query.size(0) == piece.query.size(2) == 1)
+        ):
+            return "a vector added to the query differs from token to token"
+        if isinstance(piece, Fold) and piece.key is not None and not one_or(piece.key.size(1), call.key.size(1)):
+            return "a vector added to the key differs from query head to query head"
+        if isinstance(piece, Function):
+            if piece.reads_coordinates:
+                return "a score term is a function of both coordinates"
+            if len(functions) > 1 or n not in (0, len(call.pieces) - 1):
+                return "a score term that is a function of the score stands between others"
+            if not all(_is_named(f) for f in (piece.apply, piece.derivative) if f is not None):
+                return "a score term's function is not one of a module, so that an operator cannot find it by its name"
+    if any(isinstance(p, Fold) and p.key is not None for p in call.pieces):
+        if any(isinstance(p, Fold) and p.query is not None for p in call.pieces):
+            return "vectors are added to the query and to the key, and their product is a term that nobody asked for"
+        if functions[:1] == [0] and len(call.pieces) > 1:
+            return "a score term must see the score before a vector is added to the key"
+    if functions[:1] == [0] and any(isinstance(p, Fold) for p in call.pieces):
+        return "a score term must see the score before a vector is added to the query"
+    if sum(isinstance(p, Clock) for p in call.pieces) > 1:
+        return "there is more than one clock"
+    return None
+
+
+def _is_named(function: Callable[..., object]) -> bool:
+    try:
+        return by_name(name_of(function)) is function
+    except (AttributeError, ImportError):
+        return False
+
+
+# What torch.compiler.assume_constant_result does, which imports the whole compiler: a graph keeps what these say.
+_is_named._dynamo_marked_constant = name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _goes_by_distance(call: Call) -> bool:
+    return any(getattr(term, "distance", None) is not None for term in (*call.pieces, *call.values))
+
+
+def _has_distances(call: Call) -> bool:
+    assert call.layouts is not None
+    return all(span.line is not None for layout in call.layouts for row in layout.rows or () for span in row)
+
+
+def is_spread(call: Call) -> bool:
+    """Whether the distances of pairs reach over more than a table of them may hold, as on both sides of a gap."""
+    assert call.layouts is not None
+    query, key = call.layouts
+    if query.run is not None and key.run is not None:
+        return False  # of unbroken texts there are as many as tokens
+    most = ENTRIES_PER_TOKEN * (call.query.size(2) + call.key.size(2))
+    spread = [layout.bounds[1] - layout.bounds[0] for layout in (query, key) if layout.bounds is not None]
+    if len(spread) == 2 and sum(spread) < most:
+        return False
+    least, greatest = reach_of(call)
+    return greatest - least >= most
+
+
+def width_of(call: Call) -> int | None:
+    """W, the distance from which on every term of the call is straight; None where one of them never is."""
+    if call.query.device.type != "cpu":  # there is no fused kernel that gives its log-sum-exp here
+        return None
+    width = 0
+    for piece in (*call.pieces, *call.values):
+        if isinstance(piece, Function) or (isinstance(piece, Meeting) and piece.side == "key"):
+            return None  # what a key meets far away is as much for all queries, and as different from key to key
+        distance = getattr(piece, "distance", None)
+        if distance is None:
+            continue
+        if distance.tail is None or distance.reach is not None:
+            return None
+        # The pair at distance 0 is near, unless all of the line is straight from there on.
+        width = max(width, distance.past if distance.tail == "linear" else max(1, distance.past))
+    return width
+
+
+def has_far_keys(call: Call, width: int) -> bool:
+    """Whether keys further away than W are so many that the fused kernel saves more than its calls cost. A graph, which
+    serves every length, takes them for many."""
+    return torch.compiler.is_compiling() or BANDS * width < call.key.size(2)
+
+
+def _run(call: Call) -> tuple[Tensor, Tensor | None]:
+    assert call.layouts is not None
+    queries, keys = call.layouts
+    block = call.raw_block()
+    call.check()
+    heads, dtype, device = call.query.size(1), call.dtype, call.query.device
+    width = _learned(call, width_of(call))
+    if width is not None and not has_far_keys(call, width) and not is_spread(call):
+        width = None
+    lowest, highest = reach_of(call) if width is None else (-width - 1, width + 1)
+    r = torch.arange(lowest, highest + 1, device=device)
+
+    lines: dict[str, list[Tensor]] = {"bias": [], "vectors": [], "key_vectors": [], "values": [], "shift": []}
+    features: list[tuple[Tensor, Tensor]] = []
+    key, function = call.key, None
+    clocks: dict[str, Tensor] = {}
+    for piece in call.pieces:
+        if isinstance(piece, Bias):
+            lines["bias"].append(line_of(piece.at, piece.distance, block, r).expand(heads, -1))
+        elif isinstance(piece, Meeting):
+            line = line_of(piece.at, piece.distance, block, r)
+            feature = call.query if piece.feature is None else meets(piece, block)
+            check_width(line, feature, piece.distance.scheme)
+            if piece.feature is not None:
+                features.append((feature, line.expand(heads, -1, -1)))
+                continue
+            lines["vectors" if piece.side == "query" else "key_vectors"].append(line)
+            if piece.shift is not None:
+                v = block.of_heads(piece.shift.to(dtype), piece.distance.scheme)
+                lines["bias"].append((line @ v[..., None])[..., 0].expand(heads, -1) * call.scale)
+        elif isinstance(piece, Fold) and piece.key is not None:
+            check_width(piece.key, call.query, piece.scheme)
+            key = (key + piece.key.to(dtype)).to(key.dtype)
+        elif isinstance(piece, Fold) and piece.query is not None:
+            check_width(piece.query, call.query, piece.scheme)
+            lines["shift"].append(block.of_heads(piece.query[0, :, 0].to(dtype), piece.scheme).expand(heads, -1))
+        elif isinstance(piece, Clock):
+            clocks = {f"{s}_clock": block.feature(piece.feature, s).expand(-1, heads, -1) for s in ("query", "key")}
+        elif isinstance(piece, Function):
+            function = piece
+    lines["values"] = [line_of(term.vectors, term.distance, block, r) for term in call.values]
+    bias, vectors, key_vectors, values, shift = (reduce(torch.add, line) if line else None for line in lines.values())
+
+    slopes = far_bias = far_vectors = far_values = None
+    if width is not None:
+        is_sloped = any(isinstance(piece, Bias) and piece.distance.tail == "linear" for piece in call.pieces)
+        bias, slopes, far_bias = _straightened(bias, width, is_sloped)
+        vectors, far_vectors = _counted(vectors)
+        values, far_values = _counted(values)
+        lowest = -width
+    query, meeting = call.query, None  # the query alone, scaled
+    far_features: list[tuple[Tensor, Tensor]] = []
+    is_folded = shift is not None and width is not None  # the fused kernel meets keys with the query that it is given
+    if shift is not None and is_folded:
+        query, shift = (call.query + shift[:, None]).to(call.query.dtype), None
+    if features or (is_folded and vectors is not None):
+        if width is not None:
+            counted = [(x, *_counted(line)) for x, line in features]
+            features = [(x, line) for x, line, _ in counted if line is not None]
+            far_features = [(x, far) for x, _, far in counted if far is not None]
+        if vectors is not None:
+            features.insert(0, (call.query.to(dtype) * call.scale, vectors.expand(heads, -1, -1)))
+        meeting, vectors = (torch.cat(part, -1) for part in zip(*features, strict=True))
+    coefficients, apply, is_last = None, "", False
+    if function is not None:
+        apply = " ".join(name_of(f) for f in (function.apply, function.derivative) if f is not None)
+        is_last = len(call.pieces) > 1 and call.pieces[-1] is function
+        if function.distance is not None:
+            distance = function.distance
+            given = [block.of_heads(c.to(dtype), distance.scheme).expand(heads, -1) for c in function.coefficients(r)]
+            coefficients = torch.stack(given)
+    near = [line for line in (bias, vectors, values) if line is not None]
+    keeps_right = width is not None and bool(near) and _looks_right(call)
+    value = call.value
+    if width is not None and torch.is_grad_enabled() and any(line.requires_grad for line in near):
+        # The gradient of a table counts what is far as well, of which the fused kernel rounds the output to the inputs'
+        # dtype: half precision would leave a thousandth of it wrong.
+        query, key, value = (x.to(dtype) for x in (query, key, value))
+    tables = {"bias": bias, "vectors": vectors, "meeting": meeting, "key_vectors": key_vectors, "values": values}
+    tables.update(clocks, coefficients=coefficients, shift=shift)
+    present = {name: x for name, x in tables.items() if x is not None}
+    out, lse, *_ = torch.ops.posenc.tiled(
+        query,
+        key,
+        value,
+        [x.contiguous() for x in present.values()],
+        slopes,
+        " ".join(present),
+        flat(queries),
+        flat(keys),
+        call.visibility.flat(),
+        [int(width is None), width or 0, lowest, int(is_last), int(keeps_right)],
+        apply,
+        call.scale,
+        call.skip_below,
+    )
+    if far_values is not None:
+        sees = (lse > -torch.inf)[..., None]
+        out = torch.addcmul(out.to(dtype), far_values, sees.to(dtype))
+    if far_bias is not None:
+        lse = lse + far_bias
+    if far_vectors is not None:
+        lse = lse + (call.query.to(dtype) @ far_vectors.mT)[..., 0] * call.scale
+    for feature, far in far_features:
+        lse = lse + (feature @ far.mT)[..., 0]
+    return out.to(call.query.dtype), lse if call.return_lse else None
+
+
+def line_of(at: object, distance: Distance, block: Block, r: Tensor) -> Tensor:
+    """What a term gives at these distances, (heads or 1, distances[, width]), in the precision of scores."""
+    reach = None if distance.reach is None else distance.reach[0] - 1
+    entries = r if reach is None else r.clamp(-reach, reach)  # checked: only pairs that nothing may see lie further
+    return block.of_heads(at(entries), distance.scheme).to(block.dtype)  # type: ignore[operator]
+
+
+def _learned(call: Call, width: int | None) -> int | None:
+    """None in place of the width where a straight line is learned: its slope's gradient needs every pair."""
+    if width is None or not torch.is_grad_enabled():
+        return width
+    for piece in call.pieces:
+        if isinstance(piece, Bias) and piece.distance.tail == "linear":
+            past = piece.distance.past
+            ends = torch.arange(past, past + 2, device=call.query.device)
+            if piece.at(ends).requires_grad:
+                return None
+    return width
+
+
+def _straightened(
+    bias: Tensor | None, width: int, is_sloped: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Of a bias at the distances -W - 1 .. W + 1: the near entries -W .. W less what stands far to the left besides the
+    slope; the slopes (2, heads), None where there are none; and what was taken off, (heads, 1)."""
+    if bias is None:
+        return None, None, None
+    slopes = None
+    first = bias[:, 1:2]
+    if is_sloped:
+        slopes = torch.stack((bias[:, 0] - bias[:, 1], bias[:, -1] - bias[:, -2])).detach()
+        first = first - slopes[0][:, None] * width
+    return (bias[:, 1:-1] - first if width else None), slopes, first
+
+
+def _counted(line: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Of vectors at the distances -W - 1 .. W + 1 those at -W .. W less the first; and the first."""
+    if line is None:
+        return None, None
+    return line[:, 1:-1] - line[:, 1:2], line[:, 1:2]
+
+
+def reach_of(call: Call) -> tuple[int, int]:
+    """The least and the greatest distance of any pair that may be seen."""
+    assert call.layouts is not None
+    query, key = (layout.run for layout in call.layouts)
+    # The spans of a grid are no lines.
+    if (
+        torch.compiler.is_compiling()
+        and query is not None
+        and key is not None
+        and query.line is not None
+        and key.line is not None
+    ):
+        return _reach_of_runs(query, key, call)
+    found = list(tiles(*call.layouts, call.visibility, call.query.size(0)))
+    reached = distances(found)
+    assert reached is not None or not _goes_by_distance(call)
+    return reached or (0, 0)
+
+
+def _looks_right(call: Call) -> bool:
+    """Whether a query sees a key of a higher coordinate, as tokens of one order do in spite of causality."""
+    assert call.layouts is not None
+    query, key = (layout.run for layout in call.layouts)
+    if query is None or key is None or query.line is None or key.line is None:
+        found = distances(list(tiles(*call.layouts, call.visibility, call.query.size(0))))
+        return found is None or found[1] > 0
+    ahead = (key.line - key.order) - (query.line - query.order)
+    return call.visibility.furthest is None or ahead + call.visibility.furthest > 0
+
+
+def _reach_of_runs(query: Span, key: Span, call: Call) -> tuple[int, int]:
+    """The same without a comparison of lengths, which a compiler may not know."""
+    assert query.line is not None
+    assert key.line is not None
+    m, n = call.query.size(2), call.key.size(2)
+    apart = key.line - query.line
+    lowest, highest = apart - (m - 1), apart + n - 1
+    if call.visibility.furthest is not None:
+        level = (key.line - key.order) - (query.line - query.order)
+        highest = torch.sym_min(highest, level + call.visibility.furthest)
+    return lowest, highest
+
+
+TILED = Backend("tiled", refuses=_refuses, run=_run)

@@ -1,0 +1,364 @@
+"""What of a call lies near, in bands worked on pair by pair, and what far, in parts of the fused kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from posenc.backends.tiled import band, fused
+from posenc.backends.tiled.lines import Lines
+from posenc.encoding.horizon import faint
+from posenc.positions.layout import unflat
+from posenc.positions.tiles import Tile, Visibility, tiles
+
+CHANNELS = 16  # what a row of channels is padded by, to stay aligned
+NEVER = 2**62  # a horizon that no key lies beyond
+SHARE = 6  # a horizon nearer than a sixth of the keys saves more than its calls cost (measured: docs/log.md)
+MIN_HEADS = 2  # what the kernel is called for at once, at least
+
+
+@dataclass
+class Plan:
+    """What the numbers handed to the operator say."""
+
+    found: list[Tile]
+    width: int | None  # W; None: every distance is near
+    lowest: int
+    skip_below: float  # the share of a row's weight that may be left out
+    keeps_right: bool  # pairs far to the right are summed apart, because something of theirs is learned or added
+
+    @property
+    def straight_from(self) -> int:
+        """The least distance to the right that is far."""
+        assert self.width is not None
+        return max(self.width, 1)
+
+
+def planned(
+    rows: int,
+    queries: Sequence[int],
+    keys: Sequence[int],
+    seen: Sequence[int],
+    form: Sequence[int],
+    skip_below: float,
+) -> Plan:
+    """The plan that the operator's numbers describe."""
+    visibility = Visibility.unflat(seen)
+    found = list(tiles(unflat(queries), unflat(keys), visibility, rows))
+    is_banded, width, lowest, _, keeps_right = form
+    return Plan(found, None if is_banded else width, lowest, skip_below, bool(keeps_right))
+
+
+@dataclass
+class _Far:
+    """What far pairs get besides their score: slopes for each side, a constant of the row to the right, and clocks."""
+
+    slopes: Tensor | None  # (2, heads): to the left and to the right, for each step away
+    constant: Tensor | None  # (batch, heads, queries), of pairs to the right
+    query_clock: Tensor | None
+    key_clock: Tensor | None
+    heads: list[int]
+    tile: Tile
+    is_right: bool
+    triangles: dict[tuple[str, int, int], Tensor]
+    kernel_dtype: torch.dtype
+
+    def __call__(self, part: fused.Part) -> tuple[Tensor | None, Tensor | None]:
+        mask: Tensor | None = None
+        row: Tensor | None = None
+        if self.constant is not None and self.is_right:
+            row = self.constant[self.tile.row, self.heads, part.queries]
+        if self.slopes is not None:
+            mask, more = self._sloped(part)
+            row = row if more is None else more if row is None else row + more
+        if self.query_clock is not None and self.key_clock is not None:
+            here = self.query_clock[self.tile.row, self.heads, part.queries]
+            there = self.key_clock[self.tile.row, self.heads, part.keys]
+            corner = there[..., :1] if self.is_right else there[..., -1:]
+            dtype = torch.promote_types(self.kernel_dtype, torch.float32)  # a clock may be finer than the scores
+            by_key, by_row = (corner - there)[:, :, None].to(dtype), (here - corner).to(dtype)
+            mask = by_key if mask is None else mask + by_key
+            row = by_row if row is None else row + by_row
+        return mask, row
+
+    def _sloped(self, part: fused.Part) -> tuple[Tensor, Tensor | None]:
+        assert self.slopes is not None
+        assert self.tile.distance is not None
+        slope = self.slopes[int(self.is_right), self.heads][:, None]
+        device = slope.device
+        if part.shape in ("before", "after", "band"):
+            kind = (part.shape, part.stop - part.start, part.first - part.start)
+            if kind not in self.triangles:
+                query = torch.arange(part.start, part.stop, device=device)
+                key = torch.arange(part.first, part.last, device=device)
+                away = (key - query[:, None] + self.tile.distance).abs()
+                self.triangles[kind] = (slope[..., None] * away)[None]
+            return self.triangles[kind], None
+        query = torch.arange(part.start, part.stop, device=device)
+        key = torch.arange(part.first, part.last, device=device)
+        if self.is_right:  # the nearest pair is the last query's with the first key
+            start = part.first - (part.stop - 1) + self.tile.distance
+            return (slope * (key - part.first))[None, :, None], (slope * (part.stop - 1 - query + start))[None]
+        start = part.start - (part.last - 1) - self.tile.distance
+        return (slope * (part.last - 1 - key))[None, :, None], (slope * (query - part.start + start))[None]
+
+
+@dataclass
+class _Region:
+    """A far part of a tile for some query heads, all of the same group and of consecutive key heads."""
+
+    far: _Far
+    kv_heads: slice
+    low: int | None
+    high: int | None
+
+    def of_queries(self, x: Tensor) -> Tensor:
+        """Their rows of (batch, heads, ...), a view."""
+        heads = self.far.heads
+        step = heads[1] - heads[0] if len(heads) > 1 else 1
+        return x[self.far.tile.row, heads[0] : heads[-1] + 1 : step]
+
+    def of_keys(self, x: Tensor) -> Tensor:
+        """Their rows of (batch, kv_heads, ...), a view."""
+        return x[self.far.tile.row, self.kv_heads]
+
+    def parts(self) -> Iterator[fused.Part]:
+        """What the kernel is called for."""
+        tile = self.far.tile
+        return fused.parts(tile.start, tile.stop, tile.first, tile.last, self.low, self.high)
+
+
+def regions(
+    plan: Plan,
+    query: Tensor,
+    key: Tensor,
+    slopes: Tensor | None,
+    constant: Tensor | None,
+    query_clock: Tensor | None,
+    key_clock: Tensor | None,
+    scale: float,
+) -> Iterator[_Region]:
+    assert plan.width is not None
+    groups = query.size(1) // key.size(1)
+    sided = slopes is not None or constant is not None or plan.width > 0
+    # A clock may make far keys louder than the slope makes them faint.
+    horizons = _horizons(query, key, slopes if query_clock is None else None, scale, plan)
+    triangles: dict[Any, Any] = {}
+    for tile in plan.found:
+        for is_right in (False, True) if sided else (False,):
+            low, high = tile.low, tile.high
+            if sided:
+                assert tile.distance is not None
+                if is_right:
+                    low = _most(low, plan.straight_from - tile.distance)
+                else:
+                    high = _least(high, -plan.width - tile.distance)
+                if low is not None and high is not None and low > high:
+                    continue
+            for g in range(groups):
+                for kv, horizon in _alike(horizons[int(is_right)][g]):
+                    heads = [h * groups + g for h in range(kv.start, kv.stop)]
+                    shared = triangles.setdefault((tuple(heads), is_right, tile.distance), {})
+                    far = _Far(slopes, constant, query_clock, key_clock, heads, tile, is_right, shared, query.dtype)
+                    yield _Region(far, kv, *_within(tile, low, high, horizon, is_right))
+
+
+def _within(
+    tile: Tile, low: int | None, high: int | None, horizon: int, is_right: bool
+) -> tuple[int | None, int | None]:
+    """The bounds of a region without what lies beyond the horizon, counted from the nearest key a query sees there.
+
+    Only where that key is as near for every query; otherwise the bounds stay.
+    """
+    if horizon >= NEVER:
+        return low, high
+    if is_right:
+        if low is None or tile.start + low < tile.first:
+            return low, high
+        return low, _least(high, low + horizon)
+    if high is None or tile.stop - 1 + high > tile.last - 1:
+        return low, high
+    return _most(low, high - horizon), high
+
+
+def _horizons(
+    query: Tensor, key: Tensor, slopes: Tensor | None, scale: float, plan: Plan
+) -> tuple[list[list[int]], list[list[int]]]:
+    """For each side, group and key head: how many steps past the nearest key nothing can be seen any more.
+
+    Two scores of a query differ by no more than 2 scale |q| |k|, so a key that the slope puts further below the nearest
+    one than that and is faint does not count.
+    """
+    kv_heads, groups = key.size(1), query.size(1) // key.size(1)
+    below = -faint(plan.skip_below, key.size(2))
+    if slopes is None or below == math.inf:
+        never = [[NEVER] * kv_heads for _ in range(groups)]
+        return never, never
+    longest_q = torch.linalg.vector_norm(query.flatten(2, 2), dim=-1, dtype=slopes.dtype).amax((0, 2))
+    longest_k = torch.linalg.vector_norm(key, dim=-1, dtype=slopes.dtype).amax((0, 2)).repeat_interleave(groups)
+    steps = (2 * abs(scale) * longest_q * longest_k + below) / -slopes
+    steps = torch.where((slopes < 0) & steps.isfinite(), steps, float(NEVER))
+    sides = []
+    for side in steps.view(2, kv_heads, groups).mT.tolist():
+        sides.append(
+            [_together([-(-(int(min(s, NEVER)) + 1) // 64) * 64 for s in heads], key.size(2)) for heads in side]
+        )
+    return sides[0], sides[1]
+
+
+def _together(horizons: list[int], keys: int) -> list[int]:
+    """Of each head that of the head nearby which sees furthest: the kernel is called for some heads at a time, so that
+    all threads have work. None, where it would leave out too few of the keys to be worth a call."""
+    at_once = max(MIN_HEADS, torch.get_num_threads())
+    furthest = []
+    for h in range(0, len(horizons), at_once):
+        most = max(horizons[h : h + at_once])
+        furthest += [most if most <= keys // SHARE else NEVER] * len(horizons[h : h + at_once])
+    return furthest
+
+
+def _alike(horizons: list[int]) -> Iterator[tuple[slice, int]]:
+    """Runs of heads with one horizon."""
+    starts = [h for h in range(len(horizons)) if h == 0 or horizons[h] != horizons[h - 1]]
+    for a, b in pairwise([*starts, len(horizons)]):
+        yield slice(a, b), horizons[a]
+
+
+def _most(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else max(a, b)
+
+
+def _least(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+def near(plan: Plan, query: Tensor, key: Tensor, dtype: torch.dtype) -> Iterator[band.Band]:
+    """The bands of pairs that are worked on one by one."""
+    for tile in plan.found:
+        if plan.width is None:
+            low, high = tile.first - tile.stop, tile.last - tile.start
+        else:
+            assert plan.width == 0 or tile.distance is not None
+            low, high = 1 - plan.width - (tile.distance or 0), plan.width - 1 - (tile.distance or 0)
+        if low <= high:
+            yield from band.bands(tile, low, high, (tile.distance or 0) - plan.lowest, query, key, dtype)
+
+
+def constant_of(query: Tensor, lines: Lines, slopes: Tensor | None, plan: Plan, scale: float) -> Tensor | None:
+    """What every key far to the right adds to its row's scores besides the slope, (batch, heads, queries)."""
+    if plan.width is None or (lines.bias is None and lines.vectors is None):
+        return None
+    constant = query.new_zeros(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+    if lines.bias is not None:
+        constant += lines.bias[:, -1:]
+        if slopes is not None:
+            constant -= slopes[1][:, None] * plan.width
+    if lines.vectors is not None:
+        meeting = query.to(constant.dtype) * scale if lines.meeting is None else lines.meeting
+        constant += (meeting @ lines.vectors[:, -1, :, None])[..., 0]
+    return constant
+
+
+def padded_to(x: Tensor, widest: int) -> Tensor:
+    """Padded to as many channels, which lie side by side: the kernel does not look."""
+    x = x if x.size(-1) == widest else F.pad(x, (0, widest - x.size(-1)))
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def far_backward(
+    plan: Plan,
+    dout: Tensor,
+    dlse: Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    lines: Lines,
+    d_lines: Lines,
+    slopes: Tensor | None,
+    constant: Tensor | None,
+    right: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    scale: float,
+) -> None:
+    """Adds the gradients through the parts of the fused kernel."""
+    width = query.size(-1)
+    widest = max(width, value.size(-1))
+    extra = dlse is not None or lines.key_clock is not None
+    wide = widest + CHANNELS if extra else widest
+    q, k, v, do, o = (padded_to(x, wide) for x in (query, key, value, dout, out))
+    o_right = o
+    if right.numel() and lines.values is not None:
+        # Past the band to the right the weights carry a vector of the value door too. The kernel takes grad . out from
+        # the gradient of every weight, so an output without that vector puts it in.
+        o_right = padded_to((out.to(dq.dtype) - lines.values[:, -1:]).to(out.dtype), wide)
+    if extra:  # padded, so these are no one else's
+        q[..., widest] = 1.0
+        if dlse is not None:
+            do[..., widest] = 1.0
+            o[..., widest] = -dlse.masked_fill(lse == -torch.inf, 0.0).to(o.dtype)
+            o_right[..., widest] = o[..., widest]
+    dq_wide, dk_wide, dv_wide = (x.new_zeros((*x.shape[:-1], wide)) if x.size(-1) != wide else x for x in (dq, dk, dv))
+    for region in regions(plan, q, k, slopes, constant, lines.query_clock, lines.key_clock, scale):
+        fused.backward(
+            region.of_queries(do),
+            region.of_queries(q),
+            region.of_keys(k),
+            region.of_keys(v),
+            region.of_queries(o_right if region.far.is_right else o),
+            region.of_queries(lse),
+            region.parts(),
+            region.far,
+            scale,
+            region.of_queries(dq_wide),
+            region.of_keys(dk_wide),
+            region.of_keys(dv_wide),
+        )
+        if d_lines.key_clock is not None:  # of these heads alone, whose keys others may share
+            here = region.of_keys(dk_wide)[..., widest]
+            region.of_queries(d_lines.key_clock).sub_(here / scale)
+            here.zero_()
+    for total, part in ((dq, dq_wide), (dk, dk_wide), (dv, dv_wide)):
+        if part is not total:
+            total += part[..., : total.size(-1)]
+
+
+def right_backward(
+    dout: Tensor,
+    query: Tensor,
+    lse: Tensor,
+    delta: Tensor,
+    lines: Lines,
+    d_lines: Lines,
+    right: Tensor,
+    right_lse: Tensor,
+    dq: Tensor,
+    scale: float,
+) -> None:
+    """Adds the gradients of what pairs far to the right share: a constant of the row, a vector of the value door."""
+    share = (right_lse - lse).exp().masked_fill(right_lse == -torch.inf, 0.0)
+    if lines.values is not None and d_lines.values is not None:
+        of_values = torch.einsum("bhi,bhid->hd", share, dout.to(share.dtype))
+        d_lines.values[:, -1] += of_values if lines.values.size(0) > 1 else of_values.sum(0, keepdim=True)
+    d_constant = share * ((dout * right).sum(-1, dtype=share.dtype) - delta)
+    if d_lines.bias is not None:
+        d_lines.bias[:, -1] += d_constant.sum((0, 2))
+    if lines.vectors is not None and d_lines.vectors is not None:
+        meeting = query.to(share.dtype) * scale if lines.meeting is None else lines.meeting
+        of_vectors = torch.einsum("bhi,bhid->hd", d_constant, meeting)
+        d_lines.vectors[:, -1] += of_vectors if lines.vectors.size(0) > 1 else of_vectors.sum(0, keepdim=True)
+        d_meeting = d_constant[..., None] * lines.vectors[:, -1:]
+        if d_lines.meeting is not None:
+            d_lines.meeting += d_meeting
+        else:
+            dq += d_meeting * scale

@@ -1,0 +1,6 @@
+"""What a scheme gives to attention.
+
+`pieces`: the kinds of score and value terms, as data; `Encoding`, `Rotation` and `Context`; `features` of a layer and
+the `clocks` made of them; `horizon`: how far a query sees; `pytree` and `staleness` of an encoding.
+Imports `posenc.positions` and `posenc.rotation`.
+"""

@@ -1,0 +1,73 @@
+"""An encoding as a tree of tensors, which compilation, export and FSDP take apart and put together of other ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc import compat
+from posenc.positions.positions import Positions
+
+
+def with_tensors(x: Any, change: Callable[[Tensor], Any]) -> Any:
+    """x with another tensor for each that it holds as a value."""
+    if isinstance(x, Tensor):
+        return change(x)
+    if isinstance(x, Positions):
+        return compat.tree_map(change, x)
+    if isinstance(x, tuple):
+        return tuple(with_tensors(part, change) for part in x)
+    if isinstance(x, Mapping):
+        return {name: with_tensors(part, change) for name, part in x.items()}
+    if is_dataclass(x) and not isinstance(x, type):  # a rotation, its maps, a context
+        return replace(x, **{f.name: with_tensors(getattr(x, f.name), change) for f in fields(x)})
+    return x
+
+
+def tensors_of(x: Any) -> list[Tensor]:
+    """All tensors that it holds as values."""
+    found: list[Tensor] = []
+
+    def keep(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    with_tensors(x, keep)
+    return found
+
+
+def register(kind: type, values: tuple[str, ...], name: str) -> None:
+    """Makes the class of encodings transparent: its positions and what its fields ``values`` hold. Terms of pairs stay:
+    they refer to the scheme, wherever its parameters are."""
+
+    def changed(encoding: Any, change: Callable[[Tensor], Any]) -> Any:
+        queries = with_tensors(encoding.query_positions, change)
+        same = encoding.key_positions is encoding.query_positions
+        keys = queries if same else with_tensors(encoding.key_positions, change)
+        others = {field: with_tensors(getattr(encoding, field), change) for field in values}
+        return replace(encoding, query_positions=queries, key_positions=keys, **others)
+
+    def flatten(encoding: Any) -> tuple[list[Any], Any]:
+        parts = (getattr(encoding, field) for field in values)
+        same = encoding.key_positions is encoding.query_positions
+        return tensors_of((encoding.query_positions, () if same else encoding.key_positions, *parts)), encoding
+
+    def unflatten(tensors: Any, encoding: Any) -> Any:
+        following = iter(tensors)
+
+        def other(before: Tensor) -> Any:
+            x = next(following)
+            half = (torch.float16, torch.bfloat16)
+            if isinstance(x, Tensor) and x.dtype in half and before.dtype not in half:
+                raise ValueError(
+                    f"the encoding was cast to {x.dtype}, which cannot hold a phase: cast the tensors beside it"
+                )
+            return x
+
+        return changed(encoding, other)
+
+    compat.register_pytree(kind, flatten, unflatten, name)

@@ -1,0 +1,80 @@
+"""Pieces taken into query and key, so that attention computes them with its own inner product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from posenc.encoding.pieces import Fold, Function, Meeting, Piece, Row
+from posenc.lowering.block import Block
+from posenc.lowering.forms import check, check_width, coordinates, meets
+
+
+def fold(pieces: Sequence[Piece], block: Block) -> tuple[Tensor, Tensor, tuple[Piece, ...]]:
+    """Query and key whose inner product holds as many of the pieces as it can, and the pieces that are left.
+
+    Vectors added to the query are all taken in, since they meet the same key. Vectors added to the key are taken in
+    only where none is added to the query, since the product of the two would be a term too many. A meeting along one of
+    several axes gets channels of its own, one for each place along the axis: a key has a 1 at its place, and the query
+    has at each place what it gives to a key there. Nothing is taken in where a piece does more than add.
+    """
+    query, key = block.query, block.key
+    width, left, channels = query.size(-1), [], []
+    both = [piece for piece in pieces if isinstance(piece, Fold)]
+    on_query = any(piece.query is not None for piece in both)
+    for n, piece in enumerate(pieces):
+        if isinstance(piece, Function | Row) and not (isinstance(piece, Function) and piece.adds):
+            return block.query, block.key, tuple(pieces)
+        if isinstance(piece, Fold) and piece.key is None:
+            assert piece.query is not None
+            u = block.of_heads(piece.query[0], piece.scheme)[None] if piece.query.size(0) == 1 else piece.query
+            check_width(u, key, piece.scheme)
+            query = query + u.to(query.dtype)
+        elif isinstance(piece, Fold) and piece.key is not None and piece.query is None and not on_query:
+            check_width(piece.key, query, piece.scheme)
+            key = key + piece.key.to(key.dtype)
+        elif isinstance(piece, Meeting) and (places := _places(piece, block)) is not None:
+            channels.append((piece, *places))
+        else:
+            left.append(pieces[n])
+    for piece, low, count in channels:
+        more, where = _channels(piece, block, low, count)
+        query = torch.cat((query, more.to(query.dtype)), -1)
+        key = torch.cat((key, where.to(key.dtype).expand(*key.shape[:3], -1)), -1)
+    assert query.size(-1) >= width
+    return query, key, tuple(left)
+
+
+def _places(piece: Meeting, block: Block) -> tuple[int, int] | None:
+    """The first coordinate and their number, where keys stand at few places along one of several axes; else None."""
+    distance = piece.distance
+    several = block.key_positions.coords.dim() == 3 and distance.axis is not None and distance.reach is not None
+    if piece.side == "key" or piece.feature is not None or not several or block.query.dtype == torch.float16:
+        return None
+    if block.scale == 0:  # no channel of a query then holds anything
+        return None
+    assert distance.reach is not None
+    bounds, period = block.key_positions.layout.bounds, 2 * distance.reach[0] - 1
+    if bounds is not None and bounds[1] - bounds[0] < period:
+        return int(bounds[0]), int(bounds[1] - bounds[0] + 1)
+    return 0, period  # places are counted round: of so many in a row no two lie at the same distance from a query
+
+
+def _channels(piece: Meeting, block: Block, low: int, count: int) -> tuple[Tensor, Tensor]:
+    distance = piece.distance
+    assert distance.reach is not None
+    check(distance, block)
+    x, y = (coordinates(distance, p)[:, None] for p in (block.query_positions, block.key_positions))
+    reach = distance.reach[0]
+    period = 2 * reach - 1
+    entries = torch.arange(1 - reach, reach, device=x.device)
+    meeting = meets(piece, block) / block.scale
+    vectors = block.of_heads(piece.at(entries), distance.scheme)
+    check_width(vectors, meeting, distance.scheme)
+    products = meeting @ vectors.to(meeting.dtype).mT
+    place = torch.arange(count, device=x.device) + low
+    index = (place - x[..., None] + reach - 1).remainder(period)
+    more = products.gather(-1, index.expand(*products.shape[:3], count))
+    return more, ((y[..., None] - low).remainder(period) == place - low).to(block.dtype)

@@ -1,0 +1,208 @@
+"""What makers of positions lay out: coordinates, order and document as plain tensors, and layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.arguments import check_flag, whole
+from posenc.positions.layout import PADDING, Layout, Span
+from posenc.positions.validation import described, extent_of, is_readable, token_mask
+
+
+def grid_coords(height: int, width: int, frames: int | None, extent: Any, prefix: int, device: Any) -> Tensor:
+    """(1, tokens, axes), as `Positions.grid` has them."""
+    sides = [torch.arange(height, device=device), torch.arange(width, device=device)]
+    if extent is not None:
+        sizes = extent_of(extent)
+        sides = [(s.double() + 0.5) * (e / n) - 0.5 for s, e, n in zip(sides, sizes, (height, width), strict=True)]
+    if frames is not None:
+        sides.insert(0, torch.arange(frames, device=device, dtype=sides[0].dtype))
+    coords = torch.stack([axis.reshape(-1) for axis in torch.meshgrid(*sides, indexing="ij")], dim=-1)
+    return torch.cat((coords.new_zeros(prefix, len(sides)), coords))[None]
+
+
+def grid_layout(height: int, width: int, frames: int | None, prefix: int) -> Layout:
+    """A span for each token of the prefix, and for each line of the raster."""
+    first, steps = ((), (0, 1)) if frames is None else ((0,), (0, 0, 1))
+    heads = tuple(Span(n, n + 1, 0, n, coords=(*first, 0, 0), steps=steps) for n in range(prefix))
+    lines = tuple(_lines((frames or 0,) * len(first) + (height, width), prefix, (0,) * len(steps)))
+    tokens = prefix + height * width * (1 if frames is None else frames)
+    highest = max(height, width, 0 if frames is None else frames) - 1
+    bounds = (0, highest) if tokens > prefix else (0, 0) if prefix else None
+    return Layout(tokens, (heads + lines,), bounds)
+
+
+def _lines(sizes: tuple[int, ...], start: int, origin: tuple[int, ...]) -> Iterator[Span]:
+    """The lines of a raster of these sizes whose first token is ``start``, in a row whose order counts tokens."""
+    *outer, width = sizes
+    steps = (0,) * len(outer) + (1,)
+    for n, index in enumerate(product(*map(range, outer)) if width else ()):
+        t = start + n * width
+        corner = (*(o + i for o, i in zip(origin, index, strict=False)), origin[-1])
+        yield Span(t, t + width, 0, t, coords=corner, steps=steps)
+
+
+def multimodal(parts: Any, start: int, device: Any) -> tuple[Tensor, Layout]:
+    """(1, tokens, 3) of texts and images, and their layout, as `Positions.multimodal` has them."""
+    if not isinstance(parts, Sequence) or isinstance(parts, str):
+        raise ValueError(f"parts must be numbers of text tokens and (frames, height, width) of images, got {parts!r}")
+    coords, tokens, at = [torch.empty(0, 3, dtype=torch.int64, device=device)], 0, start
+    spans: list[Span] = []
+    for part in parts:
+        is_image = isinstance(part, Sequence) and not isinstance(part, str) and len(part) == 3
+        sizes = [whole("parts", n, least=0) for n in (part if is_image else (part,))]
+        if is_image:
+            height, width = sizes[1:]
+            made = grid_coords(height, width, sizes[0], None, 0, device)[0]
+            spans += _lines(tuple(sizes), tokens, (at, at, at))
+        else:
+            made = torch.arange(sizes[0], device=device)[:, None].expand(-1, 3)
+            spans += [Span(tokens, tokens + sizes[0], 0, tokens, coords=(at,) * 3, steps=(1,) * 3)] * (sizes[0] > 0)
+        coords.append(made + at)
+        tokens, at = tokens + len(made), at + (max(sizes) if len(made) else 0)
+    return torch.cat(coords)[None], Layout(tokens, (tuple(spans),), (start, at - 1) if tokens else None)
+
+
+def packed(lengths: Any, device: Any) -> tuple[Tensor, Tensor, Tensor, Layout]:
+    """Coordinates, order, document and layout of documents laid end to end."""
+    listed: Any = lengths if isinstance(lengths, Sequence) else [None]
+    listed = [listed] if all(isinstance(n, int) for n in listed) else listed
+    rows: list[list[int]] = [list(row) for row in listed if isinstance(row, Sequence)]
+    if len(rows) != len(listed) or not all(type(n) is int for row in rows for n in row):
+        raise ValueError(f"lengths must be whole numbers, or a sequence of them for each row, got {lengths!r}")
+    if any(n < 0 for row in rows for n in row):
+        raise ValueError(f"lengths must not be negative, got {list(lengths)}")
+    tokens = max((sum(row) for row in rows), default=0)
+
+    def tensor(values: list[list[int]], padding: int) -> Tensor:
+        padded = [row + [padding] * (tokens - len(row)) for row in values]
+        return torch.tensor(padded, dtype=torch.int64, device=device).reshape(len(rows), tokens)
+
+    def spans(row: list[int]) -> tuple[Span, ...]:
+        starts = accumulate(row, initial=0)
+        return tuple(Span(t, t + n, d, t, coords=(0,)) for d, (t, n) in enumerate(zip(starts, row, strict=False)) if n)
+
+    coords = tensor([[p for n in row for p in range(n)] for row in rows], 0)
+    order = tensor([list(range(sum(row))) for row in rows], 0)
+    document = tensor([[d for d, n in enumerate(row) for _ in range(n)] for row in rows], PADDING)
+    layouts = tuple(spans(row) for row in rows) or ((),)
+    layouts = layouts[:1] if all(row == layouts[0] for row in layouts) else layouts
+    longest = max((n for row in rows for n in row), default=0)
+    return coords, order, document, Layout(tokens, layouts, (0, max(longest - 1, 0)))
+
+
+def counted(is_token: Tensor) -> Tensor:
+    """The tokens of each row numbered from 0, and 0 for padding."""
+    return (is_token.long().cumsum(1) - 1).masked_fill(~is_token, 0)
+
+
+def of_ids(ids: Any, mask: Any, packed: Any) -> tuple[Tensor, Tensor]:
+    """Order and document of a model's ``position_ids``."""
+    if not isinstance(ids, Tensor) or ids.dim() not in (2, 3) or ids.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"ids must be an int64 tensor (rows, tokens[, axes]), got {described(ids)}")
+    check_flag("packed", packed)
+    is_token = torch.ones(ids.shape[:2], dtype=torch.bool, device=ids.device)
+    if mask is not None:
+        mask = token_mask("mask", mask)
+        if mask.shape != is_token.shape:
+            raise ValueError(f"mask must be {tuple(is_token.shape)} like ids, got {tuple(mask.shape)}")
+        is_token = mask
+    if packed and ids.dim() == 3:
+        raise ValueError(f"ids must be (rows, tokens) to tell packed documents apart, got {tuple(ids.shape)}")
+    restarts = torch.zeros_like(is_token)
+    if ids.dim() == 2 and ids.size(1):
+        lowest = torch.iinfo(ids.dtype).min
+        before = ids if packed else torch.where(is_token, ids, lowest).cummax(1).values  # the highest so far
+        restarts[:, 1:] = is_token[:, 1:] & is_token[:, :-1] & (ids[:, 1:] <= before[:, :-1])
+    if not packed and is_readable(ids) and bool(restarts.any()):
+        raise ValueError(
+            "ids must rise along each row, got some that fall or repeat: pass mask=, 1 = token, where that is padding; "
+            "packed=True where they are documents laid end to end; else make Positions(coords, order=..., document=...)"
+        )
+    return counted(is_token), restarts.long().cumsum(1).masked_fill(~is_token, PADDING)
+
+
+def last_of(order: Tensor, document: Tensor) -> Tensor:
+    """The index in each row of its last token; see `Positions.last`."""
+    unseen = torch.iinfo(torch.int64).min  # below any order, negative ones too
+    return order.masked_fill(document == PADDING, unseen).argmax(1)
+
+
+def lengths_of(layout: Layout, coords: Tensor, document: Tensor) -> Tensor:
+    """How long each row's text is by now; see `Positions.lengths`."""
+    if any(len({span.document for span in row}) > 1 for row in layout.rows or ()):
+        raise ValueError(
+            "a row of several documents has no one length: give each document a row of its own, or say the length "
+            "to scale every row by with context=Context(lengths=...)"
+        )
+    coords = coords if coords.dim() == 2 else coords.amax(-1)
+    return coords.masked_fill(document == PADDING, -1).amax(1) + 1
+
+
+def after(known: Mapping[str, Any], layout: Layout, n: int) -> dict[str, Any]:
+    """The facts, by name, of the ``n`` tokens that follow those of known ones; see `Positions.following`."""
+    order, document = known["order"], known["document"]
+    end: dict[str, Any]
+    if layout.run is not None:  # the last token is the last in the tensor
+        end = {name: None if x is None else x[:, -1:] for name, x in known.items()}
+    else:
+        row, last = torch.arange(order.size(0), device=order.device)[:, None], last_of(order, document)[:, None]
+        end = {name: None if x is None else x[row, last] for name, x in known.items()}
+        # A row of padding alone has no document to continue: its first token opens document 0 at position 0.
+        empty = (document == PADDING).all(1, keepdim=True)
+        for name, before in (("coords", -1), ("order", -1), ("document", 0)):
+            end[name] = torch.where(empty if end[name].dim() == 2 else empty[..., None], before, end[name])
+    ahead = torch.arange(1, n + 1, device=order.device)
+    coords, segment = end["coords"], end["segment"]
+    return {
+        "coords": coords + ahead if coords.dim() == 2 else (coords.amax(-1) + ahead)[..., None].expand(-1, -1, 3),
+        "order": end["order"] + ahead,
+        "document": end["document"].expand(-1, n),
+        "segment": None if segment is None else segment.expand(-1, n),
+    }
+
+
+def layout_after(layout: Layout, n: int) -> Layout:
+    """The layout of the ``n`` tokens that follow those of a layout."""
+    run, bounds, spans = layout.run, layout.bounds, None
+    if run is not None:
+        is_text = run.coords is not None and run.steps == (1,)
+        after = run.cut(run.stop, run.stop)
+        spans = ((Span(0, n, run.document, after.order, coords=after.coords if is_text else None),),)
+    elif bounds is not None:  # a row of padding alone goes on at 0
+        bounds = (min(bounds[0], 0), max(bounds[1], -1))
+    return Layout(n, spans, None if bounds is None else (bounds[0], bounds[1] + n))
+
+
+def renumbered(documents: Sequence[Tensor]) -> list[Tensor]:
+    """The documents of each part, numbered after those of the parts before it."""
+    first, found = documents[0].new_zeros(()), []
+    for document in documents:
+        found.append(torch.where(document == PADDING, PADDING, document + first))
+        if document.numel():
+            first = torch.maximum(first, found[-1].max() + 1)
+    return found
+
+
+def agree(layout: Layout, coords: Tensor, order: Tensor, document: Tensor) -> bool:
+    """Whether a stated layout says of every token what the values say."""
+    rows = layout.rows
+    if rows is None or len(rows) not in (1, document.size(0)):
+        return rows is None
+    said_coords, said_order = coords.clone(), torch.zeros_like(order)
+    said_document = torch.full_like(document, PADDING)
+    for n in range(document.size(0)):
+        for span in layout.of_row(n):
+            where, step = slice(span.start, span.stop), torch.arange(span.stop - span.start)
+            said_document[n, where], said_order[n, where] = span.document, span.order + span.order_step * step
+            if span.coords is not None:
+                line = torch.stack([c + s * step for c, s in zip(span.coords, span.steps, strict=True)], -1)
+                said_coords[n, where] = line.reshape(coords[n, where].shape).to(coords.dtype)
+    seen = said_document != PADDING
+    same = torch.equal(said_document, document) and torch.equal(said_coords, coords)
+    return same and torch.equal(said_order[seen], order[seen])

@@ -1,0 +1,149 @@
+"""Who may see whom, and whether a scheme can encode how far apart they are."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+from posenc import compat
+from posenc.positions.positions import PADDING, PositionError, Positions
+from posenc.positions.tiles import Visibility, distances, tiles
+
+
+def visible(
+    query_positions: Positions, key_positions: Positions, visibility: Visibility
+) -> Bool[Tensor, "rows queries keys"] | None:
+    """Which key each query may see: of its own document, no padding, and of an order that ``visibility`` allows.
+
+    None where every query is known to see every key, so that nothing needs masking.
+    """
+    query, key = query_positions, key_positions
+    if sees_all(query, key, visibility):
+        return None
+    same = query.document[:, :, None] == key.document[:, None, :]
+    same = same & (key.document != PADDING)[:, None, :]
+    if visibility.sees_everything:
+        return same
+    ahead = key.order[:, None, :] - query.order[:, :, None]
+    if visibility.furthest is not None:
+        same = same & (ahead <= visibility.furthest)
+    return same if visibility.left is None else same & (ahead >= -visibility.left)
+
+
+def sees_all(query_positions: Positions, key_positions: Positions, visibility: Visibility) -> bool:
+    """True where every query is known to see every key."""
+    query, key = query_positions.layout.start, key_positions.layout.start
+    if query is None or key is None or query[0] != key[0]:
+        return False
+    if visibility.left is not None or visibility.right is not None:
+        return False
+    return not visibility.is_causal or key[1] + key_positions.layout.tokens - 1 <= query[1]
+
+
+def same_run(query_positions: Positions, key_positions: Positions) -> bool:
+    """True where queries and keys are known to be the same unbroken run of tokens: a plain square of attention."""
+    query, key = query_positions.layout, key_positions.layout
+    return query.start is not None and query.start == key.start and query.tokens == key.tokens
+
+
+def table_index(positions: Positions, scheme: str, limit: int) -> Int[Tensor, "rows tokens"]:
+    """The one coordinate of each token as an index into a table of ``limit`` rows. Padding reads row 0.
+
+    Raises ValueError for fractional coordinates, PositionError for one outside 0..limit-1.
+    """
+    coords = positions.scalar(scheme)
+    if coords.dtype != torch.int64:
+        raise ValueError(f"{scheme} looks positions up in a table and needs int64 coordinates, got {coords.dtype}")
+    if positions.layout.run is None:
+        coords = coords.masked_fill(positions.document == PADDING, 0)
+    bounds = positions.layout.bounds
+    if bounds is None or bounds[0] < 0 or bounds[1] >= limit:
+        check_index(coords, limit, scheme, "positions")
+    return coords
+
+
+def check_index(index: Int[Tensor, "..."], limit: int, scheme: str, what: str) -> None:
+    """PositionError unless every entry lies within 0..limit-1. Reads the values, so it waits for a GPU.
+
+    A compiled graph cannot raise: there it is a RuntimeError of the same words, up to the value that came.
+    """
+    if index.numel() == 0 or index.is_meta:
+        return
+    if torch.compiler.is_compiling():
+        inside = ((index >= 0) & (index < limit)).all()
+        compat.assert_later(inside, f"{scheme} encodes {what} 0 to {limit - 1}, got one outside")
+        return
+    lowest, highest = (int(v) for v in torch.aminmax(index))
+    if lowest < 0 or highest >= limit:
+        raise PositionError(f"{scheme} encodes {what} 0 to {limit - 1}, got {lowest if lowest < 0 else highest}")
+
+
+def check_reach(
+    query_positions: Positions, key_positions: Positions, reach: tuple[int, ...], scheme: str, axis: int = 0
+) -> None:
+    """PositionError unless any two tokens of one document lie less than ``reach`` apart: reach[0] along ``axis``,
+    reach[1] along the next one. Causality does not excuse a pair: whether a table ends must not depend on the mask."""
+    query, key = query_positions, key_positions
+    ends = [end for p in (query, key) for end in p.layout.bounds or ()]
+    if len(ends) == 4 and max(ends) - min(ends) < min(reach):
+        return
+    if query.coords.is_meta or 0 in (*query.order.shape, *key.order.shape):
+        return
+    if query.coords.dim() == 2 and query.layout.rows is not None and key.layout.rows is not None:
+        apart = distances(list(tiles(query.layout, key.layout, Visibility(), max(query.rows, key.rows))))
+        if apart is not None:
+            _refuse_beyond(max(-apart[0], apart[1]), reach[0], scheme, "")
+            return
+    for number, limit in enumerate(reach, axis):
+        x, y = (p.coords if p.coords.dim() == 2 else p.coords[..., number] for p in (query, key))
+        along = "" if query.coords.dim() == 2 else f" along axis {number}"
+        _check_axis(x, y, query, key, limit, scheme, along)
+
+
+def _check_axis(
+    x: Shaped[Tensor, "rows queries"],
+    y: Shaped[Tensor, "rows keys"],
+    query: Positions,
+    key: Positions,
+    limit: int,
+    scheme: str,
+    along: str,
+) -> None:
+    """Compares the ends of every document with one another, so that no table of pairs is laid out."""
+    if torch.compiler.is_compiling():
+        seen = visible(query, key, Visibility())
+        apart = (y[:, None, :] - x[:, :, None]).abs()
+        apart = apart if seen is None else apart.masked_fill(~seen, 0)
+        message = f"{scheme} encodes distances up to {limit - 1}{along}, got one further"
+        compat.assert_later(apart.max() < limit, message)
+        return
+    rows = max(x.size(0), y.size(0))
+    x, y, of_x, of_y = (t.expand(rows, -1) for t in (x, y, query.document, key.document))
+    row = torch.arange(rows, device=x.device)[:, None]
+    labels = torch.cat((of_x, of_y), 1)
+    labels = labels - labels.min()
+    labels = labels + row * (labels.max() + 1)
+    _, group = torch.unique(labels, return_inverse=True)
+    groups = int(group.max()) + 1
+    is_token = torch.cat((of_x, of_y), 1) != PADDING
+
+    def extreme(values: Tensor, where: Tensor, is_real: Tensor, kind: str) -> Tensor:
+        empty = torch.iinfo(torch.int64).max // 4 * (1 if kind == "amin" else -1)
+        start = torch.full((groups,), empty, device=values.device)
+        return start.scatter_reduce(0, where[is_real], values[is_real], kind)
+
+    split = x.size(1)
+    sides = []
+    for values, part in ((x, slice(0, split)), (y, slice(split, None))):
+        where, real = group[:, part], is_token[:, part]
+        sides.append((extreme(values, where, real, "amin"), extreme(values, where, real, "amax")))
+    (x_low, x_high), (y_low, y_high) = sides
+    both = (x_low <= x_high) & (y_low <= y_high)
+    furthest = torch.maximum(x_high - y_low, y_high - x_low).masked_fill(~both, 0)
+    _refuse_beyond(int(furthest.max()), limit, scheme, along)
+
+
+def _refuse_beyond(furthest: int | float, limit: int, scheme: str, along: str) -> None:
+    if furthest >= limit:
+        raise PositionError(f"{scheme} encodes distances up to {limit - 1}{along}, got {int(furthest)}")

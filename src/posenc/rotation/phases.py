@@ -1,0 +1,287 @@
+"""Phases p * theta_k, exact whatever the dtype of the model: the arithmetic shared by sinusoidal and rotary schemes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Float64, Shaped
+from torch import Tensor
+
+from posenc import compat
+from posenc.arguments import check_type, one_or
+from posenc.positions.positions import PositionError, Positions
+from posenc.rotation.maps import misfit, shared_by
+
+PairLayout = Literal["half", "interleaved"]
+
+
+FURTHEST = 2**53  # past it double precision does not hold every whole number
+
+
+def exact(device: torch.device | None) -> torch.device | None:
+    """Where to compute in double precision: the device, or the CPU for devices without it, such as Apple's GPUs."""
+    return torch.device("cpu") if device is not None and device.type == "mps" else device
+
+
+def in_double(x: Tensor) -> Float64[Tensor, "..."]:
+    """x in double precision, on a device that has it."""
+    return x.to(device=exact(x.device), dtype=torch.float64)
+
+
+def coords_of(
+    positions: Positions, axes: int, scheme: str, made_by: str | None = None
+) -> Shaped[Tensor, "rows tokens axes"]:
+    """The coordinates of each token; ValueError for what are no positions, and in the name of ``scheme`` for those of
+    other than ``axes``, which says how to build it for them or, where it has no other form, how positions for it are
+    ``made_by``. PositionError for one that `check_held` refuses."""
+    check_type("positions", positions, Positions)
+    coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
+    if coords.size(-1) != axes:
+        takes, given = "one coordinate" if axes == 1 else f"{axes} coordinates", coords.size(-1)
+        how = f"build it with axes={given}" if made_by is None else f"make them by {made_by}"
+        raise ValueError(f"{scheme} takes {takes} per token, got positions of {given} axes: {how}")
+    check_held(positions, scheme)
+    return coords
+
+
+def check_held(positions: Positions, scheme: str) -> None:
+    """PositionError, in the name of ``scheme``, for a position that lies so far out that double precision could not
+    tell it from the next, where that is known without reading from a GPU."""
+    if torch.compiler.is_compiling() or compat.is_transformed():
+        return
+    for end in positions.layout.bounds or ():
+        if abs(end) > FURTHEST:
+            raise PositionError(
+                f"{scheme} encodes positions from -2**53 to 2**53, since double precision cannot tell a position past "
+                f"that from the next, got {end}"
+            )
+
+
+def frequencies(dim: int, base: float, device: torch.device | None = None) -> Float64[Tensor, " pairs"]:
+    """theta_k = base^(-2k/dim) radians per position, k = 0 .. dim/2 - 1. Index 0 is the fastest."""
+    exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=exact(device)) / -dim
+    return torch.pow(base, exponents)
+
+
+def phases(coords: Shaped[Tensor, "..."], theta: Float64[Tensor, "..."]) -> Float64[Tensor, "..."]:
+    """p * theta_k in radians, one for each frequency.
+
+    In double precision: at p = 2^20 a single-precision product is off by 0.06 rad before the sine is even taken.
+    """
+    return in_double(coords)[..., None] * theta
+
+
+def phases_by_axis(
+    coords: Shaped[Tensor, "rows tokens axes"], allocation: Sequence[int], theta: Float64[Tensor, "*rows pairs"]
+) -> Float64[Tensor, "rows tokens pairs"]:
+    """p_a * theta_k in radians, a = allocation[k]: pair k turns by the coordinate along the axis allotted to it."""
+    return in_double(torch.stack([coords[..., axis] for axis in allocation], -1)) * theta
+
+
+def grown(n: Float64[Tensor, "..."], length: int, strength: float) -> Float64[Tensor, "..."]:
+    """1 + strength ln max(1, n / length): what grows slowly past a length, and is 1 up to it."""
+    return 1 + strength * (n / length).clamp(min=1.0).log()
+
+
+def drawn(count: int, seed: int, device: torch.device | None = None) -> Float64[Tensor, " count"]:
+    """Draws from N(0, 1) that follow from the seed alone: the same on every device, and computed there.
+
+    A generator cannot be part of a compiled graph, and numbers kept in a list would be copied to a GPU in every call.
+    """
+    x = torch.arange(1, count + 1, dtype=torch.int64, device=exact(device)) + seed * 1_000_003
+    # splitmix64: a bijection of integers.
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        x = (x ^ ((x >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    x = x ^ ((x >> 31) & ((1 << 33) - 1))
+    uniform = (((x >> 11) & ((1 << 53) - 1)).to(torch.float64) + 0.5) / 2**53
+    return math.sqrt(2) * torch.erfinv(2 * uniform - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class PairRotation:
+    """Turns pairs of channels of x (batch, heads, tokens, head_dim) by the angles whose cos and sin it holds.
+
+    (a, b) -> (a cos - b sin, a sin + b cos), for the first 2 x pairs channels; the others pass untouched.
+    A pair is (k, k + pairs) in the "half" layout and (2k, 2k + 1) in the "interleaved" one. Half-precision x is turned
+    in float32 and rounded once, at the end.
+
+    The gradient is turned by (cos, -sin): the transpose, which needs no inverse, so cos and sin may also lengthen. What
+    is kept for it is cos and sin alone, and x where they are learned.
+    """
+
+    cos: Float[Tensor, "rows heads tokens pairs"]
+    sin: Float[Tensor, "rows heads tokens pairs"]
+    layout: PairLayout
+    head_dim: int
+    first: int = 0  # the channel that the pairs begin at
+    heads: range | None = None  # those that are turned, of ``num_heads``; None: all
+    num_heads: int = 0
+
+    @classmethod
+    def by(
+        cls,
+        angle: Float64[Tensor, "rows *heads tokens pairs"],
+        like: Tensor,
+        dtype: torch.dtype,
+        layout: PairLayout,
+        head_dim: int,
+        first: int = 0,
+        factor: float | Tensor = 1.0,
+    ) -> PairRotation:
+        """The turn by these angles in radians, and longer by a factor, in ``dtype``, on the device of ``like``. Angles
+        (rows, tokens, pairs) are those of every head."""
+        cos, sin = angle.cos(), angle.sin()
+        if isinstance(factor, Tensor) or factor != 1.0:
+            cos, sin = cos * factor, sin * factor
+        if torch.compiler.is_compiling():
+            # Stacked, the compiler writes them down: else it would make them anew for every head and layer.
+            cos, sin = torch.stack((cos, sin))
+        cos, sin = (x.to(dtype=dtype, device=like.device) for x in (cos, sin))
+        if angle.dim() == 3:
+            cos, sin = cos[:, None], sin[:, None]
+        return cls(cos, sin, layout, head_dim, first)
+
+    def inverse(self) -> PairRotation:
+        """The turn back, of a turn that does not lengthen."""
+        return replace(self, sin=-self.sin)
+
+    def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
+        """The turned x, in x's dtype. ValueError where its last dimension is not head_dim, or cos and sin are of other
+        batch rows, heads or tokens. Where some heads are turned, x may have fewer heads, each shared by a group."""
+        return self.fitted_to(x)._turned(x)
+
+    def fitted_to(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> PairRotation:
+        """The same turn with cos and sin for the heads that x has, (rows or 1, heads or 1, tokens or 1, pairs), and
+        nothing turned. ValueError as of a call."""
+        if x.size(-1) != self.head_dim:
+            raise ValueError(f"the rotation was made for head_dim {self.head_dim}, got q or k of head_dim {x.size(-1)}")
+        fitted = self
+        if x.dim() == 4 and self.cos.size(1) != 1:
+            cos, sin = (shared_by(angle, x.size(1)) for angle in (self.cos, self.sin))
+            fitted = self if cos is self.cos else replace(self, cos=cos, sin=sin)
+        made = fitted.cos.shape[:-1]
+        if x.dim() != 4 or any(not one_or(m, n) for m, n in zip(made, x.shape[:-1], strict=True)):
+            raise ValueError(misfit(made, x))
+        return fitted
+
+    def of_tokens(self, tokens: slice) -> PairRotation:
+        """The turn of some of the tokens."""
+        if self.cos.size(2) == 1:
+            return self
+        return replace(self, cos=self.cos[:, :, tokens], sin=self.sin[:, :, tokens])
+
+    def _turned(self, x: Tensor) -> Tensor:
+        if self.heads is not None:
+            here = max(x.size(1), 1)
+            group, over = self.num_heads // here, self.num_heads % here
+            if over or group == 0 or self.heads.start % group or self.heads.stop % group:
+                raise ValueError(
+                    f"the rotation turns heads {self.heads.start}..{self.heads.stop - 1} of {self.num_heads}, which "
+                    f"are no whole heads of the {x.size(1)} of q or k"
+                )
+            start, stop = self.heads.start // group, self.heads.stop // group
+            return torch.cat((x[:, :start], replace(self, heads=None)(x[:, start:stop]), x[:, stop:]), 1)
+        if self.first:
+            rest = replace(self, first=0, head_dim=self.head_dim - self.first)
+            return torch.cat((x[..., : self.first], rest(x[..., self.first :])), -1)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        cos, sin = self.cos.to(dtype), self.sin.to(dtype)
+        # The compiler fuses plain operations best, and forward-mode derivatives come with them.
+        if torch.compiler.is_compiling() or compat.is_forward_mode():
+            return _as_one_expression(x, cos, sin, self.layout)
+        is_kept = x.requires_grad or cos.requires_grad or sin.requires_grad
+        if not (is_kept and torch.is_grad_enabled()) and not compat.is_transformed():
+            return _Turn.forward(x, cos, sin, self.layout)
+        turned: Tensor = _Turn.apply(x, cos, sin, self.layout)  # type: ignore[no-untyped-call]
+        return turned
+
+
+def turned_to(
+    coords: Shaped[Tensor, "rows tokens"], head_dim: int, base: float, layout: PairLayout, dtype: torch.dtype
+) -> PairRotation:
+    """The turn of all channel pairs of head_dim to these coordinates, by p base^(-2k/head_dim), held in ``dtype``."""
+    angle = phases(coords, frequencies(head_dim, base, coords.device))
+    return PairRotation.by(angle, coords, dtype, layout, head_dim)
+
+
+def _pairs(x: Tensor, pairs: int, layout: PairLayout) -> tuple[Tensor, Tensor]:
+    """Views of the first and of the second channel of every pair."""
+    if layout == "half":
+        return x[..., :pairs], x[..., pairs : 2 * pairs]
+    return x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
+
+
+def _joined(a: Tensor, b: Tensor, layout: PairLayout) -> Tensor:
+    """Channels in which a is the first and b the second of every pair."""
+    return torch.stack((a, b), -2 if layout == "half" else -1).flatten(-2)
+
+
+def _as_one_expression(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:
+    """The turn for the compiler, which makes one loop of it. Rounded before the channels are joined: inductor would lay
+    them out in float32 first, and round them in a loop of its own."""
+    a, b = (half.to(cos.dtype) for half in _pairs(x, cos.size(-1), layout))
+    turned = _joined((a * cos - b * sin).to(x.dtype), (a * sin + b * cos).to(x.dtype), layout)
+    rest = x[..., 2 * cos.size(-1) :]
+    return torch.cat((turned, rest), -1) if rest.size(-1) else turned
+
+
+_BLOCK = 2**20  # numbers of half precision turned at a time, so that what is wide is 4 MB and soon in the caches
+
+
+def _turn_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> None:
+    """The turn in three passes over memory: everything times cos, then to each half of it the other times sin."""
+    pairs = cos.size(-1)
+    torch.mul(x[..., : 2 * pairs], _joined(cos, cos, layout), out=out[..., : 2 * pairs])
+    (a, b), (turned_a, turned_b) = _pairs(x, pairs, layout), _pairs(out, pairs, layout)
+    turned_a.addcmul_(b, sin, value=-1)
+    turned_b.addcmul_(a, sin)
+    out[..., 2 * pairs :] = x[..., 2 * pairs :]
+
+
+class _Turn(torch.autograd.Function):
+    """The turn outside the compiler, where every operation is a pass over memory."""
+
+    @staticmethod
+    def forward(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:
+        out = torch.empty_like(x)
+        if x.dtype == cos.dtype:
+            _turn_into(out, x, cos, sin, layout)
+            return out
+        tokens = max(1, _BLOCK * x.size(-2) // max(1, x.numel()))
+        for start in range(0, x.size(-2), tokens):
+            here = slice(start, start + tokens)
+            wide = x[..., here, :].to(cos.dtype)
+            turned = torch.empty_like(wide)
+            c, s = (angle if angle.size(-2) == 1 else angle[..., here, :] for angle in (cos, sin))
+            _turn_into(turned, wide, c, s, layout)
+            out[..., here, :] = turned
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, PairLayout], output: Tensor) -> None:
+        x, cos, sin, ctx.layout = inputs
+        learned = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
+        ctx.save_for_backward(cos, sin, x if learned else None)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        (gradient,), (cos, sin, x) = gradients, ctx.saved_tensors
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            of_x = _Turn.apply(gradient, cos, -sin, ctx.layout)  # type: ignore[no-untyped-call]
+        if x is None:
+            return of_x, None, None, None
+        (a, b), (c, d) = (_pairs(t.to(cos.dtype), cos.size(-1), ctx.layout) for t in (x, gradient))
+        return of_x, (a * c + b * d).sum_to_size(cos.shape), (a * d - b * c).sum_to_size(sin.shape), None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout
+    ) -> tuple[Tensor, int]:
+        x = x[None].expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
+        angles = (t if dim is None else t.movedim(dim, 0) for t, dim in ((cos, in_dims[1]), (sin, in_dims[2])))
+        return _Turn.apply(x, *torch.broadcast_tensors(*angles), layout), 0  # type: ignore[no-untyped-call]

@@ -1,0 +1,77 @@
+"""``posenc bench``: what position costs, and what it costs elsewhere. torch is imported when it runs, not before."""
+
+import argparse
+import sys
+from functools import partial
+from pathlib import Path
+
+from posenc.tools.bench.settings import DTYPES, QUICK, SECTIONS, Settings
+from posenc.tools.kit.command import List, add_options, failed, given, measured, names, stdout
+from posenc.tools.kit.named import TargetError
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="what position costs in time and memory",
+        description="Times every scheme, backend and installed peer in turns with what it is compared with, prints "
+        "tables, and writes records, bench.md and pictures. Run again to resume. Lists take commas or spaces.",
+        epilog="Sections: " + "; ".join(f"{name}: {about}" for name, about in SECTIONS.items()) + ".",
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder of results (default: runs/bench, and -mine if --mine, -quick if --quick)",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer lengths and rounds, auto alone, nothing compiled: minutes"
+    )
+    parser.add_argument(
+        "--dtype",
+        nargs="+",
+        type=names,
+        action=List,
+        default=argparse.SUPPRESS,
+        metavar="DTYPE",
+        help=f"of queries, keys and values: {', '.join(DTYPES)} (default: float32); of several, each has a folder",
+    )
+    add_options(parser, Settings)
+
+
+def settings_of(arguments: argparse.Namespace) -> list[Settings]:
+    """One for each precision."""
+    chosen = {**(QUICK if arguments.quick else {}), **given(arguments, Settings)}
+    dtypes = chosen.pop("dtype", [Settings.dtype])
+    return [Settings.from_mapping({**chosen, "dtype": dtype}) for dtype in dict.fromkeys(dtypes)]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measures, prints and writes. 0: done; 1: interrupted or failed, with what there is written; 2: wrong use."""
+    try:
+        precisions = settings_of(arguments)
+        from posenc.tools.bench.run import bench, check  # not before: a wrong number need not wait for torch
+
+        for settings in precisions:
+            check(settings)
+    except TargetError as error:
+        sys.stderr.write(error.shown)
+        return failed(str(error), code=2)
+    except ValueError as error:
+        return failed(f"{error} (see posenc bench --help)", code=2)
+
+    from posenc.tools.bench import pictures, tables  # before an hour of timing: drawing must be possible
+
+    out = arguments.out or Path("runs/bench" + "-mine" * bool(precisions[0].mine) + "-quick" * arguments.quick)
+    for settings in precisions:
+        folder = out / settings.dtype if len(precisions) > 1 else out
+        records, stopped = measured(partial(bench, settings, folder), folder)
+        if records:
+            path = tables.write(records, folder, pictures.write(records, folder))
+            console = stdout()
+            tables.show(records, console)
+            console.print(f"{'Partial tables' if stopped else 'The tables'}: {path}", highlight=False, soft_wrap=True)
+        if stopped:
+            return failed(stopped)
+    return 0

@@ -1,0 +1,75 @@
+"""How far the limit is: the multiply-adds that attention needs, and how many the processor makes in a second."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from posenc.encoding.encoding import Encoding
+from posenc.encoding.pieces import Distance, Meeting, Value
+from posenc.positions.positions import Positions
+from posenc.tools.bench.measure import Make, Work
+
+# Products over the channels of a head, in a forward pass and in a training step. Of a pair of tokens: its score and its
+# part of the output; and backward the score again, and the gradients of weight, value, query and key.
+PAIR = (2, 7)
+# Of a query and a vector by distance that it meets in scores: this, this again, and the gradients of both.
+MEETING = (1, 4)
+# Of one in the output: this, and the gradients of the weight and of the vector.
+VALUE = (1, 3)
+
+# What multiplies a precision: half precision is widened where the processor does not multiply it.
+MULTIPLIED = {"bfloat16": ("bfloat16", "float32"), "float16": ("float32",)}
+
+
+def multiply_adds(encoding: Encoding | None, query: Tensor, training: bool, computed: float = 1.0) -> int:
+    """Of causal attention of a text with itself, its queries (batch, heads, tokens, head_dim), with an encoding or
+    none, where a share of the visible pairs is ``computed``. What is done once for a token, such as turning it, is not
+    counted."""
+    batch, heads, tokens, dim = query.shape
+    pairs = computed * tokens * (tokens + 1) / 2
+    found = pairs * dim * PAIR[training]
+    if encoding is None:
+        return round(batch * heads * found)
+    for term in (*encoding.pieces, *encoding.values):
+        if isinstance(term, Meeting):
+            width = dim if term.feature is None else encoding.query_features[term.feature].size(-1)
+            each = width * MEETING[training]
+        elif isinstance(term, Value):
+            each = dim * VALUE[training]
+        else:
+            continue
+        found += each * _distances(term.distance, encoding.key_positions)
+    return round(batch * heads * found)
+
+
+def _distances(distance: Distance, positions: Positions) -> int:
+    """Of each query, how many distances to the keys up to its own have an entry of their own, summed over queries."""
+    coords = positions.coords[0]
+    if coords.dim() > 1:
+        coords = coords if distance.axis is None else coords[:, distance.axis, None]
+    most = distance.past + 1 if distance.tail == "constant" else len(coords)
+    known, found = set(), 0
+    for place in coords.reshape(len(coords), -1).tolist():
+        known.add(tuple(place))
+        found += min(len(known), most)
+    return found
+
+
+def products(dtype: str, device: str, sizes: tuple[int, ...]) -> tuple[dict[str, Make], dict[str, int]]:
+    """Products of square matrices by PyTorch, in every precision that may compute this one, and their multiply-adds."""
+    makes: dict[str, Make] = {}
+    work = {}
+    for precision in MULTIPLIED.get(dtype, (dtype,)):
+        for size in sizes:
+            name = f"{precision}, {size:,} × {size:,}"
+            makes[name] = partial(_product, precision, torch.device(device), size)
+            work[name] = size**3
+    return makes, work
+
+
+def _product(precision: str, device: torch.device, size: int) -> Work:
+    generator = torch.Generator(device).manual_seed(0)
+    a, b = torch.randn(2, size, size, generator=generator, device=device).to(getattr(torch, precision))
+    out = torch.empty_like(a)
+    return lambda: (torch.mm(a, b, out=out),)

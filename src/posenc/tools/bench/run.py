@@ -1,0 +1,239 @@
+"""``posenc bench``: the groups that were asked for, measured one by one, each recorded when it is made."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from posenc.arguments import check_name, check_type
+from posenc.backends.choice import BACKENDS
+from posenc.backends.native import library
+from posenc.backends.native.build import cores
+from posenc.tools.bench import cases, mine, peers
+from posenc.tools.bench.measure import Clock, LeftOutError, Make, Work, beyond, race
+from posenc.tools.bench.neighbours import neighbours
+from posenc.tools.bench.settings import AUTO, Settings
+from posenc.tools.kit.configuration import differences, fingerprint
+from posenc.tools.kit.files import parse, write_whole
+from posenc.tools.kit.machine import clock_of, device_of, machine, versions
+from posenc.tools.kit.progress import Progress
+from posenc.tools.kit.records import Record, Records
+
+FILE = "settings.json"
+# A call is left out where it would need more than this share of the memory.
+SHARE = 0.5
+# A call of so many tokens or fewer is made without asking what it will need: no score fills a gigabyte there.
+SHORT = 2048
+# Where no two shorter lengths were measured, calls of these say how memory and time grow.
+PROBES = (512, 1024)
+PROBED = 3  # times each; the shortest counts
+# Before anything is measured, more load than this is something else's.
+BUSY = 0.5
+
+
+def check(settings: Settings) -> None:
+    """ValueError for a scheme, a backend or an attention that is unknown, and for a device that is not there."""
+    check_type("settings", settings, Settings)
+    for name in settings.schemes:
+        cases.entries(name)
+    for name in settings.backends:
+        check_name("backends", name, (AUTO, *(backend.name for backend in BACKENDS)))
+    device_of(settings.device)
+    mine.check(settings)
+
+
+def groups(settings: Settings) -> Iterator[cases.Group]:
+    """What was asked for, what takes longest last. Growth is read off the prices where they are measured too."""
+    schemes = settings.schemes or cases.all_schemes()
+    if {"price", "rope"} & set(settings.only):
+        yield from cases.limits(settings)
+    if "rope" in settings.only:
+        yield from cases.rotations(settings)
+        yield from cases.in_attention(settings)
+    if "busy" in settings.only:
+        yield from cases.disturbances(settings)
+    if "decode" in settings.only:
+        yield from cases.decodes(settings, schemes)
+    if "peers" in settings.only:
+        yield from cases.comparisons(settings)
+    if "price" in settings.only:
+        backends = settings.backends or (AUTO, *(backend.name for backend in BACKENDS))
+        yield from cases.prices(settings, "price", schemes, backends)
+    elif "growth" in settings.only:
+        yield from cases.prices(settings, "growth", schemes, (AUTO,))
+    if "mine" in settings.only:
+        yield from mine.groups(settings)
+
+
+def bench(
+    settings: Settings, out: str | Path, progress: Progress | None = None, *, clock: Clock | None = None
+) -> list[Record]:
+    """Measures every group and gives the records in ``out``, old and new.
+
+    Each group is one record, written when it is made; what ``out`` has already is not measured again. Sections, lengths
+    and schemes may be added to a folder, all else must be the same.
+
+    Raises ValueError for a folder that holds another benchmark or is in use.
+    """
+    check(settings)
+    out, progress, device = Path(out), progress or Progress(), torch.device(settings.device)
+    clock = clock or clock_of(device)
+    about: dict[str, dict[str, Any]] = {
+        "settings": settings.identity() | mine.source(settings),
+        "versions": versions() | peers.versions(),
+        "machine": machine(device),
+        "kernel": kernel(),
+    }
+    with Records(out) as records, progress:
+        _claim(out, about, empty=not len(records))
+        if records.notice:
+            progress.say(records.notice)
+        planned = list(groups(settings))
+        records.require_sources(settings.schemes)
+        progress.begin(sum(group.work for group in planned))
+        if (load := _load()) > BUSY:
+            progress.say(f"the machine was busy in the last minute (load {load}): what is timed now is doubtful")
+        cuda = device.type == "cuda"
+        memory = torch.cuda.mem_get_info(device)[1] if cuda else about["machine"]["memory_bytes"]
+        limits = _Limits(settings, records, clock, memory)
+        for group in planned:
+            if records.has(group.kind, group.scheme, length=group.length):
+                progress.skip(group.work)
+                continue
+            progress.advance(0, f"{group.kind}, {group.scheme}, {group.length:,}")
+            measured = _measure(group, settings, limits, clock, device)
+            named = {"kind": group.kind, "scheme": group.scheme, "length": group.length}
+            records.append({**named, **measured, **about, "fingerprint": fingerprint(about)})
+            progress.advance(group.work, f"{group.kind}, {group.scheme}, {group.length:,}")
+        return list(records)
+
+
+def _measure(
+    group: cases.Group, settings: Settings, limits: "_Limits", clock: Clock, device: torch.device
+) -> dict[str, Any]:
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # or what was compiled for one length would shape what is compiled for the next
+    built = group.build()
+    makes = {
+        name: partial(limits.make, group, name, make) if group.probe and name != cases.PLAIN else make
+        for name, make in built.makes.items()
+    }
+    memory = device if group.probe else None
+    name = f"{group.kind}, {group.scheme}, {group.length}"  # each group has orders of its own
+    with neighbours(cores()) if group.busy else nullcontext():
+        timed = race(makes, rounds=settings.rounds, budget=settings.budget, clock=clock, memory=memory, seed=name)
+    if group.busy:
+        timed["others"] = None  # beside the neighbours, nobody else can be told
+    return {**built.facts, **timed}
+
+
+def kernel() -> dict[str, str]:
+    """Of posenc's kernel for the CPU, by precision: what the library that is taken uses of the processor, and who built
+    it; or why there is none."""
+    told = {}
+    for precision in library.REALS.values():
+        found = library.find(precision)
+        if isinstance(found, library.Found):
+            told[f"kernel, {precision}"] = f"{found.record.level}, by {found.record.compiler}"
+        else:
+            told[f"kernel, {precision}"] = f"none: {found}"
+    return told
+
+
+class _Grown(NamedTuple):
+    """What a call took at a length."""
+
+    length: int
+    seconds: float
+    bytes: int
+
+
+class _Limits:
+    """Which calls would need too much memory or time, told from shorter ones before they are made."""
+
+    def __init__(self, settings: Settings, records: Records, clock: Clock, memory: int | None) -> None:
+        self.settings, self.records, self.clock, self.memory = settings, records, clock, memory
+        self._probed: dict[tuple[str, str, str], list[_Grown]] = {}
+
+    def make(self, group: cases.Group, name: str, make: Make) -> Work:
+        """What ``make`` sets up. Raises LeftOutError, with the numbers, where it would be too much."""
+        if why := self.reason(group, name):
+            raise LeftOutError(why)
+        return make()
+
+    def reason(self, group: cases.Group, name: str) -> str:
+        """Why this is too much; empty where it is not."""
+        if group.length <= SHORT:
+            return ""
+        small, large = self._shorter(group, name)[-2:]
+        seconds = large.seconds * (group.length / large.length) ** 2
+        needed = grown(small.length, small.bytes, large.length, large.bytes, group.length)
+        told = f"told from {small.length:,} and {large.length:,} tokens"
+        if self.memory is not None and needed > SHARE * self.memory:
+            limit = f"{SHARE:.0%} of the {self.memory / 2**30:.0f} GiB here"
+            return f"would need {needed / 2**30:.0f} GiB ({told}), over {limit}"
+        if seconds > self.settings.longest:
+            return f"would take {seconds:.0f} s a call ({told}), over the {self.settings.longest:.0f} s allowed"
+        return ""
+
+    def _shorter(self, group: cases.Group, name: str) -> list[_Grown]:
+        """Two or more shorter calls: those that were measured, or two that are measured now."""
+        found = [
+            _Grown(record["length"], min(result["seconds"]), result["peak_bytes"])
+            for record in self.records
+            if (record["kind"], record["scheme"]) == (group.kind, group.scheme) and record["length"] < group.length
+            for result in [record["results"].get(name, {})]
+            if result.get("seconds")
+        ]
+        if len(found) >= 2:
+            return sorted(found)
+        key = (group.kind, group.scheme, name)
+        if key not in self._probed:
+            self._probed[key] = [self._probe(group, name, length) for length in PROBES]
+        return self._probed[key]
+
+    def _probe(self, group: cases.Group, name: str, length: int) -> _Grown:
+        assert group.probe is not None
+        work = group.probe(name, length)
+        self.clock(work)
+        seconds = min(self.clock(work) for _ in range(PROBED))
+        return _Grown(length, seconds, beyond(work, torch.device(self.settings.device)))
+
+
+def grown(a: int, bytes_a: float, b: int, bytes_b: float, length: int) -> float:
+    """Memory at a length, of which one part grows with the length and one with its square, from that at a and b.
+
+    >>> grown(1, 3 + 5, 2, 6 + 20, 4)  # 3 n + 5 n**2
+    92.0
+    """
+    square = max(0.0, (bytes_b / b - bytes_a / a) / (b - a))
+    line = max(0.0, bytes_b / b - square * b)
+    return line * length + square * length**2
+
+
+def _load() -> float:
+    """How many processes wanted a core in the last minute; 0 where that is not told."""
+    return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else 0.0
+
+
+def _claim(out: Path, about: Mapping[str, Mapping[str, Any]], *, empty: bool) -> None:
+    """Saves what this benchmark is. ValueError, saying what differs, if ``out`` has records of another."""
+    path, another = out / FILE, "give another folder with --out"
+    text = json.dumps(about, indent=1) + "\n"
+    if not empty:
+        if not path.exists():
+            raise ValueError(f"{out} holds records but no {FILE} to tell of what: {another}")
+        try:
+            there, here = parse(path.read_text(encoding="utf-8")), json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{path} is not what a benchmark has saved ({error}): {another}") from None
+        differ = ", ".join(filter(None, (differences(there.get(part, {}), here[part]) for part in here)))
+        if differ:
+            raise ValueError(f"{out} holds another benchmark, with {differ}: {another}")
+    write_whole(path, text.encode())

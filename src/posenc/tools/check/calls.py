@@ -1,0 +1,201 @@
+"""A call looked at from outside: its arguments, a function in its place, its gradients, and what the thing holds.
+
+Plain PyTorch: scripts hold a copy of what they need.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property, partial, wraps
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.tools.check.outcome import Outcome
+from posenc.tools.check.subjects import VOCABULARY, Batch, Subject, require
+
+
+def instead(subject: Subject, call: Callable[..., Any]) -> Subject:
+    """The subject with another function in place of its call. What it can is still read off the old one's names."""
+    return replace(subject, call=wraps(subject.call)(call))
+
+
+def arguments_of(subject: Subject, made: Any, batch: Batch) -> dict[str, Any]:
+    """What the first call for a batch is given, by the names of its parameters, without what was made."""
+
+    class HeardError(Exception):
+        pass
+
+    heard: dict[str, Any] = {}
+
+    def call(*given: Any, **named: Any) -> Any:
+        bound = inspect.signature(subject.call).bind(*given, **named).arguments
+        heard.update(list(bound.items())[1:])
+        raise HeardError
+
+    with suppress(HeardError):
+        instead(subject, call).run(made, batch)
+    return heard
+
+
+def with_leaves(subject: Subject, leaves: dict[str, Tensor]) -> Subject:
+    """The subject, whose call is given these leaves, by name, in place of its vectors; one that is missing is made of
+    the vectors and kept in ``leaves``. For one run."""
+    calls = iter(range(1, 1_000_000))
+
+    def call(*given: Any, **named: Any) -> Any:
+        number = next(calls)
+        bound = inspect.signature(subject.call).bind(*given, **named)
+        for name, value in list(bound.arguments.items())[1:]:
+            if isinstance(value, Tensor) and value.is_floating_point():
+                leaf = name if number == 1 else f"{name} of call {number}"
+                bound.arguments[name] = leaves.setdefault(leaf, value.detach().clone().requires_grad_())
+        return subject.call(*bound.args, **bound.kwargs)
+
+    return instead(subject, call)
+
+
+def parameters_of(made: Any) -> dict[str, Tensor]:
+    """The parameters of a module, by name; none of anything else."""
+    return dict(made.named_parameters()) if isinstance(made, nn.Module) else {}
+
+
+def weighted(out: Tensor) -> Tensor:
+    """A number that every output counts in, with weights that are always the same."""
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
+    return (out * weights.to(out)).sum() / max(out.numel(), 1) ** 0.5
+
+
+def gradients_of(
+    subject: Subject, made: Any, batch: Batch, leaves: dict[str, Tensor] | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The output for a batch, and by name the gradients of its `weighted` sum, padding apart: of the parameters, and of
+    the vectors that call is given (``leaves``, or its own). What takes no part has a gradient of zeros."""
+    leaves = {} if leaves is None else leaves
+    with torch.enable_grad():
+        out = with_leaves(subject, leaves).run(made, batch)
+        trained = {name: leaf for name, leaf in (parameters_of(made) | leaves).items() if leaf.requires_grad}
+        if not trained or not out.requires_grad:
+            return out.detach(), {name: torch.zeros_like(leaf) for name, leaf in trained.items()}
+        counted = out if batch.document is None else batch.owed(out)
+        found = torch.autograd.grad(weighted(counted), list(trained.values()), allow_unused=True)
+    zeroed = (torch.zeros_like(leaf) if g is None else g for leaf, g in zip(trained.values(), found, strict=True))
+    return out.detach(), dict(zip(trained, zeroed, strict=True))
+
+
+def gradient_tolerances(subject: Subject, batch: Batch, highest: int) -> dict[str, float]:
+    """How far two equal gradients may be apart, by name: as `Plan.tolerance` has it for outputs. Eight times what
+    float32 makes of this very gradient, and for phases that are rounded to float32 their part of all there is of it."""
+    _, exact = gradients_of(subject, subject.make(), batch)
+    rounded = exact
+    if subject.dtype == torch.float64:
+        single = replace(subject, dtype=torch.float32)
+        _, rounded = gradients_of(single, single.make(), batch)
+    sizes = {name: float(gradient.abs().max()) if gradient.numel() else 0.0 for name, gradient in exact.items()}
+    # A gradient that is zero where others are not, as that of the bias of all keys, is what rounding leaves of them.
+    rounding = 256 * torch.finfo(subject.dtype).eps * max(sizes.values(), default=0.0)
+    if subject.computes_in is not None:
+        rounding = max(rounding, 8 * subject.eps() * max(sizes.values(), default=0.0))
+    found = {}
+    for name, gradient in exact.items():
+        size = sizes[name]
+        noise = float((gradient - rounded[name].to(gradient)).abs().max()) if gradient.numel() else 0.0
+        found[name] = max(rounding, 8 * noise) + 4 * 2**-23 * highest * size
+    return found
+
+
+def with_tokens(batch: Batch, tokens: int, axes: int = 0) -> Batch:
+    """One row of that many tokens, which begins with the batch's first and goes on by steps of 7; with positions of so
+    many axes, if any."""
+    positions = [[n if axes == 1 else [n] * axes for n in range(tokens)]]
+    return Batch([[(batch.ids[0][0] + 7 * n) % VOCABULARY for n in range(tokens)]], positions if axes else None)
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, in one line, without colours, and without addresses, which differ from run to run."""
+    text = re.sub(r"\x1b\[[0-9;]*m| at 0x[0-9a-fA-F]+", "", str(error))
+    return f"{type(error).__name__}: {text.strip().splitlines()[0] if text.strip() else ''}"
+
+
+def require_module(made: Any) -> nn.Module:
+    """NotApplicableError unless it is one."""
+    require(isinstance(made, nn.Module), "let build give an nn.Module, to run this")
+    return made
+
+
+def poison(module: nn.Module) -> None:
+    """What no memory may hold by chance: NaN, and indices that are out of every range."""
+    with torch.no_grad():
+        for held in (*module.parameters(), *module.buffers()):
+            if held.is_floating_point() or held.is_complex():
+                held.fill_(torch.nan)
+            else:
+                held.fill_(True if held.dtype == torch.bool else torch.iinfo(held.dtype).max)
+
+
+def naming_what_differs(outcome: Outcome, normal: nn.Module, other: nn.Module) -> Outcome:
+    """The outcome, and where it did not hold, which parameters and buffers are not as in a normal build."""
+    if outcome.ok:
+        return outcome
+    held = [{**dict(module.named_parameters()), **dict(module.named_buffers())} for module in (normal, other)]
+    apart = [name for name, x in held[0].items() if name not in held[1] or not torch.equal(x, held[1][name])]
+    told = f"; {', '.join(apart[:3])} {'is' if len(apart) == 1 else 'are'} not as in a normal build" if apart else ""
+    return outcome._replace(came=outcome.came + told)
+
+
+def holdings(thing: Any, path: str = "it", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+    """Every tensor and every plain value that can be reached from a thing, with the way to it: through modules,
+    objects, collections, and what functions have closed over. Not through what torch itself is made of, nor through
+    Python's modules, by which everything could be reached."""
+    seen = set() if seen is None else seen
+    if isinstance(thing, Tensor | int | float | complex | str | bytes | range | torch.dtype | torch.device | None):
+        yield path, thing
+        return
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
+    for name, part in _inside(thing):
+        yield from holdings(part, path + name, seen)
+
+
+def _inside(thing: Any) -> list[tuple[str, Any]]:
+    if isinstance(thing, Mapping):
+        return [(f"[{key!r}]", thing[key]) for key in thing if isinstance(key, str | int | float | tuple)]
+    if isinstance(thing, Sequence):
+        return [(f"[{n}]", part) for n, part in enumerate(thing)]
+    if isinstance(thing, Set):
+        return [("{}", str(sorted(map(str, thing))))]
+    if isinstance(thing, partial):
+        return [(".func", thing.func), (".args", thing.args), (".keywords", thing.keywords)]
+    if isinstance(thing, MethodType):
+        return [("", thing.__self__)]
+    if isinstance(thing, FunctionType):
+        return [*_closed_over(thing), ("'s defaults", thing.__defaults__ or ()), ("", vars(thing))]
+    if isinstance(thing, type | ModuleType) or not hasattr(thing, "__dict__"):
+        return []
+    named = dict(vars(thing))
+    if isinstance(thing, nn.Module):
+        for kind in ("_parameters", "_buffers", "_modules"):
+            named |= named.pop(kind)
+    elif type(thing).__module__.split(".")[0] == "torch":
+        return []
+    # What a cached property keeps follows from the thing, and cannot go stale as a tensor can: by another device, dtype
+    # or inference mode.
+    kept = {name for name in named if isinstance(getattr(type(thing), name, None), cached_property)}
+    return [
+        (f".{name}", part)
+        for name, part in named.items()
+        if name not in kept or any(isinstance(value, Tensor) for _, value in holdings(part))
+    ]
+
+
+def _closed_over(function: FunctionType) -> list[tuple[str, Any]]:
+    found = []
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # nothing was put there yet
+            found.append((f"'s {name}", cell.cell_contents))
+    return found

@@ -1,0 +1,213 @@
+"""More of check 6, shift: along the index of one row, so that what takes no positions is tried too."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from posenc.tools.check.calls import instead
+from posenc.tools.check.captured import UNHEARD, heard_in, of_all_tokens, of_one_token
+from posenc.tools.check.heads import Attention
+from posenc.tools.check.outcome import Outcome, near
+from posenc.tools.check.subjects import Batch, Subject, require
+from posenc.tools.check.trial import Case, Plan, Trial
+
+BLURS = {"conv1d", "conv2d", "lstm", "gru", "rnn_tanh", "rnn_relu"}  # what lets edges and neighbours into a token
+ROUNDING = 64 * torch.finfo(torch.float32).eps  # of scores, within which phases and norms are often of float32
+OF_ALL = 1e-4  # of all that scores differ by
+HIDES = 50.0  # a score so far below the highest of its row counts for nothing
+FEWEST = 4  # tokens that are alike, to say anything
+
+
+def weights_by_values(subject: Attention, made: Any, batch: Batch) -> Tensor:
+    """The weights of every key, (heads, queries, keys), of a batch of one row: the length of what comes out where that
+    key alone has a value, without what comes out where none has; so values may be turned, or added to."""
+
+    def with_one_value(found: list[Tensor]) -> Any:
+        def call(made: Any, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Any:
+            for n in (None, *range(key.size(2))):
+                shown = torch.zeros_like(value)
+                if n is not None:
+                    shown[:, :, n] = 1.0
+                found.append(subject.call(made, query, key, shown, **given).detach().double())
+            return found[0]
+
+        return call
+
+    outs: list[Tensor] = []
+    with torch.no_grad():
+        instead(subject, with_one_value(outs)).run(made, batch)
+    nothing, *each = (out[0] for out in outs)
+    added = float(nothing.abs().max())
+    require(
+        not added or subject.dtype == torch.float64,
+        "nothing to do: in float32, what is added to values hides small weights",
+    )
+    weights = torch.stack([(out - nothing).norm(dim=-1) for out in each], -1)
+    return weights.masked_fill(weights < 1e-8 * added, 0.0)
+
+
+class Seen(NamedTuple):
+    """The scores (heads, queries, keys) of an attention to a row of one and the same token, and the tokens that are
+    still alike when they come to it. What counts for nothing is -inf, and a row may have any constant added.
+
+    ``told_apart``: nearly all of them differ, and not less and less, as behind the edge of the row.
+    """
+
+    name: str
+    scores: Tensor
+    alike: list[int]
+    told_apart: bool = False
+
+
+def scores_of_one_token(subject: Subject, made: Any, batch: Batch) -> list[Seen]:
+    """What every attention in a run of one and the same token makes of it. NotApplicableError where none is heard."""
+    batch = of_one_token(batch).pick(range(batch.tokens), 0)
+    if isinstance(subject, Attention):
+        scores = weights_by_values(subject, made, batch).log()
+        return [Seen("attention", _hidden(scores), list(range(batch.tokens)))]
+    all_of_it = heard_in(subject, made, batch)
+    heard = of_all_tokens(all_of_it, batch)
+    require(heard, UNHEARD)
+    require(
+        not all_of_it.called & BLURS, "nothing to do: a convolution, or a pass over tokens, comes before the scores"
+    )
+    another = heard_in(subject, made, replace(batch, ids=[[2] * batch.tokens]))
+    of_places = [x for inputs in another.inputs for x in inputs]  # where they are the same
+    of_tokens = [[x for x in inputs if not any(torch.equal(x, y) for y in of_places)] for _, inputs in heard]
+    # Before the first attention there may be no linear layer, as in this package's own: tokens are as they came.
+    alike = [_alike(inputs, batch.tokens, n > 0) for n, inputs in enumerate(of_tokens)]
+    return [Seen(f"attention {n}", _hidden(s[0]), *alike[n]) for n, (s, _) in enumerate(heard)]
+
+
+def _hidden(scores: Tensor) -> Tensor:
+    return scores.masked_fill(scores < scores.amax(-1, keepdim=True) - HIDES, -torch.inf)
+
+
+def _alike(inputs: list[Tensor], tokens: int, later: bool) -> tuple[list[int], bool]:
+    """The tokens of which linear layers are given the same as of the one in the middle, and whether all are told apart;
+    where none was heard, no token in a ``later`` attention, and all of them in the first. ``inputs``: those that go by
+    what the tokens are, and so not the table of Transformer-XL, which has as many rows."""
+    flat = [x.flatten(0, -2).double() for x in inputs if x.shape[:-1].numel() == tokens]
+    given = [x for x in flat if x.abs().max()]
+    if not given:
+        return [] if later or inputs else list(range(tokens)), False
+    middle = tokens // 2
+    same = torch.stack([(x - x[middle]).abs().amax(-1) <= ROUNDING * x.abs().max() for x in given]).all(0)
+    steps = given[0].diff(dim=0).norm(dim=-1)
+    return same.nonzero().flatten().tolist(), bool(same.sum() == 1 and steps[middle] > steps[0] / 2)
+
+
+def by_the_distance_alone(
+    scores: Tensor, tokens: list[int], eps: float, longer: Tensor | None = None
+) -> tuple[str, Outcome] | None:
+    """None where scores[q, k] - scores[q, k'] depends on k - q and k' - q alone; else where it does not. Or, with the
+    scores of a ``longer`` row, None where they are the same there. A factor of the whole row, as of a temperature that
+    goes by the length, is no matter."""
+    seen = scores[scores.isfinite()]
+    if not seen.numel():
+        return None
+    tolerance = OF_ALL * float(seen.max() - seen.min()) + eps * max(float(seen.abs().max()), 1.0)
+    for one, other in combinations(tokens, 2) if longer is None else zip(tokens, tokens, strict=True):
+        ways = [way for k in tokens if (way := k - one) + other in tokens]
+        here = scores[:, one, [one + way for way in ways]]
+        there = (scores if longer is None else longer)[:, other, [other + way for way in ways]]
+        for head in range(len(scores)):
+            both = here[head].isfinite() & there[head].isfinite()
+            if both.sum() < 2:
+                continue
+            first, second = (x[head][both] - x[head][both][0] for x in (here, there))
+            factor = float(first.norm() / second.norm()) if second.norm() > tolerance < first.norm() else 1.0
+            if not near(first, second, tolerance).ok and not near(first, factor * second, tolerance).ok:
+                worst = int((first - second).abs().argmax())
+                a, b = (ways[int(n)] for n in both.nonzero()[[0, worst], 0])
+                said = f"head {head}: how much further token {one} scores the token {b:+} away than the one {a:+} away"
+                where = f"for token {other}" if longer is None else "in a row of one more token"
+                return said, Outcome(False, f"{float(first[worst]):.6g}", f"{float(second[worst]):.6g} {where}")
+    return None
+
+
+def scores_go_by_the_distance(subject: Subject, batch: Batch) -> Outcome:
+    """A row of one and the same token: of any two queries, the scores of keys at the same distances differ alike, in
+    every attention that the tokens come to as they were; in the first, also if the row has one more token."""
+    made, eps, tried = subject.make(), _eps(subject), False
+    front = max(subject.sinks, subject.registers)
+    for number, (name, scores, alike, told_apart) in enumerate(scores_of_one_token(subject, made, batch)):
+        if told_apart and number == 0 and batch.tokens >= FEWEST:
+            came = f"{name}: each token another, by its place in the row"
+            return Outcome(False, f"{name}: one and the same token everywhere, as it was given", came)
+        tokens = [n for n in alike if n >= front]
+        if len(tokens) < FEWEST:
+            continue  # layers before it made them differ, as where a row has edges
+        found = by_the_distance_alone(scores, tokens, eps)
+        if found is not None and by_the_distance_alone(scores, tokens[1:], eps) is None:
+            require(
+                False, "claim `registers=1` if the first token has no place: it alone is met otherwise than the rest"
+            )
+        if (
+            found is None
+            and number == 0
+            and subject.threshold is None
+            and batch.tokens < (subject.max_positions or 1e9)
+        ):
+            longer = scores_of_one_token(subject, made, Batch([[*batch.ids[0], 0]]))[0]
+            kept = [n for n in tokens if n in longer.alike]
+            found = by_the_distance_alone(scores, kept, eps, longer.scores)
+        if found is not None:
+            said, (_, expected, came) = found
+            return Outcome(False, f"{name}, {said}: {expected}", f"{name}, {said}: {came}")
+        tried = True
+    require(tried, "nothing to do: no attention has tokens of the same content come to it")
+    return Outcome(True, "the same", "the same")
+
+
+def something_is_absolute(subject: Subject, batch: Batch) -> Outcome:
+    """A row of one and the same token: where scores differ with the distance, and go by it alone, and the tokens come
+    out the same, nothing absolute was done to them. Something was where each comes to attention as another one."""
+    made, eps = subject.make(), _eps(subject)
+    out = subject.run(made, of_one_token(batch).pick(range(batch.tokens), 0)).detach()
+    if not near(out[:, :1].expand_as(out), out, ROUNDING * float(out.abs().max())).ok:
+        return Outcome(True, "something absolute", "something absolute")
+    for name, scores, alike, told_apart in scores_of_one_token(subject, made, batch):
+        if told_apart:
+            return Outcome(True, "something absolute", "something absolute")
+        require(len(alike) == batch.tokens, f"nothing to do: what is absolute comes before {name}")
+        level = scores - scores.amax(-1, keepdim=True)
+        require(
+            float(level[level.isfinite()].abs().max()) > ROUNDING,
+            f"give it a `jitter`, for {name} scores all keys the same",
+        )
+        if by_the_distance_alone(scores, alike, eps) is not None:
+            return Outcome(True, "something absolute", "something absolute")
+    came = "scores that go by the distance alone, and one and the same token comes out the same everywhere"
+    return Outcome(False, "something that goes by the place of a token in its row", came)
+
+
+def _eps(subject: Subject) -> float:
+    low = torch.finfo(subject.computes_in).eps if subject.computes_in is not None else 0.0
+    return max(ROUNDING, 8 * low)
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+
+def _rows(plan: Plan, claim: bool) -> Iterator[Case]:
+    subject = plan.subject
+    require(subject.relative is not None, "claim `relative=True` or `relative=False` to run this")
+    require(subject.relative == claim, f"nothing to do: it claims `relative={subject.relative}`")
+    require(subject.axes == 1, "nothing to do: positions have several axes")
+    require(not subject.takes("grid"), "nothing to do: call takes a grid, and these are rows of text")
+    for tokens in plan.sizes_above(FEWEST - 1):
+        yield Case(plan.text(1, tokens))
+
+
+MORE = (
+    6,
+    (
+        Trial("along the index, relative", scores_go_by_the_distance, _rows, {"claim": True}, claims=("relative",)),
+        Trial("along the index, absolute", something_is_absolute, _rows, {"claim": False}, claims=("relative",)),
+    ),
+)

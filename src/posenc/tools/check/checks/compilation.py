@@ -1,0 +1,234 @@
+"""18. Compile and export: one real graph, for every length, that gives what eager gives."""
+
+import importlib
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.tools.check.calls import arguments_of, gradient_tolerances, gradients_of, instead, one_line, with_tokens
+from posenc.tools.check.outcome import Outcome, first_failure, near
+from posenc.tools.check.subjects import Batch, NotApplicableError, Subject, require
+from posenc.tools.check.trial import Case, Check, Plan, Trial
+
+MOST_COMPILED = 2  # compilations: one for the first length, one for all others
+
+
+@contextmanager
+def compiled(subject: Subject, backend: str) -> Iterator[tuple[Subject, list[torch.fx.GraphModule]]]:
+    """The subject with its call compiled as one graph, and the graphs that one of torch's own compilers is handed."""
+    from torch._dynamo.testing import CompileCounterWithBackend  # it takes a second to import
+
+    torch.compiler.reset()
+    try:
+        compiler = CompileCounterWithBackend(backend)
+        run = torch.compile(subject.call, backend=compiler, fullgraph=True)
+        yield instead(subject, lambda *given, **named: run(*given, **named)), compiler.graphs
+    finally:
+        torch.compiler.reset()
+
+
+def compiled_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int, tolerance: float) -> Outcome:
+    """Texts of these lengths in turn: the outputs, how often it was compiled, and numbers that are complex."""
+    made = subject.make()
+    with compiled(subject, "eager") as (compiled_subject, graphs), torch.no_grad():
+        for count, tokens in enumerate(lengths, 1):
+            text = with_tokens(batch, tokens, axes)
+            expected = subject.run(made, text)
+            came = or_why(lambda text=text: compiled_subject.run(made, text))  # type: ignore[misc]
+            if isinstance(came, str):
+                return Outcome(False, f"one graph for {tokens} tokens", came)
+            agrees = first_failure([(f"{tokens} tokens", near(expected, came, tolerance))])
+            if not agrees.ok:
+                return agrees
+            if len(graphs) > MOST_COMPILED:
+                few = f"at most {MOST_COMPILED} compilations for {len(lengths)} lengths"
+                return Outcome(False, few, f"{len(graphs)} for {count} lengths")
+    require(graphs, "unset TORCHDYNAMO_DISABLE, for torch.compile is switched off, or finds nothing to compile")
+    return all_is_real(graphs)
+
+
+def or_why(run: Callable[[], Any]) -> Any:
+    """What it gives, or in a line what stops it."""
+    try:
+        return run()
+    except NotApplicableError:
+        raise
+    except Exception as error:
+        return one_line(error)
+
+
+def all_is_real(graphs: list[torch.fx.GraphModule]) -> Outcome:
+    """Whether no node of these graphs, and of those inside them, gives complex numbers."""
+    found = []
+    for part in (part for graph in graphs for part in graph.modules()):
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            value = node.meta.get("val", node.meta.get("example_value"))
+            values = value if isinstance(value, tuple | list) else [value]
+            if any(isinstance(x, Tensor) and x.is_complex() for x in values):
+                found.append(node.name)
+    return Outcome(not found, "real numbers alone", f"complex numbers: {', '.join(found[:3])}")
+
+
+def compiled_trains_as_eager(subject: Subject, batch: Batch, tokens: int, axes: int) -> Outcome:
+    """The gradients of a compiled call against eager's."""
+    text = with_tokens(batch, tokens, axes)
+    _, expected = gradients_of(subject, subject.make(), text)
+    require(expected, "nothing to do: nothing in it is trained, and call takes no vectors")
+    with compiled(subject, "aot_eager") as (compiled_subject, _):
+        came = or_why(lambda: gradients_of(compiled_subject, subject.make(), text)[1])
+    if isinstance(came, str):
+        return Outcome(False, "gradients through one graph", came)
+    tolerances = gradient_tolerances(subject, text, tokens)
+    return first_failure([(name, near(expected[name], came[name], tolerances[name])) for name in expected])
+
+
+class Exported(nn.Module):
+    """A call as a module that takes tensors by name and gives the tensors that come out."""
+
+    def __init__(self, subject: Subject, made: Any, fixed: dict[str, Any]) -> None:
+        super().__init__()
+        self.made, self.fixed, self.function = made, fixed, subject.call
+
+    def forward(self, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        out = self.function(self.made, **tensors, **self.fixed)
+        return tuple(x for x in out if isinstance(x, Tensor)) if isinstance(out, tuple) else (out,)
+
+
+def exported(
+    subject: Subject, batch: Batch, lengths: list[int], axes: int
+) -> tuple[list[dict[str, Tensor]], list[tuple[Tensor, ...]], torch.export.ExportedProgram | str]:
+    """The inputs of a call for each length, what comes out, and the program of it for the first, or why there is none.
+    Sizes that go with the length are left open."""
+    made = subject.make()
+    given = [arguments_of(subject, made, with_tokens(batch, tokens, axes)) for tokens in lengths]
+    fixed = {name: x for name, x in given[0].items() if not isinstance(x, Tensor)}
+    same = all(other[name] == x for other in given for name, x in fixed.items())
+    require(same, "let call take positions, for it takes the length as a number, not as the shape of a tensor")
+    inputs = [{name: x for name, x in arguments.items() if isinstance(x, Tensor)} for arguments in given]
+    sizes = {
+        name: {n: torch.export.Dim.DYNAMIC for n, size in enumerate(x.shape) if size != inputs[1][name].size(n)}
+        for name, x in inputs[0].items()
+    }
+    module = Exported(subject, made, fixed)
+    program = or_why(lambda: torch.export.export(module, (inputs[0],), dynamic_shapes=(sizes,)))
+    return inputs, [module(given) for given in inputs], program
+
+
+@torch.no_grad()
+def exported_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int, tolerance: float) -> Outcome:
+    """A program exported at the first length against eager at all lengths."""
+    inputs, expected, program = exported(subject, batch, lengths, axes)
+    if isinstance(program, str):
+        return Outcome(False, "a program for every length", program)
+    real, run = all_is_real([program.graph_module]), program.module()
+    if not real.ok:
+        return real
+    came = or_why(lambda: [run(given) for given in inputs])
+    if isinstance(came, str):
+        return Outcome(False, "a program for every length", came)
+    return outputs_at_each(lengths, expected, came, tolerance)
+
+
+def outputs_at_each(
+    lengths: list[int], expected: list[tuple[Tensor, ...]], came: list[tuple[Tensor, ...]], tolerance: float
+) -> Outcome:
+    """Whether all that comes out at each length is what was expected."""
+    by_length = zip(lengths, expected, came, strict=True)
+    outs = ((tokens, x, y) for tokens, xs, ys in by_length for x, y in zip(xs, ys, strict=True))
+    return first_failure((f"{tokens} tokens", near(x, y, tolerance)) for tokens, x, y in outs)
+
+
+@torch.no_grad()
+def onnx_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int, tolerance: float) -> Outcome:
+    """The same program as ONNX, run by onnxruntime in single precision, against eager at all lengths."""
+    onnxruntime = importlib.import_module("onnxruntime")
+    subject, level = replace(subject, dtype=torch.float32), logging.root.manager.disable
+    inputs, expected, program = exported(subject, batch, lengths, axes)
+    if isinstance(program, str):
+        raise NotApplicableError("nothing to do: there is no program that could be written as ONNX")
+    try:
+        logging.disable(logging.WARNING)  # which libraries it could convert too, if they were there
+        onnx = torch.onnx.export(program, (inputs[0],), dynamo=True, verbose=False)
+        assert onnx is not None
+        written = onnx.model_proto.SerializeToString()
+    except Exception as error:  # of an operator that ONNX has no word for, which is no fault of the program
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise NotApplicableError(f"nothing to do: it cannot be written as ONNX: {one_line(cause)}") from error
+    finally:
+        logging.disable(level)
+    try:
+        session = onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        if type(error).__name__ == "NotImplemented":
+            raise NotApplicableError(f"nothing to do: onnxruntime lacks what it needs: {one_line(error)}") from error
+        raise
+    names, came = [given.name for given in session.get_inputs()], []
+    for given in inputs:
+        fed = dict(zip(names, (x.numpy() for x in given.values()), strict=True))
+        came.append(tuple(torch.from_numpy(out) for out in session.run(None, fed)))
+    # Another library's functions, and its sums in another order: some units in the last place of float32 more.
+    largest = max(float(x.abs().max()) for xs in expected for x in xs)
+    return outputs_at_each(lengths, expected, came, tolerance + 256 * 2**-23 * largest)
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+LENGTHS = (5, 8, 13, 21, 34, 40, 47, 50)
+MOST_PATCHES = 64  # of the grids that are compiled
+BEGINNING = Batch([[0]])  # of the texts, which are as long as a trial says
+ONNX = ("onnx", "onnxscript", "onnxruntime")
+
+
+def _lengths(plan: Plan, claim: str) -> list[int]:
+    require(getattr(plan.subject, claim), f"claim `{claim}=True` to run this")
+    lengths = [n for n in LENGTHS if n <= plan.limit] if plan.limit >= LENGTHS[-1] else list(range(2, plan.limit + 1))
+    if plan.subject.on_grids:  # one of which the sides are equal, or one is 1, may be compiled for by itself
+        shapes = {n: plan.subject.grid_of(n) for n in range(2, min(plan.limit, MOST_PATCHES) + 1)}
+        lengths = [n for n, shape in shapes.items() if shape and 1 < min(shape) < max(shape)]
+    require(
+        len(lengths) >= len(LENGTHS),
+        f"let it have more positions: {plan.limit} tokens are too few for {len(LENGTHS)} lengths above 1",
+    )
+    return lengths[-len(LENGTHS) :]
+
+
+def _axes_given(plan: Plan) -> list[int]:
+    """On how many axes call is given positions: 0 where it is not; both where it can do without."""
+    subject = plan.subject
+    return [0, subject.axes] if subject.takes("positions") and not subject.needs("positions") else [0]
+
+
+def _trained(plan: Plan) -> Iterator[Case]:
+    yield Case(BEGINNING, {"tokens": _lengths(plan, "compiles")[2], "axes": _axes_given(plan)[-1]})
+
+
+def _graphs(plan: Plan, claim: str, every: int = 1, needs: tuple[str, ...] = ()) -> Iterator[Case]:
+    lengths = _lengths(plan, claim)[::every]
+    missing = [name for name in needs if find_spec(name) is None]
+    require(not missing, f"install {', '.join(missing)} to run this")
+    for axes in _axes_given(plan)[-1 if needs else 0 :]:
+        yield Case(BEGINNING, {"lengths": lengths, "axes": axes, "tolerance": plan.tolerance(lengths[-1])})
+
+
+CHECK = Check(
+    number=18,
+    name="compile and export",
+    rule="One real graph, at most 2 compilations for 8 lengths, and one exported program for all, that equal eager.",
+    why="Branches on data break graphs, lengths that are numbers compile anew, and complex numbers cannot be exported.",
+    pains=(10, 15),
+    remedy="Branch on no values, take sizes from shapes, read no numbers out of tensors, and use no complex numbers.",
+    trials=(
+        Trial("compiled", compiled_is_eager, _graphs, {"claim": "compiles"}, claims=("compiles",)),
+        Trial("compiled and trained", compiled_trains_as_eager, _trained, claims=("compiles",)),
+        Trial("exported", exported_is_eager, _graphs, {"claim": "exports", "every": 3}, claims=("exports",)),
+        Trial("ONNX", onnx_is_eager, _graphs, {"claim": "exports", "every": 3, "needs": ONNX}),
+    ),
+)

@@ -1,0 +1,194 @@
+"""14. Configuration: every option is used or refused, and the frequencies are those it says."""
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.tools.check.heads import Rotary
+from posenc.tools.check.measure import claimed, fastest, first_axis, matrices, row_of, sides, unit
+from posenc.tools.check.outcome import Outcome, Outcomes, near
+from posenc.tools.check.subjects import REFUSALS, Batch, Subject, require
+from posenc.tools.check.trial import Case, Check, Plan, Trial
+
+
+def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcomes:
+    """The rotation of each basis vector, and what it is lengthened by, against the claims."""
+    positions, made = row_of(batch), subject.make()
+    for name, which in sides(subject):
+        came = matrices(subject, made, positions, which).double()
+        expected = claimed(subject, positions, unit(came))
+        assert expected is not None
+        if subject.scale is None:
+            came = unit(came)
+        else:
+            expected = expected.clone()
+            expected[..., : subject.rotary_dim] *= subject.scale
+        for n, p in enumerate(positions):
+            # Four roundings of the phase to float32, each worth p theta 2^-23, and four of what is turned.
+            phase = 4 * first_axis(p) * fastest(subject) * 2**-23
+            tolerance = (phase + 2 * subject.eps(torch.float32)) * (subject.scale or 1.0)
+            yield f"{name} at {p}", near(expected[n], came[n], tolerance)
+
+
+def names_in(given: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
+    """The keys that are new, or have another value than usual; of nested configurations the inner keys."""
+    found = []
+    for name, value in given.items():
+        if isinstance(value, Mapping) and isinstance(usual.get(name), Mapping):
+            found += names_in(value, usual[name])
+        elif name not in usual or usual[name] != value:
+            found.append(name)
+    return found
+
+
+def refusal(subject: Subject, changed: dict[str, Any]) -> Outcome | None:
+    """The outcome for the error that refuses these options; None: they are accepted."""
+    try:
+        subject.make(**changed)
+    except Exception as error:
+        names = names_in(changed, subject.options)
+        named = any(re.search(rf"\b{re.escape(name)}\b", str(error)) for name in names)
+        return Outcome(named, f"an error that names {' or '.join(names)}", f"{type(error).__name__}: {error}")
+    return None
+
+
+def it_is_refused(subject: Subject, batch: Batch, changed: dict[str, Any]) -> Outcome:
+    """Building with what must be refused."""
+    expected = f"an error that names {' or '.join(names_in(changed, subject.options))}"
+    return refusal(subject, changed) or Outcome(False, expected, "none: it was built")
+
+
+def an_option_counts(
+    subject: Subject, batch: Batch, changed: dict[str, Any], starts: list[int], tokens: int, tolerance: float
+) -> Outcome:
+    """The outputs with an option as it is and with another value, for a row at each of the starts; and where positions
+    have several axes, for rows that are not on their diagonal, on which it is one and the same which axis is which."""
+    shows = batch.tokens >= tokens and len(set(batch.ids[0])) > 1
+    require(shows, "nothing to do: a row so short or so plain may not show it")  # and shrinking must not get there
+    if (found := refusal(subject, changed)) is not None:
+        return found
+    rows = [batch if start == 0 else _placed(subject, batch, start) for start in starts]
+    if subject.axes > 1 and subject.can("positions"):
+        rows += [_placed(subject, batch, start, off_the_diagonal=True) for start in starts]
+    if any(_tell_apart(subject, changed, here, tolerance) for here in rows):
+        return Outcome(True, "another output", "another output")
+    flat = subject.axes > 1 and not subject.can("positions")
+    require(not flat, "give call positions: all its axes are the same here, where an option of one may not show")
+    if not subject.jitter:
+        jittered = replace(subject, jitter=0.1)
+        hidden = (
+            "give it a `jitter`, such as 0.02, for parameters begin as zeros, or so small that the option does not show"
+        )
+        require(not any(_tell_apart(jittered, changed, here, tolerance) for here in rows), hidden)
+    return Outcome(False, f"another output, or an error, with {changed}", "the same output as without")
+
+
+def _placed(subject: Subject, batch: Batch, start: int, off_the_diagonal: bool = False) -> Batch:
+    """The row at positions from there on; or after a third of it patches, each on its own row and column."""
+    line = [subject.at(start + n) for n in range(batch.tokens)]
+    if off_the_diagonal:
+        text = batch.tokens // 3
+        front = [start + text] * (subject.axes - 2)
+        line[text:] = [[*front, start + text + n // 5 % 3, start + text + n % 5] for n in range(batch.tokens - text)]
+    return replace(batch, positions=[line])
+
+
+def _tell_apart(subject: Subject, changed: dict[str, Any], batch: Batch, tolerance: float) -> bool:
+    """Whether the option, with its other value, gives another output for this batch, or refuses it."""
+    before = subject.run(subject.make(), batch)
+    try:
+        after = subject.run(subject.make(**changed), batch)
+    except (IndexError, *REFUSALS):  # as of a position past a smaller end
+        return True
+    return before.shape != after.shape or not near(before, after, tolerance).ok
+
+
+def builds_share_nothing(subject: Subject, batch: Batch, changed: dict[str, Any], tolerance: float) -> Outcomes:
+    """The outputs before and after another was built, and run, with another value of an option."""
+    require(refusal(subject, changed) is None, f"nothing to do: {', '.join(changed)} is refused")
+    made = subject.make()
+    before: Tensor = subject.run(made, batch)
+    subject.run(subject.make(**changed), batch)
+    yield "the one that was there before", near(before, subject.run(made, batch), tolerance)
+    yield "one built anew", near(before, subject.run(subject.make(), batch), tolerance)
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+FREQUENCIES = "Compute base^(-2c/rotary_dim) in float32 or better from the options, with the scaling that they name."
+REFUSED = "Check options where it is built, and raise a ValueError that names the one which cannot be."
+SHARED = "Keep what follows from options on the one that was built with them, not on the class or in a file's globals."
+GOLDEN = (1, 2, 17, 100, 1000, 10_000)
+STARTS = (0, 4096, 100_000)  # what an option changes may show far away alone
+
+
+def _golden(plan: Plan) -> Iterator[Case]:
+    subject = plan.subject
+    require(isinstance(subject, Rotary), "nothing to do: a rotation alone has frequencies")
+    assert isinstance(subject, Rotary)
+    require(
+        subject.frequencies is not None or subject.base is not None,
+        "claim `base=10_000.0`, or `frequencies`, to run this",
+    )
+    given = subject.can("positions") or subject.takes("offset")
+    end = min(n for n in (subject.max_positions, subject.threshold, max(GOLDEN) + 1) if n is not None)
+    at = [p for p in GOLDEN if p < (end if given else min(end, plan.limit))]
+    require(at, "let call take `positions` (rows, tokens), for there is no position but 0")
+    yield Case(plan.row(at))
+
+
+def _varied(plan: Plan) -> Iterator[Case]:
+    """For each option a row, long where positions cannot be given: what an option changes may show only late."""
+    require(plan.subject.varied, "name in `varied` another value of each option, to run this")
+    for name, value in plan.subject.varied.items():
+        batch = plan.text(1, plan.room(23 if plan.subject.can("positions") else 600))
+        yield Case(batch, {"changed": {name: value}, "tolerance": plan.tolerance()})
+
+
+def _counting(plan: Plan) -> Iterator[Case]:
+    subject = plan.subject
+    for batch, values in _varied(plan):
+        end = (subject.max_positions or max(STARTS) + batch.tokens) - batch.tokens
+        starts = [p for p in STARTS if p <= end and (p == 0 or subject.can("positions"))]
+        # The same arithmetic on the same numbers: what moves the outputs by no more than float32 rounds counts too.
+        yield Case(batch, {**values, "starts": starts, "tokens": batch.tokens, "tolerance": plan.noise})
+
+
+def refusals(plan: Plan, known: bool) -> Iterator[Case]:
+    """What is claimed to be refused: values of options that ``build`` has, or options that are unknown to it."""
+    subject = plan.subject
+    words = f"name in `refused` {'values' if known else 'unknown options'} that build must refuse, to run this"
+    require(subject.refused, words)
+    has = {*subject.options, *inspect.signature(subject.build).parameters}
+    given = [changed for changed in subject.refused if has.issuperset(names_in(changed, subject.options)) == known]
+    require(given, words)
+    for changed in given:
+        yield Case(Batch([[0]]), {"changed": dict(changed)})
+
+
+CHECK = Check(
+    number=14,
+    name="configuration",
+    rule="Frequencies and lengths are those of the configuration; each option counts, and an unknown one is refused.",
+    why="A key that is misread or passed over leaves a model that runs, with the frequencies of another.",
+    pains=(7,),
+    remedy="Read each option where it is used, and raise a ValueError that names one which is unknown or has no "
+    "meaning.",
+    trials=(
+        Trial(
+            "frequencies",
+            rotations_are_as_claimed,
+            _golden,
+            claims=("base", "frequencies", "rotary_dim", "scale"),
+            remedy=FREQUENCIES,
+        ),
+        Trial("options count", an_option_counts, _counting, claims=("varied",)),
+        Trial("unknown options", it_is_refused, refusals, {"known": False}, claims=("refused",), remedy=REFUSED),
+        Trial("nothing is shared", builds_share_nothing, _varied, remedy=SHARED),
+    ),
+)

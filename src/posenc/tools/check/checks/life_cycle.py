@@ -1,0 +1,110 @@
+"""4. Life cycle: copies, casts and loading change nothing, and what follows from the configuration is not saved."""
+
+import copy
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import torch
+
+from posenc.tools.check.calls import naming_what_differs, one_line, poison, require_module
+from posenc.tools.check.outcome import Outcome, near
+from posenc.tools.check.subjects import REFUSALS, Batch, NotApplicableError, Subject
+from posenc.tools.check.trial import Case, Check, Plan, Trial, texts
+
+
+def copied_is_as_before(subject: Subject, batch: Batch, how: str, used: bool, tolerance: float) -> Outcome:
+    """A copy, made before or after a call that could be trained by, when the parameters of the original are gone."""
+    made = require_module(subject.make())
+    expected = subject.run(subject.make(), batch).detach()
+    if used:
+        subject.run(made, batch)
+    try:
+        twin = copy.deepcopy(made) if how == "deepcopy" else pickle.loads(pickle.dumps(made))
+    except Exception as error:
+        return Outcome(False, "a copy", one_line(error))
+    poison(made)
+    return naming_what_differs(near(expected, subject.run(twin, batch).detach(), tolerance), subject.make(), twin)
+
+
+def cast_and_back_rounds_parameters_alone(
+    subject: Subject, batch: Batch, low: torch.dtype, used: bool, tolerance: float
+) -> Outcome:
+    """Cast to ``low``, called there or not, and cast back, against a normal build whose parameters were rounded."""
+    subject = replace(subject, dtype=torch.float32)
+    normal, made = require_module(subject.make()), subject.make()
+    saved = normal.state_dict(keep_vars=True)
+    with torch.no_grad():
+        for learned in (*normal.parameters(), *(saved[name] for name in subject.state)):
+            learned.copy_(learned.to(low).to(learned.dtype))
+    expected = subject.run(normal, batch)
+    if used:
+        subject.run(made, batch)
+    made = made.to(low)
+    if used:
+        try:
+            replace(subject, dtype=low).run(made, batch)
+        except (RuntimeError, *REFUSALS) as error:  # of dtypes, or of what is not implemented for one
+            raise NotApplicableError(f"nothing to do: it does not run in {low}: {one_line(error)}") from error
+    outcome = near(expected, subject.run(made.to(torch.float32), batch), tolerance)
+    return naming_what_differs(outcome, normal, made)
+
+
+def loaded_by_another_is_as_saved(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+    """The state_dict of one, loaded by one that was built with another seed."""
+    saved, other = require_module(subject.make()), subject.drawn_anew().make()
+    other.load_state_dict(saved.state_dict())
+    return naming_what_differs(near(subject.run(saved, batch), subject.run(other, batch), tolerance), saved, other)
+
+
+def nothing_derived_is_saved(subject: Subject, batch: Batch) -> Outcome:
+    """Buffers in the state_dict that are the same whatever was drawn follow from the configuration; but for what the
+    subject says is state, and for what torch's own modules keep there."""
+    made, other = require_module(subject.make()), subject.drawn_anew().make()
+    saved, drawn = made.state_dict(), other.state_dict()
+    expected = {name for name, _ in made.named_parameters(remove_duplicate=False)} | set(subject.state)
+    for path, module in made.named_modules():
+        if type(module).__module__.startswith("torch.nn."):
+            expected |= {f"{path}.{name}".lstrip(".") for name, _ in module.named_buffers(recurse=False)}
+    buffers = [name for name, value in saved.items() if name not in expected and isinstance(value, torch.Tensor)]
+    derived = [name for name in buffers if torch.equal(saved[name], drawn[name])]
+    return Outcome(not derived, "parameters, and what was drawn", ", ".join(derived) or "nothing else")
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+FAR = 300  # tokens: bfloat16 has all whole numbers up to 256
+
+
+def _copies(plan: Plan, how: str) -> Iterator[Case]:
+    for used in (False, True):
+        yield from texts(plan, how=how, used=used)
+
+
+def _casts(plan: Plan) -> Iterator[Case]:
+    lengths = sorted({*plan.sizes, plan.room(FAR)})
+    for tokens, low, used in product(lengths, plan.low_dtypes, (False, True)):
+        yield Case(plan.text(1, tokens), {"low": low, "used": used, "tolerance": plan.tolerance(tokens)})
+
+
+def _once(plan: Plan) -> Iterator[Case]:
+    yield Case(plan.text(1, plan.room(1)))
+
+
+CHECK = Check(
+    number=4,
+    name="life cycle",
+    rule="Copied, pickled, cast to half precision and back, saved and loaded, it is what it was; no table is saved.",
+    why="Tables in buffers are rounded with the module and never recover, and saved ones overrule the configuration.",
+    pains=(2,),
+    remedy="Keep no table that follows from the options: compute it in forward from integers, or keep it out of "
+    "casts and of the state_dict.",
+    trials=(
+        Trial("deepcopy", copied_is_as_before, _copies, {"how": "deepcopy"}),
+        Trial("pickle", copied_is_as_before, _copies, {"how": "pickle"}),
+        Trial("cast and back", cast_and_back_rounds_parameters_alone, _casts),
+        Trial("state_dict", loaded_by_another_is_as_saved, texts),
+        Trial("what is saved", nothing_derived_is_saved, _once),
+    ),
+)

@@ -1,0 +1,102 @@
+"""17. Memory: what is claimed to grow with the length does, and a call leaves nothing behind."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from posenc.tools.check.calls import arguments_of, gradients_of, holdings, parameters_of, with_tokens
+from posenc.tools.check.heads import Bias
+from posenc.tools.check.outcome import Outcome
+from posenc.tools.check.subjects import Batch, Subject, require
+from posenc.tools.check.trial import Case, Check, Plan, Trial
+from posenc.tools.kit.memory import kept_bytes, peak_bytes
+
+
+def memory_grows_with_the_length(subject: Subject, batch: Batch, tokens: int, trained: bool, growth: float) -> Outcome:
+    """The peak of one call, and of its backward pass, for so many tokens and for twice as many."""
+    subject = replace(subject, dtype=torch.float32)
+    made = subject.make()
+    peaks = []
+    for length in (tokens, 2 * tokens):
+        arguments = arguments_of(subject, made, with_tokens(batch, length))
+        peaks.append(peak_bytes(lambda given=arguments: one_call(subject, made, given, trained), subject.device))  # type: ignore[misc]
+    require(min(peaks) > 0, "nothing to do: a call needs no memory that could be counted")
+    ratio = peaks[1] / peaks[0]
+    return Outcome(ratio < growth, f"less than {growth} times the memory for twice the tokens", f"{ratio:.2f} times")
+
+
+def one_call(subject: Subject, made: object, arguments: dict[str, object], trained: bool) -> None:
+    """A call without the run around it, whose own attention may be dense."""
+    with torch.set_grad_enabled(trained):
+        leaves = {
+            name: x.detach().requires_grad_(trained) if isinstance(x, Tensor) and x.is_floating_point() else x
+            for name, x in arguments.items()
+        }
+        out = subject.call(made, **leaves)
+        outs, inputs = (
+            [x for x in of if isinstance(x, Tensor) and x.requires_grad]
+            for of in (out if isinstance(out, tuple) else (out,), (*leaves.values(), *parameters_of(made).values()))
+        )
+        if trained and outs and inputs:
+            torch.autograd.grad([x.sum() for x in outs], inputs, allow_unused=True)
+
+
+WARM = 160  # calls after which a cache is full: those of functools hold 128 entries
+
+
+def nothing_is_left_behind(subject: Subject, batch: Batch) -> Outcome:
+    """After calls with their backward passes: how many more bytes each leaves, and what keeps a graph alive.
+
+    A leak grows with every call. What is made once, or for the first few calls, is a cache: so is what has grown by
+    then, and grows no more after many."""
+    made = subject.make()
+
+    def left_by(calls: int) -> int:
+        return kept_bytes(lambda: [gradients_of(subject, made, batch) for _ in range(calls)], subject.device)
+
+    left = [left_by(1) for _ in range(6)][-3:]
+    if min(left) > 0:
+        left_by(WARM)
+        left = [left_by(1) for _ in range(3)]
+    graphs = [name for name, x in holdings(made) if isinstance(x, Tensor) and x.grad_fn is not None]
+    if graphs:
+        return Outcome(False, "no graph of a call that is over", f"one at {graphs[0]}")
+    return Outcome(min(left) <= 0, "as many bytes after each call", f"{min(left)} more after each call")
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+LEFT = "Detach what is stored on the module, and let go of what a call before it made."
+TOKENS = 2048  # longer than the blocks in which attention is worked on
+GROWTH = 2.5  # twice the length: twice the memory where it is linear, four times where it is square
+
+
+def _linear(plan: Plan) -> Iterator[Case]:
+    subject = plan.subject
+    require(subject.linear_memory, "claim `linear_memory=True` to run this")
+    require(not isinstance(subject, Bias), "claim no `linear_memory`, for a bias is as large as the number of pairs")
+    require(
+        plan.has(2 * TOKENS - 1), f"let it have `max_positions` of {2 * TOKENS} or more, which show how memory grows"
+    )
+    for trained in (False, True):
+        yield Case(Batch([[0]]), {"tokens": TOKENS, "trained": trained, "growth": GROWTH})
+
+
+def _left(plan: Plan) -> Iterator[Case]:
+    yield Case(plan.text(1, plan.sizes[-1]))
+
+
+CHECK = Check(
+    number=17,
+    name="memory",
+    rule="Where linear memory is claimed, twice the tokens need less than 2.5 times as much; no call leaves anything.",
+    why="A bias for every pair undoes a fused kernel, and one that is kept on the module keeps its graph alive.",
+    pains=(9, 10),
+    remedy="Make no matrix of all pairs: compute a bias within the kernel, block by block.",
+    trials=(
+        Trial("growth", memory_grows_with_the_length, _linear, claims=("linear_memory",)),
+        Trial("what is left", nothing_is_left_behind, _left, remedy=LEFT),
+    ),
+)

@@ -1,0 +1,223 @@
+"""5. Purity: a call writes nothing but tables that stay, and no call changes another."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.tools.check.calls import gradient_tolerances, gradients_of, holdings, instead, one_line, with_tokens
+from posenc.tools.check.heads import Bias, Rotary
+from posenc.tools.check.outcome import Outcome, Outcomes, first_failure, near
+from posenc.tools.check.subjects import REFUSALS, Batch, NotApplicableError, Subject, require
+from posenc.tools.check.trial import Case, Check, Plan, Trial
+
+BETWEEN = ("the same", "shorter", "longer", "others", "bfloat16", "autocast", "inference mode")
+
+
+def nothing_is_written(subject: Subject, batch: Batch) -> Outcome:
+    """What is saved with the thing, and torch's own chance and default dtype, before and after a call; and all that can
+    be reached from it, after a call and after the same again. A table that the first call makes stays as it is."""
+    made = subject.make()
+    saved = lasting(made)
+    subject.run(made, batch)
+    came, once = written(saved, lasting(made)), snapshot(made)
+    subject.run(made, batch)
+    came = list(dict.fromkeys(came + written(once, snapshot(made))))
+    return Outcome(not came, "nothing written", "; ".join(came[:3]) or "nothing written")
+
+
+def written(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """What differs between two states."""
+    found = [f"{name} is new" for name in after if name not in before]
+    found += [f"{name} is gone" for name in before if name not in after]
+    return found + [f"{name} changed" for name in after if name in before and not equal(before[name], after[name])]
+
+
+def inputs_stay_as_they_are(subject: Subject, batch: Batch) -> Outcomes:
+    """Every tensor that call is given, before and after it."""
+    found: list[tuple[str, Outcome]] = []
+
+    def call(*given: Any, **named: Any) -> Any:
+        bound = inspect.signature(subject.call).bind(*given, **named).arguments
+        tensors = {name: x for name, x in list(bound.items())[1:] if isinstance(x, Tensor)}
+        before = {name: x.clone() for name, x in tensors.items()}
+        out = subject.call(*given, **named)
+        found.extend((name, near(before[name], x, 0.0)) for name, x in tensors.items())
+        return out
+
+    instead(subject, call).run(subject.make(), batch)
+    yield from found
+
+
+def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit: int, tolerance: float) -> Outcomes:
+    """The same call before and after others; where positions can be given, also the first call of what those made
+    longer."""
+    if isinstance(subject, Rotary | Bias):
+        subject = replace(subject, causal=True)  # attention is not theirs, and so the start of a longer row is known
+    if between == "autocast":
+        subject = replace(subject, dtype=torch.float32)
+    # A length for each, longer than those before: what is remembered by the length, or grown to it, may be so for good.
+    longer = with_tokens(batch, min(2 * batch.tokens + 3 + BETWEEN.index(between), limit))
+    made, before = subject.make(), torch.get_rng_state()
+    first = subject.run(made, batch)
+    if between == "the same":
+        outcome = near(first, subject.run(made, batch), 0.0)  # the same arithmetic on the same numbers
+        drawn = (
+            "" if torch.equal(before, torch.get_rng_state()) else ", by numbers that each call draws: is dropout on?"
+        )
+        yield "again", Outcome(outcome.ok, outcome.expected, outcome.came + drawn)
+        return
+    try:
+        call_between(subject, made, between, batch if between == "shorter" else longer)
+        if between in ("bfloat16", "autocast"):  # and of the same shape, which a table may be remembered by
+            call_between(subject, made, between, batch)
+    except (RuntimeError, *REFUSALS) as error:
+        if between not in ("bfloat16", "autocast"):
+            raise
+        raise NotApplicableError(f"nothing to do: it does not run with {between}: {one_line(error)}") from error
+    yield "again", near(first, subject.run(made, batch), tolerance)
+    if subject.causal and subject.threshold is None:
+        start = subject.run(made, replace(longer, ids=[(batch.ids[0] + longer.ids[0])[: longer.tokens]]))
+        yield "at the start of more tokens", near(first[:1], start[:1, : batch.tokens], tolerance)
+
+
+def no_grid_changes_another(
+    subject: Subject, batch: Batch, others: list[tuple[int, int]], tolerance: float
+) -> Outcomes:
+    """As many patches in grids of other shapes, after one of this shape, against what never met it."""
+    made = subject.make()
+    subject.run(made, batch)
+    for grid in others:
+        other = replace(batch, grid=grid)
+        fresh = subject.run(subject.make(), other)
+        yield f"{grid} after {batch.grid}", near(fresh, subject.run(made, other), tolerance)
+
+
+def call_between(subject: Subject, made: Any, how: str, batch: Batch) -> None:
+    """A call, or calls, of another kind."""
+    modes: dict[str, AbstractContextManager[Any]] = {
+        "autocast": torch.autocast(torch.device(subject.device).type, torch.bfloat16),
+        "inference mode": torch.inference_mode(),
+    }
+    if how == "bfloat16":
+        subject = replace(subject, dtype=torch.bfloat16)
+    if how == "shorter":
+        batch = batch.pick(range((batch.tokens + 1) // 2))
+    with modes.get(how, nullcontext()):
+        for other in others(subject) if how == "others" else [made]:
+            subject.run(other, batch)
+
+
+def others(subject: Subject) -> Iterator[Any]:
+    """Built with other options, as far as those are not refused, and with another seed."""
+    for name, value in subject.varied.items():
+        try:
+            yield subject.make(**{name: value})
+        except (ValueError, TypeError, AssertionError):
+            continue
+    yield subject.drawn_anew().make()
+
+
+def inference_mode_leaves_no_trace(subject: Subject, batch: Batch, highest: int) -> Outcome:
+    """Called under inference mode, then trained, against gradients of what was never called so."""
+    made = subject.make()
+    with torch.inference_mode():
+        subject.run(made, batch)
+    given: list[Any] = []
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        given.append(subject.call(*arguments, **named))
+        return given[-1]
+
+    _, came = gradients_of(instead(subject, call), made, batch)
+    outs = [x for out in given for x in (out if isinstance(out, tuple) else (out,))]
+    if any(isinstance(x, Tensor) and x.is_inference() for x in outs):
+        return Outcome(False, "outputs that can be trained with", "one that was made under inference mode")
+    require(came, "nothing to do: nothing in it is trained, and call takes no vectors")
+    _, expected = gradients_of(subject, subject.make(), batch)
+    tolerances = gradient_tolerances(subject, batch, highest)
+    return first_failure([(name, near(expected[name], came[name], tolerances[name])) for name in expected])
+
+
+def snapshot(made: Any) -> dict[str, Any]:
+    """All that can be reached from the thing, and what is torch's own, as it is now."""
+    return _as_now(dict(holdings(made)))
+
+
+def lasting(made: Any) -> dict[str, Any]:
+    """What is saved with the thing, and what is torch's own, as it is now."""
+    saved = made.state_dict() if isinstance(made, nn.Module) else {}
+    return _as_now({f"it.{name}": x for name, x in saved.items()})
+
+
+def _as_now(held: dict[str, Any]) -> dict[str, Any]:
+    held = {name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in held.items()}
+    return held | {"the random state": torch.get_rng_state(), "the default dtype": torch.get_default_dtype()}
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether two tensors or plain values are the same, where what is not a number equals itself."""
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return type(a) is type(b) and (a == b or a != a)
+    if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
+        return False
+    return a.is_meta or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+
+def _texts(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
+    for tokens in plan.sizes:
+        yield Case(plan.text(2, tokens))
+        if with_positions and plan.subject.can("positions"):
+            yield Case(plan.line(2, tokens))
+
+
+def _between(plan: Plan, which: str) -> Iterator[Case]:
+    # bfloat16 holds the first 256 positions: what it spoils in a table that others use after it lies past those.
+    for tokens in [*plan.sizes, *([plan.room(300)] if which == "bfloat16" and plan.limit >= 300 else [])]:
+        tolerance = 0.0 if which == "the same" else plan.tolerance(2 * tokens + 9)
+        yield Case(plan.text(1, tokens), {"between": which, "limit": plan.limit, "tolerance": tolerance})
+
+
+def _grids(plan: Plan) -> Iterator[Case]:
+    """As many patches as have several shapes, of two rows and columns or more."""
+    subject = plan.subject
+    require(subject.takes("grid"), "let call take `grid`, (height, width), if it takes images")
+    for tokens in sorted({plan.room(n) for n in (12, 24, 40)}):
+        patches = tokens - subject.registers
+        sides = [n for n in range(2, patches // 2 + 1) if patches % n == 0]
+        shapes = [shape for n in sides if subject.fits(shape := (n, patches // n))]
+        if len(shapes) > 1 and not subject.causal:
+            batch = replace(plan.text(1, tokens), grid=shapes[0])
+            yield Case(batch, {"others": shapes[1:], "tolerance": plan.tolerance(tokens)})
+
+
+def _trained(plan: Plan) -> Iterator[Case]:
+    # Lengths that no other check begins with: what is remembered everywhere by the length would be there already.
+    for tokens in sorted({plan.room(5), plan.room(11)}):
+        yield Case(plan.text(1, tokens), {"highest": tokens})
+
+
+CHECK = Check(
+    number=5,
+    name="purity",
+    rule="A call writes nothing into its inputs and nothing on the module but tables that stay as they are, and no "
+    "call changes what another gives.",
+    why="Tables that grow in a call keep the precision, the mode and the configuration of whoever called first.",
+    pains=(5, 6, 15),
+    remedy="Write nothing on the module or into the inputs: make tables new in each call, or by the length, dtype "
+    "and device alone.",
+    trials=(
+        Trial("what is written", nothing_is_written, _texts),
+        Trial("inputs", inputs_stay_as_they_are, _texts, {"with_positions": True}),
+        *(Trial(f"calls between: {which}", no_call_changes_another, _between, {"which": which}) for which in BETWEEN),
+        Trial("calls between: other grids", no_grid_changes_another, _grids),
+        Trial("inference, then training", inference_mode_leaves_no_trace, _trained),
+    ),
+)

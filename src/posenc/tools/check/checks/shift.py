@@ -1,0 +1,157 @@
+"""6. Shift: moving all positions by the same amount."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from posenc.tools.check.heads import Bias, Rotary
+from posenc.tools.check.outcome import Outcome, near
+from posenc.tools.check.subjects import Batch, Subject, require
+from posenc.tools.check.trial import Case, Check, Plan, Trial
+
+
+def moving_all_changes_nothing(subject: Subject, batch: Batch, by: int, tolerance: float) -> Outcome:
+    """The outputs at positions p and at p + by; and, so that something was seen, that moving some of the tokens does
+    change them."""
+    expected = subject.run(subject.make(), batch)
+    outcome = near(expected, subject.run(subject.make(), batch.moved(by)), tolerance)
+    if outcome.ok and not subject.order_free and subject.can("positions") and batch.positions is not None:
+        away = batch.moved(1).positions or []  # by no more: there may be an end to distances
+        apart = Batch(batch.ids, [kept[:1] + row[1:] for kept, row in zip(batch.positions, away, strict=True)])
+        seen = not near(expected, subject.run(subject.make(), apart), tolerance).ok
+        require(
+            seen,
+            "give it a `jitter`, for its outputs do not go by positions: moving all but the first by 1 changes nothing",
+        )
+    return outcome
+
+
+def moving_some_changes_something(subject: Subject, batch: Batch, by: list[int], tolerance: float) -> Outcome:
+    """The outputs at positions p, and with all tokens but the first half moved, or one moved onto the one before it:
+    any of these must change them. They may not where parameters begin as zeros: then they are moved, too."""
+    half = batch.tokens // 2
+    require(half, "nothing to do: there is one token, and moving it moves all")
+    rows = batch.positions or []
+    away = [batch.moved(n).positions or [] for n in by]
+    moved = [[row[:half] + far[half:] for row, far in zip(rows, there, strict=True)] for there in away]
+    moved.append([row[:half] + row[half - 1 : half] + row[half + 1 :] for row in rows])
+    for jitter in (subject.jitter, max(subject.jitter, 0.5)):
+        tried = replace(subject, jitter=jitter)
+        expected = tried.run(tried.make(), batch)
+        for positions in moved:
+            came = tried.run(tried.make(), replace(batch, positions=positions))
+            if not near(expected, came, tolerance).ok:
+                return Outcome(True, "a change", "a change")
+    return Outcome(
+        False,
+        "outputs that change when some of the tokens are moved to other positions, away from the rest",
+        "the same: the positions that it is given change nothing. If that is meant, claim order_free=True",
+    )
+
+
+def moving_all_changes_something(subject: Subject, batch: Batch, by: list[int], tolerances: list[float]) -> Outcome:
+    """The outputs at positions p and at p + by: one of the amounts, in their order, must change them by more than
+    rounding does for that amount. They may not where parameters begin as zeros: then they are moved, too."""
+    several = all(len(set(row)) > 1 for row in batch.ids)
+    require(several, "nothing to do: attention to one and the same token gives the same from everywhere")
+    changes = []
+    for amount, most in zip(by, tolerances, strict=True):  # farther only if need be: there may be an end to positions
+        change = _change(subject, batch, amount)
+        if isinstance(change, Outcome):
+            return change
+        changes.append(change)
+        if change > most:
+            return Outcome(True, "a change", "a change")
+        if not subject.jitter and amount == by[0]:
+            moved = _change(replace(subject, jitter=0.1), batch, amount)
+            if not isinstance(moved, Outcome) and moved > 100 * most:  # and no rounding of larger outputs
+                return Outcome(True, "a change", "a change")
+    sizes = ", ".join(f"{c:.2g} ({most:.2g})" for c, most in zip(changes, tolerances, strict=True))
+    return Outcome(
+        False,
+        f"outputs that change when all positions are moved by {' or '.join(map(str, by))}",
+        f"outputs that change by no more than rounding does (in brackets): {sizes}",
+    )
+
+
+def _change(subject: Subject, batch: Batch, by: int) -> float | Outcome:
+    """How far the outputs move; or what is wrong with them."""
+    expected, came = (subject.run(subject.make(), there) for there in (batch, batch.moved(by)))
+    if came.shape != expected.shape or not came.isfinite().all():
+        return near(expected, came, 0.0)
+    return float((came - expected).abs().max())
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+ABSOLUTE = "Look positions up as they are given, or claim `relative=True`, if this is what it is to be."
+SHIFTS = (1, 1000, 100_000)
+AWAY = (1, 7, 300)
+
+
+def _require(plan: Plan, claim: str) -> None:
+    subject, other = plan.subject, "absolute" if claim == "relative" else "relative"
+    what = "changes nothing" if claim == "relative" else "changes outputs"
+    require(subject.relative is not None, f"claim `relative={claim == 'relative'}` if moving all positions {what}")
+    require(subject.relative == (claim == "relative"), f"nothing to do: it claims to be {other}")
+    require(subject.can("positions") or subject.takes("offset"), plan.lacks("positions"))
+
+
+def _relative(plan: Plan) -> Iterator[Case]:
+    _require(plan, "relative")
+    for by in SHIFTS:
+        for tokens in plan.sizes:
+            if plan.has(highest := tokens - 1 + by):
+                yield Case(plan.line(2, tokens), {"by": by, "tolerance": plan.tolerance(highest)})
+
+
+def _broken(plan: Plan) -> Iterator[Case]:
+    _require(plan, "relative")
+    plan.require_that_it_can("positions")
+    tokens = plan.sizes[-1]
+    require(tokens > 1, "nothing to do: there is one token, and no gap after it")
+    for by in SHIFTS:
+        if plan.has(highest := tokens + 2 + by):
+            yield Case(plan.broken(2, tokens), {"by": by, "tolerance": plan.tolerance(highest)})
+
+
+def _some(plan: Plan) -> Iterator[Case]:
+    subject = plan.subject
+    require(subject.can("positions"), plan.lacks("positions"))
+    require(not subject.order_free, "nothing to do: it claims to be `order_free`")
+    for tokens in plan.sizes_above(3):
+        by = [n for n in AWAY if plan.has(tokens - 1 + n)]
+        if by:
+            tolerance = plan.tolerance(tokens - 1 + by[-1])
+            # In a row of which all tokens are the same to it, or a bias that begins as zeros, nothing could be seen.
+            given = isinstance(subject, Rotary | Bias) or plan.effect > tolerance
+            require(given, "nothing to do: outputs do not go by the order of the tokens either")
+            yield Case(plan.line(2, tokens), {"by": by, "tolerance": tolerance})
+            return
+
+
+def _absolute(plan: Plan) -> Iterator[Case]:
+    _require(plan, "absolute")
+    for tokens in plan.sizes_above(1):
+        by = [c for c in SHIFTS if plan.has(tokens - 1 + c)]
+        if by:
+            tolerances = [plan.rounding(tokens - 1 + c) for c in by]
+            yield Case(plan.line(2, tokens), {"by": by, "tolerances": tolerances})
+
+
+CHECK = Check(
+    number=6,
+    name="shift",
+    rule="Moving all positions by the same amount changes nothing in relative schemes, and something in absolute ones; "
+    "moving some of them changes something in both.",
+    why="What is called relative and is not answers a text by where it stands in the window: in a later chunk, behind "
+    "padding, it is another text.",
+    pains=(1, 3),
+    remedy="Compute scores from the difference of the positions that are given, never from the index or from the "
+    "length.",
+    trials=(
+        Trial("relative", moving_all_changes_nothing, _relative, claims=("relative",)),
+        Trial("relative, with gaps", moving_all_changes_nothing, _broken, claims=("relative",)),
+        Trial("absolute", moving_all_changes_something, _absolute, claims=("relative",), remedy=ABSOLUTE),
+        Trial("some moved", moving_some_changes_something, _some, remedy=ABSOLUTE),
+    ),
+)

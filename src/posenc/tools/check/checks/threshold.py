@@ -1,0 +1,103 @@
+"""13. Threshold: on either side of the length from which on a scheme does something else, and back again."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from posenc.tools.check.checks.cache import cached_equals_at_once
+from posenc.tools.check.outcome import Outcomes, near
+from posenc.tools.check.subjects import Batch, Subject, require
+from posenc.tools.check.trial import Case, Check, Plan, Trial
+
+
+def long_then_short(subject: Subject, batch: Batch, short: int, tolerance: float) -> Outcomes:
+    """The first tokens, before and after all of them were run; and all of them, after the first and by themselves."""
+    return _in_turns(subject, batch.pick(range(min(short, batch.tokens))), batch, tolerance)
+
+
+def far_then_near(subject: Subject, batch: Batch, afar: int, tolerance: float) -> Outcomes:
+    """The tokens, before and after they were run far away, and twice as far apart, since what is relative cannot tell
+    where all of them were moved; and those, after and by themselves."""
+    return _in_turns(subject, batch, batch.moved(afar, apart=2), tolerance)
+
+
+def _in_turns(subject: Subject, first: Batch, second: Batch, tolerance: float) -> Outcomes:
+    """The first batch, the second, and the first again; and the second by itself."""
+    made = subject.make()
+    expected = subject.run(made, first)
+    after_first = subject.run(made, second)
+    yield "the first again", near(expected, subject.run(made, first), tolerance)
+    yield "the second", near(subject.run(subject.make(), second), after_first, tolerance)
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+SHORT = 5
+STEPS = 3  # tokens that are generated across the threshold
+AFAR = (0, 1000, 100_000)
+
+
+def _too_long(plan: Plan) -> str:
+    threshold = plan.subject.threshold or 0
+    return f"build it with a lower threshold, or run with `--longest {threshold + 2}`: no row is longer than it"
+
+
+def _across(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
+    threshold = plan.subject.threshold or 0
+    require(threshold, "claim `threshold=N` if it does something else for longer rows")
+    plan.require_a_cache()
+    if with_positions:
+        plan.require_that_it_can("positions")
+    else:
+        require(threshold < plan.limit, _too_long(plan))
+    for length in (threshold - 1, threshold, threshold + 1):
+        if length < 2 or not plan.has(length - 1):
+            continue
+        # Where positions are given, the last few tokens do for a threshold of thousands.
+        tokens = min(length, max(plan.sizes)) if with_positions else length
+        batch = plan.line(2, tokens, length - tokens) if with_positions else plan.text(2, tokens)
+        prompt = max(tokens - STEPS, 1)
+        chunks = (prompt, *(1,) * (tokens - prompt))
+        yield Case(replace(batch, chunks=chunks), {"tolerance": plan.tolerance(length)})
+
+
+def _long(plan: Plan) -> Iterator[Case]:
+    limit, threshold = plan.limit, plan.subject.threshold
+    require(threshold is None or threshold < limit, _too_long(plan))
+    for tokens in dict.fromkeys([min((threshold or max(plan.sizes)) + 1, limit), limit]):
+        short = min(plan.room(SHORT), tokens - 1)
+        if short:
+            # Phases are the same ones both times, and so are their roundings.
+            yield Case(plan.text(1, tokens), {"short": short, "tolerance": plan.tolerance()})
+
+
+def _far(plan: Plan) -> Iterator[Case]:
+    plan.require_that_it_can("positions")
+    tokens = min(SHORT, (plan.limit + 1) // 2)
+    for afar in sorted({*AFAR, plan.subject.threshold or 0}):
+        if tokens > 1 and plan.has(2 * (tokens - 1) + afar):
+            yield Case(plan.line(2, tokens), {"afar": afar, "tolerance": plan.tolerance()})
+
+
+CHECK = Check(
+    number=13,
+    name="threshold",
+    rule="Around the length from which on a scheme does something else, a cache gives what comes at once; and a long "
+    "input leaves nothing behind for a short one.",
+    why="Frequencies that follow the length disagree with keys that were rotated when the text was short; what a long "
+    "request made may go on to answer short ones.",
+    pains=(6,),
+    remedy="Choose frequencies by each row's own length, store keys unrotated where they change, and keep nothing "
+    "between calls.",
+    trials=(
+        Trial("cached across it", cached_equals_at_once, _across, claims=("threshold",)),
+        Trial(
+            "cached across it, with positions",
+            cached_equals_at_once,
+            _across,
+            {"with_positions": True},
+            claims=("threshold",),
+        ),
+        Trial("long, then short", long_then_short, _long, claims=("threshold",)),
+        Trial("far, then near", far_then_near, _far, claims=("threshold",)),
+    ),
+)

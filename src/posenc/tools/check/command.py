@@ -1,0 +1,239 @@
+"""``posenc check``: what anyone's implementation of positions must survive. torch is imported when it runs."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from posenc.tools.kit.command import failed, stdout
+
+if TYPE_CHECKING:
+    from posenc.tools.check.run import Report
+    from posenc.tools.check.subjects import Subject
+
+DTYPES = ("float64", "float32")
+REPORTS = {"json": "report.json", "junit": "report.xml", "html": "report.html"}  # and their names under --out
+
+
+def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser(
+        "check",
+        help="is an implementation of positions right: what anyone's must survive",
+        description="Runs its checks on any PyTorch implementation of positions, and says of each whether it passed, "
+        "does not apply and why, or what was found: the smallest input, and a script that repeats it without posenc. "
+        "The exit code is 1 where something was found, a check did not finish, or a claim could not be tried (not "
+        "checked), and 2 where nothing could be checked, or the subject ended the process or never returned.",
+    )
+    parser.set_defaults(run=run)
+    parser.add_argument(
+        "target",
+        metavar="TARGET",
+        nargs="?",
+        help="module:name or path/to/file.py:name of a subject of posenc.tools.check, of several, of a function that "
+        "gives them, of a function or class that gives an nn.Module, or a scheme: rope, rope+alibi, my.py:MyScheme; or "
+        "hf:PATH_OR_NAME of a model of transformers, in a folder or on the hub",
+    )
+    parser.add_argument(
+        "--explain",
+        type=_numbers,
+        nargs="?",
+        const=[],
+        metavar="N,N-N",
+        help="say what these checks do, why, and how to claim what they try, and check nothing; without numbers, a "
+        "line for each",
+    )
+    parser.add_argument("--checks", type=_numbers, metavar="N,N-N", help="numbers of checks (default: all)")
+    parser.add_argument("--lengths", type=_numbers, metavar="N,N", help="tokens of a row (default: 1,3,8,23)")
+    parser.add_argument("--longest", type=int, metavar="N", help="no row is longer (default: 1025)")
+    parser.add_argument("--seed", type=int, metavar="N", help="which contents and cases (default: 0)")
+    parser.add_argument("--seconds", type=float, metavar="S", help="for each check (default: 60)")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: the subject's, or float32 if it cannot run in that")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: the subject's)")
+    module = parser.add_argument_group("what a module claims, where TARGET gives an nn.Module")
+    module.add_argument("--dim", type=int, metavar="N", help="it takes vectors (rows, tokens, N)")
+    module.add_argument("--causal", action="store_true", default=None, help="no token sees one after it")
+    kind = module.add_mutually_exclusive_group()
+    kind.add_argument("--relative", action="store_true", default=None, help="moving all positions changes nothing")
+    kind.add_argument(
+        "--absolute", action="store_false", dest="relative", default=None, help="moving all positions changes it"
+    )
+    module.add_argument("--like", metavar="SCHEME", help="it is this scheme of the catalog: t5, t5(num_buckets=16)")
+    module.add_argument("--max-positions", type=int, metavar="N", help="it has positions 0 to N - 1")
+    written = parser.add_argument_group("what is written")
+    written.add_argument(
+        "--out", type=Path, metavar="DIR", help="report.html, report.json, report.xml (JUnit) and scripts/ go there"
+    )
+    for name, what in {"json": "the report as JSON", "junit": "as JUnit's XML", "html": "as a page"}.items():
+        written.add_argument(f"--{name}", type=Path, metavar="FILE", help=what)
+    written.add_argument("-q", "--quiet", action="store_true", help="print findings alone, and no progress")
+
+
+def _numbers(text: str) -> list[int]:
+    """1,7-9 as numbers, each once, in order."""
+    found: set[int] = set()
+    try:
+        for part in text.split(","):
+            first, _, last = part.partition("-")
+            found |= set(range(int(first), int(last or first) + 1))
+    except ValueError:
+        found = set()
+    if not found:
+        raise argparse.ArgumentTypeError(f"must be numbers and ranges such as 1,7-9, got {text!r}")
+    return sorted(found)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Checks, prints and writes. 0: every check passed or does not apply, and every claim was tried; 1: something was
+    found, a check did not finish, or a claim is not checked; 2: wrong use. That no check at all applies is wrong use
+    too: nothing was checked, so nothing passed. A subject that ends the process, or holds it up, is 2 as well."""
+    if arguments.explain is not None:
+        return _explain(arguments)
+    if arguments.target is None:
+        return failed(
+            "TARGET must say what to check, or --explain what the checks do (see posenc check --help)", code=2
+        )
+    from posenc.tools.check.watch import watched
+
+    return watched(lambda: _check(arguments))
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from posenc.tools.check import report, watch  # before minutes of checking: drawing must be possible
+    from posenc.tools.check.run import BEFORE, SECONDS, Interrupted, check, checked_seconds, ready
+    from posenc.tools.check.state import OF_PYTHON, kept
+    from posenc.tools.kit.files import write_whole
+    from posenc.tools.kit.named import TargetError
+    from posenc.tools.kit.progress import Progress, for_console
+
+    given = {name: getattr(arguments, name) for name in ("checks", "lengths", "longest", "seed", "seconds")}
+    settings = {name: value for name, value in given.items() if value is not None}
+    progress = Progress() if arguments.quiet else for_console(Console(stderr=True))
+    reports: list[Report] = []
+    interrupted = False
+    try:
+        _require_places(arguments)
+        seconds = checked_seconds(settings.get("seconds", SECONDS))
+        watch.at(f"importing {arguments.target}", BEFORE * seconds)
+        with kept(*OF_PYTHON):
+            subjects = _subjects(arguments)
+        for name, subject in subjects.items():  # all, before minutes are spent on the first
+            try:
+                ready(subject, seconds, name)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+        for name, subject in subjects.items():
+            reports.append(check(subject, name=name, progress=progress, **settings))
+    except TargetError as error:
+        sys.stderr.write(error.shown)
+        return failed(str(error), code=2)
+    except ValueError as error:
+        return failed(f"{' '.join(str(error).split())} (see posenc check --help)", code=2)
+    except Interrupted as stop:
+        reports.append(stop.report)
+        interrupted = True
+
+    watch.at("writing the report", watch.LONGEST)
+    data = report.as_data(reports)
+    console = stdout()
+    results = [result for subject in data["subjects"] for result in subject["results"]]
+    scripts = {found["file"]: found["script"] for result in results for _, found in report.findings_of(result)}
+    places = {} if arguments.out is None else {file: str(arguments.out / "scripts" / file) for file in scripts}
+    for subject in data["subjects"]:
+        console.print(report.shown(subject, places, arguments.quiet), highlight=False)
+    makers = {"json": report.as_json, "junit": report.as_junit, "html": report.as_html}
+    texts = {Path(place): scripts[file] for file, place in places.items()}
+    texts |= {path: makers[kind](data) for _, kind, path in _reports(arguments)}
+    files = {path: text.encode("utf-8", "backslashreplace") for path, text in texts.items()}
+    old = [] if arguments.out is None else list(arguments.out.glob("scripts/**/*.py"))
+    unwritten = _failing(old, _remove_script) + _failing(files, lambda path: write_whole(path, files[path]))
+    if unwritten:
+        failed("; ".join(unwritten))
+    elif arguments.out is not None and not arguments.quiet:
+        console.print(f"The report: {arguments.out / 'report.html'}", highlight=False, soft_wrap=True)
+    if interrupted:
+        return failed("interrupted: this is what was found so far")
+    if unwritten or not data["ok"]:
+        return 1
+    empty = [subject["name"] for subject in data["subjects"] if report.nothing_checked(subject)]
+    return failed(f"nothing was checked: no check applies to {', '.join(empty)}", code=2) if empty else 0
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from posenc.tools.check.explain import explained
+
+    try:
+        text = explained(arguments.explain or None)
+    except ValueError as error:
+        return failed(f"{error} (see posenc check --help)", code=2)
+    stdout().print(text, highlight=False, markup=False, soft_wrap=True)
+    return 0
+
+
+def _subjects(arguments: argparse.Namespace) -> Mapping[str, "Subject"]:
+    """The subjects that the target gives, in the dtype and on the device that are asked for."""
+    from dataclasses import replace
+
+    import torch
+
+    from posenc.tools.check.targets import subjects_of
+
+    claims = {name: getattr(arguments, name) for name in ("causal", "relative", "like", "max_positions")}
+    claims = {name: value for name, value in claims.items() if value is not None}
+    asked = {"dtype": arguments.dtype and getattr(torch, arguments.dtype), "device": arguments.device}
+    changed = {name: value for name, value in asked.items() if value is not None}
+    found = subjects_of(arguments.target, arguments.dim, **claims)
+    return {name: replace(subject, **changed) for name, subject in found.items()}
+
+
+def _require_places(arguments: argparse.Namespace) -> None:
+    """ValueError where a report could not be written, or two at one place: that is to be known before minutes of
+    checking."""
+    from posenc.tools.kit.files import require_writable
+
+    for name in ("out", *REPORTS):
+        path = getattr(arguments, name)
+        if path is not None and path.exists() and path.is_dir() != (name == "out"):
+            raise ValueError(f"--{name} must be a {'folder' if name == 'out' else 'file'}, got {str(path)!r}")
+    places: dict[str, tuple[str, str]] = {}
+    for name, kind, path in _reports(arguments):
+        try:
+            require_writable(path)
+        except OSError as error:
+            got = str(getattr(arguments, name))
+            raise ValueError(
+                f"--{name} must be a place that can be written, got {got!r}: {path}: {error.strerror}"
+            ) from None
+        first, other = places.setdefault(os.path.realpath(path), (name, kind))
+        if other != kind:
+            raise ValueError(f"--{first} and --{name} must be different files, got {str(path)!r} for both")
+
+
+def _reports(arguments: argparse.Namespace) -> list[tuple[str, str, Path]]:
+    """(the option that asks for it, its kind, where it is written) of each report."""
+    given = [(kind, kind, getattr(arguments, kind)) for kind in REPORTS if getattr(arguments, kind) is not None]
+    if arguments.out is not None:
+        given += [("out", kind, arguments.out / file) for kind, file in REPORTS.items()]
+    return given
+
+
+def _remove_script(path: Path) -> None:
+    """Removes what an earlier run has written."""
+    from posenc.tools.check.standalone import MARK
+
+    if path.read_text(encoding="utf-8", errors="replace").startswith(MARK):
+        path.unlink()
+
+
+def _failing(paths: Iterable[Path], change: Callable[[Path], None]) -> list[str]:
+    """Changes every file that can be. Gives those that could not be, and why."""
+    failed = []
+    for path in paths:
+        try:
+            change(path)
+        except OSError as error:
+            failed.append(f"{path}: {error.strerror}")
+    return failed

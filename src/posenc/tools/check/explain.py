@@ -1,0 +1,85 @@
+"""What checks do, as text, from what they and the subjects say of themselves: `posenc check --explain 7`."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from textwrap import fill
+from typing import Any
+
+from torch import nn
+
+from posenc.tools.check.heads import Bias, Rotary
+from posenc.tools.check.layers import Layer, call_module
+from posenc.tools.check.run import chosen
+from posenc.tools.check.subjects import NotApplicableError, Subject
+from posenc.tools.check.threads import THREADS
+from posenc.tools.check.trial import NOTHING_TO_DO, Check, Plan, Trial
+
+WIDTH = 100
+
+
+def build_linear() -> nn.Module:
+    """A layer that takes vectors and knows nothing of positions."""
+    return nn.Linear(32, 32)
+
+
+BARE = Layer(build=build_linear, call=call_module)  # what it is told to do, anyone who begins is
+
+
+def explained(numbers: list[int] | None) -> str:
+    """The checks of these numbers in full, or a line for each of all. ValueError for a number that is none of them."""
+    if numbers is None:
+        return "\n".join(f"{entry.number:2}. {entry.name}: {entry.rule}" for entry in chosen(None))
+    return "\n\n\n".join("\n".join(_lines(entry)) for entry in chosen(numbers))
+
+
+def _lines(entry: Check) -> Iterator[str]:
+    threads = ", ".join(thread for pain in entry.pains for thread in THREADS[pain])
+    about = {"What must hold": entry.rule, "Why": entry.why, "What to do": entry.remedy, "Met in": threads}
+    yield f"{entry.number}. {entry.name}"
+    for label, text in about.items():
+        if text:
+            yield from ["", _filled(f"{label}: {text}", "  ")]
+    yield from ["", "  What is tried:"]
+    for trial in entry.trials:
+        yield _filled(f"- {trial.name}: {_first_sentence(trial.function)}", "  ")
+        yield _filled(f"needs: {needs(trial)}", "    ")
+        if trial.remedy:
+            yield _filled(f"what to do: {trial.remedy}", "    ")
+    meanings = claims()
+    said = dict.fromkeys(meanings[claim] for trial in entry.trials for claim in trial.claims)
+    if said:
+        yield from ["", "  The claims that it tries:"]
+        yield from (_filled(f"- {text}", "  ") for text in said)
+
+
+def needs(trial: Trial) -> str:
+    """What a layer that takes vectors alone, and claims nothing, is told that it lacks."""
+    try:
+        next(trial.cases(Plan(BARE), **trial.kind), None)
+    except NotApplicableError as error:
+        return str(error).removeprefix(NOTHING_TO_DO).strip()
+    return "nothing but a call"
+
+
+def claims() -> dict[str, str]:
+    """What is said of each claim, by its name, as the docstrings of the subjects have it."""
+    found: dict[str, str] = {}
+    for kind in (Subject, Rotary, Bias, Layer):
+        names = {field.name for field in fields(kind)} - {"build", "call"}
+        text = " ".join((inspect.getdoc(kind) or "").split()).replace("``", "`").partition("laim")[2]
+        for said in re.split(r" - (?=`)|[;:] (?:or )?(?=`)", text)[1:]:
+            for name in re.findall(r"`(\w+)`", said):
+                if name in names:
+                    found.setdefault(name, said.rstrip("."))
+    return found
+
+
+def _first_sentence(function: Any) -> str:
+    """The first paragraph of a docstring, on a line."""
+    return " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
+
+
+def _filled(text: str, indent: str) -> str:
+    return fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)

@@ -1,0 +1,303 @@
+"""Whether a subject can be checked: its claims are of their types, a script can be made of it, and it runs."""
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from inspect import Parameter, signature
+from typing import Any
+
+import torch
+from torch import nn
+
+from posenc.arguments import check_choice, check_flag, check_name, check_type, number, shown, whole
+from posenc.tools.check.checks.purity import equal
+from posenc.tools.check.heads import Attention, Bias, Rotary
+from posenc.tools.check.layers import Model, kind_of
+from posenc.tools.check.outcome import described, near
+from posenc.tools.check.standalone import check_sources
+from posenc.tools.check.state import kept
+from posenc.tools.check.subjects import Batch, NotApplicableError, Subject
+from posenc.tools.check.trial import Plan, padded
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # those that outputs can be compared in
+
+
+def _each(name: str, values: Any, kind: type, kinds: str) -> None:
+    if not isinstance(values, list | tuple) or not all(isinstance(value, kind) for value in values):
+        raise ValueError(f"{name} must be a list or tuple of {kinds}, got {shown(values)}")
+
+
+def _sizes(name: str, values: Any, least: int = 1) -> None:
+    """A whole number for each of several axes."""
+    check_type(name, values, list, tuple)
+    for index, value in enumerate(values):
+        whole(f"{name}[{index}]", value, least)
+
+
+def _window(name: str, value: Any) -> None:
+    whole(name, value) if isinstance(value, int) else _sizes(name, value)
+
+
+def _numbers(name: str, values: Any) -> None:
+    check_type(name, values, list, tuple, None)
+    for index, value in enumerate(values):
+        number(f"{name}[{index}]", value)
+
+
+# What must be so of the fields of subjects, of whatever kind; those that are optional may also be None.
+RULES: dict[str, Callable[[str, Any], object]] = {
+    **dict.fromkeys(("options", "varied", "other_layout"), lambda name, value: check_type(name, value, Mapping)),
+    **dict.fromkeys(("refused", "backends"), partial(_each, kind=Mapping, kinds="mappings")),
+    **dict.fromkeys(
+        ("causal", "linear_memory", "compiles", "exports", "symmetric", "normalized", "order_free"), check_flag
+    ),
+    **dict.fromkeys(("axes", "max_positions", "distinct_to", "threshold", "depth", "heads", "head_dim", "dim"), whole),
+    **dict.fromkeys(("max_grid", "trained_grid"), _sizes),
+    **dict.fromkeys(("base", "scale", "softmax_scale"), partial(number, above=0)),
+    **dict.fromkeys(("frequencies", "slopes"), _numbers),
+    **dict.fromkeys(("dtype", "computes_in"), partial(check_choice, choices=DTYPES)),
+    "window": _window,
+    "window_shift": partial(_sizes, least=0),
+    "sinks": partial(whole, least=0),
+    "direction": partial(check_choice, choices=("forward", "backward")),
+    "layout": partial(check_choice, choices=("half", "interleaved")),
+    "state": partial(_each, kind=str, kinds="names"),
+    "flat": lambda name, value: check_type(name, value, Mapping, None),
+    **dict.fromkeys(("relative", "directed"), lambda name, value: check_type(name, value, bool, None)),
+    "heads_option": lambda name, value: check_type(name, value, str),
+    "device": lambda name, value: check_type(name, value, str, torch.device),
+    "registers": partial(whole, least=0),
+    "seed": lambda name, value: callable(value) or whole(name, value, -(2**63), 2**64 - 1),  # what a generator takes
+    "drawing": partial(whole, least=0),
+}
+OPTIONAL = {"max_positions", "distinct_to", "threshold", "base", "scale", "frequencies", "slopes", "computes_in"}
+OPTIONAL |= {"softmax_scale", "layout", "rotary_dim", "flat", "relative", "directed", "direction"}
+OPTIONAL |= {"window", "max_grid", "trained_grid"}
+
+
+# What code usually calls the parameters of call, and what they are called here, the first that the subject's kind has.
+USUAL: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("position_ids", "pos", "pos_ids", "position", "input_pos", "p", "t", "idx", "indices", "cache_position"),
+        ("positions", "query_positions"),
+    ),
+    **dict.fromkeys(("q_pos", "q_positions", "context_position"), ("query_positions", "positions")),
+    **dict.fromkeys(("k_pos", "k_positions", "memory_position"), ("key_positions", "memory_positions")),
+    **dict.fromkeys(
+        ("attention_mask", "attn_mask", "mask", "key_padding_mask", "padding_mask", "pad_mask"), ("padding", "visible")
+    ),
+    **dict.fromkeys(
+        ("past_key_values", "past_key_value", "past", "layer_past", "kv_cache", "cache_params", "memory_cache"),
+        ("cache",),
+    ),
+    **dict.fromkeys(
+        ("segment_ids", "document_ids", "doc_ids", "sequence_ids", "seq_ids"), ("document", "query_document")
+    ),
+    **dict.fromkeys(("context", "encoder_hidden_states", "kv"), ("memory",)),
+    **dict.fromkeys(("H", "W", "h", "w", "height", "width", "hw", "shape", "grid_size", "grid_thw"), ("grid",)),
+    **dict.fromkeys(("q", "xq", "queries"), ("query",)),
+    **dict.fromkeys(("k", "xk", "keys"), ("key",)),
+    **dict.fromkeys(("start", "start_pos", "seq_offset", "past_length"), ("offset",)),
+    **dict.fromkeys(("seq_len", "seqlen", "length", "q_len", "tgt_len"), ("query_length", "positions")),
+    **dict.fromkeys(("k_len", "kv_len", "src_len"), ("key_length",)),
+}
+
+
+def prepared(subject: Subject) -> tuple[Subject, str]:
+    """The subject as it is checked, in float32 where it does not run in float64, and why. ValueError as `check` has
+    it."""
+    check_type("subject", subject, Subject)
+    _check_claims(subject)
+    check_sources(subject)
+    _check_parameters(subject)
+    subject, why = _that_runs(subject)
+    _check_builds(subject)
+    if subject.like is not None:
+        from posenc.tools.check.like import check_like  # needs all backends
+
+        with quiet():
+            check_like(subject)
+    return subject, why
+
+
+def _check_claims(subject: Subject) -> None:
+    """ValueError for a field of the subject that is not of its type, or that nothing could be."""
+    claims = {name: value for name, value in vars(subject).items() if value is not None or name not in OPTIONAL}
+    for name, rule in RULES.items():
+        if name in claims:
+            rule(name, claims[name])
+    if "rotary_dim" in claims:
+        whole("rotary_dim", claims["rotary_dim"], 1, claims.get("head_dim"))
+    if number("jitter", subject.jitter) < 0:
+        raise ValueError(f"jitter must be at least 0, got {subject.jitter}")
+    try:
+        float(torch.zeros((), device=subject.device))  # read too: "meta" holds no numbers
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"device must be one that is here, got {str(subject.device)!r}, on which "
+            f"the subject does not run: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        ) from None
+
+
+def _check_parameters(subject: Subject) -> None:
+    """ValueError for a parameter of ``call`` that this kind of subject gives nothing to."""
+    for parameter in list(signature(subject.call).parameters.values())[subject.by_place :] if subject.gives else ():
+        if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) or parameter.name in subject.gives:
+            continue
+        what, name = f"a parameter of call for a {type(subject).__name__}", parameter.name
+        usual = next((ours for ours in USUAL.get(name, ()) if ours in subject.gives), None)
+        if usual is not None:
+            raise ValueError(
+                f"{what} must be one of {', '.join(subject.gives)}, got {name!r} (did you mean {usual!r}?)"
+            )
+        check_name(what, name, subject.gives)
+
+
+def _that_runs(subject: Subject) -> tuple[Subject, str]:
+    """The subject in float64, or in float32 where it cannot be run in that, or gives what is not finite there alone,
+    and why. ValueError where it cannot be run."""
+    single, batch = replace(subject, dtype=torch.float32), _small(subject)
+    out: Any  # whatever call gives
+    try:
+        with quiet():
+            out = subject.run(subject.make(), batch)
+    except (Exception, SystemExit) as error:
+        if subject.dtype == torch.float64:
+            return _that_runs(single)[0], f"run in float32: in float64 it raises {described(error)}"
+        raise ValueError(f"the subject does not run: {described(error)}. {_given_to(subject, batch)}") from error
+    if not isinstance(out, torch.Tensor):
+        way_out = ": end it with `return output`, or let it take a `cache`, if the second is one" * isinstance(
+            out, tuple
+        )
+        raise ValueError(f"call must give a tensor (rows, tokens, …), got {kind_of(out)}{way_out}")
+    if out.dim() < 3:
+        raise ValueError(f"call must give a tensor (rows, tokens, …), got one of shape {tuple(out.shape)}")
+    expected = (len(batch.ids), batch.tokens)
+    if out.shape[:2] != expected:
+        turned = out.shape[:2] == expected[::-1]
+        way_out = (
+            "end it with `return output.transpose(0, 1)`" if turned else "each token of x has an output of its own"
+        )
+        raise ValueError(
+            f"call must give (rows, tokens, …), here {expected} and more, got {tuple(out.shape)}: {way_out}"
+        )
+    if subject.dtype == torch.float64:
+        for other in (batch, *_with_padding(subject)):
+            if _is_finite(subject, other) is False and _is_finite(single, other):
+                return single, "run in float32: in float64 some of the outputs are not finite"
+    return subject, ""
+
+
+def _small(subject: Subject) -> Batch:
+    plan = Plan(subject)
+    return plan.text(1, plan.room(5))
+
+
+def _with_padding(subject: Subject) -> Iterator[Batch]:
+    """A row, and one that begins or ends with padding: where attention is causal, there are tokens that see nothing."""
+    plan = Plan(subject)
+    tokens = min(5, plan.limit)
+    if subject.can("padding") and tokens > 2:
+        row = [False, False, *[True] * (tokens - 2)]
+        for mask in (row, row[::-1]):
+            for explicit in {False, subject.can("positions")}:
+                yield padded(plan, [mask, [True] * tokens], explicit)
+
+
+def _is_finite(subject: Subject, batch: Batch) -> bool | None:
+    """Whether all that comes out is, and comes out; None: the subject cannot be given such a batch."""
+    try:
+        with quiet():
+            return bool(subject.run(subject.make(), batch).isfinite().all())
+    except NotApplicableError:
+        return None
+    except (Exception, SystemExit):
+        return False
+
+
+def _check_builds(subject: Subject) -> None:
+    """ValueError unless two builds from one seed are the same: what else draws, ``seed`` must seed."""
+    batch = _small(subject)
+    with quiet():
+        first, second = subject.make(), subject.make()
+        out, again, other = (subject.run(made, batch) for made in (first, first, second))
+    # A call that draws for itself is another matter, which the check of purity tells of; and what nothing goes by, such
+    # as a buffer of memory as it lay there, may be anything.
+    if _alike(out, again) and not _alike(out, other):
+        differing = _differing(first, second) or "its outputs"
+        seeds = f"seed={subject.seed.__qualname__} does" if callable(subject.seed) else "torch's seed does"
+        raise ValueError(
+            f"build must give the same from the same seed, got two that differ in {differing}, which {seeds} not fix. "
+            "Where NumPy, Python's random or another library draws it, claim seed=, a function of a number that "
+            "seeds all of them, such as keras.utils.set_random_seed"
+        )
+
+
+def _differing(first: Any, second: Any) -> str:
+    """A parameter or buffer in which two modules differ."""
+    if not isinstance(first, nn.Module) or not isinstance(second, nn.Module):
+        return ""
+    for kind, of in (("parameter", nn.Module.named_parameters), ("buffer", nn.Module.named_buffers)):
+        ours, theirs = dict(of(first)), dict(of(second))
+        for name in {**ours, **theirs}:
+            if name not in ours or name not in theirs or not _alike(ours[name], theirs[name]):
+                return f"the {kind} {name!r}"
+    return ""
+
+
+def _alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors are the same but for rounding: sums may be taken in another order where memory lies
+    otherwise."""
+    numbers = first.is_floating_point() and first.numel() > 0
+    return equal(first, second) or (numbers and near(first, second, 2**-20 * float(first.detach().abs().max())).ok)
+
+
+def _given_to(subject: Subject, batch: Batch) -> str:
+    """What call was given where it failed, and what to say otherwise."""
+    if isinstance(subject, Bias):
+        return _heads_of(subject, batch)
+    if isinstance(subject, Rotary | Attention):
+        return (
+            f"Its vectors are (rows, heads, tokens, head_dim) with heads={subject.heads} and "
+            f"head_dim={subject.head_dim}, as the subject claims"
+        )
+    if subject.needs("grid"):
+        return (
+            "Where a row has no grid, `grid` is None: give it a default, the shape that so many tokens have by itself"
+        )
+    if subject.on_grids:
+        grid = subject.grid_of(batch.tokens)
+        return f"It was given a grid of {grid}: where it has one grid and no other, claim that as max_grid= and window="
+    x = "ids (rows, tokens)" if isinstance(subject, Model) else f"(rows, tokens, {getattr(subject, 'dim', 'dim')})"
+    return f"x is {x}, as the subject claims, and call is given what its parameters name"
+
+
+def _heads_of(subject: Bias, batch: Batch) -> str:
+    """How many heads a bias has, and with how many it is run."""
+    places = subject.places(batch)
+    try:
+        with quiet():
+            shape = tuple(subject.bias(subject.make(), places, places).shape)
+    except (Exception, SystemExit):
+        return "call is given what its parameters name, and gives (heads, queries, keys)"
+    return (
+        f"A bias is run with heads={subject.heads} unless the subject says otherwise, and call gives {shape}: claim "
+        f"`heads={shape[1]}`, or build it with {subject.heads} in `options`"
+    )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the warnings of what is checked, nor what the compiler logs of it; and what it sets of the whole process
+    is put back."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with kept(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)

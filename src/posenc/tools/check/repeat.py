@@ -1,0 +1,63 @@
+"""How a script repeats a finding. Plain PyTorch: scripts hold a copy."""
+
+import importlib
+import linecache
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock
+
+from posenc.tools.check.outcome import Outcome, Outcomes, outcome_of
+from posenc.tools.check.subjects import Batch, NotApplicableError, Subject
+
+
+class StandIn(ModuleType):
+    """Imported in place of posenc.tools.check: it has the names of this script, and all else of it does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return globals().get(name) or MagicMock(name=name)
+
+
+def stand_in(*names: str) -> None:
+    """Lets modules of these names be imported."""
+    sys.modules.update({name: StandIn(name) for name in names})
+
+
+def stand_in_unless_here(*names: str) -> None:
+    """The same for modules that are not installed: a subject names a scheme of theirs, which is not asked anything."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            stand_in(name)
+
+
+def hold(name: str, text: str, folder: str = "") -> None:
+    """Makes the module of that name from the text of its file; ``folder``: where it lies, if it is a package."""
+    module = sys.modules[name] = ModuleType(name)
+    module.__file__ = file = f"{name.replace('.', '/')}{'/__init__' * bool(folder)}.py"
+    module.__package__ = name if folder else name.rpartition(".")[0]
+    if folder:
+        module.__path__ = [folder]
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # for tracebacks
+    exec(compile(text, file, "exec"), vars(module))
+
+
+def part_of(module: str, name: str) -> Any:
+    """A function or class of a module."""
+    return getattr(importlib.import_module(module), name)
+
+
+def repeat(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch: Batch, **values: Any) -> int:
+    """Prints what was expected and what came. 1: they differ; 0: they do not; 2: the trial does not apply here."""
+    try:
+        outcome = outcome_of(trial, subject, batch, **values)
+    except NotApplicableError as error:
+        print("not applicable:", error)
+        return 2
+    print("expected:", outcome.expected)
+    print("came:    ", outcome.came)
+    return 0 if outcome.ok else 1

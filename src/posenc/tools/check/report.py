@@ -1,0 +1,293 @@
+"""What reports say, as plain data, and the data as JSON, as JUnit's XML, as a page and for a terminal."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from posenc.tools.check.run import FINDING, NOT_APPLICABLE, NOT_CHECKED, PASSED, UNFINISHED, Finding, Report, Result
+from posenc.tools.check.standalone import given
+from posenc.tools.check.trial import Check, Trial, slug
+from posenc.tools.kit.machine import versions
+from posenc.tools.kit.page import page
+
+VERSION = 2  # of the data: since 2, what is not checked is not ok
+# The worst first.
+STYLES = {
+    FINDING: "bold red",
+    UNFINISHED: "bold yellow",
+    NOT_CHECKED: "bold yellow",
+    PASSED: "green",
+    NOT_APPLICABLE: "dim",
+}
+SIGNS = {FINDING: "✗", UNFINISHED: "?", NOT_CHECKED: "!", PASSED: "✓", NOT_APPLICABLE: "–"}
+LINE = 120  # characters of an input that are shown; the data has it whole
+Data = dict[str, Any]
+
+
+def as_data(reports: Sequence[Report]) -> Data:
+    """Everything that the reports say, made of what JSON has.
+
+    Two runs with the same subjects and settings give the same, but for ``seconds``.
+    """
+    return {
+        "version": VERSION,
+        "made_with": {name: versions()[name] for name in ("posenc", "torch", "python")},
+        "ok": all(report.ok and not _missing(report) for report in reports),
+        "subjects": [
+            _subject(report, f"{number}-{slug(report.name)}/" if len(reports) > 1 else "")
+            for number, report in enumerate(reports, 1)
+        ],
+    }
+
+
+def nothing_checked(subject: Data) -> bool:
+    """Whether not one check could take the subject."""
+    return all(result["status"] == NOT_APPLICABLE for result in subject["results"]) and not subject["not_run"]
+
+
+def as_json(data: Data) -> str:
+    """The data as a file."""
+    return json.dumps(data, indent=1, allow_nan=False) + "\n"
+
+
+def as_junit(data: Data) -> str:
+    """JUnit's XML: a suite for each subject, a case for each check and for each claim that is not checked. Not
+    applicable is skipped. Unfinished and not checked are errors: nothing was found to be wrong, and nothing passed."""
+    root = ElementTree.Element("testsuites", name="posenc check")
+
+    def element(parent: ElementTree.Element, tag: str, **named: str) -> ElementTree.Element:
+        return ElementTree.SubElement(parent, tag, {name: _xml(text) for name, text in named.items()})
+
+    for subject in data["subjects"]:
+        name, counts, not_run = subject["name"], _counts(subject), subject["not_run"]
+        suite = element(
+            root,
+            "testsuite",
+            name=name,
+            tests=str(len(subject["results"]) + len(not_run) + len(subject["not_checked"])),
+            failures=str(counts.get(FINDING, 0)),
+            errors=str(counts.get(UNFINISHED, 0) + len(not_run) + len(subject["not_checked"])),
+            skipped=str(sum(result["status"] in (NOT_APPLICABLE, NOT_CHECKED) for result in subject["results"])),
+            time=f"{sum(result['seconds'] for result in subject['results']):.3f}",
+        )
+        for result in subject["results"]:
+            heading = f"{result['number']}. {result['name']}"
+            case = element(suite, "testcase", classname=name, name=heading, time=f"{result['seconds']:.3f}")
+            for trial, found in findings_of(result):
+                message = f"{trial['name']}: expected {found['expected']}, came {found['came']}"
+                text = finding_text(name, result, trial)
+                element(case, "failure", type="finding", message=message).text = _xml(text)
+            if result["status"] == UNFINISHED:
+                element(case, "error", type=UNFINISHED, message=result["found"])
+            elif result["status"] in (NOT_APPLICABLE, NOT_CHECKED):  # the claim has a case of its own, below
+                element(case, "skipped", message=result["reason"])
+        for claim in subject["not_checked"]:
+            case = element(suite, "testcase", classname=name, name=f"claim {claim['said']}")
+            element(case, "error", type=NOT_CHECKED, message=claim["reason"])
+        for number in not_run:
+            case = element(suite, "testcase", classname=name, name=f"{number}.")
+            element(case, "error", type=UNFINISHED, message="not run: interrupted")
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def as_html(data: Data) -> str:
+    """One HTML file that needs nothing else: a table of the checks, every finding with its script, and what was tried
+    or why it was not."""
+    subjects = [{**subject, "counts": _counts(subject)} for subject in data["subjects"]]
+    return page("posenc.tools.check", "check.html.j2", data=data, subjects=subjects, signs=SIGNS, shortened=shortened)
+
+
+def findings_of(result: Data) -> list[tuple[Data, Data]]:
+    """The trials of a check that found something, each with what it found."""
+    return [(trial, trial["finding"]) for trial in result["trials"] if trial["finding"] is not None]
+
+
+def finding_text(name: str, result: Data, trial: Data) -> str:
+    """A finding of the subject of that name as plain text, with its script."""
+    lines = {**_about_finding(trial["finding"]), **_about_check(result)}
+    said = [f"{label}: {text}" for label, text in lines.items()]
+    head = f"{name}: {result['number']}. {result['name']}, {trial['name']}"
+    return "\n".join([head, *said, "", "A script that repeats it without posenc:", "", trial["finding"]["script"]])
+
+
+def _about_finding(found: Data) -> dict[str, str]:
+    remedy = {"what to do": found["remedy"]} if found["remedy"] else {}
+    said = {"expected": found["expected"], "came": found["came"]}
+    return said | remedy | {"smallest input": shortened(found["input"])}
+
+
+def shortened(text: str) -> str:
+    """An input in a line; where it is longer, its beginning, and where it is whole."""
+    return text if len(text) <= LINE else f"{text[:LINE]} … (whole in report.json, and in the script)"
+
+
+def _about_check(result: Data) -> dict[str, str]:
+    about = {"rule": result["rule"], "why it matters": result["why"], "met before in": ", ".join(result["threads"])}
+    return {name: text for name, text in about.items() if text}
+
+
+def summary(subject: Data) -> str:
+    """How many checks ended how, and how many claims are not checked."""
+    one = len(subject["not_checked"]) == 1
+    words = {FINDING: "with findings", NOT_CHECKED: "claim not checked" if one else "claims not checked"}
+    parts = [f"{count} {words.get(status, status)}" for status, count in _counts(subject).items()]
+    return ", ".join(parts + [f"{len(subject['not_run'])} not run" for _ in subject["not_run"][:1]])
+
+
+def shown(subject: Data, places: Mapping[str, str], quiet: bool = False) -> RenderableType:
+    """A table of the checks and all findings, for a terminal; ``quiet``: the findings alone.
+
+    ``places`` says where each script was written, by its name.
+    """
+    parts: list[RenderableType] = []
+    if not quiet:
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=Text(subject["name"]))
+        table.add_column("", justify="right")
+        table.add_column("check")
+        table.add_column("status", no_wrap=True)
+        table.add_column("what was found, or why it does not apply", overflow="fold")
+        table.add_column("s", justify="right")
+        for result in subject["results"]:
+            status = Text(result["status"], style=STYLES[result["status"]])
+            seconds = f"{result['seconds']:.1f}"
+            table.add_row(str(result["number"]), Text(result["name"]), status, _plain(result["found"]), seconds)
+        for claim in subject["not_checked"]:
+            status = Text(NOT_CHECKED, style=STYLES[NOT_CHECKED])
+            table.add_row("", _plain(f"claim {claim['said']}"), status, _plain(claim["reason"]))
+        parts.append(table)
+    parts += [_shown_findings(subject, result, places) for result in subject["results"] if result["status"] == FINDING]
+    said = [summary(subject), *([note] if (note := subject["settings"].get("note")) else [])]
+    return Group(*parts, *([] if quiet else [_plain(f"{subject['name']}: {line}") for line in said]))
+
+
+def _shown_findings(subject: Data, result: Data, places: Mapping[str, str]) -> RenderableType:
+    """What a check found, then what is to be said of the check."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for trial, found in findings_of(result):
+        grid.add_row("  trial", Text(trial["name"], style="bold"))
+        where = places.get(found["file"], "--out DIR writes it")
+        for name, text in {**_about_finding(found), "script": where}.items():
+            grid.add_row("  " + name, _plain(text))
+        grid.add_row()
+    for name, text in _about_check(result).items():
+        grid.add_row("  " + name, _plain(text))
+    return Group(Text(f"{subject['name']}: {result['number']}. {result['name']}", style="bold red"), grid, Text(""))
+
+
+def _subject(report: Report, folder: str) -> Data:
+    subject = report.subject
+    return {
+        "name": report.name,
+        "kind": type(subject).__name__,
+        "build": _home(subject.build),
+        "call": _home(subject.call),
+        "claims": _jsonable(given(subject)),
+        "settings": _jsonable(report.settings),
+        "results": [_result(result, folder) for result in report.results],
+        "not_checked": [_jsonable(vars(claim)) for claim in report.not_checked],
+        "not_run": _missing(report),
+    }
+
+
+def _result(result: Result, folder: str) -> Data:
+    entry = result.check
+    pairs = list(zip(entry.trials, result.trials, strict=True))
+    data: Data = {
+        **{name: getattr(entry, name) for name in ("number", "name", "rule", "why")},
+        "status": result.status,
+        "reason": result.reason,
+        "seconds": round(result.seconds, 3),
+        "threads": result.threads,
+        "trials": [
+            {**vars(end), "finding": end.finding and _finding(end.finding, entry, trial, folder)}
+            for trial, end in pairs
+        ],
+    }
+    return {**data, "found": _found(data)}
+
+
+def _found(result: Data) -> str:
+    """In a few words, what a check found, or why it does not apply or did not finish."""
+    said: dict[str, list[str]] = {}
+    for trial in result["trials"]:
+        if trial["status"] in (FINDING, UNFINISHED):
+            what = trial["finding"]["came"] if trial["finding"] else trial["reason"]
+            said.setdefault(what, []).append(trial["name"])
+    if said:
+        more = {what: f" and {len(names) - 1} more" * (len(names) > 1) for what, names in said.items()}
+        return "; ".join(f"{names[0]}{more[what]}: {what}" for what, names in said.items())
+    if result["status"] in (NOT_APPLICABLE, NOT_CHECKED):
+        return str(result["reason"])
+    left_out = sum(trial["status"] == NOT_APPLICABLE for trial in result["trials"])
+    cases = sum(trial["cases"] for trial in result["trials"])
+    words = [f"{cases} case{'s' * (cases != 1)}"]
+    if left_out:
+        words.append(f"{left_out} of {len(result['trials'])} trials not applicable")
+    noted: dict[str, list[str]] = {}
+    for trial in result["trials"]:
+        if trial["note"]:
+            noted.setdefault(trial["note"], []).append(trial["name"])
+    return "; ".join(words + [f"{', '.join(names)}: {note}" for note, names in noted.items()])
+
+
+def _finding(finding: Finding, entry: Check, trial: Trial, folder: str) -> Data:
+    batch = given(finding.batch)
+    return {
+        "expected": finding.expected,
+        "came": finding.came,
+        "input": ", ".join(f"{name}={value!r}" for name, value in (batch | finding.values).items()),
+        "batch": _jsonable(batch),
+        "values": _jsonable(finding.values),
+        "remedy": entry.remedy_of(trial),
+        "file": folder + entry.script_of(trial.name),
+        "script": finding.script,
+    }
+
+
+def _home(part: Any) -> str:
+    return f"{part.__module__}.{part.__qualname__}"
+
+
+def _missing(report: Report) -> list[int]:
+    done = {result.check.number for result in report.results}
+    return [number for number in report.settings.get("checks", ()) if number not in done]
+
+
+def _counts(subject: Data) -> dict[str, int]:
+    """How many checks ended how, the worst first; not checked are claims."""
+    found = Counter(result["status"] for result in subject["results"] if result["status"] != NOT_CHECKED)
+    found[NOT_CHECKED] = len(subject["not_checked"])
+    return {status: found[status] for status in STYLES if found[status]}
+
+
+def _jsonable(value: Any) -> Any:
+    """The value as JSON has it: what JSON has not becomes text."""
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item) for item in value]
+    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and value - value == 0):
+        return value
+    return _home(value) if hasattr(value, "__qualname__") else " ".join(str(value).split())
+
+
+def _plain(text: str) -> Text:
+    """Text for a terminal, with nothing in it that a terminal would obey."""
+    return Text(re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text))
+
+
+def _xml(text: str) -> str:
+    """Text without the characters that XML cannot hold, which become what Python writes for them."""
+    allowed = r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
+    return re.sub(allowed, lambda found: repr(found[0])[1:-1], text)

@@ -1,0 +1,384 @@
+"""Running the checks on a subject: `check` gives a `Report`."""
+
+import contextlib
+import importlib
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Integral
+from typing import Any
+
+import torch
+
+from posenc.arguments import number, shown, whole
+from posenc.tools.check import watch
+from posenc.tools.check.checks import CHECKS
+from posenc.tools.check.ends import unclaimed_end
+from posenc.tools.check.outcome import Outcome, described, outcome_of
+from posenc.tools.check.prepare import prepared, quiet
+from posenc.tools.check.shrink import shrink
+from posenc.tools.check.standalone import given, script
+from posenc.tools.check.subjects import Batch, NotApplicableError, Subject
+from posenc.tools.check.threads import THREADS
+from posenc.tools.check.trial import LENGTHS, LONGEST, NOTHING_TO_DO, Case, Check, NotCheckedError, Plan, Trial
+from posenc.tools.kit.progress import Progress
+
+PASSED, FINDING, NOT_APPLICABLE, UNFINISHED = "passed", "finding", "not applicable", "unfinished"
+LONG = Case(Batch([[0] * 24]))  # as far as a plan's own runs reach
+NOT_CHECKED = "not checked"
+SECONDS = 60.0  # for each check
+BEFORE = 10  # times as many for what comes before the checks, which may fetch weights
+SHRINK_SHARE = 0.5  # of those, how long a finding is made smaller
+GRACE = 5.0  # seconds beyond them in which a case that has begun may end by itself
+IN_FLOAT32 = "run in float32: in float64 there were numbers that are not finite"
+AGAIN = 1.0  # seconds after which a case that went on all the same is stopped again
+LAST = 10.0  # seconds after which a process that is watched is ended, where no alarm stopped it
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found: the smallest input that shows it, and a script that repeats it without this package."""
+
+    expected: str
+    came: str
+    batch: Batch
+    values: dict[str, Any]
+    script: str
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """How one trial of a check ended: "passed" after so many cases, "finding", "unfinished", "not checked" where what
+    it would try ought to be claimed, or "not applicable"."""
+
+    name: str
+    status: str
+    cases: int = 0
+    reason: str = ""
+    finding: Finding | None = None
+    note: str = ""  # how it was run otherwise than the report says
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one check ended. It passed if all trials that the subject can take part in did, and there is one."""
+
+    check: Check
+    trials: tuple[TrialResult, ...]
+    seconds: float = 0.0
+
+    @property
+    def status(self) -> str:
+        found = {trial.status for trial in self.trials}
+        return next(status for status in (FINDING, UNFINISHED, PASSED, NOT_CHECKED, NOT_APPLICABLE) if status in found)
+
+    @property
+    def reason(self) -> str:
+        """Why trials were not applicable, or did not finish."""
+        return _said_of([trial.reason for trial in self.trials if trial.reason])
+
+    @property
+    def threads(self) -> list[str]:
+        """Where the same was met before."""
+        return [thread for pain in self.check.pains for thread in THREADS[pain]]
+
+
+class Interrupted(KeyboardInterrupt):
+    """The checks were interrupted; ``report`` is what they said before."""
+
+    def __init__(self, report: "Report") -> None:
+        super().__init__()
+        self.report = report
+
+
+@dataclass(frozen=True)
+class NotChecked:
+    """A claim that no trial could try, or that ought to be made: ``said`` such as "compiles=True", why each trial of it
+    could not, and the checks that these are of."""
+
+    claim: str
+    said: str
+    reason: str
+    checks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the checks said of a subject, and with what they were run."""
+
+    subject: Subject
+    name: str
+    results: list[Result] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check passed or is not applicable, and every claim was tried."""
+        return not self.not_checked and all(result.status in (PASSED, NOT_APPLICABLE) for result in self.results)
+
+    @property
+    def not_checked(self) -> list[NotChecked]:
+        """The claims that no trial could try, of those all of whose checks were run."""
+        claimed = {name: value for name, value in given(self.subject).items() if value is not None}
+        ended = {result.check.number: result.trials for result in self.results}
+        found = []
+        for claim, tried in _trials_by_claim().items():
+            numbers = tuple(sorted({entry.number for entry, _ in tried}))
+            if not set(numbers) <= set(ended):
+                continue
+            trials = [(entry.trials[index], ended[entry.number][index]) for entry, index in tried]
+            asked = [end for trial, end in trials if end.status == NOT_CHECKED and trial.claims[0] == claim]
+            silent = all(end.status in (NOT_CHECKED, NOT_APPLICABLE) for _, end in trials)
+            if asked or (claim in claimed and silent):
+                said = f"{claim}={shown(claimed[claim])}" if claim in claimed else claim
+                reason = _said_of([end.reason for end in asked or [end for _, end in trials]])
+                found.append(NotChecked(claim, said, reason, numbers))
+        return found
+
+    @property
+    def findings(self) -> list[tuple[Check, TrialResult]]:
+        """Every finding, with its check."""
+        return [(r.check, trial) for r in self.results for trial in r.trials if trial.finding is not None]
+
+
+def _said_of(reasons: list[str]) -> str:
+    """Each reason once; where something can be done, those alone that say what."""
+    helpful = [reason for reason in reasons if not reason.startswith(NOTHING_TO_DO)]
+    return "; ".join(dict.fromkeys(helpful or reasons))
+
+
+def _trials_by_claim() -> dict[str, list[tuple[Check, int]]]:
+    """The trials that try each claim: their checks, and which of its trials they are."""
+    found: dict[str, list[tuple[Check, int]]] = {}
+    for entry in CHECKS:
+        for index, trial in enumerate(entry.trials):
+            for claim in trial.claims:
+                found.setdefault(claim, []).append((entry, index))
+    return found
+
+
+def check(
+    subject: Subject,
+    *,
+    name: str = "",
+    checks: Sequence[int] | None = None,
+    lengths: Sequence[int] = LENGTHS,
+    longest: int = LONGEST,
+    seed: int = 0,
+    seconds: float = SECONDS,
+    progress: Progress | None = None,
+) -> Report:
+    """Runs the checks of these numbers (None: all) on a subject.
+
+    The same subject, settings and seed give the same report, as far as no check runs out of its ``seconds``: it is then
+    "unfinished", which is no pass. ``lengths`` are the tokens of a row in most trials, and ``longest`` bounds them all.
+
+    Raises ValueError for a wrong argument, for a subject that claims what cannot be or of which no script can be made,
+    and, with what it said, for one that does not run at all; `Interrupted`, which has the report so far, in place of a
+    KeyboardInterrupt.
+    """
+    progress = Progress() if progress is None else progress
+    # What torch imports late, it must not import against the clock: a module that was stopped halfway stays half made.
+    importlib.import_module("torch._dynamo")
+    wanted = chosen(checks)
+    lengths, longest = _whole_numbers("lengths", lengths), whole("longest", longest)
+    if not lengths or min(lengths) < 1 or longest < max(lengths):
+        raise ValueError(f"lengths must be from 1 to longest = {longest}, got {lengths}")
+    seed = whole("seed", seed, 0)
+    subject, note = ready(subject, seconds, name or "the subject")
+    report = Report(subject, name or subject.build.__qualname__)
+    report.settings.update(seed=seed, lengths=lengths, longest=longest, seconds=seconds, dtype=str(subject.dtype))
+    if note:
+        report.settings["note"] = note
+    report.settings["checks"] = [entry.number for entry in wanted]
+    progress.begin(len(wanted))
+    try:
+        with progress:
+            for entry in wanted:
+                plan = Plan(subject, tuple(sorted(lengths)), longest, seed)
+                progress.advance(0, f"{report.name}: {entry.number}. {entry.name}")
+                report.results.append(_result(entry, plan, report.name, seconds))
+                progress.advance(1, f"{report.name}: {entry.number}. {entry.name}")
+    except KeyboardInterrupt:
+        raise Interrupted(report) from None
+    return report
+
+
+def checked_seconds(seconds: float) -> float:
+    """The seconds of a check. ValueError for what is no number above 0."""
+    if not number("seconds", seconds) > 0:
+        raise ValueError(f"seconds must be above 0, got {seconds}")
+    return seconds
+
+
+def ready(subject: Subject, seconds: float, name: str) -> tuple[Subject, str]:
+    """`prepared`, of a subject that may do anything, in ten times the seconds of a check. ValueError where it does not
+    run, or does not return."""
+    allowed = BEFORE * checked_seconds(seconds)
+    watch.at(f"{name}: before the checks", allowed + GRACE + LAST)
+    try:
+        with _alarm(time.monotonic() + allowed):
+            return prepared(subject)
+    except _TimeIsUp:
+        raise ValueError(f"the subject does not return within {allowed:g} s, ten times `seconds`") from None
+    except (ValueError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise ValueError(f"the subject does not run: {described(error)}") from error
+
+
+def chosen(checks: Sequence[int] | None) -> list[Check]:
+    """The checks of these numbers, in their order; None: all. ValueError for a number that is none of them."""
+    every = [entry.number for entry in CHECKS]
+    wanted = every if checks is None else _whole_numbers("checks", checks)
+    unknown = [number for number in wanted if number not in every]
+    if unknown or not wanted:
+        raise ValueError(f"checks must be of {', '.join(map(str, every))}, got {unknown[0] if unknown else 'none'}")
+    return [entry for entry in CHECKS if entry.number in wanted]
+
+
+def _whole_numbers(name: str, values: object) -> list[int]:
+    if not isinstance(values, Sequence) or not all(
+        isinstance(value, Integral) and not isinstance(value, bool) for value in values
+    ):
+        raise ValueError(f"{name} must be a list or tuple of whole numbers, got {shown(values)}")
+    return [int(value) for value in values]
+
+
+def _result(entry: Check, plan: Plan, name: str, seconds: float) -> Result:
+    begun = time.monotonic()
+    trials = []
+    for index, trial in enumerate(entry.trials):
+        # Most take a moment, and those that do not apply none: so one may take a quarter of what is left.
+        share = (begun + seconds - time.monotonic()) / min(len(entry.trials) - index, 4)
+        trials.append(_trial(entry, trial, plan, name, time.monotonic() + share))
+    return Result(entry, tuple(trials), time.monotonic() - begun)
+
+
+def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> TrialResult:
+    done, reasons, again = 0, [], False
+    found: list[tuple[Case, Outcome]] = []  # each smaller than the one before it
+    watch.at(f"{name}: {entry.number}. {entry.name}, {trial.name}", max(until - time.monotonic(), 0) + GRACE + LAST)
+    try:
+        with quiet(), _alarm(until):
+            for case in trial.cases(plan, **trial.kind):
+                if time.monotonic() > until:
+                    return TrialResult(trial.name, UNFINISHED, done, f"the time was up after {done} cases")
+                try:
+                    case, outcome = _tried(trial, plan, case)
+                except NotApplicableError as error:
+                    reasons.append(str(error))
+                    continue
+                again = not (outcome.ok or outcome.finite) and plan.subject.dtype == torch.float64
+                if again:
+                    break
+                if not outcome.ok and (reason := unclaimed_end(plan.subject, case, outcome)):
+                    reasons.append(reason)
+                    continue
+                if not outcome.ok:
+                    stop = time.monotonic() + max(until - time.monotonic(), 0) * SHRINK_SHARE
+                    found.append((case, outcome))
+                    _make_smaller(trial, plan, found, stop)
+                    break
+                done += 1
+    except NotCheckedError as error:
+        return TrialResult(trial.name, NOT_CHECKED, 0, str(error))
+    except NotApplicableError as error:
+        reasons.append(str(error))
+    except _TimeIsUp:
+        if not found:  # what was found stays found
+            return TrialResult(trial.name, UNFINISHED, done, f"the time was up within case {done + 1}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a plan runs the subject too, to see how exact it can be
+        if found:
+            raise
+        with quiet():
+            reason = unclaimed_end(plan.subject, LONG, Outcome(False, "an answer", described(error)))
+        if reason:
+            return TrialResult(trial.name, NOT_APPLICABLE, 0, reason)
+        return TrialResult(trial.name, UNFINISHED, done, f"the cases could not be made: {described(error)}")
+    if again:  # float32's lowest number, added to a score in float32 and then cast, is lower than any other: -inf
+        single = Plan(replace(plan.subject, dtype=torch.float32), plan.lengths, plan.longest, plan.seed)
+        return replace(_trial(entry, trial, single, name, until), note=IN_FLOAT32)
+    if found:  # the script is made after the alarm, which would stop it halfway
+        return TrialResult(trial.name, FINDING, done + 1, "", _finding(entry, trial, plan, name, *found[-1]))
+    if done:
+        return TrialResult(trial.name, PASSED, done)
+    return TrialResult(
+        trial.name, NOT_APPLICABLE, 0, "; ".join(dict.fromkeys(reasons)) or "nothing to do: there is no case of it"
+    )
+
+
+def _tried(trial: Trial, plan: Plan, case: Case) -> tuple[Case, Outcome]:
+    """The case, with what the oracle says of it, and what came of it."""
+    if trial.oracle is not None:
+        case = Case(case.batch, {**case.values, **trial.oracle(plan.subject, case.batch, **case.values)})
+    return case, outcome_of(trial.function, plan.subject, case.batch, **case.values)
+
+
+def _make_smaller(trial: Trial, plan: Plan, found: list[tuple[Case, Outcome]], until: float) -> None:
+    """Appends ever smaller cases that show the same."""
+    case, first = found[-1]
+
+    def shows(smaller: Batch) -> bool:
+        try:
+            tried, outcome = _tried(trial, plan, Case(smaller, case.values))
+        except NotApplicableError:
+            return False
+        if outcome.ok or _kind(outcome) != _kind(first):
+            return False
+        found.append((tried, outcome))
+        return True
+
+    shrink(case.batch, shows, enough=lambda: time.monotonic() > until)
+
+
+def _finding(entry: Check, trial: Trial, plan: Plan, name: str, case: Case, found: Outcome) -> Finding:
+    heading = [f"{name}: check {entry.number}, {entry.name}, {trial.name}", entry.rule]
+    heading += [f"What to do: {remedy}"] if (remedy := entry.remedy_of(trial)) else []
+    with quiet():
+        made = script(plan.subject, trial, case, "\n".join(heading), entry.script_of(trial.name))
+    return Finding(found.expected, found.came, case.batch, dict(case.values), made)
+
+
+def _kind(outcome: Outcome) -> str:
+    """What must stay as it is while a finding is made smaller: that it is an error, and which, but for its numbers."""
+    return re.sub(r"\d+", "0", outcome.came) if outcome.expected == "an answer" else "a difference"
+
+
+class _TimeIsUp(BaseException):
+    """Not an Exception, so that what is checked cannot take it for one of its own."""
+
+
+@contextlib.contextmanager
+def _alarm(until: float) -> Iterator[None]:
+    """`_TimeIsUp` soon after ``until``, wherever the subject is, and again where it goes on all the same; where signals
+    do not reach, not within a case. A timer of the caller's goes on afterwards, with the rest of its time."""
+    reaches = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
+    if not reaches or signal.getsignal(signal.SIGALRM) is None:  # None: it was not set from Python, and cannot be again
+        yield
+        return
+
+    def ring(number: int, frame: object) -> None:
+        raise _TimeIsUp
+
+    rest, interval = signal.setitimer(signal.ITIMER_REAL, 0)
+    begun = time.monotonic()
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        try:
+            after = max(until - begun, 0.0) + GRACE
+            signal.setitimer(signal.ITIMER_REAL, min(after, threading.TIMEOUT_MAX), AGAIN)
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:  # in two steps, for it may ring just before the first
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if rest:
+            left = rest - (time.monotonic() - begun)
+            signal.setitimer(signal.ITIMER_REAL, max(left, 1e-6), interval)  # at once where its time is over

@@ -1,0 +1,316 @@
+"""A finding as a script: the files that found it, one after the other, so that it runs without them.
+
+Plain files of this package, which import nothing else of it, come first: of each what the trial and the subject use,
+of a check what stands above its cases. The subject's own files are imported; the script holds the text of those that
+import posenc.tools.check, in whose place the script itself is imported.
+"""
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields
+from enum import Enum
+from functools import cache
+from importlib.machinery import ModuleSpec
+from importlib.metadata import packages_distributions
+from importlib.util import find_spec
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+import torch
+
+from posenc.tools.check import HOMES
+from posenc.tools.check.repeat import hold, part_of, repeat, stand_in, stand_in_unless_here
+from posenc.tools.check.shorten import needed
+from posenc.tools.check.subjects import Batch, Subject
+from posenc.tools.check.trial import Case, Trial
+
+MARK = "# A finding of posenc check, which this script repeats"  # how every script begins
+CASES = "# -- cases ---"  # what stands above it in a check is plain
+OWN = "posenc.tools.check"
+PLAIN = [
+    f"{OWN}.{name}" for name in ("subjects", "heads", "layers", "outcome", "measure", "calls", "captured", "repeat")
+]
+PLAIN += [f"{OWN}.{name}" for name in ("influence", "rasters", "tables", "transformers_calls")]
+PLAIN += ["posenc.tools.kit.memory"]
+ORACLES = ("like", "match")  # fields that a script needs no more: it holds the numbers that came of them
+
+
+def script(subject: Subject, trial: Trial, case: Case, heading: str, file: str = "finding.py") -> str:
+    """A Python script that runs one trial on one case: it prints what was expected and what came, and exits with 1
+    where they differ. ``heading`` is what it says of itself at its beginning, ``file`` what it is to be called.
+
+    Raises ValueError as `check_sources` does.
+    """
+    claims, batch = given(subject), given(case.batch)
+    claims = {name: value for name, value in claims.items() if name not in ORACLES}
+    files = _Files()
+    used: list[Any] = [
+        *_parts([subject.build, subject.call, claims, case.values]),
+        type(subject),
+        Batch,
+        trial.function,
+    ]
+    used += [repeat, stand_in, hold, part_of]
+    for part in (*used, *type(subject).__mro__):
+        files.add(part.__module__)
+
+    def arguments(values: dict[str, Any]) -> list[str]:
+        return [f"{key}={literal(value, key)}" for key, value in values.items()]
+
+    values = arguments(dict(case.values))
+    lines = [
+        f"{MARK}.",
+        *(f"# {line}".rstrip() for said in heading.splitlines() for line in wrap(said, 118)),
+        "#",
+        f"# To run it: python {file}",
+        f"# It needs {', '.join(files.needs())}.",
+        *(["# To install them: pip install " + " ".join(installed)] if (installed := files.installed()) else []),
+        "# Exit codes: 1 while the finding is there, 0 when it is gone, 2 where it does not apply.",
+        "",
+        *files.lines({part.__name__ for part in used if _is_plain(part.__module__)}),
+        "",
+        f"subject = {_written(type(subject))}(",
+        *(f"    {line}," for line in arguments({"build": subject.build, "call": subject.call, **claims})),
+        ")",
+        f"batch = Batch({', '.join(arguments(batch))})",
+        f"raise SystemExit(repeat({', '.join([_written(trial.function), 'subject', 'batch', *values])}))",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def check_sources(subject: Subject) -> None:
+    """ValueError unless a script can be made of the subject: its class, ``build`` and ``call`` are at the top level of
+    files, and its options are values that can be written down."""
+    for name, value in {"its class": type(subject), **vars(subject)}.items():
+        if name not in ORACLES:
+            literal(value, name)
+    for part in (subject.build, subject.call):
+        if part.__module__ == "__main__" and not _text("__main__"):
+            raise ValueError(
+                f"{part.__name__} must stand in a file that can be read, so that a script can repeat what is found; "
+                f"got {part!r}"
+            )
+
+
+def literal(value: Any, name: str) -> str:
+    """Source that makes the value again in a script.
+
+    Raises ValueError for what is not made of numbers, text, dtypes, lists, dictionaries, and functions at the top level
+    of a file.
+    """
+    if value is None or type(value) in (bool, int, str):
+        return repr(value)
+    if type(value) is float:
+        return repr(value) if value - value == 0 else f'float("{value}")'
+    if isinstance(value, torch.dtype):
+        return str(value)
+    if isinstance(value, torch.device):
+        return f'torch.device("{value}")'
+    if type(value) is dict:
+        return "{" + ", ".join(f"{literal(key, name)}: {literal(item, name)}" for key, item in value.items()) + "}"
+    if type(value) in (list, tuple, torch.Size):
+        inside = [_run(value)] if _run(value) else [literal(item, name) for item in value]
+        said = ", ".join(inside)
+        return f"[{said}]" if isinstance(value, list) else f"({said}{',' * (len(inside) == 1)})"
+    if callable(value) and not isinstance(value, Enum):
+        if not is_at_top_level(value):
+            raise ValueError(
+                f"{name} must be a function or class at the top level of a file, so that a script can repeat what is "
+                f"found; got {value!r}. What varies goes into options"
+            )
+        return _written(value)
+    raise ValueError(
+        f"{name} must be made of numbers, text, dtypes, lists and dictionaries, so that a script can repeat what is "
+        f"found; got {value!r}"
+    )
+
+
+def _run(values: Any) -> str:
+    """A run of whole numbers, written shortly."""
+    if len(values) <= 8 or any(type(value) is not int for value in values):
+        return ""
+    run = range(values[0], values[0] + len(values))
+    return f"*range({run.start}, {run.stop})" if list(values) == list(run) else ""
+
+
+def _written(part: Any) -> str:
+    """What a function or class is called in a script."""
+    module = part.__module__
+    return part.__name__ if _is_plain(module) else f"part_of({_name(module)!r}, {part.__name__!r})"
+
+
+def is_at_top_level(part: Any) -> bool:
+    """Whether it is a function or class that a file has at its top level, by its own name."""
+    name = getattr(part, "__qualname__", "")
+    module = sys.modules.get(getattr(part, "__module__", None) or "")
+    return callable(part) and name.isidentifier() and module is not None and vars(module).get(name) is part
+
+
+def given(value: Subject | Batch) -> dict[str, Any]:
+    """The fields that are not what they would be by themselves, but for ``build`` and ``call``."""
+    found = {}
+    for item in fields(value):
+        empty = item.default if item.default_factory is MISSING else item.default_factory()
+        if item.name not in ("build", "call") and getattr(value, item.name) != empty:
+            found[item.name] = getattr(value, item.name)
+    return found
+
+
+def _parts(value: Any) -> Iterator[Callable[..., Any]]:
+    """The functions and classes in a value."""
+    if isinstance(value, dict | list | tuple):
+        for item in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from _parts(item)
+    elif callable(value):
+        yield value
+
+
+class _Files:
+    """The files of a script, each after those that it imports."""
+
+    def __init__(self) -> None:
+        self._begun: set[str] = set()  # files may import one another
+        self._plain: dict[str, str] = {}  # their texts, by the names of their modules
+        self._held: dict[str, str] = {}
+        self._imported: dict[str, None] = {}
+        self._stand_ins: dict[str, None] = {OWN: None}
+
+    def add(self, module: str) -> None:
+        """The file of a module, and those that it needs."""
+        if module in self._begun:
+            return
+        self._begun.add(module)
+        text = _text(module) if _is_plain(module) or _is_local(module) else ""
+        imports = dict.fromkeys(_imported_by(module, text))
+        if _is_plain(module):  # all else that it imports of posenc is for its cases, which are cut off
+            imports = {name: None for name in imports if _is_plain(name) or not _is_posenc(name)}
+        for name in imports:
+            if _is_plain(name) or not _is_own(name):
+                self.add(name)
+        if _is_plain(module):
+            self._plain[module] = text
+        elif module == "__main__" or any(_is_own(name) or name in self._held for name in imports):
+            self._held[module] = text
+            self._stand_ins.update((name, None) for name in imports if _is_own(name))
+        else:
+            self._imported[module] = None
+
+    def needs(self) -> list[str]:
+        """What must be installed, or lie where it lies now."""
+        return [f"{name} from {_folder(name)}" if _folder(name) else name for name in self._packages()]
+
+    def installed(self) -> list[str]:
+        """What pip is to be asked for: the names under which packages that are imported are published."""
+        found = [name for name in self._packages() if not _folder(name)]
+        return list(dict.fromkeys(_published().get(name, [name])[0] for name in found))
+
+    def _packages(self) -> list[str]:
+        names = dict.fromkeys(name.split(".")[0] for name in ("torch", *self._imported))
+        return [name for name in names if _spec(name) is not None]
+
+    def lines(self, roots: set[str]) -> Iterator[str]:
+        """The texts, of the plain ones what the roots need, and what lets them be imported."""
+        roots = roots.union(*(_own_names(text) for text in self._held.values()))
+        posenc = [name for name in self._imported if _is_posenc(name)]
+        roots |= {stand_in_unless_here.__name__} if posenc else set()
+        for module, text in needed(self._plain, roots).items():
+            yield from [_line(f"{module.replace('.', '/')}.py"), "", text, "", ""]
+        yield from [_line("the subject"), "", f"stand_in({', '.join(map(repr, self._stand_ins))})"]
+        folders = dict.fromkeys(_folder(name.split(".")[0]) for name in self._imported)
+        yield from [f"sys.path.insert(0, {folder!r})" for folder in folders if folder]
+        if posenc:
+            yield f"stand_in_unless_here({', '.join(map(repr, posenc))})"
+        for module, text in self._held.items():
+            folder = next(iter(getattr(sys.modules[module], "__path__", ())), "")
+            start = f"hold({_name(module)!r}, {f'folder={folder!r}, ' * bool(folder)}text='''\\"
+            yield from [start, *text.rstrip().replace("\\", "\\\\").replace("'''", "\\'\\'\\'").split("\n"), "''')"]
+
+
+def _is_own(module: str) -> bool:
+    return module == OWN or module.startswith(f"{OWN}.")
+
+
+def _is_posenc(module: str) -> bool:
+    return module.split(".")[0] == "posenc"
+
+
+def _is_plain(module: str) -> bool:
+    return module in PLAIN or module.startswith(f"{OWN}.checks.")
+
+
+def _is_local(module: str) -> bool:
+    """Whether it is neither installed nor of this package."""
+    package = module.split(".")[0]
+    return package == "__main__" or (not _is_posenc(module) and _folder(package) != "")
+
+
+def _text(module: str) -> str:
+    """The text of a module's file, if it can be read; of a check, the plain part of it."""
+    try:
+        text = inspect.getsource(sys.modules[module])
+    except (KeyError, OSError, TypeError):
+        return ""
+    return text.partition(CASES)[0] if _is_plain(module) else text
+
+
+def _name(module: str) -> str:
+    """What a module is called in a script, which is ``__main__`` itself."""
+    return Path(getattr(sys.modules[module], "__file__", "")).stem if module == "__main__" else module
+
+
+def _imported_by(module: str, text: str) -> Iterator[str]:
+    """The modules that a text imports; for the public names of this package, those that they live in."""
+    package = getattr(sys.modules.get(module), "__package__", None) or ""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (name for alias in node.names for name in (alias.name.split(".")[0], alias.name))
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            origin = ".".join([*above, *([node.module] if node.module else [])])
+            yield origin
+            for alias in node.names:
+                inner = f"{origin}.{HOMES.get(alias.name, alias.name) if origin == OWN else alias.name}"
+                if inner in sys.modules:
+                    yield inner
+
+
+@cache
+def _published() -> Mapping[str, list[str]]:
+    """The names under which packages are published, by those that they are imported by; it takes a second to read."""
+    return packages_distributions()
+
+
+def _spec(package: str) -> ModuleSpec | None:
+    """Where a package is found; None for one that is not, of Python itself, or made without a file."""
+    try:
+        return None if package in sys.stdlib_module_names else find_spec(package)
+    except ValueError:  # it is there, and does not say
+        return None
+
+
+def _folder(package: str) -> str:
+    """The folder that a package is imported from, unless it is installed, as this one is taken to be."""
+    spec = None if package == "posenc" else _spec(package)
+    path = "" if spec is None else next(iter(spec.submodule_search_locations or ()), spec.origin or "")
+    folder = Path(path).absolute().parent
+    return "" if not path or {"site-packages", "dist-packages"} & set(folder.parts) else str(folder)
+
+
+def _line(title: str) -> str:
+    return f"# -- {title} ".ljust(120, "-")
+
+
+def _own_names(text: str) -> set[str]:
+    """The names that a file may take from this package: those that it imports from it, and all that it asks of a
+    module, which may be this one."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            names = {alias.name for alias in node.names}
+            found |= {*names, *HOMES} if "*" in names else names
+    return found

@@ -1,0 +1,92 @@
+"""Whole models of the transformers library as subjects: `hugging_face` looks at the model and says how it is called.
+
+transformers itself is imported by whoever builds the model, never here.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from posenc.tools.check.layers import Model
+from posenc.tools.check.subjects import VOCABULARY
+from posenc.tools.check.transformers_calls import (
+    decode_by_index,
+    decode_packed,
+    decode_with_positions,
+    encode_by_index,
+    encode_with_positions,
+)
+
+JITTER = 0.2  # initial weights of N(0, 0.02²) make attention all but uniform, and then positions move nothing
+# Phases, norms and softmax are computed in float32 whatever the dtype, and the least number of float64, with which what
+# is not seen is masked, is -∞ there: rows that see nothing would be NaN in float64, which no one runs these models in.
+DTYPE = torch.float32
+
+
+def hugging_face(
+    build: Callable[..., Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    call: Callable[..., Any] | None = None,
+    documents: bool = False,
+    **claims: Any,
+) -> Model:
+    """The subject for a causal or a bidirectional model of transformers.
+
+    ``build(**options)`` gives the model, with random weights, such as ``LlamaForCausalLM(LlamaConfig(...))``; it must
+    have a vocabulary of 48 or more, and no padding token among the first 48, which the checks write their text in.
+    What ``forward`` takes decides how it is called: ids as ``input_ids``; padding as ``attention_mask``, with the
+    padding token of the configuration, if any, in its places; positions as ``position_ids``, if it takes them; a cache
+    as ``past_key_values``. Outputs are logits, or ``last_hidden_state`` of a model without a head.
+
+    ``documents``: it separates packed documents where ``position_ids`` start again and there is no ``attention_mask``,
+    which transformers 5 promises for models that pass positions on to their mask. ``call`` replaces the function that
+    calls the model. Further claims are those of `Model`; by default the model is causal if it is a decoder, is moved by
+    a jitter of 0.2, runs in float32, may ignore positions (``order_free``) if no part of it is named for them, and, if
+    ``build`` takes ``attn_implementation``, gives the same with "eager" as with "sdpa".
+
+    Raises ValueError for what is no such model.
+    """
+    options = dict(options or {})
+    made = build(**options)
+    takes = inspect.signature(made.forward).parameters if hasattr(made, "forward") else {}
+    if not hasattr(made, "config") or not {"input_ids", "attention_mask"} <= set(takes):
+        raise ValueError(
+            f"build must give a transformers model whose forward takes input_ids and attention_mask, "
+            f"got {type(made).__name__} with {', '.join(takes) or 'no forward'}"
+        )
+    size, pad = made.config.vocab_size, getattr(made.config, "pad_token_id", None)
+    if size < VOCABULARY or (pad is not None and not VOCABULARY <= pad < size):
+        raise ValueError(
+            f"build must give a model with a vocab_size of at least {VOCABULARY} and a pad_token_id of None or from "
+            f"{VOCABULARY} to vocab_size - 1, got vocab_size={size}, pad_token_id={pad}"
+        )
+    is_decoder = getattr(made.config, "is_decoder", None)  # None in configurations of what is nothing else
+    decodes = "past_key_values" in takes and (is_decoder is not False or type(made).__name__.endswith("ForCausalLM"))
+    if documents and not (decodes and "position_ids" in takes):
+        raise ValueError(f"documents need a decoder whose forward takes position_ids, got {type(made).__name__}")
+    if call is None and decodes:
+        call = decode_packed if documents else decode_with_positions if "position_ids" in takes else decode_by_index
+    elif call is None:
+        call = encode_with_positions if "position_ids" in takes else encode_by_index
+    said: dict[str, Any] = {"causal": decodes, "jitter": JITTER, "dtype": DTYPE, "order_free": not _places(made)}
+    said |= claims
+    if "attn_implementation" in inspect.signature(build).parameters:
+        options.setdefault("attn_implementation", made.config._attn_implementation)
+        said.setdefault("backends", ({"attn_implementation": "eager"}, {"attn_implementation": "sdpa"}))
+    return Model(build=build, call=call, options=options, **said)
+
+
+def _places(model: nn.Module) -> bool:
+    """Whether any part of a model is named for positions. A model without any, as of state spaces and attention, takes
+    position_ids all the same."""
+    named = [*model.named_modules(), *model.named_parameters(), *model.named_buffers()]
+    names = {name.rpartition(".")[2] for name, _ in named} | {type(module).__name__ for module in model.modules()}
+    return any(NAMED.search(name) for name in names)
+
+
+NAMED = re.compile(r"pos(?!t)|rotary|rope|wpe|alibi|relative|place", re.IGNORECASE)

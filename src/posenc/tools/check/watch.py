@@ -1,0 +1,133 @@
+"""The command's work in a process of its own, so that nothing a subject does ends it unsaid or holds it up for ever.
+
+A subject may call os._exit, crash, or loop in C, where no signal of Python's reaches. The process that works writes
+down where it is and how long that may take. A thread of `faulthandler`, which needs nothing of Python, ends it when
+that time is over; the process that waits then says so.
+"""
+
+import ctypes
+import faulthandler
+import os
+import re
+import signal
+import sys
+import sysconfig
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import IO, NoReturn
+
+import posenc
+from posenc.tools.kit.command import failed
+
+LEAVE = 5.0  # seconds in which a process that has done its work may end
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has none, and no fork that it would be sent to
+INTERRUPTED = ((3.0, signal.SIGINT), (8.0, KILL))  # what is sent after so many seconds
+LONGEST = 1e9  # seconds that a timer takes
+NO_BAR = "\r\x1b[K\x1b[?25h"  # clears the line that a bar stood on, and shows the cursor that it hid
+
+_notes: IO[bytes] | None = None  # of a process that is watched
+
+
+def at(stage: str, seconds: float) -> None:
+    """It has begun this, which may take so many seconds. Says nothing where nobody watches."""
+    if _notes is not None:
+        _note(f"at {stage}")
+        faulthandler.dump_traceback_later(min(seconds, LONGEST), exit=True, file=_notes)
+
+
+def watched(work: Callable[[], int]) -> int:
+    """The exit code that ``work`` gives in a fork of this process; 2, and one line, where it ends without one.
+
+    What it raises is raised there. It is run here where there is no fork, or where torch is loaded, whose threads and
+    devices a fork does not have.
+    """
+    if not hasattr(os, "fork") or "torch" in sys.modules:
+        return work()
+    _flush()
+    notes = tempfile.TemporaryFile()  # noqa: SIM115  # the process that works keeps it to its end
+    child = os.fork()
+    if not child:
+        _work(work, notes)
+    with notes:
+        try:
+            end = _end(child)
+        finally:
+            if sys.stderr is not None and sys.stderr.isatty():
+                sys.stderr.write(NO_BAR)
+        return _judged(end, os.pread(notes.fileno(), 2**20, 0).decode("utf-8", "replace"))
+
+
+def _work(work: Callable[[], int], notes: IO[bytes]) -> NoReturn:
+    global _notes
+    _notes = notes
+    if sys.platform == "linux":  # it ends with the process that watches it, whatever ends that
+        ctypes.CDLL(None).prctl(1, KILL)
+    try:
+        code = work()
+        _flush()
+    except BaseException:
+        _note("raised")
+        raise
+    else:
+        _note(f"ended {code}")
+        raise SystemExit(code)
+    finally:
+        faulthandler.dump_traceback_later(LEAVE, exit=True, file=notes)
+
+
+def _flush() -> None:
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
+
+
+def _note(line: str) -> None:
+    if _notes is not None:
+        os.write(_notes.fileno(), f"{line}\n".encode())
+
+
+def _end(child: int) -> int:
+    """Its exit code, or less than 0 the signal that ended it. A terminal interrupts both processes, anything else this
+    one alone."""
+    timers: list[threading.Timer] = []
+    try:
+        while True:
+            try:
+                end = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                break
+            except KeyboardInterrupt:
+                for seconds, number in () if timers else INTERRUPTED:
+                    timers.append(threading.Timer(seconds, os.kill, (child, number)))
+                    timers[-1].start()
+    finally:
+        for timer in timers:
+            timer.cancel()
+    if timers and end == -KILL:
+        raise KeyboardInterrupt
+    return end
+
+
+def _judged(end: int, notes: str) -> int:
+    """The exit code, by how the process ended and what it wrote down."""
+    found = re.search(r"^ended (\d+)$", notes, re.MULTILINE)
+    if found:
+        return int(found[1])
+    if re.search(r"^raised$", notes, re.MULTILINE) and end > 0:
+        return end
+    if re.search(r"^Timeout ", notes, re.MULTILINE):
+        said = f"the subject does not return, and nothing stops it{_place(notes)}; --seconds gives more time"
+    elif end < 0:
+        said = f"the process was ended by {signal.Signals(-end).name}"
+    else:
+        said = f"the subject ended the process, with exit code {end}"
+    stages = re.findall(r"^at (.*)$", notes, re.MULTILINE)
+    return failed(": ".join([*stages[-1:], said]), code=2)
+
+
+def _place(notes: str) -> str:
+    """The innermost line of its own that the main thread, which is the last, was at."""
+    installed = ("-packages", sysconfig.get_path("stdlib"), os.path.dirname(posenc.__file__), "<")
+    for file, line in re.findall(r'File "(.*)", line (\d+)', notes.rpartition("most recent call first")[2]):
+        if not any(part in file for part in installed):
+            return f" ({os.path.basename(file)}, line {line})"
+    return ""

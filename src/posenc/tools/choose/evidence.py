@@ -1,0 +1,179 @@
+"""What is known of schemes: tables of figures, and published claims with what was found here of each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from posenc.arguments import check_choice, whole
+from posenc.tools.kit.files import packaged, require
+
+TEXTS = {"python": "the Python files of Django 5.2.8 and SQLAlchemy 2.0.44", "plays": "Shakespeare's works"}
+"""The texts on which claims are tested, and what each is."""
+
+LEAST_SEEDS = 3  # fewer give no verdict
+PUBLISHED = ("lower", "higher", "tied")
+VERDICTS = (*PUBLISHED, "undecided")
+AGREES = ("yes", "no", "undecided")
+_PUBLISHED = {"claim": str, "verdict": str, "source": str, "url": str}
+_MEASURED = {"mean": float, "low": float, "high": float, "verdict": str, "seeds": int, "agrees": str}
+
+
+@dataclass(frozen=True)
+class Row:
+    """The figures of one scheme, as they are printed; ``schemes`` are the names of the catalog that it is about."""
+
+    label: str
+    schemes: tuple[str, ...]
+    figures: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A measurement that speaks for or against schemes, published or posenc's own.
+
+    ``measured`` says what was done, ``shows`` what follows and what does not, ``heads`` what the figures of a row are.
+    Published figures have a ``source`` and its ``url``; posenc's a ``command`` that prints them, and ``doc``, the page
+    where they stand. ``second_hand`` are those that were read in another paper than the one that measured them.
+    ``too_few`` says of what there are too few for a verdict, such as "one seed"; then the figures stand without one.
+    """
+
+    name: str
+    question: Literal["length", "order", "images", "cost", "stretch", "distance"]
+    title: str
+    measured: str
+    shows: str
+    heads: tuple[str, ...]
+    rows: tuple[Row, ...]
+    better: Literal["lower", "higher"]
+    source: str
+    url: str = ""
+    command: str = ""
+    doc: str = ""
+    second_hand: bool = False
+    too_few: str = ""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row.figures) != len(self.heads):
+                raise ValueError(
+                    f"{self.name}: {row.label} must have {len(self.heads)} figures, got {len(row.figures)}"
+                )
+        if not self.rows or not self.source or not (self.url or (self.command and self.doc)):
+            raise ValueError(f"{self.name}: must have rows, a source, and a url or a command with its page")
+
+    @property
+    def where(self) -> str:
+        """Where the figures are from, in words."""
+        words = f"{self.source}, {self.url}" if self.url else f"posenc's own, by {self.command}"
+        words += ", read second-hand" if self.second_hand else ""
+        return f"{words}; {self.too_few}, too few for a verdict" if self.too_few else words
+
+
+def tables() -> tuple[Table, ...]:
+    """The records of ``evidence.json``. ValueError for one that is not complete or names no source."""
+    return tuple(_table(record) for record in packaged(__package__, "evidence.json")["records"])
+
+
+def _table(record: Mapping[str, Any]) -> Table:
+    names = {field.name for field in fields(Table)}
+    if unknown := record.keys() - names:
+        raise ValueError(f"a record of evidence must have {', '.join(sorted(names))}, got {', '.join(sorted(unknown))}")
+    rows = tuple(Row(row["label"], tuple(row["schemes"]), tuple(row["figures"])) for row in record["rows"])
+    return Table(**{**record, "heads": tuple(record["heads"]), "rows": rows})
+
+
+# --- claims ---------------------------------------------------------------------------------------------------------
+
+
+def claims() -> tuple[dict[str, Any], ...]:
+    """Those of ``claims.json``. ValueError, by `check`, for one that is not as `posenc.tools.choose` says."""
+    found = tuple(packaged(__package__, "claims.json")["claims"])
+    for claim in found:
+        check(claim)
+    return found
+
+
+def agrees(published: str, found: str) -> str:
+    """Whether a verdict is the published one: "no" for the opposite, for a tie where a difference was published and for
+    a difference where a tie was; "undecided" where the verdict is."""
+    if found == "undecided":
+        return "undecided"
+    return "yes" if found == published else "no"
+
+
+def check(claim: Mapping[str, Any]) -> None:
+    """ValueError, with the claim's name, for what is missing, of another kind, or contradicts itself."""
+    place = str(claim.get("name", "a claim without a name"))
+    kinds = {"name": str, "question": str, "contrast": list, "length": int, "published": dict, "ours": dict}
+    try:
+        _only(claim, kinds)
+        if len(claim["contrast"]) != 2 or not all(isinstance(scheme, str) for scheme in claim["contrast"]):
+            raise ValueError(f"contrast must be two schemes, got {claim['contrast']}")
+        whole("length", claim["length"])
+        place = f"{claim['name']}, published"
+        _only(claim["published"], _PUBLISHED)
+        check_choice("verdict", claim["published"]["verdict"], PUBLISHED)
+        place = f"{claim['name']}, ours"
+        if set(claim["ours"]) != set(TEXTS):
+            raise ValueError(f"must have the texts {', '.join(TEXTS)}, got {', '.join(claim['ours']) or 'none'}")
+        for text, found in claim["ours"].items():
+            place = f"{claim['name']}, ours, {text}"
+            if found is not None:
+                _check_found(found, claim["published"]["verdict"])
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from None
+
+
+def _check_found(found: Any, published: str) -> None:
+    if not isinstance(found, dict):
+        raise ValueError(f"must be null or an object, got {found!r}")
+    require(found, {"status": str})
+    check_choice("status", found["status"], ("measured", "not run"))
+    if found["status"] == "not run":
+        _only(found, {"status": str, "why": str})
+        return
+    _only(found, {"status": str, **_MEASURED})
+    low, mean, high, verdict = (found[name] for name in ("low", "mean", "high", "verdict"))
+    if not low <= mean <= high:
+        raise ValueError(f"mean must be from low to high, got {mean} of {low} to {high}")
+    whole("seeds", found["seeds"], least=LEAST_SEEDS)
+    check_choice("verdict", verdict, VERDICTS)
+    if (verdict == "lower" and high >= 0) or (verdict == "higher" and low <= 0):
+        raise ValueError(f"verdict must be of an interval without zero, got {verdict!r} of {low} to {high}")
+    check_choice("agrees", found["agrees"], AGREES)
+    if found["agrees"] != (right := agrees(published, verdict)):
+        raise ValueError(
+            f"agrees must be {right!r}, since {published!r} is published and {verdict!r} was found, "
+            f"got {found['agrees']!r}"
+        )
+
+
+def _only(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """ValueError unless the values are of these names and kinds, and no others."""
+    require(values, kinds)
+    if unknown := values.keys() - kinds.keys():
+        raise ValueError(f"must have {', '.join(kinds)} alone, got {', '.join(sorted(unknown))}")
+
+
+def told(claim: Mapping[str, Any]) -> dict[str, Any]:
+    """A claim in words: what it is about, what was published, and of each text what was found here."""
+    first, second = claim["contrast"]
+    published = claim["published"]
+    return {
+        "about": f"{first} less {second}, at {claim['length']:,} bytes",
+        "published": published["claim"],
+        "source": published["source"],
+        "url": published["url"],
+        "ours": [f"{TEXTS[text]}: {_found(found)}" for text, found in claim["ours"].items()],
+    }
+
+
+def _found(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "not measured here yet"
+    if found["status"] == "not run":
+        return f"not run: {found['why']}"
+    return (
+        f"{found['verdict']}, by {found['mean']:+.3f} bits per byte (95 % interval {found['low']:+.3f} to "
+        f"{found['high']:+.3f}, {found['seeds']} seeds); agrees with what was published: {found['agrees']}"
+    )

@@ -1,0 +1,100 @@
+"""The questions and the answers of ``questions.json``, and which of them follow from what was answered so far."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from posenc.tools.choose import evidence
+from posenc.tools.kit.files import packaged
+
+
+@dataclass(frozen=True)
+class Option:
+    """One way to answer a question. ``needs`` is what it asks of the explorer's filter; None: there is none to ask."""
+
+    value: str
+    label: str
+    needs: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked, and why in ``note``; the first option is the default."""
+
+    name: str
+    asks: str
+    note: str
+    options: tuple[Option, ...]
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return tuple(option.value for option in self.options)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Where the questions lead. ``when`` has the values of questions that lead to it, ``code`` is Python that runs with
+    what the catalog's examples have at hand, ``command`` measures it; ``evidence`` names tables, ``claims`` claims."""
+
+    name: str
+    case: str
+    when: Mapping[str, Sequence[str]]
+    begin: str
+    compare_with: str
+    code: str
+    command: str
+    why: str
+    evidence: Sequence[str]
+    claims: Sequence[str]
+    unknown: str
+
+    def fits(self, given: Mapping[str, str]) -> bool:
+        """Whether what was answered so far may lead here."""
+        return all(name not in given or given[name] in values for name, values in self.when.items())
+
+
+def questions() -> tuple[Question, ...]:
+    """All, in the order in which they are asked."""
+    return tuple(
+        Question(**{**one, "options": tuple(Option(**option) for option in one["options"])})
+        for one in packaged(__package__, "questions.json")["questions"]
+    )
+
+
+def answers() -> tuple[Answer, ...]:
+    """All. ValueError for a set of values that leads to none or to several, and for evidence that there is not."""
+    found = tuple(Answer(**one) for one in packaged(__package__, "questions.json")["answers"])
+    asked = questions()
+    check(asked, found)
+    return found
+
+
+def check(asked: Sequence[Question], found: Sequence[Answer]) -> None:
+    """ValueError unless every set of values leads to one answer, whose evidence there is."""
+    known = {
+        "when": {question.name for question in asked},
+        "evidence": {table.name for table in evidence.tables()},
+        "claims": {claim["name"] for claim in evidence.claims()},
+    }
+    for answer in found:
+        for part, names in known.items():
+            if unknown := set(getattr(answer, part)) - names:
+                raise ValueError(f"{answer.name}: {part} must name some of {', '.join(sorted(names))}, got {unknown}")
+    for values in product(*(question.values for question in asked)):
+        given = {question.name: value for question, value in zip(asked, values, strict=True)}
+        led = [answer.name for answer in found if answer.fits(given)]
+        if len(led) != 1:
+            raise ValueError(f"{given} must lead to one answer, got {', '.join(led) or 'none'}")
+
+
+def open_questions(given: Mapping[str, str], asked: Sequence[Question], found: Sequence[Answer]) -> list[Question]:
+    """Those that are not answered and may still change the answer, in order."""
+    left = [answer for answer in found if answer.fits(given)]
+    return [q for q in asked if q.name not in given and any(q.name in answer.when for answer in left)]
+
+
+def answer_to(given: Mapping[str, str], found: Sequence[Answer]) -> Answer:
+    """The answer that all of the questions which matter lead to."""
+    (answer,) = (one for one in found if one.fits(given))
+    return answer

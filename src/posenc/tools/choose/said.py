@@ -1,0 +1,95 @@
+"""An answer as text for the terminal, and as JSON."""
+
+import json
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from posenc.tools.choose.evidence import Table, claims, tables, told
+from posenc.tools.choose.questions import Answer
+
+WIDTH = 100
+UNTESTED = "No published claim of this was put to a test of several seeds here."
+NO_TABLE = "Nothing published or measured is known here."
+
+
+def tables_of(answer: Answer) -> list[Table]:
+    """The tables of an answer."""
+    named = {table.name: table for table in tables()}
+    return [named[name] for name in answer.evidence]
+
+
+def claims_of(answer: Answer) -> list[dict[str, Any]]:
+    """The claims of an answer."""
+    named = {claim["name"]: claim for claim in claims()}
+    return [named[name] for name in answer.claims]
+
+
+def as_json(answer: Answer, given: Mapping[str, str]) -> str:
+    """The answer with its tables and claims in full, and what was answered."""
+    whole = {
+        "given": dict(given),
+        **asdict(answer),
+        "evidence": [asdict(table) for table in tables_of(answer)],
+        "claims": claims_of(answer),
+    }
+    return json.dumps(whole, ensure_ascii=False, allow_nan=False, indent=2)
+
+
+def as_text(answer: Answer, given: Mapping[str, str]) -> str:
+    """The answer for reading."""
+    options = " ".join(f"--{name} {value}" for name, value in given.items())
+    compare = f"Compare it with {answer.compare_with}:" if answer.compare_with else "Measure it:"
+    parts = [
+        f"{answer.case[0].upper()}{answer.case[1:]}  ({options})",
+        f"Begin with {answer.begin}:\n\n{textwrap.indent(answer.code, '    ')}",
+        f"{compare}\n\n    {answer.command}",
+        _wrapped(f"Why: {answer.why}"),
+        "Evidence:",
+        *(_table(table) for table in tables_of(answer)),
+        *([] if answer.evidence else [f"  {NO_TABLE}"]),
+        "What was published, and what we found:",
+        *(_claim(told(claim)) for claim in claims_of(answer)),
+        *([] if answer.claims else [f"  {UNTESTED}"]),
+        _wrapped(f"Not known: {answer.unknown}"),
+    ]
+    return "\n\n".join(parts)
+
+
+def _table(table: Table) -> str:
+    rows = [("", *table.heads), *((row.label, *row.figures) for row in table.rows)]
+    lines = [
+        _wrapped(f"{table.title} ({table.where})", 2),
+        _wrapped(f"{table.measured} {table.better.capitalize()} is better.", 4),
+        *_columns(rows),
+        _wrapped(table.shows, 4),
+    ]
+    return "\n".join(lines)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "      " + "  ".join((label.ljust(widths[0]), *map(str.rjust, figures, widths[1:]))) for label, *figures in rows
+    ]
+
+
+def _claim(claim: Mapping[str, Any]) -> str:
+    lines = [
+        f"  {claim['about']}",
+        _wrapped(f"published: {claim['published']} ({claim['source']}, {claim['url']})", 4),
+        *(_wrapped(words, 4) for words in claim["ours"]),
+    ]
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: int = 0) -> str:
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + 2 if indent else 0),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

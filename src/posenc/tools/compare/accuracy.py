@@ -1,0 +1,186 @@
+"""The pictures, tables and sentences of the tasks whose answers are right or wrong."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from posenc.tools.compare import tables
+from posenc.tools.compare.drawing import draw
+from posenc.tools.compare.pictures import line_of, training, training_by_time
+from posenc.tools.compare.sentences import how_verdicts_are_made, of_few_seeds, preface
+from posenc.tools.compare.summary import Summary
+from posenc.tools.compare.task import Answers, listed
+from posenc.tools.kit import style
+from posenc.tools.kit.statistics import LEAST_SEEDS, wilson
+
+ACCURACY = "share of right answers"
+
+
+def answers(summary: Summary) -> Answers:
+    """The task. ValueError for one whose answers are not right or wrong."""
+    if not isinstance(summary.task, Answers):
+        kind = type(summary.task).__name__
+        raise ValueError(f"records must be of a task whose answers are right or wrong, got those of {kind}")
+    return summary.task
+
+
+def by_length(kind: str, summary: Summary, dark: bool = False) -> Figure:
+    """The share of right answers of one kind against the length, or the side of the grid."""
+    task = answers(summary)
+    lines = [line_of(summary, kind, scheme, summary.lengths(kind)) for scheme in _asked(summary, kind)]
+    if kind == "resized":  # at the training grid nothing is to be fitted
+        trained = [line_of(summary, "accuracy", line.scheme, [summary.train_length]).points for line in lines]
+        both = zip(lines, trained, strict=True)
+        lines = [replace(line, points=tuple(sorted(line.points + more))) for line, more in both]
+    points = [value.mean for line in lines for _, value in line.finite()]
+    limits, words = (min([task.chance, *points]), 1.0), f"grey: guessing, {task.chance:g}"
+    figure = draw(summary, lines, limits, dark, task.kinds[kind].title, task.axis, ACCURACY, words=words)
+    if points:
+        figure.axes[0].axhline(task.chance, color=style.theme(dark).faint, linewidth=1, zorder=1, label="guessing")
+    return figure
+
+
+def figures(task: Answers) -> dict[str, Callable[[Summary, bool], Figure]]:
+    return {
+        **{kind: partial(by_length, kind) for kind in task.kinds},
+        "training": training,
+        "training_by_time": training_by_time,
+    }
+
+
+def rows(summary: Summary, kind: str) -> list[dict[str, Any]]:
+    """The table of one kind: a row for every scheme that it was to be measured for."""
+    found = []
+    for scheme in _asked(summary, kind):
+        row = tables.row(summary, scheme, kind, highest)
+        row["solved"] = [solved(summary, kind, scheme, n) for n in summary.test_lengths]
+        if kind == "resized":
+            row["end"] = ""
+            row["bits"] = [
+                (*tables.cell(summary, "accuracy", scheme, n), False) if n == summary.train_length else cell
+                for n, cell in zip(summary.test_lengths, row["bits"], strict=True)
+            ]
+        found.append(row)
+    return found
+
+
+def observed(summary: Summary) -> list[str]:
+    """What was seen at the training length and at the longest, of each question."""
+    trained, longest = summary.train_length, max(summary.test_lengths, default=0)
+    task = answers(summary)
+    asked = product(task.kinds, dict.fromkeys((trained, longest)))
+    found = [*preface(summary), *(_order(summary, kind, n) for kind, n in asked if (kind, n) != ("resized", trained))]
+    measured = {k: [s for s in summary.schemes if summary.bits(k, s, trained)] for k in task.kinds}
+    guessing = {k: [s for s in each if at_chance(summary, k, s, trained)] for k, each in measured.items()}
+    telling = {k: [s for s in each if s not in guessing[k]] for k, each in measured.items()}
+    if more := task.observed(guessing, telling):
+        found.append(f"At {trained:,} {task.lengths} {more}")
+    return [sentence for sentence in found if sentence]
+
+
+def highest(summary: Summary, kind: str, length: int) -> tuple[str, ...]:
+    """The best schemes, as far as their accuracy is more than guessing gives."""
+    return tuple(s for s in summary.best(kind, length) if not at_chance(summary, kind, s, length))
+
+
+def at_chance(summary: Summary, kind: str, scheme: str, length: int) -> bool:
+    """Whether the accuracy of these trainings is what guessing gives, as far as these examples can tell."""
+    value, chance = summary.of_these_seeds(kind, scheme, length), answers(summary).chance
+    return value is not None and (
+        value.low <= chance <= value.high or (chance > 0 and abs(value.mean - chance) < summary.task.margin)
+    )
+
+
+def solved(summary: Summary, kind: str, scheme: str, length: int) -> str:
+    """How many seeds solve it: trainings of an algorithm either find it or do not, which a mean does not tell. With
+    Wilson's interval of the share from three seeds on; empty for one."""
+    means = summary.by_seed(kind, scheme, length)
+    if len(means) < 2:
+        return ""
+    right = sum(mean >= answers(summary).solved for mean in means)
+    words = f"{right} of {len(means)} solve it"
+    if len(means) < LEAST_SEEDS:
+        return words
+    _, low, high = wilson(right, len(means))
+    return f"{words} ({low:.2f}–{high:.2f})"
+
+
+def how_to_read(summary: Summary) -> list[str]:
+    task = answers(summary)
+    return [
+        f"Higher is better: 1 is every answer right, and guessing gives {task.chance:g}.",
+        f"Bars are 95 % intervals over {summary.over(task.units)} (Student's t; of one training, Wilson's). "
+        "All schemes are asked the same, so differences are paired.",
+        *how_verdicts_are_made(summary),
+        *task.how_to_read,
+    ]
+
+
+def not_concluded(summary: Summary) -> list[str]:
+    steps = summary.configuration.get("steps", 0)
+    return [
+        f"This is a small model trained briefly ({steps:,} steps). The order of the schemes can differ in a larger "
+        "model and after longer training.",
+        *of_few_seeds(summary),
+        *answers(summary).not_concluded,
+        "Undefined is not a low accuracy: the scheme has no such positions, and no number stands for that.",
+        f"Speed and memory are those of this machine and this size of model; step times were taken in turns with "
+        f"{summary.timed_against}'s.",
+    ]
+
+
+def page(summary: Summary) -> dict[str, Any]:
+    """What the page of these tasks shows that the page of a text does not."""
+    task = answers(summary)
+    return {
+        "title": task.title,
+        "kinds": task.kinds,
+        "tables": {kind: rows(summary, kind) for kind in task.kinds},
+        "matrices": matrices(summary),
+        "rows": [tables.row(summary, scheme, next(iter(task.kinds))) for scheme in summary.schemes],
+    }
+
+
+def matrices(summary: Summary) -> list[dict[str, Any]]:
+    """The differences between all pairs, at the training length and at the longest, of each kind."""
+    task, trained = answers(summary), summary.train_length
+    asked = product(task.kinds, dict.fromkeys((trained, max(summary.test_lengths, default=0))))
+    found = [tables.matrix(summary, kind, n, task.where(kind, n, trained)) for kind, n in asked]
+    return [each for each in found if each]
+
+
+def _asked(summary: Summary, kind: str) -> list[str]:
+    """The schemes that a kind was to be measured for."""
+    return [scheme for scheme in summary.schemes if any(k == kind for k, _ in summary.plan(scheme))]
+
+
+def _order(summary: Summary, kind: str, length: int) -> str:
+    """The best schemes of a kind at a length, those in between, and those that do no better than guessing."""
+    means = {s: e for s in summary.schemes if (e := summary.bits(kind, s, length))}
+    if not means:
+        return ""
+    task = answers(summary)
+    guessing = [s for s in means if at_chance(summary, kind, s, length)]
+    top = highest(summary, kind, length)
+    between = sorted((s for s in means if s not in (*guessing, *top)), key=lambda s: -means[s].mean)
+
+    def share(scheme: str) -> str:
+        return f"{means[scheme].mean:.2f}" + (f"; {words}" if (words := solved(summary, kind, scheme, length)) else "")
+
+    parts = []
+    if top:
+        named = listed(f"{s} ({share(s)})" for s in top)
+        parts.append(f"no scheme is shown to be better than any of {named}" if top[1:] else f"{named} is the highest")
+    parts += [listed(f"{s} has {share(s)}" for s in between)] if between else []
+    parts += [f"{_are(guessing)} no better than guessing"] if guessing else []
+    undefined = [s for s in summary.schemes if summary.undefined(s, length, kind)]
+    parts += [f"{_are(undefined)} undefined"] if undefined else []
+    return f"{task.where(kind, length, summary.train_length)}: {'; '.join(parts)}."
+
+
+def _are(schemes: Sequence[str]) -> str:
+    return f"{listed(schemes)} {'are' if schemes[1:] else 'is'}"

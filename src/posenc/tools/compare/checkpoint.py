@@ -1,0 +1,119 @@
+"""Checkpoints: what a training goes on from, in a safetensors file, which holds numbers and text and can run nothing.
+
+Its tensors are ``model.<name>``, the state of the model; ``step.<name>``, ``exp_avg.<name>`` and ``exp_avg_sq.<name>``,
+that of AdamW for every parameter that had a gradient; and ``running``, the sum of the losses since the last point of
+the curve. Its metadata has one entry, ``training``, in JSON: step, seconds, curve, fingerprint, and a digest of all
+that. There is no generator's state, since a batch follows from seed and step.
+"""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
+
+from posenc.tools.kit.files import parse, require, write_whole
+
+SUFFIX = ".safetensors"
+ENTRY = "training"
+ANEW = "remove it to train anew"
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+TOLD = {"step": int, "seconds": float, "curve": list[tuple[int, float]], "fingerprint": str, "digest": str}
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is damaged, of another model, or of another comparison."""
+
+
+@dataclass
+class Reached:
+    """How far a training has come: steps done, seconds spent in them, the curve [(step, mean bits up to it)], and
+    ``running``."""
+
+    step: int
+    seconds: float
+    curve: list[tuple[int, float]]
+    running: Tensor
+
+
+def save(
+    path: Path, model: nn.Module, optimizer: torch.optim.AdamW, reached: Reached, *, fingerprint: str = ""
+) -> None:
+    """Writes a checkpoint, all or nothing. OSError, naming the file, where the disk does not take it."""
+    held = {f"model.{name}": value for name, value in model.state_dict().items()} | {"running": reached.running}
+    for name, parameter in model.named_parameters():
+        held |= {f"{what}.{name}": value for what, value in optimizer.state.get(parameter, {}).items()}
+    # Copies: tensors may share memory, as tied weights do, and a safetensors file holds each by itself.
+    tensors = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in held.items()}
+    told = {"step": reached.step, "seconds": reached.seconds, "curve": reached.curve, "fingerprint": fingerprint}
+    told["digest"] = _digest(tensors, told)
+    write_whole(path, to_bytes(tensors, {ENTRY: json.dumps(told)}))
+
+
+def load(path: Path, model: nn.Module, optimizer: torch.optim.AdamW, *, fingerprint: str = "") -> Reached:
+    """Puts a checkpoint's state into ``model`` and ``optimizer``, and gives how far their training had come.
+
+    Raises CheckpointError, with both left as they were, for a file that is not whole, or whose tensors are not those of
+    this model by name, shape and dtype, or that has another ``fingerprint``.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            told = parse((file.metadata() or {}).get(ENTRY, ""))
+            require(told, TOLD)
+            # Copies: the file is mapped into memory, and will be replaced.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        if told.pop("digest") != _digest(tensors, told):
+            raise ValueError("its digest is another")
+    except (SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a whole checkpoint ({error}): {ANEW}") from None
+    if (its := told["fingerprint"]) != fingerprint:
+        raise CheckpointError(f"{path} is a checkpoint of another comparison ({its} there, {fingerprint} here): {ANEW}")
+    if unlike := _unlike(tensors, model):
+        raise CheckpointError(f"{path} is a checkpoint of another model ({unlike}): {ANEW}")
+    model.load_state_dict({name: tensors[f"model.{name}"] for name in model.state_dict()})
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    order = [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+    state = {
+        index: {what: tensors[f"{what}.{name}"] for what in MOMENTS}
+        for index, name in enumerate(order)
+        if f"step.{name}" in tensors
+    }
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+    device = next(model.parameters()).device
+    curve = [(step, float(bits)) for step, bits in told["curve"]]
+    return Reached(told["step"], told["seconds"], curve, tensors["running"].to(device))
+
+
+def _unlike(tensors: dict[str, Tensor], model: nn.Module) -> str:
+    """In what tensors are not those of a checkpoint of this model; empty where they are."""
+    scalar = torch.zeros(())
+    expected = {f"model.{name}": value for name, value in model.state_dict().items()} | {"running": scalar}
+    for name, parameter in model.named_parameters():
+        moments = {f"{what}.{name}": scalar if what == "step" else parameter for what in MOMENTS}
+        if moments.keys() & tensors.keys():  # none where it never had a gradient
+            expected |= moments
+    for name in sorted(expected.keys() ^ tensors.keys()):
+        return f"without {name}" if name in expected else f"with {name}"
+    for name in sorted(expected):
+        there, here = tensors[name], expected[name]
+        if (there.shape, there.dtype) != (here.shape, here.dtype):
+            return f"{name} is {_shown(there)} there and {_shown(here)} here"
+    return ""
+
+
+def _shown(value: Tensor) -> str:
+    return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+
+
+def _digest(tensors: dict[str, Tensor], told: dict[str, Any]) -> str:
+    """Of every byte that counts, since a safetensors file has no checksum of its own."""
+    digest = hashlib.sha256(json.dumps(told).encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,363 @@
+"""``posenc compare``: every scheme in the same model, trained on the same batches, tested at the same places."""
+
+import hashlib
+import math
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from types import FrameType
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from posenc.models import position_parameters
+from posenc.schemes.own import source_of
+from posenc.tools.compare import checkpoint as checkpoints
+from posenc.tools.compare import results
+from posenc.tools.compare.checkpoint import Reached
+from posenc.tools.compare.config import CompareConfig, Rate
+from posenc.tools.compare.folder import CHECKPOINTS, CONFIG, VERSIONS, check_folder, clear, made_names, name_of
+from posenc.tools.compare.layers import position_from
+from posenc.tools.compare.task import Loaded, Task
+from posenc.tools.compare.tasks import complete, task_of
+from posenc.tools.compare.train import TRAINING, TUNING, DivergedError, batch, optimizer_for, rate_of, step_of, train
+from posenc.tools.compare.tuning import chosen, losses, trials
+from posenc.tools.kit.configuration import fingerprint
+from posenc.tools.kit.files import write_whole
+from posenc.tools.kit.machine import clock_of, device_of, machine, versions
+from posenc.tools.kit.memory import peak_bytes
+from posenc.tools.kit.progress import Progress
+from posenc.tools.kit.records import Record, Records, key
+from posenc.tools.kit.turns import orders, ratios
+
+Build: TypeAlias = Callable[[CompareConfig, str, int], nn.Module]
+"""(configuration, scheme, seed) -> model."""
+
+ALL = "all"  # the name that stands for every scheme of the catalog that the task has positions for
+PLAIN = "nope"  # what step times are relative to: the model without positions
+
+# A scheme draws its parameters from a stream of its own, or a learned table would begin with the embedding's numbers.
+SCHEME_STREAM = 2**31  # torch seeds with 32 bits, and config leaves this one free
+TUNED_STREAM = 2**30  # trials begin with weights that no training has
+
+SPEED_ROUNDS = 10
+# The unit of work is a token forward. A token in training goes forward and, at twice the cost, backward; one in testing
+# stands in longer texts.
+TRAINING_WORK = 3.0
+TESTING_WORK = 1.5
+
+
+def build_model(config: CompareConfig, scheme: str, seed: int) -> nn.Module:
+    """The task's model with a scheme. At a seed, all that is not the scheme begins with the same weights in each."""
+    task = task_of(config.task)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed + SCHEME_STREAM)
+        position = position_from(scheme, task.shape(config, scheme), config.layers)
+        torch.default_generator.manual_seed(seed)
+        return task.model(config, scheme, position)
+
+
+def resolved(config: CompareConfig) -> CompareConfig:
+    """The same comparison, completed, with the names of all schemes that apply in place of ``all``."""
+    config = complete(config)
+    every = task_of(config.task).applicable()
+    names = [name for scheme in config.schemes for name in (every if scheme == ALL else (scheme,))]
+    return replace(config, schemes=tuple(dict.fromkeys(names))) if ALL in config.schemes else config
+
+
+def digest_of(plan: Path) -> str:
+    """What a plan's records are told by."""
+    return hashlib.sha256(plan.read_bytes()).hexdigest()[:16]
+
+
+def check(config: CompareConfig) -> None:
+    """ValueError for a scheme that is unknown, that the task has no positions for, or that does not fit the model,
+    for a plan that is no file, and for a device that is not there."""
+    config = resolved(config)
+    if config.plan and not Path(config.plan).is_file():
+        raise ValueError(f"plan must be a file that is there, got {config.plan!r}")
+    for scheme in config.schemes:
+        task_of(config.task).require(scheme)
+        build_model(config, scheme, 0)
+    device_of(config.device)
+
+
+def compare(
+    config: CompareConfig, out: str | Path, progress: Progress | None = None, *, build: Build = build_model
+) -> list[Record]:
+    """Trains and tests every scheme at every seed, and gives the records in ``out``, old and new.
+
+    Each measurement is recorded when it is made. What ``out`` has already is not made again, and a training that was
+    stopped goes on from its last checkpoint; schemes and seeds may be added to a folder, all else must be the same.
+    A training whose loss stops being a number is recorded as diverged, and the others go on. The first SIGINT or
+    SIGTERM saves the training under way and raises KeyboardInterrupt.
+
+    Raises ValueError for too little text, and for a folder that holds another comparison, is in use, or has a file that
+    is not as this function writes it; OSError, naming the file, where the disk does not take it. What was recorded
+    stays, and the same call goes on from there.
+    """
+    check(config)
+    out, progress = Path(out), progress or Progress()
+    task, device = task_of(config.task), device_of(config.device)
+    left_out = task.left_out() if ALL in config.schemes else {}
+    config = resolved(config)
+    loaded = task.load(config)
+    made_with = {"text_digest": loaded.digest, **{name: versions()[name] for name in VERSIONS}}
+    if config.plan:
+        made_with["plan_digest"] = digest_of(Path(config.plan))
+    with Records(out, results.check) as records, _Stop() as stop, progress:
+        made = made_names(out, config)  # before the configuration is saved, which would make any folder one of compare
+        check_folder(out, config.identity(**made_with), records, made)
+        records.require_sources(config.schemes)
+        about = {
+            "fingerprint": fingerprint(config.identity(**made_with)),
+            "configuration": config.to_dict(),
+            "text": {"about": loaded.about, "digest": loaded.digest, "notice": loaded.notice},
+            **({"plan": made_with["plan_digest"]} if config.plan else {}),
+            "versions": versions(),
+            "machine": machine(device),
+        }
+        lab = _Lab(config, out, task, loaded, device, about, records, progress, stop, build)
+        progress.begin(lab.work)  # from here on, what fails has kept records
+        write_whole(out / CONFIG, config.to_toml(made_with).encode())
+        without = (f"{name} is left out: {reason}" for name, reason in left_out.items())
+        for line in filter(None, (records.notice, *clear(out, made), loaded.about, loaded.notice, *without)):
+            progress.say(line)
+        # Those that are given first: what is refused is so before hours of tuning.
+        rates = {scheme: lab.rate(scheme) for scheme in config.schemes if not lab.tunes(scheme)}
+        for scheme in config.schemes:
+            if lab.tunes(scheme):
+                lab.tune(scheme)
+                rates[scheme] = lab.rate(scheme)
+        for seed in config.seeds:
+            for scheme in config.schemes:
+                lab.train_and_test(scheme, seed, rates[scheme])
+            for scheme in config.schemes:
+                lab.time_steps(scheme, seed)
+        return list(records)
+
+
+@dataclass
+class _Lab:
+    """One comparison under way."""
+
+    config: CompareConfig
+    out: Path
+    task: Task
+    loaded: Loaded
+    device: torch.device
+    about: dict[str, Any]  # what every record has
+    records: Records
+    progress: Progress
+    stop: "_Stop"
+    build: Build
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.step_work = TRAINING_WORK * config.batch_size * self.task.tokens(config)
+        self.training_work = self.step_work * config.steps
+        self.testing_work = TESTING_WORK * self.loaded.testing_tokens
+        self.speed_work = self.step_work * 2 * SPEED_ROUNDS * config.timed
+        tried = len(trials(config, learns=True)) * len(config.tune_seeds)
+        tuned = set(config.schemes) - set(config.given_rates()) if config.tune else ()
+        each = self.training_work + self.testing_work + self.speed_work
+        self.work = len(tuned) * tried * self.training_work + len(config.seeds) * len(config.schemes) * each
+
+    def tunes(self, scheme: str) -> bool:
+        """Whether the scheme is to be tuned: not where its rate is given."""
+        return self.config.tune and scheme not in self.config.given_rates()
+
+    def tune(self, scheme: str) -> None:
+        """Every trial of a scheme, as far as it is not there."""
+        config = self.config
+        learns = bool(position_parameters(self.build(config, scheme, 0)))
+        for seed in config.tune_seeds:
+            for trial, rate in enumerate(trials(config, learns)):
+                if self.records.has("trial", scheme, seed, trial=trial):
+                    self._checkpoint(scheme, seed, trial).unlink(missing_ok=True)  # a signal may have come before that
+                    self.progress.skip(self.training_work)
+                    continue
+                self._try(scheme, seed, trial, rate)
+
+    def _try(self, scheme: str, seed: int, trial: int, rate: Rate) -> None:
+        """One trial: a training of its own and its loss on tuning examples."""
+        model = self.build(self.config, scheme, TUNED_STREAM + seed).to(self.device)
+        checkpoint = self._checkpoint(scheme, seed, trial)
+        about: dict[str, Any] = {"trial": trial, "learning_rate": rate.learning_rate, "multiplier": rate.multiplier}
+        words = f"{scheme}, trial {trial + 1}"
+        try:
+            training = self._train(model, scheme, seed, rate, checkpoint, words, TUNING)
+        except DivergedError as error:
+            self._record("trial", scheme, seed, **about, diverged=str(error))
+        else:
+            found = losses(model, self.task, self.loaded, self.config, seed, self.device)
+            self._record("trial", scheme, seed, **about, **found, seconds=round(training.seconds, 3))
+        checkpoint.unlink(missing_ok=True)
+
+    def rate(self, scheme: str) -> Rate:
+        """What a scheme is trained at: the rate that is given or that tuning chose, else the configuration's.
+        ValueError where it has trainings at another."""
+        config = self.config
+        rate = rate_of(config, scheme)
+        if self.tunes(scheme):
+            found = chosen(scheme, self.records)
+            if found is None:
+                self.progress.say(f"{scheme}: every trial diverged, so it is trained at {rate}")
+            rate = found or rate
+        for record in self.records:
+            its = Rate(record.get("learning_rate", math.nan), record.get("multiplier"))
+            if (record["kind"], record["scheme"]) == ("training", scheme) and its != rate:
+                raise ValueError(f"{self.out} has trainings of {scheme} at {its}, not at {rate}: give another folder")
+        return rate
+
+    def train_and_test(self, scheme: str, seed: int, rate: Rate) -> None:
+        """Everything that needs the trained model, as far as it is not there."""
+        config, progress = self.config, self.progress
+        checkpoint = self._checkpoint(scheme, seed)
+        planned = self.task.plan(scheme, config.test_lengths, config.train_length)
+        untested = [(kind, length) for kind, length in planned if not self.records.has(kind, scheme, seed, length)]
+        before = next((r for r in self.records if key(r)[:3] == ("training", scheme, seed)), None)
+
+        def leave_untested(why: str) -> None:
+            """Of a training that diverged there is nothing to test."""
+            for kind, length in untested:
+                self._record(kind, scheme, seed, length, diverged=why)
+            checkpoint.unlink(missing_ok=True)
+
+        if before and (not untested or "diverged" in before):
+            leave_untested(before.get("diverged", ""))
+            progress.skip(self.training_work + self.testing_work)
+            return
+        model = self.build(config, scheme, seed).to(self.device)
+        words = f"{scheme}, seed {seed}"
+        about: dict[str, Any] = {"learning_rate": rate.learning_rate, "multiplier": rate.multiplier}
+        about["tuned"] = scheme in config.given_rates() or (config.tune and chosen(scheme, self.records) is not None)
+        try:
+            training = self._train(model, scheme, seed, rate, checkpoint, words, TRAINING)
+        except DivergedError as error:
+            progress.skip(self.testing_work)
+            if not before:
+                self._record("training", scheme, seed, **about, diverged=str(error))
+            leave_untested(str(error))
+            return
+        if not before:
+            tokens = batch(self.loaded.train, config, seed, 0).to(self.device)
+            self._record(
+                "training",
+                scheme,
+                seed,
+                **about,
+                parameters=sum(p.numel() for p in model.parameters()),
+                position_parameters=sum(p.numel() for p in position_parameters(model)),
+                tokens_per_second=round(config.steps * len(tokens) * self.task.tokens(config) / training.seconds, 1),
+                peak_bytes=peak_bytes(lambda: self.task.loss(model, tokens).backward(), self.device),
+                seconds=round(training.seconds, 3),
+                curve=[[step, round(bits, 6)] for step, bits in training.curve],
+                final_bits=round(training.curve[-1][1], 6),
+            )
+            model.zero_grad(set_to_none=True)
+
+        def after_pass(tokens: int) -> None:
+            progress.advance(TESTING_WORK * tokens, f"{scheme}, seed {seed}: testing")
+            self.stop.check()
+
+        evaluator = self.loaded.evaluator(model, self.device, after_pass)
+        for kind, length in untested:
+            self._record(kind, scheme, seed, length, **evaluator.measure(kind, length))
+        progress.skip(self.testing_work - TESTING_WORK * evaluator.tokens)
+        checkpoint.unlink()
+
+    def _train(
+        self, model: nn.Module, scheme: str, seed: int, rate: Rate, checkpoint: Path, words: str, stream: int
+    ) -> Reached:
+        """A training, told as it goes on. DivergedError, said and with its work counted as done."""
+        config, progress, last = self.config, self.progress, 0
+
+        def after_step(step: int, bits: float) -> bool:
+            nonlocal last
+            progress.skip(self.step_work * (step - last - 1))  # those a checkpoint has
+            last = step
+            loss = "" if math.isnan(bits) else f", {bits:.2f} {self.task.unit}"
+            progress.advance(self.step_work, f"{words}: training", f"{step}/{config.steps}{loss}")
+            return self.stop.asked
+
+        try:
+            return train(
+                model,
+                self.loaded.train,
+                config,
+                seed,
+                checkpoint,
+                rate=rate,
+                stream=stream,
+                fingerprint=f"{self.about['fingerprint']}{source_of(scheme)} {rate}",
+                loss_of=self.task.loss,
+                tick=after_step,
+            )
+        except DivergedError as error:
+            progress.say(f"{words}, diverged: {error} (learning rate {rate})")
+            raise
+        finally:
+            progress.skip(self.step_work * (config.steps - last) * (not self.stop.asked))
+
+    def _checkpoint(self, scheme: str, seed: int, trial: int | None = None) -> Path:
+        return self.out / CHECKPOINTS / f"{name_of(scheme, seed, trial)}{checkpoints.SUFFIX}"
+
+    def time_steps(self, scheme: str, seed: int) -> None:
+        """The time of a training step relative to the plain model's, taken in turns of random order, so that a machine
+        that is busy with something else for a while slows both. The plain model's own is 1, as that is the unit."""
+        if not self.config.timed or self.records.has("speed", scheme, seed):
+            self.progress.skip(self.speed_work)
+            return
+        tokens = batch(self.loaded.train, self.config, seed, 0).to(self.device)
+        names = tuple(dict.fromkeys((PLAIN, scheme)))
+        models = {name: self.build(self.config, name, seed).to(self.device) for name in names}
+        steps = {
+            name: partial(step_of, model, optimizer_for(model, self.config), tokens, self.config, self.task.loss)
+            for name, model in models.items()
+        }
+        clock = clock_of(self.device)
+        times: dict[str, list[float]] = {name: [] for name in names}
+        for order in islice(orders(names, f"{scheme}, seed {seed}"), SPEED_ROUNDS):
+            for name in order:
+                times[name].append(clock(steps[name]))
+            self.progress.advance(2 * self.step_work, f"{scheme}, seed {seed}: timing steps")
+            self.stop.check()
+        ratio, low, high = (round(each, 4) for each in ratios(times[scheme][1:], times[PLAIN][1:]))  # after a warm-up
+        seconds = round(median(times[scheme][1:]), 6)
+        result: dict[str, Any] = {"step_ratio": ratio, "low": low, "high": high, "step_seconds": seconds}
+        self._record("speed", scheme, seed, relative_to=PLAIN, **result)
+
+    def _record(self, kind: str, scheme: str, seed: int, length: int | None = None, **result: Any) -> None:
+        named = {"kind": kind, "scheme": scheme, "seed": seed} | ({} if length is None else {"length": length})
+        self.records.append({**named, **result}, self.about)
+        self.stop.check()
+
+
+class _Stop(ExitStack):
+    """Notes the first SIGINT or SIGTERM, so that work can stop where its state is whole; a second one stops at once."""
+
+    asked = False
+
+    def __enter__(self) -> "_Stop":
+        if threading.current_thread() is threading.main_thread():  # no other may set handlers, or gets signals
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.callback(signal.signal, number, signal.signal(number, self._note))
+        return self
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def check(self) -> None:
+        """KeyboardInterrupt if a signal came."""
+        if self.asked:
+            raise KeyboardInterrupt

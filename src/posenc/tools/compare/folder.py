@@ -1,0 +1,83 @@
+"""The folder of a comparison: whose it is, and which checkpoints in it are its own."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from posenc.tools.compare import checkpoint as checkpoints
+from posenc.tools.compare import results
+from posenc.tools.compare.config import CompareConfig
+from posenc.tools.compare.saved import from_toml, saved_identity
+from posenc.tools.compare.tasks import configured
+from posenc.tools.kit.configuration import differences, fingerprint
+from posenc.tools.kit.files import WRITING
+from posenc.tools.kit.records import Record, Records
+
+CONFIG = "config.toml"
+CHECKPOINTS = "checkpoints"
+OLD_SUFFIX = ".pt"  # of checkpoints that were pickles
+VERSIONS = ("posenc", "torch", "numpy")  # whose versions two measurements must share to be of one comparison
+
+
+def name_of(scheme: str, seed: int, trial: int | None = None) -> str:
+    name = f"{quote(scheme, safe='+')}-{seed}"  # a scheme of the user's own has a path in its name
+    return name if trial is None else f"{name}-trial-{trial}"
+
+
+def made_names(out: Path, config: CompareConfig) -> frozenset[str]:
+    """The names of the checkpoints that the comparison in ``out`` makes, by the configuration it saved and by this one.
+    Nothing else there is ever removed; where no configuration is saved, nothing at all is: no comparison made it."""
+    if not (out / CONFIG).exists():
+        return frozenset()
+    both = (from_toml(out / CONFIG), config)
+    tried = [None, *range(max(len(each.tune_rates) * max(len(each.tune_multipliers), 1) for each in both))]
+    schemes = {scheme for each in both for scheme in each.schemes}
+    seeds = {seed for each in both for seed in (*each.seeds, *each.tune_seeds)}
+    return frozenset(name_of(*of) for of in product(schemes, seeds, tried))
+
+
+def _there(out: Path, made: frozenset[str], suffix: str) -> list[Path]:
+    """The files among the checkpoints that have one of these names and this suffix."""
+    return sorted(path for path in (out / CHECKPOINTS).glob(f"*{suffix}") if path.name.removesuffix(suffix) in made)
+
+
+def check_folder(out: Path, identity: dict[str, Any], records: Records, made: frozenset[str]) -> None:
+    """ValueError, saying what differs, if another comparison has records in ``out``, and, naming the line, for a record
+    that is of another. Where nothing was measured, another's checkpoints, of the names ``made``, are removed."""
+    path = out / CONFIG
+    if path.exists():
+        differ = differences(saved_identity(path), identity)
+        if differ and len(records):
+            raise ValueError(f"{out} holds another comparison, with {differ}: give another folder")
+        if differ:
+            for checkpoint in _there(out, made, checkpoints.SUFFIX):
+                checkpoint.unlink()
+    elif len(records):
+        raise ValueError(f"{out} holds records but no {CONFIG} to tell of what: give another folder")
+    for line, record in records.numbered():
+        if of_another := _of_another(record, identity):
+            raise ValueError(f"{records.path}, line {line}, is not of this comparison ({of_another}): remove that line")
+
+
+def _of_another(record: Record, identity: dict[str, Any]) -> str:
+    """In what a record is not of the comparison of this ``identity``; empty where it is."""
+    if record["kind"] not in results.results_of(identity.get("task", "text")):
+        return f"its kind is {record['kind']!r}"
+    made_with = {"text_digest": record["text"].get("digest"), **{k: record["versions"].get(k) for k in VERSIONS}}
+    if "plan" in record:
+        made_with["plan_digest"] = record["plan"]
+    try:
+        its = configured(record["configuration"]).identity(**made_with)
+    except ValueError as error:
+        return f"its configuration: {error}"
+    here = fingerprint(identity)
+    return differences({**its, "fingerprint": record["fingerprint"]}, {**identity, "fingerprint": here})
+
+
+def clear(out: Path, made: frozenset[str]) -> list[str]:
+    """Removes what a write of a checkpoint that was stopped left behind. Says which are no longer read; they stay."""
+    for stray in _there(out, made, checkpoints.SUFFIX + WRITING):
+        stray.unlink()
+    old = ", ".join(path.name for path in _there(out, made, OLD_SUFFIX))
+    return [f"in {out / CHECKPOINTS}, of an older format, so not read and left as it is: {old}"] if old else []

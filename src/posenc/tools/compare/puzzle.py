@@ -1,0 +1,182 @@
+"""Puzzles: rows of made-up text, partly given and partly to be told, where far characters decide.
+
+On text most is told by the last few words, and little hangs on how a scheme sees far ones. Here all does.
+
+A decoder is trained on rows of every length up to the training length, drawn uniformly, with the loss of the characters
+that it is to tell alone. It is tested at one length at a time, by *exact match*: a row is right if all that is to be
+told in it is. One forward pass over the right answer decides that. As long as the likeliest next character is the right
+one, greedy decoding writes what stands there anyway; so it writes the whole answer if and only if the likeliest
+character is the right one at every place.
+
+Whether a row is for training, tuning or testing follows from its own characters, so none is for two of them, however
+few rows there are.
+"""
+
+import hashlib
+import itertools
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.models import Decoder
+from posenc.schedule import Schedule
+from posenc.scheme import Scheme
+from posenc.tools.compare.config import CompareConfig
+from posenc.tools.compare.data import Bytes
+from posenc.tools.compare.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick, listed
+
+CHARACTERS = 128  # of ASCII
+ASKED = 128  # added to a character that is to be told
+PARTS = ("testing", "tuning", *["training"] * 6)  # what each eighth of all rows is for
+TEST_STREAM = 2**31  # no stream of a training is as high
+DRAWS = 20  # of rows for each that is wanted, in search of different ones
+
+
+class Puzzle(Answers):
+    """Rows of ASCII to be completed. What they are, each puzzle says in ``pieces``."""
+
+    defaults: ClassVar = {
+        "schemes": ("nope", "learned", "sinusoidal", "rope", "alibi", "t5"),
+        "train_length": 20,
+        "steps": 800,
+        "layers": 2,
+        "dim": 64,
+        "batch_size": 64,
+        "learning_rate": 3e-3,
+        "windows": 256,
+    }
+    multiples: ClassVar[tuple[float, ...]] = (1, 1.25, 1.5, 2)
+    causal = True
+    unit = "bits per character"
+    kinds: ClassVar = {
+        "accuracy": Kind(
+            "accuracy",
+            ANSWERS,
+            "Exact match at each length",
+            "Share of rows in which every character that is to be told is right, against their length. Bars: 95 % "
+            "intervals.",
+        )
+    }
+    units = "rows"
+    chance = 0.0  # to as many digits as some hundred rows can show
+    shortest: ClassVar[int] = 1  # in training
+    least: ClassVar[int] = 4  # of the lengths of a configuration; with this many rows, some are for testing
+    most: ClassVar[int | None] = None  # of them, where the puzzle has an end
+
+    @abstractmethod
+    def pieces(self, rng: np.random.Generator, length: int) -> Sequence[str]:
+        """A random row: what is given and what is to be told, by turns. All rows of a length are as long."""
+
+    def where(self, kind: str, length: int, train_length: int) -> str:
+        if length == train_length:
+            return f"At the training length of {length:,} {self.lengths}"
+        return f"At {length:,} {self.lengths}, {length / train_length:g}× the training length"
+
+    def check(self, config: CompareConfig) -> None:
+        """Lengths that there are, with rows for each of the parts."""
+        for name, lengths in (("train_length", (config.train_length,)), ("test_lengths", config.test_lengths)):
+            config.require(name, min(lengths) >= self.least, f"at least {self.least} {self.lengths}")
+            fits = self.most is None or max(lengths) <= self.most
+            config.require(name, fits, f"at most {self.most} {self.lengths}")
+
+    def tokens(self, config: CompareConfig) -> int:
+        return self._width(config.train_length) - 1  # the last one is only told
+
+    def model(self, config: CompareConfig, scheme: str, position: Scheme | Schedule) -> nn.Module:
+        return Decoder(CHARACTERS, **self.sizes(config, position))
+
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        """Cross-entropy, the mean over the characters that are to be told."""
+        logits = model(batch[:, :-1] % ASKED)
+        told = torch.where(batch < ASKED, -1, batch - ASKED)[:, 1:]
+        return F.cross_entropy(logits.flatten(0, 1).float(), told.flatten(), ignore_index=-1)
+
+    def plan(self, scheme: str, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
+        return [("accuracy", length) for length in lengths]
+
+    def load(self, config: CompareConfig) -> Loaded:
+        """``windows`` test rows of each length."""
+        tests = {length: self.tests(length, config.windows) for length in config.test_lengths}
+        fewer = (f"{len(rows)} of {length}" for length, rows in tests.items() if len(rows) < config.windows)
+        made = b"".join(rows.tobytes() for rows in tests.values())
+        return Loaded(
+            partial(self.draw, "training"),
+            partial(self.draw, "tuning"),
+            lambda model, device, tick: _Completed(model, tests, device, tick),
+            sum(rows.size for rows in tests.values()),
+            f"made up: {self.called}; {config.windows:,} test rows of each length, and no training draws them",
+            hashlib.sha256(made).hexdigest()[:16],
+            f"different test rows: {words}" if (words := listed(fewer)) else "",
+        )
+
+    def draw(self, part: str, rng: np.random.Generator, count: int, size: int) -> Bytes:
+        """``count`` rows of a part, of lengths below ``size``. Zeros follow short ones, where none sees them."""
+        lengths = (int(rng.integers(self.shortest, size)) for _ in itertools.count())
+        rows = np.zeros((count, self._width(size - 1)), dtype=np.uint8)
+        for filled, row in zip(rows, self._rows(part, rng, lengths), strict=False):
+            filled[: len(row)] = row
+        return rows
+
+    def tests(self, length: int, count: int) -> Bytes:
+        """``count`` different rows of one length that are for testing, or about as many as there are: a row that comes
+        twice would be counted as two that know nothing of one another."""
+        rng = np.random.default_rng((TEST_STREAM, length))
+        found: dict[bytes, Bytes] = {}
+        for row in itertools.islice(self._rows("testing", rng, itertools.repeat(length)), DRAWS * count):
+            found.setdefault(row.tobytes(), row)
+            if len(found) == count:
+                break
+        return np.stack(list(found.values()))
+
+    def _rows(self, part: str, rng: np.random.Generator, lengths: Iterable[int]) -> Iterator[Bytes]:
+        """A random row of each length, as far as it is of the part."""
+        rows = (row_of(self.pieces(rng, length)) for length in lengths)
+        return (row for row in rows if part_of(row) == part)
+
+    def _width(self, length: int) -> int:
+        return sum(map(len, self.pieces(np.random.default_rng(0), length)))
+
+
+def row_of(pieces: Sequence[str]) -> Bytes:
+    """The characters of all pieces; `ASKED` is added to those of every second one.
+
+    >>> row_of(["ab=", "b"]).tolist()
+    [97, 98, 61, 226]
+    """
+    given = itertools.cycle((0, ASKED))
+    return np.array(
+        [ord(c) + asked for piece, asked in zip(pieces, given, strict=False) for c in piece], dtype=np.uint8
+    )
+
+
+def part_of(row: Bytes) -> str:
+    """Whether a row is for training, tuning or testing."""
+    return PARTS[hashlib.sha256(row.tobytes()).digest()[0] % len(PARTS)]
+
+
+def some_of(characters: str, count: int, rng: np.random.Generator, *, again: bool = True) -> str:
+    """Random ones, each once or, with ``again``, as often as it comes."""
+    return "".join(characters[n] for n in rng.choice(len(characters), size=count, replace=again))
+
+
+class _Completed(Accuracy):
+    """Tests one model; a row is a unit."""
+
+    def __init__(self, model: nn.Module, tests: dict[int, Bytes], device: torch.device, tick: Tick) -> None:
+        super().__init__(model, tick)
+        self._tests, self._device = tests, device
+
+    def _right(self, kind: str, length: int) -> Tensor:
+        rows = torch.from_numpy(self._tests[length].astype(np.int64)).to(self._device)
+        return self._run(self._as_told, rows, rows.size(1) - 1)[:, None]
+
+    def _as_told(self, rows: Tensor) -> Tensor:
+        """In which rows the likeliest character is right wherever one is to be told."""
+        likeliest = self.model(rows[:, :-1] % ASKED).argmax(-1)
+        return ((likeliest + ASKED == rows[:, 1:]) | (rows[:, 1:] < ASKED)).all(1)

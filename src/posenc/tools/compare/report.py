@@ -1,0 +1,152 @@
+"""The report of a comparison: one HTML file that needs nothing else, its pictures as PNGs, a table for the terminal.
+
+Whatever the records hold can be reported: a run that was interrupted gives a report that says what it lacks.
+"""
+
+import base64
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from posenc.tools.compare import accuracy, pictures, sentences, tables, trials
+from posenc.tools.compare.summary import Record, Summary, multiple
+from posenc.tools.compare.task import Answers, Task
+from posenc.tools.kit import style
+from posenc.tools.kit.files import write_whole
+from posenc.tools.kit.page import page
+from posenc.tools.kit.statistics import LEAST_SEEDS
+
+FILE = "report.html"
+FOLDER = "figures"
+
+
+def write(records: Sequence[Record], out: str | Path) -> Path:
+    """Writes ``report.html`` into the folder ``out``, its pictures below it, and gives the path of the report.
+
+    Each file is written whole or not at all, so a reader never meets half of one.
+    """
+    out, images, summary = Path(out), {}, Summary(records)
+    for name, draw in figures(summary.task).items():
+        images[name] = {dark: style.saved(draw(summary, dark), dark=dark) for dark in (False, True)}
+    for name, pair in images.items():
+        for dark, data in pair.items():
+            write_whole(out / FOLDER / f"{name}{'-dark' if dark else ''}.png", data)
+    write_whole(out / FILE, html(records, images).encode())
+    return out / FILE
+
+
+def figures(task: Task) -> dict[str, Callable[[Summary, bool], Figure]]:
+    return accuracy.figures(task) if isinstance(task, Answers) else pictures.FIGURES
+
+
+def html(records: Sequence[Record], images: dict[str, dict[bool, bytes]]) -> str:
+    """The page, with the PNGs of each figure (by whether they are dark) inside it."""
+    summary = Summary(records)
+    latest = summary.records[-1] if summary.records else {}
+    right_or_wrong = isinstance(summary.task, Answers)
+    sources = {
+        name: {dark: f"data:image/png;base64,{base64.b64encode(data).decode()}" for dark, data in pair.items()}
+        for name, pair in images.items()
+    }
+    words, numbers = (accuracy, accuracy) if right_or_wrong else (sentences, tables)
+    return page(
+        "posenc.tools.compare",
+        "accuracy.html.j2" if right_or_wrong else "report.html.j2",
+        summary=summary,
+        words=words,
+        about=(latest.get("text") or {}).get("about", ""),
+        images=sources,
+        times=[multiple(length, summary.train_length) for length in summary.test_lengths],
+        environment=tables.environment(summary),
+        command=tables.command(summary),
+        trials=trials.page(summary),
+        **numbers.page(summary),
+    )
+
+
+def terminal_table(records: Sequence[Record]) -> Table:
+    """The main numbers of every scheme, for a terminal of 100 columns."""
+    summary = Summary(records)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    notes = sentences.preface(summary)
+    notes += [_fill_accuracy(table, summary) if isinstance(summary.task, Answers) else _fill_bits(table, summary)]
+    notes += [f"{scheme} {words}." for scheme in summary.schemes if (words := summary.diverged(scheme))]
+    if missing := len(summary.lacking()):
+        of = f"{missing} of {len(summary.trainings)} trainings"
+        notes.append(f"{of} still lack a measurement: the report says which.")
+    table.caption = "\n".join(notes)
+    return table
+
+
+def _fill_bits(table: Table, summary: Summary) -> str:
+    """The title, columns and rows of a text; gives what stands below them."""
+    lengths = _few(summary.test_lengths, summary.train_length)
+    table.title = f"Bits per byte at each test length (sliding windows), trained at {summary.train_length:,} tokens"
+    table.add_column("scheme", overflow="fold", max_width=16)
+    for name in ("params", "tokens/s", "step", "MB", *(f"{length:,} " for length in lengths)):
+        table.add_column(name, justify="right", overflow="fold")
+    lowest = {length: summary.best(tables.KIND, length) for length in lengths}
+    for scheme in summary.schemes:
+        once = (
+            summary.shown("training", scheme, "parameters", "{:.0f}k", 1e-3) or "–",
+            summary.shown("training", scheme, "tokens_per_second", "{:,.0f}k", 1e-3) or "–",
+            summary.shown("speed", scheme, "step_ratio", "{:.2f}×") or "–",
+            summary.shown("training", scheme, "peak_bytes", "{:,.0f}", 1e-6) or "–",
+        )
+        bits = [_cell(_bits(summary, scheme, n), scheme in lowest[n]) for n in lengths]
+        table.add_row(Text(scheme), *once, *bits)
+    unit = f"step: time ÷ {summary.timed_against}'s"
+    return f"{_star(summary)}±: half the 95 % interval; {unit}; –: not measured."
+
+
+def _fill_accuracy(table: Table, summary: Summary) -> str:
+    """The same of right answers."""
+    table.title = f"Share of right answers, trained at {summary.train_length:,} {summary.task.lengths}"
+    table.add_column("scheme", overflow="fold", max_width=21)
+    table.add_column("step", justify="right")
+    planned = {pair for scheme in summary.schemes for pair in summary.plan(scheme)}
+    lengths = {kind: sorted(n for k, n in planned if k == kind) for kind in summary.task.kinds}
+    kinds = [(kind, n) for kind, every in lengths.items() for n in _few(every, summary.train_length, 4)]
+    for kind, length in kinds:
+        table.add_column(f"{kind.replace('distance', 'dist.')}\n{length:,} ", justify="right", overflow="fold")
+    highest = {(kind, length): accuracy.highest(summary, kind, length) for kind, length in kinds}
+    for scheme in summary.schemes:
+        cells = []
+        for kind, length in kinds:
+            value = summary.bits(kind, scheme, length)
+            shown = f"{value.mean:.3f}" if value else "undef." if summary.undefined(scheme, length, kind) else "–"
+            cells.append(_cell(shown, scheme in highest[kind, length]))
+        table.add_row(Text(scheme), summary.shown("speed", scheme, "step_ratio", "{:.2f}×") or "–", *cells)
+    return f"{_star(summary)}step: time ÷ {summary.timed_against}'s; undef.: no such positions."
+
+
+def _star(summary: Summary) -> str:
+    """What the star means; nothing where there is none."""
+    judged = sum(len(summary.measured(scheme)) >= LEAST_SEEDS for scheme in summary.schemes)
+    return "*: no other is shown to be better; " if judged > 1 else ""
+
+
+def _cell(words: str, best: bool) -> Text:
+    return Text(words + "*", style="bold") if best else Text(words + " ")
+
+
+def _bits(summary: Summary, scheme: str, length: int) -> str:
+    value = summary.bits(tables.KIND, scheme, length)
+    if value is None:
+        return summary.no_value(scheme, length, tables.KIND) or "–"
+    if not value.finite:
+        return "not finite"
+    half = (value.high - value.low) / 2
+    return f"{value.mean:.2f}±" + (f"{half:.2f}".removeprefix("0") if half < 1 else f"{half:.1f}")
+
+
+def _few(lengths: Sequence[int], trained: int, most: int = 5) -> list[int]:
+    """As many lengths as a terminal has room for: the shortest, the training length, and the longest ones."""
+    if len(lengths) <= most:
+        return list(lengths)
+    keep = {lengths[0], trained if trained in lengths else lengths[1]}
+    return sorted(keep | set(lengths[2 - most :]))

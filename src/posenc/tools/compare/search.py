@@ -1,0 +1,259 @@
+"""A search for LongRoPE's factors: which number each frequency is divided by, so that a loss becomes least.
+
+Lists lambda_0 <= lambda_1 <= ... within 1 .. 1.25 s, in steps of 0.01, are bred from the lists that formulas give:
+position interpolation's, NTK's and YaRN's. In every generation the best are parents. A mutation draws each number anew
+with probability 0.3, between its neighbours; a crossover takes each number of a second parent with that probability,
+and is kept if the list still rises. Nothing is tried twice.
+
+Every list that was tried is a line of ``record``, after one that says which search it is. What is tried follows
+from the seed and from the losses, so a search that was stopped goes through its record again and continues where it
+ended.
+Source: Ding et al. 2024, "LongRoPE" (arXiv 2402.13753), section 3.3 and algorithm 1; the rules of mutation and
+crossover were read in microsoft/LongRoPE (evolution/algorithms). There the first population is mutations of one list.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from posenc.arguments import check_type, number, shown, whole
+from posenc.rotation.phases import frequencies
+from posenc.rotation.scalings import LongRoPE, NTKAware, PositionInterpolation, YaRN
+
+STEP, ROOM, CHANCE = 0.01, 1.25, 0.3
+TRIES = 100  # of one mutation or crossover, until it is a list that was not tried
+
+Factors: TypeAlias = "tuple[float, ...]"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A list that was tried: where it comes from, and its loss, which is infinite where it was none."""
+
+    factors: Factors
+    loss: float
+    origin: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best list as a scaling, and all that were tried, in their order."""
+
+    scaling: LongRoPE
+    trials: tuple[Trial, ...]
+
+    @property
+    def best(self) -> Trial:
+        """The trial of the least loss, the first of equals."""
+        return min(self.trials, key=lambda trial: trial.loss)
+
+
+def search(
+    loss: Callable[[LongRoPE], float],
+    *,
+    pairs: int,
+    base: float,
+    factor: float,
+    original_length: int,
+    evaluations: int,
+    population: int = 16,
+    seed: int = 0,
+    record: str | Path | None = None,
+    of: Mapping[str, Any] | None = None,
+    progress: Callable[[int, Trial, Trial], None] = lambda done, trial, best: None,
+) -> Found:
+    """Tries so many lists of ``pairs`` numbers and gives the one of the least ``loss``.
+
+    ``loss`` is given LongRoPE(ones, list, original_length, factor) and should measure texts longer than
+    ``original_length``, about ``factor`` times as long. One that is not finite counts as the worst. ``population`` is
+    how many lists there are in the first generation, and how many are made in each of the next: half of them mutations
+    and half crossovers, of the best half so far. ``of`` says in JSON values what the loss is measured of: a model, a
+    text, a length; a record is gone on with where it was of the same. ``progress`` is called with the number of lists
+    tried, the last one and the best one.
+    Errors: ValueError for a record of another search, a damaged one, or a file that is none, which is left as it is.
+    """
+    pairs, evaluations = whole("pairs", pairs, least=2), whole("evaluations", evaluations)
+    population, seed = whole("population", population, least=4), whole("seed", seed, least=0)
+    original_length = whole("original_length", original_length, least=2)
+    base, factor = number("base", base, above=1), number("factor", factor)
+    check_type("record", record, str, Path, None)
+    record = None if record is None else Path(record)
+    ones = [1.0] * pairs
+
+    def scaling(factors: Factors) -> LongRoPE:
+        return LongRoPE(ones, factors, original_length, factor)
+
+    scaling(tuple(ones))  # a wrong factor or length is said before anything is tried
+    asked = {
+        "pairs": pairs, "base": base, "factor": factor, "original_length": original_length,
+        "population": population, "seed": seed, "of": _in_json(of),
+    }  # fmt: skip
+    known = _read(record, asked) if record is not None else []
+    trials: list[Trial] = []
+    for factors, origin in _bred(trials, asked):
+        if len(trials) == evaluations:
+            break
+        if len(trials) < len(known):
+            trial = known[len(trials)]
+            if (trial.factors, trial.origin) != (factors, origin):
+                raise ValueError(f"{record}, line {len(trials) + 2}, must hold the list that this search tries next")
+        else:
+            value = loss(scaling(factors))
+            trial = Trial(factors, float(value) if math.isfinite(value) else math.inf, origin)
+            if record is not None:
+                _append(record, trial)
+        trials.append(trial)
+        progress(len(trials), trial, min(trials, key=lambda each: each.loss))
+    return Found(scaling(min(trials, key=lambda each: each.loss).factors), tuple(trials))
+
+
+def starts(pairs: int, base: float, factor: float, original_length: int) -> dict[str, Factors]:
+    """What position interpolation, NTK and YaRN divide each frequency by, in steps of 0.01."""
+    theta = frequencies(2 * pairs, base)
+    formulas: dict[str, Callable[[Tensor], tuple[Tensor, float]]] = {
+        "PI": PositionInterpolation(factor),
+        "NTK": NTKAware(factor),
+        "YaRN": YaRN(factor, original_length),
+    }
+    return {name: _stepped((theta / formula(theta)[0]).tolist(), factor) for name, formula in formulas.items()}
+
+
+def _stepped(factors: list[float], factor: float) -> Factors:
+    """The nearest numbers that may be searched; a list that rises stays one that does."""
+    return tuple(round(min(max(round(each / STEP) * STEP, 1.0), ROOM * factor), 10) for each in factors)
+
+
+def _bred(trials: list[Trial], asked: dict[str, Any]) -> Iterator[tuple[Factors, str]]:
+    """The lists to try, one after the other, with where they come from. ``trials`` grows as they are tried."""
+    draw = random.Random(asked["seed"])
+    factor, size = asked["factor"], asked["population"]
+    first = starts(asked["pairs"], asked["base"], factor, asked["original_length"])
+    seen: set[Factors] = set()
+
+    def new(factors: Factors) -> bool:
+        if factors in seen or any(a > b for a, b in pairwise(factors)):
+            return False
+        seen.add(factors)
+        return True
+
+    def mutated(parent: Factors) -> Factors | None:
+        for _ in range(TRIES):
+            child = list(parent)
+            for k in range(len(child)):
+                if draw.random() < CHANCE:
+                    low = child[k - 1] if k else 1.0
+                    high = child[k + 1] if k + 1 < len(child) else ROOM * factor
+                    child[k] = low + draw.random() * (high - low)
+            stepped = _stepped(child, factor)
+            if new(stepped):
+                return stepped
+        return None
+
+    def crossed(one: Factors, other: Factors) -> Factors | None:
+        for _ in range(TRIES):
+            child = tuple(b if draw.random() < CHANCE else a for a, b in zip(one, other, strict=True))
+            if new(child):
+                return child
+        return None
+
+    for name, factors in first.items():
+        if new(factors):
+            yield factors, name
+    names = list(first)
+    for n in range(size - len(first)):
+        name = names[n % len(names)]
+        made = mutated(first[name])
+        if made is not None:
+            yield made, f"mutation of {name}"
+    while True:
+        ranked = sorted(range(len(trials)), key=lambda n: (trials[n].loss, n))[: max(2, size // 2)]
+        parents = [trials[n].factors for n in ranked]
+        bred = False
+        for n in range(size):
+            one, other = (int(draw.random() * len(parents)) for _ in range(2))
+            made, origin = None, "crossover"
+            if n % 2 and one != other:
+                made = crossed(parents[one], parents[other])
+            if made is None:
+                made, origin = mutated(parents[one]), "mutation"
+            if made is not None:
+                bred = True
+                yield made, origin
+        if not bred:  # every list that can be reached was tried
+            return
+
+
+def _in_json(of: Mapping[str, Any] | None) -> Any:
+    """As it is read from a record. ValueError where it cannot be written into one."""
+    check_type("of", of, Mapping, None)
+    try:
+        return json.loads(json.dumps({} if of is None else dict(of), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"of must hold JSON values, got {shown(of)}: {error}") from None
+
+
+def _append(record: Path, trial: Trial) -> None:
+    told = None if math.isinf(trial.loss) else trial.loss
+    line = json.dumps({"factors": trial.factors, "loss": told, "origin": trial.origin}) + "\n"
+    with record.open("a", encoding="utf-8") as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read(record: Path, asked: dict[str, Any]) -> list[Trial]:
+    """What was tried before; a record that is not there is begun. A last line that was cut off is taken away, once the
+    file is known to be the record of this search."""
+    header = json.dumps({"search": asked}) + "\n"
+    text = ""
+    if record.exists():
+        try:
+            text = record.read_bytes().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{record}, line 1, is no line of a search: {error}") from None
+    if header.startswith(text):  # none, or one that was cut off before the first list
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(header, encoding="utf-8")
+        return []
+    end = text.rfind("\n") + 1
+    first, *lines = text[:end].split("\n")[:-1] or [text]
+    before = _parsed(record, 1, first).get("search")
+    if not isinstance(before, dict):
+        raise ValueError(f"{record}, line 1, is no line of a search: it does not say of which")
+    for name, value in asked.items():
+        if before.get(name) != value:
+            raise ValueError(
+                f"record must be of this search, but {record} has {name} {shown(before.get(name))}, not {shown(value)}"
+            )
+    found = []
+    for line, words in enumerate(lines, start=2):
+        told = _parsed(record, line, words)
+        try:
+            loss = math.inf if told["loss"] is None else float(told["loss"])
+            found.append(Trial(tuple(map(float, told["factors"])), loss, told["origin"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{record}, line {line}, is no line of a search: {error}") from None
+    if end < len(text):
+        record.write_text(text[:end], encoding="utf-8")
+    return found
+
+
+def _parsed(record: Path, line: int, words: str) -> dict[str, Any]:
+    """What a line says."""
+    try:
+        told = json.loads(words)
+    except ValueError as error:
+        raise ValueError(f"{record}, line {line}, is no line of a search: {error}") from None
+    if not isinstance(told, dict):
+        raise ValueError(f"{record}, line {line}, is no line of a search: {shown(told)}")
+    return told

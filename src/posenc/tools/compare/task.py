@@ -1,0 +1,213 @@
+"""A task: what the models learn and are tested on. Everything else about a comparison is the same for all tasks."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from posenc.positions.positions import PositionError
+from posenc.schedule import Schedule
+from posenc.scheme import Scheme
+from posenc.schemes.catalog import catalog
+from posenc.schemes.entry import Entry, Shape
+from posenc.tools.compare.config import CompareConfig
+from posenc.tools.compare.layers import entries
+from posenc.tools.compare.train import Draw
+
+Tick: TypeAlias = Callable[[int], None]
+"""Called with the number of tokens after each forward pass of a test; what it raises stops the test."""
+
+
+class Measures(ABC):
+    """Tests one trained model."""
+
+    AT_ONCE = 8192  # tokens in one forward pass; as bytes with 256 logits each they fit in a laptop
+
+    def __init__(self, model: nn.Module, tick: Tick) -> None:
+        self.model, self._tick = model.eval(), tick
+        self.tokens = 0  # that went through the model so far
+
+    def measure(self, kind: str, length: int) -> dict[str, Any]:
+        """One measurement of the plan, as it is recorded; ``undefined`` where the scheme has no such position."""
+        try:
+            return self._measure(kind, length)
+        except PositionError as error:
+            return {"undefined": str(error)}
+
+    @abstractmethod
+    def _measure(self, kind: str, length: int) -> dict[str, Any]:
+        """The same, or PositionError."""
+
+    @torch.inference_mode()
+    def _run(self, scored: Callable[[Tensor], Tensor], examples: Tensor, tokens: int) -> Tensor:
+        """What ``scored`` gives for examples of so many tokens each, as many at once as fit."""
+        found = []
+        for part in examples.split(max(self.AT_ONCE // tokens, 1)):
+            found.append(scored(part))
+            self.tokens += part.size(0) * tokens
+            self._tick(part.size(0) * tokens)
+        return torch.cat(found)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a task trains, tunes and tests with, ready to use. What ``tuning`` draws is in neither training nor test.
+    ``digest`` names its bytes, ``about`` says what they are."""
+
+    train: Draw
+    tuning: Draw
+    evaluator: Callable[[nn.Module, torch.device, Tick], Measures]
+    testing_tokens: int  # about as many as go through a model in testing
+    about: str
+    digest: str
+    notice: str = ""
+
+
+ANSWERS = {"length": int, "accuracy": list[float], "examples": int}
+"""What the record of a measurement of right answers has."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of measurement as a reader calls it, what its record has, by name, and its picture's title and caption."""
+
+    called: str
+    result: Mapping[str, Any]
+    title: str = ""
+    caption: str = ""
+
+
+class Task(ABC):
+    """One task. It has no state: what it loads is a value of its own.
+
+    A batch is rows of int64: what the model sees and then, last in the row, what it is to tell.
+    """
+
+    defaults: ClassVar[Mapping[str, Any]] = {}  # of a configuration, in place of those that it has
+    multiples: ClassVar[tuple[float, ...]]  # where it tests, in training lengths
+    called: ClassVar[str]  # what its examples are
+    lengths: ClassVar[str]  # what a length is a number of
+    trained: ClassVar[str] = "training length"
+    unit: ClassVar[str] = "bits"  # of the training loss
+    kinds: ClassVar[Mapping[str, Kind]]  # what is measured of a trained model
+    score: ClassVar[str]  # what a measurement has one of for each window or example: bits, or accuracy
+    margin: ClassVar[float] = 0.02  # of its score; a difference that is surely smaller is called a tie
+    causal: ClassVar[bool] = False  # whether no token sees one after it
+    segments: ClassVar[bool] = False  # whether its tokens are of one segment or another
+    grid: ClassVar[bool] = False  # whether they have a row and a column
+
+    def refusal(self, entry: Entry) -> str:
+        """What a scheme would have to do without here; empty where it can be used."""
+        if entry.needs_segments and not self.segments:
+            return f"do without segments, of which {self.called} has none"
+        if entry.least_axes > 1 and not self.grid:
+            return f"do with one coordinate per token, since {self.called} has no second one"
+        if entry.least_axes > 2:
+            return f"do with two coordinates per token, since {self.called} has no third one"
+        return ""
+
+    def require(self, scheme: str) -> None:
+        """ValueError for a scheme that is unknown or that this task has no positions for."""
+        for entry in entries(scheme):
+            if reason := self.refusal(entry):
+                raise ValueError(f"schemes must {reason}, got {scheme!r}")
+
+    def applicable(self) -> tuple[str, ...]:
+        """The name of every scheme of the catalog that can be used here."""
+        return tuple(entry.name for entry in catalog() if not self.refusal(entry))
+
+    def left_out(self) -> dict[str, str]:
+        """Every scheme of the catalog that cannot be used here, and why."""
+        return {entry.name: f"schemes must {reason}" for entry in catalog() if (reason := self.refusal(entry))}
+
+    def check(self, config: CompareConfig) -> None:  # noqa: B027 - most take any
+        """`ConfigError` for sizes that do not fit the task."""
+
+    def sizes(self, config: CompareConfig, position: Scheme | Schedule) -> dict[str, Any]:
+        """What every model of posenc is built with."""
+        return {
+            "dim": config.dim,
+            "num_layers": config.layers,
+            "num_heads": config.heads,
+            "num_kv_heads": config.kv_heads,
+            "position": position,
+            "inject": config.inject,
+            "per_layer": config.per_layer,
+        }
+
+    def tokens(self, config: CompareConfig) -> int:
+        """The tokens of one training example."""
+        return config.train_length
+
+    def shape(self, config: CompareConfig, scheme: str) -> Shape:
+        """What the scheme is built for."""
+        line = config.dim, config.heads, config.dim // config.heads, self.tokens(config)
+        return Shape(*line, causal=self.causal, num_kv_heads=config.kv_heads)
+
+    @abstractmethod
+    def model(self, config: CompareConfig, scheme: str, position: Scheme | Schedule) -> nn.Module:
+        """The model with that scheme, its other weights drawn from torch's generator."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
+        """The mean loss of a batch, in nats."""
+
+    def tuning_lengths(self, config: CompareConfig) -> tuple[int, ...]:
+        """The lengths at which trials are measured: the one that decides, and one more where there is something to see
+        there."""
+        return (config.train_length,)
+
+    @abstractmethod
+    def plan(self, scheme: str, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
+        """Every (kind, length) there is to measure of a trained model."""
+
+    @abstractmethod
+    def load(self, config: CompareConfig) -> Loaded:
+        """Gets the examples. ValueError where there are too few."""
+
+
+class Answers(Task):
+    """A task whose answers are right or wrong, and what its report says."""
+
+    score = "accuracy"
+    solved: ClassVar[float] = 0.95  # the mean accuracy from which a training has solved it
+    title: ClassVar[str]
+    axis: ClassVar[str]  # of lengths
+    units: ClassVar[str]  # what a bootstrap draws
+    chance: ClassVar[float]  # what guessing gives
+    how_to_read: ClassVar[tuple[str, ...]]
+    not_concluded: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def where(self, kind: str, length: int, train_length: int) -> str:
+        """Begins a sentence about a measurement: "At 12 × 12 patches"."""
+
+    def observed(self, guessing: Mapping[str, Sequence[str]], telling: Mapping[str, Sequence[str]]) -> str:
+        """What follows, at the training length, from which schemes guess and which tell, by kind; empty for nothing."""
+        return ""
+
+
+class Accuracy(Measures):
+    """Measures the share of right answers: ``accuracy`` of each of the units of examples that a bootstrap draws, and
+    the ``examples`` in one."""
+
+    def _measure(self, kind: str, length: int) -> dict[str, Any]:
+        right = self._right(kind, length).double()
+        return {"accuracy": [round(value, 6) for value in right.mean(1).tolist()], "examples": right.size(1)}
+
+    @abstractmethod
+    def _right(self, kind: str, length: int) -> Tensor:
+        """Which answers are right, (units, examples of each)."""
+
+
+def listed(words: Iterable[str]) -> str:
+    """Words as a sentence has them.
+
+    >>> listed(["rope", "alibi", "nope"])
+    'rope, alibi and nope'
+    """
+    *first, last = ["", *words]
+    return f"{', '.join(first[1:])} and {last}" if first[1:] else last

@@ -1,0 +1,51 @@
+"""What a comparison can train on and test: each file of this folder is a task, by its name, and ends with a ``TASK``.
+
+A task is imported when it is asked for, so that its name can be told before torch is loaded.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from posenc.arguments import check_name
+from posenc.tools.compare.config import CompareConfig
+from posenc.tools.kit.configuration import ConfigError
+
+if TYPE_CHECKING:
+    from posenc.tools.compare.task import Task
+
+TASKS = tuple(file.name for file in pkgutil.iter_modules(__path__))
+
+
+def task_of(name: str) -> "Task":
+    """The task of that name. `ConfigError`, naming those there are, for another."""
+    try:
+        check_name("task", name, TASKS)
+    except ValueError as error:
+        raise ConfigError("task", str(error)) from None
+    return importlib.import_module(f"{__name__}.{name}").TASK
+
+
+def complete(config: CompareConfig) -> CompareConfig:
+    """The same with the task's own test lengths where none are given. `ConfigError` for what does not fit the task.
+
+    >>> complete(CompareConfig(train_length=64)).test_lengths
+    (32, 64, 128, 256, 512)
+    """
+    task = task_of(config.task)
+    lengths = config.test_lengths or tuple(int(times * config.train_length) for times in task.multiples)
+    config = replace(config, test_lengths=lengths)
+    task.check(config)
+    return config
+
+
+def configured(values: Mapping[str, Any]) -> CompareConfig:
+    """A configuration from names and values, with the task's own for those not given.
+
+    >>> configured({"task": "digits"}).test_lengths
+    (6, 8, 12, 16)
+    """
+    task = CompareConfig.from_mapping({"task": values["task"]} if "task" in values else {}).task
+    return complete(CompareConfig.from_mapping({**task_of(task).defaults, **values}))

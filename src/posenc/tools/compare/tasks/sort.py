@@ -1,0 +1,38 @@
+"""Sort: different letters, an equals sign, and the same letters in the order of ASCII, capitals first.
+
+    qRtya=Raqty
+
+No letter comes twice, so each one of the answer is the least of those greater than the one before it. That can be told
+from the letters alone: the puzzle asks whether positions are in the way where they are not needed.
+
+The task is one of Kazemnejad et al. 2023; `posenc.tools.compare.tasks.copy` has their figures over all tasks.
+"""
+
+import string
+from collections.abc import Sequence
+
+import numpy as np
+
+from posenc.tools.compare.puzzle import Puzzle, some_of
+
+
+class Sort(Puzzle):
+    """The same letters in order."""
+
+    most = len(string.ascii_letters)
+    called = "a row of letters and the same in order"
+    lengths = "letters"
+    title = "Letters in order"
+    axis = "letters to sort"
+    how_to_read = (
+        "A row is different letters, an equals sign and the same letters in order, capitals first. The letters alone "
+        "tell the answer, so what a scheme loses on longer rows it loses because positions are in the way.",
+    )
+    not_concluded = ("No letter comes twice. Rows with repeated letters have to be counted as well, which is harder.",)
+
+    def pieces(self, rng: np.random.Generator, length: int) -> Sequence[str]:
+        letters = some_of(string.ascii_letters, length, rng, again=False)
+        return f"{letters}=", "".join(sorted(letters))
+
+
+TASK = Sort()

@@ -1,0 +1,158 @@
+"""Training, paired and resumable: a batch follows from seed and step alone, and so does all else."""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from posenc.models import position_parameters
+from posenc.schemes.catalog import catalog
+from posenc.tools.compare import checkpoint as checkpoints
+from posenc.tools.compare.checkpoint import CheckpointError, Reached
+from posenc.tools.compare.config import CompareConfig, Rate
+from posenc.tools.compare.data import Bytes
+
+Loss: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
+"""(model, batch) -> the mean loss in nats."""
+
+Draw: TypeAlias = Callable[[np.random.Generator, int, int], Bytes]
+"""(generator, count, size) -> random rows (count, size) of tokens, of which the last is what is to be told."""
+
+CURVE_POINTS = 50
+SAVE_SECONDS = 20.0
+
+
+class DivergedError(ValueError):
+    """The loss of a training is no longer a number; the message says since which step that is known."""
+
+
+# What is drawn for a training and what for tuning, from streams of their own: no two begin alike.
+TRAINING, TUNING, TUNING_TEST = 0, 1, 2
+
+
+def batch(draw: Draw, config: CompareConfig, seed: int, step: int, stream: int = TRAINING) -> Tensor:
+    """The batch of a step (batch_size, train_length + 1), whatever came before it: every scheme sees the same ones."""
+    seed = seed if config.batch_seed is None else config.batch_seed
+    rng = np.random.default_rng((stream, seed, step))
+    return torch.from_numpy(draw(rng, config.batch_size, config.train_length + 1).astype(np.int64))
+
+
+def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
+    """The mean loss, in nats, of every token after the first."""
+    logits: Tensor = model(tokens[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+
+
+def share_of_rate(config: CompareConfig, step: int) -> float:
+    """Of the highest learning rate: it rises linearly over the warm-up, then falls along a half cosine to a tenth."""
+    warmup = round(config.warmup * config.steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    done = (step - warmup) / max(config.steps - warmup, 1)
+    return 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def rate_of(config: CompareConfig, scheme: str) -> Rate:
+    """The learning rate that the configuration has for a scheme."""
+    return config.given_rates().get(scheme, Rate(config.learning_rate))
+
+
+def optimizer_for(model: nn.Module, config: CompareConfig, rate: Rate | None = None) -> torch.optim.AdamW:
+    """AdamW. Matrices decay; vectors (norms, biases) and what a scheme learns do not, which would draw a table or a
+    slope to zero, and so to no positions at all. Positional parameters learn at a multiple of the rate: the one given,
+    or what the entry of their scheme says."""
+    rate = rate or Rate(config.learning_rate)
+    multipliers: dict[type, float] = {entry.scheme: entry.rate for entry in catalog()}
+    decays: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    owners = position_parameters(model)
+    for parameter in model.parameters():
+        owner = owners.get(parameter)
+        times = 1.0 if parameter not in owners else rate.multiplier or multipliers.get(type(owner), 1.0)
+        decays.setdefault((parameter.ndim >= 2 and parameter not in owners, times), []).append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": parameters, "highest": rate.learning_rate * times} | ({} if decaying else {"weight_decay": 0.0})
+        for (decaying, times), parameters in decays.items()
+    ]
+    return torch.optim.AdamW(groups, lr=rate.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay)
+
+
+def step_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, config: CompareConfig, loss_of: Loss = loss_of
+) -> Tensor:
+    """One training step. Gives the loss before it, in nats, without waiting for the device."""
+    loss = loss_of(model, tokens)
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), config.clip)
+    optimizer.step()
+    return loss.detach()
+
+
+def train(
+    model: nn.Module,
+    draw: Draw,
+    config: CompareConfig,
+    seed: int,
+    checkpoint: Path,
+    *,
+    rate: Rate | None = None,
+    stream: int = TRAINING,
+    fingerprint: str = "",
+    loss_of: Loss = loss_of,
+    tick: Callable[[int, float], bool] = lambda step, bits: False,
+    save_seconds: float = SAVE_SECONDS,
+) -> Reached:
+    """Trains ``model`` in place, on from ``checkpoint`` where there is one, and leaves its final state there. Batches
+    are those of ``stream``; the learning rate is ``rate``'s, or the configuration's for all.
+
+    A checkpoint carries the ``fingerprint`` of its comparison, and one with another is refused.
+
+    ``tick(step, bits)`` is called after every step with the latest point of the curve (NaN before the first); if it
+    says True, the state is saved and KeyboardInterrupt raised. A resumed training is the same, on the CPU to the bit,
+    as one that was never stopped.
+
+    Raises DivergedError where the loss is no longer a number, CheckpointError for a checkpoint it cannot go on from.
+    """
+    device = next(model.parameters()).device
+    optimizer = optimizer_for(model, config, rate)
+    every = max(config.steps // CURVE_POINTS, 1)
+    # The sum is kept on the device: reading every loss would make a GPU wait.
+    reached = Reached(step=0, seconds=0.0, curve=[], running=torch.zeros((), device=device))
+    if checkpoint.exists():
+        reached = checkpoints.load(checkpoint, model, optimizer, fingerprint=fingerprint)
+        expected = [step for step in range(1, reached.step + 1) if step % every == 0 or step == config.steps]
+        steps = [step for step, _ in reached.curve]
+        if not (0 < reached.step <= config.steps and reached.seconds > 0 and steps == expected):
+            raise CheckpointError(f"{checkpoint} is a checkpoint of another training: {checkpoints.ANEW}")
+    curve, running = reached.curve, reached.running
+
+    model.train()
+    saved = clock = time.perf_counter()
+    for step in range(reached.step, config.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = group["highest"] * share_of_rate(config, step)
+        rows = batch(draw, config, seed, step, stream).to(device)
+        running += step_of(model, optimizer, rows, config, loss_of)
+        reached.step = done = step + 1
+        if done % every == 0 or done == config.steps:
+            points = done - (curve[-1][0] if curve else 0)
+            bits = float(running) / points / math.log(2)
+            if not math.isfinite(bits):
+                raise DivergedError(f"the loss is {bits} at step {done}")
+            curve.append((done, bits))
+            running.zero_()
+        now = time.perf_counter()
+        reached.seconds, clock = reached.seconds + now - clock, now
+        stop = tick(done, curve[-1][1] if curve else math.nan)
+        if stop or done == config.steps or now - saved >= save_seconds:
+            checkpoints.save(checkpoint, model, optimizer, reached, fingerprint=fingerprint)
+            saved = clock = time.perf_counter()
+        if stop and done < config.steps:
+            raise KeyboardInterrupt
+    return reached

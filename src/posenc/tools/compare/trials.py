@@ -1,0 +1,127 @@
+"""Tuning as a report shows it: what every trial gave, and what fewer trials would have given."""
+
+from dataclasses import dataclass
+from math import comb
+from typing import Any
+
+from posenc.tools.compare.summary import Record, Summary
+from posenc.tools.compare.task import listed
+
+BUDGETS = (1, 5, 10, 15)  # of trials; then on by fives, and all there are
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A setting that was tried and its mean loss over the tuning seeds: ``bits`` at the training length, and
+    ``longest`` at the longest; None where it diverged at some seed, or has no such number."""
+
+    learning_rate: float | None
+    multiplier: float | None
+    bits: float | None
+    longest: float | None
+    seconds: float | None
+
+
+def of_scheme(summary: Summary, scheme: str) -> list[Trial]:
+    """A scheme's trials in their order."""
+    found: dict[Any, dict[Any, Record]] = {}
+    for record in summary.records:
+        if record.get("kind") == "trial" and record["scheme"] == scheme:
+            found.setdefault(record.get("trial"), {})[record.get("seed")] = record
+    return [_trial(list(found[number].values())) for number in sorted(found)]
+
+
+def _trial(records: list[Record]) -> Trial:
+    def mean(name: str) -> float | None:
+        values = [float(record[name]) for record in records if record.get(name) is not None]
+        whole = len(values) == len(records) and not any(record.get("diverged") for record in records)
+        return sum(values) / len(values) if whole else None
+
+    first = records[0]
+    return Trial(first.get("learning_rate"), first.get("multiplier"), mean("bits"), mean("longest"), mean("seconds"))
+
+
+def tuned(summary: Summary) -> str:
+    """In a sentence, how the schemes were tuned; empty where none is trained."""
+    trained = [s for s in summary.schemes if summary.of("training", s)]
+    done = [s for s in trained if any(r.get("tuned") for r in summary.of("training", s))]
+    if trained and not done:
+        rate = summary.configuration.get("learning_rate")
+        return (
+            f"No scheme was tuned: all had one learning rate{f', {rate:g}' if rate else ''} (positional parameters: "
+            "times what the scheme's entry says), and their order can be an artefact of it. In posenc's study T5 needs "
+            "2.00 bits per byte with one rate of 0.005 for all that is learned, and 1.64 tuned."
+        )
+    counts = {scheme: len(of_scheme(summary, scheme)) for scheme in done}
+    parts = []
+    for count in dict.fromkeys(counts.values()):
+        whose = [scheme for scheme, its in counts.items() if its == count]
+        names = (
+            "Every scheme was" if len(whose) == len(trained) else f"{listed(whose)} {'were' if whose[1:] else 'was'}"
+        )
+        parts.append(f"{names} {f'tuned with {count} trials' if count else 'trained at a learning rate given for it'}")
+    if without := [scheme for scheme in trained if scheme not in done]:
+        were, stand = ("were", "they stand") if without[1:] else ("was", "it stands")
+        parts.append(f"{listed(without)} {were} not tuned, and where {stand} can be an artefact of the learning rate")
+    return f"{'; '.join(parts)}." if parts else ""
+
+
+def expected_best(bits: list[float], count: int) -> float:
+    """The mean, over all draws of ``count`` of these values without replacement, of the lowest (Dodge et al. 2019,
+    "Show Your Work: Improved Reporting of Experimental Results", there with replacement).
+
+    The i-th of n values in rising order is the lowest of C(n - i, count - 1) of the C(n, count) draws.
+
+    >>> expected_best([3.0, 1.0, 2.0], 2)  # 1, 1 and 2
+    1.3333333333333333
+
+    Raises ValueError unless count is 1 to the number of values.
+    """
+    if not 1 <= count <= len(bits):
+        raise ValueError(f"count must be 1 to {len(bits)}, got {count}")
+    n = len(bits)
+    ways = [comb(n - i, count - 1) for i in range(1, n + 1)]
+    return sum(value * way for value, way in zip(sorted(bits), ways, strict=True)) / comb(n, count)
+
+
+def page(summary: Summary) -> dict[str, Any]:
+    """The tables of trials: every one, by scheme and setting, and the best expected of fewer."""
+    found = {scheme: of_scheme(summary, scheme) for scheme in summary.schemes}
+    most = max(map(len, found.values()), default=0)
+    budgets = sorted({*(k for k in BUDGETS if k < most), *range(20, most, 5), *([most] if most else [])})
+    return {
+        "trials": [line for scheme, each in found.items() for line in _lines(scheme, each)],
+        "budgets": budgets,
+        "expected": [(scheme, _expected(each, budgets)) for scheme, each in found.items() if each],
+    }
+
+
+def _lines(scheme: str, found: list[Trial]) -> list[dict[str, Any]]:
+    """A line for each trial, by learning rate and multiplier, with the best marked."""
+    best = min((trial.bits for trial in found if trial.bits is not None), default=None)
+
+    def number(value: float | None, form: str, absent: str = "–") -> str:
+        return absent if value is None else form.format(value)
+
+    return [
+        {
+            "scheme": scheme,
+            "learning_rate": number(trial.learning_rate, "{:g}"),
+            "multiplier": number(trial.multiplier, "{:g}"),
+            "bits": number(trial.bits, "{:.3f}", "diverged"),
+            "longest": number(trial.longest, "{:.3f}"),
+            "seconds": number(trial.seconds, "{:.1f}"),
+            "best": trial.bits is not None and trial.bits == best,
+        }
+        for trial in sorted(found, key=lambda trial: (trial.learning_rate or 0, trial.multiplier or 0))
+    ]
+
+
+def _expected(found: list[Trial], budgets: list[int]) -> list[str]:
+    """The expected best of as many trials as each budget has. What diverged counts as the worst that did not, or a draw
+    in which all diverged would have no best."""
+    learned = [trial.bits for trial in found if trial.bits is not None]
+    if not learned:
+        return ["diverged"] * len(budgets)
+    bits = learned + [max(learned)] * (len(found) - len(learned))
+    return [f"{expected_best(bits, k):.3f}" if k <= len(bits) else "–" for k in budgets]

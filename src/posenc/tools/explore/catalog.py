@@ -1,0 +1,205 @@
+"""The catalog as plain data, for the page: what is known of each scheme, what its class takes, which laws it has, the
+schedules of model families, and evidence of which scheme does well at what."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypeAlias, Union, get_args, get_origin
+
+import torch
+
+from posenc import schedules
+from posenc.arguments import shown
+from posenc.positions.tiles import Chunk, Window, window_words
+from posenc.schedule import Schedule
+from posenc.scheme import Scheme
+from posenc.schemes.catalog import CATALOG, entries_of
+from posenc.schemes.entry import GIVEN, Entry, Law
+from posenc.tools.choose.evidence import Table, tables
+from posenc.tools.explore import data
+from posenc.tools.explore.mathml import mathml
+from posenc.tools.laws.laws import QUESTIONS
+from posenc.tools.laws.probe import SHAPE
+from posenc.tools.laws.table import audit, definition, head
+
+GRIDS = {1: None, 2: (8, 8), 3: (4, 4, 4)}
+"""By axes, the grid that schemes of images and videos are built for."""
+
+
+def catalog(names: Iterable[str] = ()) -> dict[str, Any]:
+    """All that the page knows before anything is tried, of these schemes or of the whole catalog, as JSON has it.
+
+    Own schemes, ``"my.py:MyScheme"``, are held to the laws here; those of the catalog have what was measured before.
+    ValueError for an unknown name, or a composition.
+    """
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise ValueError(f"names must be a sequence of names, got {shown(names)}")
+    chosen = tuple(names)
+    for name in chosen:
+        if len(entries_of(name)) > 1:
+            raise ValueError(f"names must be of one scheme each, got {name!r}")
+    entries = [entries_of(name)[0] for name in chosen] or list(CATALOG)
+    measured = data.laws()
+    return {
+        "given": GIVEN,
+        "entries": [_entry(entry, measured.get(entry.name)) for entry in entries],
+        "laws": {law: {"head": head(law), "says": says} for law, says in _meanings().items()},
+        "schedules": families(),
+        "evidence": [asdict(one) for one in evidence()],
+    }
+
+
+def _meanings() -> dict[str, str]:
+    return {law.value: law.meaning for law in Law} | {question: definition(question) for question in QUESTIONS}
+
+
+# --- schemes --------------------------------------------------------------------------------------------------------
+
+
+Kind: TypeAlias = Literal["int", "float", "bool", "choice", "grid", "numbers", "scaling", "other"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An argument of a scheme's class. ``kind`` says how it is chosen: a number, a check box, one of ``choices``; the
+    sides of a grid, or as many numbers as the scheme wants; a scaling of frequencies; or what the page cannot give.
+
+    ``built`` is its value in the scheme that the catalog builds for `SHAPE`, six heads of 16 channels, for 64 positions
+    or a grid of `GRIDS`.
+    """
+
+    name: str
+    kind: Kind
+    required: bool
+    default: Any
+    built: Any
+    optional: bool = False  # whether None is a value
+    choices: tuple[str, ...] = ()
+
+
+def options(entry: Entry) -> tuple[Option, ...]:
+    """What its class takes, in order, by its signature and type hints."""
+    shape = replace(SHAPE, max_positions=64, grid=GRIDS[entry.least_axes])
+    with torch.random.fork_rng(devices=()):
+        built = entry.build(shape)
+    parameters = inspect.signature(entry.scheme, eval_str=True).parameters.values()
+    return tuple(_option(p, built) for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+
+
+def _option(parameter: inspect.Parameter, built: Scheme) -> Option:
+    name, required = parameter.name, parameter.default is parameter.empty
+    default = None if required else _plain(parameter.default)
+    value = _plain(getattr(built, name, None))
+    hint, optional = _without_none(parameter.annotation)
+    if hint is parameter.empty:
+        hint = type(parameter.default)
+    choices = get_args(hint) if get_origin(hint) is Literal else ()
+    return Option(name, _kind(name, hint), required, default, default if value is None else value, optional, choices)
+
+
+def _kind(name: str, hint: Any) -> Kind:
+    by_name: dict[str, Kind] = {"grid": "grid", "scaling": "scaling"}
+    by_hint: dict[Any, Kind] = {int: "int", float: "float", bool: "bool"}
+    by_origin: dict[Any, Kind] = {Literal: "choice", tuple: "numbers", Sequence: "numbers"}
+    return by_name.get(name) or by_hint.get(hint) or by_origin.get(get_origin(hint), "other")
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    """A type hint without its None, and whether it had one."""
+    if get_origin(hint) not in (Union, types.UnionType):
+        return hint, False
+    some = [part for part in get_args(hint) if part is not type(None)]
+    return some[0] if len(some) == 1 else hint, len(some) < len(get_args(hint))
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it; None for one that it has not."""
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float) else None
+
+
+def _entry(entry: Entry, measured: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "title": entry.title,
+        "signature": entry.signature,
+        "options": [asdict(option) for option in options(entry)],
+        "doors": entry.doors,
+        "axes": entry.axes,
+        "for_decoders": entry.for_decoders,
+        "needs_segments": entry.needs_segments,
+        "does": entry.does,
+        "limits": entry.limits,
+        "learned": entry.learned,
+        "cost": entry.cost,
+        "formula": mathml(entry.formula),
+        "example": entry.example,
+        "paper": entry.paper,
+        "url": entry.url,
+        "users": entry.users,
+        "claims": sorted(entry.laws),
+        "measured": data.shown(audit(entry.name)) if measured is None else measured,
+    }
+
+
+# --- schedules ------------------------------------------------------------------------------------------------------
+
+
+def families() -> list[dict[str, Any]]:
+    """The schedule of each model family of `posenc.schedules`, as it is by default."""
+    made_there = [m for m in vars(schedules).values() if inspect.isfunction(m) and m.__module__ == schedules.__name__]
+    makers = [maker for maker in made_there if not maker.__name__.startswith("_")]
+    return [_family(maker.__name__, inspect.getdoc(maker) or "", maker()) for maker in makers]
+
+
+def _family(name: str, doc: str, schedule: Schedule) -> dict[str, Any]:
+    kinds: dict[tuple[int, Window], list[int]] = {}
+    for layer, (_, window) in enumerate(schedule):
+        kinds.setdefault((schedule.number(layer), window), []).append(layer)
+    title, _, does = doc.partition("\n")[0].partition(": ")
+    return {
+        "name": name,
+        "title": title,
+        "does": does,
+        "call": f"posenc.schedules.{name}()",
+        "num_layers": len(schedule),
+        "kinds": [
+            {
+                "layers": layers,
+                "scheme": " + ".join(
+                    f"{type(part).__name__}({part.extra_repr()})" for part in _parts(schedule, layers)
+                ),
+                "names": [_named(part) for part in _parts(schedule, layers)],
+                "window": window_words(window),
+                "keys": window if isinstance(window, int) else None,
+                "chunk": window.size if isinstance(window, Chunk) else None,
+            }
+            for (_, window), layers in kinds.items()
+        ],
+    }
+
+
+def _parts(schedule: Schedule, layers: Sequence[int]) -> Sequence[Scheme]:
+    parts: Any = schedule[layers[0]][0].parts
+    return parts
+
+
+def _named(scheme: Scheme) -> str:
+    return next(entry.name for entry in CATALOG if entry.scheme is type(scheme))
+
+
+# --- evidence -------------------------------------------------------------------------------------------------------
+
+
+def evidence() -> tuple[Table, ...]:
+    """The tables of `posenc.tools.choose`. ValueError for one of a scheme that the catalog has not."""
+    known = {entry.name for entry in CATALOG}
+    found = tables()
+    for table in found:
+        if unknown := {name for row in table.rows for name in row.schemes} - known:
+            raise ValueError(f"{table.name}: schemes must be names of the catalog, got {', '.join(sorted(unknown))}")
+    return found

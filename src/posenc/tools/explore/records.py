@@ -1,0 +1,179 @@
+"""Records of ``posenc compare`` and ``posenc extend`` as the page draws them: curves against length, and costs.
+
+The page makes the same of records that are dropped into it (``static/records.js``); tests hold the two together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from posenc.tools.compare import results as compared
+from posenc.tools.compare import summary as comparison
+from posenc.tools.compare.accuracy import ACCURACY
+from posenc.tools.compare.drawing import BITS
+from posenc.tools.compare.tables import KIND
+from posenc.tools.compare.task import Answers
+from posenc.tools.compare.tasks import TASKS, task_of
+from posenc.tools.extend import results as extended
+from posenc.tools.extend import summary as extension
+from posenc.tools.extend.settings import CROPPED, PUZZLES
+from posenc.tools.kit.files import WORDS
+from posenc.tools.kit.records import FILE, Record, read
+from posenc.tools.kit.statistics import Interval, wilson
+
+COSTS = {
+    "step": ("speed", "step_ratio"),
+    "seconds": ("speed", "step_seconds"),
+    "bytes": ("training", "peak_bytes"),
+    "tokens": ("training", "tokens_per_second"),
+    "parameters": ("training", "parameters"),
+    "position": ("training", "position_parameters"),
+}
+"""What a training has one of: the kind of its record, and its name there."""
+
+
+def _words(kinds: Mapping[str, Any]) -> dict[str, str]:
+    """What each must be, in the words of an error."""
+    return {name: WORDS[kind] for name, kind in kinds.items()}
+
+
+BASELINE = {"final_tokens": "truncated"}
+"""What is measured once, at the trained length, and which kind its longer contexts are held against it."""
+
+
+EXTEND: dict[str, Any] = {
+    "unit": BITS,
+    "better": "lower",
+    "score": "bits",
+    "lengths": "tokens shown",
+    "kinds": {"final": "the final tokens", **PUZZLES},
+    "instead": {puzzle: {"unit": "share found", "better": "higher"} for puzzle in PUZZLES},
+    "every": _words(extended.SHARED),
+    "results": {kind: _words(result) for kind, result in extended.KINDS.items()},
+}
+
+
+def measures() -> dict[str, Any]:
+    """By task, and of ``extend``: what its numbers are, the kinds that are measured by length, the main one first, and
+    what must stand in every record and in the results of each kind."""
+    return {name: _measures(name) for name in TASKS} | {"extend": EXTEND}
+
+
+def _measures(name: str) -> dict[str, Any]:
+    task = task_of(name)
+    answers = isinstance(task, Answers)
+    by_length = {kind: each.called for kind, each in task.kinds.items() if "edges" not in each.result}
+    return {
+        "unit": ACCURACY if answers else task.unit,
+        "better": "higher" if answers else "lower",
+        "score": task.score,
+        "lengths": task.lengths,
+        "kinds": dict(sorted(by_length.items(), key=lambda kind: kind[0] != KIND)),
+        "every": _words(compared.COMPARED),
+        "results": {kind: _words(result) for kind, result in compared.results_of(name).items()},
+    }
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """What the records of a folder say.
+
+    A point of a curve is (mean, low, high, why): null where there is no number, and then in words why. ``baselines``
+    are points too, each one number that every longer context is held against. ValueError for a folder without records
+    of either command, or with one that is damaged.
+    """
+    if not (folder / FILE).is_file():
+        raise ValueError(f"records must be folders of posenc compare or posenc extend, with a {FILE}; got {folder}")
+    records = read(folder, _check)
+    known = {kind for each in measures().values() for kind in each["kinds"]} | {kind for kind, _ in COSTS.values()}
+    if not any(record["kind"] in known for record in records):
+        raise ValueError(f"{folder / FILE} holds nothing that posenc compare or posenc extend measured")
+    return {"name": str(folder), **(_extension(records) if _of_extend(records[-1]) else _comparison(records))}
+
+
+def _of_extend(record: Record) -> bool:
+    about = record.get("configuration")
+    return isinstance(about, dict) and "scalings" in about
+
+
+def _check(record: Record) -> None:
+    (extended if _of_extend(record) else compared).check(record)
+
+
+def _comparison(records: Sequence[Record]) -> dict[str, Any]:
+    found = comparison.Summary(records)
+    task = str(found.configuration.get("task", "text"))
+    return {
+        "task": task,
+        "trained": found.train_length,
+        "schemes": list(found.schemes),
+        "against": found.timed_against,
+        "left_out": found.left_out,
+        "seeds": max((len(found.measured(scheme)) for scheme in found.schemes), default=0),
+        "measures": [
+            {
+                "kind": kind,
+                "lengths": list(found.lengths(kind)),
+                "curves": {s: [_point(found, kind, s, n) for n in found.lengths(kind)] for s in found.schemes},
+                "baselines": _baselines(found, BASELINE.get(kind, "")),
+            }
+            for kind in _measures(task)["kinds"]
+            if found.lengths(kind) and kind not in BASELINE.values()
+        ],
+        "costs": {
+            scheme: {name: found.number(kind, scheme, result) for name, (kind, result) in COSTS.items()}
+            for scheme in found.schemes
+        },
+    }
+
+
+def _point(found: comparison.Summary, kind: str, scheme: str, length: int) -> list[Any]:
+    value = found.bits(kind, scheme, length)
+    return _estimate(value, found.no_value(scheme, length, kind) or "missing")
+
+
+def _baselines(found: comparison.Summary, kind: str) -> dict[str, list[Any]]:
+    """By scheme; none where nothing of the kind was measured."""
+    return {s: _point(found, kind, s, found.train_length) for s in found.schemes if found.lengths(kind)}
+
+
+def _extension(records: Sequence[Record]) -> dict[str, Any]:
+    found = extension.Summary(records)
+    measured = []
+    for kind in EXTEND["kinds"]:
+        lengths = found.lengths_of(kind)
+        if not lengths:
+            continue
+        if kind == "final":
+            curves = {s: [_estimate(found.bits(s, n)) for n in lengths] for s in found.scalings}
+            baselines = {CROPPED: _estimate(found.cropped())} if found.cropped() else {}
+        else:
+            curves = {s: [_share(found.found(kind, s, n)) for n in lengths] for s in found.scalings}
+            baselines = {}
+        measured.append({"kind": kind, "lengths": list(lengths), "curves": curves, "baselines": baselines})
+    return {
+        "task": "extend",
+        "trained": found.trained,
+        "schemes": list(found.scalings),
+        "against": "",
+        "left_out": 0,
+        "seeds": 1,
+        "measures": measured,
+        "costs": {},
+    }
+
+
+def _share(solved: tuple[int, int] | None) -> list[Any]:
+    return [None, None, None, "missing"] if solved is None else [*wilson(*solved), ""]
+
+
+def _estimate(value: comparison.Estimate | Interval | None, why: str = "missing") -> list[Any]:
+    if value is None:
+        return [None, None, None, why]
+    if not math.isfinite(value.mean):
+        return [None, None, None, "not finite"]
+    if not math.isfinite(value.high):
+        return [value.mean, None, None, "one piece"]
+    return [value.mean, value.low, value.high, ""]

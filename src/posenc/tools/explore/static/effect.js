@@ -1,0 +1,265 @@
+// What a scheme does to every two tokens, by itself: what is drawn of it, and the call of attention that shows it. As
+// posenc.tools.plot.overview has it.
+
+import { Heads, dot } from "posenc/math/arrays.js";
+import { logits } from "posenc/math/attend.js";
+import { must } from "posenc/math/check.js";
+import { Positions } from "posenc/math/positions.js";
+import { Softcap } from "posenc/math/score/softcap.js";
+import { Random } from "posenc/random.js";
+
+export const WHAT = {
+    add: "inner product ÷ dim",
+    rotate: "score of equal tokens",
+    bands: "distance it is turned by",
+    bias: "bias",
+    factor: "factor",
+    content: "change of the score",
+    weights: "attention weight",
+    curve: "score after",
+};
+
+/** Tokens of a line that are drawn, of what goes by more than the distance. */
+export const MOST = 96;
+
+/** Scores before the scheme, of what looks at them alone. */
+export const SCORES = Float64Array.from({ length: 201 }, (_, n) => 2 * n - 200);
+
+/** By scheme, what it wants a layer to project beside queries and keys: the feature and its width. */
+export const FEATURES = { fox: () => ["forgotten", 1], inkling: ({ width }) => ["profile", width] };
+
+/** Whether keys after a query mean nothing to it. */
+export const isForDecoders = (entry, options) =>
+    entry.for_decoders || options.form === "causal" || options.bidirectional === false;
+
+/** The one of WHAT that is drawn. */
+export function familyOf(scheme, entry, options) {
+    if (scheme instanceof Softcap) return "curve";
+    if (scheme.table) return "add";
+    if (!scheme.pieces) return scheme.turnedBy ? "bands" : "rotate";
+    if (entry.name in FEATURES) return "content";
+    const axes = axesOf(entry);
+    const call = callOf(scheme, entry, options, "bias", new Positions([new Array(axes).fill(0)]));
+    const pieces = scheme.pieces({
+        ...call,
+        heads: call.q.heads,
+        queryPositions: call.positions,
+        visible: [1],
+        scale: 1,
+    });
+    if (pieces.some((piece) => piece.weights)) return "weights";
+    if (pieces.some((piece) => piece.kind === "row")) return "content";
+    return pieces.every((piece) => piece.kind === "function") ? "factor" : "bias";
+}
+
+/** The fewest coordinates of a token that the scheme takes. */
+export const axesOf = ({ axes }) => ({ one: 1, two: 2, three: 3, any: 1 })[axes];
+
+/** Queries and keys that show what the scheme does: {q, k, positions, keyPositions, causal, scale, features}. Keys are
+ * zero where a bias is asked for, so that of terms with the query the part of the position is left; the query is then a
+ * Gaussian one, the same everywhere. A score of equal tokens, and one that is multiplied, is 1 without the scheme. */
+export function callOf(scheme, entry, options, family, positions, keyPositions = positions, seed = 0) {
+    const heads = options.num_heads ?? 1;
+    const dim = options.head_dim ?? 16;
+    const random = new Random(seed);
+    const all = (tokens, fill) => new Heads(heads, tokens, dim).map(dim, fill);
+    const alike = (made) => made.fill(dim ** -0.25);
+    const gaussian = (made) => made.set(random.normals(dim));
+    const call = { positions, keyPositions, causal: false, features: {} };
+    const both = (fill) => ({ q: all(positions.length, fill), k: all(keyPositions.length, fill) });
+    if (["rotate", "bands", "factor"].includes(family)) return { ...call, ...both(alike) };
+    if (["content", "weights", "curve"].includes(family)) {
+        const [feature, width] = FEATURES[entry.name]?.(options) ?? [];
+        const projected = (N) => new Heads(heads, N, width, random.normals(heads * N * width));
+        const features = feature ? { [feature]: projected(positions.length) } : {};
+        return { ...call, ...both(gaussian), causal: true, features };
+    }
+    const fixed = Array.from({ length: heads }, () => random.normals(dim));
+    return {
+        ...call,
+        q: all(positions.length, (made, _, head) => made.set(fixed[head])),
+        k: all(keyPositions.length, () => {}),
+    };
+}
+
+/** The numbers of some queries and all keys, Pairs-like {heads, queries, keys, data}. */
+function numbersOf(scheme, entry, options, family, positions, keyPositions, seed) {
+    if (family === "add") return products(scheme.table(positions), scheme.table(keyPositions));
+    if (family === "bands") {
+        const data = new Float64Array(positions.length * keyPositions.length);
+        positions.coords.forEach((x, i) =>
+            keyPositions.coords.forEach((y, j) => (data[i * keyPositions.length + j] = scheme.turnedBy(x, y))),
+        );
+        return { heads: 1, queries: positions.length, keys: keyPositions.length, data };
+    }
+    const { q, k, ...call } = callOf(scheme, entry, options, family, positions, keyPositions, seed);
+    const scores = logits(scheme, q, k, call);
+    if (family === "weights") scores.data.forEach((x, n) => (scores.data[n] = Math.exp(x)));
+    if (family === "content") {
+        const plain = logits([], q, k, call);
+        plain.data.forEach((x, n) => (scores.data[n] -= x));
+    }
+    return scores;
+}
+
+function products(P, Q) {
+    const data = new Float64Array(P.rows * Q.rows);
+    for (let i = 0, n = 0; i < P.rows; i++) {
+        const row = P.row(i);
+        for (let j = 0; j < Q.rows; j++, n++) data[n] = dot(row, Q.row(j)) / P.columns;
+    }
+    return { heads: 1, queries: P.rows, keys: Q.rows, data };
+}
+
+const close = (a, b, slack) => a === b || Math.abs(a - b) <= slack;
+
+/** Whether all heads are alike. */
+function alike({ heads, data }) {
+    const each = data.length / heads;
+    return data.every((x, n) => close(x, data[n % each], 1e-12));
+}
+
+/** What it does to the tokens 0 .. N - 1 of a line: {by, heads, matrix(head), along(head)}. `by` says what it goes by,
+ * the "distance", the "key" or the "query", which is read off a few rows; "" where by more than one of these. Of what
+ * goes by the distance only those rows are computed. along(head) has its numbers by that: for the distances
+ * 1 - N .. N - 1, or for each token. */
+export function ofLine(scheme, entry, options, family, N, seed = 0) {
+    const tooMany = `${entry.title} goes by more than the distance: it is drawn for up to ${MOST} tokens, got ${N}`;
+    const isWhole = ["content", "weights"].includes(family);
+    must(N <= MOST || !isWhole, tooMany);
+    const tokens = entry.name === "segment" ? withSegments(N) : Positions.arange(N);
+    const all = () => numbersOf(scheme, entry, options, family, tokens, tokens, seed);
+    const rows = [...new Set([0, 1, N >> 1, N - 2, N - 1])];
+    const whole = isWhole ? all() : null;
+    const few = whole ?? numbersOf(scheme, entry, options, family, picked(tokens, rows), tokens, seed);
+    const by = whole ? "" : goesBy(few, rows, N);
+    const heads = alike(few) ? 1 : few.heads;
+    if (by === "distance") {
+        const row = (head, n) => few.data.subarray((head * rows.length + n) * N, (head * rows.length + n + 1) * N);
+        const along = (head) => Float64Array.of(...row(head, rows.length - 1), ...row(head, 0).subarray(1));
+        const matrix = (head) => {
+            const [made, y] = [new Float64Array(N * N), along(head)];
+            for (let i = 0; i < N; i++) made.set(y.subarray(N - 1 - i, 2 * N - 1 - i), i * N);
+            return made;
+        };
+        return { by, heads, matrix, along };
+    }
+    must(N <= MOST, tooMany);
+    const { data } = whole ?? all();
+    const matrix = (head) => data.slice(head * N * N, (head + 1) * N * N);
+    const step = by === "key" ? 1 : N;
+    return {
+        by,
+        heads,
+        matrix,
+        along: (head) => Float64Array.from({ length: N }, (_, n) => data[head * N * N + n * step]),
+    };
+}
+
+/** The positions of these tokens alone. */
+function picked(positions, tokens) {
+    const facts = {
+        order: tokens.map((n) => positions.order[n]),
+        segment: positions.segment && tokens.map((n) => positions.segment[n]),
+    };
+    return new Positions(
+        tokens.map((n) => positions.at(n)),
+        facts,
+    );
+}
+
+/** Tokens in a line, the second half of segment 1. */
+export function withSegments(N) {
+    const line = Array.from({ length: N }, (_, n) => n);
+    return new Positions(line, { segment: line.map((n) => Number(n >= N / 2)) });
+}
+
+/** What these queries' rows go by. */
+function goesBy({ heads, data }, queries, N) {
+    let [low, high] = [Infinity, -Infinity];
+    for (const x of data) if (Number.isFinite(x)) [low, high] = [Math.min(low, x), Math.max(high, x)];
+    const slack = 1e-7 * (high - low) + 1e-12;
+    const places = { distance: (i, j) => j - i + N, key: (i, j) => j, query: (i) => i };
+    for (const [name, place] of Object.entries(places)) {
+        let same = true;
+        for (let head = 0; same && head < heads; head++) {
+            const known = new Map();
+            for (let row = 0; same && row < queries.length; row++) {
+                for (let j = 0; same && j < N; j++) {
+                    const [at, value] = [place(queries[row], j), data[(head * queries.length + row) * N + j]];
+                    if (known.has(at)) same = close(known.get(at), value, slack);
+                    else known.set(at, value);
+                }
+            }
+        }
+        if (same) return name;
+    }
+    return "";
+}
+
+/** The patches of a frame, at the coordinates that the scheme gives them. */
+export function framed(scheme, axes, side) {
+    if (typeof scheme.grid === "function") return scheme.grid(side, side);
+    const time = axes === 3 ? [0] : [];
+    return new Positions(Array.from({ length: side * side }, (_, n) => [...time, Math.floor(n / side), n % side]));
+}
+
+/** What it does to the patch in the middle of a frame and every other one: {x, middle, heads, matrix(head),
+ * lines(head)}; lines(head) are {name, y}, one for each axis, for the distances x along it. */
+export function ofGrid(scheme, entry, options, family, side, seed = 0) {
+    const axes = axesOf(entry);
+    const middle = side >> 1;
+    const patches = framed(scheme, axes, side);
+    const query = patches.slice(middle * (side + 1), middle * (side + 1) + 1);
+    const scores = numbersOf(scheme, entry, options, family, query, patches, seed);
+    const x = Float64Array.from({ length: side }, (_, n) => n - middle);
+    const times =
+        axes === 3 &&
+        numbersOf(
+            scheme,
+            entry,
+            options,
+            family,
+            query,
+            new Positions(Array.from(x, (r) => [r, middle, middle])),
+            seed,
+        );
+    const of = ({ data, keys }, head) => data.slice(head * keys, (head + 1) * keys);
+    const lines = (head) => {
+        const frame = of(scores, head);
+        const [row, column] = [
+            x.map((r, n) => frame[n * side + middle]),
+            frame.slice(middle * side, (middle + 1) * side),
+        ];
+        return [
+            ...(times ? [{ name: "frames apart", y: of(times, head) }] : []),
+            { name: "rows apart", y: row },
+            { name: "columns apart", y: column },
+        ];
+    };
+    return { x, middle, heads: alike(scores) ? 1 : scores.heads, matrix: (head) => of(scores, head), lines };
+}
+
+/** What a score becomes, of a scheme that looks at nothing else. */
+export function ofScores(scheme, x) {
+    const q = new Heads(1, x.length, 1, Float64Array.from(x));
+    return logits(scheme, q, new Heads(1, 1, 1, Float64Array.of(1)), {
+        scale: 1,
+        positions: Positions.arange(x.length),
+        keyPositions: Positions.arange(1),
+    }).data;
+}
+
+/** How much of a value arrives, along itself, where values turn too: for the distances key less query in x. */
+export function ofValues(scheme, options, x) {
+    const all = (tokens, fill) => new Heads(1, tokens, options.head_dim).map(options.head_dim, fill);
+    const turned = scheme.rotateValue(
+        all(1, (made) => made.fill(1)),
+        new Positions([0]),
+    ).data;
+    const out = scheme.rotateOutput(
+        all(x.length, (made) => made.set(turned)),
+        new Positions(x.map((r) => -r)),
+    );
+    return x.map((_, n) => out.at(0, n).reduce((sum, part) => sum + part, 0) / options.head_dim);
+}

@@ -1,0 +1,76 @@
+// Which figures there are, in which view, in which order.
+
+import { figure as allocation } from "posenc/tools/plot/allocation.js";
+import { figure as biasByDistance } from "posenc/tools/plot/bias-by-distance.js";
+import { figure as clocks } from "posenc/tools/plot/clocks.js";
+import { figure as distanceAware } from "posenc/tools/plot/distance-aware.js";
+import { figure as doors } from "posenc/tools/plot/doors.js";
+import { figure as fox } from "posenc/tools/plot/fox.js";
+import { figure as laws } from "posenc/tools/plot/laws.js";
+import { figure as lengthCost } from "posenc/tools/plot/length-cost.js";
+import { figure as lengthCurves } from "posenc/tools/plot/length-curves.js";
+import { figure as linearMap } from "posenc/tools/plot/linear-map.js";
+import { figure as pairLayouts } from "posenc/tools/plot/pair-layouts.js";
+import { figure as predictChannel } from "posenc/tools/plot/predict-channel.js";
+import { figure as predictFar } from "posenc/tools/plot/predict-far.js";
+import { figure as predictOrder } from "posenc/tools/plot/predict-order.js";
+import { figure as product } from "posenc/tools/plot/product.js";
+import { figure as relative2d } from "posenc/tools/plot/relative-2d.js";
+import { figure as ropeDecay } from "posenc/tools/plot/rope-decay.js";
+import { figure as scalings } from "posenc/tools/plot/scalings.js";
+import { figure as schedule } from "posenc/tools/plot/schedule.js";
+import { figure as scheme } from "posenc/tools/plot/scheme.js";
+import { figure as seen } from "posenc/tools/plot/seen.js";
+import { figure as sentence } from "posenc/tools/plot/sentence.js";
+import { figure as similarity } from "posenc/tools/plot/similarity.js";
+import { figure as transformerXL } from "posenc/tools/plot/transformer-xl.js";
+import { figure as vectorLines } from "posenc/tools/plot/vector-lines.js";
+import { figure as vectorTable } from "posenc/tools/plot/vector-table.js";
+import { figure as vectors2d } from "posenc/tools/plot/vectors-2d.js";
+import { figure as which } from "posenc/tools/plot/which.js";
+import { figure as windows } from "posenc/tools/plot/windows.js";
+
+export const VIEWS = [
+    {
+        name: "where",
+        title: "Where position enters",
+        about: "Attention sees a set of tokens. What tells it their places comes in through four doors, and not in every layer alike.",
+        figures: [doors, schedule],
+    },
+    {
+        name: "vectors",
+        title: "Vectors",
+        about: "What is added to the input: a vector for each position, by a formula or out of a table that is learned.",
+        figures: [vectorLines, vectorTable, similarity, vectors2d, linearMap],
+    },
+    {
+        name: "rotation",
+        title: "Rotation",
+        about: "Queries and keys turned by their positions, pair by pair, so that their product goes by the distance.",
+        figures: [clocks, pairLayouts, product, ropeDecay, allocation, scalings],
+    },
+    {
+        name: "scores",
+        title: "Scores",
+        about: "What a scheme adds to the score of a query and a key, or does to it, before the softmax.",
+        figures: [scheme, biasByDistance, windows, transformerXL, distanceAware, relative2d, fox, seen],
+    },
+    {
+        name: "sentence",
+        title: "Sentence",
+        about: "Attention between the words of a sentence, with a scheme and without one, and three questions to answer before the picture is shown.",
+        figures: [sentence, predictChannel, predictFar, predictOrder],
+    },
+    {
+        name: "length",
+        title: "Length",
+        about: "What models do past the length that they were trained at: curves of your own records, measured by posenc compare and posenc extend.",
+        figures: [lengthCurves, lengthCost],
+    },
+    {
+        name: "laws",
+        title: "Laws",
+        about: "What each scheme's mathematics does, whatever the training; and which scheme fits what you need.",
+        figures: [which, laws],
+    },
+];

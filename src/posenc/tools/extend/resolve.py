@@ -1,0 +1,69 @@
+"""What is settled before the first pass: the lengths, where the model is and that it fits, the scaling of each name."""
+
+import importlib.util
+import math
+from dataclasses import replace
+from typing import Any
+
+from posenc.rotation.scalings import LongRoPE
+from posenc.tools.extend import model as models
+from posenc.tools.extend.settings import PLAIN, Extension
+from posenc.tools.kit.machine import device_of
+from posenc.tools.kit.scalings import NAMED, factors_of
+
+
+def resolved(settings: Extension, source: models.Source) -> Extension:
+    """The same, with the lengths and the trained length that the model has."""
+    trained = settings.trained_length or source.trained
+    longest = int(trained * settings.factor)
+    lengths = settings.lengths or tuple(
+        sorted({trained // 2, *(trained * 2**n for n in range(int(math.log2(settings.factor)) + 1)), longest})
+    )
+    settings = replace(
+        settings,
+        trained_length=trained,
+        lengths=lengths,
+        train_length=settings.train_length or max(lengths),
+        final=settings.final or min(256, *lengths, trained),
+    )
+    settings.require("final", settings.scored <= trained, f"at most the trained length ({trained:,})")
+    searched = not settings.search or "longrope" not in settings.scalings or settings.lengths[-1] > trained
+    settings.require("lengths", searched, f"past the trained length ({trained:,}) for a search")
+    return settings
+
+
+def check(settings: Extension) -> tuple[Extension, models.Source, str]:
+    """The settings, completed, where the model is, and how much memory it takes. ValueError for a model that is not
+    there or does not fit, and for a device that is not there."""
+    device = device_of(settings.device)
+    source = models.find(settings.model)
+    settings = resolved(settings, source)
+    memory = models.require_room(source, settings, device)
+    if settings.factors is not None:
+        factors_of(settings.factors, pairs_of(source), "factors")
+    if settings.lora and importlib.util.find_spec("peft") is None:
+        raise ValueError("--lora needs peft, which is not installed: pip install 'posenc[extend]'")
+    if "longrope" in settings.scalings and len(bases := source.bases()) != 1:
+        raise ValueError(f"longrope needs one base of all rotating layers, and {source.name} has {sorted(bases)}")
+    return settings, source, memory
+
+
+def scaling_of(name: str, settings: Extension, factors: tuple[list[float], list[float]] | None = None) -> Any:
+    """The scaling of a name, for a factor and a trained length; None for none."""
+    factor, trained = settings.factor, settings.trained_length
+    assert trained is not None
+    if name == PLAIN:
+        return None
+    if name == "longrope":
+        assert factors is not None
+        short, long = factors
+        return LongRoPE(tuple(short), tuple(long), trained, factor=factor)
+    return NAMED[name](factor, trained)
+
+
+def pairs_of(source: models.Source) -> int:
+    """How many pairs of channels a head turns."""
+    text = source.text
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    share = (getattr(text, "rope_parameters", None) or {}).get("partial_rotary_factor") or 1.0
+    return int(head_dim * share) // 2

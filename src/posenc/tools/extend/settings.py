@@ -1,0 +1,140 @@
+"""What one extension is: every choice that changes a measurement, in one frozen value."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from posenc.tools.kit.configuration import ConfigError, Configuration, option
+
+# Names of the command line, in the order of reports.
+SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope")
+PLAIN = "none"
+CROPPED = "cropped"  # the plain model, shown no more tokens than it was trained on
+PUZZLES = {"passkey": "a number said once in a text", "item": "the word of a number in a list"}
+TASKS = ("text", *PUZZLES)
+
+# Fields that say what to measure and leave each single measurement as it is.
+EXTENSIBLE = ("scalings", "lengths", "tasks", "depths", "trials", "text")
+
+
+@dataclass(frozen=True)
+class Extension(Configuration):
+    """The configuration of ``posenc extend``."""
+
+    model: str = option("smollm2")
+    scalings: tuple[str, ...] = option(
+        ("none", "linear", "ntk", "dynamic", "yarn"),
+        "what is done to the rotary frequencies: " + ", ".join(SCALINGS),
+        choices=SCALINGS,
+    )
+    factor: float = option(4.0, "how many times the trained length the scalings are made for", above=1)
+    lengths: tuple[int, ...] = option(
+        (), "tokens the model is shown (default: a half, one, two .. of the trained length, up to factor)", least=16
+    )
+    text: tuple[str, ...] = option(
+        (), "files, folders or globs to test on (default: Python's own sources)", commas=False
+    )
+    tasks: tuple[str, ...] = option(TASKS, "what is measured: " + ", ".join(TASKS), choices=TASKS)
+    windows: int | None = option(
+        None,
+        "pieces of text, each of the longest length (default: the folder's, else 8, or as many as the text has)",
+        least=2,
+    )
+    final: int | None = option(
+        None,
+        "tokens at the end of each piece that are scored at every length (default: the folder's, else 256, or the "
+        "shortest of the lengths and the trained one)",
+        least=8,
+    )
+    depths: tuple[int, ...] = option(
+        (10, 50, 90), "where passkey and item are hidden, in percent of the length", least=0
+    )
+    trials: int = option(2, "passkeys and lists at each depth and length")
+    trained_length: int | None = option(None, "what the model was trained at (default: what its configuration says)")
+    search: int = option(0, "evaluations of a search for LongRoPE's factors; longrope needs it or --factors", least=0)
+    factors: str | None = option(None, "JSON file with LongRoPE's short_factor and long_factor")
+    train: int = option(0, "steps of fine-tuning with each scaling on, before it is measured", least=0)
+    train_length: int | None = option(None, "tokens of each fine-tuning text (default: the longest length)", least=16)
+    lora: int = option(0, "rank of LoRA matrices to fine-tune in place of all weights; 0: all weights", least=0)
+    learning_rate: float = option(2e-5, "highest learning rate of fine-tuning", above=0)
+    seed: int = option(0, "draws passkeys, lists, the search, LoRA's first weights and the texts to tune on", least=0)
+    dtype: str = option("float32", "float32, bfloat16 or float16", choices=("float32", "bfloat16", "float16"))
+    attention: str = option("posenc", "posenc or sdpa", choices=("posenc", "sdpa"))
+    device: str = option("cpu", "cpu, cuda, cuda:1")
+
+    def check(self) -> None:
+        """ConfigError for values that do not fit together; lengths and depths are put in order."""
+        for name in ("scalings", "tasks", "depths"):
+            value = getattr(self, name)
+            self.require(name, bool(value) and len(set(value)) == len(value), "one or more different values")
+        object.__setattr__(self, "lengths", tuple(sorted(set(self.lengths))))
+        object.__setattr__(self, "depths", tuple(sorted(self.depths)))
+        self.require("depths", self.depths[-1] <= 100, "percent, 0 to 100")
+        if self.final is not None and self.lengths:
+            shortest = self.lengths[0]
+            self.require("final", self.final <= shortest, f"at most the shortest length ({shortest})")
+        told = "longrope" not in self.scalings or self.search > 0 or self.factors is not None
+        if not told:
+            raise ConfigError("scalings", "longrope needs its factors: add --search N or --factors FILE")
+        fine = self.train == 0 or self.lora > 0 or self.dtype == "float32"
+        self.require("dtype", fine, "float32 where all weights are trained: half precision loses most small steps")
+        self.require("factors", self.factors is None or self.search == 0, "left out where --search finds them")
+        if self.lora and not self.train:
+            raise ConfigError("lora", f"lora needs --train N, got lora {self.lora} and nothing to train")
+
+    @property
+    def scored(self) -> int:
+        """``final``, once it is resolved."""
+        assert self.final is not None
+        return self.final
+
+    @property
+    def trained(self) -> int:
+        """``trained_length``, once it is resolved."""
+        assert self.trained_length is not None
+        return self.trained_length
+
+    @property
+    def pieces(self) -> int:
+        """``windows``, once it is resolved."""
+        assert self.windows is not None
+        return self.windows
+
+    @property
+    def puzzles(self) -> tuple[str, ...]:
+        """The tasks that are puzzles."""
+        return tuple(kind for kind in PUZZLES if kind in self.tasks)
+
+    def scored_at(self, scaling: str) -> tuple[int, ...]:
+        """The lengths at which final tokens are scored. Longer ones are compared with the trained length: of the plain
+        model, or of a fine-tuned model itself, since it has learned more than a length."""
+        if "text" not in self.tasks:
+            return ()
+        baseline = (self.trained,) if self.trained <= self.lengths[-1] else ()
+        if scaling == CROPPED:
+            return () if self.train else baseline
+        return tuple(sorted({*self.lengths, *(baseline if self.train else ())}))
+
+    def plan(self, scaling: str) -> Iterator[tuple[str, int, int]]:
+        """(kind, number of the piece or puzzle, length) of everything there is to measure of a scaling, or of the
+        cropped text. A puzzle's number is 1000 times the trial, plus the depth in percent."""
+        scored = self.scored_at(scaling)
+        for length in sorted({*self.lengths, *scored}):
+            for window in range(self.pieces if length in scored else 0):
+                yield "final", window, length
+                if length == self.lengths[-1] and scaling != CROPPED:
+                    yield "by_position", window, length
+            if scaling == CROPPED or length not in self.lengths:
+                continue
+            for kind in self.puzzles:
+                yield from (
+                    (kind, trial * 1000 + depth, length) for depth in self.depths for trial in range(self.trials)
+                )
+
+    def identity(self) -> dict[str, Any]:
+        """What all records of a folder share."""
+        return {name: value for name, value in self.to_dict().items() if name not in EXTENSIBLE}
+
+    def name(self, scaling: str) -> str:
+        """What a scaling is called in records and reports: fine-tuned ones say so."""
+        return f"{scaling}, {self.train} steps" if self.train and scaling != CROPPED else scaling

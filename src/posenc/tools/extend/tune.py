@@ -1,0 +1,105 @@
+"""Brief fine-tuning with a scaling on, since a swap of frequencies without any training wrecks many models."""
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from posenc.tools.compare import checkpoint as checkpoints
+from posenc.tools.compare.checkpoint import CheckpointError, Reached
+from posenc.tools.compare.train import DivergedError
+from posenc.tools.extend.settings import Extension
+
+SAVE_SECONDS = 120.0
+LORA_ALPHA = 2  # times the rank
+
+
+class Trained(nn.Module):
+    """The weights of a model that are trained, by their names: what a checkpoint holds."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                self.register_parameter(name.replace(".", "/"), parameter)
+
+
+def prepared(model: Any, settings: Extension) -> Any:
+    """The model with what is to be trained: all weights, or LoRA matrices beside those of attention."""
+    if settings.lora:
+        try:
+            from peft import LoraConfig, get_peft_model
+        except ModuleNotFoundError:
+            raise ValueError("--lora needs peft, which is not installed: pip install 'posenc[extend]'") from None
+        targets = [
+            f"{name}.{inner}"
+            for name, attention in model.named_modules()
+            if any("Attention" in kind.__name__ for kind in type(attention).__mro__)
+            for inner, projection in attention.named_modules()
+            if isinstance(projection, nn.Linear)
+        ]
+        if not targets:
+            raise ValueError(f"--lora knows no projections of attention in {type(model).__name__}: train all weights")
+        made = LoraConfig(r=settings.lora, lora_alpha=LORA_ALPHA * settings.lora, target_modules=targets)
+        with torch.random.fork_rng(devices=[]):  # every scaling begins with the same matrices
+            torch.manual_seed(settings.seed)
+            with warnings.catch_warnings():  # peft asks transformers by a name that will go: nothing a user could do
+                warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+                return get_peft_model(model, made)
+    return model.requires_grad_(True)
+
+
+def tune(
+    model: Any,
+    draw: Callable[[np.random.Generator], Tensor],
+    settings: Extension,
+    checkpoint: Path,
+    fingerprint: str,
+    tick: Callable[[int, float], None],
+) -> Reached:
+    """Trains what of ``model`` is to be trained, one text of ``draw`` a step, on from ``checkpoint`` where
+    there is one, and leaves its state there. A text follows from seed and step, so a resumed training sees the same
+    ones. DivergedError where the loss is no longer a number."""
+    trained = Trained(model)
+    device = next(trained.parameters()).device
+    optimizer = torch.optim.AdamW(trained.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+    reached = Reached(step=0, seconds=0.0, curve=[], running=torch.zeros((), device=device))
+    if checkpoint.exists():
+        reached = checkpoints.load(checkpoint, trained, optimizer, fingerprint=fingerprint)
+        if reached.step > settings.train:
+            raise CheckpointError(f"{checkpoint} is of a longer training: {checkpoints.ANEW}")
+    model.train()
+    saved = clock = time.perf_counter()
+    try:
+        for step in range(reached.step, settings.train):
+            warm = max(1, settings.train // 10)
+            for group in optimizer.param_groups:
+                group["lr"] = settings.learning_rate * min(1.0, (step + 1) / warm)
+            tokens = draw(np.random.default_rng((settings.seed, step))).to(device)
+            with torch.random.fork_rng(devices=[]):  # dropout is the same in a training that is resumed
+                torch.manual_seed(settings.seed + step)
+                loss = model(input_ids=tokens[None], labels=tokens[None], use_cache=False).loss
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
+            optimizer.step()
+            bits = float(loss.detach()) / math.log(2)
+            if not math.isfinite(bits):
+                raise DivergedError(f"the loss is {bits} at step {step + 1}")
+            reached.step = step + 1
+            reached.curve.append((reached.step, bits))
+            now = time.perf_counter()
+            reached.seconds, clock = reached.seconds + now - clock, now
+            if now - saved >= SAVE_SECONDS or reached.step == settings.train:
+                checkpoints.save(checkpoint, trained, optimizer, reached, fingerprint=fingerprint)
+                saved = clock = time.perf_counter()
+            tick(reached.step, bits)
+    finally:
+        model.eval()
+    return reached

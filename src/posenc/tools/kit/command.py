@@ -1,0 +1,154 @@
+"""What the commands of the command line share. torch and rich are imported when they are used, not before."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
+
+from posenc.schemes.own import place_of
+from posenc.tools.kit.configuration import Configuration
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from posenc.tools.kit.progress import Progress
+    from posenc.tools.kit.records import Record
+
+
+class Parser(argparse.ArgumentParser):
+    """Takes options by their whole names, and says in one line what is wrong. Its commands are parsed likewise."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{**options, "allow_abbrev": False})
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with exit code 2."""
+        self.exit(2, f"posenc: error: {message} (see {self.prog} --help)\n")
+
+
+class List(argparse.Action):
+    """Words that are lists each, as one list; it has something in it."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        items = [item for several in values for item in several]
+        if not items and not any(several is NONE for several in values):
+            raise argparse.ArgumentError(self, "must name at least one, got none")
+        setattr(namespace, self.dest, items)
+
+
+NONE: list[Any] = []  # of numbers, where "none" was asked for
+
+
+def names(text: str) -> list[str]:
+    """What commas part."""
+    return [name for name in text.split(",") if name]
+
+
+def decimals(text: str) -> list[float]:
+    """The same, as numbers."""
+    try:
+        return NONE if text == "none" else [float(number) for number in names(text)]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be numbers, got {text!r}") from None
+
+
+def whole_numbers(text: str) -> list[int]:
+    """The same, as whole numbers."""
+    try:
+        return NONE if text == "none" else [int(number) for number in names(text)]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be whole numbers, got {text!r}") from None
+
+
+# The option of commands that take names of schemes and nothing else that needs a configuration.
+SCHEMES: dict[str, Any] = {
+    "nargs": "+",
+    "type": names,
+    "action": List,
+    "metavar": "SCHEME",
+    "help": "names of the catalog, joined by + to compose, or my.py:MyScheme; commas or spaces part them",
+}
+
+
+def _word(text: str) -> list[str]:
+    if not text:  # the folder one is in, to pathlib
+        raise argparse.ArgumentTypeError("must name a file, a folder or a glob, got ''")
+    return [text]
+
+
+def add_options(parser: argparse._ActionsContainer, kind: type[Configuration]) -> None:
+    """One option for each field of a configuration that says what it is for."""
+    for item in fields(kind):
+        if not item.metadata["help"]:
+            continue
+        of: Any = item.type
+        options: dict[str, Any] = {"dest": item.name, "default": argparse.SUPPRESS, "help": item.metadata["help"]}
+        if item.default not in ((), None):
+            value = ",".join(map(str, item.default)) if isinstance(item.default, tuple) else item.default
+            options["help"] += f" (default: {value})"
+        if of is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        elif get_origin(of) is tuple:
+            parts = {int: whole_numbers, float: decimals}.get(
+                get_args(of)[0], names if item.metadata["commas"] else _word
+            )
+            options |= {"nargs": "+", "metavar": item.name.upper().rstrip("S"), "type": parts, "action": List}
+        else:
+            of = (get_args(of) or (of,))[0]
+            options |= {"type": of, "metavar": "N" if of is not str else item.name.upper()}
+        parser.add_argument("--" + item.name.replace("_", "-"), **options)
+
+
+def given(arguments: argparse.Namespace, kind: type[Configuration]) -> dict[str, Any]:
+    """The values that the command line has for the fields of a configuration."""
+    return {item.name: getattr(arguments, item.name) for item in fields(kind) if hasattr(arguments, item.name)}
+
+
+def words(error: BaseException) -> str:
+    """What an error says, in one line: of a file, its name and what is wrong with it; of one that came through a scheme
+    of the user's own, the line there and its kind."""
+    if place := place_of(error):
+        return f"{place}: {type(error).__name__}: {' '.join(str(error).split())}"
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def failed(line: str, code: int = 1) -> int:
+    """Says what failed, and gives the exit code."""
+    print(f"posenc: error: {' '.join(line.split())}", file=sys.stderr)
+    return code
+
+
+def measured(
+    measure: Callable[["Progress"], list["Record"]], out: Path, check: Callable[["Record"], None] = lambda record: None
+) -> tuple[list["Record"], str]:
+    """The records, and in words what stopped the measuring, if something did. What refuses it before it has begun is
+    raised: what lies in ``out`` may be another's."""
+    from rich.console import Console
+
+    from posenc.tools.kit.progress import for_console
+    from posenc.tools.kit.records import read
+
+    progress = for_console(Console(stderr=True))
+    try:
+        return measure(progress), ""
+    except (KeyboardInterrupt, Exception) as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        said = interrupted or isinstance(error, ValueError | OSError | RuntimeError) or place_of(error)
+        if not said or not (interrupted or progress.begun):
+            raise
+        records = read(out, check)
+        why = "interrupted" if interrupted else words(error)
+        return records, f"{why}: {len(records)} records are kept in {out}; the same command resumes"
+
+
+def stdout() -> "Console":
+    """Where tables are printed."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 120)  # in a file nothing says how wide it will be shown

@@ -1,0 +1,118 @@
+"""A configuration: choices in one frozen value, each declared once with its help and what it must be.
+
+The fields of a `Configuration` are also the options of a command line (`posenc.tools.kit.command.add_options`).
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin
+
+from posenc.arguments import check_choice, check_flag, check_name, meant, number, shown, whole
+
+T = TypeVar("T")
+C = TypeVar("C", bound="Configuration")
+
+LARGEST = 2**31 - 1  # of whole numbers, so that products of a few of them fit into 64 bits
+
+
+def option(
+    default: T,
+    what: str = "",
+    *,
+    least: int = 1,
+    above: float | None = None,
+    choices: tuple[str, ...] = (),
+    commas: bool = True,
+) -> T:
+    """A field, ``what`` it is for, and what its value must be, or each value of a list: a whole number of at ``least``
+    so much, a number ``above`` another, or one of the ``choices``. ``commas`` of a list on the command line part it.
+    Without ``what`` it is no option there."""
+    metadata = {"help": what, "least": least, "above": above, "choices": choices, "commas": commas}
+    return field(default=default, metadata=metadata)
+
+
+class ConfigError(ValueError):
+    """A value that is wrong, or a name that there is not; ``field`` is its name."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Checked when it is made: a wrong value is a `ConfigError` that names the field, what was expected and what came.
+
+    Lists become tuples, whole numbers floats where a float belongs, and paths text; all else must be as declared. What
+    concerns several fields a subclass checks in ``check``.
+    """
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            try:
+                value = _checked(item.name, getattr(self, item.name), item.type, item.metadata)
+            except ValueError as error:
+                raise ConfigError(item.name, str(error)) from None
+            object.__setattr__(self, item.name, value)
+        self.check()
+
+    def check(self) -> None:
+        """ConfigError for values that are wrong together."""
+
+    def require(self, name: str, fine: bool, expected: str) -> None:
+        """ConfigError unless ``fine``."""
+        if not fine:
+            raise ConfigError(name, f"{name} must be {expected}, got {shown(self.to_dict()[name])}")
+
+    @classmethod
+    def from_mapping(cls: type[C], values: Mapping[str, Any]) -> C:
+        """A configuration from names and values. `ConfigError` for a name that there is not, with the closest one."""
+        for name in values:
+            try:
+                check_name("key", name, [item.name for item in fields(cls)])
+            except ValueError as error:
+                raise ConfigError(name, str(error)) from None
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Names and values, as JSON has them."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+
+
+def fingerprint(identity: Mapping[str, Any]) -> str:
+    """A short name that changes when anything in ``identity`` does."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """In what two identities differ, in words; empty where they do not."""
+    return ", ".join(f"{k} {there.get(k)!r} there and {here[k]!r} here" for k in here if there.get(k) != here[k])
+
+
+def _checked(name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:
+    """The value as the field has it. ValueError for one that is none of its kind, or outside its limits."""
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{name} must be a list, got {shown(value)}")
+        return tuple(_checked(name, item, get_args(kind)[0], limits) for item in value)
+    if NoneType in get_args(kind):
+        return value if value is None else _checked(name, value, get_args(kind)[0], limits)
+    if kind is int:
+        found = whole(name, value, limits["least"])
+        return found if found <= LARGEST else whole(name, value, limits["least"], LARGEST)
+    if kind is float:
+        return number(name, value) if limits["above"] is None else number(name, value, limits["above"])
+    if kind is bool:
+        check_flag(name, value)
+        return value
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if limits["choices"]:
+        check_choice(name, value, limits["choices"], meant(value, limits["choices"]))
+    elif not isinstance(value, str):
+        raise ValueError(f"{name} must be text, got {shown(value)}")
+    return value

@@ -1,0 +1,331 @@
+"""What a scheme does to tokens of known content, its vectors, scores and outputs, with every door open; and what
+measuring a law of it gives."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from posenc.arguments import check_choice, check_type, shown, whole
+from posenc.backends.attention import attention, logits
+from posenc.encoding.encoding import Encoding
+from posenc.encoding.features import projected_at_random
+from posenc.lowering.block import Block
+from posenc.lowering.forms import bucket
+from posenc.positions.positions import PositionError, Positions
+from posenc.scheme import Scheme, awakened
+from posenc.schemes.catalog import entries_of, scheme_from_names
+from posenc.schemes.entry import Shape
+from posenc.schemes.nope import NoPE
+
+Build: TypeAlias = Callable[[Shape], Scheme]
+Places: TypeAlias = "Tensor | Sequence[int] | Sequence[float]"
+"""Where tokens are: a number for each, (tokens,), or several, (tokens, axes)."""
+
+SHAPE = Shape(dim=96, num_heads=6, head_dim=16, max_positions=1024)
+"""The model that schemes are measured in: six heads, so that a rule for powers of two alone would show."""
+
+FARTHEST = 2**31
+"""The position up to which the end of what a scheme can encode is looked for."""
+
+CONTENTS = 4  # that many contents are tried at once, as the rows of a batch
+HIDDEN = -1e4  # what a score of -inf counts as, so that it can be compared
+EPS = 2.0**-52  # float64, in which everything is measured unless it says otherwise
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What measuring a law gave.
+
+    ``holds`` is None where the law makes no sense for the scheme; ``words`` then say why, and otherwise what ``value``
+    is. ``threshold`` is what the value was held against, and ``numbers`` whatever else was measured on the way.
+    """
+
+    holds: bool | None
+    value: float | None
+    threshold: float | None
+    words: str
+    numbers: Mapping[str, float | int] = field(default_factory=dict)
+
+
+def not_applicable(words: str) -> Finding:
+    return Finding(None, None, None, words)
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A scheme among fixed random contents and fixed random projections, so that what it does can be measured.
+
+    ``build`` makes the scheme for a shape; parameters are drawn at ``seed``. Everything is in ``dtype``: the content,
+    the projections and the scheme's parameters, as in a model of that dtype. Raises what the scheme does where it
+    takes positions of neither one, two nor three axes.
+
+    >>> probe = Probe.named("rope")
+    >>> places = torch.arange(5)
+    >>> probe.internals(places, places).shape  # contents, heads, queries, keys, 1
+    torch.Size([4, 6, 5, 5, 1])
+    """
+
+    build: Build
+    shape: Shape = SHAPE
+    seed: int = 0
+    dtype: torch.dtype = torch.float64
+
+    def __post_init__(self) -> None:
+        if not callable(self.build):
+            raise ValueError(f"build must be a function of a Shape, got {shown(self.build)}")
+        check_type("shape", self.shape, Shape)
+        whole("seed", self.seed, -(2**63), 2**64 - 1)  # what a generator takes
+        check_choice("dtype", self.dtype, (torch.float16, torch.bfloat16, torch.float32, torch.float64))
+
+    @classmethod
+    def named(cls, names: str, shape: Shape = SHAPE) -> "Probe":
+        """Of a scheme of the catalog, ``"rope"``, or several, ``"rope+alibi"``. ValueError for an unknown name."""
+        entries_of(names)
+        return cls(lambda shape: scheme_from_names(names, shape), shape)
+
+    @cached_property
+    def scheme(self) -> Scheme:
+        """The scheme itself. Drawing its parameters leaves PyTorch's global generator as it was. What begins as nothing
+        is drawn from N(0, 1), or there would be nothing to measure."""
+        with torch.random.fork_rng(devices=()):
+            torch.default_generator.manual_seed(self.seed)
+            return awakened(self.build(self.shape)).to(self.dtype).requires_grad_(False)
+
+    # -- tokens -------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def axes(self) -> int:
+        """The fewest coordinates per token that the scheme takes."""
+        refused = self.refusal(1)
+        if refused is None:
+            return 1
+        for axes in (2, 3):
+            if self.refusal(axes) is None:
+                return axes
+        raise refused
+
+    def refusal(self, axes: int) -> ValueError | None:
+        """What the scheme, as it is built, says to tokens of so many coordinates; None: it takes them."""
+        places = torch.arange(2)[:, None].expand(2, axes)
+        positions = Positions(places[None] if axes > 1 else places[None, :, 0], segment=torch.zeros(1, 2).long())
+        x = self.content(2, equal=True)
+        try:
+            self._internals(positions, positions, x, x)
+        except ValueError as error:
+            return error
+        return None
+
+    def with_axes(self, axes: int) -> "Probe | None":
+        """The same scheme, built for so many coordinates per token; None where there is no such thing."""
+        if self.refusal(axes) is None:
+            return self
+        if axes == 1:  # a shape without a grid has been refused
+            return None
+        pairs = 2 * axes  # what every axis has channels for: a sine and a cosine
+        dim, head_dim = (max(size - size % pairs, pairs) for size in (self.shape.dim, self.shape.head_dim))
+        shape = replace(self.shape, dim=dim, head_dim=head_dim, grid=(self.shape.max_positions,) * axes)
+        other = replace(self, shape=shape)
+        return other if other.refusal(axes) is None else None
+
+    def positions(self, places: Places, segment: Int[Tensor, " tokens"] | None = None) -> Positions:
+        """Tokens at these places. A place p of one number, where tokens have several coordinates, is (p, p + 3, p + 6):
+        on a line that misses the origin, since on one through it all turns commute. All tokens are of segment 0 unless
+        told otherwise."""
+        places = torch.as_tensor(places)
+        if places.dim() == 1 and self.axes > 1:
+            places = places[:, None] + 3 * torch.arange(self.axes)
+        segment = torch.zeros(len(places), dtype=torch.int64) if segment is None else segment
+        return Positions(places[None], segment=segment[None])
+
+    def draw(self, *size: int, seed: int) -> Tensor:
+        """Numbers from N(0, 1), the same at every call."""
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(*size, generator=generator, dtype=torch.float64).to(self.dtype)
+
+    def content(self, tokens: int, equal: bool = False) -> Float[Tensor, "contents tokens dim"]:
+        """What the tokens are before positions: N(0, 1). ``equal``: all tokens of a content are the same."""
+        drawn = self.draw(CONTENTS, 1 if equal else tokens, self.shape.dim, seed=1)
+        return drawn.expand(-1, tokens, -1)
+
+    def project(self, x: Float[Tensor, "batch tokens dim"], which: int) -> Float[Tensor, "batch heads tokens head_dim"]:
+        """x as queries (0), keys (1) or values (2)."""
+        heads, head_dim = self.shape.num_heads, self.shape.head_dim
+        weight = self.draw(self.shape.dim, heads * head_dim, seed=2 + which) / self.shape.dim**0.5
+        return (x @ weight).unflatten(-1, (heads, head_dim)).transpose(1, 2)
+
+    # -- what the scheme does to them ---------------------------------------------------------------------------------
+
+    def internals(
+        self,
+        queries: Places,
+        keys: Places,
+        *,
+        content: Float[Tensor, "contents tokens dim"] | None = None,
+        segment: Int[Tensor, " tokens"] | None = None,
+        tied: bool = False,
+    ) -> Float[Tensor, "contents heads queries keys channels"]:
+        """What happens between two tokens: the score, and after it the vector that the value door adds, if it is open.
+
+        Without ``content`` all tokens are the same; with it, queries and keys are the same tokens. ``tied`` projects
+        keys as queries are.
+        """
+        query_positions, key_positions = _in_line(self.positions(queries, segment), self.positions(keys, segment))
+        x = self.content(len(query_positions), equal=True) if content is None else content
+        y = self.content(len(key_positions), equal=True) if content is None else content
+        return self._internals(query_positions, key_positions, x, y, tied)
+
+    def effect(self, queries: Places, keys: Places) -> Float[Tensor, "contents heads queries keys channels"]:
+        """What the scheme changes between tokens that are all the same: its internals less the score without it."""
+        changed = self.internals(queries, keys)
+        changed[..., :1] -= replace(self, build=lambda shape: NoPE()).internals(queries, keys)
+        return changed
+
+    def _internals(self, queries: Positions, keys: Positions, x: Tensor, y: Tensor, tied: bool = False) -> Tensor:
+        dtype = torch.promote_types(self.dtype, torch.float32)
+        encoding = self._with_features(self.scheme(queries, keys, dtype=dtype), x, y)
+        query = self.project(encoding.add(x), 0)
+        key = self.project(self.scheme.tokens(keys, dtype=dtype).add(y), 0 if tied else 1)
+        scores = torch.nan_to_num(logits(query, key, encoding), neginf=HIDDEN)
+        parts = [scores[..., None]]
+        block = Block(query, key, queries, keys, self.shape.head_dim**-0.5)
+        for term in encoding.values:
+            vectors, index = bucket(term, block)
+            parts.append(vectors[:, index].movedim(0, 1).expand(*scores.shape, -1).to(scores.dtype))
+        return torch.cat(parts, -1)
+
+    @staticmethod
+    def _with_features(encoding: Encoding, x: Tensor, y: Tensor) -> Encoding:
+        """What layers would make of the tokens' content, by fixed random projections."""
+        wanted = encoding.wanted
+        if not wanted:
+            return encoding
+        return encoding.with_projected(projected_at_random(wanted, x, seed=20), projected_at_random(wanted, y, seed=20))
+
+    @cached_property
+    def turns_pairs(self) -> bool:
+        """Whether the rotate door turns far pairs otherwise than near ones, so that no token has a rotation."""
+        if "rotate" not in self.scheme.doors:
+            return False
+        return self.scheme.tokens(self.positions([0])).banded is not None
+
+    @property
+    def sees_pairs(self) -> bool:
+        """Whether it does anything to a pair that it does to neither token: by a pair door, or by turning pairs."""
+        return bool({"score", "value"} & set(self.scheme.doors)) or self.turns_pairs
+
+    def vectors(self, places: Places) -> Float[Tensor, "tokens channels"] | None:
+        """What the token doors give each position, in one row: the vector it adds, and a fixed query and a fixed key as
+        it turns them. None where both are closed, turn pairs, or do the same to every token, wherever it stands."""
+        doors = {"add"} if self.turns_pairs else {"add", "rotate"}
+        if not doors & set(self.scheme.doors):
+            return None
+        positions = self.positions(places)
+        encoding = self.scheme.tokens(positions, dtype=torch.promote_types(self.dtype, torch.float32))
+        rows = [table[0].to(self.dtype) for table in encoding.tables]
+        if encoding.rotations and not self.turns_pairs:
+            sizes = (1, self.shape.num_heads, 1, self.shape.head_dim)
+            fixed = (self.draw(*sizes, seed=seed).expand(-1, -1, len(positions), -1) for seed in (5, 6))
+            turns = (encoding.rotate_query, encoding.rotate_key)
+            turned = [turn(x)[0].transpose(0, 1).flatten(1) for turn, x in zip(turns, fixed, strict=True)]
+            rows += turned if self._turns_by_position else []
+        return torch.cat(rows, -1) if rows else None
+
+    @cached_property
+    def _turns_by_position(self) -> bool:
+        """Whether what the rotate door does depends on where the tokens are."""
+        last = FARTHEST if self.limit is None else self.limit
+        encoding = self.scheme.tokens(self.positions([0, 1, last]), dtype=torch.float64)
+        sizes = (1, self.shape.num_heads, 1, self.shape.head_dim)
+        fixed = [self.draw(*sizes, seed=seed).double().expand(-1, -1, 3, -1) for seed in (5, 6)]
+        turned = (encoding.rotate_query(fixed[0]), encoding.rotate_key(fixed[1]))
+        return any(not torch.equal(x, x[:, :, :1].expand_as(x)) for x in turned)
+
+    def maps(self, places: Places) -> tuple[Tensor, Tensor] | None:
+        """What the rotate door does to queries and to keys of head 0, as matrices (tokens, head_dim, head_dim) of
+        float64; None where it is closed, turns pairs, or changes their width."""
+        if "rotate" not in self.scheme.doors or self.turns_pairs:
+            return None
+        positions = self.positions(places)
+        encoding = self.scheme.tokens(positions, dtype=torch.float64)
+        basis = torch.eye(self.shape.head_dim, dtype=torch.float64)[:, None, None]
+        basis = basis.expand(-1, self.shape.num_heads, len(positions), -1)
+        turned = encoding.rotate_query(basis), encoding.rotate_key(basis)
+        if any(x.shape != basis.shape for x in turned):
+            return None
+        query, key = (x[:, 0].permute(1, 2, 0) for x in turned)
+        return query, key
+
+    def output(
+        self, places: Places, content: Float[Tensor, "contents tokens dim"], segment: Int[Tensor, " tokens"]
+    ) -> Float[Tensor, "contents heads tokens head_dim"]:
+        """Attention of these tokens to each other, without a mask."""
+        encoding = self.scheme(self.positions(places, segment), dtype=torch.float64)
+        encoding = self._with_features(encoding, content, content)
+        x = encoding.add(content)
+        query, key, value = (self.project(x, number) for number in range(3))
+        # A row for each query might be causality, so that none objects.
+        everything = torch.ones(query.size(2), key.size(2), dtype=torch.bool)
+        out = attention(query, key, value, encoding, attn_mask=everything, backend="reference")
+        assert isinstance(out, Tensor)
+        return out
+
+    # -- where it ends ------------------------------------------------------------------------------------------------
+
+    def encodes(self, places: Sequence[int]) -> bool:
+        """Whether tokens at these places have an encoding, of finite numbers."""
+        try:
+            found = self.internals(places, places)
+        except PositionError:
+            return False
+        return bool(found.isfinite().all())
+
+    @cached_property
+    def limit(self) -> int | None:
+        """The last place that a token can have beside one at 0, found by bisection; None if there is no end."""
+        if self.encodes([0, FARTHEST]):
+            return None
+        low, high = 0, FARTHEST
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.encodes([0, middle]) else (low, middle)
+        return low
+
+    @cached_property
+    def end(self) -> str:
+        """The limit in words: what ends is where tokens are, or only the distance between them."""
+        what = "distances" if self.encodes([FARTHEST, FARTHEST]) else "positions"
+        return f"{what} end at {self.limit}"
+
+    @cached_property
+    def sees_coordinates(self) -> bool:
+        """Whether it makes any difference where the tokens are, their order being the same."""
+        return self._tells(torch.tensor([0, 2, 3, 5, 7, 9, 11, 14]))
+
+    @cached_property
+    def sees_places(self) -> bool:
+        """Whether their coordinates or their order make any difference."""
+        return self.sees_coordinates or self._tells(torch.tensor([5, 0, 9, 2, 14, 7, 11, 3]))
+
+    def _tells(self, far: Tensor) -> bool:
+        near = torch.arange(8)
+        here, there = self.internals(near, near), self.internals(far, far)
+        # Sums along the order may be taken in another way, and be rounded otherwise.
+        return bool((there - here).abs().max() > 100 * torch.finfo(here.dtype).eps * max(1.0, here.abs().max().item()))
+
+
+def _in_line(queries: Positions, keys: Positions) -> tuple[Positions, Positions]:
+    """The same tokens in the order of their places, those of queries and keys together: for schemes that count what
+    stands between two tokens. On a grid they keep the order that they are given in."""
+    if queries.coords.dim() != 2:
+        return queries, keys
+    line = torch.unique(torch.cat((queries.coords, keys.coords), 1))
+    in_line = [
+        Positions(p.coords, order=torch.searchsorted(line, p.coords.to(line.dtype)), segment=p.segment)
+        for p in (queries, keys)
+    ]
+    return in_line[0], in_line[1]

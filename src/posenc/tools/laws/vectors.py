@@ -1,0 +1,177 @@
+"""The laws of what positions look like: the vectors of token doors, and the pattern of scores over distances."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from posenc.tools.laws.probe import EPS, Finding, Probe, not_applicable
+
+SMALL, MEDIUM, LARGE = 64, 256, 1024
+NEAR, FAR = 2**15, 2**20  # where the growth of a scheme without an end is looked for
+FITTED = 512  # positions among which a linear map is fitted and held against
+LINEAR = 1000 * FITTED * EPS
+
+
+def _patterns(probe: Probe, count: int) -> Float[Tensor, "distances channels"]:
+    """What a query meets at the distances 0 .. count - 1 behind it, all tokens being the same."""
+    found = probe.effect([count - 1], torch.arange(count - 1, -1, -1))[:, :, 0]
+    scores, values = found[..., :1], found[:1, ..., 1:]  # what the value door adds does not depend on the content
+    return torch.cat([part.movedim(2, 0).flatten(1) for part in (scores, values)], -1)
+
+
+class _Code:
+    """A row for each position or distance, as told apart in a dtype: how far all pairs of rows lie from each other."""
+
+    def __init__(self, kind: str, rows: Float[Tensor, "count channels"], dtype: torch.dtype) -> None:
+        rows = rows.float()  # which holds them exactly: they are of float32 or less
+        self.kind, self.apart = kind, torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+        self.apart.fill_diagonal_(torch.inf)
+        self.step = torch.finfo(dtype).eps * rows.norm(dim=-1).max().item()  # one rounding step of the longest row
+
+    def closest(self, count: int | None = None) -> float:
+        """The least distance between two of the first rows."""
+        return self.apart[:count, :count].min().item()
+
+    @property
+    def collision(self) -> int:
+        """The first row that lies within a rounding step of an earlier one, or -1."""
+        clash = (self.apart <= self.step).tril(-1).any(-1)
+        return int(clash.int().argmax()) if clash.any() else -1
+
+
+def _codes(probe: Probe, dtype: torch.dtype, count: int) -> list[_Code]:
+    other, codes = replace(probe, dtype=dtype), []
+    vectors = other.vectors(torch.arange(count))
+    if vectors is not None:
+        codes.append(_Code("positions", vectors, dtype))
+    if probe.sees_pairs:  # scores are float32 whatever the dtype of the model
+        codes.append(_Code("distances", _patterns(other, count), torch.float32))
+    return codes
+
+
+def unique(probe: Probe) -> Finding:
+    """No two positions share a vector or, for pair doors, no two distances a pattern of scores: the closest two of 1024
+    lie more than one rounding step of the longest apart, in float32. The same is measured in bfloat16."""
+    count = LARGE if probe.limit is None else min(LARGE, probe.limit + 1)
+    numbers: dict[str, float | int] = {}
+    found: _Code | None = None
+    for dtype in (torch.bfloat16, torch.float32):
+        found = max(_codes(probe, dtype, count), key=lambda code: _ratio(code.closest(), code.step), default=None)
+        if found is None:
+            return Finding(False, 0.0, 0.0, "it opens no door: all positions are the same to it")
+        name = str(dtype).removeprefix("torch.")
+        numbers |= {f"{name} at {size}": found.closest(size) for size in (SMALL, MEDIUM, LARGE) if size <= count}
+        numbers[f"{name} first collision"] = found.collision
+    assert found is not None
+    value, threshold = found.closest(), found.step
+    words = f"the closest two of {count} {found.kind} are {value:.1e} apart in float32"
+    if found.collision >= 0:
+        words += f"; {found.kind[:-1]} {found.collision} is the first to share its code with one before it"
+    return Finding(value > threshold, value, threshold, words, numbers)
+
+
+def _ratio(value: float, threshold: float) -> float:
+    return value / threshold if threshold else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class LinearMap:
+    """M_k fitted to vectors at three places of four, with what it does at the others, as shares of the vectors' size:
+    ``residual`` of M_k p_t = p_{t+k}, ``bend`` of (M_k p) . (M_k p') = p . p', ``composed`` of M_l M_k = M_{k+l}."""
+
+    residual: float
+    bend: float
+    composed: float
+
+
+def linear_map(probe: Probe, near: int = 3, far: int = 5) -> LinearMap | None:
+    """The best linear map from the vectors at places t to those at t + near, and on to t + near + far. Least squares,
+    by singular values, since slow channels are nearly dependent. None where no position has a vector.
+
+    Of 12 channels, not of as many as the probe has: among a hundred smooth channels, of sines or of anything else,
+    there is a combination that looks like any one of them a few places on, to the last digit.
+    """
+    probe = replace(probe, shape=replace(probe.shape, dim=12, num_heads=3, head_dim=4))
+    count = FITTED if probe.limit is None else min(FITTED, probe.limit + 1 - near - far)
+    vectors = probe.vectors(torch.arange(count + near + far))
+    if vectors is None:
+        return None
+    shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(10))
+    fit, held = shuffled[: 3 * count // 4], shuffled[3 * count // 4 :]
+
+    def between(k: int) -> Tensor:
+        return torch.linalg.lstsq(vectors[fit], vectors[fit + k], driver="gelsd").solution
+
+    here, there, beyond = (vectors[held + k] for k in (0, near, near + far))
+    by_near, by_far, by_both = between(near), between(far), between(near + far)
+    moved = here @ by_near
+    size, energy = vectors.norm(dim=-1).max(), (here @ here.mT).abs().max()
+    return LinearMap(
+        residual=((moved - there).norm(dim=-1).max() / size).item(),
+        bend=((moved @ moved.mT - here @ here.mT).abs().max() / energy).item(),
+        composed=((torch.stack((here @ by_both, beyond)) - moved @ by_far).norm(dim=-1).max() / size).item(),
+    )
+
+
+def _linear(probe: Probe) -> LinearMap | Finding:
+    if not probe.sees_coordinates:
+        return not_applicable("it sees no coordinates, so no position has a vector of its own")
+    return linear_map(probe) or not_applicable("it gives codes to pairs of positions, and to no position a vector")
+
+
+def linear(probe: Probe) -> Finding:
+    """One matrix M_k carries the vector of every position t to that of t + k, and M_l M_k = M_{k+l}; fitted to some
+    positions, of 12 channels, and held against others. A thousand roundings for each position are allowed."""
+    found = _linear(probe)
+    if isinstance(found, Finding):
+        return found
+    value = max(found.residual, found.composed)
+    words = f"at positions it was not fitted to, M_3 misses by {found.residual:.1e} of a vector's length"
+    words += f", and M_5 M_3 = M_8 by {found.composed:.1e}"
+    return Finding(value <= LINEAR, value, LINEAR, words, {"residual": found.residual, "composition": found.composed})
+
+
+def orthogonal(probe: Probe) -> Finding:
+    """That matrix keeps lengths and angles: a position moves on by a turn."""
+    found = _linear(probe)
+    if isinstance(found, Finding):
+        return found
+    value = max(found.bend, found.residual)
+    words = f"M_3 changes inner products of vectors by up to {found.bend:.1e} of the largest"
+    return Finding(value <= LINEAR, value, LINEAR, words, {"inner products": found.bend})
+
+
+def bounded(probe: Probe) -> Finding:
+    """What it adds to a vector, makes of one or changes in a score stays within a bound: the largest up to position
+    2^20 is at most a quarter above the largest up to 2^15. (A logarithm grows by a third.) A table with an end has one
+    by being finite."""
+    if probe.sees_places and not probe.sees_coordinates:
+        return not_applicable("it goes by which tokens stand between two, and not by how far apart they are")
+    generator = torch.Generator().manual_seed(11)
+    if probe.limit is None:
+        near = torch.cat((torch.arange(SMALL), torch.randint(NEAR, (448,), generator=generator)))
+        far = torch.randint(NEAR, FAR, (512,), generator=generator)
+    else:
+        near = far = torch.arange(probe.limit + 1)
+    sizes: list[tuple[str, float, float]] = []
+    vectors = [probe.vectors(places) for places in (near, far)]
+    if vectors[0] is not None and vectors[1] is not None:
+        what = "vector it adds" if "rotate" not in probe.scheme.doors else "vector it has turned"
+        sizes.append((f"norm of a {what}", *(x.norm(dim=-1).max().item() for x in vectors if x is not None)))
+    if probe.sees_pairs:
+        # The query stands at the end of a text, and is told of every key before it.
+        ends = (NEAR, FAR) if probe.limit is None else (probe.limit, probe.limit)
+        both = zip(ends, (near, far), strict=True)
+        found = [probe.effect([end], end - places).abs().max().item() for end, places in both]
+        sizes.append(("change of a score", found[0], found[1]))
+    if not sizes:
+        return Finding(True, 0.0, 0.0, "it opens no door and changes nothing")
+    what, close, value = max(sizes, key=lambda size: _ratio(size[2], size[1]))
+    value = max(close, value)
+    if probe.limit is None:
+        words = f"the largest {what} is {close:.4g} up to {NEAR} and {value:.4g} up to {FAR}"
+    else:
+        words = f"the largest {what} is {value:.4g}, and its table ends at {probe.limit}"
+    return Finding(value <= 1.25 * close, value, 1.25 * close, words, {"near": close})

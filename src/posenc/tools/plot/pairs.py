@@ -1,0 +1,328 @@
+"""Figures of the score and value doors: what a scheme does to a pair of tokens, query down and key across.
+
+A figure shows what the score door makes of a score: the *bias* added to it where the scheme adds, the *factor* it is
+multiplied with where it multiplies. Terms that meet the query are shown for a fixed Gaussian query, the same at every
+position: one for each head of a scheme that has heads of its own, and one for a scheme whose heads share a table.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from posenc.arguments import check_flag, number, shown, whole
+from posenc.encoding.features import projected_at_random
+from posenc.encoding.pieces import Bias, Meeting, Piece, Row, adds
+from posenc.lowering.block import Block
+from posenc.lowering.forms import dense
+from posenc.positions.positions import Positions
+from posenc.positions.tiles import Visibility
+from posenc.scheme import Scheme
+from posenc.schemes.alibi import ALiBi
+from posenc.schemes.distance_aware import DistanceAware
+from posenc.schemes.entry import Shape
+from posenc.schemes.shaw import Shaw
+from posenc.tools.kit import style
+from posenc.tools.plot import panels
+from posenc.tools.plot.panels import Named, Schemes
+
+BIAS, FACTOR = "bias (added to the score)", "factor (times the score)"
+MOST_HEADS = 4  # in one figure
+
+
+# -- what a scheme does to a score ------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def effect(scheme: Scheme, query_positions: Positions, key_positions: Positions, head_dim: int) -> tuple[Tensor, str]:
+    """What the score door does, (heads, queries, keys) in float64, and in words: a bias or a factor.
+
+    The keys are zero vectors, so that of a term with the query only the part of the position is left. What a layer
+    would make for the scheme is made of a fixed content, the same at every position. ValueError for a scheme that looks
+    along the row, or both adds and multiplies: its doing is neither a bias nor a factor.
+    """
+    encoding = scheme(query_positions, key_positions, doors=("score", "value"))
+    pieces = encoding.pieces
+    kinds = {None if isinstance(piece, Row) else adds(piece) for piece in pieces}
+    if kinds not in ({True}, {False}):
+        raise ValueError(
+            "schemes must add to the score or multiply it, got one that does both, neither, or needs the whole row"
+        )
+    heads, width = _sizes(scheme, pieces, head_dim)
+    generator = torch.Generator().manual_seed(panels.SEED)
+    fixed = torch.randn(1, heads, 1, width, generator=generator, dtype=torch.float64)
+    key = torch.zeros(1, heads, len(key_positions), width, dtype=torch.float64)
+    if encoding.wanted:
+        content = torch.randn(1, 1, head_dim, generator=generator, dtype=torch.float64)
+        made = (
+            projected_at_random(encoding.wanted, content.expand(-1, len(positions), -1), seed=panels.SEED)
+            for positions in (query_positions, key_positions)
+        )
+        encoding = encoding.with_projected(*made)
+    block = Block(
+        fixed.expand(-1, -1, len(query_positions), -1),
+        key,
+        query_positions,
+        key_positions,
+        width**-0.5,
+        query_features=encoding.query_features,
+        key_features=encoding.key_features,
+    )
+    start = 0.0 if kinds == {True} else 1.0
+    score = torch.full((1, heads, len(query_positions), len(key_positions)), start, dtype=torch.float64)
+    for piece in pieces:
+        score = dense(piece, score, block, Visibility(), None)
+    return score[0], BIAS if kinds == {True} else FACTOR
+
+
+def _sizes(scheme: Scheme, pieces: Sequence[Piece], head_dim: int) -> tuple[int, int]:
+    """The heads and head_dim that the scheme was made for, else one head and the head_dim given."""
+    num_heads = max((_table_at_zero(piece).size(0) for piece in pieces if isinstance(piece, Bias | Meeting)), default=1)
+    for part in scheme.parts:
+        num_heads = getattr(part, "num_heads", None) or num_heads
+        head_dim = getattr(part, "head_dim", None) or head_dim
+    return num_heads, head_dim
+
+
+def _table_at_zero(piece: Bias | Meeting) -> Tensor:
+    """What it gives at no distance, (heads or 1, ...)."""
+    distance = piece.distance
+    axes = 1 if distance.reach is None else len(distance.reach)
+    r = torch.zeros((1,) if distance.axis is not None else (1, axes), dtype=torch.int64)
+    return piece.at(r)
+
+
+def _effects(
+    drawn: Sequence[Named], query: Positions, key: Positions, head_dim: int, causal: bool | None
+) -> tuple[list[NDArray[np.float64]], list[str]]:
+    """The same of several schemes. NaN is what is left out: see `panels.hidden`."""
+    found, kinds = [], []
+    for each in drawn:
+        values, kind = effect(each.scheme, query, key, head_dim)
+        found.append(panels.numbers(values.masked_fill(panels.hidden(each.scheme, query, key, causal), -torch.inf)))
+        kinds.append(kind)
+    return found, kinds
+
+
+def _shape(
+    num_heads: int, head_dim: int, positions: Positions, causal: bool | None, grid: tuple[int, int] | None = None
+) -> Shape:
+    """What named schemes are built for: a decoder where nothing else is said."""
+    panels.check_causal(causal)
+    dim = whole("num_heads", num_heads) * whole("head_dim", head_dim)
+    return Shape(dim, num_heads, head_dim, len(positions), causal=causal is not False, grid=grid)
+
+
+def alibi_forms(num_heads: int = 4) -> dict[str, Scheme]:
+    """ALiBi for decoders and in both forms for encoders."""
+    return {f"alibi, {form}": ALiBi(num_heads, form) for form in ("causal", "bidirectional", "directed")}
+
+
+# -- bias matrices and bias by distance -------------------------------------------------------------------------------
+
+
+def bias(
+    schemes: Schemes | None = None,
+    *,
+    num_heads: int = 4,
+    head_dim: int = 64,
+    length: int = 24,
+    grid: tuple[int, int] | None = None,
+    causal: bool | None = None,
+    dark: bool = False,
+) -> Figure:
+    """Matrices of bias or factor: a row for each scheme, a column for each head, of the first four. By default ALiBi's
+    three forms.
+
+    ``grid`` puts the tokens in rows and columns, for schemes that need them there. Names are built for a decoder, as
+    the catalog has them, or, with ``causal=False``, for an encoder. Keys after a query are hidden for schemes that are
+    made for decoders, for all with ``causal=True`` and for none with ``causal=False``.
+
+    Raises ValueError for a scheme that opens no score door.
+    """
+    positions = panels.places(length, grid)
+    shape = _shape(num_heads, head_dim, positions, causal, grid)
+    drawn = panels.named(alibi_forms(num_heads) if schemes is None else schemes, shape, doors=("score",))
+    matrices, kinds = _effects(drawn, positions, positions, head_dim, causal)
+    columns = min(MOST_HEADS, max(map(len, matrices)))
+    token = "position" if grid is None else "patch"
+    with style.context(dark):
+        side = {1: 3.4, 2: 2.7, 3: 2.1}.get(columns, 1.85)
+        size = (1.9 + side * columns, 0.9 + (side + 0.15) * len(drawn))
+        figure, axes = panels.panels(len(drawn), columns, size, "What the scheme does to the score of query and key")
+        for row, (each, heads, kind) in enumerate(zip(drawn, matrices, kinds, strict=True)):
+            line = axes[row * columns : (row + 1) * columns]
+            colors = panels.scale(heads[:columns], dark, centre=1.0 if kind == FACTOR else None)
+            for index, (panel, shown) in enumerate(zip(line, heads, strict=False)):  # the first four heads
+                image = panels.matrix(panel, shown, colors, dark)
+                panel.set_title(_head(each.scheme, index, len(heads)), fontsize=9, weight="normal")
+                panel.tick_params(labelsize=9, labelleft=index == 0)
+                if row == len(drawn) - 1:
+                    panel.set_xlabel(f"key ({token})", size=10)
+            line[0].set_ylabel("\n".join([*_titled(each, len(heads)).split(", "), f"query ({token})"]), size=10)
+            for spare in line[len(heads) :]:
+                spare.set_axis_off()
+            panels.bar(figure, image, line, kind.replace(" (", "\n("), aspect=14)
+        if any(np.isnan(heads[:columns]).any() for heads in matrices):
+            figure.supxlabel("grey: never seen", x=0.012, ha="left", size=9)
+    return figure
+
+
+def _titled(each: Named, heads: int) -> str:
+    """Its title, with the form of an ALiBi, and how many of the heads are drawn where not all are."""
+    forms = [part.form for part in each.scheme.parts if isinstance(part, ALiBi) and part.form not in each.title]
+    more = [f"{MOST_HEADS} of {heads} heads"] if heads > MOST_HEADS else []
+    return ", ".join([each.title, *forms, *more])
+
+
+def _head(scheme: Scheme, index: int, heads: int) -> str:
+    if heads == 1:
+        return "one query, the same in every row"
+    alibi = next((part for part in scheme.parts if isinstance(part, ALiBi)), None)
+    words = f"head {index + 1} of {heads}"
+    return words if alibi is None else f"{words}, slope {_number(alibi.slopes[index])}"
+
+
+def _number(value: float) -> str:
+    """A slope as a fraction where that is shorter."""
+    whole = round(1 / value)
+    return f"1/{whole}" if whole * value == 1 else f"{value:.3g}"
+
+
+def bias_by_distance(
+    schemes: Schemes | None = None,
+    *,
+    num_heads: int = 4,
+    head_dim: int = 64,
+    length: int = 32,
+    common: bool = False,
+    causal: bool | None = None,
+    dark: bool = False,
+) -> Figure:
+    """Bias or factor against distance, up to ``length`` positions to either side, on one axis of distances: a panel for
+    each scheme, a line for each head, of the first four.
+
+    ``common`` gives all panels of biases one axis of biases too. The default shows ALiBi's three forms, the term q . K
+    of Shaw (window 8) and of relative 1D, Transformer-XL's (q + v) . W R, and DA-Transformer's factor for weights -0.3,
+    -0.1, 0.1 and 0.3. ``causal`` is as in `bias`.
+
+    Raises ValueError for a scheme that opens no score door.
+    """
+    whole("length", length)
+    check_flag("common", common)
+    keys = Positions.arange(2 * length + 1)
+    query = keys[length : length + 1]
+    shape = _shape(num_heads, head_dim, keys, causal)
+    drawn = _examples(num_heads, head_dim, shape) if schemes is None else panels.named(schemes, shape, doors=("score",))
+    found, kinds = _effects(drawn, query, keys, head_dim, causal)
+    curves = [values[:, 0] for values in found]
+    distance = np.arange(-length, length + 1)
+    rows, columns = panels.layout(len(drawn))
+    biases = [curve for curve, kind in zip(curves, kinds, strict=True) if kind == BIAS]
+    with style.context(dark):
+        size = (1.3 + 2.75 * columns, 1.5 + 2.15 * rows)
+        title = "What the scheme does to the score, by distance"
+        figure, axes = panels.panels(rows, columns, size, title, share=True, used=len(drawn) + 1)
+        colors = panels.ordered(MOST_HEADS, dark)
+        for index, (panel, each, heads, kind) in enumerate(zip(axes, drawn, curves, kinds, strict=False)):
+            for head, values in enumerate(heads[:MOST_HEADS]):
+                panel.plot(distance, values, color=colors[head], linestyle=panels.DASHES[head])
+            panel.set(title=_titled(each, len(heads)), xlim=(-length, length))
+            panel.axvline(0, color=style.theme(dark).faint, linewidth=0.8, zorder=1)
+            panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            panel.tick_params(labelsize=9, labelbottom=True)
+            panel.set_ylabel(kind.split(" (")[0], size=10)
+            if common and kind == BIAS:
+                every = np.concatenate([curve.ravel() for curve in biases])
+                low, high = float(np.nanmin(every)), float(np.nanmax(every))
+                room = 0.05 * (high - low) or 1.0
+                panel.set_ylim(low - room, high + room)
+            if index + columns >= len(drawn):
+                panel.set_xlabel("key − query (positions)", size=10)
+        alibi = [p for p in axes if p.get_title(loc="left").startswith("alibi")]
+        for panel in alibi[1:]:
+            panel.sharey(alibi[0])
+        handles = [
+            Line2D([], [], color=colors[h], linestyle=panels.DASHES[h], label=f"head {h + 1}")
+            for h in range(min(MOST_HEADS, max(map(len, curves))))
+        ]
+        words: dict[str, Any] = {"title": f"{BIAS}\n{FACTOR}", "alignment": "left", "fontsize": 9, "title_fontsize": 9}
+        if len(axes) > len(drawn):
+            axes[-1].set_axis_off()
+            axes[-1].legend(handles=handles, loc="center left", **words)
+        else:
+            figure.legend(handles=handles, loc="outside lower left", ncols=4, **words)
+    return figure
+
+
+def _examples(num_heads: int, head_dim: int, shape: Shape) -> list[Named]:
+    drawn = panels.named(alibi_forms(num_heads), shape)
+    with panels.fixed_draws(), torch.no_grad():
+        drawn.append(Named("shaw, k = 8", Shaw(head_dim, max_distance=8), fresh=True))
+        aware = DistanceAware(num_heads)
+        aware.w.copy_(torch.linspace(-0.3, 0.3, num_heads))
+    drawn += panels.named(("relative_1d", "transformer_xl"), shape)
+    return [*drawn, Named("distance_aware, w = −0.3 … 0.3", aware, fresh=False)]
+
+
+# -- DA-Transformer ---------------------------------------------------------------------------------------------------
+
+
+def distance_aware_factor(
+    *, v: Sequence[float] = (-2.0, 0.0, 1.0, 2.0), w: float = 0.2, length: int = 40, dark: bool = False
+) -> Figure:
+    """DA-Transformer's family f(R; v) = (1 + e^v) / (1 + e^(v - R)): against the weighted distance R = w |i - j|, with
+    its bounds 1 + e^v, and against the distance itself for weights +w and -w.
+
+    Source: Wu, Wu & Huang 2021, "DA-Transformer", section 3.2.
+    """
+    if not isinstance(v, Sequence) or not v:
+        raise ValueError(f"v must be a sequence of numbers, one or more, got {shown(v)}")
+    v, w = [number("v", each) for each in v], number("w", w, above=0)
+    whole("length", length)
+    reach = 8.0
+    R = torch.linspace(-reach, reach, 321, dtype=torch.float64)
+    r = torch.arange(length + 1, dtype=torch.float64)
+    with style.context(dark):
+        figure, (left, right) = panels.panels(1, 2, (9.0, 4.2), "DA-Transformer: the factor that a head learns")
+        colors = panels.ordered(len(v), dark)
+        for index, (color, each) in enumerate(zip(colors, v, strict=True)):
+            look: dict[str, Any] = {"color": color, "linestyle": panels.DASHES[index % 4]}
+            bound = 1 + float(np.exp(each))
+            left.plot(R, panels.numbers(_factor(R, 1.0, each)), label=f"v = {_signed(each)}, bound {bound:.3g}", **look)
+            left.axhline(bound, color=color, linewidth=0.8, linestyle=(0, (1, 2)))
+            for sign in (1, -1):
+                right.plot(r, panels.numbers(_factor(r, sign * w, each)), **look)
+        faint = style.theme(dark).faint
+        for panel in (left, right):
+            panel.axhline(1, color=faint, linewidth=0.8, zorder=1)
+            panel.set_ylim(bottom=0)
+        left.axvline(0, color=faint, linewidth=0.8, zorder=1)
+        left.set(xlabel="weighted distance R = w |i − j|", ylabel="factor f(R; v) (times the score)")
+        left.set(xlim=(-reach, reach), title="f(0) = 1; dotted: the bound $1 + e^v$")
+        left.legend(loc="upper left", bbox_to_anchor=(0, 0.93), fontsize=9)
+        right.set(xlabel="distance |i − j| (positions)", xlim=(0, length))
+        right.set_title(f"w = +{w:g} favours the far, w = −{w:g} lets it fade")
+        right.sharey(left)
+    return figure
+
+
+@torch.no_grad()
+@panels.fixed_draws()
+def _factor(distance: Tensor, w: float, v: float) -> Tensor:
+    """The scheme's own factor for w |r| where r may have a sign, as R has."""
+    scheme = DistanceAware(2).double()
+    scheme.w.copy_(torch.tensor([w, -w]))
+    scheme.v.fill_(v)
+    both = scheme.factor(distance).mT
+    return torch.where(distance < 0, both[:, 1], both[:, 0])
+
+
+def _signed(number: float) -> str:
+    return f"{number:g}".replace("-", "−")

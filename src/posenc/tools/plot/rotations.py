@@ -1,0 +1,197 @@
+"""Figures of the rotate door: how far every pair of channels is turned, and what that does to a score.
+
+Angles are read off the rotation that a scheme gives, so scaled and partial variants are drawn as they are.
+"""
+
+import copy
+import math
+from typing import Any
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle
+from numpy.typing import NDArray
+
+from posenc.arguments import check_type, whole
+from posenc.positions.positions import Positions
+from posenc.rotation.maps import OfKeyHeads
+from posenc.scheme import Scheme
+from posenc.schemes.catalog import catalog
+from posenc.schemes.entry import Shape
+from posenc.tools.kit import style
+from posenc.tools.laws.decay import counterexample, rotary_bound
+from posenc.tools.laws.probe import Probe
+from posenc.tools.plot import panels
+from posenc.tools.plot.panels import Named, Schemes
+
+
+def rope_rotation(
+    schemes: Schemes = ("rope",), *, head_dim: int = 16, length: int = 10, pairs: int = 4, dark: bool = False
+) -> Figure:
+    """The turn of the first ``pairs`` pairs of channels (of all, where there are fewer) at positions 0 .. length - 1:
+    an arrow on a circle for each.
+
+    Pair 0 turns fastest, by one radian per position. Source: Su et al. 2021, "RoFormer", figure 1.
+    """
+    whole("pairs", pairs)
+    drawn = _named(schemes, head_dim, length)
+    angles = [np.angle(turns(each.scheme, length))[:, :pairs] for each in drawn]
+    with style.context(dark):
+        count = max(found.shape[1] for found in angles)
+        size = (2.9 + 0.64 * length, 0.7 + (0.75 + 0.64 * count) * len(drawn))
+        figure, axes = panels.panels(len(drawn), 1, size, "RoPE: the turn of each pair of channels")
+        for panel, each, found in zip(axes, drawn, angles, strict=True):
+            _circles(panel, found, dark)
+            for pair, theta in enumerate(found[1]):
+                panel.text(length - 0.4, pair, f"{theta:.3g} rad per position", va="center", size=9)
+            panel.set(title=each.title, xlabel="position (tokens)")
+            panel.set_yticks(range(found.shape[1]), [f"pair {pair}" for pair in range(found.shape[1])])
+    return figure
+
+
+def _circles(axes: Axes, angles: NDArray[np.float64], dark: bool) -> None:
+    length, pairs = angles.shape
+    paper = style.theme(dark)
+    colors = panels.ordered(pairs, dark)
+    x, y = np.meshgrid(np.arange(length), np.arange(pairs), indexing="ij")
+    axes.grid(False)
+    for place, pair in zip(x.ravel(), y.ravel(), strict=True):
+        axes.add_patch(Circle((float(place), float(pair)), 0.42, fill=False, edgecolor=paper.faint, linewidth=0.8))
+    # y runs down, so that pair 0 is on top; arrows are turned back for it.
+    u, v = 0.42 * np.cos(angles), -0.42 * np.sin(angles)
+    unit: dict[str, Any] = {"angles": "xy", "scale_units": "xy", "units": "xy", "scale": 1, "width": 0.05}
+    shades = [colors[pair] for pair in y.ravel()]
+    axes.quiver(x, y, u, v, color=shades, headwidth=3.6, headlength=4, headaxislength=3.6, **unit)
+    axes.set(xlim=(-0.55, length - 0.45), ylim=(pairs - 0.45, -0.55), aspect="equal", xticks=range(length))
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+
+
+def rope_phases(schemes: Schemes = ("rope",), *, head_dim: int = 64, length: int = 256, dark: bool = False) -> Figure:
+    """The phase map: by what angle each pair is turned at each position, with the position of its first full turn.
+
+    Pairs right of the line have come round within the length; pairs it does not reach have phases that longer texts
+    will be the first to show.
+    """
+    drawn = _named(schemes, head_dim, length)
+    rows, columns = panels.layout(len(drawn), most=2)
+    with style.context(dark):
+        size = (7.6 if columns == 1 else 9.6, 0.5 + 3.5 * rows)
+        title = "RoPE: the angle of every pair at every position"
+        figure, axes = panels.panels(rows, columns, size, title, used=len(drawn))
+        # A cyclic map: 0 and 2 pi are one colour, that of the paper, and half a turn is furthest from it.
+        colors = matplotlib.colormaps["twilight_shifted" if dark else "twilight"], Normalize(0, 2 * math.pi)
+        for panel, each in zip(axes, drawn, strict=True):
+            found = turns(each.scheme, length)
+            image = panels.matrix(panel, (np.angle(found) % (2 * math.pi)).T, colors, dark, square=False)
+            theta = np.angle(found[1])
+            once = 2 * math.pi / np.where(theta > 0, theta, np.nan)
+            inside = once < length
+            pairs = np.arange(len(theta))
+            panel.plot(once[inside], pairs[inside], color="#ffffff", linewidth=3.4, solid_capstyle="butt")
+            panel.plot(once[inside], pairs[inside], color="#101418", linewidth=1.6, linestyle=(0, (3, 1.5)))
+            panel.set(xlim=(-0.5, length - 0.5), ylim=(len(theta) - 0.5, -0.5))
+            title = f"{each.title}; dashed: the first full turn"
+            panel.set(title=title, xlabel="position (tokens)", ylabel="pair of channels (index)")
+            bar = panels.bar(figure, image, panel, "angle (radians)")
+            bar.set_yticks([0, math.pi / 2, math.pi, 3 * math.pi / 2, 2 * math.pi], ["0", "π/2", "π", "3π/2", "2π"])
+    return figure
+
+
+def rope_decay(
+    schemes: Schemes = ("rope",),
+    *,
+    head_dim: int = 128,
+    length: int = 256,
+    peak: int = 100,
+    draws: int = 512,
+    dark: bool = False,
+) -> Figure:
+    """The bound B(r) that falls with distance, over scores that need not: a bound, not behaviour.
+
+    Above, B(r) of `posenc.tools.laws`. Below, scores q . k / sqrt(d): of one query and the key built to be met best at
+    distance ``peak``, both of norm sqrt(d); and of Gaussian queries and keys, whose mean is 0 and whose spread is the
+    same at every distance.
+
+    Source: Su et al. 2021, "RoFormer", section 3.4.3 (the bound); Barbero et al. 2025, "Round and Round We Go!",
+    propositions 3.1 and 3.2 (why it says little).
+    """
+    whole("length", length, least=2)
+    whole("peak", peak, 0, length - 1)
+    whole("draws", draws, least=2)
+    drawn = _named(schemes, head_dim, length)
+    r = np.arange(length)
+    with style.context(dark):
+        title = "RoPE: a bound that falls with distance, and scores that need not"
+        figure, axes = panels.panels(2, len(drawn), (2.6 + 5.4 * len(drawn) ** 0.8, 6.2), title, share=True)
+        ink, orange, blue = (style.theme(dark).palette[index] for index in (0, 1, 2))
+        for column, each in enumerate(drawn):
+            above, below = axes[column], axes[len(drawn) + column]
+            theta = torch.from_numpy(np.angle(turns(each.scheme, 2))[1].copy())
+            above.plot(r, panels.numbers(rotary_bound(theta, torch.arange(length))), color=ink)
+            above.set(ylim=(0, None), title=f"{each.title}: B(r), a bound, not behaviour")
+            built, mean, spread = _counterexample(each.scheme, head_dim, length, peak, draws)
+            below.plot(r, built, color=orange, linestyle=panels.DASHES[1], label=f"a key built for distance {peak}")
+            below.plot(r, mean, color=blue, label=f"mean of {draws} Gaussian queries and keys")
+            words = "± 1 standard deviation of theirs"
+            below.fill_between(r, mean - spread, mean + spread, label=words, color=blue, alpha=0.3, linewidth=0)
+            below.axvline(peak, color=style.theme(dark).faint, linewidth=1, linestyle=":")
+            below.legend(loc="upper right", fontsize=9)
+            below.set(title=f"{each.title}: scores", xlabel="distance r = query − key (positions)")
+            below.set(xlim=(0, length - 1), ylim=(None, 1.6 * float(built.max())))
+            if column == 0:
+                above.set_ylabel("B(r) (no unit)")
+                below.set_ylabel("score (in logits)")
+            above.tick_params(labelbottom=True)
+    return figure
+
+
+# -- the numbers ------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def turns(scheme: Scheme, length: int) -> NDArray[np.complex128]:
+    """e^(i angle) of every pair at positions 0 .. length - 1, (positions, pairs), as the scheme's rotation has it.
+
+    Several coordinates lie on the diagonal; of heads that turn each otherwise it is the first; pairs are those of the
+    basis in which it turns.
+
+    ValueError for a scheme that does not turn pairs, or turns queries and keys, or near and far pairs, apart.
+    """
+    check_type("scheme", scheme, Scheme)
+    whole("length", length)
+    needed = [entry.least_axes for entry in catalog() for part in scheme.parts if isinstance(part, entry.scheme)]
+    positions, axes = Positions.arange(length), max(needed, default=1)
+    if axes > 1:
+        positions = Positions(positions.coords[..., None].expand(-1, -1, axes))
+    rotations: tuple[Any, ...] = scheme.tokens(positions, dtype=torch.float64).rotations
+    of_queries, of_keys = (rotations[0].query, rotations[0].key) if len(rotations) == 1 else (None, None)
+    if isinstance(of_keys, OfKeyHeads):
+        of_keys = of_keys.turn
+    turn = getattr(of_queries, "turn", of_queries)
+    if turn is None or not hasattr(turn, "cos") or of_keys is not of_queries:
+        raise ValueError("schemes must turn pairs of channels, queries and keys alike, got one that does not")
+    if rotations[0].bands:
+        raise ValueError("schemes must turn near and far pairs alike, got one that has bands")
+    return np.asarray(torch.complex(turn.cos[0, 0].double(), turn.sin[0, 0].double()).numpy())
+
+
+def _counterexample(
+    scheme: Scheme, head_dim: int, length: int, peak: int, draws: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Scores in logits: of the built key, and the mean and spread of those of Gaussian ones."""
+    head_dim = next((width for part in scheme.parts if (width := getattr(part, "head_dim", None))), head_dim)
+    probe = Probe(lambda shape: copy.deepcopy(scheme), Shape(head_dim, 1, head_dim, length))
+    found = counterexample(probe, peak, length, draws)
+    assert found is not None
+    return panels.numbers(found.built * head_dim**0.5), panels.numbers(found.mean), panels.numbers(found.spread)
+
+
+def _named(schemes: Schemes, head_dim: int, length: int) -> list[Named]:
+    whole("length", length, least=2)
+    whole("head_dim", head_dim)
+    return panels.named(schemes, Shape(head_dim, 1, head_dim, length), doors=("rotate",))

@@ -1,0 +1,181 @@
+"""Figures of the pair doors on a sentence: which vector a pair uses, what the terms of a score are, and the weights."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from matplotlib.colors import BoundaryNorm, ListedColormap, Normalize
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
+
+import posenc
+from posenc.arguments import check_type, shown, whole
+from posenc.encoding.features import projected_at_random
+from posenc.encoding.pieces import gives_weights
+from posenc.lowering.block import Block
+from posenc.lowering.forms import bucket
+from posenc.positions.positions import Positions
+from posenc.schemes.entry import Shape
+from posenc.schemes.shaw import Shaw
+from posenc.schemes.transformer_xl import TransformerXL
+from posenc.tools.kit import style
+from posenc.tools.plot import panels
+from posenc.tools.plot.panels import Schemes
+
+
+def shaw_window(
+    sentence: str = "the rock rolled down the steep hill",
+    *,
+    max_distance: int = 2,
+    positions: Sequence[int] = (3, 4),
+    dark: bool = False,
+) -> Figure:
+    """Shaw's window on a sentence: which of the 2k + 1 vectors each pair of query and key uses, counted from 1.
+
+    The rows of ``positions`` are framed: past the window of ``max_distance`` words all distances share a vector.
+
+    Source: Shaw, Uszkoreit & Vaswani 2018, section 3.2.
+    """
+    words = panels.words_of(sentence)
+    n, k = len(words), whole("max_distance", max_distance)
+    some = isinstance(positions, Sequence) and all(type(p) is int and 1 <= p <= n for p in positions)
+    if not some:
+        raise ValueError(f"positions must be some of 1 to {n}, the words of the sentence, got {shown(positions)}")
+    offsets = shaw_offsets(n, k)
+    with style.context(dark):
+        title = f"Shaw: the vector of each pair, with a window of {k}"
+        figure, (panel,) = panels.panels(1, 1, (2.1 + 0.68 * n, 1.5 + 0.44 * n), title)
+        shades = panels.diverging(dark)(np.linspace(0.12, 0.88, 2 * k + 1))
+        colors = ListedColormap(shades), BoundaryNorm(np.arange(-k - 0.5, k + 1), 2 * k + 1)
+        vectors = [[f"$w_{{{c:+d}}}$" if c else "$w_0$" for c in row] for row in offsets]
+        panels.matrix(panel, offsets, colors, dark, square=False, gaps=True, words=vectors, size=13)
+        for position in positions:
+            panels.frame(panel, position - 1, 0, 1, n, style.theme(dark).ink)
+        panel.set_xticks(range(n), [f"{word}\n{i}" for i, word in enumerate(words, 1)], size=10)
+        panel.set_yticks(range(n), [f"{word}  {i}" for i, word in enumerate(words, 1)], size=10)
+        panel.set(xlabel="key: word and position", ylabel="query: word and position")
+    return figure
+
+
+@panels.fixed_draws()
+def shaw_offsets(length: int, max_distance: int) -> NDArray[np.int64]:
+    """Which vector Shaw's scheme takes for each pair, (queries, keys), from -k to k."""
+    scheme = Shaw(1, max_distance)
+    positions, zeros = Positions.arange(length), torch.zeros(1, 1, length, 1)
+    (term,) = scheme.value(positions, positions)
+    _, index = bucket(term, Block(zeros, zeros, positions, positions, 1.0))
+    return np.asarray(index[0].numpy() - max_distance)
+
+
+def transformer_xl_terms(
+    sentence: str = "the dog chased the cat up the tree",
+    *,
+    num_heads: int = 1,
+    head_dim: int = 64,
+    scheme: TransformerXL | None = None,
+    dark: bool = False,
+) -> Figure:
+    """Transformer-XL's four terms of a score as four matrices, for the first head: their sum is the score.
+
+    Queries and keys are fixed projections of fixed Gaussian embeddings of the words. Without a ``scheme`` of your own
+    the parameters are untrained, and the three terms of W, u and v small: every matrix has a scale of its own.
+
+    Source: Dai et al. 2019, "Transformer-XL", section 3.3.
+    """
+    words = panels.words_of(sentence)
+    positions = Positions.arange(len(words))
+    check_type("scheme", scheme, TransformerXL, None)
+    title = "Transformer-XL: the four terms of a score" + (", untrained" if scheme is None else "")
+    if scheme is None:
+        dim = whole("num_heads", num_heads) * whole("head_dim", head_dim)
+        made = panels.named("transformer_xl", Shape(dim, num_heads, head_dim, len(words)))[0].scheme
+        assert isinstance(made, TransformerXL)
+        scheme = made
+    query, key = _projected(panels.embeddings(words, scheme.dim), scheme.num_heads, scheme.head_dim)
+    with torch.no_grad():
+        terms = scheme.terms(Block(query, key, positions, positions, scheme.head_dim**-0.5))
+    matrices = [panels.numbers(term[0, 0]) for term in terms]
+    names = (
+        "content\n$q_i \\cdot k_j$",
+        "content-dependent position bias\n$q_i \\cdot W R_{i-j}$",
+        "global content bias\n$u \\cdot k_j$",
+        "global position bias\n$v \\cdot W R_{i-j}$",
+    )
+    with style.context(dark):
+        figure, axes = panels.panels(2, 2, (8.4, 7.4), title)
+        for index, (panel, values, name) in enumerate(zip(axes, matrices, names, strict=True)):
+            image = panels.matrix(panel, values, panels.scale([values], dark, centre=0.0), dark, gaps=True)
+            panel.set_title(name)
+            panels.name_words(panel, words, left=index % 2 == 0, lowest=index > 1)
+            panels.bar(figure, image, panel, "term (in logits)", shrink=0.85)
+    return figure
+
+
+def attention(
+    sentence: str = "the dog saw the cat",
+    schemes: Schemes = ("nope", "sinusoidal", "rope", "alibi"),
+    *,
+    dim: int = 64,
+    num_heads: int = 8,
+    head_dim: int = 32,
+    causal: bool | None = None,
+    dark: bool = False,
+) -> Figure:
+    """Attention on a sentence, without positions and with them: the weights of the first head, for each scheme.
+
+    The embeddings are fixed and Gaussian, one for each word, and so are the projections. Without positions, and without
+    a causal mask, a word that stands twice has the same row twice and is given the same weight at both places: its
+    places are framed. No query sees the words after it where ``causal``, and every query does where it is False; where
+    it is not said, schemes for decoders alone do not. Named ones are built for decoders where ``causal``.
+    """
+    panels.check_causal(causal)
+    words = panels.words_of(sentence)
+    positions = panels.places(len(words))
+    drawn = panels.named(schemes, Shape(dim, num_heads, head_dim, len(words), causal=causal is True))
+    weights, less = [], []  # less: whose rows need not sum to 1
+    masks = [panels.hidden(each.scheme, positions, positions, causal) for each in drawn]
+    with torch.no_grad():
+        for each, mask in zip(drawn, masks, strict=True):
+            encoding = each.scheme(positions, dtype=torch.float64)
+            x = encoding.add(panels.embeddings(words, dim))
+            if encoding.wanted:
+                encoding = encoding.with_projected(projected_at_random(encoding.wanted, x, seed=panels.SEED))
+            query, key = _projected(x, num_heads, head_dim)
+            scores = posenc.logits(query, key, encoding, is_causal=bool(mask.any()))[0, 0]
+            scores = scores.masked_fill(mask, -torch.inf)
+            if gives_weights(encoding.pieces):
+                less.append(each.name)
+                weights.append(panels.numbers(scores.exp()))
+            else:
+                weights.append(panels.numbers(scores.softmax(-1)))
+    twice = [j for j, word in enumerate(words) if words.count(word) > 1]
+    rows, columns = panels.layout(len(drawn), most=2)
+    colors = panels.SEQUENTIAL, Normalize(0.0, max(float(w.max()) for w in weights))
+    with style.context(dark):
+        side = 0.8 + 0.5 * len(words)
+        size = (1.7 + side * columns, 0.9 + side * rows)
+        figure, axes = panels.panels(rows, columns, size, "Attention on a sentence", used=len(drawn))
+        for index, (panel, one, values, mask) in enumerate(zip(axes, drawn, weights, masks, strict=True)):
+            shares = np.where(mask, "", [[f"{weight:.2f}".lstrip("0") for weight in row] for row in values])
+            drawn_weights = np.where(mask, np.nan, values)
+            image = panels.matrix(panel, drawn_weights, colors, dark, gaps=True, words=shares.tolist())
+            for j in twice:
+                panels.frame(panel, 0, j, len(words), 1, style.theme(dark).palette[1])
+            same = [np.allclose(values[:, j], values[:, words.index(words[j])]) for j in twice]
+            panel.set_title(one.title + (": equal where framed" if same and all(same) else ""))
+            panels.name_words(panel, words, left=index % columns == 0, lowest=index + columns >= len(drawn))
+        sums = "less than 1" if len(less) == len(drawn) else "; ".join(["1", *(f"of {name} to less" for name in less)])
+        panels.bar(figure, image, axes, f"attention weight (rows sum to {sums})", shrink=0.7)
+        if twice:
+            figure.supxlabel("framed: the places of a word that stands twice", x=0.012, ha="left", size=9)
+    return figure
+
+
+def _projected(x: Tensor, num_heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Queries and keys (1, heads, words, head_dim) of x, by fixed Gaussian projections."""
+    generator = torch.Generator().manual_seed(panels.SEED + 1)
+    width = x.size(-1)
+    drawn = torch.randn(2, width, num_heads * head_dim, generator=generator, dtype=torch.float64) * width**-0.5
+    query, key = ((x @ matrix).unflatten(-1, (num_heads, head_dim)).transpose(1, 2) for matrix in drawn)
+    return query, key

@@ -1,0 +1,339 @@
+"""Masks and packing: PyTorch's own multi-head attention, cu_seqlens, prefixes, windows to both sides, memories."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc.tools.check import Layer
+from tests.check.mutants import Mutant
+from tests.check.mutants.layers_caches import turned
+
+HEADS, HEAD_DIM = 4, 8
+
+
+class Encoder(nn.Module):
+    """PyTorch's multi-head attention with ALiBi to both sides, as a float mask for each row and head."""
+
+    causal = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(32, HEADS, batch_first=True)
+
+    def bias(self, places: Tensor) -> Tensor:
+        """(rows, heads, tokens, tokens)"""
+        slopes = 0.5 ** torch.arange(1, HEADS + 1)
+        return -slopes[:, None, None] * (places[:, None, :, None] - places[:, None, None, :]).abs()
+
+    def hidden(self, padding: Tensor) -> Tensor:
+        """True where a token is not seen, (rows, tokens)."""
+        return ~padding
+
+    def penalty(self, hidden: Tensor) -> Tensor:
+        return torch.zeros(hidden.shape).masked_fill(hidden, -torch.inf)
+
+    def by_head(self, mask: Tensor) -> Tensor:
+        """(rows × heads, tokens, tokens)"""
+        return mask.flatten(0, 1)
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        places = padding.cumsum(1) - 1
+        mask = self.bias(places) + self.penalty(self.hidden(padding))[:, None, None]
+        if self.causal:
+            mask = mask + self.penalty(~torch.ones(x.size(1), x.size(1)).tril().bool())
+        mask = mask.masked_fill(~padding[:, None, :, None], 0.0)  # padding sees all, and nothing is owed
+        out: Tensor = self.attention(x, x, x, attn_mask=self.by_head(mask).to(x.dtype), need_weights=False)[0]
+        return out
+
+
+class Causal(Encoder):
+    causal = True
+
+
+def read(made: Any, x: Tensor, padding: Tensor | None = None) -> Tensor:
+    return made(x, torch.ones(x.shape[:2]).bool() if padding is None else padding)
+
+
+class MaskOfOnes(Encoder):
+    """The mask of 0 and 1 is added as it is."""
+
+    def penalty(self, hidden: Tensor) -> Tensor:
+        return 1.0 - hidden.to(torch.float32)
+
+
+class MaskOfOnesCausal(MaskOfOnes):
+    causal = True
+
+
+class HeadsOfRows(Encoder):
+    """What stands by rows and heads is put in the order of heads and rows."""
+
+    def by_head(self, mask: Tensor) -> Tensor:
+        return mask.transpose(0, 1).flatten(0, 1)
+
+
+class FirstRowForAll(Encoder):
+    """The mask of the first row is repeated."""
+
+    def by_head(self, mask: Tensor) -> Tensor:
+        return mask[:1].expand_as(mask).flatten(0, 1)
+
+
+class RowsAndTokensExchanged(Encoder):
+    """The rows are taken for tokens: batch_first was left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention.batch_first = False
+
+    def by_head(self, mask: Tensor) -> Tensor:
+        rows = mask.size(0)
+        return torch.zeros(mask.size(-1) * HEADS, rows, rows)
+
+
+class Varlen(nn.Module):
+    """Attention as flash_attn_varlen_func has it: rows in one line, and where in it each document begins. Causal, with
+    learned positions that begin again in each document. Padding belongs to no document."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(32, 96)
+        self.table = nn.Parameter(torch.randn(64, 32))
+
+    def starts(self, document: Tensor) -> Tensor:
+        """cu_seqlens of the line: every row begins a document, and where it changes another."""
+        new = torch.ones_like(document).bool()
+        new[:, 1:] = document[:, 1:] != document[:, :-1]
+        return torch.cat((new.flatten().nonzero()[:, 0], torch.tensor([document.numel()])))
+
+    def places(self, starts: Tensor, line: Tensor) -> Tensor:
+        return line - starts[torch.bucketize(line, starts, right=True) - 1]
+
+    def forward(self, x: Tensor, document: Tensor) -> Tensor:
+        starts, line = self.starts(document), torch.arange(document.numel())
+        places = self.places(starts, line)
+        if int(places.max()) >= 64:
+            raise ValueError(f"positions must be below 64, got {int(places.max())}")
+        query, key, value = self.qkv(x.flatten(0, 1) + self.table[places]).unflatten(-1, (3, HEADS, -1)).unbind(1)
+        out = torch.zeros_like(query)
+        for start, end in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+            out[start:end] = self.of_one(query[start:end], key[start:end], value[start:end])
+        return out.flatten(1).view(*x.shape)
+
+    def of_one(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = torch.einsum("ihd,jhd->hij", query, key) / query.size(-1) ** 0.5
+        scores = scores.masked_fill(~torch.ones(len(query), len(query)).tril().bool(), -torch.inf)
+        return torch.einsum("hij,jhd->ihd", scores.softmax(-1), value)
+
+
+def pack(made: Any, x: Tensor, document: Tensor | None = None) -> Tensor:
+    return made(x, torch.zeros(x.shape[:2]).long() if document is None else document)
+
+
+class OneTokenLater(Varlen):
+    """Inner bounds are one too far: the first token of a document stands at the end of the one before."""
+
+    def starts(self, document: Tensor) -> Tensor:
+        starts = super().starts(document)
+        inner = (starts[1:-1] % document.size(1)) > 0
+        starts[1:-1] += inner.long()
+        return starts.unique()
+
+
+class RowsInOneDocument(Varlen):
+    """A row that begins with the number of the document that the row before ended with goes on with it."""
+
+    def starts(self, document: Tensor) -> Tensor:
+        flat = document.flatten()
+        new = torch.cat((torch.ones(1).bool(), flat[1:] != flat[:-1]))
+        return torch.cat((new.nonzero()[:, 0], torch.tensor([len(flat)])))
+
+
+class CountedThrough(Varlen):
+    """Positions are counted through each row, whatever the documents."""
+
+    def forward(self, x: Tensor, document: Tensor) -> Tensor:
+        self.width = document.size(1)
+        return super().forward(x, document)
+
+    def places(self, starts: Tensor, line: Tensor) -> Tensor:
+        return line % self.width
+
+
+class LastDocumentLost(Varlen):
+    """The end of the line is no bound."""
+
+    def starts(self, document: Tensor) -> Tensor:
+        starts = super().starts(document)
+        return starts[:-1] if len(starts) > 2 else starts
+
+
+class Prefixed(nn.Module):
+    """Prefix-LM: the first tokens of a text see one another, those after them all before them. Rotary positions, which
+    count what is no padding."""
+
+    prefix = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(32, 96)
+        nn.init.normal_(self.qkv.weight, std=0.25)
+
+    def number(self, padding: Tensor) -> Tensor:
+        return padding.cumsum(1) - 1
+
+    def seen(self, query: Tensor, key: Tensor) -> Tensor:
+        """By the numbers of tokens in the text."""
+        return (key <= query) | (key < self.prefix)
+
+    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+        number, places = self.number(padding), padding.cumsum(1) - 1
+        query, key, value = self.qkv(x).unflatten(-1, (3, HEADS, HEAD_DIM)).permute(2, 0, 3, 1, 4)
+        scores = turned(query, places) @ turned(key, places).mT / HEAD_DIM**0.5
+        seen = self.seen(number[:, None, :, None], number[:, None, None, :]) & padding[:, None, None]
+        seen = seen | ~padding[:, None, :, None]
+        return (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value).transpose(1, 2).flatten(2)
+
+
+class PrefixOfSlots(Prefixed):
+    """The prefix is the first slots, padding or not."""
+
+    def number(self, padding: Tensor) -> Tensor:
+        return torch.arange(padding.size(1)).expand_as(padding)
+
+
+class Around(Prefixed):
+    """Longformer: a window to both sides. Keys that it does not reach are never scored by it; here they are masked."""
+
+    window = 3
+
+    def seen(self, query: Tensor, key: Tensor) -> Tensor:
+        return (query - key).abs() < self.window
+
+
+class OneSideWider(Around):
+    """The window has as many places as keys to the right, one more than to the left."""
+
+    def seen(self, query: Tensor, key: Tensor) -> Tensor:
+        return (query - key < self.window) & (key - query <= self.window)
+
+
+class BlocksWithoutOverlap(Around):
+    """The window ends at blocks of four, so that their edges see less."""
+
+    def seen(self, query: Tensor, key: Tensor) -> Tensor:
+        return super().seen(query, key) & (query // 4 == key // 4)
+
+
+class WindowOfSlots(Around):
+    """Padding is counted in the window: what stands within a gap is further away."""
+
+    def number(self, padding: Tensor) -> Tensor:
+        return torch.arange(padding.size(1)).expand_as(padding)
+
+
+class Reversed(Around):
+    """A minus is lost: only what is far is seen, and the token itself."""
+
+    def seen(self, query: Tensor, key: Tensor) -> Tensor:
+        return ~super().seen(query, key) | (query == key)
+
+
+class Asking(nn.Module):
+    """Cross-attention of a decoder to a memory of its own positions, with a learned bias by clipped distance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask, self.answer = nn.Linear(32, 32), nn.Linear(32, 64)
+        self.table = nn.Parameter(torch.randn(2 * 8 + 1, HEADS))
+
+    def bias(self, positions: Tensor, memory_positions: Tensor) -> Tensor:
+        distance = memory_positions[:, None, :] - positions[:, :, None]
+        return self.table[distance.clamp(-8, 8) + 8].permute(0, 3, 1, 2)
+
+    def forward(self, x: Tensor, positions: Tensor, memory: Tensor, memory_positions: Tensor) -> Tensor:
+        query = self.ask(x).unflatten(-1, (HEADS, HEAD_DIM)).transpose(1, 2)
+        key, value = self.answer(memory).unflatten(-1, (2, HEADS, HEAD_DIM)).permute(2, 0, 3, 1, 4)
+        scores = query @ key.mT / HEAD_DIM**0.5 + self.bias(positions, memory_positions)
+        return (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
+
+
+def cross(
+    made: Any,
+    x: Tensor,
+    positions: Tensor | None = None,
+    memory: Tensor | None = None,
+    memory_positions: Tensor | None = None,
+) -> Tensor:
+    positions = torch.arange(x.size(1)).expand(x.shape[:2]) if positions is None else positions
+    if memory is None or memory_positions is None:
+        memory, memory_positions = x, positions
+    return made(x, positions, memory, memory_positions)
+
+
+class MemoryByIndex(Asking):
+    """The memory is at 0, 1, 2, … wherever it is said to be."""
+
+    def bias(self, positions: Tensor, memory_positions: Tensor) -> Tensor:
+        return super().bias(positions, torch.arange(memory_positions.size(1)).expand_as(memory_positions))
+
+
+class QueriesAtTheEnd(Asking):
+    """Queries are taken for the last of the keys, as in self-attention with a cache."""
+
+    def bias(self, positions: Tensor, memory_positions: Tensor) -> Tensor:
+        return super().bias(memory_positions[:, memory_positions.size(1) - positions.size(1) :], memory_positions)
+
+
+class MemoryHiddenAfter(Asking):
+    """The mask of self-attention: a query sees as much of the memory as there is of the text."""
+
+    def bias(self, positions: Tensor, memory_positions: Tensor) -> Tensor:
+        bias = super().bias(positions, memory_positions)
+        return bias.masked_fill(~torch.ones(bias.shape[-2:]).tril().bool(), -torch.inf)
+
+
+def encoder(build: Any, **claims: Any) -> Layer:
+    return Layer(build=build, call=read, relative=True, normalized=True, **claims)
+
+
+def varlen(build: Any) -> Layer:
+    return Layer(build=build, call=pack, causal=True, relative=False, max_positions=64)
+
+
+def around(build: Any) -> Layer:
+    return encoder(build, window=3)
+
+
+def crossing(build: Any) -> Layer:
+    return Layer(build=build, call=cross, relative=True, normalized=True)
+
+
+CORRECT = (
+    encoder(Encoder, directed=False),
+    encoder(Causal, causal=True),
+    varlen(Varlen),
+    Layer(build=Prefixed, call=read, normalized=True),
+    around(Around),
+    crossing(Asking),
+)
+MUTANTS = (
+    Mutant("a mask of ones and zeros added", encoder(MaskOfOnes), caught_by=7, pain=3),
+    Mutant("the same to hide what comes", encoder(MaskOfOnesCausal, causal=True), caught_by=19, pain=18),
+    Mutant("masks by heads and rows", encoder(HeadsOfRows), caught_by=19, pain=18),
+    Mutant("the first row's mask repeated", encoder(FirstRowForAll), caught_by=7, pain=3),
+    Mutant("rows taken for tokens by PyTorch's attention", encoder(RowsAndTokensExchanged), caught_by=19, pain=18),
+    Mutant("bounds of documents one later", varlen(OneTokenLater), caught_by=11, pain=4),
+    Mutant("rows of one document", varlen(RowsInOneDocument), caught_by=19, pain=4),
+    Mutant("positions counted through documents", varlen(CountedThrough), caught_by=11, pain=4),
+    Mutant("the last document is lost", varlen(LastDocumentLost), caught_by=11, pain=4),
+    Mutant("a prefix of slots", Layer(build=PrefixOfSlots, call=read, normalized=True), caught_by=7, pain=3),
+    Mutant("a window wider to one side", around(OneSideWider), caught_by=19, pain=7),
+    Mutant("blocks that do not overlap", around(BlocksWithoutOverlap), caught_by=19, pain=7),
+    Mutant("padding counted in a window", around(WindowOfSlots), caught_by=7, pain=3),
+    Mutant("a window of what is far", around(Reversed), caught_by=19, pain=7),
+    Mutant("a memory counted by index", crossing(MemoryByIndex), caught_by=6, pain=18),
+    Mutant("queries at the memory's end", crossing(QueriesAtTheEnd), caught_by=9, pain=18),
+    Mutant("a memory hidden by a causal mask", crossing(MemoryHiddenAfter), caught_by=9, pain=18),
+)

@@ -1,0 +1,180 @@
+"""What is said to be a scheme is held against it, and what could not be is said by name."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import posenc
+from posenc.tools.check import Bias, Layer, Rotary, Subject, check
+from posenc.tools.check.like import Sizes, adopt, scheme_of
+from posenc.tools.check.oracles import between_buckets
+from posenc.tools.check.run import FINDING, NOT_APPLICABLE, PASSED
+from tests.check.mutants.published import Buckets, Powers, add, of_vectors
+from tests.check.small import rotate
+
+BUCKETS = Bias(build=Buckets, call=add, causal=True, like="t5")
+
+
+def nothing() -> None:
+    return None
+
+
+def no_slope(made: None, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    return torch.zeros(1, query_positions.size(1), key_positions.size(1))
+
+
+def number() -> int:
+    return 5
+
+
+def base(base: float = 10_000.0) -> posenc.RoPE:
+    return posenc.RoPE(16, base=base)
+
+
+def kernel(made: None, scheme: nn.Module) -> None:
+    raise KeyError("kernel")
+
+
+@pytest.mark.parametrize(
+    ("like", "said"),
+    [
+        (5, "like must be a scheme of posenc, the name of one such as "),
+        (number, "that gives one, got 5"),
+        ("rope2", "scheme must be one of"),
+        (
+            "t5(size=3)",
+            "that T5 has, num_heads, num_buckets, max_distance, bidirectional; got 'size' in 't5(size=3)'",
+        ),
+        ("t5(3)", "with options as name=value, got 't5(3)'"),
+        ("t5(num_buckets=)", "with options as name=value"),
+        ("rope+alibi", "like must name one scheme, got 'rope+alibi': a function gives a sum of several"),
+        (posenc.T5(12), "like must have as many heads as the subject, 3, got 12 of T5: say heads=12 and build so many"),
+        (
+            posenc.T5(3, 16),
+            "T5 has weight of shape (16, 3), and build makes 0 of that shape (it has table.weight (32, 3))",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_named(like: object, said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        check(replace(BUCKETS, like=like), checks=[21])
+
+
+def test_a_function_that_does_not_match_is_named() -> None:
+    with pytest.raises(ValueError, match="match must give the scheme its parameters, and failed: KeyError: 'kernel'"):
+        check(replace(BUCKETS, match=kernel), checks=[21])
+
+
+def test_a_name_takes_what_the_subject_claims() -> None:
+    subject = Rotary(build=nothing, call=rotate, base=500.0, layout="interleaved", head_dim=8, like="rope")
+    assert scheme_of(subject, Sizes(3, 8)).extra_repr() == "8, base=500.0, layout='interleaved', rotary_dim=8, axes=1"
+
+
+def test_a_function_takes_the_options_it_names() -> None:
+    subject = Rotary(build=nothing, call=rotate, options={"base": 70.0, "other": 1}, like=base)
+    assert scheme_of(subject).base == 70.0
+    assert scheme_of(subject, changed={"base": 30.0}).base == 30.0
+
+
+def test_parameters_are_those_of_the_same_shape_however_they_lie() -> None:
+    made = nn.ParameterDict({"table": torch.randn(1, 3, 32), "other": torch.randn(7)})
+    scheme = adopt(posenc.T5(3).double(), replace(BUCKETS, like="t5"), made)
+    assert torch.equal(scheme.get_parameter("weight").float(), made["table"][0].mT)
+
+
+def test_parameters_of_one_shape_are_taken_by_name_or_in_order() -> None:
+    named = nn.ParameterDict({"a": torch.ones(3), "p": torch.zeros(3)})
+    ordered = nn.ParameterDict({"first": torch.ones(3), "second": torch.zeros(3)})
+    by_name, in_order = (adopt(posenc.KERPLE(3), replace(BUCKETS, like="kerple"), made) for made in (named, ordered))
+    assert (by_name.get_parameter("p")[0], in_order.get_parameter("p")[0]) == (0, 1)
+
+
+class OtherOrder(Powers):
+    """Nothing but the order in which it keeps them differs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        names = dict(self.named_parameters())
+        self._parameters.clear()
+        self.steepness, self.weight = names["steepness"], names["weight"]
+
+
+def test_parameters_that_fit_in_another_order_are_no_finding() -> None:
+    report = check(Bias(build=OtherOrder, call=add, like="kerple"), checks=[21])
+    scores = report.results[0].trials[0]
+    assert scores.status == NOT_APPLICABLE
+    assert "give `match`, which says which parameter is which" in scores.reason
+
+
+def test_where_a_logarithm_in_float32_may_fall_in_either_bucket() -> None:
+    away = torch.arange(300)
+    assert away[between_buckets(posenc.T5(3, bidirectional=True), away)].tolist() == [16, 32, 64]
+    assert away[between_buckets(posenc.T5(3), away)].tolist() == []
+
+
+class Wide(nn.Module):
+    """Heads that are wider than a third of what comes in, whose products are made by einsum, bmm or a function."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.project, self.how = nn.Linear(32, 3 * 3 * 20), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        line = torch.arange(x.size(1))[None]
+        query, key, value = self.project(x).unflatten(-1, (3, 3, 20)).permute(2, 0, 3, 1, 4)
+        query, key = (rotate(10_000.0, y, line) for y in (query, key))
+        if self.how == "sdpa":
+            return nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+        if self.how == "einsum":
+            scores = torch.einsum("bhid,bhjd->bhij", query, key) / 20**0.5
+        else:
+            scores = torch.bmm(query.flatten(0, 1) / 20**0.5, key.flatten(0, 1).mT).view(-1, 3, *[x.size(1)] * 2)
+        return (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("how", ["sdpa", "einsum"])
+def test_how_wide_the_heads_of_a_layer_are_is_heard(how: str) -> None:
+    report = check(Layer(build=Wide, call=of_vectors, options={"how": how}, like="rope"), checks=[21])
+    assert report.results[0].status == PASSED
+
+
+def test_where_it_is_not_heard_it_must_be_said() -> None:
+    subject = Layer(build=Wide, call=of_vectors, options={"how": "bmm"}, like="rope")
+    with pytest.raises(ValueError, match=re.escape("like must say how wide heads are, as in 'rope(head_dim=64)'")):
+        check(subject, checks=[21])
+    assert check(replace(subject, like="rope(head_dim=20)"), checks=[21]).results[0].status == PASSED
+
+
+def test_a_scheme_that_gives_nothing_is_not_passed_over() -> None:
+    report = check(Bias(build=nothing, call=no_slope, heads=1, like="nope"), checks=[21])
+    assert report.results[0].status == NOT_APPLICABLE
+
+
+class OfItsOwn(nn.Module):
+    """Attention whose softmax nobody hears."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = (x @ x.mT).exp()
+        return weights / weights.sum(-1, keepdim=True) @ x
+
+
+def test_a_layer_whose_scores_are_not_heard_says_so() -> None:
+    report = check(Layer(build=OfItsOwn, call=of_vectors, like="alibi"), checks=[21])
+    (heard,) = (trial for trial in report.results[0].trials if trial.name == "scores in a layer")
+    assert "let scores go to PyTorch's softmax or attention" in heard.reason
+
+
+@pytest.mark.parametrize(
+    ("subject", "status"),
+    [
+        (BUCKETS, PASSED),
+        (replace(BUCKETS, options={"late": 1}), FINDING),
+        (replace(BUCKETS, like=None), NOT_APPLICABLE),
+    ],
+    ids=["as said", "another", "nothing said"],
+)
+def test_it_ends_as_it_must(subject: Subject, status: str) -> None:
+    assert check(subject, checks=[21]).results[0].status == status

@@ -1,0 +1,323 @@
+"""The checks that measure, 1, 2, 14, 15, 19 and 20: what they run on, what they cannot see, what they never ask for."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from posenc.tools.check import Attention, Bias, Layer, Model, Rotary, Subject, check
+from posenc.tools.check.checks.bounds import published_slopes
+from posenc.tools.check.run import FINDING, NOT_APPLICABLE, PASSED, Result
+from tests.check.mutants import bounds, configuration, grids, layout, phase
+from tests.check.mutants.phase import Turn, turn
+
+NUMBERS = (1, 2, 14, 15, 19, 20)
+
+
+def results(subject: Subject, numbers: tuple[int, ...] = NUMBERS) -> dict[int, Result]:
+    report = check(subject, checks=numbers, lengths=(1, 3, 8))
+    return {result.check.number: result for result in report.results}
+
+
+def statuses(subject: Subject, numbers: tuple[int, ...] = NUMBERS) -> dict[str, str]:
+    return {t.name: t.status for result in results(subject, numbers).values() for t in result.trials}
+
+
+def reasons(subject: Subject, number: int) -> dict[str, str]:
+    return {trial.name: trial.reason for trial in results(subject, (number,))[number].trials}
+
+
+# -- what is right passes, and not because nothing was tried ----------------------------------------------------------
+
+
+def no_options() -> int:
+    return 0
+
+
+def in_float32(base: float, x: Tensor, positions: Tensor) -> Tensor:
+    """Phases as most write them, rounded to float32 at every step."""
+    pairs = torch.arange(0, x.size(-1), 2).float() / x.size(-1)
+    angle = positions[:, None, :, None].float() * (1.0 / base**pairs)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    left, right = x.chunk(2, -1)
+    return torch.cat((left * cos - right * sin, left * sin + right * cos), -1)
+
+
+def a_base(base: float = 1_000_000.0) -> float:
+    return base
+
+
+def turn_in_float32(base: float, x: Tensor, positions: Tensor) -> Tensor:
+    return in_float32(base, x, positions)
+
+
+def turn_the_other_way(base: float, query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    return in_float32(base, query, -positions), in_float32(base, key, -positions)
+
+
+def turn_from_an_offset(base: float, x: Tensor, offset: int = 0) -> Tensor:
+    return in_float32(base, x, torch.arange(offset, offset + x.size(2))[None])
+
+
+def turn_from_zero(base: float, x: Tensor) -> Tensor:
+    return turn_from_an_offset(base, x)
+
+
+ROTARY: dict[str, Any] = {"build": a_base, "base": 1_000_000.0, "layout": "half"}
+ROWS = {"as many rows as tokens", "rows of other lengths"}
+TOLD = {*ROWS, "rows of other places"}  # where positions are told
+CACHED = {"rows of other lengths, cached", "rows of other places, cached"}
+ROTATIONS = {"angles", "rotations", "frequencies", "pairs", "lengths", *ROWS}
+APPLY: dict[str, tuple[Subject, set[str]]] = {
+    "float32": (Rotary(call=turn_in_float32, **ROTARY), ROTATIONS | TOLD),
+    "the other way": (Rotary(call=turn_the_other_way, **ROTARY), ROTATIONS | TOLD),
+    "offset": (Rotary(call=turn_from_an_offset, **ROTARY), ROTATIONS),
+    "neither positions nor offset": (Rotary(call=turn_from_zero, **ROTARY), ROTATIONS),
+    "no claims": (Rotary(build=Turn, call=turn), {"angles", "rotations", "lengths", *TOLD}),
+    "all claims": (
+        configuration.rotary(Turn),
+        ROTATIONS
+        | TOLD
+        | CACHED
+        | {"options count", "unknown options", "nothing is shared", "the other channels", "the other layout"}
+        | {"values that are refused"},
+    ),
+    "two axes": (
+        grids.axial(grids.Axial),
+        {"angles", "rotations", "lengths", *TOLD, "every axis is seen", "ways apart"}
+        | {"moving along an axis", "order of patches"},
+    ),
+    "three axes": (
+        grids.sections(grids.Sections),
+        {"angles", "rotations", "lengths", *TOLD, *CACHED, "every axis is seen", "ways apart"}
+        | {"moving along an axis", "order of patches", "text alone", "after an image"},
+    ),
+    "slopes": (
+        bounds.slopes(bounds.Alibi),
+        {"far positions", "long distances", "biases", "slopes", *TOLD},
+    ),
+    "a table of places": (
+        bounds.table(bounds.Table),
+        {"positions past the end", "as many rows as tokens", "rows of other places", "the longest row"},
+    ),
+    "registers": (
+        grids.patches(grids.Patches, registers=2),
+        {"late tokens", "as many rows as tokens", "shape of the grid", "pairs of patches", "registers"}
+        | {"scores by offsets", "scores of two tokens", "scores apart", "scores of registers", "ends of the axes"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", APPLY)
+def test_what_is_right_passes_what_applies(name: str) -> None:
+    subject, apply = APPLY[name]
+    found = statuses(subject)
+    assert {trial for trial, status in found.items() if status != NOT_APPLICABLE} == apply
+    assert {found[trial] for trial in apply} == {PASSED}
+
+
+def test_a_table_that_refuses_when_it_is_compiled_passes() -> None:
+    found = statuses(bounds.table(bounds.Table, compiles=True), (19,))
+    assert found["positions past the end, compiled"] == PASSED
+
+
+@pytest.mark.parametrize("heads", range(1, 65))
+def test_the_published_slopes(heads: int) -> None:
+    """As the authors' code has them, which calls itself for the power of two below and for twice that."""
+
+    def slopes(n: int) -> list[float]:
+        if math.log2(n).is_integer():
+            start = 2 ** (-(2 ** -(math.log2(n) - 3)))
+            return [start * start**i for i in range(n)]
+        below = 2 ** math.floor(math.log2(n))
+        return slopes(below) + slopes(2 * below)[0::2][: n - below]
+
+    assert published_slopes(heads) == pytest.approx(slopes(heads), rel=1e-12)
+
+
+def test_slopes_may_be_claimed_one_by_one() -> None:
+    claimed = Bias(build=phase.Slopes, call=phase.bias, heads=4, slopes=[0.25, 0.0625, 0.015625, 0.00390625])
+    assert statuses(claimed, (19,))["slopes"] == PASSED
+    assert statuses(replace(claimed, slopes=[0.25, 0.0625, 0.015625, 0.004]), (19,))["slopes"] == FINDING
+
+
+# -- what cannot be seen is no pass -----------------------------------------------------------------------------------
+
+
+def leave(made: int, x: Tensor, positions: Tensor) -> Tensor:
+    return x
+
+
+def test_a_rotation_that_turns_nothing() -> None:
+    subject = Rotary(build=no_options, call=leave, layout="half")
+    assert reasons(subject, 1)["angles"] == "let it turn something: position 1 turns nothing"
+    assert "turn nothing" in reasons(subject, 15)["pairs"]
+    assert statuses(subject, (2,))["rotations"] == FINDING
+
+
+def leave_patches(made: Any, x: Tensor, positions: Tensor | None = None, grid: Any = None) -> Tensor:
+    return x - x.mean(1, keepdim=True)
+
+
+def test_patches_that_do_not_go_by_places() -> None:
+    subject = Layer(build=no_options, call=leave_patches, axes=2)
+    found = reasons(subject, 20)
+    for trial in ("every axis is seen", "ways apart", "shape of the grid"):
+        assert found[trial] == "give it a `jitter`, for its outputs do not go by positions"
+
+
+class Faint(phase.Block):
+    """Positions move the outputs by less than bfloat16 rounds them."""
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + 1e-4 * super().forward(x, positions)
+
+
+def test_outputs_that_positions_hardly_move() -> None:
+    found = reasons(Layer(build=Faint, call=phase.layer), 1)
+    assert "rounding to torch.bfloat16" in found["far positions"]
+
+
+def test_a_step_that_low_precision_cannot_tell() -> None:
+    slow = Rotary(build=Turn, call=turn, options={"factor": 1e6})
+    assert "one step turns less than torch.bfloat16 can tell" in reasons(slow, 2)["rotations"]
+
+
+@pytest.mark.parametrize(
+    ("subject", "number", "trial", "reason"),
+    [
+        (bounds.beginning(bounds.Beginning), 1, "late tokens", "rows end at 40"),
+        (bounds.table(bounds.Table), 1, "far positions", "positions end at 40, where low precision holds them all"),
+        (phase.biased(phase.Buckets), 2, "biases", "claim `distinct_to=N`"),
+        (Rotary(build=Turn, call=turn), 14, "frequencies", "claim `base=10_000.0`, or `frequencies`"),
+        (Rotary(build=Turn, call=turn), 14, "options count", "name in `varied` another value of each option"),
+        (Rotary(build=Turn, call=turn), 15, "pairs", 'claim `layout="half"` or'),
+        (layout.rotary(Turn), 19, "positions past the end", "claim `max_positions=N`"),
+        (phase.biased(phase.Buckets), 19, "slopes", "claim `slopes`, or the `heads_option`"),
+        (phase.biased(phase.Buckets), 15, "pairs", "a rotation alone has pairs of channels"),
+        (phase.biased(phase.Buckets), 20, "shape of the grid", "let call take `grid`"),
+        (grids.axial(grids.Axial), 20, "text alone", "name in `flat` the options"),
+        (grids.reader(grids.Reader), 20, "order of patches", "let call take `order`"),
+        (replace(grids.axial(grids.Axial), symmetric=True), 20, "ways apart", "it claims to be symmetric"),
+    ],
+)
+def test_what_does_not_apply_says_why(subject: Subject, number: int, trial: str, reason: str) -> None:
+    assert reason in reasons(subject, number)[trial]
+
+
+# -- positions that a subject does not have are never asked for, but where it must refuse ------------------------------
+
+
+def the_end(end: int) -> int:
+    return end
+
+
+def check_end(end: int, *given: Tensor) -> None:
+    for positions in given:
+        if positions.min() < 0 or positions.max() >= end:
+            raise IndexError(f"there is no position {positions.flatten().tolist()}, the end is {end}")
+
+
+def turn_to_an_end(end: int, x: Tensor, positions: Tensor) -> Tensor:
+    check_end(end, positions)
+    return in_float32(100.0, x, positions if positions.dim() == 2 else positions.sum(-1))
+
+
+def line_to_an_end(end: int, query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    check_end(end, query_positions, key_positions)
+    return (
+        -(query_positions[:, :, None] - key_positions[:, None, :]).abs()[:, None]
+        * torch.tensor([0.5, 0.25, 0.1])[:, None, None]
+    )
+
+
+def attend_to_an_end(
+    end: int, query: Tensor, key: Tensor, value: Tensor, query_positions: Tensor, key_positions: Tensor
+) -> Tensor:
+    check_end(end, query_positions, key_positions)
+    query, key = in_float32(100.0, query, query_positions), in_float32(100.0, key, key_positions)
+    return nn.functional.scaled_dot_product_attention(query, key, value)
+
+
+ENDS = [
+    *((Rotary, {"call": turn_to_an_end, "causal": True, "base": 100.0}, end) for end in (1, 2, 3, 5, 9, 40, 1003)),
+    *((Rotary, {"call": turn_to_an_end, "causal": True, "axes": 2}, end) for end in (1, 9, 40)),
+    *((Bias, {"call": line_to_an_end}, end) for end in (1, 5, 1003)),
+    *((Attention, {"call": attend_to_an_end}, end) for end in (1, 3, 40)),
+]
+
+
+@pytest.mark.parametrize(("kind", "facts", "end"), ENDS)
+def test_no_position_past_the_end_is_asked_for(kind: type[Subject], facts: dict[str, Any], end: int) -> None:
+    distinct = {"distinct_to": end} if kind is Bias or "base" in facts else {}
+    options: dict[str, Any] = {"options": {"end": end}, "max_positions": end, "relative": True}
+    subject = kind(build=the_end, **options, **facts, **distinct)
+    found = results(subject, (1, 2, 14, 15, 19))
+    assert {r.status for r in found.values()} <= {PASSED, NOT_APPLICABLE}
+    assert found[19].status == PASSED
+    in_grids = [trial for trial in results(subject, (20,))[20].trials if trial.finding]
+    assert not any("there is no position" in trial.finding.came for trial in in_grids if trial.finding)
+
+
+# -- what they say ----------------------------------------------------------------------------------------------------
+
+
+class RefusesWithoutAName(Turn):
+    def __init__(self, head_dim: int = 16, **options: Any) -> None:
+        if head_dim % 2 or options:
+            raise ValueError("that will not do")
+        super().__init__(head_dim)
+
+
+def test_an_error_must_name_what_it_refuses() -> None:
+    refused = [{"scaling": {"typ": "yarn"}}, {"head_dim": 15}]
+    report = check(Rotary(build=RefusesWithoutAName, call=turn, refused=refused), checks=(14, 19))
+    found = {entry.number: trial.finding for entry, trial in report.findings}
+    assert {number: finding.expected for number, finding in found.items() if finding} == {
+        14: "an error that names scaling",
+        19: "an error that names head_dim",
+    }
+    assert {finding.came for finding in found.values() if finding} == {"ValueError: that will not do"}
+
+
+def nested(rope: dict[str, Any]) -> Turn:
+    if unknown := set(rope) - {"kind", "factor"}:
+        raise KeyError(f"rope has no {', '.join(unknown)}")
+    return Turn(**rope)
+
+
+def test_of_a_nested_configuration_the_inner_key_is_named() -> None:
+    subject = Rotary(
+        build=nested,
+        call=turn,
+        options={"rope": {"factor": 2.0}},
+        varied={"rope": {"factor": 3.0}},
+        refused=[{"rope": {"factor": 2.0, "scaling_typ": "yarn"}}],
+    )
+    assert statuses(subject, (14,))["options count"] == PASSED
+    assert statuses(subject, (14,))["unknown options"] == PASSED
+
+
+def test_more_frequencies_than_pairs_are_an_error() -> None:
+    report = check(Rotary(build=Turn, call=turn, frequencies=[1.0] * 9), checks=(14,))
+    assert "frequencies must be at most 8, one for each pair of channels, got 9" in report.findings[0][1].finding.came  # type: ignore[union-attr]
+
+
+class Wide(nn.Module):
+    """Embeds, and shows each token by what it is alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(48, 8)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.embedding(ids)
+
+
+def test_what_has_no_positions_at_all_is_accused_of_nothing() -> None:
+    found = statuses(Model(build=Wide, call=phase.text))
+    assert FINDING not in found.values()
+    assert found["as many rows as tokens"] == PASSED

@@ -1,0 +1,261 @@
+"""What a report says, as data, JSON, JUnit's XML, a page and for a terminal: the same, and nothing that it obeys."""
+
+import io
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from rich.console import Console
+
+import posenc
+from posenc.tools.check import Report, check, report, run
+from posenc.tools.check.checks import CHECKS
+from posenc.tools.check.run import Interrupted
+from tests.check.mutants import published
+from tests.check.small import CLOCK, ONE_OF_EACH, RIGHT, WRONG, run_alone
+from tests.kit.pages import Page
+
+CAME = "a bell \x07, a half \ud83d, ]]> and é\n</pre>"
+Data = dict[str, Any]
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
+    """A report of one check for each way to end."""
+    monkeypatch.setattr(run, "CHECKS", ONE_OF_EACH)
+    monkeypatch.setattr(run, "time", SimpleNamespace(monotonic=lambda: CLOCK[0]))
+    return lambda **settings: check(RIGHT, name="mine <&> [bold]", **settings)
+
+
+@pytest.fixture
+def data(made: Callable[..., Report]) -> Data:
+    return report.as_data([made()])
+
+
+def printed(subject: Data, places: dict[str, str] | None = None, quiet: bool = False) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(report.shown(subject, places or {}, quiet), highlight=False)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def without_seconds(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {name: without_seconds(value) for name, value in data.items() if name != "seconds"}
+    return [without_seconds(value) for value in data] if isinstance(data, list) else data
+
+
+def test_a_scheme_that_it_is_said_to_be_is_written_as_one_makes_it() -> None:
+    subject = replace(published.CORRECT[0], like=posenc.T5(3, max_distance=64))
+    (found,) = report.as_data([Report(subject, "mine")])["subjects"]
+    assert found["claims"]["like"] == "T5(3, num_buckets=32, max_distance=64, bidirectional=False)"
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_data_says_everything(data: Data) -> None:
+    (subject,) = data["subjects"]
+    assert (data["version"], data["ok"], len(data["subjects"])) == (2, False, 1)
+    assert data["made_with"]["posenc"] == posenc.__version__
+    assert data["made_with"]["torch"] == str(torch.__version__)
+    assert (subject["kind"], subject["build"]) == ("Rotary", "tests.check.small.nothing")
+    assert subject["claims"] == {"options": {"base": 500.0}, "relative": True}
+    assert subject["settings"] == {
+        "seed": 0,
+        "lengths": [1, 3, 8, 23],
+        "longest": 1025,
+        "seconds": 60.0,
+        "dtype": "torch.float64",
+        "checks": [1, 2, 3, 4],
+    }
+    assert [result["status"] for result in subject["results"]] == ["passed", "finding", "not applicable", "unfinished"]
+    passed, found, refused, unfinished = subject["results"]
+    assert passed["found"] == "3 cases; 1 of 2 trials not applicable"
+    assert passed["trials"][1] == {
+        "name": "<others>",
+        "status": "not applicable",
+        "cases": 0,
+        "finding": None,
+        "reason": "it is of <another> kind",
+        "note": "",
+    }
+    assert found["found"] == f"a hostile one and 1 more: {CAME}"
+    assert found["threads"][0] == "transformers#38224"
+    assert refused["found"] == refused["reason"] == "it is of <another> kind"
+    assert unfinished["found"] == "for long: the time was up after 1 cases"
+
+
+def test_a_finding_has_its_smallest_input_and_its_script(data: Data) -> None:
+    first, second = (trial["finding"] for trial in data["subjects"][0]["results"][1]["trials"][1:])
+    assert (first["expected"], first["came"]) == ("<b>bold</b> & [red]markup[/red]", CAME)
+    assert first["batch"] == {"ids": [[0, 0, 0]], "positions": [[0, 1, 2]]}
+    assert first["values"] == {"least": 3.0}
+    assert first["input"] == "ids=[[0, 0, 0]], positions=[[0, 1, 2]], least=3.0"
+    assert (first["file"], second["file"]) == ("2-a-hostile-one.py", "2-another-hostile-one.py")
+    code, said = run_alone(first["script"])
+    assert (code, said) == (1, f"expected: {first['expected']}\ncame:     {CAME}\n")
+
+
+def test_the_same_subject_and_seed_give_the_same_report() -> None:
+    settings: Data = {"checks": [7], "lengths": [3], "name": "mine"}
+    once, again = (without_seconds(report.as_data([check(WRONG, **settings)])) for _ in range(2))
+    assert once == again
+    assert once["subjects"][0]["results"][0]["status"] == "finding"
+    other = without_seconds(report.as_data([check(WRONG, **settings, seed=1)]))
+    assert other["subjects"][0]["settings"]["seed"] == 1
+
+
+def test_several_subjects_have_files_of_their_own(made: Callable[..., Report]) -> None:
+    data = report.as_data([made(checks=[2]), made(checks=[2])])
+    files = [t["finding"]["file"] for s in data["subjects"] for t in s["results"][0]["trials"][1:]]
+    assert files[0] == "1-mine-bold/2-a-hostile-one.py"
+    assert len(set(files)) == 4
+
+
+def test_what_was_interrupted_is_not_ok(made: Callable[..., Report], monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = run._result
+
+    def interrupt(entry: Any, *rest: Any) -> Any:
+        if entry.number == 2:
+            raise KeyboardInterrupt
+        return ended(entry, *rest)
+
+    monkeypatch.setattr(run, "_result", interrupt)
+    with pytest.raises(Interrupted) as stop:
+        made()
+    data = report.as_data([stop.value.report])
+    assert (data["ok"], data["subjects"][0]["not_run"]) == (False, [2, 3, 4])
+    assert stop.value.report.ok
+    assert "1 passed, 3 not run" in printed(data["subjects"][0])
+    assert "Not run: 2, 3, 4." in Page(report.as_html(data)).text
+    suite = ElementTree.fromstring(report.as_junit(data).encode())[0]
+    assert (suite.get("tests"), suite.get("errors")) == ("4", "3")
+
+
+def test_where_nothing_applies_nothing_was_checked(made: Callable[..., Report]) -> None:
+    assert report.nothing_checked(report.as_data([made(checks=[3])])["subjects"][0])
+    assert not report.nothing_checked(report.as_data([made(checks=[1, 3])])["subjects"][0])
+
+
+# -- its forms ---------------------------------------------------------------------------------------------------------
+
+
+def test_json_holds_the_data(data: Data) -> None:
+    written = report.as_json(data)
+    assert json.loads(written) == data
+    written.encode("ascii")
+
+
+def test_json_has_text_for_what_it_has_not(made: Callable[..., Report]) -> None:
+    one = made(checks=[1])
+    one.settings.update(odd=[float("inf"), float("nan"), torch.float16, posenc.catalog, (1, None)])
+    (subject,) = json.loads(report.as_json(report.as_data([one])))["subjects"]
+    assert subject["settings"]["odd"] == ["inf", "nan", "torch.float16", "posenc.schemes.catalog.catalog", [1, None]]
+
+
+def test_junit_has_a_case_for_each_check(data: Data) -> None:
+    written = report.as_junit(data)
+    (suite,) = ElementTree.fromstring(written.encode())
+    assert suite.get("name") == "mine <&> [bold]"
+    assert [suite.get(n) for n in ("tests", "failures", "errors", "skipped")] == ["4", "1", "1", "1"]
+    passed, found, refused, unfinished = suite
+    assert [case.get("name") for case in suite] == ["1. passes", "2. finds a lot", "3. does not apply", "4. waits"]
+    assert len(passed) == 0
+    assert [failure.tag for failure in found] == ["failure", "failure"]
+    text = found[0].text or ""
+    script = data["subjects"][0]["results"][1]["trials"][1]["finding"]["script"]
+    assert text.endswith(script.replace("\x07", "\\x07"))
+    for said in (
+        "expected: <b>bold</b> & [red]markup[/red]",
+        r"came: a bell \x07, a half \ud83d, ]]> and é",
+        "least=3.0",
+    ):
+        assert said in text
+    assert refused[0].attrib == {"message": "it is of <another> kind"}
+    assert (refused[0].tag, unfinished[0].tag) == ("skipped", "error")
+    assert unfinished[0].get("message") == "for long: the time was up after 1 cases"
+    assert all(float(case.get("time", "-1")) >= 0 for case in suite)
+
+
+def test_the_terminal_shows_all_of_it(data: Data) -> None:
+    subject = data["subjects"][0]
+    text = printed(subject, {"2-a-hostile-one.py": "out/scripts/2-a-hostile-one.py"})
+    assert text.splitlines()[0].strip() == "mine <&> [bold]"
+    for said in (
+        *(
+            "passes",
+            "3 cases; 1 of 2 trials not applicable",
+            "it is of <another> kind",
+            "the time was up after 1 cases",
+        ),
+        *("<b>bold</b> & [red]markup[/red]", r"a bell \x07", "A <rule> & more.", "It <matters>.", "transformers#38224"),
+        *("ids=[[0, 0, 0]], positions=[[0, 1, 2]], least=3.0", "out/scripts/2-a-hostile-one.py", "--out DIR writes it"),
+        "mine <&> [bold]: 1 with findings, 1 unfinished, 1 passed, 1 not applicable",
+    ):
+        assert said in text
+    assert "\x07" not in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_quietly_it_shows_findings_alone(data: Data) -> None:
+    text = printed(data["subjects"][0], quiet=True)
+    assert text.startswith("mine <&> [bold]: 2. finds a lot")
+    assert "passes" not in text
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_one_file_that_asks_for_nothing_and_obeys_nothing(data: Data) -> None:
+    html = report.as_html(data)
+    parsed = Page(html)
+    assert not parsed.open
+    assert not re.search(r"@import|url\(|https?:", html)
+    tags = {tag for tag, _ in parsed.tags}
+    assert tags.isdisjoint({"script", "iframe", "b", "rule", "others", "another", "matters"})
+    for _, attributes in parsed.tags:
+        assert attributes.get("href", "#")[:5] in ("#", "#foun", "data:")
+    assert "prefers-color-scheme: dark" in html
+    assert '<meta name="viewport"' in html
+
+
+def test_the_page_shows_all_of_it(data: Data) -> None:
+    parsed = Page(report.as_html(data))
+    head, *rows = ([" ".join(cell.split()) for cell in row] for row in parsed.tables["checks-1"])
+    assert head == ["no.", "check", "status", "what was found, or why it does not apply", "seconds"]
+    assert [row[1] for row in rows] == ["passes", "finds a lot", "does not apply", "waits"]
+    assert [row[2] for row in rows] == ["✓ passed", "✗ finding", "– not applicable", "? unfinished"]
+    assert rows[2][3] == "it is of <another> kind"
+    for result in data["subjects"][0]["results"]:
+        assert result["rule"] in parsed.text
+        for trial in result["trials"]:
+            assert trial["name"] in parsed.text
+            assert trial["reason"] in parsed.text
+            if trial["finding"]:
+                for name in ("expected", "came", "input", "script", "file"):
+                    assert trial["finding"][name] in parsed.text
+    assert "Met before in transformers#38224" in parsed.text
+
+
+def test_the_page_can_be_read_aloud_and_walked_through(data: Data) -> None:
+    tags = Page(report.as_html(data)).tags
+    assert all(a.get("scope") in ("col", "row") for tag, a in tags if tag == "th")
+    ids = [a["id"] for _, a in tags if "id" in a]
+    assert len(ids) == len(set(ids))
+    links = {a["href"][1:] for tag, a in tags if tag == "a"}
+    assert links == {"found-1-2"}
+    assert links <= set(ids)
+    assert {a["aria-labelledby"] for tag, a in tags if tag == "section"} <= set(ids)
+    assert sum(tag == "details" for tag, _ in tags) == 2
+
+
+def test_trials_of_a_check_have_files_of_their_own() -> None:
+    for entry in CHECKS:
+        names = [report.slug(trial.name) for trial in entry.trials]
+        assert len(set(names)) == len(names)

@@ -1,0 +1,284 @@
+"""``posenc compare`` killed, interrupted, out of disk space and fed with damaged files, in processes of its own.
+
+Whatever happens, every finished record stays, and the same command ends with the records of a run that nothing met.
+"""
+
+import ast
+import itertools
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import posenc
+from posenc.tools.kit.records import FILE, read
+from tests.compare.nursery import Ended, Nursery, Trouble
+from tests.compare.small import evil_bytes, untimed, write_text
+
+SMALL = [
+    *("--schemes", "nope,learned", "--train-length", "8", "--test-lengths", "4,8,16", "--steps", "3"),
+    *("--batch-size", "2", "--windows", "8", "--layers", "1", "--dim", "2", "--heads", "1"),
+]
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as nursery:
+        yield nursery
+
+
+@pytest.fixture(scope="module")
+def whole(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing met, and the text of all runs."""
+    folder = tmp_path_factory.mktemp("whole")
+    write_text(folder / "text")
+    ended = nursery.run(command(folder, folder / "out"))
+    assert (ended.code, ended.err.count("error")) == (0, 0)
+    assert len(read(folder / "out")) == 26
+    return folder
+
+
+def command(whole: Path, out: Path) -> list[str]:
+    return ["compare", "--text", str(whole / "text"), "--out", str(out), *SMALL]
+
+
+def lines(out: Path) -> list[bytes]:
+    """The lines of the records that are written to their end."""
+    path = out / FILE
+    return path.read_bytes().splitlines(keepends=True)[: path.read_bytes().count(b"\n")] if path.exists() else []
+
+
+def assert_same(out: Path, whole: Path) -> None:
+    """The records of a run that nothing met, and nothing half-written or half-trained beside them."""
+    assert untimed(read(out)) == untimed(read(whole / "out"))
+    assert [
+        path.name for path in out.rglob("*") if path.suffix == ".writing" or path.parent.name == "checkpoints"
+    ] == []
+
+
+def error(ended: Ended) -> str:
+    """The one line that says what went wrong."""
+    line = ended.err.splitlines()[-1]
+    assert line.startswith("posenc: error: "), ended.err
+    assert "Traceback" not in ended.err
+    return line.removeprefix("posenc: error: ")
+
+
+# The first moment, and how much further on the next one is. Two of them are an interrupt, and share the moments.
+MOMENTS = {"kill": (1, 1), "full": (1, 1), "twice": (1, 2), "term": (2, 2)}
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=pytest.mark.more if what in ("full", "term") else ()) for what in MOMENTS]
+)
+def test_stopped_at_anything_it_does_to_a_file(nursery: Nursery, whole: Path, tmp_path: Path, what: str) -> None:
+    """Again and again, a little further on each time, so that every kind of moment is met: half of a configuration, a
+    checkpoint or a record is written, or all of it and not yet known to be on the disk, or not yet in its place."""
+    for at in itertools.count(*MOMENTS[what]):
+        before = lines(tmp_path)
+        ended = nursery.run(command(whole, tmp_path), Trouble(at, what))
+        after = lines(tmp_path)
+        assert after[: len(before)] == before
+        if ended.code == 0:
+            break
+        measured = sum(b'"kind": ' in line for line in after)  # beside the line that says what all of them share
+        assert len(read(tmp_path)) == measured
+        if what == "kill":
+            assert ended.code == -signal.SIGKILL
+            continue
+        assert ended.code == 1
+        assert b"".join(after) == (tmp_path / FILE).read_bytes()  # what failed left nothing behind
+        assert error(ended).startswith("interrupted: " if what != "full" else f"{tmp_path}/")
+        assert ("No space left on device: " in error(ended)) == (what == "full")
+        assert error(ended).endswith(f": {measured} records are kept in {tmp_path}; the same command resumes")
+    assert at > 10
+    assert_same(tmp_path, whole)
+
+
+def test_killed_at_any_time(nursery: Nursery, whole: Path, tmp_path: Path) -> None:
+    rng = random.Random(0)
+    before: list[bytes] = []
+    for _ in range(8):
+        process = nursery.start(command(whole, tmp_path))
+        time.sleep(rng.uniform(0.0, 0.3))
+        os.kill(process, signal.SIGKILL)
+        assert nursery.wait(process).code in (-signal.SIGKILL, 0)
+        after = lines(tmp_path)
+        assert after[: len(before)] == before
+        before = after
+    assert nursery.run(command(whole, tmp_path)).code == 0
+    assert_same(tmp_path, whole)
+
+
+@pytest.mark.parametrize(
+    ("largest", "file"), [(400, "config.toml"), (10_000, "checkpoints/nope-0.safetensors"), (0, FILE)]
+)
+def test_files_that_cannot_grow(nursery: Nursery, whole: Path, tmp_path: Path, largest: int, file: str) -> None:
+    """The system itself refuses, after it has taken a part. The first checkpoint is larger than 10,000 bytes; of the
+    records all but the last are there, or a checkpoint would be refused before them."""
+    all_but_one = (whole / "out" / FILE).stat().st_size - 100
+    if not largest:
+        (tmp_path / "config.toml").write_bytes((whole / "out" / "config.toml").read_bytes())
+        (tmp_path / FILE).write_bytes(b"".join(lines(whole / "out")[:-1]))
+    ended = nursery.run(command(whole, tmp_path), Trouble(largest=largest or all_but_one))
+    kept = 0 if largest else 25  # all but the last
+    assert ended.code == 1
+    assert error(ended) == (
+        f"{tmp_path / file}: File too large: {kept} records are kept in {tmp_path}; the same command resumes"
+    )
+    assert len(read(tmp_path)) == kept
+    assert not list(tmp_path.rglob("*.writing"))
+    assert nursery.run(command(whole, tmp_path)).code == 0
+    assert_same(tmp_path, whole)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code"),
+    [
+        (Trouble(largest=40_000, report=True), 1),
+        (Trouble(9, "kill", report=True), -9),
+    ],
+    ids=["full", "killed"],
+)
+def test_stopped_while_it_writes_the_report(
+    nursery: Nursery, whole: Path, tmp_path: Path, trouble: Trouble, code: int
+) -> None:
+    for name in ("config.toml", FILE):
+        (tmp_path / name).write_bytes((whole / "out" / name).read_bytes())
+    before = (tmp_path / FILE).read_bytes()
+    ended = nursery.run(command(whole, tmp_path), trouble)
+    assert ended.code == code
+    if code == 1:
+        assert "File too large" in error(ended)
+    assert (tmp_path / FILE).read_bytes() == before
+    assert not (tmp_path / "report.html").exists()
+    assert nursery.run(command(whole, tmp_path)).code == 0
+    assert (tmp_path / FILE).read_bytes() == before
+
+
+def test_two_runs_do_not_mix_and_one_takes_over_from_one_that_was_killed(
+    nursery: Nursery, whole: Path, tmp_path: Path
+) -> None:
+    first = nursery.start(command(whole, tmp_path), Trouble(40, "stop"))
+    assert nursery.wait(first).code == -signal.SIGSTOP
+    before = lines(tmp_path)
+    assert before
+    held = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    second = nursery.run([*command(whole, tmp_path), "--schemes", "alibi"])
+    assert second.code == 1
+    assert error(second) == f"{tmp_path} is in use by another run: wait for it, or give another folder"
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == held
+    os.kill(first, signal.SIGKILL)
+    assert nursery.wait(first).code == -signal.SIGKILL
+    assert nursery.run(command(whole, tmp_path)).code == 0
+    assert lines(tmp_path)[: len(before)] == before
+    assert_same(tmp_path, whole)
+
+
+@pytest.mark.parametrize("zipped", [False, True], ids=["pickle", "torch.save"])
+def test_a_pickle_under_the_name_of_a_checkpoint_is_not_loaded(
+    nursery: Nursery, whole: Path, tmp_path: Path, zipped: bool
+) -> None:
+    evil = evil_bytes(tmp_path / "made", zipped)
+    assert nursery.run(command(whole, tmp_path), Trouble(10, "kill")).code == -signal.SIGKILL
+    checkpoint, old = tmp_path / "checkpoints" / "nope-0.safetensors", tmp_path / "checkpoints" / "nope-0.pt"
+    assert checkpoint.exists()
+    checkpoint.write_bytes(evil)
+    old.write_bytes(evil)
+    refused = nursery.run(command(whole, tmp_path))
+    assert refused.code == 1
+    assert error(refused).startswith(f"{checkpoint} is not a whole checkpoint (Error while deserializing header: ")
+    assert "): remove it to train anew: 0 records are kept in " in error(refused)
+    said = f"in {old.parent}, of an older format, so not read and left as it is: {old.name}\n"
+    assert refused.err.count(said) == 1
+    checkpoint.unlink()
+    ended = nursery.run(command(whole, tmp_path))
+    assert ended.code == 0
+    assert ended.err.count(said) == 1
+    assert not (tmp_path / "made").exists()
+    assert old.read_bytes() == evil
+    old.unlink()
+    assert_same(tmp_path, whole)
+
+
+ANOTHER = "is not of this comparison "
+DAMAGED = [  # the file, the line of it, what stands there, what then stands there, and what is said
+    (FILE, 1, b"}", b"", "is not a record (Expecting "),
+    (FILE, 26, b'"kind"', b'"kin"', "is not a record (kind is missing): mend or remove that line"),
+    (FILE, 9, b'"seed": 0', b'"seed": "0"', 'is not a record (seed must be a whole number, got "0")'),
+    (FILE, 9, b'"kind": "', b'"kind": "x', ANOTHER + "(its kind is 'x"),
+    (FILE, 2, b'"fingerprint": "', b'"fingerprint": "x', ANOTHER + "(fingerprint 'x"),
+    (FILE, 2, b'"digest"', b'"digests"', ANOTHER + "(text_digest None there and '"),
+    (
+        FILE,
+        2,
+        b'"steps": 3',
+        b'"steps": 0',
+        ANOTHER + "(its configuration: steps must be a whole number of at ",
+    ),
+    (FILE, 2, b'"steps": 3', b'"steps": 4', ANOTHER + "(steps 4 there and 3 here): remove that line"),
+    ("config.toml", 6, b"3", b"3,", "is not TOML: "),
+    ("config.toml", 6, b"3", b"\xff", "is not TOML: 'utf-8' codec can't decode byte 0xff"),
+    ("config.toml", 6, b"3", b'"three"', "steps must be a whole number of at least 1, got 'three'"),
+    ("config.toml", 6, b"steps", b"stepz", "key must be one of task, schemes, text, "),
+    ("config.toml", 30, b"]", b"", "is not TOML: "),
+]
+
+
+@pytest.mark.parametrize(("name", "number", "there", "then", "message"), DAMAGED)
+def test_a_damaged_file_is_named_with_the_line(
+    nursery: Nursery, whole: Path, tmp_path: Path, name: str, number: int, there: bytes, then: bytes, message: str
+) -> None:
+    for each in ("config.toml", FILE):
+        content = (whole / "out" / each).read_bytes().split(b"\n")
+        if each == name:
+            at = 0 if there in content[0] and name == FILE else number - 1  # what all records share stands first
+            assert there in content[at]
+            content[at] = content[at].replace(there, then)
+        (tmp_path / each).write_bytes(b"\n".join(content))
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    says = rf"{re.escape(str(tmp_path / name))}, line {number}[,:] {re.escape(message)}"
+    ended = nursery.run(command(whole, tmp_path))
+    assert (ended.code, bool(re.match(says, error(ended)))) == (1, True), ended.err
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    if name == "config.toml":  # the same file, given by hand
+        ended = nursery.run(["compare", "--out", str(tmp_path / "new"), "--config", str(tmp_path / name)])
+        assert (ended.code, bool(re.match(says, error(ended)))) == (2, True), ended.err
+
+
+# What loads code along with data, or is made to.
+LOADERS = {"_pickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
+OF_ITS_OWN = "conformance/checks/life_cycle.py"  # loads what it has dumped the moment before, and reads no file
+LOADS = {("torch", "load"), ("torch", "save"), ("numpy", "load"), ("np", "load")}
+
+
+def loads(source: str) -> list[str]:
+    """What in a module's source can execute what it reads."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.partition(".")[0] in LOADERS]
+        elif isinstance(node, ast.ImportFrom):
+            module = (node.module or "").partition(".")[0]
+            found += [f"{module}.{a.name}" for a in node.names if module in LOADERS or (module, a.name) in LOADS]
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found += [f"{node.value.id}.{node.attr}"] if (node.value.id, node.attr) in LOADS else []
+    return found
+
+
+def test_nothing_in_posenc_loads_a_pickle() -> None:
+    assert loads("import pickle\nfrom torch import load\nimport torch\ntorch.load(f)\nimport joblib.memory") == [
+        "pickle",
+        "torch.load",
+        "joblib.memory",
+        "torch.load",
+    ]
+    package = Path(posenc.__file__).parent
+    found = {path.relative_to(package).as_posix(): loads(path.read_text("utf-8")) for path in package.rglob("*.py")}
+    assert len(found) > 50
+    assert {path: names for path, names in found.items() if names and path != OF_ITS_OWN} == {}

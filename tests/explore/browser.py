@@ -1,0 +1,130 @@
+"""The explorer in a real browser: Debian's chromium, or another, through Playwright."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from posenc.tools.explore.content import content
+from posenc.tools.explore.page import STATIC
+from tests.compare import made_up
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+# Views are lists of figures in views.js; the file of a figure has its name.
+VIEWS = re.findall(r'^        name: "([a-z]+)"', (STATIC / "views.js").read_text(encoding="utf-8"), re.MULTILINE)
+FIGURES = re.findall(r'"posenc/tools/plot/([\w-]+)\.js"', (STATIC / "views.js").read_text(encoding="utf-8"))
+
+# Without these chromium asks its maker's hosts for updates and the like.
+QUIET = (
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-quic",
+    "--no-first-run",
+    "--force-color-profile=srgb",
+)
+
+
+def executable() -> str | None:
+    """A chromium of this machine's, or None."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def sample_content() -> dict[str, Any]:
+    """What pages are tested with: Sandwich as posenc measured it, and the records of a comparison that is made up."""
+    with tempfile.TemporaryDirectory() as folder:
+        text = "".join(json.dumps(record) + "\n" for record in made_up.records(seeds=(0, 1)))
+        (Path(folder) / "records.jsonl").write_text(text)
+        found = content(["sandwich"], [Path(folder)])
+    found["records"][0]["name"] = "runs/made-up"
+    return found
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable(), args=QUIET)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def served(content: dict[str, Any]) -> Iterator[str]:
+    """The address of a server that shows this."""
+    import uvicorn
+
+    from posenc.tools.explore.server import application
+
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(application(content), log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    server.should_exit = True
+    thread.join(timeout=10)
+    listening.close()
+
+
+class Watched:
+    """A page whose errors and requests are kept."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        page.on("console", lambda said: self.errors.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", lambda request: self.requests.append(request.url))
+
+    def open(self, address: str) -> None:
+        """Opens an address, anew even where only what follows the "#" differs."""
+        self.page.goto("about:blank")
+        self.page.goto(address)
+
+    def until_drawn(self, *figures: str) -> None:
+        """Waits until these figures were drawn, each brought into sight before. AssertionError with what one says in
+        their place."""
+        for figure in figures:
+            section = self.page.locator(f'[data-figure="{figure}"]')
+            section.scroll_into_view_if_needed()
+            self.page.wait_for_function(
+                """name => window.posenc.drawn.has(name)
+                    || !document.querySelector(`[data-figure="${name}"] .error`).hidden""",
+                arg=figure,
+                timeout=30_000,
+            )
+            drawn = self.page.evaluate("name => window.posenc.drawn.has(name)", figure)
+            assert drawn, f"{figure} was not drawn: {section.locator('.error').inner_text()} {self.errors}"
+
+    def shown(self) -> list[str]:
+        """The figures that the page has."""
+        return self.page.locator("[data-figure]").evaluate_all("all => all.map(one => one.dataset.figure)")
+
+
+@contextmanager
+def watched(browser: Browser, width: int = 1200, height: int = 900, dark: bool = False) -> Iterator[Watched]:
+    context = browser.new_context(
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if dark else "light",
+        reduced_motion="reduce",
+        device_scale_factor=1,
+    )
+    yield Watched(context.new_page())
+    context.close()

@@ -1,0 +1,50 @@
+"""What the tests of the explorer share."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.explore import node
+from tests.explore.browser import Watched, chromium, sample_content, served, watched
+
+
+@pytest.fixture(scope="session")
+def executable() -> str:
+    """A node to run JavaScript with; without one the test is skipped, and says so."""
+    found = node.find()
+    if found is None:
+        pytest.skip("no node to run JavaScript with: pip install playwright brings one")
+    return found
+
+
+@pytest.fixture(scope="session")
+def javascript(executable: str) -> Iterator[node.Node]:
+    """The explorer's JavaScript, in one process for all tests."""
+    with node.Node(executable) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def shown() -> dict[str, Any]:
+    return sample_content()
+
+
+@pytest.fixture(scope="module")
+def address(shown: dict[str, Any]) -> Iterator[str]:
+    with served(shown) as at:
+        yield at
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Watched]:
+    """A page that must have logged no error when the test is over."""
+    with watched(browser) as one:
+        yield one
+    assert one.errors == []

@@ -1,0 +1,189 @@
+"""Which scheme: what passes does so by the data, what does not says why, and evidence is quoted as it stands."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+
+from posenc.schemes.catalog import CATALOG
+from posenc.tools.choose.questions import answer_to, answers, questions
+from posenc.tools.explore.catalog import evidence
+from posenc.tools.explore.content import content
+from tests.explore.node import Node
+
+NOTHING = {"longer": False, "cheap": False, "free": False, "direction": False, "checkpoint": False}
+MODELS, TOKENS = ("decoder", "encoder"), ("line", "image", "video")
+LAWS = {"longer": "length_free", "free": "parameter_free", "direction": "directed"}
+DATA = content()
+ENTRIES = {entry["name"]: entry for entry in DATA["catalog"]}
+
+
+@pytest.fixture(scope="module")
+def choose(javascript: Node) -> Any:
+    javascript("content", **DATA)
+
+    def asked(model: str = "decoder", tokens: str = "line", **needs: bool) -> Any:
+        return javascript("choose", asked={"model": model, "tokens": tokens, **NOTHING, **needs})
+
+    return asked
+
+
+@pytest.fixture
+def judged(choose: Any, javascript: Node) -> Iterator[Any]:
+    """The same, had all evidence seeds enough."""
+    javascript("content", **{**DATA, "evidence": [{**record, "too_few": ""} for record in DATA["evidence"]]})
+    yield choose
+    javascript("content", **DATA)
+
+
+def kept(found: Any) -> dict[str, Any]:
+    return {name: answer for group in found["groups"].values() for name, answer in group.items()}
+
+
+@pytest.mark.parametrize(("model", "tokens"), list(product(MODELS, TOKENS)))
+def test_every_scheme_is_kept_or_left_out_with_a_source(model: str, tokens: str, choose: Any) -> None:
+    found = choose(model, tokens, **dict.fromkeys(NOTHING, True))
+    assert {*kept(found), *found["out"]} == {entry.name for entry in CATALOG}
+    assert not {*kept(found)} & {*found["out"]}
+    for name, fact in found["out"].items():
+        assert not fact["passes"]
+        assert fact["words"]
+        assert fact["source"] in {f"posenc schemes {name}", f"posenc laws --schemes {name}", *COSTS}, fact
+    for answer in kept(found).values():
+        assert all(fact["passes"] for fact in answer["facts"])
+
+
+COSTS = {record.name for record in evidence() if record.question == "cost"}
+
+
+@pytest.mark.parametrize("need", LAWS)
+def test_a_need_is_a_law_that_was_measured(need: str, choose: Any) -> None:
+    before, after = kept(choose()), kept(choose(**{need: True}))
+    assert {*after} == {name for name in before if ENTRIES[name]["measured"][LAWS[need]]["holds"] is True}
+    assert 0 < len(after) < len(before)
+    measured = ENTRIES["rope"]["measured"][LAWS[need]]["words"]
+    assert any(measured in fact["words"] for fact in after["rope"]["facts"])
+
+
+def test_what_is_left_out_of_an_encoder_and_of_images(choose: Any) -> None:
+    line, encoder, image, video = choose(), choose("encoder"), choose("encoder", "image"), choose("encoder", "video")
+    assert "nope" in kept(line)
+    assert {"nope", "fire", "xpos", "segment", "softcap"} <= {*encoder["out"]}
+    assert {"rope", "shaw", "alibi", "learned"} <= {*kept(encoder)}
+    assert {"axial_rope", "mixed_rope", "sinusoidal", "relative_2d"} <= {*kept(image)}
+    assert {"alibi", "rope_3d", "cope"} <= {*image["out"]}
+    assert {"rope_3d", "rope"} <= {*kept(video)}
+    assert all(answer["without"] == ["videos"] for answer in kept(video).values())
+
+
+def test_few_seeds_and_few_pieces_give_no_verdict(choose: Any) -> None:
+    """Their figures stand as they are, and say of what there are too few."""
+    few = {record.name: record for record in evidence() if record.too_few}
+    assert {*few} == {"demo", "classify", "digits", "stretch"}
+    assert all(record.too_few in record.measured for record in few.values())
+    assert {record.name for record in evidence() if "one seed" in record.measured} <= {*few}
+    seen = set()
+    answers = [
+        choose(longer=True),
+        choose("encoder", direction=True),
+        choose(longer=True, checkpoint=True),
+        choose("encoder", "image", longer=True),
+    ]
+    for asked in answers:
+        for answer in kept(asked).values():
+            for line in answer["lines"]:
+                if line["record"] in few:
+                    assert line["verdict"] == ""
+                    assert line["words"].endswith(f" ({few[line['record']].too_few}, too few for a verdict)")
+                    seen.add(line["record"])
+    assert seen == {*few}
+    told = choose("encoder", direction=True)["groups"]
+    assert {*told} == {"mixed", "none"}
+    assert {"rope", "alibi"} <= {*told["mixed"]}
+
+
+def test_a_checkpoint_keeps_what_some_model_was_trained_with(judged: Any) -> None:
+    found = judged(checkpoint=True, longer=True)
+    assert all(ENTRIES[name]["users"] for name in kept(found))
+    stretched = [line for line in kept(found)["rope"]["lines"] if line["record"] == "stretch"]
+    assert {line["words"].split(":")[0]: line["verdict"] for line in stretched} == {
+        "none": "against",
+        "yarn": "for",
+        "ntk": "for",
+        "dynamic": "for",
+        "linear": "",  # it stays where it was, far above the others
+    }
+
+
+def test_what_evidence_says_of_length(judged: Any) -> None:
+    groups = judged(longer=True)["groups"]
+    assert "alibi" in groups["for"]
+    assert {"sinusoidal", "rope", "t5"} <= {*groups["against"]}
+    assert groups["none"]["kerple"]["without"] == ["texts longer than in training"]
+
+
+def test_what_evidence_says_of_direction_and_cost(judged: Any) -> None:
+    told = judged("encoder", direction=True)["groups"]
+    assert {"rope", "shaw", "sinusoidal", "learned"} == {*told["for"]}
+    assert {*told["against"]} == {"alibi"}  # its bidirectional form is blind
+    cheap = judged(cheap=True)
+    assert {"transformer_xl", "relative_1d"} <= {*cheap["out"]}
+    assert {"alibi", "rope", "t5"} <= {*cheap["groups"]["for"]}
+
+
+@pytest.mark.parametrize(
+    "needs", [{"longer": True}, {"cheap": True}, {"cheap": True, "longer": True}, {"direction": True, "longer": True}]
+)
+def test_a_group_is_what_its_lines_say(needs: dict[str, bool], judged: Any) -> None:
+    """To be cheap speaks for none where more is asked: what is dear is left out already."""
+    seen = set()
+    for group, group_answers in judged("encoder" if "direction" in needs else "decoder", **needs)["groups"].items():
+        for name, answer in group_answers.items():
+            counted = [line for line in answer["lines"] if line["record"] not in COSTS or needs == {"cheap": True}]
+            verdicts = {line["verdict"] for line in counted}
+            good, bad = "for" in verdicts, "against" in verdicts
+            said = "none" if not counted else "mixed" if good == bad else "for" if good else "against"
+            assert group == said, (name, verdicts)
+            seen.add(group)
+    assert {"for", "against"} & seen
+
+
+def test_figures_are_quoted_as_they_stand(choose: Any) -> None:
+    records = {record.name: record for record in evidence()}
+    count = 0
+    for needs in ({"longer": True}, {"direction": True}, {"cheap": True}, {"longer": True, "checkpoint": True}):
+        for name, answer in kept(choose(**needs)).items():
+            for line in answer["lines"]:
+                rows = [row for row in records[line["record"]].rows if name in row.schemes]
+                assert any(row.label in line["words"] and row.figures[-1] in line["words"] for row in rows), line
+                count += 1
+    assert count > 40
+
+
+# --- the questions --------------------------------------------------------------------------------------------------
+
+
+def test_the_page_asks_what_the_terminal_asks_and_leads_where_it_leads(choose: Any, javascript: Node) -> None:
+    figure = javascript("figure", name="which", state="defaults")
+    asked, found = questions(), answers()
+    assert figure["controls"] == [question.name for question in asked]
+    assert figure["values"] == {question.name: question.values[0] for question in asked}
+    for values in product(*(question.values for question in asked)):
+        given = dict(zip(figure["controls"], values, strict=True))
+        answer = answer_to(given, found)
+        said = javascript("answer", given=given)
+        assert said["name"] == answer.name
+        needs = [option.needs for q in asked for option in q.options if option.value == given[q.name]]
+        assert said["needs"] == (None if None in needs else {k: v for need in needs for k, v in need.items()})
+        shown = javascript("figure", name="which", state=given)
+        assert shown["line"].endswith(answer.code)
+        assert shown["says"].startswith(f"{answer.case}: begin with {answer.begin}. ")
+
+
+def test_each_answer_has_its_claims_in_words() -> None:
+    by_name = {answer["name"]: answer for answer in DATA["choosing"]["answers"]}
+    assert by_name["long_decoder"]["claims"][0]["about"] == "rope less alibi, at 1,024 bytes"
+    assert {answer["name"]: len(answer["claims"]) for answer in by_name.values()} == {
+        answer.name: len(answer.claims) for answer in answers()
+    }

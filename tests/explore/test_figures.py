@@ -1,0 +1,68 @@
+"""Each figure: the Python that stands under it computes the numbers that it shows."""
+
+import ast
+from typing import Any
+
+import pytest
+import torch
+
+import posenc
+from posenc.schemes.catalog import CATALOG
+from posenc.schemes.entry import Entry
+from posenc.tools.explore.content import content
+from tests.explore.browser import FIGURES
+from tests.explore.node import Node
+
+# What posenc measured itself, records of the user's, and words: nothing that a line of Python could compute again.
+WITHOUT_NUMBERS = {"seen", "length-curves", "length-cost", "laws", "which"}
+
+
+@pytest.fixture(scope="module")
+def figures(javascript: Node) -> Node:
+    javascript("content", **content(["alibi"]))
+    return javascript
+
+
+def run(line: str) -> Any:
+    """The value of the last expression of some Python."""
+    tree = ast.parse(line)
+    *before, last = tree.body
+    assert isinstance(last, ast.Expr), f"the last line must be an expression: {line}"
+    names: dict[str, Any] = {"posenc": posenc, "torch": torch}
+    exec(compile(ast.Module(before, []), "<figure>", "exec"), names)
+    return eval(compile(ast.Expression(last.value), "<figure>", "eval"), names)
+
+
+@pytest.mark.parametrize("state", ["defaults", "another"])
+@pytest.mark.parametrize("figure", [name for name in FIGURES if name not in WITHOUT_NUMBERS])
+def test_the_line_computes_what_is_shown(figure: str, state: str, figures: Node) -> None:
+    """Within 1e-5 of the largest number: a line may run in float32, whose steps are 1e-7 of it, and sums of some ten
+    such errors."""
+    found = figures("figure", name=figure, state=state)
+    assert found["another"], f"{figure} must have another state to try"
+    assert found["compared"] is not None, f"{figure} must say which of its numbers its line computes"
+    computed = torch.as_tensor(run(found["line"])).detach().double()
+    shown = found["compared"]
+    assert computed.shape == shown.shape
+    assert torch.equal(computed.isfinite(), shown.isfinite())
+    most = shown[shown.isfinite()].abs().max().item() if shown.isfinite().any() else 1.0
+    finite = shown.isfinite()
+    torch.testing.assert_close(computed[finite], shown[finite], rtol=0, atol=1e-5 * max(most, 1e-30))
+    assert shown.numel() > 1
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_figure_says_what_it_is(figure: str, figures: Node) -> None:
+    found = figures("figure", name=figure, state="defaults")
+    assert found["title"]
+    assert found["see"].endswith((".", "?"))
+    assert len(found["says"]) > 10
+    named = [name for name in found["controls"] if not name.startswith("options.")]
+    assert set(named) <= set(found["values"]), f"{figure}: a control without a state"
+
+
+@pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
+def test_any_scheme_has_a_picture(entry: Entry, figures: Node) -> None:
+    found = figures("figure", name="scheme", state={"scheme": entry.name})
+    assert found["says"].startswith(entry.title)
+    assert entry.title in found["line"]

@@ -1,0 +1,270 @@
+"""The page in a real browser: drawn, moved, read by keyboard, from a server and from disk."""
+
+import io
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+import torch
+
+import posenc
+from posenc.tools.explore.page import explorer
+from tests.explore.browser import FIGURES, VIEWS, Watched, executable, watched
+
+pytestmark = pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
+
+PICTURES = Path(__file__).with_name("pictures")
+
+
+# --- pictures -------------------------------------------------------------------------------------------------------
+
+
+def small(png: bytes, height: int | None = None) -> np.ndarray:
+    """A picture 240 pixels wide: letters become grey, so that another machine's fonts do not count. With a ``height``
+    it is fitted to it, where rounding would give a row more or less."""
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    height = height or max(1, round(240 * image.height / image.width))
+    return np.asarray(image.resize((240, height), Image.Resampling.BOX), dtype=float)
+
+
+def drawn(page: Watched, figure: str) -> bytes:
+    """The drawing without its formulas, whose letters are of whatever mathematical font the machine has."""
+    locator = page.page.locator(f'[data-figure="{figure}"] .picture')
+    return locator.screenshot(mask=[locator.locator("math")], mask_color="#ffffff")
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_a_figure_looks_as_it_did_and_moves(figure: str, page: Watched, address: str) -> None:
+    """The drawing alone: a mean difference of 4 of 255, which a shifted curve or other colours exceed. Pictures are
+    made anew by ``python -m tests.explore.pictures``. Then its controls are moved."""
+    page.open(f"{address}#figure={figure}&theme=light")
+    page.until_drawn(figure)
+    picture = drawn(page, figure)
+    stored = small((PICTURES / f"{figure}.png").read_bytes())
+    height = len(small(picture))
+    assert abs(height - len(stored)) <= 4, f"the picture is {height} high, and was {len(stored)}"
+    difference = np.abs(small(picture, len(stored)) - stored).mean()
+    assert difference < 4, f"the mean difference to the stored picture is {difference:.1f} of 255"
+    move(page, figure)
+
+
+def move(page: Watched, figure: str) -> None:
+    """Every slider to both of its ends by the keyboard, and every choice: a step each, without an error; the address
+    says what was set."""
+    section = page.page.locator(f'[data-figure="{figure}"]')
+    steps = "name => window.posenc.timings[name].length"
+    sliders = section.locator(".controls input[type=range]")
+    for n in range(sliders.count()):
+        for key in ("End", "Home"):
+            if n >= sliders.count():  # a control may take others away
+                break
+            slider = sliders.nth(n)
+            before, count = slider.input_value(), page.page.evaluate(steps, figure)
+            slider.focus()
+            page.page.keyboard.press(key)
+            if slider.input_value() != before:
+                page.page.wait_for_function(
+                    "([name, count]) => window.posenc.timings[name].length > count", arg=[figure, count]
+                )
+                assert page.page.evaluate("document.activeElement.type") == "range", "the slider has lost the focus"
+                if key == "End":
+                    page.page.wait_for_function("name => location.hash.includes(`${name}.`)", arg=figure)
+            words = section.locator(".error").inner_text()
+            assert not words, f"{slider.get_attribute('aria-valuetext')}: {words}"
+    choices = section.locator(".controls select")
+    for n in range(choices.count()):
+        for value in choices.nth(n).locator("option").evaluate_all("all => all.map(one => one.value)")[:6]:
+            if n >= choices.count():
+                break
+            choices.nth(n).select_option(value)
+            page.page.wait_for_timeout(40)
+            words = section.locator(".error").inner_text()
+            assert not words, f"{value}: {words}"
+
+
+@pytest.mark.parametrize(("figure", "label"), [("product", "tokens"), ("vector-table", "positions")])
+def test_a_slider_is_dragged_all_the_way(figure: str, label: str, page: Watched, address: str) -> None:
+    """By mouse, where each step changes what other controls may be."""
+    page.open(f"{address}#figure={figure}")
+    page.until_drawn(figure)
+    slider = page.page.locator(".control", has_text=label).first.locator("input")
+    place = slider.bounding_box()
+    assert place is not None
+    row, values = place["y"] + place["height"] / 2, set()
+    page.page.mouse.move(place["x"] + 10, row)
+    page.page.mouse.down()
+    for n in range(1, 9):
+        page.page.mouse.move(place["x"] + 10 + n * (place["width"] - 20) / 8, row)
+        page.page.wait_for_timeout(80)
+        values.add(slider.input_value())
+    page.page.mouse.up()
+    assert len(values) >= 6, f"the slider stood at {sorted(values)}"
+
+
+def test_the_focus_stays_on_a_button_that_is_drawn_anew(page: Watched, address: str) -> None:
+    page.open(f"{address}#figure=sentence")
+    page.until_drawn("sentence")
+    page.page.locator(".picture button").nth(2).focus()
+    page.page.keyboard.press("Enter")
+    page.page.wait_for_timeout(200)
+    assert page.page.evaluate("document.activeElement.tagName") == "BUTTON"
+
+
+def test_pictures_that_differ_are_told_apart() -> None:
+    """The comparison can fail: no figure's stored picture passes for another's."""
+    stored = {figure: small((PICTURES / f"{figure}.png").read_bytes()) for figure in FIGURES}
+    for one in FIGURES:
+        for other in FIGURES:
+            rows = min(len(stored[one]), len(stored[other]))
+            alike = abs(len(stored[one]) - len(stored[other])) <= 4
+            assert one == other or not alike or np.abs(stored[one][:rows] - stored[other][:rows]).mean() > 4
+
+
+# --- views ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_is_accessible_and_fits(view: str, page: Watched, address: str) -> None:
+    """By axe's rules, in light and dark; on a telephone nothing is wider than the screen; no other host is asked."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    for dark in (False, True):
+        page.open(f"{address}#view={view}&theme={'dark' if dark else 'light'}")
+        page.page.wait_for_selector("[data-figure]")
+        page.until_drawn(*page.shown())
+        results = Axe().run(page.page)
+        said = [
+            f"{found['id']}: {found['help']}: " + "; ".join(node["html"][:150] for node in found["nodes"][:4])
+            for found in results.response["violations"]
+        ]
+        assert said == []
+    page.page.set_viewport_size({"width": 360, "height": 780})
+    page.page.wait_for_timeout(200)
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= 360
+    others = [url for url in page.requests if not url.startswith((address, "data:", "about:"))]
+    assert others == []
+
+
+# --- controls -------------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_is_read_by_the_arrow_keys(page: Watched, address: str) -> None:
+    page.open(f"{address}#figure=seen")
+    page.until_drawn("seen")
+    page.page.locator(".heat canvas[role=img]").first.focus()
+    page.page.keyboard.press("ArrowDown")
+    page.page.keyboard.press("ArrowDown")
+    page.page.keyboard.press("ArrowRight")
+    words = page.page.locator(".heat output").first.inner_text()
+    zeros = torch.zeros(1, 4, 3, 8, dtype=torch.float64)
+    bias = posenc.logits(zeros, zeros, posenc.Sandwich(4))[0, 0, 2, 1].item()
+    assert words == f"query 2, key 1: {bias:.4g}"
+
+
+def test_what_the_address_says_wrong_is_said_in_place(browser: Any, address: str) -> None:
+    with watched(browser) as page:
+        page.open(f"{address}#figure=seen&seen.head=99")
+        page.until_drawn("seen")
+        assert page.page.locator(".error").inner_text() == "seen.head must be from 1 to 4, got 99"
+        page.open(f"{address}#view=nothing")
+        page.page.wait_for_selector(".error >> text=there are")
+        assert "names a view or a figure that there is not" in page.page.locator(".error").first.inner_text()
+
+
+def test_an_address_cannot_reach_what_objects_inherit(page: Watched, address: str) -> None:
+    page.open(f"{address}#figure=seen&__proto__.scheme=found&constructor.entries=1&seen.head=2")
+    page.until_drawn("seen")
+    assert page.page.evaluate("[{}.scheme ?? '', typeof Object.entries]") == ["", "function"]
+    assert page.page.locator(".control output").first.inner_text() == "2"
+    page.open(f"{address}#figure=constructor")
+    page.page.wait_for_selector(".error >> text=there are")
+    page.open(f"{address}#figure=seen&seen.toString=1")
+    page.page.wait_for_selector(".error >> text=seen has no toString")
+
+
+PLOTS = """
+globalThis.plots = 0;
+const [add, remove] = [addEventListener, removeEventListener].map((each) => each.bind(window));
+window.addEventListener = (event, ...rest) => (add(event, ...rest), (plots += event === "dppxchange"));
+window.removeEventListener = (event, ...rest) => (remove(event, ...rest), (plots -= event === "dppxchange"));
+"""
+
+
+def test_plots_that_have_left_the_page_are_let_go(page: Watched, address: str) -> None:
+    """Each plot of uPlot's listens to the window for changes of the ratio of pixels, as long as it is there."""
+    page.page.add_init_script(PLOTS)
+    page.open(f"{address}#figure=rope-decay")
+    page.until_drawn("rope-decay")
+    there = page.page.evaluate("plots")
+    for dark in (True, False, True):
+        page.page.evaluate("window.posenc.drawn.clear(); document.getElementById('theme').click()")
+        page.page.wait_for_selector(f"html[data-theme={'dark' if dark else 'light'}]")
+        page.until_drawn("rope-decay")
+    page.page.wait_for_function("there => plots === there", arg=there)
+    assert there > 1
+
+
+def test_light_and_dark_by_the_button(page: Watched, address: str) -> None:
+    page.open(address)
+    page.page.wait_for_selector("[data-figure]")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    assert page.page.evaluate(paper) == "rgb(255, 255, 255)"
+    page.page.click("#theme")
+    assert page.page.evaluate(paper) == "rgb(20, 23, 28)"
+    assert "theme=dark" in page.page.url
+
+
+def test_the_keyboard_skips_to_the_figures(page: Watched, address: str) -> None:
+    page.open(f"{address}#view={VIEWS[1]}")
+    page.page.wait_for_selector("[data-figure]")
+    page.page.keyboard.press("Tab")
+    page.page.keyboard.press("Enter")
+    assert page.page.evaluate("document.activeElement.tagName") == "MAIN"
+    assert f"#view={VIEWS[1]}" in page.page.url
+
+
+def test_going_back_shows_what_was_there(page: Watched, address: str) -> None:
+    page.open(f"{address}#view={VIEWS[0]}")
+    page.page.wait_for_selector("[data-figure]")
+    page.page.click(f'nav a[data-view="{VIEWS[1]}"]')
+    page.page.wait_for_selector(f'nav a[data-view="{VIEWS[1]}"][aria-current]')
+    page.page.go_back()
+    page.page.wait_for_selector(f'nav a[data-view="{VIEWS[0]}"][aria-current]')
+
+
+# --- from disk ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exported(shown: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("export") / "explorer.html"
+    path.write_text(explorer(shown, server=False), encoding="utf-8")
+    return path
+
+
+def test_the_export_is_below_3_mb(exported: Path) -> None:
+    assert exported.stat().st_size < 3_000_000
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_export_works_from_disk(view: str, page: Watched, exported: Path) -> None:
+    page.open(f"file://{quote(str(exported))}#view={view}")
+    page.page.wait_for_selector("[data-figure]")
+    page.until_drawn(*page.shown())
+    asked = [url for url in page.requests if not url.startswith(("data:", "about:")) and exported.name not in url]
+    assert asked == []
+
+
+def test_a_frame_in_a_notebook_answers(page: Watched, tmp_path: Path) -> None:
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(posenc.show(posenc.RoPE(16) + posenc.ALiBi(6))._repr_html_(), encoding="utf-8")
+    page.open(f"file://{quote(str(notebook))}")
+    frame = page.page.frame_locator("iframe")
+    frame.locator("input[type=range]").focus()
+    page.page.keyboard.press("End")
+    assert frame.locator(".control output").inner_text() == "6"
+    frame.locator(".said", has_text="RoPE + ALiBi: score, for 65 tokens and 6 heads that differ.").wait_for()

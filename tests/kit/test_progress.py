@@ -1,0 +1,57 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from posenc.tools.kit import progress
+from posenc.tools.kit.progress import Progress, for_console
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+def test_no_time_is_told_before_there_is_a_pace_and_setting_up_is_no_part_of_it(clock: Clock) -> None:
+    told = Progress()
+    told.begin(1000)
+    assert told.left == ""
+    clock.now += 60  # a model is built, and compiled
+    told.advance(1, "first")
+    assert told.left == ""
+    clock.now += 1
+    told.advance(10, "second")
+    assert told.left == ""  # 1 % of the work in a second
+    clock.now += 4
+    told.advance(40, "third")
+    assert told.left == "1:35 left"  # 949 at 10 a second
+    told.skip(849)
+    assert told.left == "0:10 left"
+
+
+def test_slow_work_is_told_after_a_while(clock: Clock) -> None:
+    told = Progress()
+    told.begin(1000)
+    told.advance(1, "first")
+    clock.now += 36
+    told.advance(1, "second")
+    assert told.left == "9:58:48 left"
+
+
+def test_lines_leave_out_what_is_not_told(clock: Clock) -> None:
+    file = io.StringIO()
+    lines = for_console(Console(file=file, width=100))
+    lines.begin(100)
+    lines.advance(1, "one")
+    clock.now += 2
+    lines.advance(49, "two", "3/4")
+    assert file.getvalue() == "  1%  one\n 50%  two 3/4  (0:02 left)\n"
