@@ -17,7 +17,7 @@ from matplotlib import pyplot
 
 from posenc.tools import cli
 from posenc.tools.plot.command import FIGURES
-from tests.docs.pages import PAGES, ROOT, Block, blocks
+from tests.docs.pages import PAGES, ROOT, TARGETS, Block, blocks
 from tests.docs.presupposed import PRESUPPOSED
 
 WITH_CODE = [page for page in PAGES if blocks(page, "python")]
@@ -28,7 +28,6 @@ COMMANDS = [
     for block in blocks(page, "console")
     for words in block.commands
 ]
-TARGETS = set(re.findall(r"^([a-z0-9]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
 QUICK = ("laws", "plot", "schemes")
 # What draws the pictures that are no figures of `posenc plot`.
 DRAWN_BY = {

@@ -29,6 +29,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--quick", action="store_true", help="fewer lengths and rounds, auto alone, nothing compiled: minutes"
     )
     parser.add_argument(
+        "--compare",
+        nargs=2,
+        type=Path,
+        metavar=("BEFORE", "AFTER"),
+        help="measure nothing: of two folders of results of one machine, say what became faster or slower",
+    )
+    parser.add_argument(
         "--dtype",
         nargs="+",
         type=names,
@@ -49,6 +56,8 @@ def settings_of(arguments: argparse.Namespace) -> list[Settings]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measures, prints and writes. 0: done; 1: interrupted or failed, with what there is written; 2: wrong use."""
+    if arguments.compare:
+        return compared(arguments)
     try:
         precisions = settings_of(arguments)
         from posenc.tools.bench.run import bench, check  # not before: a wrong number need not wait for torch
@@ -74,4 +83,22 @@ def run(arguments: argparse.Namespace) -> int:
             console.print(f"{'Partial tables' if stopped else 'The tables'}: {path}", highlight=False, soft_wrap=True)
         if stopped:
             return failed(stopped)
+    return 0
+
+
+def compared(arguments: argparse.Namespace) -> int:
+    """Prints what two folders say of a change. 0: done; 2: wrong use, or records that cannot be compared."""
+    told = [*given(arguments, Settings), *(name for name in ("quick", "out") if getattr(arguments, name))]
+    if others := [f"--{name.replace('_', '-')}" for name in told]:
+        return failed(f"--compare must stand alone, got {', '.join(others)} (see posenc bench --help)", code=2)
+
+    from posenc.tools.bench import compare, tables
+
+    console = stdout()
+    try:
+        before, after = map(compare.read, arguments.compare)
+        tables.printed([compare.environments(before, after)], console)
+        tables.printed(compare.compare(before, after), console)
+    except ValueError as error:
+        return failed(str(error), code=2)
     return 0

@@ -109,7 +109,7 @@ def bench(
             progress.advance(0, f"{group.kind}, {group.scheme}, {group.length:,}")
             measured = _measure(group, settings, limits, clock, device)
             named = {"kind": group.kind, "scheme": group.scheme, "length": group.length}
-            records.append({**named, **measured, **about, "fingerprint": fingerprint(about)})
+            records.append({**named, **measured, "fingerprint": fingerprint(about)}, about)
             progress.advance(group.work, f"{group.kind}, {group.scheme}, {group.length:,}")
         return list(records)
 

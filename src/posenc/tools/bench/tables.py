@@ -48,7 +48,7 @@ OF_THE_LIMIT = (
 
 
 def tables(records: Sequence[Record]) -> list[Table]:
-    found = [_environment(records)]
+    found = [environment(records)]
     for phase in PHASES:
         found += [_price(records, phase), _by_backend(records, phase)]
     for phase in PHASES:
@@ -99,20 +99,24 @@ def write(records: Sequence[Record], out: Path, pictures: Iterable[Path] = ()) -
 
 
 def show(records: Sequence[Record], console: "Console") -> None:
+    if busy(records):
+        console.print(busy(records), style="bold", highlight=False, markup=False)
+    printed(tables(records), console)
+
+
+def printed(tables: Iterable[Table], console: "Console") -> None:
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table as Printed
 
-    if busy(records):
-        console.print(f"[bold]{escape(busy(records))}[/]", highlight=False)
-    for table in tables(records):
+    for table in tables:
         console.print(f"[bold]{escape(table.title)}[/]", highlight=False)
-        printed = Printed(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        shown = Printed(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for column, name in enumerate(table.header):
-            printed.add_column(escape(name), no_wrap=column == 0)
+            shown.add_column(escape(name), no_wrap=column == 0)
         for row in table.rows:
-            printed.add_row(*(escape(cell.replace("**", "")) for cell in row))
-        console.print(printed)
+            shown.add_row(*(escape(cell.replace("**", "")) for cell in row))
+        console.print(shown)
         for line in filter(None, (table.lead, *table.lines)):
             console.print(escape(line.replace("**", "")), highlight=False)
 
@@ -120,7 +124,9 @@ def show(records: Sequence[Record], console: "Console") -> None:
 # -- the tables -------------------------------------------------------------------------------------------------------
 
 
-def _environment(records: Sequence[Record]) -> Table:
+def environment(records: Sequence[Record]) -> Table:
+    """What they were made with."""
+
     def facts(record: Record) -> dict[str, object]:
         about = record["settings"]
         return {

@@ -1,0 +1,112 @@
+"""``posenc bench --compare``: what became faster or slower between two records of one machine."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from posenc.tools.bench import tables
+from posenc.tools.bench.cells import SPREAD, Record, Table, baseline_cells, lengths_of, of, one, ratio_cell
+from posenc.tools.kit import records
+from posenc.tools.kit.files import require
+
+# Where one of these differs, the machine is another; a new kernel of Linux or a new torch is the same machine.
+MACHINE = ("processor", "physical cores", "cores", "threads", "device")
+# Where one of these differs, the calls are others.
+CALLS = ("dtype", "heads", "head_dim", "rotated", "cache")
+NEEDED: dict[str, Any] = {
+    "length": int,
+    "baseline": str,
+    "others": float | None,
+    **dict.fromkeys(("results", "settings", "machine", "versions"), dict),
+}
+
+
+def read(folder: Path) -> list[Record]:
+    """The records of a folder. ValueError where there are none, and for those that no benchmark has made."""
+    found = records.read(folder, _check)
+    if not found:
+        raise ValueError(f"--compare must name folders with records of posenc bench, got {folder}, which has none")
+    return [*found]
+
+
+def _check(record: Record) -> None:
+    require(record, NEEDED)
+    for result in record["results"].values():
+        if "left_out" not in result:
+            require(result, {"seconds": list[float], "ratio": list[float]})
+
+
+def environments(before: Sequence[Record], after: Sequence[Record]) -> Table:
+    """What each was made with, side by side."""
+    told = [{row[0]: row[1] for row in tables.environment(each).rows} for each in (before, after)]
+    rows = [(name, *(each.get(name, "") for each in told)) for name in told[0] | told[1]]
+    groups = [{_place(record) for record in each} for each in (before, after)]
+    alone = (f"{len(mine)}, {len(mine - its)} of them here alone" for mine, its in (groups, groups[::-1]))
+    return Table("Environments", "", ("what", "before", "after"), [*rows, ("groups", *alone)])
+
+
+def compare(before: Sequence[Record], after: Sequence[Record]) -> list[Table]:
+    """A table for each kind of measurement that is in both: the ratios to the baseline, and how they changed.
+
+    The change is the ratio after over that before. Its interval is from the least that both intervals allow to the
+    most, so it holds 1 where they overlap: then nothing but noise is seen.
+
+    ValueError for records of two machines or of other calls, and for those that have no measurement in common.
+    """
+    _require_alike(before, after)
+    kinds = dict.fromkeys(record["kind"] for record in before if record["kind"] != "limit")
+    found = [table for kind in kinds if (table := _table(of(before, kind), of(after, kind))).rows]
+    if not found:
+        raise ValueError("--compare must name two records with a measurement in common, got none that is in both")
+    return found
+
+
+def _require_alike(before: Sequence[Record], after: Sequence[Record]) -> None:
+    """Of the first records, since a folder holds those of one benchmark."""
+    pairs = [(part, name) for part, names in (("machine", MACHINE), ("settings", CALLS)) for name in names]
+    made = [(name, before[0][part].get(name), after[0][part].get(name)) for part, name in pairs]
+    if differ := [f"{name} {old!r} before and {new!r} after" for name, old, new in made if old != new]:
+        raise ValueError(f"--compare must name two records of one machine and the same calls, got {', '.join(differ)}")
+
+
+def _place(record: Record) -> tuple[str, str, int]:
+    return record["kind"], record["scheme"], record["length"]
+
+
+def _table(before: Sequence[Record], after: Sequence[Record]) -> Table:
+    """Of one kind."""
+    baseline = before[0]["baseline"]
+    lead = f"Time over that of {baseline} in the same rounds; the median, {SPREAD}. Change: after over before."
+    table = Table(before[0]["kind"].capitalize(), lead, ("scheme", "what", "length", "before", "after", "change", ""))
+    both = [(old, new) for old in before if (new := one(after, old["scheme"], old["length"]))]
+    for old, new in both:
+        for name in dict.fromkeys((*_names(old), *_names(new))):
+            spreads = [_ratio(each, name) for each in (old, new)]
+            if any(spreads):
+                takes = " → ".join(dict.fromkeys((old["auto"], new["auto"]))) if name == "auto" else name
+                cells = [table.cell(each, name, ratio_cell) for each in (old, new)]
+                table.rows.append((old["scheme"], takes, f"{old['length']:,}", *cells, *_change(*spreads)))
+    for length in lengths_of([old for old, _ in both]) if table.rows else ():
+        cells = [*baseline_cells(before, [length]), *baseline_cells(after, [length])]
+        table.rows.append(("", f"{baseline}, ms", f"{length:,}", *cells, "", ""))
+    return table
+
+
+def _names(record: Record) -> list[str]:
+    """Of the competitors; that of the backend that auto took is auto, since another version may take another."""
+    return ["auto" if n == record.get("auto") else n for n in record["results"] if n != record["baseline"]]
+
+
+def _ratio(record: Record, name: str) -> Sequence[float]:
+    """The median and its interval; nothing where there are none."""
+    result = record["results"].get(record["auto"] if name == "auto" else name, {})
+    return [*result.get("ratio", ())]
+
+
+def _change(before: Sequence[float], after: Sequence[float]) -> tuple[str, str]:
+    """In numbers and in a word; nothing where one of them has no ratio."""
+    if not before or not after:
+        return "", ""
+    median, low, high = after[0] / before[0], after[1] / before[2], after[2] / before[1]
+    word = "faster" if high < 1 else "slower" if low > 1 else "within noise"
+    return f"{median:.2f} ({low:.2f} to {high:.2f})", word
