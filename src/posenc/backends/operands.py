@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from posenc.backends.call import Call
+from posenc.backends.eligible import is_spread, line_of, reach_of
 from posenc.backends.plane import is_planar, tables_of_plane
-from posenc.backends.tiled.backend import is_spread, line_of, reach_of
 from posenc.encoding.pieces import Bias, BrokenLine, Clock, Distance, Fold, Function, Meeting
 from posenc.lowering.block import Block
 from posenc.lowering.forms import check_width, meets

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from posenc.backends.call import Call
-from posenc.backends.tiled.backend import line_of
+from posenc.backends.eligible import line_of
 from posenc.encoding.pieces import Bias, Meeting, Piece, Value
 from posenc.lowering.block import Block
 from posenc.lowering.forms import ENTRIES_PER_TOKEN, check_width, meets

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.backends.call import Call
-from posenc.backends.tiled.backend import line_of
+from posenc.backends.eligible import line_of
 from posenc.encoding.horizon import faint
 from posenc.encoding.pieces import Bias, Clock, Fold, Meeting
 from posenc.lowering.forms import ENTRIES_PER_TOKEN, meets

@@ -32,9 +32,9 @@ class RoPE(Rotary):
     A ``scaling`` takes the frequencies theta (pairs,) and, where its ``needs_lengths`` is true, the length of each row
     of the batch (rows, 1), and gives frequencies (pairs,) or (rows, pairs) and a factor of cos and sin: one of
     ``posenc.scalings``, or any function. With lengths no key may be kept rotated. ``first_channel`` is the first
-    channel that is turned, ``heads`` are the heads that are, of ``num_heads`` query heads; keys of fewer heads turn those that
-    these queries share. With ``values`` the values are turned too, and the output is turned back at the query's
-    position; a factor is of queries and keys alone.
+    channel that is turned, ``heads`` are the heads that are, of ``num_heads`` query heads; keys of fewer heads turn
+    those that these queries share. With ``values`` the values are turned too, and the output is turned back at the
+    query's position; a factor is of queries and keys alone.
 
     Shapes: query and key (batch, heads, tokens, head_dim), any floating dtype; angles are exact to float32 up to
     position 2^20 whatever the dtype. Positions may be fractional or negative.

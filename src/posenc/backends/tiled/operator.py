@@ -17,32 +17,18 @@ The gradient of the log-sum-exp enters by a channel more: with ones beside the o
 output, the kernel takes dlse from every pair. The same channel of the query, ones, gathers the gradient of a clock.
 """
 
-import importlib
-from collections.abc import Callable, Sequence
-from functools import reduce
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.backends.eligible import by_name
 from posenc.backends.tiled import band, fused, pairwise
 from posenc.backends.tiled.far import Plan, constant_of, far_backward, near, padded_to, planned, regions, right_backward
 from posenc.backends.tiled.lines import Lines
 
 # custom_op reads annotations as types: no `from __future__ import annotations` here, which makes them strings.
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """A function of a module by its name, "module:function"."""
-    return f"{function.__module__}:{function.__qualname__}"
-
-
-def by_name(name: str) -> Callable[..., Any]:
-    """The inverse of `name_of`. ValueError where there is none of that name."""
-    module, _, qualname = name.partition(":")
-    found: Any = reduce(getattr, qualname.split("."), importlib.import_module(module))
-    return found
 
 
 def _told(

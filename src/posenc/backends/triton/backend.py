@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from posenc.backends.call import Backend, Call
+from posenc.backends.eligible import unfit
 from posenc.backends.operands import Given, unknown_piece
-from posenc.backends.tiled.backend import unfit
 from posenc.backends.triton.operator import is_interpreted, missing
 from posenc.encoding.pieces import Meeting
 
