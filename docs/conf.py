@@ -26,7 +26,7 @@ extensions = [
     "explorer",
     "scheme_pages",
 ]
-exclude_patterns = ["_*", "field-scripts", "images", "**/.ipynb_checkpoints"]
+exclude_patterns = ["_*", "images", "**/.ipynb_checkpoints"]
 templates_path = ["_templates"]
 
 myst_enable_extensions = ["dollarmath", "attrs_inline", "colon_fence", "deflist"]

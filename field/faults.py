@@ -10,9 +10,11 @@ from pathlib import Path
 from field import scripts
 from field.faults_text import FAULTS_TEXT
 from field.faults_vision import FAULTS_VISION
-from field.kinds import LIMIT, MEANT, TIDY, WRONG, Fault
+from field.kinds import LIMIT, MEANT, TIDY, WRONG, Fault, Note
+from field.notes import NOTES
 from field.scripts import Outcome
 
+SCRIPTS = Path(__file__).parent / "reproductions"
 HEADING = "## Met while running transformers' models\n"
 READ = "## Found by reading\n"
 NEXT = "## Not run\n"
@@ -126,24 +128,29 @@ FAULTS: tuple[Fault, ...] = (
 )
 
 
-def run(folder: Path, jobs: int) -> dict[Fault, Outcome]:
-    """Every fault's script, each in an interpreter of its own."""
+def run(jobs: int) -> dict[str, Outcome]:
+    """Every script that was written by hand, each in an interpreter of its own."""
+    names = sorted({entry.script for entry in (*FAULTS, *NOTES) if entry.script})
     with ThreadPoolExecutor(jobs) as pool:
-        return dict(zip(FAULTS, pool.map(lambda fault: scripts.run(folder / fault.script), FAULTS), strict=True))
+        return dict(zip(names, pool.map(lambda name: scripts.run(SCRIPTS / name), names), strict=True))
 
 
-def put(page: str, outcomes: Mapping[Fault, Outcome], folder: str) -> str:
-    """The page with their sections, in place of those that it had, and with its counts; ``folder`` has the scripts,
-    seen from the page. What a check has found too stands among its findings, and here its script alone."""
+def put(page: str, outcomes: Mapping[str, Outcome]) -> str:
+    """The page with their sections, in place of those that it had, and with its counts. What a check has found too
+    stands among its findings; if its script does not show it, that is said here."""
     before, following, after = page.partition(NEXT)
     before = before.partition(HEADING)[0]
-    known = {fault: outcome for fault, outcome in outcomes.items() if f"\n### {fault.title}\n" in before}
-    new = {fault: outcome for fault, outcome in outcomes.items() if fault not in known or not outcome.fault}
+    above = {entry for entry in (*FAULTS, *NOTES) if f"\n### {entry.title}\n" in before}
+    new = {fault: outcomes[fault.script] for fault in FAULTS if fault.script in outcomes and fault not in above}
     met = {fault: outcome for fault, outcome in new.items() if fault.package == "transformers"}
     read = {fault: outcome for fault, outcome in new.items() if fault.package != "transformers"}
-    again = [f"[{f.title}](#{anchor(f.title)}), {_link(f, folder)}" for f, o in known.items() if o.fault]
-    lines = [HEADING, MET, "", *_section(met, folder), READ, SAID, "", *_section(read, folder)]
-    lines += _list("What the checks find too stands above, and has a script here that was written by hand:", again)
+    missed = [
+        f"[{note.title}](#{anchor(note.title)}), {link(note)}: {outcome.error or outcome.came}"
+        for note in NOTES
+        if note in above and (outcome := outcomes.get(note.script)) and not outcome.fault
+    ]
+    lines = [HEADING, MET, "", *_section(met), READ, SAID, "", *_section(read)]
+    lines += _list("These stand above, and their scripts do not show them:", missed)
     return _counted(before + "\n".join([*lines, ""]) + following + after)
 
 
@@ -162,7 +169,7 @@ def anchor(title: str) -> str:
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
-def _section(outcomes: Mapping[Fault, Outcome], folder: str) -> list[str]:
+def _section(outcomes: Mapping[Fault, Outcome]) -> list[str]:
     lines = []
     for fault, outcome in outcomes.items():
         if outcome.fault:
@@ -173,7 +180,7 @@ def _section(outcomes: Mapping[Fault, Outcome], folder: str) -> list[str]:
                 "",
                 f"- expected: {outcome.expected}",
                 f"- came: {outcome.came}",
-                f"- {_link(fault, folder)}",
+                f"- {link(fault)}",
                 f"- in the code: {fault.where}",
                 f"- instead: {fault.instead}",
                 *([f"- elsewhere: {fault.upstream}"] if fault.upstream else []),
@@ -181,10 +188,10 @@ def _section(outcomes: Mapping[Fault, Outcome], folder: str) -> list[str]:
             ]
     for package in dict.fromkeys(fault.package for fault in outcomes):
         gone = [fault for fault, outcome in outcomes.items() if outcome.fault is False and fault.package == package]
-        items = [f"{fault.title}, {_link(fault, folder)}" for fault in gone]
+        items = [f"{fault.title}, {link(fault)}" for fault in gone]
         lines += _list(f"Gone in {_version(gone[0])}:", items) if gone else []
     unknown = [(fault, outcome.error) for fault, outcome in outcomes.items() if outcome.fault is None]
-    return lines + _list("Not run:", [f"{fault.title}, {_link(fault, folder)}: {error}" for fault, error in unknown])
+    return lines + _list("Not run:", [f"{fault.title}, {link(fault)}: {error}" for fault, error in unknown])
 
 
 def _version(fault: Fault) -> str:
@@ -195,8 +202,9 @@ def _version(fault: Fault) -> str:
         return fault.package
 
 
-def _link(fault: Fault, folder: str) -> str:
-    return f"[{fault.script}]({folder}/{fault.script})"
+def link(entry: Fault | Note) -> str:
+    """Its script, as the page links to it."""
+    return f"[{entry.script}](../field/{SCRIPTS.name}/{entry.script})"
 
 
 def _list(heading: str, lines: Iterable[str]) -> list[str]:

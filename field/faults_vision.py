@@ -49,17 +49,6 @@ FAULTS_VISION = (
         package="vit-pytorch",
     ),
     Fault(
-        "vit-pytorch-bfloat16-frequencies.py",
-        "vit-pytorch: frequencies of rotations are cast with the model",
-        WRONG,
-        "`GoldenGateRoPENd`, `GoldenGatePoPENd` and RvT hold frequencies in a buffer. They compute phases in float32, "
-        "or mean to, but a model in bfloat16 has rounded the frequencies before, which go up to 10,000 radians for "
-        "each patch: phases are wrong by many turns.",
-        "`vit_nd_rotary.py`, line 74; `vit_nd_pope.py`, line 79; `rvt.py`, line 35",
-        "keep the module in float32 under autocast; or smaller `rope_max_freq` and `pope_max_freq`.",
-        package="vit-pytorch",
-    ),
-    Fault(
         "vit-pytorch-pope-bias.py",
         "vit-pytorch: PoPE's learned bias cannot begin uniform",
         WRONG,
@@ -89,19 +78,6 @@ FAULTS_VISION = (
         package="vit-pytorch",
     ),
     # -- timm ----------------------------------------------------------------------------------------------------------
-    Fault(
-        "timm-swin-shift-padding.py",
-        "timm: shifted windows see across the edge of a map that windows do not divide",
-        WRONG,
-        "Maps are shifted first and padded then, but the mask is made for maps that are padded first: what the shift "
-        "moved from the top to the bottom lies in front of the padding, where the mask expects the map's own last "
-        "rows. With 9 rows and windows of 4 the first row attends the last three. Swin, Swin v2 and Swin v2-CR; "
-        "maps that the window divides are right.",
-        "`models/swin_transformer.py`, lines 557-567; `models/swin_transformer_v2.py`, lines 504-513; "
-        "`models/swin_transformer_v2_cr.py`, lines 442-453",
-        "image sizes whose maps the windows divide at every stage.",
-        package="timm",
-    ),
     Fault(
         "timm-attention-bias-cache.py",
         "timm: LeViT and its like keep the bias of weights that were replaced",
@@ -184,38 +160,6 @@ FAULTS_VISION = (
         "CogVideoX and EasyAnimate ask for in images of another shape than the base, have patches less than 1 apart.",
         "`models/embeddings.py`, lines 673-676, 753-756 and 803-806",
         "`linspace(start, stop - (stop - start) / n, n)`.",
-        package="diffusers",
-    ),
-    Fault(
-        "diffusers-omnigen-rows.py",
-        "diffusers: OmniGen rotates a batch by the positions of its first row",
-        WRONG,
-        "Cosines and sines of the first row are returned for all. Prompts of other lengths are padded on the left, so "
-        "that their positions differ from the first row's, and they come out other than alone.",
-        "`models/transformers/transformer_omnigen.py`, line 174",
-        "one prompt at a time, of the length of what stands for no prompt.",
-        package="diffusers",
-    ),
-    Fault(
-        "diffusers-stable-audio-3-bfloat16.py",
-        "diffusers: Stable Audio 3 counts positions in bfloat16",
-        WRONG,
-        "Positions are made in the dtype of the frequencies, which are cast with the model: of 1,000 positions 507 "
-        "are left in bfloat16.",
-        "`models/transformers/transformer_stable_audio3.py`, line 106",
-        "keep `rotary_pos_emb` in float32.",
-        package="diffusers",
-    ),
-    Fault(
-        "diffusers-rotary-buffers-bfloat16.py",
-        "diffusers: phases and frequencies in buffers are cast with the model",
-        LIMIT,
-        "Kandinsky 5 and 6 hold the phases of all positions, Ideogram 4 and MiniMax H3 frequencies. `from_pretrained` "
-        "leaves them in float32 where other parts of a model are kept so; `.to(torch.bfloat16)` does not, and for "
-        "Ideogram 4, whose images begin at 65,536, neither does.",
-        "`models/transformers/transformer_kandinsky.py`, lines 219 and 240; `transformer_kandinsky6.py`, lines 107 and "
-        "132; `transformer_ideogram4.py`, line 63; `transformer_minimax_h3.py`, line 91",
-        "make the rotation anew in float32 after casting.",
         package="diffusers",
     ),
     Fault(

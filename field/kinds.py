@@ -10,7 +10,8 @@ TIDY = "housekeeping"  # no output is wrong by this alone
 
 class Note(NamedTuple):
     """Speaks of findings of ``checks`` in subjects of ``file`` (its beginning will do) with these ``names`` (none: all)
-    in trials whose name begins with one of ``trials``. The first note that fits is taken."""
+    in trials whose name begins with one of ``trials``. The first note that fits is taken. ``script`` of
+    field/reproductions shows it without posenc, and every mistake has one; ``instead`` is the way out."""
 
     file: str
     checks: tuple[int, ...]
@@ -20,10 +21,12 @@ class Note(NamedTuple):
     where: str = ""
     names: tuple[str, ...] = ()
     trials: tuple[str, ...] = ("",)
+    script: str = ""
+    instead: str = ""
 
 
 class Fault(NamedTuple):
-    """What a script of docs/field-scripts shows. ``script`` is its name, ``where`` the file and function, ``instead``
+    """What a script of field/reproductions shows. ``script`` is its name, ``where`` the file and function, ``instead``
     the way out."""
 
     script: str

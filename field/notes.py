@@ -2,25 +2,14 @@
 
 from field.kinds import LIMIT, MEANT, TIDY, WRONG, Note
 from field.notes_text import NOTES_TEXT
+from field.notes_transformers import NOTES_TRANSFORMERS
 from field.notes_vision import NOTES_VISION
 
-OTHER_ROWS = ("rows of other places", "rows of other lengths")
 NOTES = (
     *NOTES_TEXT,  # before what is said of all files
     *NOTES_VISION,
+    *NOTES_TRANSFORMERS,
     # -- wrong results -------------------------------------------------------------------------------------------------
-    Note(
-        "of_transformers_decoders",
-        (16,),
-        "transformers: Falcon with ALiBi adds its bias twice under eager attention",
-        WRONG,
-        "The model puts ALiBi into the mask that it hands to every layer, for all implementations; the eager layer "
-        'then adds it to the scores once more. So `attn_implementation="eager"` gives other logits than `"sdpa"`, '
-        "which adds it once; with the layer's own addition taken out the two agree to 1e-6. The rotary Falcon is not "
-        "concerned.",
-        "`models/falcon/modeling_falcon.py`, lines 763-778 (the mask) and 394 (the scores)",
-        ("falcon_alibi",),
-    ),
     Note(
         "of_equinox",
         (14, 5),
@@ -29,6 +18,7 @@ NOTES = (
         "Cosines and sines are remembered for the whole process by embedding size and dtype, and not by `theta`: a "
         "module with another theta gets those of whichever was called first, unless it meets a longer row.",
         "`equinox/nn/_embedding.py`, line 222",
+        script="equinox-theta.py",
     ),
     Note(
         "of_attn_gym",
@@ -39,6 +29,7 @@ NOTES = (
         "code, which other libraries follow, takes for other counts the slopes of the next lower power and then "
         "every other one of twice as many.",
         "`attn_gym/mods/alibi.py`, line 18",
+        script="attn-gym-alibi-slopes.py",
     ),
     Note(
         "of_self_attention_cv",
@@ -49,6 +40,7 @@ NOTES = (
         "so that it goes by the column offset too, and by the query of another patch. Patches straight above one "
         "another look the same at every distance, and moving an image down changes the scores.",
         "`self_attention_cv/pos_embeddings/relative_embeddings_2D.py`, line 47, where `r_w` needs the other order",
+        script="self-attention-cv-rows.py",
     ),
     Note(
         "of_self_attention_cv",
@@ -58,6 +50,7 @@ NOTES = (
         "The documentation says that the table is shared if `heads` is None, and is per head otherwise. A number is "
         "taken for True, so it is always shared.",
         "`self_attention_cv/pos_embeddings/relative_embeddings_1D.py`, line 59",
+        script="self-attention-cv-heads.py",
     ),
     Note(
         "of_rotary_embedding_torch",
@@ -69,6 +62,7 @@ NOTES = (
         "grows with the length of the cache.",
         "`rotary_embedding_torch.py`, lines 204 and 205, and 261",
         ("xpos",),
+        script="rotary-embedding-torch-xpos-cache.py",
     ),
     Note(
         "of_rotary_embedding_torch",
@@ -79,6 +73,7 @@ NOTES = (
         "module. In bfloat16 positions past 256 fall together, with or without autocast. Keeping the module and the "
         "queries in float32 avoids it.",
         "`rotary_embedding_torch.py`, lines 131 and 184",
+        script="rotary-embedding-torch-bfloat16.py",
     ),
     Note(
         "of_rotary_embedding_torch",
@@ -89,6 +84,7 @@ NOTES = (
         "afterwards in float32 gets them. `cache_if_possible=False` avoids it.",
         "`rotary_embedding_torch.py`, lines 336-348",
         trials=("calls between",),
+        script="rotary-embedding-torch-remembered.py",
     ),
     Note(
         "of_positional_encodings",
@@ -99,6 +95,7 @@ NOTES = (
         "sinusoids that were made for bfloat16.",
         "`positional_encodings/torch_encodings.py`, line 35",
         trials=("calls between",),
+        script="positional-encodings-remembered.py",
     ),
     Note(
         "of_x_transformers",
@@ -109,6 +106,7 @@ NOTES = (
         "one row for all: an error, so that `generate` with `prompt_lens` fails with `scaled_sinu_pos_emb=True`.",
         "`x_transformers.py`, line 470",
         ("decoder_sinusoidal",),
+        script="x-transformers-sinusoidal-left-padding.py",
     ),
     Note(
         "of_torchtune",
@@ -130,6 +128,7 @@ NOTES = (
         "`model.bfloat16()` positions past 256 fall together. Autocast around a float32 model is handled, and safe.",
         "`x_transformers.py`, lines 852 and 879; sinusoids: 453 and 470",
         ("rotary", "rotary_partial", "decoder_rotary", "decoder_xpos", "encoder_rotary", "decoder_sinusoidal"),
+        script="x-transformers-bfloat16.py",
     ),
     Note(
         "of_x_transformers",
@@ -149,6 +148,7 @@ NOTES = (
         "Positions are made in the dtype of `inv_freq`, a buffer that is cast with the module: past 256 they fall "
         "together. Leaving the module in float32 avoids it.",
         "`positional_encodings/torch_encodings.py`, lines 24 and 41",
+        script="positional-encodings-bfloat16.py",
     ),
     Note(
         "of_torchscale",
@@ -158,6 +158,7 @@ NOTES = (
         "Phases are cast to the dtype of the scale, a buffer, before their sine is taken: in bfloat16 those of late "
         "tokens are off by radians.",
         "`torchscale/component/xpos_relative_position.py`, line 12",
+        script="torchscale-bfloat16.py",
     ),
     Note(
         "of_labml_nn",
@@ -168,50 +169,7 @@ NOTES = (
         "scores in bfloat16 it is a large number, whose last digits are lost where they matter, next to the query.",
         "`labml_nn/transformers/alibi/__init__.py`, lines 84-108 and 167",
     ),
-    Note(
-        "of_transformers_decoders",
-        (1,),
-        "transformers: BLOOM's ALiBi in bfloat16",
-        LIMIT,
-        "The bias counts from the first key, and is rounded to the dtype of the model before it meets the scores: "
-        "past 256 neighbouring keys get the same in bfloat16.",
-        "`models/bloom/modeling_bloom.py`, `build_alibi_tensor`",
-        ("bloom",),
-    ),
     # -- casts and tables ----------------------------------------------------------------------------------------------
-    Note(
-        "of_transformers_decoders",
-        (4,),
-        "transformers: Gemma's scale of embeddings is rounded by a cast",
-        MEANT,
-        "No matter of positions: the factor by which embeddings are multiplied is a buffer, which "
-        "`.to(torch.bfloat16)` rounds (they run in bfloat16 with it), and which a later `.float()` does not restore. "
-        "The frequencies of rotations are rounded with it, as in the other families.",
-        "`embed_scale` in `models/gemma2/modeling_gemma2.py` and `models/gemma3/modeling_gemma3.py`",
-        ("gemma2", "gemma3"),
-        ("cast and back",),
-    ),
-    Note(
-        "of_transformers",
-        (4,),
-        "transformers: frequencies are rounded by model.bfloat16() and do not recover",
-        LIMIT,
-        "`inv_freq` (for GPT-J, ESM and others its table) is a buffer, which `.to(torch.bfloat16)` casts with the "
-        "model. Phases are then made in float32, but of rounded frequencies, and a later `.float()` keeps these. "
-        "`from_pretrained(dtype=…)` leaves buffers in float32 and is not concerned (transformers#30709).",
-        "`models/llama/modeling_llama.py`, line 86, and alike in the other families",
-        trials=("cast and back",),
-    ),
-    Note(
-        "of_transformers_encoders",
-        (4,),
-        "transformers: ESM saves its frequencies",
-        TIDY,
-        "`inv_freq` is a persistent buffer, so what a checkpoint holds overrules the configuration.",
-        "`models/esm/modeling_esm.py`, line 118",
-        ("esm",),
-        ("what is saved",),
-    ),
     Note(
         "of_x_transformers",
         (4,),
@@ -241,6 +199,7 @@ NOTES = (
         "`rotary_embedding_torch.py`, line 165",
         ("xpos",),
         ("deepcopy", "pickle"),
+        script="rotary-embedding-torch-xpos-copy.py",
     ),
     Note(
         "of_",
@@ -296,29 +255,6 @@ NOTES = (
         trials=("inference, then training",),
     ),
     Note(
-        "of_transformers_scaling",
-        (5,),
-        "transformers: dynamic gives what the longest call before it left behind",
-        WRONG,
-        "Frequencies grow with the longest call and go back only for a call that is shorter than the trained length. "
-        "After a longer one, a call of exactly that length, or of any up to the longest, is rotated by the "
-        "frequencies of the longest: the same call gives one thing before it and another after.",
-        "`modeling_rope_utils.py`, lines 101 and 113",
-        ("dynamic",),
-        ("calls between",),
-    ),
-    Note(
-        "of_transformers_scaling",
-        (5,),
-        "transformers: dynamic and longrope write their frequencies in every call",
-        MEANT,
-        "The buffer `inv_freq` is replaced (dynamic) or overwritten (longrope) according to the highest position of "
-        "the call, and longrope keeps a second set of frequencies at the first. For longrope what a call gives "
-        "depends on itself alone; but two threads cannot share a model.",
-        "`modeling_rope_utils.py`, lines 47-117",
-        trials=("what is written",),
-    ),
-    Note(
         "of_",
         (5,),
         "Tables that are kept from call to call",
@@ -328,96 +264,7 @@ NOTES = (
         "labml-nn's `alibi/__init__.py`, line 162",
         trials=("what is written",),
     ),
-    Note(
-        "of_transformers_decoders",
-        (6,),
-        "transformers: Falcon with ALiBi does not look at position_ids",
-        LIMIT,
-        "It takes `position_ids`, by which its rotary sibling goes. ALiBi counts the tokens of `attention_mask`, "
-        "and nothing says that it does not look at them.",
-        "`models/falcon/modeling_falcon.py`, `build_alibi_tensor`",
-        ("falcon_alibi",),
-        ("some moved",),
-    ),
     # -- padding -------------------------------------------------------------------------------------------------------
-    Note(
-        "of_transformers_decoders",
-        (7,),
-        "transformers: a sliding window counts padding",
-        MEANT,
-        "With `position_ids` that count the tokens alone, rotations go by them, and the window by the index: padding "
-        "inside a row uses up part of the window. Padding at the ends is not concerned.",
-        "`masking_utils.py`, line 95",
-        ("mistral_window", "gemma2", "gemma3"),
-        ("with positions",),
-    ),
-    Note(
-        "of_transformers_encoders",
-        (7, 10),
-        "transformers: ModernBERT's window goes by the index",
-        MEANT,
-        "Rotations go by `position_ids`, the local window by the index: tokens handed in another order with their "
-        "positions, or with padding between them, see others.",
-        "`masking_utils.py`, line 145",
-        ("modernbert",),
-        ("with positions", "text", "padding"),
-    ),
-    Note(
-        "of_transformers",
-        (7,),
-        "transformers: learned positions leave left padding to who calls",
-        MEANT,
-        "Without `position_ids`, tokens count from the index, padding included, so that a left-padded row is "
-        "embedded as if it began later. The documentation of GPT-2 and BERT advises padding on the right, and "
-        "`generate` makes `position_ids` from the mask; a plain forward call does not. OPT, RoBERTa and ESM count "
-        "tokens alone by themselves.",
-        "`models/gpt2/modeling_gpt2.py`, line 569; `models/bert/modeling_bert.py`, line 83",
-        ("gpt2", "bert"),
-    ),
-    Note(
-        "of_transformers_scaling",
-        (8, 13, 19),
-        "transformers: dynamic and longrope change past a length, and a cache does not",
-        MEANT,
-        "Past the trained length all frequencies change with the length, but a cache keeps keys as they were rotated "
-        "before: a text that is decoded step by step past it gives something else than the same text at once "
-        "(transformers#25104).",
-        "`modeling_rope_utils.py`, lines 47-117",
-        ("dynamic", "longrope"),
-        (
-            "positions by itself",
-            "with",
-            "ragged",
-            "cached",
-            "packed",
-            "long",
-            "far",
-            *(f"{rows}, cached" for rows in OTHER_ROWS),
-        ),
-    ),
-    Note(
-        "of_transformers_scaling",
-        (7, 19),
-        "transformers: longrope and dynamic choose their frequencies for a batch as a whole",
-        MEANT,
-        "The highest position of a batch, padding counted where `position_ids` are not given, decides which set of "
-        "frequencies all its rows are rotated by: the same row gives something else beside a longer one.",
-        "`modeling_rope_utils.py`, lines 49 and 79",
-        ("longrope", "dynamic"),
-        ("with positions", "with a mask alone, at the ends", "as many rows as tokens", *OTHER_ROWS),
-    ),
-    Note(
-        "of_transformers",
-        (7, 8),
-        "transformers: padding inside a row is a distance",
-        MEANT,
-        "With `attention_mask` alone, positions go by the index, so that tokens on both sides of a gap are as far "
-        "apart as their indices. Left and right padding are no matter to rotations and relative biases. With "
-        "`position_ids` that count the tokens every one of these families gives what it gives without padding.",
-        "the default of `position_ids`; `models/mpt/modeling_mpt.py`, line 49; T5, DeBERTa-v2 and XLNet take no "
-        "positions",
-        trials=("with a mask alone, inside too", "ragged, with a mask alone"),
-    ),
     Note(
         "of_x_transformers",
         (7, 8),

@@ -14,6 +14,8 @@ NOTES_TEXT = (
         "other tokens with a cache (the default) than without.",
         "`local_attention/transformer.py`, `LocalMHA.forward`, lines 152 and 169",
         ("decoder", "decoder_xpos", "transformer"),
+        script="local-attention-cached-keys.py",
+        instead="`generate(…, use_kv_cache=False)`.",
     ),
     Note(
         "of_local_attention",
@@ -24,6 +26,8 @@ NOTES_TEXT = (
         "1/√dim_head whatever was asked for.",
         "`local_attention/transformer.py`, `LocalMHA.forward`, line 134",
         ("decoder_normed",),
+        script="local-attention-cached-scale.py",
+        instead="decode without a cache.",
     ),
     Note(
         "of_local_attention",
@@ -34,6 +38,8 @@ NOTES_TEXT = (
         "the last token of a window that is 0, so that it sees one window less than all at once.",
         "`local_attention/transformer.py`, `LocalMHA.forward`, line 145",
         ("decoder_blocks",),
+        script="local-attention-cached-window.py",
+        instead="`exact_windowsize=True`, the default of `LocalMHA`.",
     ),
     Note(
         "of_local_attention",
@@ -44,6 +50,8 @@ NOTES_TEXT = (
         "`local_attention/local_attention.py`, lines 126 and 208",
         ("attention", "encoder"),
         ("with a mask alone", "what it holds", "alone", "rows of other lengths", "values all the same"),
+        script="local-attention-autopad.py",
+        instead="give a mask of ones, or whole windows.",
     ),
     Note(
         "of_local_attention",
@@ -55,6 +63,8 @@ NOTES_TEXT = (
         "`local_attention/local_attention.py`, line 194",
         ("attention_causal",),
         ("window",),
+        script="local-attention-exact-window.py",
+        instead="give the window less one, where it matters.",
     ),
     Note(
         "of_local_attention",
@@ -74,6 +84,8 @@ NOTES_TEXT = (
         "they were. Under autocast around a float32 module it runs. The dynamic bias is made in float32 for layers "
         "that were cast.",
         "`local_attention/rotary.py`, line 42; `local_attention/transformer.py`, line 227",
+        script="local-attention-bfloat16.py",
+        instead="autocast, or xPos, whose positions bfloat16 then rounds past 256.",
     ),
     # -- keras-hub -----------------------------------------------------------------------------------------------------
     Note(
@@ -84,6 +96,8 @@ NOTES_TEXT = (
         "The query of a step with a cache is rotated as if it stood at position 0.",
         "`models/gpt_neo_x/gpt_neo_x_attention.py`, line 208",
         ("gpt_neo_x",),
+        script="keras-hub-gpt-neox-cache.py",
+        instead="give `start_index=cache_update_index` to the query's rotation; Llama and the others do.",
     ),
     Note(
         "of_keras_hub",
@@ -94,6 +108,7 @@ NOTES_TEXT = (
         "gets positions and padding of others.",
         "`models/xlnet/xlnet_content_and_query_embedding.py`, line 102; `models/xlnet/xlnet_encoder.py`, line 272",
         ("xlnet",),
+        script="keras-hub-xlnet-batch.py",
     ),
     Note(
         "of_keras_hub",
@@ -103,6 +118,8 @@ NOTES_TEXT = (
         "factor^(dim/(dim - 2)) is to multiply the base; it divides every frequency.",
         "`layers/modeling/rotary_embedding.py`, lines 243-250",
         ("rotary_dynamic",),
+        script="keras-hub-rotary-dynamic.py",
+        instead="multiply `max_wavelength` by factor^(dim/(dim - 2)) yourself.",
     ),
     Note(
         "of_keras_hub",
@@ -113,6 +130,8 @@ NOTES_TEXT = (
         "`models/llama/llama_rotary_embedding.py`, `_get_inverse_freq`",
         ("rotary_llama",),
         ("options count",),
+        script="keras-hub-llama-scaling.py",
+        instead="`keras_hub.layers.RotaryEmbedding(scaling_factor=…)`.",
     ),
     Note(
         "of_keras_hub",
@@ -131,6 +150,8 @@ NOTES_TEXT = (
         "In bfloat16 positions past 256 fall together. `RotaryEmbedding` counts in float32.",
         "`layers/modeling/sine_position_encoding.py`, line 73; `models/roformer_v2/roformer_v2_attention.py`, line 51",
         ("sines", "rotary_roformer"),
+        script="keras-hub-sines-bfloat16.py",
+        instead='give these layers `dtype="float32"`.',
     ),
     Note(
         "of_keras_hub",
@@ -181,6 +202,8 @@ NOTES_TEXT = (
         "together in bfloat16, and past 2,048 in half.",
         "`esm/rotary_embedding.py`, line 54",
         ("rotary", "esm2"),
+        script="fair-esm-half-positions.py",
+        instead="autocast around a model in float32.",
     ),
     Note(
         "of_fair_esm",
@@ -190,6 +213,8 @@ NOTES_TEXT = (
         "The table that was kept is one that autograd refuses. A sequence of another length makes a new one.",
         "`esm/rotary_embedding.py`, line 52",
         trials=("inference, then training",),
+        script="fair-esm-inference-mode.py",
+        instead="`torch.no_grad()`.",
     ),
     Note(
         "of_fair_esm",
@@ -232,6 +257,8 @@ NOTES_TEXT = (
         "than without it.",
         "`conformer/conformer.py`, line 207",
         ("block",),
+        script="conformer-padding.py",
+        instead="rows of one length.",
     ),
     Note(
         "of_conformer",
@@ -252,6 +279,8 @@ NOTES_TEXT = (
         "shape, rows run into one another, and nothing says so.",
         "`axial_positional_embedding/axial_positional_embedding.py`, line 81",
         ("image",),
+        script="axial-positional-embedding-image.py",
+        instead="images of the axial shape, or `ContinuousAxialPositionalEmbedding`.",
     ),
     Note(
         "of_axial_positional_embedding",
@@ -261,5 +290,6 @@ NOTES_TEXT = (
         "Places along an axis are made in the dtype of the weights: past 256 they fall together.",
         "`axial_positional_embedding/continuous_axial_positional_embedding.py`, line 154",
         ("continuous",),
+        script="axial-positional-embedding-bfloat16.py",
     ),
 )

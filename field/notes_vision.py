@@ -22,6 +22,8 @@ NOTES_VISION = (
         "radians for each patch, so that the rounding is of many turns. PoPE and RvT have the same.",
         "`vit_nd_rotary.py`, line 74; `vit_nd_pope.py`, line 79; `rvt.py`, line 35",
         ("golden_gate",),
+        script="vit-pytorch-bfloat16-frequencies.py",
+        instead="keep the module in float32 under autocast; or smaller `rope_max_freq` and `pope_max_freq`.",
     ),
     Note(
         "of_vit_pytorch",
@@ -55,6 +57,8 @@ NOTES_VISION = (
         "`models/swin_transformer.py`, lines 557-567; `models/swin_transformer_v2.py`, lines 504-513; "
         "`models/swin_transformer_v2_cr.py`, lines 442-453",
         ("swin",),
+        script="timm-swin-shift-padding.py",
+        instead="image sizes whose maps the windows divide at every stage.",
     ),
     Note(
         "of_diffusers",
@@ -65,6 +69,8 @@ NOTES_VISION = (
         "that their positions differ from the first row's, and they come out other than alone.",
         "`models/transformers/transformer_omnigen.py`, line 174",
         ("omnigen",),
+        script="diffusers-omnigen-rows.py",
+        instead="one prompt at a time, of the length of what stands for no prompt.",
     ),
     Note(
         "of_diffusers",
@@ -106,6 +112,8 @@ NOTES_VISION = (
         "`models/transformers/transformer_stable_audio3.py`, line 106",
         ("audio",),
         ("angles", "late", "rotations", "outputs", "cast and back"),
+        script="diffusers-stable-audio-3-bfloat16.py",
+        instead="keep `rotary_pos_emb` in float32.",
     ),
     Note(
         "of_diffusers",
@@ -127,6 +135,8 @@ NOTES_VISION = (
         "whose images begin at 65,536, `from_pretrained` does not help.",
         "`models/transformers/transformer_kandinsky.py`, line 219",
         ("text",),
+        script="diffusers-rotary-buffers-bfloat16.py",
+        instead="make the rotation anew in float32 after casting.",
     ),
     Note(
         "of_open_clip",

@@ -1,4 +1,5 @@
-"""The field report: nothing is left out of it, and a finding counts where its own script repeats it."""
+"""The field report: nothing is left out of it, every mistake has a short script, and a finding counts where its own
+script repeats it."""
 
 import re
 from pathlib import Path
@@ -6,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from field import report
-from field.faults import FAULTS, anchor, put
-from field.kinds import Note
+from field.faults import FAULTS, SCRIPTS, anchor, put
+from field.kinds import WRONG, Note
 from field.notes import NOTES
-from field.report import FILES, PAGE, ROOT, SCRIPTS, about, confirmed, write
+from field.page import FILES, PAGE, about, write
+from field.report import ROOT, confirmed, save_scripts
 from field.scripts import Outcome, run
 
 FOUND = 'print("expected: 1")\nprint("came:     2, off by 1")\nraise SystemExit(1)\n'
@@ -56,8 +57,7 @@ def _record(**finding: Any) -> dict[str, Any]:
 
 
 def test_the_page_tells_what_is_confirmed_from_what_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
-    monkeypatch.setattr(report, "SCRIPTS", tmp_path / "scripts")
+    monkeypatch.setattr("field.page.PAGE", tmp_path / "page.md")
     sure = _record(expected="an error", came="an answer", input="heads=3", batch={}, confirmed=True)
     unsure = _record(expected="an error", came="who knows", input="heads=5", batch={}, confirmed=False)
     write([sure, unsure, {"file": "of_equinox", "title": "of_equinox", "failed": "No module named 'jax'"}])
@@ -68,7 +68,8 @@ def test_the_page_tells_what_is_confirmed_from_what_is_not(tmp_path: Path, monke
     assert "who knows" not in findings
     assert "who knows" in rest
     assert "No module named 'jax'" in rest
-    assert [path.read_text() for path in (tmp_path / "scripts").iterdir()] == [FOUND]
+    assert "--checks 19`, or [attn-gym-alibi-slopes.py](../field/reproductions/attn-gym-alibi-slopes.py)\n" in findings
+    assert "--checks 19`\n" in rest  # what is not confirmed has no script
 
 
 def test_the_first_note_that_fits_is_taken() -> None:
@@ -97,13 +98,14 @@ def test_a_script_says_if_the_fault_is_there(script: str, outcome: Outcome, tmp_
 def test_the_section_of_faults_takes_the_place_of_the_one_before() -> None:
     there, gone, unknown, *_ = FAULTS
     page = "# Title\n\n## Findings\n\n## Not run\n\n- one\n"
-    first = put(page, {there: Outcome(True, "the expected", "what came")}, "scripts")
-    second = put(first, {gone: Outcome(False, "1", "1"), unknown: Outcome(None, "", "", "no such file")}, "scripts")
+    first = put(page, {there.script: Outcome(True, "the expected", "what came")})
+    second = put(first, {gone.script: Outcome(False, "1", "1"), unknown.script: Outcome(None, "", "", "no such file")})
     assert f"### {there.title}\n" in first
     assert "- expected: the expected\n- came: what came\n" in first
     assert there.title not in second
     assert re.search(rf"\nGone in transformers .*:\n\n- {gone.title}, \[{gone.script}\]", second)
-    assert f"\nNot run:\n\n- {unknown.title}, [{unknown.script}](scripts/{unknown.script}): no such file\n" in second
+    link = f"[{unknown.script}](../field/reproductions/{unknown.script})"
+    assert f"\nNot run:\n\n- {unknown.title}, {link}: no such file\n" in second
     assert "### " not in second
     assert all(text.startswith("# Title\n\n## Findings\n\n") for text in (first, second))
     assert all(text.endswith("\n\n## Not run\n\n- one\n") for text in (first, second))
@@ -113,30 +115,51 @@ def test_what_a_check_finds_too_has_one_section_and_counts_once() -> None:
     known, other, *_ = FAULTS
     table = "| subject | 1 |\n|---|:-:|\n| **one 1.0** | |\n| a | **✗** |\n| b | ✓ |\n\n"
     page = f"In all: \n\n{table}## Findings\n\n### {known.title}\n\n**Mistake**, one 1.0. So.\n\n## Not run\n\n- one\n"
-    whole = put(page, {known: Outcome(True, "1", "2"), other: Outcome(True, "1", "2")}, "scripts")
+    outcomes = {fault.script: Outcome(True, "1", "2") for fault in (known, other)}
+    whole = put(page, outcomes)
     assert whole.startswith(
         "In all: 2 subjects of 1 packages; 2 mistakes, 0 limitations, 0 by design, 0 housekeeping.\n"
     )
     assert re.findall("^### (.*)$", whole, re.MULTILINE) == [known.title, other.title]
-    assert f"\n- [{known.title}](#{anchor(known.title)}), [{known.script}](scripts/{known.script})\n" in whole
-    assert put(whole, {known: Outcome(True, "1", "2"), other: Outcome(True, "1", "2")}, "scripts") == whole
+    assert put(whole, outcomes) == whole
 
 
-def test_scripts_of_faults_are_kept_when_those_of_findings_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(report, "PAGE", tmp_path / "page.md")
-    monkeypatch.setattr(report, "SCRIPTS", tmp_path)
-    for name in (FAULTS[0].script, "attn-gym-9.py"):
-        (tmp_path / name).touch()
-    write([])
-    assert [path.name for path in tmp_path.glob("*.py")] == [FAULTS[0].script]
+def test_a_finding_whose_script_does_not_show_it_is_named() -> None:
+    shown, gone, unknown, *_ = [note for note in NOTES if note.script]
+    sections = "".join(f"### {note.title}\n\n" for note in (shown, gone, unknown))
+    outcomes = {shown.script: Outcome(True, "1", "2"), gone.script: Outcome(False, "1", "the same")}
+    outcomes[unknown.script] = Outcome(None, "", "", "no such file")
+    section = put(f"## Findings\n\n{sections}## Not run\n", outcomes).partition("do not show them:\n")[2]
+    assert shown.script not in section
+    assert f"[{gone.script}](../field/reproductions/{gone.script}): the same\n" in section
+    assert f"[{unknown.script}](../field/reproductions/{unknown.script}): no such file\n" in section
 
 
-def test_the_page_has_every_script_and_every_fault_has_one() -> None:
+def test_scripts_of_findings_are_written_by_subject_in_place_of_those_before(tmp_path: Path) -> None:
+    record = _record()
+    folder = tmp_path / "scripts"
+    for file in ("19-heads.py", "19-slopes.py"):
+        save_scripts([{"file": file, "script": FOUND, "record": record}], folder)
+    path = folder / "of_attn_gym" / "alibi" / "19-slopes.py"
+    assert {one: one.read_text() for one in folder.rglob("*.py")} == {path: FOUND}
+
+
+@pytest.mark.parametrize("note", [note for note in NOTES if note.kind == WRONG], ids=lambda note: note.title)
+def test_every_mistake_that_a_check_finds_has_a_script(note: Note) -> None:
+    assert (SCRIPTS / note.script).is_file(), note.script
+
+
+def test_every_script_is_of_an_entry_and_every_entry_of_the_page_links_to_its_own() -> None:
     names = {path.name for path in SCRIPTS.iterdir()}
-    assert names == {Path(path).name for path, _ in _links(PAGE) if path.startswith(f"{SCRIPTS.name}/")}
-    assert {fault.script for fault in FAULTS} <= names
+    assert names == {entry.script for entry in (*FAULTS, *NOTES) if entry.script}
+    assert names == {Path(path).name for path, _ in _links(PAGE) if SCRIPTS.name in path}
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS.iterdir()), ids=lambda script: script.stem)
+def test_scripts_are_short_and_need_no_posenc(script: Path) -> None:
+    lines = script.read_text().splitlines()
+    assert len(lines) <= 30
+    assert not any(re.match(r"\s*(from|import) (posenc|field)\b", line) for line in lines)
 
 
 @pytest.mark.parametrize("page", [PAGE, PAGE.with_name("huggingface.md")], ids=lambda page: page.name)

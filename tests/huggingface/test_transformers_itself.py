@@ -1,4 +1,4 @@
-"""Where transformers 5.23 is at fault, by the scripts of docs/field-scripts: each fails here when the fault is mended.
+"""Where transformers 5.23 is at fault, by the scripts of field/reproductions: each fails here when the fault is mended.
 
 They say why a test elsewhere compares with something else, or leaves a model out.
 """
@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from field.report import SCRIPTS
+from field.faults import SCRIPTS
 from tests.huggingface.test_attention import IDS, built, output
 
 
