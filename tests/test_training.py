@@ -303,7 +303,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: abacus(LINE, None, DIGITS, most=-1), "most must be a whole number of at least 0, got -1"),
     (lambda: abacus(LINE, None, DIGITS[:, :4]), "digits must be of 1 rows and 5 tokens, got (1, 4)"),
     (lambda: abacus(LINE.expand(3), None, DIGITS.expand(2, 5)), "digits must be of 3 rows and 5 tokens, got (2, 5)"),
-    (lambda: abacus(LINE, None, 3 * DIGITS.long()), "digits must be of 0 and 1 where it is not bool, got 3"),
+    (lambda: abacus(LINE, None, 3 * DIGITS.long()), "digits must be bool or contain only 0 and 1, got 3"),
     (lambda: bilevel(LINE, None), "ends must be a tensor (rows, tokens) of True or 1 = token, got …"),
     (lambda: bilevel(LINE, DIGITS, longest=0), "longest must be a whole number of at least 1, got 0"),
 ]

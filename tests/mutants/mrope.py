@@ -100,7 +100,7 @@ REFUSED = {
         ),
     ],
     "Positions.multimodal": [
-        Row(lambda: Positions.multimodal(3), "parts must be numbers of text tokens and (frames, … of images, got 3"),
+        Row(lambda: Positions.multimodal(3), "parts must be a sequence of ints and (frames, …), got 3"),
         Row(lambda: Positions.multimodal([-1]), "parts must be a whole number of at least 0, got -1"),
         Row(lambda: Positions.multimodal([(1, 2)]), "parts must be a whole number of at least 0, got (1, 2)"),
         Row(lambda: Positions.multimodal([(1, 2, 2.5)]), "parts must be a whole number of at least 0, got 2.5"),

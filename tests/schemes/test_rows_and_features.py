@@ -213,9 +213,7 @@ def test_weights_that_are_not_normalised_are_not_changed_afterwards(entry: Calla
         with pytest.raises(ValueError, match="put the scheme that gives weights last"):
             entry(query, query, query, StickBreaking() + after, is_causal=True)
     entry(query, query, query, ALiBi(HEADS) + StickBreaking(), is_causal=True)
-    with pytest.raises(
-        ValueError, match=r"attn_mask is added .* pass it as bool, True = may be seen, got torch.float64"
-    ):
+    with pytest.raises(ValueError, match=r"attn_mask must be bool, True = may attend, .* got torch.float64"):
         entry(query, query, query, StickBreaking(), is_causal=True, attn_mask=torch.ones(TOKENS, TOKENS).double())
     entry(query, query, query, ALiBi(HEADS), is_causal=True, attn_mask=torch.ones(TOKENS, TOKENS).double())
 

@@ -106,7 +106,7 @@ def choose(call: Call) -> tuple[Backend, str]:
     if dense is SDPA and is_few:
         return SDPA, "the tokens are few enough to lay out a mask"
     if not call.has_few_queries and has_kernel and _is_worth_tiles(call):
-        return NATIVE, "every term goes by distance, and the kernel makes the scores as it goes"
+        return NATIVE, "every term depends on distance, and the kernel computes the scores on the fly"
     is_tiled = TILED.refuses(call) is None and _is_worth_tiles(call)
     width = width_of(call) if is_tiled else None
     if is_tiled and width is not None and has_far_keys(call, width):
