@@ -784,8 +784,8 @@ def test_a_bound_encoding_that_adds_must_have_been_added() -> None:
         with pytest.raises(
             ValueError,
             match=r"^the encoding adds to the input, and was not added: call x = encoding.add\(x\), or x = "
-            r"step.add\(x\) with a ForwardPass, before query, key and value are projected from x, or pass encoding.pairs "
-            r"if the model adds the vectors itself$",
+            r"step.add\(x\) with a ForwardPass, before query, key and value are projected from x, or pass "
+            r"encoding.pairs if the model adds the vectors itself$",
         ):
             call(bound)
     bound.add(torch.zeros(2, 7, 24))

@@ -91,8 +91,8 @@ REFUSED = {
         Row(lambda: MRoPE(8, (2, 1, 2)), "sections must sum to head_dim/2 = 4, got (2, 1, 2)"),
         Row(
             lambda: MRoPE(8, (1, 1, 2), "ernie"),
-            "sections must be as many pairs of the row as of the column for form='ernie', in the order time, row, "
-            "column, got (1, 1, 2)",
+            "sections must have equal numbers for row and column for form='ernie', in the order time, row, column, "
+            "got (1, 1, 2)",
         ),
         Row(
             lambda: MRoPE(8, (2, 1, 1))(Positions.arange(3)),

@@ -240,7 +240,7 @@ def test_decoding_from_latent_vectors_is_attention_of_whole_heads() -> None:
 
 def test_a_slice_of_another_width_is_refused() -> None:
     encoding = MLA(14, 8)(Positions(IDS))
-    with pytest.raises(ValueError, match="MLA turns q and k of head_dim 14, or the slice of the last 8 channels by it"):
+    with pytest.raises(ValueError, match="MLA rotates q and k of head_dim 14, or only their last 8 channels, got"):
         encoding.rotate_query(drawn(ROWS, HEADS, TOKENS, 10))
 
 
@@ -419,7 +419,7 @@ def test_xpos_refuses_to_see_a_key_too_far_ahead(dtype: torch.dtype, most: int) 
     posenc.attention(q, k, k, scheme(inside, dtype=wide))
     for seen in ({"is_causal": True}, {"window": 3}, {"attn_mask": torch.ones(4, 4, dtype=torch.bool).tril()}):
         posenc.attention(q, k, k, scheme(outside, dtype=wide), **seen)
-    told = rf"XPos grows for keys after the query, and {dtype} holds that up to {most // 2:,} places .* {most:,} apart"
+    told = rf"XPos grows for keys after the query, which {dtype} can represent up to {most // 2:,} .* {most:,} apart"
     for wrong in ({}, {"window": (1, None)}, {"attn_mask": torch.ones(1, 4, dtype=torch.bool)}):
         with pytest.raises(ValueError, match=told):
             posenc.attention(q, k, k, scheme(outside, dtype=wide), **wrong)
