@@ -236,10 +236,10 @@ def test_pieces_that_contradict_themselves() -> None:
 
     straight = Distance("Straight", tail="linear")
     for kind in (Meeting, Value):
-        with pytest.raises(ValueError, match=r"^Straight: a tail may be linear for a Bias alone, and is constant"):
+        with pytest.raises(ValueError, match=r"^Straight: tail must be 'constant' or None for vectors, got 'linear'"):
             kind(table, straight)
     for contradiction in ({"side": "key"}, {"shift": torch.zeros(HEADS, WIDTH)}):
-        with pytest.raises(ValueError, match="a Meeting of a feature is the query's, and takes no side='key' and no"):
+        with pytest.raises(ValueError, match="a Meeting with a feature must have side='query' and no"):
             Meeting(table, Distance("Plain"), feature="gist", **contradiction)  # type: ignore[arg-type]
 
 

@@ -304,7 +304,7 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"query": Q[:, :4]}, "query heads must be a multiple of key heads, got 4 and 3"),
     ({"encoding": "alibi"}, "encoding must be an Encoding, a Scheme or None, got 'alibi'"),
     ({"encoding": ALiBi}, "encoding must be an Encoding, a Scheme or None, got the class ALiBi"),
-    ({"encoding": SCHEDULE}, "a Schedule is bound layer by layer: take scheme, window = …"),
+    ({"encoding": SCHEDULE}, "a Schedule is bound layer by layer: use scheme, window = …"),
     (
         {"query": Q.to(torch.float8_e4m3fn)},
         "query must be float16, bfloat16, float32 or float64, got torch.float8_e4m3fn",
@@ -624,7 +624,7 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: FoX(6)(LINE).with_projected(3), "projected must be a Mapping, got 3"),
         Row(
             lambda: FoX(6)(LINE).with_projected({"forgotten": Q[..., 0], "gate": Q}),
-            "projected must be for the features that the scheme wants, forgotten, got one for 'gate'",
+            "projected must be for the scheme's features, forgotten, got one for 'gate'",
         ),
         Row(
             lambda: FoX(6)(LINE).with_projected({"forgotten": Q[..., 0].long()}),
@@ -654,7 +654,7 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
             "window must be a number of keys, (left, right), a Chunk or None, got 'x'",
         ),
     ],
-    "Schedule.forward": [Row(lambda: SCHEDULE(LINE), "a Schedule is bound layer by layer: take scheme, window = …")],
+    "Schedule.forward": [Row(lambda: SCHEDULE(LINE), "a Schedule is bound layer by layer: use scheme, window = …")],
     **{
         f"Schedule.{name}": [
             Row(partial(find, layer), f"layer must be a whole number within 0..1, got {came}")

@@ -124,7 +124,9 @@ def test_what_a_bias_hides_no_function_brings_back(function: Scheme) -> None:
     """A cap makes -cap of -inf, and a ReLU 0: a score like others."""
     hiding = ALiBi(HEADS, "directed")
     q, k, v = (drawn(seed=seed) for seed in range(3))
-    with pytest.raises(ValueError, match=r"stands after a bias that hides keys by -inf.*: put the scheme of the func"):
+    with pytest.raises(
+        ValueError, match=r"comes after a bias that masks keys with -inf.*: compose the scheme of the f"
+    ):
         posenc.attention(q, k, v, hiding + function.double())
     after = posenc.logits(q, k, function.double() + hiding)
     looks_back = after[:, : HEADS // 2].isinf().any((0, 1))

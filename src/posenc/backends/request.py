@@ -130,7 +130,7 @@ def call_of(
             f"again, got {shown(attn_mask)}"
         )
     if sinks is not None and gives_weights(encoding.pieces):
-        raise ValueError("sinks must be None for a scheme whose weights do not sum to 1, got a tensor")
+        raise ValueError(f"sinks must be None for a scheme whose weights do not sum to 1, got {shown(sinks)}")
     flag: object = is_causal
     if not isinstance(flag, torch.SymBool):  # under torch.compile
         check_flag("is_causal", flag)
