@@ -217,15 +217,18 @@ def test_some_heads_turn_whoever_shares_their_keys() -> None:
     whole = attention(query, key, value, some)
     assert isinstance(whole, Tensor)
     torch.testing.assert_close(attention(query[:, 6:], key[:, 6:], value[:, 6:], shard), whole[:, 6:])
-    with pytest.raises(ValueError, match=r"turns heads 3..8 of 12, which are no whole heads of the 6 of q or k"):
+    with pytest.raises(ValueError, match=r"the rotated heads 3..8 of 12 must be whole heads of q or k, got 6 heads"):
         attention(query, key[:, ::2], value[:, ::2], some)
-    with pytest.raises(ValueError, match=r"turns heads 3..8 of 12, which are no whole heads of the 24 of q or k"):
+    with pytest.raises(ValueError, match=r"the rotated heads 3..8 of 12 must be whole heads of q or k, got 24 heads"):
         some(Positions.arange(7)).rotate_query(query.repeat(1, 2, 1, 1))
     both = RoPE(WIDTH, heads=range(6), num_heads=12) + RoPE(WIDTH, heads=range(6, 12), num_heads=12)
     torch.testing.assert_close(attention(query, key, value, both), attention(query, key, value, RoPE(WIDTH)))
     with pytest.raises(ValueError, match="rotate the same channels"):
         some + RoPE(WIDTH, heads=range(6), num_heads=12)
-    for heads, count, words in ((range(6), None, "go together"), (range(4, 14), 12, "must be a range within 0..12")):
+    for heads, count, words in (
+        (range(6), None, "must be given together"),
+        (range(4, 14), 12, "must be a non-empty range within 0..12"),
+    ):
         with pytest.raises(ValueError, match=words):
             RoPE(WIDTH, heads=heads, num_heads=count)
 
@@ -260,7 +263,7 @@ def test_what_a_context_says_is_checked() -> None:
         RoPE(WIDTH)(rows, context=Context(lengths=torch.ones(3)))
     query, key, value = qkv(5, heads=2)
     shard = Shaw(WIDTH, 3, num_heads=1).double()(Positions.arange(5), context=Context(heads=range(4, 6)))
-    with pytest.raises(ValueError, match="Shaw was made for 1 heads of which 2 are said to be here, got queries of 2"):
+    with pytest.raises(ValueError, match=r"Shaw was made for 1 heads, of which context.heads selects 2, got queries"):
         attention(query, key, value, shard)
 
 

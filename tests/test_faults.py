@@ -430,7 +430,7 @@ def test_trees_are_not_cast_to_what_cannot_hold_them() -> None:
     def half(x: Tensor) -> Tensor:
         return x.bfloat16() if x.is_floating_point() else x
 
-    with pytest.raises(ValueError, match=r"the encoding was cast to torch.bfloat16, which cannot hold a phase"):
+    with pytest.raises(ValueError, match=r"the encoding was cast to torch.bfloat16, which is too coarse for phases"):
         pytree.tree_map(half, RoPE(HEAD_DIM)(TEXT))
     with pytest.raises(ValueError, match=r"positions were cast to torch.bfloat16, which cannot tell 256 from 257"):
         pytree.tree_map(half, TEXT.shift(0.5))

@@ -208,7 +208,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a band that widens by itself": (
         lambda: Encoding(*[Positions.arange(3)] * 2, rotations=(WIDENING,)).rotate_bands(*drawn(3, 3)[:2]),
-        f"bands must make queries and keys as wide as the rotation does for near pairs, {HEAD_DIM}, got [",
+        f"bands must give queries and keys the width that they have for near pairs, {HEAD_DIM}, got [",
     ),
     "a backend without the log-sum-exp": (
         lambda: posenc.attention(*drawn(), SCHEMES["distances"], is_causal=True, backend="sdpa"),

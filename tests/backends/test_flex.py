@@ -273,11 +273,11 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Call], str]] = {
     ),
     "whole rows": (
         lambda q, k, v: called(q, k, v, TrialCoPE(4, HEAD_DIM)),
-        "a score term needs whole rows of scores, and FlexAttention sees one score at a time",
+        "a score term needs whole rows of scores, but FlexAttention processes one score at a time",
     ),
     "both coordinates": (
         lambda q, k, v: called(q, k, v, interpolated(HEADS)),
-        "a score term is a function of both coordinates, which is laid out one block at a time elsewhere",
+        "a score term is a function of both coordinates, which FlexAttention does not support",
     ),
     "dropout": (lambda q, k, v: called(q, k, v, dropout_p=0.1), "FlexAttention has no dropout"),
     "log-sum-exp": (

@@ -139,7 +139,7 @@ REFUSED: dict[str, tuple[dict[str, Case], dict[str, Any], str]] = {
     "two scales": (
         {"deberta": Case(lambda: posenc.DeBERTa(4, 8, None, 5), {"dim": None}), "pope": Case(lambda: posenc.PoPE(8))},
         {},
-        "one rotation alone can bring a scale",
+        "only one rotation can set the softmax scale",
     ),
     "bands and rows": (
         {"re_rope": Case(lambda: posenc.ReRoPE(8, 2)), "cope": Case(lambda: posenc.CoPE(8, 4))},

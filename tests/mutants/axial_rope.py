@@ -100,7 +100,7 @@ REFUSED = {
         Row(lambda: AxialRoPE(8, "pe", shift=0.1), "shift must be None for convention='pe', got 0.1"),
         Row(
             lambda: AxialRoPE(8)(Positions.arange(3)),
-            "AxialRoPE takes 2 coordinates per token, got positions of 1 axes: make them by its grid(height, width)",
+            "AxialRoPE takes 2 coordinates per token, got positions of 1 axes: make them with its grid(height, width)",
         ),
         Row(
             lambda: AxialRoPE(8, "dinov3")(Positions.grid(2, 3)),

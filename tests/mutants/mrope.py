@@ -96,7 +96,7 @@ REFUSED = {
         ),
         Row(
             lambda: MRoPE(8, (2, 1, 1))(Positions.arange(3)),
-            "MRoPE takes 3 coordinates per token, got positions of 1 axes: make them by Positions.multimodal(parts)",
+            "MRoPE takes 3 coordinates per token, got positions of 1 axes: make them with Positions.multimodal(parts)",
         ),
     ],
     "Positions.multimodal": [

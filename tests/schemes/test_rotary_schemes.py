@@ -432,7 +432,7 @@ def test_xpos_refuses_a_window_that_looks_past_a_block() -> None:
     q = torch.zeros(1, 1, 40_000, 2)
     scheme = XPos(2)
     posenc.explain(q[:, :, :30_000], q[:, :, :30_000], q[:, :, :30_000], scheme, window=(5, 5))
-    with pytest.raises(ValueError, match="here queries are 39,999 apart and see keys further ahead"):
+    with pytest.raises(ValueError, match="got queries 39,999 apart that attend to keys further ahead"):
         posenc.explain(q, q, q, scheme, window=(5, 5))
     # Keys of a cache after the queries, of which one is in reach of a score and one is not.
     few, far = Positions.arange(3, start=100), Positions(torch.tensor([[0, 103, 40_000]]))
@@ -447,7 +447,7 @@ def test_xpos_refuses_a_window_where_distances_are_not_known_unless_the_text_is_
     scheme, count = XPos(8, scale_base=1.0), torch.arange(200)
     text = Positions((count + count % 2 / 4)[None])
     q, k, v = (drawn(1, 1, 200, 8, seed=n) for n in (1, 2, 3))
-    with pytest.raises(ValueError, match="here queries are 199 apart and see keys further ahead"):
+    with pytest.raises(ValueError, match="got queries 199 apart that attend to keys further ahead"):
         posenc.attention(q, k, v, scheme, query_positions=text, window=(20, 20))
     for tokens, seen in ((200, {"is_causal": True}), (200, {"window": 20}), (50, {"window": (20, 20)}), (50, {})):
         here = [x[:, :, :tokens] for x in (q, k, v)]

@@ -95,7 +95,7 @@ function scored(schemes, context) {
             ({ q, k }) => scheme.rotate?.(q, k, queryPositions, keyPositions, context) ?? { q, k },
         );
         const own = turned[0].scale ?? null;
-        must(own === null || brought === null, `one rotation alone can bring a scale, got ${brought} and ${own}`);
+        must(own === null || brought === null, `only one rotation can set the softmax scale, got ${brought} and ${own}`);
         brought ??= own;
         if (turned[0].bands) {
             must(bands.length === 1, "only one scheme can rotate distant pairs differently");
