@@ -683,7 +683,7 @@ def test_a_position_that_double_precision_cannot_tell_from_the_next_is_refused(n
     scheme = TURNING[name]
     words = (
         rf"^{name} encodes positions from -2\*\*53 to 2\*\*53, since float64 cannot represent every integer beyond that"
-        r"from the next, got "
+        r", got "
     )
     held = Positions(side * torch.arange(2**53 - 4, 2**53 + 1)[None])
     scheme(held)

@@ -612,12 +612,12 @@ REFUSED: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str]] = {
     "value door": (
         lambda: Shaw(HEAD_DIM, 2).double(),
         {},
-        "the value door needs the attention weights, which the fused kernel does not give",
+        "the value door needs the attention weights, which the fused kernel does not return",
     ),
     "row score": (
         lambda: TrialCoPE(4, HEAD_DIM),
         {},
-        "a score term needs whole rows of scores, which the fused kernel does not give",
+        "a score term needs whole rows of scores, which the fused kernel does not provide",
     ),
     "product": (
         lambda: DistanceAware(HEADS).double(),
@@ -795,7 +795,7 @@ def test_a_bound_encoding_that_adds_must_have_been_added() -> None:
 # -- what "auto" takes ------------------------------------------------------------------------------------------------
 
 LONG = 300
-TILES, BAND = "and what is seen falls into tiles", "laid out one band at a time"
+TILES, BAND = "and the mask splits into tiles", "computed one band at a time"
 KERNEL = "the kernel computes the scores on the fly"
 TAKEN: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str, str]] = {
     "nothing": (lambda: None, {"is_causal": True}, "sdpa", "the fused kernel alone"),
@@ -807,18 +807,18 @@ TAKEN: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str, str]] =
     "window as wide as the text": (lambda: Shaw(HEAD_DIM, LONG), {"is_causal": True}, "native", KERNEL),
     "all distances": (lambda: Relative1D(LONG, HEAD_DIM), {"is_causal": True}, "native", KERNEL),
     "product": (lambda: DistanceAware(HEADS), {"is_causal": True}, "native", KERNEL),
-    "counts": (lambda: TrialCoPE(4, HEAD_DIM).float(), {"is_causal": True}, "reference", "the scores are few"),
+    "counts": (lambda: TrialCoPE(4, HEAD_DIM).float(), {"is_causal": True}, "reference", "there are few scores"),
     "keys that are hidden": (lambda: ALiBi(HEADS, "directed"), {}, "native", KERNEL),
     "mask": (
         lambda: ALiBi(HEADS, "bidirectional"),
         {"attn_mask": torch.ones(LONG, LONG, dtype=torch.bool)},
         "sdpa",
-        "few enough to lay out a mask",
+        "for a dense mask",
     ),
 }
 
 TAKEN_WITHOUT_A_COMPILER = TAKEN | {
-    "keys that are hidden": (lambda: ALiBi(HEADS, "directed"), {}, "sdpa", "few enough to lay out a mask"),
+    "keys that are hidden": (lambda: ALiBi(HEADS, "directed"), {}, "sdpa", "for a dense mask"),
     "linear": (lambda: ALiBi(HEADS), {"is_causal": True}, "tiled", TILES),
     "both ways": (lambda: ALiBi(HEADS, "bidirectional"), {}, "tiled", TILES),
     "window": (lambda: Shaw(HEAD_DIM, 3), {"is_causal": True}, "tiled", TILES),
@@ -878,7 +878,7 @@ def test_where_nothing_is_added_the_kernel_is_taken_from_so_many_tokens_on(
     monkeypatch.setattr(ahead, "AHEAD", {torch.float32: {level: ahead.From(plain=250, turned=120)}})
     q = torch.randn(1, HEADS, LONG, width)
     why = (
-        "there are no score terms, and from {} tokens on the kernel is quicker than {}PyTorch's attention on this "
+        "there are no score terms, and from {} tokens on the kernel is faster than {}PyTorch's attention on this "
         "processor (level {})"
     )
 

@@ -90,11 +90,11 @@ def test_it_is_said_how_each_band_is_run() -> None:
         "pairs 1 chunks of 25 or more apart",
         "pairs 2 chunks of 25 or more apart",
     ]
-    assert "each band is a call of its own, its pairs picked by positions" in str(told)
+    assert "each band is a separate call, its pairs selected by positions" in str(told)
     assert all(f"{name}: {each}" in str(told) for name, each in told.bands)
     prefix, _ = PLACES["a prefix"].positions(TOKENS)
     told = posenc.explain(query, key, value, SCHEMES["distances"](prefix, dtype=torch.float64), is_causal=True)
-    assert "picked by a mask" in str(told)
+    assert "selected by a mask" in str(told)
     few = posenc.explain(*(x[:, :, :9] for x in (query, key, value)), SCHEMES["distances"], is_causal=True)
     assert few.backend == "reference"
     assert few.refusals["sdpa"] == "near pairs: the fused kernel does not return the log-sum-exp"
@@ -212,8 +212,8 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a backend without the log-sum-exp": (
         lambda: posenc.attention(*drawn(), SCHEMES["distances"], is_causal=True, backend="sdpa"),
-        "backend 'sdpa' cannot run this: the fused kernel does not return the log-sum-exp, by which near pairs "
-        "and far ones, which are turned otherwise, are merged; these can: ",
+        "backend 'sdpa' cannot run this: the fused kernel does not return the log-sum-exp, which is needed to "
+        "merge near and distant pairs, which are rotated differently; these can: ",
     ),
     "no backend": (
         lambda: posenc.attention(*drawn(), SCHEMES["distances"], is_causal=True, backend="fast"),

@@ -412,7 +412,7 @@ ATTENTION: dict[str, list[Row]] = {
     "merge": [
         Row(lambda: merge([]), "parts must be pairs (out, lse), got []"),
         Row(lambda: merge(3), "parts must be pairs (out, lse), got 3"),
-        Row(lambda: merge([(Q, Q[..., 0]), (K, K[..., 0])]), "parts must be of shapes (2, 6, 5, 4) and …, got …"),
+        Row(lambda: merge([(Q, Q[..., 0]), (K, K[..., 0])]), "parts must have shapes (2, 6, 5, 4) and …, got …"),
     ],
     "show": [
         Row(lambda: posenc.show("alibi"), "scheme must be a Scheme, got 'alibi'"),

@@ -438,7 +438,7 @@ def test_xpos_refuses_a_window_that_looks_past_a_block() -> None:
     few, far = Positions.arange(3, start=100), Positions(torch.tensor([[0, 103, 40_000]]))
     x = torch.ones(1, 1, 3, 2)
     posenc.attention(x, x, x, scheme(few, far[torch.tensor([0, 1, 1])]))
-    with pytest.raises(ValueError, match="here queries are 2 apart"):
+    with pytest.raises(ValueError, match="got queries 2 apart"):
         posenc.attention(x, x, x, scheme(few, far))
 
 
@@ -464,7 +464,7 @@ def test_xpos_knows_the_last_key_without_reading_it_where_keys_are_the_queries(m
     text = Positions(torch.tensor([[0, 30_000.0, 30_000.5]]))
     posenc.explain(x, x, x, XPos(2)(text))
     few, far = Positions.arange(3, start=100), Positions(torch.tensor([[0, 103, 40_000]]))
-    with pytest.raises(ValueError, match="here queries are 2 apart"):
+    with pytest.raises(ValueError, match="got queries 2 apart"):
         posenc.explain(x, x, x, XPos(2)(few, far))
 
 

@@ -1,4 +1,4 @@
-"""Tiled attention: any mix of pieces that go by distance, in linear memory, over any layout of the positions."""
+"""The tiled backend: any combination of pieces by distance, in linear memory, for any layout of the positions."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from posenc.layout import Span, flat
 from posenc.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Row
 from posenc.tiles import distances, tiles
 
-BANDS = 8  # up to so many band widths of keys, what is near is most of it (measured: docs/log.md)
+BANDS = 8  # up to this many band widths of keys, most pairs are near (measured: docs/log.md)
 
 
 def _refuses(call: Call) -> str | None:
     reason = unfit(call)
     if reason is None and _goes_by_distance(call) and is_spread(call) and _learned(call, width_of(call)) is None:
-        return "a term needs a table of all distances between the least and the greatest, which lie too far apart"
+        return "a term needs a table of all distances, whose range is too large"
     return reason
 
 
 def unfit(call: Call) -> str | None:
-    """Why a call cannot be run from its tiles by a backend that lays out no line of distances; None where it can."""
+    """Why a backend that needs no table of all distances cannot run a call from its tiles; None if it can."""
     if call.attn_mask is not None or call.dropout_p:
-        return "it takes no attn_mask and no dropout"
+        return "it does not support attn_mask and dropout"
     if call.is_forward_mode:
         return "it has no forward-mode derivative"
     if call.scale <= 0:
-        return "it hides keys before it scales, so the scale must be positive"
+        return "it masks before it scales, so the scale must be positive"
     if 0 in (*call.query.shape, *call.key.shape, *call.value.shape):
-        return "there is nothing to attend to"
+        return "an input is empty"
     if call.layouts is None:
-        return "the layout of the positions is not known: use positions.with_layout(), or positions made by name"
+        return "the layout of the positions is unknown: use positions.with_layout(), or a constructor of Positions"
     reason = _refused_piece(call)
     if reason is not None:
         return reason
     if _goes_by_distance(call) and not _has_distances(call):
-        return "a term goes by distance, and coordinates are not known to rise by one with the tokens"
+        return "a term depends on distance, and coordinates are not known to increase by one with the tokens"
     return None
 
 
@@ -53,10 +53,10 @@ def _refused_piece(call: Call) -> str | None:
         if isinstance(piece, Row):
             return "a score term needs whole rows of scores"
         if isinstance(piece, Bias) and piece.hides:
-            return "a score term hides keys by itself"
+            return "a score term masks keys"
         distance = getattr(piece, "distance", None)
         if distance is not None and distance.axis != 0:
-            return "a score term goes by several coordinates"
+            return "a score term depends on several coordinates"
         if (
             isinstance(piece, Fold)
             and piece.query is not None
@@ -69,18 +69,18 @@ def _refused_piece(call: Call) -> str | None:
             if piece.reads_coordinates:
                 return "a score term is a function of both coordinates"
             if len(functions) > 1 or n not in (0, len(call.pieces) - 1):
-                return "a score term that is a function of the score stands between others"
+                return "a score term that is a function of the score is between other terms"
             if not all(_is_named(f) for f in (piece.apply, piece.derivative) if f is not None):
-                return "a score term's function is not one of a module, so that an operator cannot find it by its name"
+                return "a score term's function is not at module level, so an operator cannot find it by name"
     if any(isinstance(p, Fold) and p.key is not None for p in call.pieces):
         if any(isinstance(p, Fold) and p.query is not None for p in call.pieces):
-            return "vectors are added to the query and to the key, and their product is a term that nobody asked for"
+            return "vectors are added to both query and key, and their product is an unwanted cross term"
         if functions[:1] == [0] and len(call.pieces) > 1:
-            return "a score term must see the score before a vector is added to the key"
+            return "a score term needs the score before a vector is added to the key"
     if functions[:1] == [0] and any(isinstance(p, Fold) for p in call.pieces):
-        return "a score term must see the score before a vector is added to the query"
+        return "a score term needs the score before a vector is added to the query"
     if sum(isinstance(p, Clock) for p in call.pieces) > 1:
-        return "there is more than one clock"
+        return "there is more than one cumulative feature"
     return None
 
 
@@ -91,7 +91,7 @@ def _is_named(function: Callable[..., object]) -> bool:
         return False
 
 
-# What torch.compiler.assume_constant_result does, which imports the whole compiler: a graph keeps what these say.
+# Same as torch.compiler.assume_constant_result, which would import the whole compiler.
 _is_named._dynamo_marked_constant = name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -105,11 +105,11 @@ def _has_distances(call: Call) -> bool:
 
 
 def is_spread(call: Call) -> bool:
-    """Whether the distances of pairs reach over more than a table of them may hold, as on both sides of a gap."""
+    """Whether the range of distances is too large for a table, as on both sides of a gap."""
     assert call.layouts is not None
     query, key = call.layouts
     if query.run is not None and key.run is not None:
-        return False  # of unbroken texts there are as many as tokens
+        return False  # contiguous texts have as many distances as tokens
     most = ENTRIES_PER_TOKEN * (call.query.size(2) + call.key.size(2))
     spread = [layout.bounds[1] - layout.bounds[0] for layout in (query, key) if layout.bounds is not None]
     if len(spread) == 2 and sum(spread) < most:
@@ -119,26 +119,26 @@ def is_spread(call: Call) -> bool:
 
 
 def width_of(call: Call) -> int | None:
-    """W, the distance from which on every term of the call is straight; None where one of them never is."""
-    if call.query.device.type != "cpu":  # there is no fused kernel that gives its log-sum-exp here
+    """W, the distance from which on every term of the call is linear in distance; None if there is none."""
+    if call.query.device.type != "cpu":  # no fused kernel here returns its log-sum-exp
         return None
     width = 0
     for piece in (*call.pieces, *call.values):
         if isinstance(piece, Function) or (isinstance(piece, Meeting) and piece.side == "key"):
-            return None  # what a key meets far away is as much for all queries, and as different from key to key
+            return None  # differs from key to key even at large distances
         distance = getattr(piece, "distance", None)
         if distance is None:
             continue
         if distance.tail is None or distance.reach is not None:
             return None
-        # The pair at distance 0 is near, unless all of the line is straight from there on.
+        # The pair at distance 0 is near, unless the term is linear from there on.
         width = max(width, distance.past if distance.tail == "linear" else max(1, distance.past))
     return width
 
 
 def has_far_keys(call: Call, width: int) -> bool:
-    """Whether keys further away than W are so many that the fused kernel saves more than its calls cost. A graph, which
-    serves every length, takes them for many."""
+    """Whether there are enough keys beyond W that the fused kernel saves more than its calls cost. True in a compiled
+    graph, which serves all lengths."""
     return torch.compiler.is_compiling() or BANDS * width < call.key.size(2)
 
 
@@ -192,9 +192,9 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         vectors, far_vectors = _counted(vectors)
         values, far_values = _counted(values)
         lowest = -width
-    query, meeting = call.query, None  # the query alone, scaled
+    query, meeting = call.query, None  # None: the scaled query
     far_features: list[tuple[Tensor, Tensor]] = []
-    is_folded = shift is not None and width is not None  # the fused kernel meets keys with the query that it is given
+    is_folded = shift is not None and width is not None  # the fused kernel uses its own query
     if shift is not None and is_folded:
         query, shift = (call.query + shift[:, None]).to(call.query.dtype), None
     if features or (is_folded and vectors is not None):
@@ -217,8 +217,8 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     keeps_right = width is not None and bool(near) and _looks_right(call)
     value = call.value
     if width is not None and torch.is_grad_enabled() and any(line.requires_grad for line in near):
-        # The gradient of a table counts what is far as well, of which the fused kernel rounds the output to the inputs'
-        # dtype: half precision would leave a thousandth of it wrong.
+        # The gradient of a table includes distant pairs, for which the fused kernel rounds the output to the inputs'
+        # dtype: in half precision its relative error would be 1e-3.
         query, key, value = (x.to(dtype) for x in (query, key, value))
     tables = {"bias": bias, "vectors": vectors, "meeting": meeting, "key_vectors": key_vectors, "values": values}
     tables.update(clocks, coefficients=coefficients, shift=shift)
@@ -251,14 +251,14 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def line_of(at: object, distance: Distance, block: Block, r: Tensor) -> Tensor:
-    """What a term gives at these distances, (heads or 1, distances[, width]), in the precision of scores."""
+    """The values of a term at these distances, (heads or 1, distances[, width]), in the scores' dtype."""
     reach = None if distance.reach is None else distance.reach[0] - 1
-    entries = r if reach is None else r.clamp(-reach, reach)  # checked: only pairs that nothing may see lie further
+    entries = r if reach is None else r.clamp(-reach, reach)  # was checked, so only masked pairs are clamped
     return block.of_heads(at(entries), distance.scheme).to(block.dtype)  # type: ignore[operator]
 
 
 def _learned(call: Call, width: int | None) -> int | None:
-    """None in place of the width where a straight line is learned: its slope's gradient needs every pair."""
+    """The width, or None if a linear tail is learned, since the gradient of its slope needs every pair."""
     if width is None or not torch.is_grad_enabled():
         return width
     for piece in call.pieces:
@@ -273,8 +273,8 @@ def _learned(call: Call, width: int | None) -> int | None:
 def _straightened(
     bias: Tensor | None, width: int, is_sloped: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Of a bias at the distances -W - 1 .. W + 1: the near entries -W .. W less what stands far to the left besides the
-    slope; the slopes (2, heads), None where there are none; and what was taken off, (heads, 1)."""
+    """From a bias at the distances -W - 1 .. W + 1: the near entries -W .. W minus the intercept far to the left; the
+    slopes (2, heads), or None; and the intercept, (heads, 1)."""
     if bias is None:
         return None, None, None
     slopes = None
@@ -286,17 +286,17 @@ def _straightened(
 
 
 def _counted(line: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Of vectors at the distances -W - 1 .. W + 1 those at -W .. W less the first; and the first."""
+    """From vectors at the distances -W - 1 .. W + 1: those at -W .. W minus the first, and the first."""
     if line is None:
         return None, None
     return line[:, 1:-1] - line[:, 1:2], line[:, 1:2]
 
 
 def reach_of(call: Call) -> tuple[int, int]:
-    """The least and the greatest distance of any pair that may be seen."""
+    """The lowest and highest distance of any unmasked pair."""
     assert call.layouts is not None
     query, key = (layout.run for layout in call.layouts)
-    # The spans of a grid are no lines.
+    # The spans of a grid have no line.
     if (
         torch.compiler.is_compiling()
         and query is not None
@@ -312,7 +312,7 @@ def reach_of(call: Call) -> tuple[int, int]:
 
 
 def _looks_right(call: Call) -> bool:
-    """Whether a query sees a key of a higher coordinate, as tokens of one order do in spite of causality."""
+    """Whether a query attends to a key of a higher coordinate, as causal tokens of equal order do."""
     assert call.layouts is not None
     query, key = (layout.run for layout in call.layouts)
     if query is None or key is None or query.line is None or key.line is None:
@@ -323,7 +323,7 @@ def _looks_right(call: Call) -> bool:
 
 
 def _reach_of_runs(query: Span, key: Span, call: Call) -> tuple[int, int]:
-    """The same without a comparison of lengths, which a compiler may not know."""
+    """The same without comparing lengths, which may be symbolic."""
     assert query.line is not None
     assert key.line is not None
     m, n = call.query.size(2), call.key.size(2)
