@@ -35,7 +35,7 @@ def _word(law: Law) -> str:
 
 HAPPENS = {
     "add": "a vector is added to the input",
-    "rotate": "queries and keys are turned, or mapped otherwise",
+    "rotate": "queries and keys are rotated or otherwise mapped",
     "score": "a number is added to a score, or the score changed",
     "value": "a vector is added to a value",
     "none": "nothing",

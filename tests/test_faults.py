@@ -189,7 +189,7 @@ def test_off_the_cpu_no_float32_mask_is_laid_beside_half_precision(dtype: torch.
         "sdpa" not in posenc.explain(query.float(), query.float(), query.float(), ALiBi(HEADS), is_causal=True).refusals
     )
     mask = torch.zeros(TOKENS, TOKENS, device="meta")
-    with pytest.raises(ValueError, match=f"takes no float32 mask beside {dtype}"):
+    with pytest.raises(ValueError, match=f"supports a float32 mask with {dtype} only on the CPU"):
         attention(query, query, query, attn_mask=mask, backend="sdpa")
 
 
@@ -370,7 +370,7 @@ def test_a_cache_that_begins_again_at_0_is_refused_or_a_document_of_its_own() ->
     with torch.no_grad():
         cache = KVCache()
         first = model(tokens, cache=cache)
-        with pytest.raises(ValueError, match=r"begin at or before the last token of the cache: continue it by"):
+        with pytest.raises(ValueError, match=r"begin at or before the last token of the cache: continue it with"):
             model(tokens, Positions.arange(4), cache=cache)
         both = Positions.cat([Positions.arange(4)] * 2, documents="new")
         assert both.document.tolist() == [[0] * 4 + [1] * 4]
@@ -430,7 +430,7 @@ def test_trees_are_not_cast_to_what_cannot_hold_them() -> None:
     def half(x: Tensor) -> Tensor:
         return x.bfloat16() if x.is_floating_point() else x
 
-    with pytest.raises(ValueError, match=r"the encoding was cast to torch.bfloat16, which cannot hold a phase"):
+    with pytest.raises(ValueError, match=r"the encoding was cast to torch.bfloat16, which is too coarse for phases"):
         pytree.tree_map(half, RoPE(HEAD_DIM)(TEXT))
     with pytest.raises(ValueError, match=r"positions were cast to torch.bfloat16, which cannot tell 256 from 257"):
         pytree.tree_map(half, TEXT.shift(0.5))
@@ -533,7 +533,7 @@ def test_a_token_door_opens_once() -> None:
 
 def test_two_rotations_of_the_same_channels_are_an_error() -> None:
     for other in (RoPE(16), checkpoint_wrapper(RoPE(16))):
-        with pytest.raises(ValueError, match="rotate the same channels, so every token would be turned twice"):
+        with pytest.raises(ValueError, match="rotate the same channels, so every token would be rotated twice"):
             RoPE(16) + other
     query, key, value = qkv(width=16)
     halves = RoPE(16, rotary_dim=8) + RoPE(16, rotary_dim=8, first_channel=8, base=100.0)
@@ -551,9 +551,9 @@ def test_a_form_for_keys_behind_the_query_needs_a_causal_mask(name: str) -> None
     make, other = ONE_SIDED[name]
     query, key, value = qkv()
     for use in (attention, posenc.explain):
-        with pytest.raises(ValueError, match=rf"{name} .* pass is_causal=True .*or make it with {other}"):
+        with pytest.raises(ValueError, match=rf"{name} .* pass is_causal=True .*or construct it with {other}"):
             use(query, key, value, make())  # type: ignore[operator]
-    with pytest.raises(ValueError, match=rf"{name} .* pass is_causal=True .*or make it with {other}"):
+    with pytest.raises(ValueError, match=rf"{name} .* pass is_causal=True .*or construct it with {other}"):
         Encoder(10, HEADS * HEAD_DIM, 1, HEADS, position=make())(torch.zeros(1, 4, dtype=torch.int64))
     attention(query[:, :, -1:], key, value, make())  # nothing is after the last token
 
@@ -574,7 +574,7 @@ def test_positions_are_made_from_what_a_model_has() -> None:
     mask = [[0, 0, 1, 1, 1], [1, 1, 1, 1, 0]]
     padded = Positions.padded(torch.tensor(mask))
     assert padded.document.tolist() == Positions.padded(torch.tensor(mask).bool()).document.tolist()
-    with pytest.raises(ValueError, match="mask must be of 0 and 1 where it is not bool, got 2"):
+    with pytest.raises(ValueError, match="mask must be bool or contain only 0 and 1, got 2"):
         Positions.padded(torch.tensor([[1, 2]]))
     with pytest.raises(ValueError, match=r"mask must be a tensor .* of True or 1 = token, got torch.float32"):
         Positions.padded(torch.ones(1, 2))  # type: ignore[arg-type]
@@ -583,7 +583,7 @@ def test_positions_are_made_from_what_a_model_has() -> None:
     want = Positions.packed([3, 2])
     assert (packed.coords.tolist(), packed.document.tolist()) == (want.coords.tolist(), want.document.tolist())
     assert packed.layout == want.layout
-    with pytest.raises(ValueError, match=r"ids must rise along each row.*packed=True"):
+    with pytest.raises(ValueError, match=r"ids must increase along each row.*packed=True"):
         Positions.from_ids(ids)
     left = Positions.from_ids(torch.tensor([[1, 1, 0, 1, 2]]), torch.tensor([mask[0]]))
     assert (left.document.tolist(), left.order.tolist()) == ([[-1, -1, 0, 0, 0]], [[0, 0, 0, 1, 2]])

@@ -160,9 +160,9 @@ def test_a_stated_layout_is_kept_where_it_is_that_of_the_values() -> None:
         Layout(5, (row, row, row)),
         Layout(5, ((Span(0, 2, 0, 0, coords=(0,)), Span(2, 5, 1, 3, coords=(0,))), row[:0])),
     ):
-        with pytest.raises(ValueError, match=r"^layout must be that of the positions, Layout.*, got Layout"):
+        with pytest.raises(ValueError, match=r"^layout must match the positions, Layout.*, got Layout"):
             positions.with_layout(layout)
-    with pytest.raises(ValueError, match=r"^layout must be of 5 tokens like the positions, got one of 4$"):
+    with pytest.raises(ValueError, match=r"^layout must have 5 tokens like the positions, got 4$"):
         positions.with_layout(Layout(4))
 
 

@@ -568,7 +568,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "mask of other numbers": (
         lambda: Positions.padded(COORDS),
-        r"mask must be of 0 and 1 where it is not bool, got 2",
+        r"mask must be bool or contain only 0 and 1, got 2",
     ),
     "mask of fractions": (
         lambda: Positions.padded(COORDS.float()),
@@ -582,7 +582,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     "cat of nothing": (lambda: Positions.cat([]), r"cat needs at least one Positions, got none"),
     "cat of unlike rows": (
         lambda: Positions.cat([Positions(COORDS.expand(2, -1)), Positions(COORDS.expand(3, -1))]),
-        r"positions have 2 rows, which do not fit a batch of 3",
+        r"positions have 2 rows, which do not match a batch of 3",
     ),
     "cat with a segment here and there": (
         lambda: Positions.cat([Positions.arange(3).with_segment(COORDS), Positions.arange(3)]),
@@ -590,12 +590,12 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "cat of unlike axes": (
         lambda: Positions.cat([Positions.arange(3), Positions.grid(1, 3)]),
-        r"cat needs parts of as many axes, got Positions\(.*tokens=3, torch.int64.* and .*axes=2",
+        r"cat needs parts with the same number of axes, got Positions\(.*tokens=3, torch.int64.* and .*axes=2",
     ),
     "cat of two texts": (
         lambda: Positions.cat([Positions.arange(3), Positions.arange(4, start=2)]),
-        r"parts have tokens of document 0 at the same order: pass documents='new' if each part is a text of its own, "
-        r"or positions.following\(n\) for what continues one",
+        r"parts have tokens of document 0 at the same order: pass documents='new' if each part is a separate text, "
+        r"or use positions.following\(n\) to continue one",
     ),
     "cat of unknown documents": (
         lambda: Positions.cat([Positions.arange(3)], documents="other"),
@@ -612,7 +612,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     "indexed by a table": (lambda: Positions.arange(3)[COORDS], r"positions are indexed .*, got torch.int64 \(1, 3\)"),
     "expanded to other rows": (
         lambda: Positions(COORDS.expand(2, -1)).expand(3),
-        r"positions have 2 rows, which do not fit a batch of 3",
+        r"positions have 2 rows, which do not match a batch of 3",
     ),
     "following a grid": (
         lambda: Positions.grid(2, 2).following(),
@@ -682,8 +682,8 @@ TURNING = {
 def test_a_position_that_double_precision_cannot_tell_from_the_next_is_refused(name: str, side: int) -> None:
     scheme = TURNING[name]
     words = (
-        rf"^{name} encodes positions from -2\*\*53 to 2\*\*53, since double precision cannot tell a position past that "
-        r"from the next, got "
+        rf"^{name} encodes positions from -2\*\*53 to 2\*\*53, since float64 cannot represent every integer beyond that"
+        r", got "
     )
     held = Positions(side * torch.arange(2**53 - 4, 2**53 + 1)[None])
     scheme(held)

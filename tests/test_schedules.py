@@ -162,7 +162,7 @@ def test_layers_are_named_for_what_they_have() -> None:
 @pytest.mark.parametrize(
     ("nope_layers", "message"),
     [
-        ([1, 1, 1, 0], r"nope_layers must name each layer once: it is a list of numbers, not of flags, got \[1, 1, 1"),
+        ([1, 1, 1, 0], r"nope_layers must be a list of distinct layer numbers, not of flags, got \[1, 1, 1"),
         ([True, False], r"nope_layers\[0\] must be a whole number within 0..3, got True"),
         ([4], r"nope_layers\[0\] must be a whole number within 0..3, got 4"),
         (3, "nope_layers must be numbers of layers, got 3"),

@@ -1,4 +1,4 @@
-"""posenc tells attention where its tokens are: positional encodings behind one contract.
+"""posenc: positional encodings for PyTorch attention, with one interface for all of them.
 
 >>> import torch, posenc
 >>> q = k = v = torch.randn(2, 12, 50, 64)
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Public names and where they live. They are imported at first use, so that the command line answers before torch loads.
+# The module of each public name. Names are imported on first use, so that the command line starts without torch.
 _HOMES = {
     "attention": "backends.attention",
     "explain": "backends.attention",

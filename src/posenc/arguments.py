@@ -1,4 +1,4 @@
-"""What an argument must be: each check gives a ValueError that names the argument, what was expected and what came."""
+"""Argument checks. Each raises a ValueError that names the argument, what was expected and what was passed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 
 def shown(value: object) -> str:
-    """A value as an error says it: as it is written, but a tensor or an array by dtype and shape, and by its type what
-    would not fit into a line.
+    """A value as error messages show it: its repr, but dtype and shape of a tensor or array, and the type of anything
+    that does not fit on a line.
 
     >>> shown("12"), shown((2, None)), shown(float)
     ("'12'", '(2, None)', 'the class float')
@@ -22,11 +22,11 @@ def shown(value: object) -> str:
         return f"the class {value.__name__}"
     kind = type(value).__name__
     if hasattr(value, "dtype") and hasattr(value, "shape"):
-        told = f"{value.dtype} {tuple(value.shape)}"
-        if told.startswith("torch."):
-            return told
-        if value.shape:  # a single number of NumPy's is written as any other
-            return f"{kind} {told}"
+        described = f"{value.dtype} {tuple(value.shape)}"
+        if described.startswith("torch."):
+            return described
+        if value.shape:  # a NumPy scalar is shown like a Python number
+            return f"{kind} {described}"
     if isinstance(value, list | tuple):
         inside = ", ".join(map(shown, value[:8])) + (", ..." if len(value) > 8 else "," if len(value) == 1 else "")
         return f"({inside})" if isinstance(value, tuple) else f"[{inside.removesuffix(',')}]"
@@ -35,7 +35,7 @@ def shown(value: object) -> str:
 
 
 def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
-    """The whole number, as an int. ValueError for one below ``least`` or above ``most``, and for True, 12.0 or "12"."""
+    """The value as an int within ``least``..``most``. Raises ValueError otherwise, also for True, 12.0 or "12"."""
     if not isinstance(value, bool) and isinstance(value, Integral):
         found = int(value)
         if found >= least and (most is None or found <= most):
@@ -45,28 +45,27 @@ def whole(name: str, value: Any, least: int = 1, most: int | None = None) -> int
 
 
 def sides(grid: Any, name: str = "grid") -> tuple[int, int]:
-    """Height and width, each at least 1; ValueError for anything else."""
+    """Height and width, each at least 1. Raises ValueError for anything else."""
     if not isinstance(grid, Sequence) or len(grid) != 2:
         raise ValueError(f"{name} must be (height, width), got {shown(grid)}")
     return whole(f"{name}[0]", grid[0]), whole(f"{name}[1]", grid[1])
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a real number: an int, a float, or NumPy's. True and False are none."""
+    """Whether it is a real number of Python or NumPy, and not a bool."""
     return not isinstance(value, bool) and isinstance(value, Real)
 
 
 def one_or(size: int, n: int) -> bool:
-    """Whether a size is 1 or n, so that it can be broadcast to n. By "==", since in a graph of any lengths, where sizes
-    are symbols, none is found in a tuple."""
+    """Whether a size broadcasts to n. By "==", since ``in`` does not work for the symbolic sizes of a dynamic graph."""
     return size == 1 or size == n
 
 
 def number(name: str, value: Any, above: int | float = -math.inf) -> float:
-    """The finite number above ``above``, as a float. ValueError for any other, and for True or "12"."""
+    """The value as a finite float above ``above``. Raises ValueError otherwise, also for True or "12"."""
     try:
         found = float(value) if is_number(value) else math.nan
-    except OverflowError:  # a whole number past the largest float
+    except OverflowError:  # an int beyond the largest float
         found = math.inf
     if above < found < math.inf:
         return found
@@ -75,19 +74,19 @@ def number(name: str, value: Any, above: int | float = -math.inf) -> float:
 
 
 def check_flag(name: str, value: Any) -> None:
-    """ValueError for what is neither True nor False."""
+    """ValueError unless the value is True or False."""
     if not isinstance(value, bool):
         raise ValueError(f"{name} must be True or False, got {shown(value)}")
 
 
 def check_choice(name: str, value: Any, choices: Sequence[Any], more: str = "") -> None:
-    """ValueError, with ``more`` at its end, for what is none of the choices, which are all words or all dtypes."""
+    """ValueError, ending with ``more``, unless the value is one of the choices, which are all str or all dtypes."""
     if not isinstance(value, type(choices[0])) or value not in choices:
         raise ValueError(f"{name} must be {_either(list(map(repr, choices)))}, got {shown(value)}{more}")
 
 
 def check_name(name: str, value: str, names: Sequence[str], more: str = "") -> None:
-    """ValueError, with the closest of the ``names``, for a text that is none of them; ``more`` says what else may be.
+    """ValueError, with the closest name, unless the value is one of the ``names``; ``more`` lists other valid values.
 
     >>> check_name("figure", "tabel", ("lines", "table"))
     Traceback (most recent call last):
@@ -99,13 +98,13 @@ def check_name(name: str, value: str, names: Sequence[str], more: str = "") -> N
 
 
 def meant(value: object, names: Sequence[str]) -> str:
-    """The end of an error: the closest of the names, where one is close."""
+    """The end of an error message: the closest of the names, if any is close."""
     close = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def check_type(name: str, value: Any, *kinds: type | None) -> None:
-    """ValueError for what is of none of these types; None stands for itself."""
+    """ValueError unless the value has one of these types, where None means None itself."""
     for kind in kinds:
         if value is None if kind is None else isinstance(value, kind):
             return
@@ -114,10 +113,10 @@ def check_type(name: str, value: Any, *kinds: type | None) -> None:
 
 
 def _hint(kinds: Sequence[type | None], value: Any) -> str:
-    """How positions are made of what models hand about in their place."""
+    """How to make positions of the tensor that was passed instead."""
     if "Positions" not in {getattr(kind, "__name__", "") for kind in kinds} or type(value).__name__ != "Tensor":
         return ""
-    return "; make them by Positions.from_ids(position_ids, mask), or of a mask of tokens by Positions.padded(mask)"
+    return "; use Positions.from_ids(position_ids, mask), or Positions.padded(mask) for a mask of tokens"
 
 
 def _either(words: Sequence[str]) -> str:

@@ -1,5 +1,4 @@
-"""What posenc takes from torch that torch does not promise, in one place, with the versions it was seen on: 2.6 to
-2.13."""
+"""All uses of private APIs of torch, tested with versions 2.6 to 2.13."""
 
 from __future__ import annotations
 
@@ -14,26 +13,26 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-FEW_THREADS = 8  # a guess above two, where alone is as quick beside the kernel and safe on a busy machine (docs/log.md)
+FEW_THREADS = 8  # a guess; with two, one thread was as fast, and safe on a busy machine (docs/log.md)
 
 
 def is_forward_mode() -> bool:
-    """Whether forward-mode derivatives are on their way (`torch.autograd.forward_ad` has no public question for it)."""
+    """Whether forward-mode AD is active, for which `torch.autograd.forward_ad` has no public function."""
     return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
 
 
 def is_transformed() -> bool:
-    """Whether a transformation of `torch.func` is on its way, whose tensors do not say that they have a gradient."""
+    """Whether a `torch.func` transform is active, whose tensors do not report ``requires_grad``."""
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def assert_later(condition: Tensor, message: str) -> None:
-    """An assertion in a compiled graph, or on a device, that waits for nothing: a RuntimeError with this message."""
+    """An asynchronous assertion in a compiled graph or on a device: a RuntimeError with this message."""
     torch._assert_async(condition, message)
 
 
 def without_numbers() -> AbstractContextManager[Any]:
-    """Inside, tensors that are made have shapes and no numbers."""
+    """A context in which new tensors have shapes but no data."""
     from torch._subclasses import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
@@ -41,17 +40,16 @@ def without_numbers() -> AbstractContextManager[Any]:
 
 @functools.cache
 def openmp(name: str) -> Any:
-    """A function of the OpenMP that PyTorch's own loops use; None where it is not found. torch is loaded, and with it
-    its OpenMP, for all to see."""
+    """A function of the OpenMP library that PyTorch has loaded; None if it is not found."""
     return getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
 
 
 @contextmanager
 def by_itself() -> Iterator[int]:
-    """What torch computes in here it computes in this thread alone; gives the number of threads that there are.
+    """Runs torch operations in this thread only; yields the number of threads.
 
-    A loop over several threads waits for the slowest, which on a busy machine is one that waits for a core. It is for
-    many small loops. With many threads it would be too much for one.
+    For many small loops: with several threads each would wait for the slowest, which on a busy machine waits for a
+    core. Does nothing with many threads, for which the work of one would be too much.
     """
     threads = torch.get_num_threads()
     setting = openmp("omp_set_num_threads")
@@ -67,8 +65,8 @@ def by_itself() -> Iterator[int]:
 
 @contextmanager
 def outside_compilation() -> Iterator[None]:
-    """Inside, what runs while something is compiled, and is not of it, is as it is at any other time: the flag that
-    `torch.compiler.is_compiling` reads is of all threads."""
+    """A context for code that runs during compilation but is not compiled: it resets the flag that
+    `torch.compiler.is_compiling` reads, which is global to all threads."""
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = False
     try:
@@ -78,10 +76,10 @@ def outside_compilation() -> Iterator[None]:
 
 
 def unsplit(x: Tensor, dim: int) -> Tensor:
-    """x itself; in a graph for the CPU, x in a loop that inductor leaves whole.
+    """x itself; in a graph for the CPU, x computed in a loop that inductor does not split.
 
-    A loop over n numbers that are divided by d > 8, as in ``arange(n) // d``, inductor makes into n // d loops over d
-    numbers, and the rest is never written (seen on 2.13). It does not where a remainder stands in the same loop.
+    Inductor splits a loop over n elements divided by d > 8, as in ``arange(n) // d``, into n // d loops of d elements,
+    and never writes the rest (seen with 2.13). A remainder in the same loop prevents this.
     """
     if not torch.compiler.is_compiling() or x.device.type != "cpu":
         return x
@@ -90,7 +88,7 @@ def unsplit(x: Tensor, dim: int) -> Tensor:
 
 
 def compilations(most: int) -> AbstractContextManager[Any]:
-    """Inside, dynamo keeps as many compilations of one function; it has no public setting for it."""
+    """A context that sets how many compilations of one function dynamo keeps, for which there is no public setting."""
     patch: AbstractContextManager[Any] = torch._dynamo.config.patch(cache_size_limit=most)
     return patch
 
@@ -98,14 +96,14 @@ def compilations(most: int) -> AbstractContextManager[Any]:
 def register_pytree(
     kind: type, flatten: Callable[[Any], tuple[list[Any], Any]], unflatten: Callable[[Any, Any], Any], name: str
 ) -> None:
-    """Makes a class transparent to `torch.utils._pytree`, which compilation, export and FSDP take apart."""
+    """Registers a class with `torch.utils._pytree`, which torch.compile, export and FSDP use."""
     from torch.utils import _pytree
 
     _pytree.register_pytree_node(kind, flatten, unflatten, serialized_type_name=name)
 
 
 def tree_map(change: Callable[[Any], Any], tree: Any) -> Any:
-    """The same tree with other leaves."""
+    """Applies ``change`` to the leaves of a pytree."""
     from torch.utils import _pytree
 
     return _pytree.tree_map(change, tree)
@@ -114,7 +112,7 @@ def tree_map(change: Callable[[Any], Any], tree: Any) -> Any:
 def cpu_attention(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The CPU's fused attention: output and log-sum-exp."""
+    """PyTorch's fused attention for the CPU: output and log-sum-exp."""
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale
     )

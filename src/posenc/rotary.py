@@ -1,4 +1,4 @@
-"""What schemes share that turn pairs of channels by p theta_k: which channels and heads, by which frequencies."""
+"""Base classes of rotary schemes: frequencies, axes, layout, scaling, and the rotated channels and heads."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from posenc.scheme import Scheme
 
 
 class Rotary(Scheme):
-    """A rotation of channel pairs: frequencies x an allocation of pairs to axes x a layout x a scaling.
+    """Abstract base class of `RoPE` and its variants: rotates channel pairs with given frequencies, allocation of pairs
+    to axes, layout and scaling.
 
-    Abstract: `RoPE` and the schemes that are RoPE but for one thing are made of it, since no scheme imports another.
-    `RoPE` says what the arguments are. A subclass gives them, or changes `frequencies`.
+    See `RoPE` for the arguments. Subclasses pass them or override `frequencies`.
     """
 
     positions_made_by: ClassVar[str | None] = None
-    """What makes positions for it, where it is for these axes alone: said of positions of others."""
+    """How to make its positions, for the error about a wrong number of axes; None if ``axes`` is an argument."""
 
     def __init__(
         self,
@@ -69,12 +69,13 @@ class Rotary(Scheme):
         check_type("heads", heads, range, None)
         if (heads is None) != (num_heads is None):
             raise ValueError(
-                f"heads and num_heads go together: which heads turn, of how many; got {heads}, {num_heads}"
+                "heads and num_heads must be given together (the rotated heads and the total), got "
+                f"{heads}, {num_heads}"
             )
         if heads is not None and num_heads is not None:
             whole("num_heads", num_heads)
             if heads.step != 1 or not 0 <= heads.start < heads.stop <= num_heads:
-                raise ValueError(f"heads must be a range within 0..{num_heads} with a head at least, got {heads}")
+                raise ValueError(f"heads must be a non-empty range within 0..{num_heads}, got {heads}")
         check_flag("values", values)
         if scaling is not None and (isinstance(scaling, type) or not callable(scaling)):
             raise ValueError(
@@ -88,18 +89,18 @@ class Rotary(Scheme):
 
     @property
     def channels(self) -> range:
-        """The channels that are turned."""
+        """The rotated channels."""
         return range(self.first_channel, self.first_channel + self.rotary_dim)
 
     @property
     def needs_lengths(self) -> bool:
-        """Whether a key's rotation depends on how long its text has become, so that none may be kept rotated."""
+        """Whether rotations depend on the current length of the text, so that rotated keys cannot be cached."""
         return bool(getattr(self.scaling, "needs_lengths", False))
 
     def frequencies(
         self, device: torch.device | None = None, lengths: Tensor | None = None
     ) -> tuple[Float64[Tensor, "#rows pairs"], float | Tensor]:
-        """theta of every pair, scaled, and the factor of cos and sin."""
+        """The scaled theta of every pair, and the factor of cos and sin."""
         each = self.rotary_dim if self.allocation is not None else self.rotary_dim // self.axes
         theta = frequencies(each, self.base, device)
         if self.scaling is None:
@@ -109,9 +110,9 @@ class Rotary(Scheme):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The same turn for queries and keys."""
+        """The same rotation for queries and keys."""
         check_choice("dtype", dtype, (torch.float32, torch.float64))
-        # Several small loops: beside a busy neighbour each would wait for the thread that has no core.
+        # Small loops: on a busy machine, each would wait for its slowest thread.
         with nullcontext() if torch.compiler.is_compiling() else compat.by_itself():
             return self._rotation(positions, dtype, context)
 
@@ -139,7 +140,7 @@ class Rotary(Scheme):
         return Rotation(of_both, of_both, of_values, of_values.inverse())
 
     def _heads_of(self, shard: range | None) -> tuple[range | None, int]:
-        """Which heads of a shard turn, counted from its first, and how many it has."""
+        """The rotated heads of a shard, relative to its first, and their total."""
         if self.heads is None or self.num_heads is None:
             return None, 0
         if shard is None:
@@ -151,38 +152,36 @@ class Rotary(Scheme):
 
 
 class BandedRotary(Scheme):
-    """A rotation of all pairs of channels that turns far pairs of tokens otherwise than near ones.
-
-    Abstract: a subclass says by its ``rotation`` to which coordinates near and far ones are turned. Frequencies are
-    theta_k = base^(-2k/head_dim), and the layouts those of `RoPE`.
+    """Abstract base class of schemes that rotate distant pairs of tokens differently, by frequencies
+    theta_k = base^(-2k/head_dim) in the layouts of `RoPE`. A subclass overrides ``rotation``.
     """
 
     def __init__(self, head_dim: int, base: float, layout: PairLayout) -> None:
         super().__init__()
         self.head_dim = whole("head_dim", head_dim)
         if head_dim % 2:
-            raise ValueError(f"head_dim must be even, since channels turn in pairs, got {head_dim}")
+            raise ValueError(f"head_dim must be even (channels come in pairs), got {head_dim}")
         self.base = number("base", base, above=1)
         check_choice("layout", layout, ("half", "interleaved"))
         self.layout: PairLayout = layout
 
     @property
     def channels(self) -> range:
-        """The channels that are turned: all."""
+        """The rotated channels: all of them."""
         return range(self.head_dim)
 
     @property
     def needs_raw_keys(self) -> bool:
-        """True: how a pair is turned goes by both of its tokens, so that no key has one rotation of its own."""
+        """True: the rotation depends on both tokens of a pair, so no key has a single rotation."""
         return True
 
     def turned_to(self, coords: Shaped[Tensor, "rows tokens"], dtype: torch.dtype) -> PairRotation:
-        """The turn of every token to these coordinates, held in ``dtype``."""
+        """The rotation of every token by these coordinates, in ``dtype``."""
         return turned_to(coords, self.head_dim, self.base, self.layout, dtype)
 
 
 def first_of_last(name: str, turning: int, head_dim: int) -> int:
-    """The first of the last ``turning`` channels. ValueError, in the name of the argument, unless they are pairs."""
+    """The first of the last ``turning`` channels. Raises ValueError, naming the argument, unless they are pairs."""
     head_dim, turning = whole("head_dim", head_dim, least=2), whole(name, turning, 2)
     if turning % 2 or turning > head_dim:
         raise ValueError(f"{name} must be even and within 2..head_dim = {head_dim}, got {turning}")
@@ -190,15 +189,15 @@ def first_of_last(name: str, turning: int, head_dim: int) -> int:
 
 
 def _allocation(allocation: Sequence[int], pairs: int, axes: int) -> tuple[int, ...]:
-    """The axis of every pair; ValueError for anything else."""
+    """The axis of every pair. Raises ValueError for anything else."""
     if not isinstance(allocation, Sequence) or len(allocation) != pairs:
         raise ValueError(f"allocation must be one axis for each of {pairs} pairs, got {shown(allocation)}")
     return tuple(whole("allocation", axis, 0, axes - 1) for axis in allocation)
 
 
 def _scaled(scaling: Scaling, *given: Tensor) -> tuple[Tensor, float | Tensor]:
-    """theta', (rows or 1, pairs), and the factor, of theta and, where it needs them, lengths. ValueError for what is no
-    scaling: two numbers for two pairs would pass for theta' and the factor."""
+    """theta', (rows or 1, pairs), and the factor of cos and sin. Raises ValueError for an invalid result: a tensor of
+    two pairs could otherwise be unpacked into theta' and the factor."""
     found: Any = scaling(*given)
     pairs = given[0].numel()
     if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor):
@@ -206,4 +205,4 @@ def _scaled(scaling: Scaling, *given: Tensor) -> tuple[Tensor, float | Tensor]:
         fits = theta.dtype == torch.float64 and theta.dim() in (1, 2) and theta.size(-1) == pairs
         if fits and (isinstance(factor, Tensor | torch.SymFloat) or (is_number(factor) and math.isfinite(factor))):
             return (theta if theta.dim() == 2 else theta[None]), factor
-    raise ValueError(f"scaling must give theta' of {pairs} pairs in float64, and a factor, got {shown(found)}")
+    raise ValueError(f"scaling must return theta' of {pairs} pairs in float64 and a factor, got {shown(found)}")

@@ -1,4 +1,4 @@
-"""Which layer of a model has which scheme."""
+"""`Schedule`: the scheme and window of each layer."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from posenc.positions.tiles import Chunk, Window, check_window, window_words
 from posenc.scheme import Scheme, is_scheme
 
 BOUND_BY_LAYER = (
-    "a Schedule is bound layer by layer: take scheme, window = schedule[n] in layer n, or a posenc.models.ForwardPass"
+    "a Schedule is bound layer by layer: use scheme, window = schedule[n] in layer n, or a posenc.models.ForwardPass"
 )
 
 
 class Schedule(nn.Module):
-    """Which scheme and which window every layer of a model has: RoPE here, NoPE there, another base elsewhere.
+    """The scheme and window of each layer of a model.
 
-    ``layers`` is one pair (scheme, window) for each layer; a window is None for the whole text, a number of keys,
-    (left, right), or a `Chunk`, as in `attention`. Layers that are given the same scheme share it, with its parameters.
+    ``layers`` is a pair (scheme, window) for each layer; a window is None for the whole text, a number of keys, (left,
+    right), or a `Chunk`, as in `attention`. Layers with the same scheme object share its parameters.
 
     >>> local, whole = RoPE(64, base=10_000.0), RoPE(64, base=1_000_000.0)
     >>> Schedule([(local, 1024), (local, 1024), (whole, None)])
@@ -66,11 +66,11 @@ class Schedule(nn.Module):
         return len(set(self._layers)) == 1
 
     def forward(self, *_: Any) -> None:
-        """ValueError: a schedule is bound layer by layer."""
+        """Raises ValueError: a schedule is bound layer by layer."""
         raise ValueError(BOUND_BY_LAYER)
 
     def number(self, layer: int) -> int:
-        """Which of ``schemes`` a layer has."""
+        """The index in ``schemes`` of a layer's scheme."""
         return self._layers[whole("layer", layer, 0, len(self) - 1)][0]
 
     def __repr__(self) -> str:
@@ -87,7 +87,7 @@ class Schedule(nn.Module):
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers, three and more in a row as the first and the last.
+    """Ascending numbers as text, with three or more consecutive ones as a range.
 
     >>> ranges([0, 1, 2, 4, 6, 7])
     '0-2, 4, 6, 7'

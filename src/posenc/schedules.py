@@ -1,9 +1,9 @@
-"""Ready schedules: which layer of a published model rotates with which base, scaling and window, and which has none.
+"""Schedules of published models: the scheme, scaling and window of each layer.
 
-Each function gives a `Schedule` of the model's own numbers, and every one of them can be changed. Layers are told by
-their numbers, from 0, in lists named for what these layers have: ``nope_layers`` have no position, ``global_layers``
-see the whole text. In configurations of transformers, ``no_rope_layers`` is a list of flags in which 1 means that the
-layer does rotate; here such a list is a ValueError.
+Each function returns a `Schedule` with the model's values as defaults. Layers are listed by number, from 0:
+``nope_layers`` have no positional encoding, ``global_layers`` attend to the whole text. (In configurations of
+transformers, ``no_rope_layers`` is a list of flags where 1 means that the layer rotates; passing it here raises
+ValueError.)
 
 >>> smollm3(num_layers=8)
 Schedule(
@@ -11,10 +11,10 @@ Schedule(
   layers 3, 7: NoPE() (no position), whole text
 )
 
-What a schedule does not say is the model's own: norms of queries and keys, the scale of the softmax (Gemma's
-query_pre_attn_scalar), and sinks, which are an argument of attention (gpt-oss).
-Sources: transformers' modeling and configuration files of each model were read, and the tests hold each schedule to
-them; the numbers of the published checkpoints are second-hand, from copies of their configurations.
+Not included: norms of queries and keys, the softmax scale (Gemma's query_pre_attn_scalar), and sinks, which are an
+argument of attention (gpt-oss).
+Sources: transformers' modeling and configuration files of each model, which the tests compare with; the values of
+published checkpoints are from copies of their configurations.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def gemma3(
     global_layers: Iterable[int] | None = None,
     window: int = 1024,
 ) -> Schedule:
-    """Gemma 3: five layers with a window and a small base, then one of the whole text with a large base.
+    """Gemma 3: five layers with a window and a small base, then one global layer with a large base.
 
-    The numbers are those of 4B. 12B has 48 layers, 27B 62 layers and head_dim 128, 1B 26 layers, a window of 512 and no
-    scaling. ``global_layers`` are by default 5, 11, 17, ...; the scaling is theirs alone.
+    Defaults are those of 4B. 12B has 48 layers, 27B 62 layers and head_dim 128, 1B 26 layers, a window of 512 and no
+    scaling. ``global_layers`` default to 5, 11, 17, ...; only they are scaled.
     """
     whole_text = _layers("global_layers", global_layers, num_layers, every=6)
     near = RoPE(head_dim, base=local_base)
@@ -68,9 +68,9 @@ def smollm3(
     scaling: Scaling | None = None,
     nope_layers: Iterable[int] | None = None,
 ) -> Schedule:
-    """SmolLM3: every fourth layer has no position, the others rotate; all see the whole text.
+    """SmolLM3: every fourth layer has no positional encoding, the others RoPE; all attend to the whole text.
 
-    ``nope_layers`` are by default 3, 7, 11, .... Past 64K tokens the model's card has the scaling YaRN(2.0, 65536).
+    ``nope_layers`` default to 3, 7, 11, .... Beyond 64K tokens the model card recommends YaRN(2.0, 65536).
     """
     bare = _layers("nope_layers", nope_layers, num_layers, every=4)
     return _schedule(num_layers, bare, (NoPE(), None), (RoPE(head_dim, base=base, scaling=scaling), None))
@@ -84,10 +84,10 @@ def cohere2(
     nope_layers: Iterable[int] | None = None,
     window: int = 4096,
 ) -> Schedule:
-    """Command R7B and A: three layers rotate within a window, the fourth sees the whole text and has no position.
+    """Command R7B and A: three layers with RoPE and a window, then a global layer without positional encoding.
 
-    The numbers are those of R7B; A has 64 layers. Pairs are interleaved. ``nope_layers`` are by default 3, 7, 11, ...,
-    and see the whole text.
+    Defaults are those of R7B; A has 64 layers. Pairs are interleaved. ``nope_layers``, which are global, default to 3,
+    7, 11, ....
     """
     bare = _layers("nope_layers", nope_layers, num_layers, every=4)
     return _schedule(num_layers, bare, (NoPE(), None), (RoPE(head_dim, base, "interleaved"), window))
@@ -102,10 +102,10 @@ def gpt_oss(
     global_layers: Iterable[int] | None = None,
     window: int = 128,
 ) -> Schedule:
-    """gpt-oss: a window in every other layer, from the first on; all layers rotate alike, with YaRN not truncated.
+    """gpt-oss: a window in every other layer, from the first on; all layers have the same RoPE, with untruncated YaRN.
 
-    The numbers are those of 120b; 20b has 24 layers. ``global_layers`` are by default 1, 3, 5, .... Every layer has
-    sinks besides, a learned number for each head: ``attention(..., sinks=)``.
+    Defaults are those of 120b; 20b has 24 layers. ``global_layers`` default to 1, 3, 5, .... Every layer also has
+    sinks, a learned number per head: ``attention(..., sinks=)``.
     """
     whole_text = _layers("global_layers", global_layers, num_layers, every=2)
     rope = RoPE(head_dim, base=base, scaling=scaling)
@@ -123,12 +123,11 @@ def llama4(
     query_strength: float = 0.1,
     chunk: int | None = 8192,
 ) -> Schedule:
-    """Llama 4: three layers rotate; the fourth has no position, but queries times 1 + 0.1 ln(1 + floor((p + 1)/8192)).
+    """Llama 4: three layers with RoPE, then one without, whose queries are times 1 + 0.1 ln(1 + floor((p + 1)/8192)).
 
-    ``nope_layers`` are by default 3, 7, 11, ...; pairs are interleaved. ``query_length`` is the 8192 of `QueryScale`,
-    and None leaves the queries alone.
-    Layers that rotate see, of the keys before them, those of the query's own ``chunk`` of 8192 tokens; None is all.
-    Maverick has no scaling, and Scout Llama3(16.0, 8192, high_freq_factor=1.0).
+    ``nope_layers`` default to 3, 7, 11, ...; pairs are interleaved. ``query_length`` is the 8192 of `QueryScale`; None
+    does not scale queries. Layers with RoPE attend only within the query's own ``chunk`` of 8192 tokens; None is the
+    whole text. Maverick has no scaling, Scout Llama3(16.0, 8192, high_freq_factor=1.0).
     """
     bare = _layers("nope_layers", nope_layers, num_layers, every=4)
     far: Scheme = NoPE()
@@ -146,10 +145,10 @@ def deepseek_v3(
     base: float = 10_000.0,
     scaling: Scaling | None = DEEPSEEK_V3_SCALING,
 ) -> Schedule:
-    """DeepSeek-V3: in all layers the last 64 of 192 channels turn, interleaved, with YaRN, and see the whole text.
+    """DeepSeek-V3: all layers are global and rotate the last 64 of 192 channels, interleaved, with YaRN.
 
-    The part of the key that turns is one head for all (see `MLA`); the scale of the softmax has YaRN's factor in it,
-    and cos and sin have not, since mscale and mscale_all_dim are equal.
+    All heads share the rotated part of the key (see `MLA`). The softmax scale includes YaRN's factor; cos and sin do
+    not, since mscale and mscale_all_dim are equal.
     """
     return _schedule(
         whole("num_layers", num_layers), set(), (NoPE(), None), (MLA(head_dim, rope_dim, base, scaling=scaling), None)
@@ -157,7 +156,7 @@ def deepseek_v3(
 
 
 def _layers(name: str, given: Any, num_layers: Any, every: int) -> set[int]:
-    """The numbers of the layers that the list names; by default every so manyth, the last of each group."""
+    """The numbers of the listed layers; by default the last of every group of ``every`` layers."""
     count = whole("num_layers", num_layers)
     if given is None:
         return set(range(every - 1, count, every))
@@ -165,7 +164,7 @@ def _layers(name: str, given: Any, num_layers: Any, every: int) -> set[int]:
         raise ValueError(f"{name} must be numbers of layers, got {shown(given)}")
     listed = [whole(f"{name}[{n}]", layer, 0, count - 1) for n, layer in enumerate(given)]
     if len(set(listed)) < len(listed):
-        raise ValueError(f"{name} must name each layer once: it is a list of numbers, not of flags, got {listed}")
+        raise ValueError(f"{name} must be a list of distinct layer numbers, not of flags, got {listed}")
     return set(listed)
 
 

@@ -1,4 +1,4 @@
-"""What a scheme is, and how schemes are composed."""
+"""`Scheme`, the base class of positional encodings, and their composition."""
 
 from __future__ import annotations
 
@@ -24,70 +24,71 @@ from posenc.rotation.maps import one_scale
 
 
 class Scheme(nn.Module):
-    """A positional encoding: a module that owns the parameters; called with positions, it gives an `Encoding`.
+    """Base class of positional encodings: a module that owns the parameters. Calling it with positions returns an
+    `Encoding`.
 
-    A subclass overrides the methods of the doors that it opens, and nothing else:
+    A subclass overrides the methods of the doors that it uses, and nothing else:
 
     - ``table(positions, dtype)`` for add,
     - ``rotation(positions, dtype, context)`` for rotate,
     - ``score(query_positions, key_positions, context)`` for score,
     - ``value(query_positions, key_positions, context)`` for value.
 
-    There are no buffers: what follows from the configuration is computed from it, so nothing can go stale, be cast with
-    the module, or be left on ``meta``. A scheme with parameters initialises them in ``reset_parameters()``.
+    Schemes have no buffers: constants are computed from the configuration, so they cannot go stale, be cast with the
+    module, or stay on ``meta``. A scheme with parameters initializes them in ``reset_parameters()``.
 
     >>> scheme = RoPE(64) + ALiBi(8)            # schemes compose
     >>> encoding = scheme(Positions.arange(5))
 
-    One that needs something of every token beside query and key, a gate or a vector that layers make of their hidden
-    state, says so in ``features``.
+    A scheme that needs further per-token inputs, projected from the hidden state (a gate, a vector), lists them in
+    ``features``.
     """
 
     begins_as_nothing: ClassVar[bool] = False
-    """Whether what it learns begins as zeros and changes nothing until it is trained: pictures and measurements of the
-    scheme by itself then draw it from N(0, 1)."""
+    """Whether the parameters are initialized to zeros and have no effect until trained. Figures and measurements of the
+    scheme alone then draw them from N(0, 1)."""
 
     heads_of: ClassVar[Literal["query", "key"]] = "query"
-    """Whose heads ``num_heads`` counts: keys have fewer than queries where several queries share one."""
+    """Whether ``num_heads`` counts query heads or key heads, which are fewer in grouped-query attention."""
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """What every layer is to make of its hidden state for it, by name."""
+        """The features that every layer projects from its hidden state for this scheme, by name."""
         return {}
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        """The vectors to add, (rows, tokens, dim), in ``dtype``."""
+        """The vectors to add to the input, (rows, tokens, dim), in ``dtype``."""
         return None
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation | None:
-        """The maps of queries and of keys at these positions, with what they hold in ``dtype``."""
+        """The maps of queries and keys at these positions. Their tensors are in ``dtype``."""
         return None
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Piece, ...]:
-        """The pieces that change the scores, applied from left to right."""
+        """The terms that modify the scores, applied from left to right."""
         return ()
 
     def value(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Value, ...]:
-        """The terms that add to the output."""
+        """The terms that are added to the output."""
         return ()
 
     def horizon(
         self, length: int, *, query_norm: float, key_norm: float, scale: float, skip_below: float = SKIP_BELOW
     ) -> Int[Tensor, " heads"]:
-        """How many keys of a causal text of ``length`` tokens a query needs, its own and those before, in every head.
-        All keys further back together have no more than ``skip_below`` of its weight, so a cache may forget them.
+        """How many keys of a causal text of ``length`` tokens a query needs in each head, including its own.
 
-        ``query_norm`` and ``key_norm`` are the greatest norms of queries and keys as attention multiplies them, after
-        rotation, as numbers (``.item()``); ``scale`` is the factor of their product, often 1/sqrt(head_dim). Formula:
-        with the bias b(r) at distance r, the least W with b(-d) + scale |q| |k| < b(0) - scale |q| |k| +
-        ln(skip_below / length) for all d >= W. It is ``length`` for a scheme that does not fade, or fades by contents.
-        The result has one number for each head, or a single one where all heads are alike.
+        All earlier keys together have at most ``skip_below`` of its attention weight, so a cache may drop them.
+        ``query_norm`` and ``key_norm`` are the largest norms of queries and keys after rotation, as numbers
+        (``.item()``); ``scale`` multiplies their product, usually 1/sqrt(head_dim). Formula: with the bias b(r) at
+        distance r, the least W with b(-d) + scale |q| |k| < b(0) - scale |q| |k| + ln(skip_below / length) for all d >=
+        W. It is ``length`` for a scheme that does not decay, or whose decay depends on content. Returns (heads,), or
+        (1,) where all heads are the same.
 
         >>> posenc.ALiBi(4).horizon(4096, query_norm=9.0, key_norm=11.0, scale=0.125).tolist()
         [221, 884, 3536, 4096]
@@ -102,32 +103,32 @@ class Scheme(nn.Module):
 
     @property
     def scale(self) -> float | None:
-        """The factor of the inner product that its rotation brings along, or None. It holds for queries and keys that
-        are rotated already, so it is known without a rotation."""
+        """The softmax scale that its rotation requires, or None. It also applies to queries and keys that are already
+        rotated."""
         return None
 
     @property
     def for_decoders(self) -> bool:
-        """Whether it is for causal attention alone: it hides the keys after a query, rewards them, or takes them for
+        """Whether it is for causal attention only: it hides the keys after a query, rewards them, or treats them as
         nearer than they are."""
         return False
 
     @property
     def needs_lengths(self) -> bool:
-        """Whether a token's rotation depends on how long its text is by now. Then a cache cannot keep rotated keys."""
+        """Whether rotations depend on the current length of the text, so that rotated keys cannot be cached."""
         return False
 
     @property
     def needs_raw_keys(self) -> bool:
-        """Whether a cache must keep keys as they are, and have them turned in every call: because a rotation depends on
-        how long the text is by now, or, with ``bands``, on the query that a key meets."""
+        """Whether a cache must keep unrotated keys, which are rotated in every call: because the rotation depends on
+        the current length of the text or, with ``bands``, on the query."""
         return self.needs_lengths
 
     def reset_parameters(self) -> None:
-        """Draws the parameters anew. Schemes without any have nothing to do."""
+        """Initializes the parameters. Does nothing for schemes without parameters."""
 
     def another(self) -> Scheme:
-        """A copy for another layer, with parameters of its own, freshly drawn."""
+        """A copy for another layer, with its own, newly initialized parameters."""
         other = copy.deepcopy(self)
         other.reset_parameters()
         return other
@@ -140,10 +141,10 @@ class Scheme(nn.Module):
         dtype: torch.dtype = torch.float32,
         context: Context | None = None,
     ) -> Encoding:
-        """The token doors alone, for positions whose vectors or rotated keys are to be kept.
+        """An `Encoding` of the token doors only, add and rotate, whose results can be cached.
 
-        ``dtype`` is that of what the encoding holds: float32, or float64 for float64 inputs, which would otherwise lose
-        digits. Half precision cannot hold a phase and is a ValueError.
+        ``dtype`` is that of the encoding's tensors: float32, or float64 for float64 inputs. Half precision is too
+        coarse for phases and raises ValueError.
         """
         return self(query_positions, key_positions, dtype=dtype, context=context, doors=("add", "rotate"))
 
@@ -154,9 +155,8 @@ class Scheme(nn.Module):
         *,
         context: Context | None = None,
     ) -> Encoding:
-        """The pair doors alone, for queries and keys whose token doors were opened before, with the scale that their
-        rotation brings. ValueError for a scheme that turns far pairs otherwise than near ones: no token door of it can
-        be opened before."""
+        """An `Encoding` of the pair doors, score and value, for queries and keys that are already rotated. It keeps
+        the scale of their rotation. Raises ValueError for a scheme that rotates distant pairs differently."""
         if needs_raw_keys(self):
             check_type("query_positions", query_positions, Positions)
             if self(query_positions[:1], context=context, doors=("rotate",)).banded is not None:
@@ -172,9 +172,9 @@ class Scheme(nn.Module):
         context: Context | None = None,
         doors: tuple[str, ...] = DOORS,
     ) -> Encoding:
-        """Binds the scheme to positions; keys default to the queries' positions.
+        """Binds the scheme to positions. ``key_positions`` default to ``query_positions``.
 
-        ``dtype`` is as for `tokens`; ``context`` what else the scheme may need to know; ``doors`` those to open.
+        See `tokens` for ``dtype`` and `Context` for ``context``; ``doors`` are the names of the doors to open.
         """
         if dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype must be float32 or float64, got {dtype}")
@@ -183,14 +183,14 @@ class Scheme(nn.Module):
         check_type("context", context, Context, None)
         unknown = [door for door in doors if door not in DOORS]
         if unknown:
-            raise ValueError(f"doors must be of {', '.join(DOORS)}, got {shown(unknown[0])}")
+            raise ValueError(f"doors must be among {', '.join(DOORS)}, got {shown(unknown[0])}")
         keys = query_positions if key_positions is None else key_positions
         return self.bind(query_positions, keys, dtype, Context() if context is None else context, doors)
 
     def bind(
         self, queries: Positions, keys: Positions, dtype: torch.dtype, context: Context, doors: tuple[str, ...]
     ) -> Encoding:
-        """What `forward` does once its arguments are checked: the encoding with these doors."""
+        """`forward` after its arguments are checked."""
         if self.needs_lengths and context.lengths is None:
             lengths = torch.maximum(*torch.broadcast_tensors(queries.lengths, keys.lengths))
             context = replace(context, lengths=lengths)
@@ -203,8 +203,8 @@ class Scheme(nn.Module):
             rotation = replace(rotation, scale=self.scale)
         elif rotation is not None and rotation.scale is not None and rotation.scale != self.scale:
             raise ValueError(
-                f"the scale of {type(self).__name__} must be that of its rotation, {shown(rotation.scale)}, or calls "
-                f"with rotated keys would not have it, got {shown(self.scale)}: leave it to the scheme's `scale`"
+                f"the scale of {type(self).__name__} must equal that of its rotation, {shown(rotation.scale)}, got "
+                f"{shown(self.scale)}: set only the scheme's `scale`, which calls with rotated keys use too"
             )
         if rotation is not None and keys is not queries:
             of_keys = self.rotation(keys, dtype, context)
@@ -226,27 +226,27 @@ class Scheme(nn.Module):
 
     @property
     def doors(self) -> tuple[str, ...]:
-        """The names of the doors this scheme opens: those whose methods it overrides."""
+        """The names of the doors that this scheme opens: those whose methods it overrides."""
         methods = zip(DOORS, ("table", "rotation", "score", "value"), strict=True)
         return tuple(door for door, name in methods if getattr(type(self), name) is not getattr(Scheme, name))
 
     def __add__(self, other: Scheme) -> Scheme:
-        """Both schemes as one; their terms are opened from left to right."""
+        """The composition of both schemes. Terms are applied from left to right."""
         if not is_scheme(other):
             return NotImplemented
         return Composition(*_parts(self), *_parts(other))
 
     def __radd__(self, other: Any) -> Scheme:
-        """The same where the first of the two is wrapped, and so does not know how to be added."""
+        """The same if the left operand is wrapped and has no ``__add__``."""
         return Composition(*_parts(other), *_parts(self)) if is_scheme(other) else NotImplemented
 
     @property
     def parts(self) -> tuple[Scheme, ...]:
-        """The schemes that this one is composed of: itself, unless it is a composition."""
+        """The schemes that this one is composed of: ``(self,)`` unless it is a composition."""
         return (self,)
 
     def extra_repr(self) -> str:
-        """The arguments that it was made with, as far as it keeps them under their names."""
+        """The constructor arguments that are kept as attributes."""
         said = []
         for name, parameter in inspect.signature(type(self)).parameters.items():
             value = getattr(self, name, parameter)
@@ -261,30 +261,30 @@ class Scheme(nn.Module):
 
 
 def is_scheme(x: object) -> bool:
-    """Whether x is a scheme, or a wrapper of one: `torch.compile`, FSDP, a checkpoint."""
+    """Whether x is a scheme or wraps one (`torch.compile`, FSDP, checkpointing)."""
     return isinstance(x, Scheme) or (isinstance(x, nn.Module) and hasattr(x, "doors") and hasattr(x, "parts"))
 
 
 def bare_parts(scheme: Any) -> list[Scheme]:
-    """The schemes that this one is composed of, out of their wrappers: to be asked what they are, not to be called."""
+    """The schemes that this one is composed of, unwrapped: to read their attributes, not to call them."""
     if isinstance(scheme, Scheme) and scheme.parts == (scheme,):
         return [scheme]
     return [bare for part in scheme.parts for bare in bare_parts(part)]
 
 
 def needs_raw_keys(scheme: Scheme) -> bool:
-    """`Scheme.needs_raw_keys` of any part of a scheme, or of a wrapper of one."""
+    """`Scheme.needs_raw_keys` of any part of a scheme, which may be wrapped."""
     return any(part.needs_raw_keys for part in bare_parts(scheme))
 
 
 def wanted_by(scheme: Scheme) -> Mapping[str, Feature]:
-    """`Scheme.features` of all parts of a scheme, or of a wrapper of one."""
+    """`Scheme.features` of all parts of a scheme, which may be wrapped."""
     return reduce(wanted_by_both, (part.features for part in bare_parts(scheme)), {})
 
 
 @torch.no_grad()
 def awakened(scheme: Scheme) -> Scheme:
-    """The same scheme, of which what `begins_as_nothing` is drawn from N(0, 1), so that there is something to see."""
+    """The same scheme, with the parameters of its zero-initialized parts drawn from N(0, 1), so that they show."""
     for part in scheme.parts:
         for parameter in part.parameters() if part.begins_as_nothing else ():
             nn.init.normal_(parameter)
@@ -292,7 +292,7 @@ def awakened(scheme: Scheme) -> Scheme:
 
 
 def _parts(x: Any) -> tuple[Any, ...]:
-    """The parts of a scheme; a wrapper is one part, since it must be called itself."""
+    """The parts of a scheme. A wrapper is a single part, since the wrapper must be called."""
     return x.parts if isinstance(x, Scheme) else (x,)
 
 
@@ -300,17 +300,17 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def undrawn(kind: type[M], *sizes: int, **how: Any) -> M:
-    """A layer of PyTorch's for a scheme to hold, whose parameters are left for `reset_parameters` to draw."""
-    device = torch.empty(0).device  # that of a surrounding ``with torch.device(...)``
+    """An uninitialized PyTorch layer, whose parameters the scheme's `reset_parameters` initializes."""
+    device = torch.empty(0).device  # the default device, which ``with torch.device(...)`` sets
     made: M = nn.utils.skip_init(kind, *sizes, **how, device=device)
     return made
 
 
 class Composition(Scheme):
-    """Several schemes as one: ``rope + alibi``. Terms are opened in the order of the parts.
+    """Several schemes as one: ``rope + alibi``. Terms are applied in the order of the parts.
 
-    A part may be wrapped, by `torch.compile`, FSDP or a checkpoint: it is called as a module. Two parts that rotate the
-    same channels of the same heads are a ValueError, since every token would be turned twice.
+    A part may be wrapped, by `torch.compile`, FSDP or checkpointing: it is called as a module. Raises ValueError for
+    two parts that rotate the same channels of the same heads.
     """
 
     def __init__(self, *parts: Scheme) -> None:
@@ -328,18 +328,18 @@ class Composition(Scheme):
                 if channels & others and not of_others:
                     raise ValueError(
                         f"{type(other).__name__} and {type(part).__name__} rotate the same channels, so every token "
-                        "would be turned twice: use one, or give each channels of its own"
+                        "would be rotated twice: use one of them, or give each its own channels"
                     )
-        _ = self.scale  # two parts that bring one
+        _ = self.scale  # raises where two parts have one
 
     @property
     def parts(self) -> tuple[Scheme, ...]:
-        """The schemes that this one is composed of, as they are: a wrapped one with its wrapper."""
-        return tuple(self.schemes)  # type: ignore[arg-type]  # a wrapper passes for what it wraps
+        """The schemes that this one is composed of, with their wrappers."""
+        return tuple(self.schemes)  # type: ignore[arg-type]  # a wrapper stands for its scheme
 
     @property
     def doors(self) -> tuple[str, ...]:
-        """The names of the doors that any of the parts opens."""
+        """The names of the doors that any part opens."""
         opened = {door for part in self.parts for door in part.doors}
         return tuple(door for door in DOORS if door in opened)
 
@@ -351,21 +351,21 @@ class Composition(Scheme):
     def bind(
         self, queries: Positions, keys: Positions, dtype: torch.dtype, context: Context, doors: tuple[str, ...]
     ) -> Encoding:
-        """The encodings of all parts, added."""
+        """The sum of the encodings of all parts."""
         encoding = Encoding(queries, keys, context=context)
-        _ = self.features  # two parts that want different things by one name
+        _ = self.features  # raises where two parts use one name for different features
         for part in self.parts:
             encoding = encoding + part(queries, keys, dtype=dtype, context=context, doors=doors)
         return encoding
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """What any of the parts needs. ValueError where two ask for different things by one name."""
+        """The features of all parts. Raises ValueError where two use one name for different features."""
         return wanted_by(self)
 
     @property
     def scale(self) -> float | None:
-        """That of the part that brings one. ValueError where two do."""
+        """The scale of the part that has one. Raises ValueError where two do."""
         scales = [part.scale for part in bare_parts(self) if part.scale is not None]
         if len(scales) > 1:
             raise ValueError(one_scale(scales))
@@ -373,24 +373,24 @@ class Composition(Scheme):
 
     @property
     def for_decoders(self) -> bool:
-        """Whether any part is."""
+        """Whether any part is for causal attention only."""
         return any(part.for_decoders for part in bare_parts(self))
 
     @property
     def needs_lengths(self) -> bool:
-        """Whether any part does."""
+        """Whether any part's rotation depends on the length."""
         return any(part.needs_lengths for part in bare_parts(self))
 
     @property
     def needs_raw_keys(self) -> bool:
-        """Whether any part does."""
+        """Whether any part needs unrotated keys."""
         return needs_raw_keys(self)
 
     def another(self) -> Composition:
-        """A composition of copies of the parts."""
+        """The composition of copies of the parts."""
         return Composition(*(part.another() for part in self.parts))
 
     def reset_parameters(self) -> None:
-        """Draws the parameters of every part anew."""
+        """Initializes the parameters of every part."""
         for part in self.parts:
             part.reset_parameters()

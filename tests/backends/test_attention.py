@@ -612,12 +612,12 @@ REFUSED: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str]] = {
     "value door": (
         lambda: Shaw(HEAD_DIM, 2).double(),
         {},
-        "the value door needs the attention weights, which the fused kernel does not give",
+        "the value door needs the attention weights, which the fused kernel does not return",
     ),
     "row score": (
         lambda: TrialCoPE(4, HEAD_DIM),
         {},
-        "a score term needs whole rows of scores, which the fused kernel does not give",
+        "a score term needs whole rows of scores, which the fused kernel does not provide",
     ),
     "product": (
         lambda: DistanceAware(HEADS).double(),
@@ -693,7 +693,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "mask of integers": (
         lambda: attend(Q, K, V, attn_mask=torch.ones(5, 7, dtype=torch.int64)),
-        r"attn_mask must be a tensor of bool \(True = may be seen\) or float \(added to scores\), got torch.int64",
+        r"attn_mask must be a tensor of bool \(True = may attend\) or float \(added to scores\), got torch.int64",
     ),
     "mask is a list": (
         lambda: attend(Q, K, V, attn_mask=[True]),
@@ -718,8 +718,8 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a scheme that adds": (
         lambda: attend(Q, K, V, Sinusoidal(24)),
-        r"Sinusoidal adds to the input, before query, key and value are projected from it: bind it, encoding = "
-        r"scheme\(positions\), call x = encoding.add\(x\), and pass that encoding",
+        r"Sinusoidal adds to the input, before query, key and value are projected from it: make encoding = "
+        r"scheme\(positions\), call x = encoding.add\(x\), and pass the encoding",
     ),
     "a composition that adds": (
         lambda: attend(Q, K, V, RoPE(4) + Learned(9, 24)),
@@ -727,11 +727,11 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "bound, and query positions": (
         lambda: attend(Q, K, V, BOUND, query_positions=Positions.arange(5)),
-        r"encoding is bound to positions already; give it alone, or a scheme with positions",
+        r"encoding is bound to positions already: pass it without positions, or pass a scheme",
     ),
     "bound, and key positions": (
         lambda: attend(Q, K, V, BOUND, key_positions=Positions.arange(7)),
-        r"encoding is bound to positions already; give it alone, or a scheme with positions",
+        r"encoding is bound to positions already: pass it without positions, or pass a scheme",
     ),
     "bound to other tokens": (
         lambda: attend(Q, K, V, RoPE(4)(Positions.arange(7))),
@@ -743,7 +743,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "positions of other tokens": (
         lambda: attend(Q, K, V, query_positions=Positions.arange(5), key_positions=Positions.arange(6)),
-        r"key_positions must be of 7 tokens like key, got 6",
+        r"key_positions must have 7 tokens like key, got 6",
     ),
     "positions elsewhere": (
         lambda: attend(Q, K, V, query_positions=Positions.arange(5, device="meta"), key_positions=Positions.arange(7)),
@@ -751,12 +751,12 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "positions of queries alone": (
         lambda: attend(Q, K, V, query_positions=Positions.arange(5)),
-        r"key_positions must be given with query_positions where there are 5 queries and 7 keys: where the keys are "
-        r"cannot be told from the queries",
+        r"key_positions must be given with query_positions where there are 5 queries and 7 keys, "
+        r"got None",
     ),
     "more queries than keys": (
         lambda: attend(Q, K[:, :, :4], V[:, :, :4]),
-        r"queries are by default the last of the keys, but there are 5 queries and 4 keys: give query_positions and "
+        r"queries are by default the last of the keys, but there are 5 queries and 4 keys: pass query_positions and "
         r"key_positions",
     ),
     "slopes for other heads": (
@@ -783,9 +783,9 @@ def test_a_bound_encoding_that_adds_must_have_been_added() -> None:
     for call in (partial(posenc.attention, q, k, v), partial(posenc.explain, q, k, v), partial(posenc.logits, q, k)):
         with pytest.raises(
             ValueError,
-            match=r"^the encoding adds to the input, and was not added: call x = encoding.add\(x\), of a "
-            r"ForwardPass x = step.add\(x\), before query, key and value are projected from x, or pass encoding.pairs "
-            r"where the model adds the vectors by itself$",
+            match=r"^the encoding adds to the input, and was not added: call x = encoding.add\(x\), or x = "
+            r"step.add\(x\) with a ForwardPass, before query, key and value are projected from x, or pass "
+            r"encoding.pairs if the model adds the vectors itself$",
         ):
             call(bound)
     bound.add(torch.zeros(2, 7, 24))
@@ -795,8 +795,8 @@ def test_a_bound_encoding_that_adds_must_have_been_added() -> None:
 # -- what "auto" takes ------------------------------------------------------------------------------------------------
 
 LONG = 300
-TILES, BAND = "and what is seen falls into tiles", "laid out one band at a time"
-KERNEL = "the kernel makes the scores as it goes"
+TILES, BAND = "and the mask splits into tiles", "computed one band at a time"
+KERNEL = "the kernel computes the scores on the fly"
 TAKEN: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str, str]] = {
     "nothing": (lambda: None, {"is_causal": True}, "sdpa", "the fused kernel alone"),
     "rotation": (lambda: RoPE(HEAD_DIM), {"is_causal": True}, "sdpa", "the fused kernel alone"),
@@ -807,18 +807,18 @@ TAKEN: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str, str]] =
     "window as wide as the text": (lambda: Shaw(HEAD_DIM, LONG), {"is_causal": True}, "native", KERNEL),
     "all distances": (lambda: Relative1D(LONG, HEAD_DIM), {"is_causal": True}, "native", KERNEL),
     "product": (lambda: DistanceAware(HEADS), {"is_causal": True}, "native", KERNEL),
-    "counts": (lambda: TrialCoPE(4, HEAD_DIM).float(), {"is_causal": True}, "reference", "the scores are few"),
+    "counts": (lambda: TrialCoPE(4, HEAD_DIM).float(), {"is_causal": True}, "reference", "there are few scores"),
     "keys that are hidden": (lambda: ALiBi(HEADS, "directed"), {}, "native", KERNEL),
     "mask": (
         lambda: ALiBi(HEADS, "bidirectional"),
         {"attn_mask": torch.ones(LONG, LONG, dtype=torch.bool)},
         "sdpa",
-        "few enough to lay out a mask",
+        "for a dense mask",
     ),
 }
 
 TAKEN_WITHOUT_A_COMPILER = TAKEN | {
-    "keys that are hidden": (lambda: ALiBi(HEADS, "directed"), {}, "sdpa", "few enough to lay out a mask"),
+    "keys that are hidden": (lambda: ALiBi(HEADS, "directed"), {}, "sdpa", "for a dense mask"),
     "linear": (lambda: ALiBi(HEADS), {"is_causal": True}, "tiled", TILES),
     "both ways": (lambda: ALiBi(HEADS, "bidirectional"), {}, "tiled", TILES),
     "window": (lambda: Shaw(HEAD_DIM, 3), {"is_causal": True}, "tiled", TILES),
@@ -878,7 +878,7 @@ def test_where_nothing_is_added_the_kernel_is_taken_from_so_many_tokens_on(
     monkeypatch.setattr(ahead, "AHEAD", {torch.float32: {level: ahead.From(plain=250, turned=120)}})
     q = torch.randn(1, HEADS, LONG, width)
     why = (
-        "there are no score terms, and from {} tokens on the kernel is quicker than {}PyTorch's attention on this "
+        "there are no score terms, and from {} tokens on the kernel is faster than {}PyTorch's attention on this "
         "processor (level {})"
     )
 

@@ -1,4 +1,4 @@
-"""Far pairs that are turned otherwise than near ones: how a call falls into bands, and what is refused."""
+"""Distant pairs that are rotated differently: how a call falls into bands, and what is refused."""
 
 import re
 from collections.abc import Callable
@@ -17,13 +17,13 @@ from tests import awkward
 from tests.backends.grounds import PLACES
 
 HEADS, KV_HEADS, HEAD_DIM, TOKENS = 4, 2, 6, 150
-NO_ROTATION_OF_ITS_OWN = (
-    "the encoding turns far pairs otherwise than near ones, so no query or key has one rotation of its own: leave it "
-    "to attention, and keep keys as they are (a scheme's needs_raw_keys says so)"
+NO_SINGLE_ROTATION = (
+    "the encoding rotates distant pairs differently, so queries and keys have no single rotation: pass them unrotated "
+    "to attention, and cache unrotated keys (see Scheme.needs_raw_keys)"
 )
 WHOLE_ROWS = (
-    "a score term needs whole rows of scores and meets one query, but far pairs are turned otherwise than near ones: "
-    "the two cannot be composed"
+    "a score term that needs whole rows of scores cannot be composed with a scheme that rotates distant pairs "
+    "differently"
 )
 
 
@@ -90,11 +90,11 @@ def test_it_is_said_how_each_band_is_run() -> None:
         "pairs 1 chunks of 25 or more apart",
         "pairs 2 chunks of 25 or more apart",
     ]
-    assert "each band is a call of its own, its pairs picked by positions" in str(told)
+    assert "each band is a separate call, its pairs selected by positions" in str(told)
     assert all(f"{name}: {each}" in str(told) for name, each in told.bands)
     prefix, _ = PLACES["a prefix"].positions(TOKENS)
     told = posenc.explain(query, key, value, SCHEMES["distances"](prefix, dtype=torch.float64), is_causal=True)
-    assert "picked by a mask" in str(told)
+    assert "selected by a mask" in str(told)
     few = posenc.explain(*(x[:, :, :9] for x in (query, key, value)), SCHEMES["distances"], is_causal=True)
     assert few.backend == "reference"
     assert few.refusals["sdpa"] == "near pairs: the fused kernel does not return the log-sum-exp"
@@ -174,27 +174,27 @@ WIDENING = Rotation(as_it_is, as_it_is, bands=(Band(2, wider, wider),))
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a key by itself": (
         lambda: ReRoPE(HEAD_DIM)(Positions.arange(3)).rotate_key(drawn(3, 3)[1]),
-        NO_ROTATION_OF_ITS_OWN,
+        NO_SINGLE_ROTATION,
     ),
     "queries and keys": (
         lambda: ReRoPE(HEAD_DIM)(Positions.arange(3)).rotate(drawn(3, 3)[0], drawn(3, 3)[1]),
-        NO_ROTATION_OF_ITS_OWN,
+        NO_SINGLE_ROTATION,
     ),
     "cos and sin": (
         lambda: ReRoPE(HEAD_DIM)(Positions.arange(3)).cos_sin(),
-        NO_ROTATION_OF_ITS_OWN,
+        NO_SINGLE_ROTATION,
     ),
     "whole rows": (lambda: (ReRoPE(HEAD_DIM) + awkward.TrialCoPE(6, HEAD_DIM))(Positions.arange(3)), WHOLE_ROWS),
     "two rotations": (
         lambda: ReRoPE(HEAD_DIM) + RoPE(HEAD_DIM),
-        "ReRoPE and RoPE rotate the same channels, so every token would be turned twice: use one, or give ",
+        "ReRoPE and RoPE rotate the same channels, so every token would be rotated twice: use one of them, or ",
     ),
     "two schemes with bands": (
         lambda: Encoding(
             *[Positions.arange(3)] * 2,
             rotations=(Rotation(as_it_is, as_it_is, bands=(Band(2, as_it_is, as_it_is),)),) * 2,
         ),
-        "one scheme alone can turn far pairs otherwise than near ones, got two that do",
+        "only one scheme can rotate distant pairs differently, got two that do",
     ),
     "bands that do not rise": (
         lambda: Rotation(as_it_is, as_it_is, bands=(Band(2, as_it_is, as_it_is), Band(2, as_it_is, as_it_is))),
@@ -204,16 +204,16 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "no chunk": (lambda: Rotation(as_it_is, as_it_is, chunk=0), "chunk must be a whole number of at least 1, got 0"),
     "a chunk of no bands": (
         lambda: Rotation(as_it_is, as_it_is, chunk=4),
-        "chunk is what bands count distances by, and there are no bands, got 4",
+        "chunk must be None without bands, got 4",
     ),
     "a band that widens by itself": (
         lambda: Encoding(*[Positions.arange(3)] * 2, rotations=(WIDENING,)).rotate_bands(*drawn(3, 3)[:2]),
-        f"bands must make queries and keys as wide as the rotation does for near pairs, {HEAD_DIM}, got [",
+        f"bands must give queries and keys the width that they have for near pairs, {HEAD_DIM}, got [",
     ),
     "a backend without the log-sum-exp": (
         lambda: posenc.attention(*drawn(), SCHEMES["distances"], is_causal=True, backend="sdpa"),
-        "backend 'sdpa' cannot run this: the fused kernel does not return the log-sum-exp, by which near pairs "
-        "and far ones, which are turned otherwise, are merged; these can: ",
+        "backend 'sdpa' cannot run this: the fused kernel does not return the log-sum-exp, which is needed to "
+        "merge near and distant pairs, which are rotated differently; these can: ",
     ),
     "no backend": (
         lambda: posenc.attention(*drawn(), SCHEMES["distances"], is_causal=True, backend="fast"),

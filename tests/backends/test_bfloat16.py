@@ -205,9 +205,9 @@ def test_explain_says_in_which_precision_products_are() -> None:
         x = q.to(dtype)
         return posenc.explain(x, x, x, scheme, is_causal=True).why
 
-    assert told(torch.bfloat16, ALiBi(2)).endswith("; it multiplies bfloat16 as it is")
-    assert told(torch.float16, ALiBi(2)).endswith("; it widens float16 to float32")
-    assert told(torch.bfloat16, posenc.DeBERTa(2, 16)).endswith("; it widens bfloat16 to float32")
+    assert told(torch.bfloat16, ALiBi(2)).endswith("; it multiplies in bfloat16")
+    assert told(torch.float16, ALiBi(2)).endswith("; it converts float16 to float32")
+    assert told(torch.bfloat16, posenc.DeBERTa(2, 16)).endswith("; it converts bfloat16 to float32")
     assert "float32" not in told(torch.float32, ALiBi(2))
 
 

@@ -260,24 +260,24 @@ WEIGHED = torch.zeros(8, 8, requires_grad=True)
 REFUSED: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Call], str]] = {
     "meta": (
         lambda q, k, v: called(q.to("meta"), k.to("meta"), v.to("meta")),
-        "FlexAttention runs on CPU and CUDA, and the query is on meta",
+        "FlexAttention runs on CPU and CUDA, but the query is on meta",
     ),
     "float64": (lambda q, k, v: called(q.double(), k.double(), v.double()), "FlexAttention has no float64"),
     "no key": (
         lambda q, k, v: called(q[:, :, :0], k[:, :, :0], v[:, :, :0]),
-        "FlexAttention needs a query, a key and a channel at least",
+        "FlexAttention needs at least one query, key and channel",
     ),
     "value door": (
         lambda q, k, v: called(q, k, v, Shaw(HEAD_DIM, 3, keys=False)),
-        "the value door needs the attention weights, which FlexAttention does not give",
+        "the value door needs the attention weights, which FlexAttention does not return",
     ),
     "whole rows": (
         lambda q, k, v: called(q, k, v, TrialCoPE(4, HEAD_DIM)),
-        "a score term needs whole rows of scores, and FlexAttention sees one score at a time",
+        "a score term needs whole rows of scores, but FlexAttention processes one score at a time",
     ),
     "both coordinates": (
         lambda q, k, v: called(q, k, v, interpolated(HEADS)),
-        "a score term is a function of both coordinates, which is laid out one block at a time elsewhere",
+        "a score term is a function of both coordinates, which FlexAttention does not support",
     ),
     "dropout": (lambda q, k, v: called(q, k, v, dropout_p=0.1), "FlexAttention has no dropout"),
     "log-sum-exp": (
@@ -348,7 +348,7 @@ def test_on_cpu_it_is_no_part_of_a_compiled_graph() -> None:
         return q + 1
 
     torch.compile(forward, backend="eager")(*qkv(8, 8))
-    assert reasons == ["FlexAttention on CPU is compiled by itself and cannot be part of a compiled graph"]
+    assert reasons == ["FlexAttention on CPU is compiled separately and cannot be part of a compiled graph"]
 
 
 # --- on CUDA --------------------------------------------------------------------------------------------------------
@@ -385,4 +385,4 @@ def test_on_cuda_it_trains(name: str, kind: str, device: str) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 def test_on_cuda_it_needs_sixteen_channels() -> None:
     q, k, v = (x.cuda() for x in qkv(8, 8))
-    assert FLEX.refuses(called(q[..., :8], k[..., :8], v)) == "FlexAttention needs 16 channels at least on CUDA, got 8"
+    assert FLEX.refuses(called(q[..., :8], k[..., :8], v)) == "FlexAttention needs at least 16 channels on CUDA, got 8"

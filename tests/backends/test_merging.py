@@ -114,15 +114,15 @@ ERRORS: dict[str, tuple[Any, str]] = {
     "a tensor": (OUT, "parts must be pairs (out, lse), got"),
     "fewer queries": (
         [(OUT, LSE), (OUT[:, :, :4], LSE[:, :, :4])],
-        "parts must be of shapes (2, 3, 5, 4) and (2, 3, 5), got (2, 3, 4, 4) and (2, 3, 4)",
+        "parts must have shapes (2, 3, 5, 4) and (2, 3, 5), got (2, 3, 4, 4) and (2, 3, 4)",
     ),
     "a log-sum-exp of other heads": (
         [(OUT, LSE[:, :1])],
-        "parts must be of shapes (2, 3, 5, 4) and (2, 3, 5), got (2, 3, 5, 4) and (2, 1, 5)",
+        "parts must have shapes (2, 3, 5, 4) and (2, 3, 5), got (2, 3, 5, 4) and (2, 1, 5)",
     ),
     "a log-sum-exp with an axis of its own": (
         [(OUT, LSE[..., None])],
-        "parts must be of shapes (2, 3, 5, 4) and (2, 3, 5), got (2, 3, 5, 4) and (2, 3, 5, 1)",
+        "parts must have shapes (2, 3, 5, 4) and (2, 3, 5), got (2, 3, 5, 4) and (2, 3, 5, 1)",
     ),
     "outputs alone": ([OUT, OUT], "parts must be pairs (out, lse), got"),
 }

@@ -273,11 +273,11 @@ def test_explain_says_how_much_is_computed() -> None:
     q, k, v = drawn(2000, dtype=torch.float32)
     faded = posenc.explain(q, k, v, ALiBi(HEADS), is_causal=True)
     assert faded.computed < 0.8
-    line = f"at most {faded.computed:.0%} of what may be seen is computed: the rest is too faint to count"
+    line = f"at most {faded.computed:.0%} of unmasked pairs are computed: the rest is below skip_below"
     assert line in str(faded).splitlines()
     assert posenc.explain(q, k, v, ALiBi(HEADS), is_causal=True, skip_below=0.0).computed == 1
     assert posenc.explain(q, k, v, posenc.T5(HEADS), is_causal=True).computed == 1
-    assert "too faint" not in str(posenc.explain(q, k, v, posenc.T5(HEADS), is_causal=True))
+    assert "skip_below" not in str(posenc.explain(q, k, v, posenc.T5(HEADS), is_causal=True))
     k[:, :, 3] *= 1000.0
     louder = posenc.explain(q, k, v, ALiBi(HEADS), is_causal=True).computed
     assert faded.computed < louder < 1

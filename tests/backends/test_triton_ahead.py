@@ -74,9 +74,9 @@ def test_where_kernels_are_interpreted_auto_does_not_take_them(
 REFUSED = {
     "it computes in float32, bfloat16 and float16 alone": (lambda: Shaw(16, 5), 16, torch.float64, {}),
     "it takes 256 channels at most, got 257": (lambda: Shaw(257, 5), 257, torch.float32, {}),
-    "a key meets a vector": (lambda: disentangled(16, 2), 16, torch.float32, {}),
-    "a score term is a function of the score that the kernel does not know": (softcap, 16, torch.float32, {}),
-    "it takes no attn_mask and no dropout": (lambda: Shaw(16, 5), 16, torch.float32, {"dropout_p": 0.1}),
+    "a key is multiplied with a vector": (lambda: disentangled(16, 2), 16, torch.float32, {}),
+    "a score term is a function of the score that the kernel does not support": (softcap, 16, torch.float32, {}),
+    "it does not support attn_mask and dropout": (lambda: Shaw(16, 5), 16, torch.float32, {"dropout_p": 0.1}),
 }
 
 
@@ -97,11 +97,11 @@ def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 AUTO: list[tuple[Scheme | None, str, str]] = [
-    (Shaw(16, 5), "triton", "vectors go by distance, and the kernel makes what they give as it goes"),
-    (Shaw(16, 5, keys=False), "triton", "vectors go by distance"),
-    (Relative1D(300, 16), "triton", "vectors go by distance"),
-    (TransformerXL(2, 16), "triton", "vectors go by distance"),
-    (RoPE(16) + Shaw(16, 5), "triton", "vectors go by distance"),
+    (Shaw(16, 5), "triton", "vectors depend on distance, and the kernel computes their products on the fly"),
+    (Shaw(16, 5, keys=False), "triton", "vectors depend on distance"),
+    (Relative1D(300, 16), "triton", "vectors depend on distance"),
+    (TransformerXL(2, 16), "triton", "vectors depend on distance"),
+    (RoPE(16) + Shaw(16, 5), "triton", "vectors depend on distance"),
     (ALiBi(2), "flex", "one fused kernel"),
     (DistanceAware(2), "flex", "one fused kernel"),
     (RoPE(16), "sdpa", "the fused kernel alone"),

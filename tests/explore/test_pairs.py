@@ -134,17 +134,17 @@ REFUSED: dict[str, tuple[dict[str, Case], dict[str, Any], str]] = {
     "two bands": (
         {"re_rope": Case(lambda: posenc.ReRoPE(8, 2)), "self_extend": Case(lambda: posenc.SelfExtend(8, 2, 2))},
         {},
-        "one scheme alone can turn far pairs otherwise than near ones",
+        "only one scheme can rotate distant pairs differently",
     ),
     "two scales": (
         {"deberta": Case(lambda: posenc.DeBERTa(4, 8, None, 5), {"dim": None}), "pope": Case(lambda: posenc.PoPE(8))},
         {},
-        "one rotation alone can bring a scale",
+        "only one rotation can set the softmax scale",
     ),
     "bands and rows": (
         {"re_rope": Case(lambda: posenc.ReRoPE(8, 2)), "cope": Case(lambda: posenc.CoPE(8, 4))},
         {},
-        "a score term needs whole rows of scores",
+        "a score term that needs whole rows of scores",
     ),
     "sinks": ({"stick_breaking": Case(posenc.StickBreaking)}, {"sinks": [0.0] * 4}, "sinks take a share of weights"),
     "a window": ({"alibi": Case(lambda: posenc.ALiBi(4))}, {"window": [1]}, "window must be a number of keys or"),

@@ -87,7 +87,7 @@ FILLED.append(0, K, V)
 SCHEDULE = Schedule([(RoPE(HEAD_DIM), None), (NoPE(), 3)])
 PASS = ForwardPass(SCHEDULE, LINE)
 
-HINT = "; make them by Positions.from_ids(position_ids, mask), or of a mask of tokens by Positions.padded(mask)"
+HINT = "; use Positions.from_ids(position_ids, mask), or Positions.padded(mask) for a mask of tokens"
 NO_POSITIONS: tuple[tuple[Any, str], ...] = (
     ("line", "'line'"),
     (torch.arange(5), f"torch.int64 (5,){HINT}"),
@@ -304,7 +304,7 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"query": Q[:, :4]}, "query heads must be a multiple of key heads, got 4 and 3"),
     ({"encoding": "alibi"}, "encoding must be an Encoding, a Scheme or None, got 'alibi'"),
     ({"encoding": ALiBi}, "encoding must be an Encoding, a Scheme or None, got the class ALiBi"),
-    ({"encoding": SCHEDULE}, "a Schedule is bound layer by layer: take scheme, window = …"),
+    ({"encoding": SCHEDULE}, "a Schedule is bound layer by layer: use scheme, window = …"),
     (
         {"query": Q.to(torch.float8_e4m3fn)},
         "query must be float16, bfloat16, float32 or float64, got torch.float8_e4m3fn",
@@ -317,9 +317,9 @@ SHARED: list[tuple[dict[str, Any], str]] = [
         for name in ("query_positions", "key_positions")
         for value, came in NO_POSITIONS
     ],
-    ({"query_positions": Positions.arange(4)}, "query_positions must be of 5 tokens like query, got 4"),
-    ({"key_positions": Positions.arange(6)}, "key_positions must be of 7 tokens like key, got 6"),
-    ({"encoding": BOUND, "query_positions": LINE}, "encoding is bound to positions already; …"),
+    ({"query_positions": Positions.arange(4)}, "query_positions must have 5 tokens like query, got 4"),
+    ({"key_positions": Positions.arange(6)}, "key_positions must have 7 tokens like key, got 6"),
+    ({"encoding": BOUND, "query_positions": LINE}, "encoding is bound to positions already: …"),
     ({"encoding": BOUND}, "key has 7 tokens, but the encoding was made for 5"),
     (
         {"query_positions": LINE.expand(3), "key_positions": Positions.arange(7)},
@@ -379,7 +379,7 @@ VALUE_DOOR: list[tuple[dict[str, Any], str]] = [
     ({"encoding": Shaw(4, 2, keys=False)}, "value must have a value_dim of 4 for the value door, got 8"),
     ({"encoding": Shaw(8, 2, num_heads=3, keys=False)}, f"Shaw was made for 3 heads, got queries of 6{SHARD}"),
 ]
-BEHIND = "as it is made encodes keys behind the query alone, …: pass is_causal=True …, or make it with"
+BEHIND = "as configured encodes only keys up to the query, …: pass is_causal=True …, or construct it with"
 BOTH_WAYS: list[tuple[dict[str, Any], str]] = [
     ({"encoding": ALiBi(6)}, f"ALiBi {BEHIND} form='bidirectional' or form='directed'"),
     ({"encoding": T5(6)}, f"T5 {BEHIND} bidirectional=True"),
@@ -412,7 +412,7 @@ ATTENTION: dict[str, list[Row]] = {
     "merge": [
         Row(lambda: merge([]), "parts must be pairs (out, lse), got []"),
         Row(lambda: merge(3), "parts must be pairs (out, lse), got 3"),
-        Row(lambda: merge([(Q, Q[..., 0]), (K, K[..., 0])]), "parts must be of shapes (2, 6, 5, 4) and …, got …"),
+        Row(lambda: merge([(Q, Q[..., 0]), (K, K[..., 0])]), "parts must have shapes (2, 6, 5, 4) and …, got …"),
     ],
     "show": [
         Row(lambda: posenc.show("alibi"), "scheme must be a Scheme, got 'alibi'"),
@@ -515,12 +515,12 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
     "Positions.padded": [
         Row(
             lambda: Positions.padded(torch.ones(2, 3)),
-            f"{MASK}, got torch.float32 (2, 3); make it from a mask of numbers by mask == 1",
+            f"{MASK}, got torch.float32 (2, 3); convert a float mask with mask == 1",
         ),
         Row(lambda: Positions.padded(SEEN[0]), f"{MASK}, got torch.bool (7,)"),
         Row(lambda: Positions.padded([[True]]), f"{MASK}, got …[[True]]"),
         Row(lambda: Positions.padded(SEEN.numpy()), f"{MASK}, got ndarray …"),
-        Row(lambda: Positions.padded(LINE.coords), "mask must be of 0 and 1 where it is not bool, got 2"),
+        Row(lambda: Positions.padded(LINE.coords), "mask must be bool or contain only 0 and 1, got 2"),
     ],
     "Positions.from_ids": [
         Row(lambda: Positions.from_ids([[0]]), "ids must be an int64 tensor (rows, tokens[, axes]), got …[[0]]"),
@@ -528,8 +528,11 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         *flags(Positions.from_ids, {"ids": LINE.coords}, "packed"),
         Row(lambda: Positions.from_ids(LINE.coords, SEEN[:, :5]), "mask must be (1, 5) like ids, got (5, 5)"),
         Row(lambda: Positions.from_ids(LINE.coords, X), f"{MASK}, got torch.float32 (2, 5, 8)"),
-        Row(lambda: Positions.from_ids(GRID.coords, packed=True), "ids must be (rows, tokens) to tell packed …"),
-        Row(lambda: Positions.from_ids(LINE.coords % 3), "ids must rise along each row, got some that fall or repeat…"),
+        Row(lambda: Positions.from_ids(GRID.coords, packed=True), "ids must be (rows, tokens) with packed=True…"),
+        Row(
+            lambda: Positions.from_ids(LINE.coords % 3),
+            "ids must increase along each row, got some that decrease or repeat…",
+        ),
     ],
     "Positions.cat": [
         Row(lambda: Positions.cat(3), "parts must be a Sequence, got 3"),
@@ -581,8 +584,8 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
     "Positions.scale": each(LINE.scale, {}, "factor", NO_NUMBERS, "a finite number"),
     "Positions.with_layout": [
         *each(LINE.with_layout, {}, "layout", ((3, "3"), ("x", "'x'"), (LINE, "Positions(…)")), "a Layout or None"),
-        Row(lambda: LINE.with_layout(Positions.arange(4).layout), "layout must be of 5 tokens …, got one of 4"),
-        Row(lambda: LINE.with_layout(Positions.arange(5, 1).layout), "layout must be that of the positions, …"),
+        Row(lambda: LINE.with_layout(Positions.arange(4).layout), "layout must have 5 tokens …, got 4"),
+        Row(lambda: LINE.with_layout(Positions.arange(5, 1).layout), "layout must match the positions, …"),
     ],
     "Encoding.add": [
         *each(BOUND.add, {}, "x", (("x", "'x'"), (None, "None"), (np.ones(2), "ndarray float64 (2,)")), "a Tensor"),
@@ -621,7 +624,7 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: FoX(6)(LINE).with_projected(3), "projected must be a Mapping, got 3"),
         Row(
             lambda: FoX(6)(LINE).with_projected({"forgotten": Q[..., 0], "gate": Q}),
-            "projected must be for the features that the scheme wants, forgotten, got one for 'gate'",
+            "projected must be for the scheme's features, forgotten, got one for 'gate'",
         ),
         Row(
             lambda: FoX(6)(LINE).with_projected({"forgotten": Q[..., 0].long()}),
@@ -633,13 +636,13 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         ),
         Row(
             lambda: FoX(6)(LINE, Positions.arange(7)).with_projected({"forgotten": Q[..., 0]}),
-            "key must be given where the keys are not the queries' tokens, got None",
+            "key must be given where keys and queries are different tokens, got None",
         ),
     ],
     "Context": [
         *each(Context, {}, "heads", ((3, "3"), ([0], "[0]")), "a range or None"),
-        Row(lambda: Context(range(0, 6, 2)), "heads must be a range of step 1 with a head at least, got …"),
-        Row(lambda: Context(range(0)), "heads must be a range of step 1 with a head at least, got …"),
+        Row(lambda: Context(range(0, 6, 2)), "heads must be a non-empty range of step 1, got …"),
+        Row(lambda: Context(range(0)), "heads must be a non-empty range of step 1, got …"),
     ],
     "Chunk": sizes(Chunk, {}, "size"),
     "Schedule": [
@@ -651,7 +654,7 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
             "window must be a number of keys, (left, right), a Chunk or None, got 'x'",
         ),
     ],
-    "Schedule.forward": [Row(lambda: SCHEDULE(LINE), "a Schedule is bound layer by layer: take scheme, window = …")],
+    "Schedule.forward": [Row(lambda: SCHEDULE(LINE), "a Schedule is bound layer by layer: use scheme, window = …")],
     **{
         f"Schedule.{name}": [
             Row(partial(find, layer), f"layer must be a whole number within 0..1, got {came}")
@@ -664,7 +667,7 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
     "Encoding.check_trained": [
         Row(
             lambda: of_inference().check_trained(torch.zeros(1, requires_grad=True)),
-            "the encoding was made under torch.inference_mode(), …",
+            "the encoding was made under torch.inference_mode() …",
         )
     ],
     "Encoding.check_added": [
@@ -678,7 +681,7 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
     "Encoding.__add__": [
         Row(
             lambda: BOUND + RoPE(4)(Positions.arange(5)),
-            "encodings can be added when … the same positions, got different…",
+            "encodings must be of the same positions to be added, got different…",
         )
     ],
 }
@@ -819,7 +822,7 @@ MODELS: dict[str, list[Row]] = {
         Row(lambda: PASS.attention(Q, Q[:, :3], Q[:, :3], 2), "layer must be a whole number within 0..1, got 2"),
         Row(
             lambda: PASS.attention(Q, Q[:, :3], Q[:, :3]),
-            "layer must be given, since the layers of the schedule differ: …",
+            "layer must be an int where the layers of the schedule differ, got None…",
         ),
         Row(lambda: PASS.attention(Q[:, :, :3], K, V, 0), "query has 3 tokens, but the encoding was made for 5"),
         Row(
@@ -835,7 +838,7 @@ MODELS: dict[str, list[Row]] = {
         Row(lambda: FILLED.append(0, K, V[0]), "value must be a tensor …, got torch.float32 (3, 7, 8)"),
         Row(
             lambda: FILLED.append(0, K, V[:, :, :2]),
-            "value must be of (batch, kv_heads, tokens) (2, 3, 7) like key, got (2, 3, 2)",
+            "value must have (batch, kv_heads, tokens) = (2, 3, 7) like key, got (2, 3, 2)",
         ),
     ],
 }

@@ -15,7 +15,7 @@ from tests.huggingface.test_attention import IDS, built, output
 from tests.huggingface.test_patching import refused
 
 WHAT = r"what must be a scaling, a scheme, a Schedule or \{layer type: scaling\}, got "
-SCALING = "scaling must give theta' of"
+SCALING = "scaling must return theta' of"
 TABLE = posenc.Learned(64, 48)
 SINE = posenc.Sinusoidal(48)
 

@@ -334,7 +334,7 @@ def test_injection_that_makes_no_sense(kind: type[Model]) -> None:
     with pytest.raises(ValueError, match=r"inject must be 'input' or 'every_layer', got 'everywhere'"):
         kind(VOCAB, DIM, LAYERS, HEADS, inject="everywhere")  # type: ignore[arg-type]
     for position in (Learned(9, DIM), Sinusoidal(DIM) + RoPE(HEAD_DIM)):
-        with pytest.raises(ValueError, match=r"inject='input' adds the first one alone: use inject='every_layer'"):
+        with pytest.raises(ValueError, match=r"inject='input' adds only the first one: use inject='every_layer'"):
             kind(VOCAB, DIM, LAYERS, HEADS, position=position, per_layer=True)
     kind(VOCAB, DIM, LAYERS, HEADS, position=RoPE(HEAD_DIM), per_layer=True)  # nothing to add: nothing to refuse
 

@@ -93,19 +93,19 @@ REFUSED = {
         Row(lambda: AxialRoPE(8, rotary_dim=12), "rotary_dim must be a multiple of 4 within 4..head_dim = 8, got 12"),
         Row(
             lambda: AxialRoPE(8, "eva"),
-            "extent must be (height, width), the grid it was trained on, for convention='eva', got None",
+            "extent must be (height, width) of the training grid for convention='eva', got None",
         ),
         Row(lambda: AxialRoPE(8, extent=(2, 3)), "extent must be None for convention='index', got (2, 3)"),
         Row(lambda: AxialRoPE(8, "eva", extent=3), "extent must be (height, width) or None, got 3"),
         Row(lambda: AxialRoPE(8, "pe", shift=0.1), "shift must be None for convention='pe', got 0.1"),
         Row(
             lambda: AxialRoPE(8)(Positions.arange(3)),
-            "AxialRoPE takes 2 coordinates per token, got positions of 1 axes: make them by its grid(height, width)",
+            "AxialRoPE takes 2 coordinates per token, got positions of 1 axes: make them with its grid(height, width)",
         ),
         Row(
             lambda: AxialRoPE(8, "dinov3")(Positions.grid(2, 3)),
-            "AxialRoPE with convention='dinov3' takes coordinates from -1 to 1, as its grid(height, width) makes them, "
-            "got torch.int64 ones",
+            "AxialRoPE with convention='dinov3' takes floating coordinates from -1 to 1, made by its grid(height, "
+            "width), got torch.int64",
         ),
     ],
     "AxialRoPE.grid": [

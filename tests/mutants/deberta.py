@@ -131,7 +131,7 @@ REFUSED: dict[str, list[Row]] = {
     "DeBERTa": [
         *sizes(DeBERTa, MODEL, "num_heads", "head_dim", "dim", "max_distance", "num_buckets"),
         *flags(DeBERTa, MODEL, "normalized"),
-        Row(lambda: DeBERTa(6, 4, num_buckets=7), "num_buckets must be even, …, got 7"),
+        Row(lambda: DeBERTa(6, 4, num_buckets=7), "num_buckets must be even …, got 7"),
         Row(lambda: DeBERTa(6, 4, max_distance=5, num_buckets=8), "max_distance must be above 5, …, got 5"),
     ],
     "DeBERTa.of_layer": [

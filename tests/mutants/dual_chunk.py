@@ -108,7 +108,7 @@ REFUSED = {
         *each(DualChunk, OF_CHUNKS, "layout", NO_WORDS, "'half' or 'interleaved'"),
         Row(lambda: DualChunk(8, 6, 6), "local must be a whole number within 0..5, got 6"),
         Row(lambda: DualChunk(8, 6, -1), "local must be a whole number within 0..5, got -1"),
-        Row(lambda: DualChunk(7, 6, 2), "head_dim must be even, since channels turn in pairs, got 7"),
+        Row(lambda: DualChunk(7, 6, 2), "head_dim must be even (channels come in pairs), got 7"),
         Row(
             lambda: DualChunk(8, 6, 2)(Positions.grid(2, 2)),
             "DualChunk takes one coordinate per token, got positions of 2 axes",

@@ -64,7 +64,7 @@ REFUSED = {
         Row(lambda: MixedRoPE(6, 2), "rotary_dim must be a multiple of 4 within 4..head_dim = 6, got 6"),
         Row(
             lambda: OF_FOUR(Positions.arange(3)),
-            "MixedRoPE takes 2 coordinates per token, got positions of 1 axes: make them by Positions.grid(height, "
+            "MixedRoPE takes 2 coordinates per token, got positions of 1 axes: make them with Positions.grid(height, "
             "width)",
         ),
         Row(

@@ -91,16 +91,16 @@ REFUSED = {
         Row(lambda: MRoPE(8, (2, 1, 2)), "sections must sum to head_dim/2 = 4, got (2, 1, 2)"),
         Row(
             lambda: MRoPE(8, (1, 1, 2), "ernie"),
-            "sections must be as many pairs of the row as of the column for form='ernie', in the order time, row, "
-            "column, got (1, 1, 2)",
+            "sections must have equal numbers for row and column for form='ernie', in the order time, row, column, "
+            "got (1, 1, 2)",
         ),
         Row(
             lambda: MRoPE(8, (2, 1, 1))(Positions.arange(3)),
-            "MRoPE takes 3 coordinates per token, got positions of 1 axes: make them by Positions.multimodal(parts)",
+            "MRoPE takes 3 coordinates per token, got positions of 1 axes: make them with Positions.multimodal(parts)",
         ),
     ],
     "Positions.multimodal": [
-        Row(lambda: Positions.multimodal(3), "parts must be numbers of text tokens and (frames, … of images, got 3"),
+        Row(lambda: Positions.multimodal(3), "parts must be a sequence of ints and (frames, …), got 3"),
         Row(lambda: Positions.multimodal([-1]), "parts must be a whole number of at least 0, got -1"),
         Row(lambda: Positions.multimodal([(1, 2)]), "parts must be a whole number of at least 0, got (1, 2)"),
         Row(lambda: Positions.multimodal([(1, 2, 2.5)]), "parts must be a whole number of at least 0, got 2.5"),

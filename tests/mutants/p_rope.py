@@ -61,8 +61,8 @@ MUTANTS = (
 LAWLESS = (Lawless("p_rope", lambda shape: PRoPE(shape.head_dim, 0.0), "directed"),)
 UNTRUE = (Untrue("p_rope", lambda: WithoutTheHighest(HEAD_DIM, 0.7, 77.0)),)
 
-MORE = "; a number of channels is RoPE's rotary_dim, and a share of the channels is PartialRoPE's"
-SHARE = "share must be a number within [0, 1], the share of the frequencies that stay, got"
+MORE = "; for a number of channels use RoPE's rotary_dim, for a share of the channels PartialRoPE"
+SHARE = "share must be a number within [0, 1], the share of nonzero frequencies, got"
 REFUSED = {
     "PRoPE": [
         *sizes(PRoPE, {"head_dim": 8}, "head_dim"),

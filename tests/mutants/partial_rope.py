@@ -42,8 +42,8 @@ MUTANTS = (
 LAWLESS = (Lawless("partial_rope", lambda shape: Counter(shape.head_dim, 0.5), "unique"),)
 UNTRUE = (Untrue("partial rope", lambda: OverTheHead(HEAD_DIM, 0.7, 77.0)),)
 
-MORE = "; a number of channels is RoPE's rotary_dim, and a share of the frequencies is PRoPE's"
-SHARE = "share must be a number above 0 and up to 1, the share of the channels that turn, got"
+MORE = "; for a number of channels use RoPE's rotary_dim, for a share of the frequencies PRoPE"
+SHARE = "share must be a number above 0 and up to 1, the share of rotated channels, got"
 REFUSED = {
     "PartialRoPE": [
         *sizes(PartialRoPE, {"head_dim": 8}, "head_dim"),
@@ -56,12 +56,12 @@ REFUSED = {
         Row(lambda: PartialRoPE(8, True), f"{SHARE} True{MORE}"),
         Row(
             lambda: PartialRoPE(12, 0.25),
-            "share must give pairs of channels, got 0.25 of 12, which are 3; PRoPE takes any share",
+            "share must give pairs of channels, got 0.25 of 12, which is 3; PRoPE takes any share",
         ),
         Row(
             lambda: PartialRoPE(8, 0.5, scaling=Proportional(0.5)),
-            "scaling must not be Proportional beside a share of the channels: proportional rotation is "
-            "PRoPE(8, share), partial rotation PartialRoPE(8, share)",
+            "scaling must not be Proportional with a share of the channels: use PRoPE(8, share) for proportional "
+            "rotation, or PartialRoPE(8, share) without scaling for partial rotation",
         ),
     ],
 }

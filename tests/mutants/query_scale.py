@@ -86,7 +86,7 @@ REFUSED = {
         Row(lambda: QueryScale("rerope"), "length must be given for form 'rerope', got None"),
         Row(
             lambda: QueryScale("beam")(Positions.arange(3).shift(-2)),
-            "QueryScale counts the tokens up to a query, and positions begin at 0, got -2",
+            "QueryScale encodes positions from 0 on, got -2",
             PositionError,
         ),
     ]

@@ -121,7 +121,7 @@ REFUSED = {
         *sizes(ReRoPE, OF_TEXTS, "head_dim", "window"),
         *numbers(ReRoPE, OF_TEXTS, "base", 1),
         *each(ReRoPE, OF_TEXTS, "layout", NO_WORDS, "'half' or 'interleaved'"),
-        Row(lambda: ReRoPE(7), "head_dim must be even, since channels turn in pairs, got 7"),
+        Row(lambda: ReRoPE(7), "head_dim must be even (channels come in pairs), got 7"),
         Row(lambda: ReRoPE(8, leak=1), "leak must be within [0, 1), got 1"),
         Row(lambda: ReRoPE(8, leak="much"), "leak must be a finite number, got 'much'"),
         Row(lambda: ReRoPE(8)(Positions.grid(2, 2)), "ReRoPE takes one coordinate per token, got positions of 2 axes"),

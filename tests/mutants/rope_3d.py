@@ -63,8 +63,8 @@ REFUSED = {
         Row(lambda: RoPE3D(8, (4, 2, 4)), "shares must be even and sum to head_dim = 8, got (4, 2, 4)"),
         Row(
             lambda: RoPE3D(8)(Positions.grid(2, 2)),
-            "RoPE3D takes 3 coordinates per token, got positions of 2 axes: make them by Positions.grid(height, width, "
-            "frames=frames)",
+            "RoPE3D takes 3 coordinates per token, got positions of 2 axes: make them with Positions.grid(height, "
+            "width, frames=frames)",
         ),
     ],
 }

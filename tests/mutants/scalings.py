@@ -139,7 +139,7 @@ STRETCH = {"factor": 4, "original_length": 64}
 LISTS = {"short_factor": [1.0, 2.0], "long_factor": [2.0, 3.0], "original_length": 64, "factor": 4.0}
 THETA = torch.tensor([1.0, 0.1], dtype=torch.float64)
 NEEDED = "lengths must be given: the frequencies of {} depend on the length of each row"
-ONE_PAIR = "{} needs two pairs of channels at least, got 1"
+ONE_PAIR = "{} needs at least two pairs of channels, got 1"
 
 REFUSED: dict[str, list[Row]] = {
     "PositionInterpolation": factors(PositionInterpolation, {}),

@@ -82,7 +82,7 @@ REFUSED = {
         *sizes(SelfExtend, OF_TEXTS, "head_dim", "group", "window"),
         *numbers(SelfExtend, OF_TEXTS, "base", 1),
         *each(SelfExtend, OF_TEXTS, "layout", NO_WORDS, "'half' or 'interleaved'"),
-        Row(lambda: SelfExtend(7), "head_dim must be even, since channels turn in pairs, got 7"),
+        Row(lambda: SelfExtend(7), "head_dim must be even (channels come in pairs), got 7"),
         Row(
             lambda: SelfExtend(8)(Positions.grid(2, 2)),
             "SelfExtend takes one coordinate per token, got positions of 2 axes",

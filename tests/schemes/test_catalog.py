@@ -78,7 +78,7 @@ def test_an_entry_of_another_name_than_its_file_is_refused(package: ModuleType) 
     file.write_text(SCHEME.format(title="Vectors", name="vectors", door="table"))
     importlib.invalidate_caches()
     with pytest.raises(
-        ValueError, match=r"^ENTRY of some_schemes\.another must be named as its file is, got 'vectors'$"
+        ValueError, match=r"^ENTRY of some_schemes\.another must be named like its file, got 'vectors'$"
     ):
         entries_in(package)
 

@@ -182,7 +182,7 @@ def test_t5_refuses_what_it_cannot_bucket() -> None:
         ({"num_buckets": 1}, "num_buckets must be a whole number of at least 2, got 1"),
         ({"num_buckets": 7, "bidirectional": True}, "num_buckets must be even and at least 4 if bidirectional, got 7"),
         ({"num_buckets": 2, "bidirectional": True}, "num_buckets must be even and at least 4 if bidirectional, got 2"),
-        ({"max_distance": 16}, "max_distance must be above 16, up to which distances have a bucket to .*, got 16"),
+        ({"max_distance": 16}, "max_distance must be above 16, the largest distance with its own bucket, got 16"),
         ({"max_distance": 8, "bidirectional": True}, "max_distance must be above 8, .*, got 8"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -99,7 +99,7 @@ def test_an_entry_says_what_is_claimed(own: str) -> None:
     ("name", "message"),
     [
         ("Steeep", "the scheme of {own} must be one of Steep, Grid, .*, got 'Steeep' .did you mean 'Steep'"),
-        ("Needs", "{own}:Needs must be built of dim, .*, got an __init__ that needs power: give it a default, or"),
+        ("Needs", "{own}:Needs must be built from dim, .*, got an __init__ that needs power: add a default, or"),
         ("FailsWhenBuilt", "{own}:FailsWhenBuilt cannot be built: {own}:43: KeyError: 'head_dim'"),
     ],
 )
@@ -123,7 +123,7 @@ def test_a_file_that_cannot_be_run_is_named_with_the_line(tmp_path: Path, text: 
 
 @pytest.mark.parametrize("name", ["no-such.py:X", "my.txt:X", "posenc:RoPE"])
 def test_a_file_that_is_not_there_is_named(name: str) -> None:
-    message = f"scheme must be a name of the catalog or path/to/file.py:Name of a file that is there, got '{name}'"
+    message = f"scheme must be a name of the catalog or path/to/file.py:Name of an existing file, got '{name}'"
     with pytest.raises(ValueError, match=message):
         entries_of(name)
 

@@ -240,7 +240,7 @@ def test_decoding_from_latent_vectors_is_attention_of_whole_heads() -> None:
 
 def test_a_slice_of_another_width_is_refused() -> None:
     encoding = MLA(14, 8)(Positions(IDS))
-    with pytest.raises(ValueError, match="MLA turns q and k of head_dim 14, or the slice of the last 8 channels by it"):
+    with pytest.raises(ValueError, match="MLA rotates q and k of head_dim 14, or only their last 8 channels, got"):
         encoding.rotate_query(drawn(ROWS, HEADS, TOKENS, 10))
 
 
@@ -419,7 +419,7 @@ def test_xpos_refuses_to_see_a_key_too_far_ahead(dtype: torch.dtype, most: int) 
     posenc.attention(q, k, k, scheme(inside, dtype=wide))
     for seen in ({"is_causal": True}, {"window": 3}, {"attn_mask": torch.ones(4, 4, dtype=torch.bool).tril()}):
         posenc.attention(q, k, k, scheme(outside, dtype=wide), **seen)
-    told = rf"XPos grows for keys after the query, and {dtype} holds that up to {most // 2:,} places .* {most:,} apart"
+    told = rf"XPos grows for keys after the query, which {dtype} can represent up to {most // 2:,} .* {most:,} apart"
     for wrong in ({}, {"window": (1, None)}, {"attn_mask": torch.ones(1, 4, dtype=torch.bool)}):
         with pytest.raises(ValueError, match=told):
             posenc.attention(q, k, k, scheme(outside, dtype=wide), **wrong)
@@ -432,13 +432,13 @@ def test_xpos_refuses_a_window_that_looks_past_a_block() -> None:
     q = torch.zeros(1, 1, 40_000, 2)
     scheme = XPos(2)
     posenc.explain(q[:, :, :30_000], q[:, :, :30_000], q[:, :, :30_000], scheme, window=(5, 5))
-    with pytest.raises(ValueError, match="here queries are 39,999 apart and see keys further ahead"):
+    with pytest.raises(ValueError, match="got queries 39,999 apart that attend to keys further ahead"):
         posenc.explain(q, q, q, scheme, window=(5, 5))
     # Keys of a cache after the queries, of which one is in reach of a score and one is not.
     few, far = Positions.arange(3, start=100), Positions(torch.tensor([[0, 103, 40_000]]))
     x = torch.ones(1, 1, 3, 2)
     posenc.attention(x, x, x, scheme(few, far[torch.tensor([0, 1, 1])]))
-    with pytest.raises(ValueError, match="here queries are 2 apart"):
+    with pytest.raises(ValueError, match="got queries 2 apart"):
         posenc.attention(x, x, x, scheme(few, far))
 
 
@@ -447,7 +447,7 @@ def test_xpos_refuses_a_window_where_distances_are_not_known_unless_the_text_is_
     scheme, count = XPos(8, scale_base=1.0), torch.arange(200)
     text = Positions((count + count % 2 / 4)[None])
     q, k, v = (drawn(1, 1, 200, 8, seed=n) for n in (1, 2, 3))
-    with pytest.raises(ValueError, match="here queries are 199 apart and see keys further ahead"):
+    with pytest.raises(ValueError, match="got queries 199 apart that attend to keys further ahead"):
         posenc.attention(q, k, v, scheme, query_positions=text, window=(20, 20))
     for tokens, seen in ((200, {"is_causal": True}), (200, {"window": 20}), (50, {"window": (20, 20)}), (50, {})):
         here = [x[:, :, :tokens] for x in (q, k, v)]
@@ -464,7 +464,7 @@ def test_xpos_knows_the_last_key_without_reading_it_where_keys_are_the_queries(m
     text = Positions(torch.tensor([[0, 30_000.0, 30_000.5]]))
     posenc.explain(x, x, x, XPos(2)(text))
     few, far = Positions.arange(3, start=100), Positions(torch.tensor([[0, 103, 40_000]]))
-    with pytest.raises(ValueError, match="here queries are 2 apart"):
+    with pytest.raises(ValueError, match="got queries 2 apart"):
         posenc.explain(x, x, x, XPos(2)(few, far))
 
 

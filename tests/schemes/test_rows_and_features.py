@@ -200,9 +200,7 @@ def test_what_is_left_of_a_stick_is_left() -> None:
 
 def test_sinks_have_no_share_of_a_stick() -> None:
     query = drawn(1, HEADS, 3, HEAD_DIM)
-    with pytest.raises(
-        ValueError, match=r"^sinks take a share of weights that sum to 1, and the scheme's weights do not"
-    ):
+    with pytest.raises(ValueError, match=r"^sinks must be None for a scheme whose weights do not sum to 1, got torch"):
         attention(query, query, query, StickBreaking(), sinks=drawn(HEADS))
 
 
@@ -210,12 +208,10 @@ def test_sinks_have_no_share_of_a_stick() -> None:
 def test_weights_that_are_not_normalised_are_not_changed_afterwards(entry: Callable[..., object]) -> None:
     query = drawn(1, HEADS, TOKENS, HEAD_DIM)
     for after in (Softcap(20.0), ALiBi(HEADS), StickBreaking(sees_itself=True)):
-        with pytest.raises(ValueError, match="put the scheme that gives weights last"):
+        with pytest.raises(ValueError, match="compose the scheme that returns weights last"):
             entry(query, query, query, StickBreaking() + after, is_causal=True)
     entry(query, query, query, ALiBi(HEADS) + StickBreaking(), is_causal=True)
-    with pytest.raises(
-        ValueError, match=r"attn_mask is added .* pass it as bool, True = may be seen, got torch.float64"
-    ):
+    with pytest.raises(ValueError, match=r"attn_mask must be bool, True = may attend, .* got torch.float64"):
         entry(query, query, query, StickBreaking(), is_causal=True, attn_mask=torch.ones(TOKENS, TOKENS).double())
     entry(query, query, query, ALiBi(HEADS), is_causal=True, attn_mask=torch.ones(TOKENS, TOKENS).double())
 
@@ -253,12 +249,12 @@ def test_a_missing_feature_is_named() -> None:
 
 def test_two_parts_cannot_want_different_things_by_one_name() -> None:
     assert (FoX(HEADS) + FoX(HEADS)).features.keys() == {"forgotten"}
-    with pytest.raises(ValueError, match=r"^two parts want different features by the name 'profile'"):
+    with pytest.raises(ValueError, match=r"^two parts need different features named 'profile'"):
         (Inkling(HEADS, 3, 4) + Inkling(HEADS, 2, 4))(Positions.arange(3))
 
 
 def test_a_clock_has_no_width() -> None:
-    with pytest.raises(ValueError, match=r"^a clock shows a number and takes no width, got width=2$"):
+    with pytest.raises(ValueError, match=r"^width must be None with is_clock=True, got 2$"):
         Feature(HEADS, 2, is_clock=True)
 
 

@@ -302,7 +302,7 @@ def test_nothing_is_copied_to_the_device_in_every_call() -> None:
 
 def test_rope_of_two_channels_says_what_it_lacks() -> None:
     for scaling in (NTKAware(2), DynamicNTK(2, 4), YaRN(2, 4)):
-        with pytest.raises(ValueError, match=f"{type(scaling).__name__} needs two pairs of channels at least, got 1"):
+        with pytest.raises(ValueError, match=f"{type(scaling).__name__} needs at least two pairs of channels, got 1"):
             RoPE(2, scaling=scaling)(Positions.arange(3))
     assert rope.frequencies(2) == found(YaRN(2, 4, ramp="ratio", beta_fast=0.5, beta_slow=0.25), 2, 50.0).tolist()
 

@@ -44,45 +44,44 @@ def attention(
     skip_below: float | None = None,
     key_norms: Float[Tensor, "batch kv_heads keys"] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """softmax(scores) value, with positions: rotates query and key, changes the scores, adds to the output.
+    """Scaled dot product attention with a positional encoding: softmax(scores) value.
 
-    The signature is that of `torch.nn.functional.scaled_dot_product_attention`, plus:
+    The encoding may rotate query and key, modify the scores, and add to the output. The arguments are those of
+    `torch.nn.functional.scaled_dot_product_attention`, plus:
 
-    - ``encoding``: what a scheme gave for some positions, or the scheme itself, which is then bound to
-      ``query_positions`` and ``key_positions``. By default keys are at 0 .. N-1 and queries are the last M of them.
-      With ``query_positions`` alone, as many keys have the same. Without an encoding positions still rule what is seen.
-    - ``window``: how far a query sees, counted along the order: a number of keys, of which its own is the last; or
-      (left, right), the number of places back and forth, None for all. With `Chunk(n)` a query
-      sees the keys of its own chunk alone: of coordinates 0 .. n-1, n .. 2n-1, and so on.
-    - ``sinks``: a logit for each head that every query sees beside its keys. It has no value, and takes a share of the
-      weights. The log-sum-exp includes it.
-    - ``backend``: ``"auto"``, of which `explain` says what it takes; or the name of one, ``"sdpa"``, ``"native"``,
-      ``"triton"``, ``"tiled"``, ``"flex"``, ``"chunked"`` or ``"reference"``, which then runs or raises ValueError, and
-      never falls back.
-    - ``skip_below``: the share of a row's weight that may be left out. Where a term fades with the distance, far keys
-      that all together have less of the weight, whatever queries and keys hold, need not be computed, nor their values
-      read: NaN in those is not seen. A far key whose score is high enough to count is computed. ``"native"``,
-      ``"tiled"`` and ``"flex"`` do so, and `explain` says how much is computed. By default 2**-32, a 256th of the
-      rounding of float32 (for float64 inputs 2**-61); ``0.0`` computes everything.
-    - ``key_norms``: the norms of the keys, after rotation, where the caller keeps them, as `KVCache` does: then a few
-      queries need not read the keys that they leave out. Norms that are too small would leave out keys that count.
-    - ``return_lse``: also return the log-sum-exp of each row of scores, (batch, heads, queries), by which partial
-      results can be merged. Where scores are the logarithms of weights that are not normalised, as stick-breaking's
-      are, it is that of their sum.
+    - ``encoding``: an `Encoding`, or a scheme, which is then bound to ``query_positions`` and ``key_positions``. By
+      default keys are at 0 .. N-1 and queries are the last M of them. If only ``query_positions`` is given, and there
+      are as many keys as queries, the keys use it too. Without an encoding, positions still determine the mask.
+    - ``window``: how many keys a query attends to, counted in order: an int n, the query's own key and the n - 1 before
+      it; or (left, right), the number of keys before and after it, None for no limit. With `Chunk(n)` a query attends
+      only to keys of its own chunk: coordinates 0 .. n-1, n .. 2n-1, and so on.
+    - ``sinks`` (heads,): an extra logit per head in every row's softmax. It has no value. The log-sum-exp includes it.
+    - ``backend``: ``"auto"`` (`explain` returns the choice), or one of ``"sdpa"``, ``"native"``, ``"triton"``,
+      ``"tiled"``, ``"flex"``, ``"chunked"`` and ``"reference"``. A named backend runs or raises ValueError; it never
+      falls back.
+    - ``skip_below``: the fraction of a row's attention weight that may be skipped. Where a term decays with distance,
+      distant keys whose total weight is at most this fraction, whatever the queries and keys, are not computed and
+      their values are not read: NaN in them does not propagate. A distant key with a larger score is computed.
+      Supported by ``"native"``, ``"tiled"`` and ``"flex"``; `explain` reports how much is computed. Default: 2**-32, a
+      256th of float32 rounding (2**-61 for float64 inputs); ``0.0`` computes everything.
+    - ``key_norms`` (batch, kv_heads, keys): the norms of the rotated keys, if the caller has them, as `KVCache` does. A
+      few queries then need not read the keys that they skip. Norms that are too small skip keys that count.
+    - ``return_lse``: also return the log-sum-exp of each row of scores, (batch, heads, queries), which `merge` needs.
+      Where scores are logarithms of unnormalized weights, as in stick-breaking, it is the logarithm of their sum.
 
-    The model opens the add door, ``x = encoding.add(x)``, since it acts before x becomes query, key and value. An
-    encoding that adds and was not added is a ValueError, and so is an unbound scheme that adds.
+    The model itself calls ``x = encoding.add(x)``, before query, key and value are projected from x. An encoding that
+    adds and whose ``add`` was not called raises ValueError, and so does an unbound scheme that adds.
 
-    ``is_causal`` compares order, not coordinates and not indices: with fewer queries than keys the last query sees
-    every key. Tokens see only their own document, and padding nothing. A query that sees no key gives zeros, in the
-    output and in every gradient. Fewer key and value heads than query heads mean grouped queries, with ``enable_gqa``
-    or without. ``attn_mask`` broadcasts to (batch, heads, queries, keys): bool, True = may be seen, or float, added to
-    the scores; not where these are logarithms of weights, as stick-breaking's are. ``dropout_p`` is applied whenever it
-    is above 0.
+    ``is_causal`` compares order, not coordinates or indices: with fewer queries than keys, the last query attends to
+    every key. Tokens attend only within their own document. Padding attends to nothing. A query without any visible key
+    returns zeros, also in every gradient. With fewer key and value heads than query heads, query heads share them, with
+    or without ``enable_gqa``. ``attn_mask`` broadcasts to (batch, heads, queries, keys): bool, True = may attend, or
+    float, added to the scores; a float mask is not supported where scores are logarithms of weights, as in
+    stick-breaking. ``dropout_p`` is applied whenever it is above 0.
 
-    Fused kernels have a first derivative alone: for the second, or under `torch.func`, take ``backend="reference"``.
+    Fused kernels have only a first derivative: for a second one, or under `torch.func`, use ``backend="reference"``.
 
-    Returns (batch, heads, queries, value_dim) in the query's dtype; scores are in float32 for half-precision inputs.
+    Returns (batch, heads, queries, value_dim) in the query's dtype. Scores are float32 for half-precision inputs.
     """
     encoding, call = request(
         query,
@@ -108,7 +107,7 @@ def attention(
         out, lse = run()
         if gives_weights(call.pieces):
             assert lse is not None
-            out = (out.to(lse.dtype) * lse.exp()[..., None]).to(out.dtype)  # the sum that it was divided by
+            out = (out.to(lse.dtype) * lse.exp()[..., None]).to(out.dtype)  # undo the normalization
         if sinks is not None:
             assert lse is not None
             out, lse = _with_sinks(out, lse, sinks)
@@ -120,7 +119,7 @@ def attention(
 
 
 def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp with one more logit in every row's denominator: out sigmoid(lse - sink)."""
+    """Output and log-sum-exp with an extra logit in every row's softmax: out sigmoid(lse - sink)."""
     sink = sinks.to(lse.dtype)[:, None]
     return (out.to(lse.dtype) * (lse - sink).sigmoid()[..., None]).to(out.dtype), torch.logaddexp(
         lse, sink.expand_as(lse)
@@ -138,10 +137,10 @@ def logits(
     window: Window = None,
     scale: float | None = None,
 ) -> Float[Tensor, "batch heads queries keys"]:
-    """The scores, all of them, as the reference has them: after the rotate and score doors, before mask and softmax.
+    """All scores, as the reference backend computes them: after the rotate and score doors, before mask and softmax.
 
-    ``is_causal`` and ``window`` do not mask; they tell schemes that look along the row, such as CoPE, which keys a
-    query sees. Float32 for half-precision inputs, float64 for float64 ones.
+    ``is_causal`` and ``window`` do not mask the result. Schemes that depend on the whole row, such as CoPE, use them to
+    know which keys a query attends to. Returns float32 for half-precision inputs, float64 for float64 inputs.
     """
     encoding = bound(query, key, key, encoding, query_positions, key_positions)
     call = call_of(query, key, key, encoding, None, is_causal, window, 0.0, scale, False, None)
@@ -168,13 +167,13 @@ def explain(
     skip_below: float | None = None,
     key_norms: Float[Tensor, "batch kv_heads keys"] | None = None,
 ) -> Explanation:
-    """Which backend `attention` takes for these arguments, why, and why the others cannot run them.
+    """Which backend `attention` uses for these arguments, why, and why the others cannot run them.
 
-    What `attention` would refuse, for other heads or distances past a table too, is the same error here; nothing of the
-    size of the scores is computed.
+    Raises the errors that `attention` raises, including those for a wrong number of heads or a distance beyond a table.
+    Computes nothing of the size of the scores.
 
     >>> print(posenc.explain(q, k, v, posenc.ALiBi(12), is_causal=True))
-    native: every term goes by distance, and the kernel makes the scores as it goes
+    native: every term depends on distance, and the kernel computes the scores on the fly
     """
     _, call = request(
         query,
@@ -200,10 +199,10 @@ def explain(
 
 @torch.no_grad()
 def _bind_pairs(call: Call) -> None:
-    """Makes every pair term once, so that it can refuse. Query and key have shapes and no numbers, so that nothing is
-    computed from them; a term that must look at numbers raises its errors when it runs."""
+    """Binds every pair term once, so that it can raise its errors. Query and key have no data, so nothing is computed
+    from them. A term that must read data raises its errors when it runs."""
     call.check()
-    few = call.part(slice(0, 1), slice(0, 1))  # what it says of heads and widths it says of one pair
+    few = call.part(slice(0, 1), slice(0, 1))  # a single pair is enough to check heads and widths
     pieces = [sliced(piece, slice(0, 1), slice(0, 1)) for piece in call.pieces]
 
     def shape_of(x: Any) -> Any:
@@ -211,7 +210,7 @@ def _bind_pairs(call: Call) -> None:
 
     with compat.without_numbers():
         query, key = shape_of(few.query), shape_of(few.key)
-        # A view of a table's rows, met as it is, would be asked for its gradient, of which torch warns.
+        # Without copies, torch would warn about the gradient of a view of a table.
         pieces = [
             replace(p, query=shape_of(p.query), key=shape_of(p.key)) if isinstance(p, Fold) else p for p in pieces
         ]

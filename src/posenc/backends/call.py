@@ -1,4 +1,4 @@
-"""One call of attention, checked and ready to run: what every backend takes."""
+"""`Call`, a checked call of attention, and `Backend`, which runs one."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from posenc.positions.tiles import Visibility
 from posenc.positions.visibility import visible
 from posenc.rotation.phases import PairRotation, in_double
 
-# Fewer queries than this are over before anything clever has begun (measured on a CPU: docs/log.md).
+# Below this many queries the simple path is faster (measured on a CPU: docs/log.md).
 FEW_QUERIES = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Far:
-    """Queries and keys as pairs have them that are ``reach`` or further apart: of the shapes of the call's own."""
+    """Queries and keys as rotated for pairs at a distance of at least ``reach``, in the shapes of the call's own."""
 
     reach: int
     query: Float[Tensor, "batch heads queries head_dim"]
@@ -38,23 +38,23 @@ class Far:
 
 @dataclass(frozen=True, eq=False)
 class Turn:
-    """A rotation of queries and keys that is still to be done: of the same pairs of channels, in the same layout."""
+    """A rotation of queries and keys that is not applied yet, of the same channel pairs in the same layout."""
 
     query: PairRotation
     key: PairRotation
 
     def part(self, queries: slice, keys: slice) -> Turn:
-        """That of some of the queries and keys."""
+        """The rotation of some of the queries and keys."""
         return Turn(self.query.of_tokens(queries), self.key.of_tokens(keys))
 
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """Queries and keys, the terms of the pair doors, and what may be seen.
+    """Query, key, value, the pair terms and the mask of one call.
 
     query (B, H, M, d), key (B, H_kv, N, d), value (B, H_kv, N, d_v), H a multiple of H_kv; all of one dtype and device.
-    Queries and keys are rotated already, unless ``turn`` says how they are still to be: see `turned`. ``bands`` are the
-    queries and keys of far pairs, as `apart` counts; the reference alone takes a call that has some.
+    Queries and keys are already rotated, unless ``turn`` is the rotation to apply: see `turned`. ``bands`` are the
+    queries and keys for distant pairs, by the distance of `apart`; only the reference backend runs a call with bands.
     """
 
     query: Float[Tensor, "batch heads queries head_dim"]
@@ -85,17 +85,17 @@ class Call:
         return replace(self, query=self.turn.query(self.query), key=self.turn.key(self.key), turn=None)
 
     def apart(self) -> Shaped[Tensor, "rows queries keys"]:
-        """How far apart each pair is, as bands count: g(p_i) - g(p_j), in coordinates or in chunks of them."""
+        """The distance of each pair that bands refer to: g(p_i) - g(p_j), in coordinates or in chunks of them."""
         x, y = (counted(positions, self.chunk) for positions in (self.query_positions, self.key_positions))
         return x[:, :, None] - y[:, None, :]
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision to compute scores in: float32, or float64 for float64 inputs."""
+        """The dtype of scores: float32, or float64 for float64 inputs."""
         return torch.promote_types(self.query.dtype, torch.float32)
 
     def visible(self) -> Bool[Tensor, "#batch #heads #queries #keys"] | None:
-        """Which key each query may see, by positions and by a bool ``attn_mask``; None for all."""
+        """The mask by positions and a bool ``attn_mask``; None for all True."""
         seen = visible(self.query_positions, self.key_positions, self.visibility)
         masks = [] if seen is None else [seen[:, None]]
         if self.bool_mask is not None:
@@ -103,7 +103,7 @@ class Call:
         return reduce(and_, masks) if masks else None
 
     def check(self) -> None:
-        """ValueError or PositionError where the positions do not suit a term."""
+        """ValueError or PositionError if the positions do not match a term."""
         for term in (*self.pieces, *self.values):
             check(getattr(term, "distance", None), self.raw_block())
             if isinstance(term, Function):
@@ -111,38 +111,38 @@ class Call:
 
     @property
     def shown(self) -> Tensor | None:
-        """Which pairs ``attn_mask`` lets be seen: those that are True or, where it is float, not -inf."""
+        """``attn_mask`` as bool: a float mask is True where it is not -inf."""
         return self.bool_mask if self.attn_mask is None or self.bool_mask is not None else self.attn_mask != -torch.inf
 
     @property
     def bool_mask(self) -> Tensor | None:
-        """``attn_mask`` where it is bool."""
+        """``attn_mask`` if it is bool, else None."""
         return self.attn_mask if self.attn_mask is not None and self.attn_mask.dtype == torch.bool else None
 
     @property
     def layouts(self) -> tuple[Layout, Layout] | None:
-        """The layouts of queries and of keys, where every token is known to lie in one of their spans or in padding."""
+        """The layouts of queries and keys, if the spans of both are known; else None."""
         both = self.query_positions.layout, self.key_positions.layout
         if any(layout.rows is None for layout in both):
             return None
-        if self.key_positions.coords.dim() == 3:  # no tile goes by one of several coordinates
+        if self.key_positions.coords.dim() == 3:  # tiles use only order and document
             return both[0].by_order(), both[1].by_order()
         return both
 
     @property
     def is_forward_mode(self) -> bool:
-        """Whether tangents may be on their way, which an operator of one's own would lose without a word."""
+        """Whether forward-mode AD is active, whose tangents custom operators would drop without an error."""
         return compat.is_forward_mode()
 
     @property
     def has_few_queries(self) -> bool:
-        """Whether this is a step of decoding. A graph compiled for all lengths must not be told apart by theirs, but
-        that there is one query it knows anyway."""
+        """Whether this is a decoding step. A dynamic graph must not be specialized by comparing lengths, but dynamo
+        always specializes a size of 1."""
         queries = self.query.size(2)
         return queries == 1 or (not torch.compiler.is_compiling() and queries < FEW_QUERIES)
 
     def raw_block(self) -> Block:
-        """All queries against all keys, in the precision of the inputs: for what casts by itself what it reads."""
+        """All queries against all keys, in the dtype of the inputs, for code that casts what it reads."""
         return Block(
             self.query,
             self.key,
@@ -155,11 +155,11 @@ class Call:
         )
 
     def block(self) -> Block:
-        """All queries against all keys, in the precision of the scores."""
+        """All queries against all keys, in the dtype of the scores."""
         return replace(self.raw_block(), query=self.query.to(self.dtype), key=self.key.to(self.dtype))
 
     def part(self, queries: slice, keys: slice) -> Call:
-        """The same call for some queries, which see some of the keys."""
+        """The call of some of the queries and keys."""
         block, mask = self.raw_block().part(queries, keys), self.attn_mask
         if mask is not None:
             mask = mask if mask.size(2) == 1 else mask[:, :, queries]
@@ -182,7 +182,7 @@ class Call:
 
 
 def counted(positions: Positions, chunk: int | None) -> Shaped[Tensor, "rows tokens"]:
-    """g(p) of every token: its one coordinate, or the number of the chunk that it lies in."""
+    """g(p) of every token: its coordinate, or the number of its chunk."""
     coords = positions.scalar("a rotation with bands")
     if chunk is None:
         return coords if coords.dtype == torch.int64 else in_double(coords)
@@ -190,7 +190,7 @@ def counted(positions: Positions, chunk: int | None) -> Shaped[Tensor, "rows tok
 
 
 def sliced(piece: Piece, queries: slice, keys: slice) -> Piece:
-    """A piece for some of the queries and keys: one that holds a number for each of them is cut."""
+    """A piece for some of the queries and keys: slices tensors that it has for each of them."""
     if not isinstance(piece, Fold):
         return piece
     query, key = piece.query, piece.key
@@ -201,12 +201,14 @@ def sliced(piece: Piece, queries: slice, keys: slice) -> Piece:
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to run attention. ``refuses(call)`` is None where it can, else the reason in words; ``run(call)`` gives the
-    output (B, H, M, d_v) in the query's dtype and, if asked for, the log-sum-exp (B, H, M) of every row of scores. It
-    is given rotated queries and keys, unless it ``turns`` them by itself. ``refuses`` reads no numbers of them.
+    """An implementation of attention.
 
-    A query that sees no key gives zeros, in the output and in every gradient, and a log-sum-exp of -inf. Gradients of
-    the log-sum-exp come with those of the output.
+    ``refuses(call)`` is None if it supports the call, else the reason; it does not read tensor values. ``run(call)``
+    returns the output (B, H, M, d_v) in the query's dtype and, if ``return_lse``, the log-sum-exp (B, H, M) of every
+    row of scores. Queries and keys are already rotated, unless it ``turns`` them itself.
+
+    A query without any visible key gives zeros in the output and in every gradient, and a log-sum-exp of -inf. The
+    log-sum-exp is differentiable like the output.
     """
 
     name: str
@@ -215,5 +217,5 @@ class Backend:
     turns: bool = False
 
     def __call__(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        """Runs the call, whose queries and keys are rotated first unless the backend turns them by itself."""
+        """Runs the call, after rotating queries and keys unless the backend does."""
         return self.run(call if self.turns else call.turned())

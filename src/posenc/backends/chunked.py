@@ -1,7 +1,7 @@
-"""Blocks of queries: any score term in linear memory, forward and backward, on any device.
+"""Attention in blocks of queries: any score term in linear memory, forward and backward, on any device.
 
-Each block meets only the keys that causality and documents let it see, and its backward pass computes it again, so no
-more than one block of scores exists at a time. The gradients of everything that a term reads come by themselves.
+Each block uses only the keys that causality and documents allow, and is recomputed in the backward pass, so only one
+block of scores exists at a time. Autograd computes the gradients of everything that a term reads.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from posenc.encoding.pieces import Row
 from posenc.positions.positions import PADDING
 from posenc.positions.tiles import tiles
 
-# Scores held at once, of all batch rows and heads: 16 MB in float32. And the fewest queries of a block, which would
-# otherwise be too thin for the products.
+# Scores held at once, of all batch rows and heads: 16 MB in float32. And the minimum number of queries in a block, for
+# efficient matrix products.
 SCORES = 2**22
 ROWS = 64
-# A graph compiled once for all lengths cannot hold a loop as long as the text.
+# A dynamic graph cannot have a loop whose length depends on the text.
 BLOCKS_IN_A_GRAPH = 8
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
-    call.check()  # blocks leave out keys, and an error must not depend on which
+    call.check()  # blocks skip keys, and errors must not depend on which
     batch, heads, queries, _ = call.query.shape
     if torch.compiler.is_compiling():
         rows = -(-queries // BLOCKS_IN_A_GRAPH)
@@ -51,10 +51,10 @@ def _of_block(block: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def _spans(call: Call, starts: list[int], rows: int) -> list[tuple[int, int]]:
-    """For each block of queries the keys from the first to the last that any of them may see."""
+    """For each block of queries, the range of keys that any of them may attend to."""
     query, key = call.query_positions, call.key_positions
     keys = call.key.size(2)
-    if any(isinstance(piece, Row) for piece in call.pieces):  # it is promised the whole row
+    if any(isinstance(piece, Row) for piece in call.pieces):  # a Row gets all keys
         return [(0, keys)] * len(starts)
     if torch.compiler.is_compiling():
         runs = query.layout.run, key.layout.run
@@ -72,8 +72,8 @@ def _spans(call: Call, starts: list[int], rows: int) -> list[tuple[int, int]]:
             found = list(tiles(mine, call.layouts[1], call.visibility, call.query.size(0)))
             spans.append((min(t.first for t in found), max(t.last for t in found)) if found else (0, 0))
         return spans
-    # Every batch row has a say: a key is needed that is of a document between the least and the greatest of a block's
-    # own and, if causal, comes no later than the latest of its queries. One wait for the device, for all blocks.
+    # A key is needed if, in any batch row, its document is between the lowest and highest of the block's queries and,
+    # if causal, its order is not above their highest. Synchronizes the device once for all blocks.
     needed = []
     for start in starts:
         document = query.document[:, start : start + rows]

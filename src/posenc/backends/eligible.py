@@ -20,22 +20,22 @@ from posenc.positions.tiles import distances, tiles
 
 
 def unfit(call: Call) -> str | None:
-    """Why a call cannot be run from its tiles by a backend that lays out no line of distances; None where it can."""
+    """Why a backend that needs no table of all distances cannot run a call from its tiles; None if it can."""
     if call.attn_mask is not None or call.dropout_p:
-        return "it takes no attn_mask and no dropout"
+        return "it does not support attn_mask and dropout"
     if call.is_forward_mode:
         return "it has no forward-mode derivative"
     if call.scale <= 0:
-        return "it hides keys before it scales, so the scale must be positive"
+        return "it masks before it scales, so the scale must be positive"
     if 0 in (*call.query.shape, *call.key.shape, *call.value.shape):
-        return "there is nothing to attend to"
+        return "an input is empty"
     if call.layouts is None:
-        return "the layout of the positions is not known: use positions.with_layout(), or positions made by name"
+        return "the layout of the positions is unknown: use positions.with_layout(), or a constructor of Positions"
     reason = _refused_piece(call)
     if reason is not None:
         return reason
     if goes_by_distance(call) and not _has_distances(call):
-        return "a term goes by distance, and coordinates are not known to rise by one with the tokens"
+        return "a term depends on distance, and coordinates are not known to increase by one with the tokens"
     return None
 
 
@@ -45,10 +45,10 @@ def _refused_piece(call: Call) -> str | None:
         if isinstance(piece, Row):
             return "a score term needs whole rows of scores"
         if isinstance(piece, Bias) and piece.hides:
-            return "a score term hides keys by itself"
+            return "a score term masks keys"
         distance = getattr(piece, "distance", None)
         if distance is not None and distance.axis != 0:
-            return "a score term goes by several coordinates"
+            return "a score term depends on several coordinates"
         if (
             isinstance(piece, Fold)
             and piece.query is not None
@@ -61,28 +61,28 @@ def _refused_piece(call: Call) -> str | None:
             if piece.reads_coordinates:
                 return "a score term is a function of both coordinates"
             if len(functions) > 1 or n not in (0, len(call.pieces) - 1):
-                return "a score term that is a function of the score stands between others"
+                return "a score term that is a function of the score is between other terms"
             if not all(_is_named(f) for f in (piece.apply, piece.derivative) if f is not None):
-                return "a score term's function is not one of a module, so that an operator cannot find it by its name"
+                return "a score term's function is not at module level, so an operator cannot find it by name"
     if any(isinstance(p, Fold) and p.key is not None for p in call.pieces):
         if any(isinstance(p, Fold) and p.query is not None for p in call.pieces):
-            return "vectors are added to the query and to the key, and their product is a term that nobody asked for"
+            return "vectors are added to both query and key, and their product is an unwanted cross term"
         if functions[:1] == [0] and len(call.pieces) > 1:
-            return "a score term must see the score before a vector is added to the key"
+            return "a score term needs the score before a vector is added to the key"
     if functions[:1] == [0] and any(isinstance(p, Fold) for p in call.pieces):
-        return "a score term must see the score before a vector is added to the query"
+        return "a score term needs the score before a vector is added to the query"
     if sum(isinstance(p, Clock) for p in call.pieces) > 1:
-        return "there is more than one clock"
+        return "there is more than one cumulative feature"
     return None
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """A function of a module by its name, "module:function"."""
+    """The name of a module-level function, "module:function"."""
     return f"{function.__module__}:{function.__qualname__}"
 
 
 def by_name(name: str) -> Callable[..., Any]:
-    """The inverse of `name_of`. ValueError where there is none of that name."""
+    """The inverse of `name_of`."""
     module, _, qualname = name.partition(":")
     found: Any = reduce(getattr, qualname.split("."), importlib.import_module(module))
     return found
@@ -95,7 +95,7 @@ def _is_named(function: Callable[..., object]) -> bool:
         return False
 
 
-# What torch.compiler.assume_constant_result does, which imports the whole compiler: a graph keeps what these say.
+# Same as torch.compiler.assume_constant_result, which would import the whole compiler.
 _is_named._dynamo_marked_constant = name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -109,11 +109,11 @@ def _has_distances(call: Call) -> bool:
 
 
 def is_spread(call: Call) -> bool:
-    """Whether the distances of pairs reach over more than a table of them may hold, as on both sides of a gap."""
+    """Whether the range of distances is too large for a table, as on both sides of a gap."""
     assert call.layouts is not None
     query, key = call.layouts
     if query.run is not None and key.run is not None:
-        return False  # of unbroken texts there are as many as tokens
+        return False  # contiguous texts have as many distances as tokens
     most = ENTRIES_PER_TOKEN * (call.query.size(2) + call.key.size(2))
     spread = [layout.bounds[1] - layout.bounds[0] for layout in (query, key) if layout.bounds is not None]
     if len(spread) == 2 and sum(spread) < most:
@@ -123,10 +123,10 @@ def is_spread(call: Call) -> bool:
 
 
 def reach_of(call: Call) -> tuple[int, int]:
-    """The least and the greatest distance of any pair that may be seen."""
+    """The lowest and highest distance of any unmasked pair."""
     assert call.layouts is not None
     query, key = (layout.run for layout in call.layouts)
-    # The spans of a grid are no lines.
+    # The spans of a grid have no line.
     if (
         torch.compiler.is_compiling()
         and query is not None
@@ -142,7 +142,7 @@ def reach_of(call: Call) -> tuple[int, int]:
 
 
 def _reach_of_runs(query: Span, key: Span, call: Call) -> tuple[int, int]:
-    """The same without a comparison of lengths, which a compiler may not know."""
+    """The same without comparing lengths, which may be symbolic."""
     assert query.line is not None
     assert key.line is not None
     m, n = call.query.size(2), call.key.size(2)
@@ -155,7 +155,7 @@ def _reach_of_runs(query: Span, key: Span, call: Call) -> tuple[int, int]:
 
 
 def line_of(at: object, distance: Distance, block: Block, r: Tensor) -> Tensor:
-    """What a term gives at these distances, (heads or 1, distances[, width]), in the precision of scores."""
+    """The values of a term at these distances, (heads or 1, distances[, width]), in the scores' dtype."""
     reach = None if distance.reach is None else distance.reach[0] - 1
-    entries = r if reach is None else r.clamp(-reach, reach)  # checked: only pairs that nothing may see lie further
+    entries = r if reach is None else r.clamp(-reach, reach)  # was checked, so only masked pairs are clamped
     return block.of_heads(at(entries), distance.scheme).to(block.dtype)  # type: ignore[operator]

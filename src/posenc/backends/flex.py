@@ -1,25 +1,25 @@
-"""FlexAttention: one fused kernel, compiled for the score terms at hand, that skips what positions rule out.
+"""The FlexAttention backend: a fused kernel compiled for the score terms, which skips masked blocks.
 
-Score terms have its form already, (score, b, h, i, j) -> score, so they are bound to the whole call and chained. Of the
-mask only a table of blocks is made, O((N/128)^2), from the least and the greatest document and order of 128 tokens at a
-time. What a term binds may be wider: q times a table of every distance is queries x distances.
+Score terms are score_mods, (score, b, h, i, j) -> score, bound to the whole call and chained. The block mask,
+O((N/128)^2), is computed from the lowest and highest document and order of every 128 tokens. The tensors of a term may
+be larger: q times a table of every distance is queries x distances.
 
-What was learned of the kernel (torch 2.13), and shapes this file:
+Properties of FlexAttention (torch 2.13) that this file depends on:
 
-- A term is traced with a score of the query's dtype, though the kernel keeps it in float32. ALiBi's distances in
-  bfloat16 would be wrong, so a score is made float32 first; the CPU compiler leaves the rounding out, but says nowhere
-  that it will.
-- On CPU it is for inference: no backward, no log-sum-exp, no float64.
-- On CPU lengths must not be dynamic. The C++ template writes the sizes of its tiles into the code by replacing a name,
-  ks2, in every place, and the sizes of the tensors a term indexes may be called ks24, or ks2. So the code is compiled
-  for lengths that are powers of two, and the tokens in between are padded, which the table of blocks skips. There is
-  one compilation for each doubling of the length, and one for each batch size. On CUDA lengths are dynamic.
-- On CPU it must be compiled by itself: its code cannot index a tensor that the same compiled graph computes.
-- dynamo keeps 8 compilations of one function, then goes on without compiling, with no more than a line in the log.
-  Every kind of term, dtype and length is a compilation of the same function here, so the limit is raised, and to exceed
-  it is an error (fullgraph).
-- The code is found again for another call or layer: dynamo compares what a function's code is and what it closes over,
-  not which function it is. For the same reason causality and packing are values, not code, and rows are written out.
+- A score_mod is traced with a score of the query's dtype, although the kernel keeps it in float32. ALiBi's distances in
+  bfloat16 would be wrong, so scores are cast to float32 first. The CPU compiler omits the rounding, but does not
+  guarantee it.
+- On CPU it supports only inference: no backward, no log-sum-exp, no float64.
+- On CPU lengths must not be dynamic: the C++ template inserts tile sizes by replacing a name, ks2, everywhere, and the
+  sizes of indexed tensors may be named ks24 or ks2. So it is compiled for lengths that are powers of two, and other
+  lengths are padded with tokens that the block mask skips. There is one compilation for each doubling of the length,
+  and one for each batch size. On CUDA lengths are dynamic.
+- On CPU it must be compiled separately: it cannot index a tensor that the same compiled graph computes.
+- dynamo keeps 8 compilations of one function, then runs without compiling, with only a log message. Every kind of term,
+  dtype and length is a compilation of the same function here, so the limit is raised, and exceeding it is an error
+  (fullgraph).
+- Compilations are reused for other calls and layers, since dynamo compares the code and closure of a function, not its
+  identity. For the same reason causality and packing are values, not code, and broadcast rows are made contiguous.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ from posenc.lowering.forms import ScoreFunction, function
 from posenc.positions.positions import PADDING, Positions
 
 BLOCK = 128  # tokens along each side of a block of the mask: the kernel's own size
-SHORTEST = 16  # tokens that a shorter sequence is padded to on CPU
-COMPILATIONS = 256  # kept at a time, of all kinds together
+SHORTEST = 16  # the minimum length on CPU, by padding
+COMPILATIONS = 256  # the maximum number of compilations
 
 
 def _refuses(call: Call) -> str | None:
     query, device = call.query, call.query.device.type
     if device not in ("cpu", "cuda"):
-        return f"FlexAttention runs on CPU and CUDA, and the query is on {device}"
+        return f"FlexAttention runs on CPU and CUDA, but the query is on {device}"
     if query.dtype == torch.float64:
         return "FlexAttention has no float64"
     if query.numel() == 0 or call.value.numel() == 0:
-        return "FlexAttention needs a query, a key and a channel at least"
+        return "FlexAttention needs at least one query, key and channel"
     if len(call.values) > 0:
-        return "the value door needs the attention weights, which FlexAttention does not give"
-    # Whether functions can be had goes by where tokens are: of queries and keys the first will do.
+        return "the value door needs the attention weights, which FlexAttention does not return"
+    # Whether there are score_mods depends on the positions, not on queries and keys: the first ones suffice.
     few = call.part(slice(0, 1), slice(0, 1))
     few = replace(few, query_positions=call.query_positions, key_positions=call.key_positions)
     if isinstance(functions := _functions(few, few.raw_block()), str):
@@ -71,22 +71,22 @@ def _refuses(call: Call) -> str | None:
     if device == "cuda":
         narrowest = min(query.size(-1), call.value.size(-1))
         if narrowest < 16:
-            return f"FlexAttention needs 16 channels at least on CUDA, got {narrowest}"
+            return f"FlexAttention needs at least 16 channels on CUDA, got {narrowest}"
     elif call.return_lse:
         return "FlexAttention does not return the log-sum-exp on CPU"
     elif torch.compiler.is_compiling():
-        return "FlexAttention on CPU is compiled by itself and cannot be part of a compiled graph"
+        return "FlexAttention on CPU is compiled separately and cannot be part of a compiled graph"
     return _derivative(call)
 
 
 def _derivative(call: Call) -> str | None:
-    """Why the derivative that would be asked for cannot be had.
+    """Why the needed derivative is not supported, or None.
 
-    A term does not say which parameters it reads: it is asked for one score of one query and key, which leads back to
-    all of them.
+    The parameters of a term are unknown, so it is evaluated for one query and key, whose score requires grad if any
+    parameter does.
     """
     backward = call.query.device.type == "cpu" and torch.is_grad_enabled()
-    forward = call.is_forward_mode  # compiled code would leave the tangents behind without a word
+    forward = call.is_forward_mode  # compiled code would drop tangents without an error
     if torch.compiler.is_compiling() or not (backward or forward):
         return None
     first = call.part(slice(0, 1), slice(0, 1))
@@ -116,7 +116,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     function = _score_function(call, left)
     grouped = query.size(1) != key.size(1)
     value = call.value
-    if not torch.is_grad_enabled():  # on CPU a leaf that requires grad is refused even where none is asked for
+    if not torch.is_grad_enabled():  # on CPU it rejects leaves that require grad even under no_grad
         query, key, value = query.detach(), key.detach(), value.detach()
     how = (query, key, value, function, blocks, call.scale, grouped, call.return_lse)
     if torch.compiler.is_compiling():
@@ -145,7 +145,7 @@ def _attend(
     if not return_lse:
         out = flex.flex_attention(query, key, value, function, blocks, scale, grouped)
         return out, None
-    if hasattr(flex, "AuxRequest"):  # torch 2.9 and later, which warn of return_lse
+    if hasattr(flex, "AuxRequest"):  # torch 2.9 and later, which deprecate return_lse
         wanted = flex.AuxRequest(lse=True)
         out, more = flex.flex_attention(query, key, value, function, blocks, scale, grouped, return_aux=wanted)
         return out, more.lse
@@ -156,10 +156,10 @@ def _attend(
 
 
 def _functions(call: Call, block: Block, left: tuple[Piece, ...] | None = None) -> list[ScoreFunction] | str:
-    """The pieces as functions of one score, or in words why one of them is none."""
+    """The pieces as score_mods, or the reason why one of them has none."""
     functions = []
     for piece in call.pieces if left is None else left:
-        # A term that looks at positions alone need not wait for a cast.
+        # A term that reads only positions needs no cast of query and key.
         made = function(piece, call.raw_block() if is_content_free(piece) else block)
         if isinstance(made, str):
             return made
@@ -168,9 +168,9 @@ def _functions(call: Call, block: Block, left: tuple[Piece, ...] | None = None) 
 
 
 def _score_function(call: Call, left: tuple[Piece, ...]) -> ScoreFunction | None:
-    """The pieces that are left, one after the other, then ``attn_mask``; None where there is nothing to do."""
+    """The remaining pieces in turn, then ``attn_mask``; None if there is nothing to do."""
     functions = _functions(call, call.block(), left)
-    if isinstance(functions, str):  # what one pair does not show: its coordinates are too far apart for a table
+    if isinstance(functions, str):  # not found with one pair: the range of coordinates is too large for a table
         raise ValueError(f"backend 'flex' cannot run this: {functions}")
     mask = call.attn_mask
     if mask is not None:
@@ -195,10 +195,10 @@ def _score_function(call: Call, left: tuple[Piece, ...]) -> ScoreFunction | None
 
 
 def _block_mask(call: Call, queries: int, keys: int) -> BlockMask:
-    """What positions let be seen, for a call padded to so many queries and keys.
+    """The block mask of a call padded to ``queries`` and ``keys``.
 
-    A block of pairs is skipped where no pair can be seen for certain, or can count, and taken as it is where every pair
-    is seen; between the two each pair is looked at.
+    A block is skipped if all its pairs are masked or negligible, and full if none is masked; otherwise each pair is
+    checked.
     """
     batch = call.query.size(0)
     (document, order), (of_key, key_order) = (
@@ -213,7 +213,7 @@ def _block_mask(call: Call, queries: int, keys: int) -> BlockMask:
         counted = F.pad(counted, (0, some.size(3) - counted.size(3), 0, some.size(2) - counted.size(2)))
         some, every = some & counted, every & counted
 
-    # Compiled code is for one layout, so a row for the whole batch is written out as any other.
+    # Compiled code is specialized to strides, so broadcast rows are made contiguous.
     document, of_key, oldest, newest, key_order = (
         x.contiguous() for x in (document, of_key, oldest, newest, key_order)
     )
@@ -230,7 +230,7 @@ def _block_mask(call: Call, queries: int, keys: int) -> BlockMask:
 def _listed(
     blocks: Bool[Tensor, "rows heads query_blocks key_blocks"],
 ) -> tuple[Int[Tensor, "rows heads query_blocks"], Int[Tensor, "rows heads query_blocks key_blocks"]]:
-    """How many key blocks each block of queries has, and which: theirs come first, in order."""
+    """The number of key blocks of each query block, and their indices, which come first and in order."""
     first = (~blocks).to(torch.int32).argsort(dim=-1, stable=True)
     return blocks.sum(-1, dtype=torch.int32), first.to(torch.int32)
 
@@ -251,8 +251,8 @@ def _filled(x: Tensor, length: int, value: int) -> Tensor:
 
 
 def _padded(call: Call, queries: int, keys: int) -> Call:
-    """The same call with more queries and keys, which the mask hides, in one layout. They stand where the last token
-    stands, so every scheme can encode them."""
+    """The call padded with masked queries and keys, contiguous. They have the last token's position, which every scheme
+    can encode."""
     more_queries, more_keys = queries - call.query.size(2), keys - call.key.size(2)
     mask = call.attn_mask
     if mask is not None:
@@ -273,7 +273,7 @@ def _padded(call: Call, queries: int, keys: int) -> Call:
 
 
 def _more(x: Tensor, tokens: int) -> Tensor:
-    """(batch, heads, tokens, ...) with zeros for so many tokens more."""
+    """(batch, heads, tokens, ...) padded with zeros by ``tokens``."""
     return F.pad(x, (0, 0) * (x.dim() - 3) + (0, tokens)).contiguous()
 
 

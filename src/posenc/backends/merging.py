@@ -1,4 +1,4 @@
-"""Merging attention over parts of the keys, such as two bands of distances, or the shards of a long text."""
+"""`merge`: attention over all keys from attention over parts of them, such as shards of a long text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from posenc.arguments import shown
 def merge(
     parts: Sequence[tuple[Float[Tensor, "batch heads queries value_dim"], Float[Tensor, "batch heads queries"]]],
 ) -> tuple[Float[Tensor, "batch heads queries value_dim"], Float[Tensor, "batch heads queries"]]:
-    """The attention over all keys, from attention over parts of them that share no key.
+    """Merges attention over disjoint parts of the keys into attention over all keys.
 
-    Formula: lse = log sum_n e^(lse_n), out = sum_n e^(lse_n - lse) out_n, for the parts (out_n, lse_n) that
-    ``attention(..., return_lse=True)`` gives. Gradients go back to every part. A query that sees no key in any part
-    gives zeros and a log-sum-exp of -inf. ValueError for parts of different shapes.
+    Formula: lse = log sum_n e^(lse_n), out = sum_n e^(lse_n - lse) out_n, for parts (out_n, lse_n) returned by
+    ``attention(..., return_lse=True)``. Differentiable. A query without any visible key in any part gives zeros and a
+    log-sum-exp of -inf. Raises ValueError for parts of different shapes.
     """
     pairs = isinstance(parts, Sequence) and all(isinstance(part, Sequence) and len(part) == 2 for part in parts)
     if not pairs or not parts:
@@ -27,7 +27,7 @@ def merge(
         if out.shape != parts[0][0].shape or lse.shape != out.shape[:-1]:
             shape = tuple(parts[0][0].shape)
             raise ValueError(
-                f"parts must be of shapes {shape} and {shape[:-1]}, got {tuple(out.shape)} and {tuple(lse.shape)}"
+                f"parts must have shapes {shape} and {shape[:-1]}, got {tuple(out.shape)} and {tuple(lse.shape)}"
             )
     every = torch.stack([lse for _, lse in parts])
     blind = (every == -torch.inf).all(0)

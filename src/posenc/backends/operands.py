@@ -1,4 +1,4 @@
-"""What the kernels are given of a call, as tensors by name; and the derivative of an operator that takes them."""
+"""Kernel arguments of a call, as tensors by name, and autograd for operators that take them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ from posenc.lowering.forms import check_width, meets
 from posenc.positions.layout import flat
 
 TABLES = ("bias", "vectors", "values", "factor", "key_vectors", "away")
-FUNCTIONS = {"relu times": 1, "cap": 2}  # those that the kernels know, by the name that `Function.formula` gives
+FUNCTIONS = {"relu times": 1, "cap": 2}  # functions that kernels support, by `Function.formula`
 
 
 class Given:
-    """What a kernel is given beside query and value: the key, tensors by name, and where its tables begin.
+    """The arguments of a kernel besides query and value: the key, tensors by name, and the first entries of tables.
 
-    Tables are of all heads, or one for all: "bias" and "factor" (heads or 1, entries, 1), "vectors" and "values"
-    (heads or 1, entries, width), and "key_vectors", scaled, which keys meet. "shift" is (heads, head_dim). "meeting"
-    (batch, heads, queries, width) meets the vectors in the query's place. "query_clock" and "key_clock" (batch, heads,
-    tokens) are in double precision. What goes by two coordinates comes from `tables_of_plane`. Of a broken line there
-    are "away" (1, entries, 1) and in double precision "share" (rows, queries) and "lines" (heads, lines, 2); "ends"
-    (rows, queries, lines - 1) says how many entries of "away" a query has on each side of a break.
+    - "bias" and "factor" (heads or 1, entries, 1), "vectors" and "values" (heads or 1, entries, width).
+    - "key_vectors", scaled, to multiply with keys.
+    - "shift" (heads, head_dim), added to the query.
+    - "meeting" (batch, heads, queries, width), multiplied with the vectors instead of the query.
+    - "query_clock" and "key_clock" (batch, heads, tokens), in float64.
+    - The tables of `tables_of_plane`.
+    - "away" (1, entries, 1), "share" (rows, queries) and "lines" (heads, lines, 2) of a `BrokenLine`, the latter two in
+      float64, and "ends" (rows, queries, lines - 1), the number of entries of "away" before each break of a query.
     """
 
     def __init__(self, call: Call) -> None:
@@ -49,8 +51,8 @@ class Given:
             self.tensors.update(tables)
 
     def _entries(self, distances: Sequence[Distance]) -> tuple[int, Tensor]:
-        """The first of the distances that a table for all of these holds, and all of them: those of any pair, and where
-        every term is constant from some distance on, no further than that. The kernel goes on with the end entries."""
+        """The first distance of a table for all of these, and its distances: those of any pair or, if every term is
+        constant beyond some distance, only up to that. The kernel repeats the end entries."""
         lowest, highest = self.reach
         if all(distance.tail == "constant" for distance in distances):
             past = max(distance.past for distance in distances)
@@ -62,11 +64,11 @@ class Given:
         self.tensors[name], self.lows[name] = (table if table.dim() == 3 else table[..., None]), low
 
     def _biases_and_meetings(self, block: Block) -> None:
-        """The lines of numbers, and the vectors and what meets them."""
+        """The biases, and the vectors with their multiplicands."""
         call, heads = self.call, self.call.query.size(1)
         biases = [piece for piece in call.pieces if isinstance(piece, Bias)]
         meetings = [piece for piece in call.pieces if isinstance(piece, Meeting)]
-        shifted = [piece for piece in meetings if piece.shift is not None]  # of these a line comes too
+        shifted = [piece for piece in meetings if piece.shift is not None]  # these also add a bias
         of_vectors = [piece.distance for piece in meetings]
         of_lines = [piece.distance for piece in biases]
         if shifted:
@@ -105,7 +107,7 @@ class Given:
             self._put("bias", low, reduce(torch.add, lines))
 
     def _others(self, block: Block) -> None:
-        """Vectors of the output, folds, clocks, and a function."""
+        """Vectors of the output, folds, cumulative features, and a function."""
         call, heads = self.call, self.call.query.size(1)
         if call.values:
             low, r = self._entries([term.distance for term in call.values])
@@ -134,12 +136,12 @@ class Given:
                 self.function = [FUNCTIONS[piece.formula], int(len(call.pieces) > 1 and call.pieces[-1] is piece)]
 
     def _broken(self, piece: BrokenLine, scheme: str, block: Block) -> None:
-        """A broken line of both coordinates."""
+        """A piecewise linear function of both coordinates."""
         low, r = self._entries([Distance(scheme)])
         away, share = piece.away(r), piece.share(block.query_positions.scalar(scheme))
         breaks, lines = piece.lines()
         with torch.no_grad():
-            # Entries fall as they go on: those before the n-th end lie past the n-th break.
+            # Entries decrease: those before the n-th end are beyond the n-th break.
             least = breaks / share[..., None]
             ends = away.size(0) - torch.searchsorted(away.flip(0), least, right=True)
         self._put("away", low, away.to(self.call.dtype)[None])
@@ -147,7 +149,7 @@ class Given:
         self.tensors.update(share=share, lines=block.of_heads(lines, scheme).expand(heads, -1, -1), ends=ends)
 
     def arguments(self) -> tuple[object, ...]:
-        """Those of an operator from ``given`` on, all but the scale."""
+        """The arguments of an operator from ``given`` on, except the scale."""
         is_learned = torch.is_grad_enabled()
         assert self.call.layouts is not None
         return (
@@ -162,16 +164,16 @@ class Given:
 
 
 def unknown_piece(call: Call, functions: Collection[str], keys_meet: bool = False) -> str | None:
-    """Why a kernel that takes what `Given` holds cannot run the pieces, which `tiles` can; None where it can.
-    ``functions`` are those of a score that it knows. ``keys_meet``: it takes "key_vectors"."""
+    """Why a kernel that takes `Given` cannot run pieces that tiles support; None if it can. ``functions`` are the
+    functions of the score that it supports; ``keys_meet``: it supports "key_vectors"."""
     for piece in call.pieces:
         if isinstance(piece, Meeting) and piece.side == "key" and not keys_meet:
-            return "a key meets a vector"
+            return "a key is multiplied with a vector"
         if isinstance(piece, Function) and (piece.formula not in functions or piece.distance is None):
-            return "a score term is a function of the score that the kernel does not know"
+            return "a score term is a function of the score that the kernel does not support"
     distances = [getattr(term, "distance", None) for term in (*call.pieces, *call.values)]
     if any(d is not None and d.tail != "constant" for d in distances) and is_spread(call):
-        return "a term needs a table of all distances between the least and the greatest, which lie too far apart"
+        return "a term needs a table of all distances, whose range is too large"
     return None
 
 
@@ -179,11 +181,11 @@ def unknown_piece(call: Call, functions: Collection[str], keys_meet: bool = Fals
 
 
 def differentiate(forward: Any, backward: Any) -> None:
-    """Tells PyTorch the shapes of what two custom operators give, and that one is the derivative of the other.
+    """Registers fake implementations of two custom operators, and one as the derivative of the other.
 
-    ``forward`` takes query, key, value, `Given.arguments` and the scale, and gives output and log-sum-exp; ``backward``
-    takes the gradients of both, query, key, value, output, log-sum-exp and the rest, and gives the gradients of query,
-    key and value, and of what is learned.
+    ``forward`` takes query, key, value, `Given.arguments` and the scale, and returns output and log-sum-exp.
+    ``backward`` takes the gradients of both, query, key, value, output, log-sum-exp and the rest, and returns the
+    gradients of query, key and value, and of learned tensors.
     """
 
     def fake(query, key, value, *_):  # type: ignore[no-untyped-def]
@@ -197,7 +199,7 @@ def differentiate(forward: Any, backward: Any) -> None:
 
     def save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
         query, key, value, given, *ctx.rest = inputs
-        ctx.none = tuple([] if x == [] else None for x in ctx.rest)  # an empty list is one of tensors to PyTorch
+        ctx.none = tuple([] if x == [] else None for x in ctx.rest)  # PyTorch treats an empty list as a list of tensors
         ctx.save_for_backward(query, key, value, *output, *given)
         ctx.set_materialize_grads(False)
 

@@ -1,8 +1,8 @@
-"""What goes by the differences of two coordinates, as of the patches of an image: given to a kernel as tables.
+"""Tables for kernels of terms that depend on the differences of two coordinates, such as those of image patches.
 
-Of a bias b_h(dr, dc) that is a plane of numbers for every head. What a query gives by vectors of one of the differences
-is a number for each difference there is, so it is a product of two matrices before the kernel begins, and the kernel
-adds one number of the query's for the row of the key, and one for its column.
+A bias b_h(dr, dc) is a plane of numbers for every head. The products of a query with vectors by one of the differences
+are a number per difference, computed by a matrix product before the kernel runs. The kernel adds the query's number for
+the key's row, and the one for its column.
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ FEW_ENTRIES = 2**14
 
 
 def is_planar(piece: Piece | Value) -> bool:
-    """Whether it goes by both of two coordinates, or by one of them."""
+    """Whether it depends on both of two coordinates, or on one of them."""
     distance = getattr(piece, "distance", None)
     return distance is not None and (distance.axis is None or distance.axes > 1)
 
 
 def refused_plane(call: Call) -> str | None:
-    """Why the planar pieces of a call cannot be given as tables; None where they can."""
+    """Why the planar pieces of a call cannot be tables; None if they can."""
     if any(is_planar(term) for term in call.values):
-        return "vectors of the output go by several coordinates"
+        return "vectors of the output depend on several coordinates"
     pieces: list[Bias | Meeting] = []
     for piece in call.pieces:
         if not is_planar(piece):
             continue
         if not isinstance(piece, Bias | Meeting) or (isinstance(piece, Meeting) and piece.side == "key"):
-            return "a score term that is no bias and no meeting of the query goes by several coordinates"
+            return "a score term that is neither a bias nor a product with the query depends on several coordinates"
         pieces.append(piece)
         if isinstance(piece, Meeting) and piece.distance.axis is None:
-            return "a vector goes by several coordinates at once"
+            return "a vector depends on several coordinates at once"
     if not pieces:
         return None
     for positions in (call.query_positions, call.key_positions):
         coords = positions.coords
         if coords.dim() != 3 or coords.size(2) != 2 or coords.dtype != torch.int64:
-            return "a score term goes by several coordinates, which are not two whole numbers"
+            return "a score term depends on several coordinates, which are not two integers"
     reached = _reach(call, pieces)
     if reached is None:
-        return "a score term goes by several coordinates, of which the bounds are not known"
+        return "a score term depends on several coordinates, whose bounds are unknown"
     entries, tokens = reached[1] - reached[0] + 1, call.query.size(2) + call.key.size(2)
     is_plane = any(isinstance(piece, Bias) for piece in pieces)
     if (is_plane and entries**2 > max(FEW_ENTRIES, ENTRIES_OF_PLANE * tokens)) or entries > ENTRIES_PER_TOKEN * tokens:
-        return "a term needs a table of all differences of two coordinates, which lie too far apart"
+        return "a term needs a table of all differences of two coordinates, whose range is too large"
     return None
 
 
 def _reach(call: Call, pieces: Sequence[Bias | Meeting]) -> tuple[int, int] | None:
-    """The least and the greatest difference of any coordinate, key less query, that has an entry; None: not known."""
+    """The lowest and highest difference of any coordinate, key minus query, with an entry; None: unknown."""
     ends = [positions.layout.bounds for positions in (call.query_positions, call.key_positions)]
     if ends[0] is None or ends[1] is None:
         return None
@@ -68,11 +68,11 @@ def _reach(call: Call, pieces: Sequence[Bias | Meeting]) -> tuple[int, int] | No
     if all(reach is not None for reach in reaches):
         most = max(side - 1 for reach in reaches for side in reach or ())
         low, high = max(low, -most), min(high, most)
-    return (low, high) if low <= high else (0, 0)  # all pairs past the reach are hidden
+    return (low, high) if low <= high else (0, 0)  # all pairs beyond the reach are masked
 
 
 def tables_of_plane(pieces: Sequence[Bias | Meeting], call: Call, block: Block) -> tuple[int, dict[str, Tensor]]:
-    """Of planar pieces the difference of the first entry, and tensors by name: "plane" (heads, entries, entries),
+    """The difference of the first entry, and the tensors of planar pieces by name: "plane" (heads, entries, entries),
     "by_row" and "by_column" (batch, heads, queries, entries), and the coordinates (rows, tokens, 2)."""
     heads = call.query.size(1)
     reached = _reach(call, pieces)
@@ -99,7 +99,7 @@ def tables_of_plane(pieces: Sequence[Bias | Meeting], call: Call, block: Block) 
 
 
 def _plane_of(piece: Bias, block: Block, r: Tensor) -> Tensor:
-    """The numbers of a bias at all pairs of differences, (heads or 1, entries, entries)."""
+    """The bias at all pairs of differences, (heads or 1, entries, entries)."""
     distance = piece.distance
     both = torch.stack(torch.meshgrid(r, r, indexing="ij"), -1)
     if distance.reach is not None:

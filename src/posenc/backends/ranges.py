@@ -1,9 +1,8 @@
-"""Bands of rotation: near pairs and far ones, each turned by maps of its own, as calls of any backend that are merged.
+"""Rotations with bands: runs near and distant pairs, which are rotated differently, as separate calls, and merges them.
 
-A band is a difference of coordinates, from one whole number up to another. Where coordinates rise by one with the
-order, as they do in texts, that is a window of the order, and nothing but what a query sees is changed; bands by chunks
-of coordinates become documents, or orders that count chunks. Elsewhere a mask picks the pairs. Every pair is of one
-band, so merging by log-sum-exp is exact.
+A band is a range of distances. If coordinates increase by one with the order, as in texts, it is a window. Bands by
+chunks of coordinates become documents, or orders that count chunks. Otherwise a mask selects the pairs. Every pair is
+in exactly one band, so merging by log-sum-exp is exact.
 """
 
 from __future__ import annotations
@@ -22,12 +21,13 @@ from posenc.positions.layout import Layout, Span, document_of_chunk
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Visibility
 
-MERGED = "by which near pairs and far ones, which are turned otherwise, are merged"
+MERGED = "which is needed to merge near and distant pairs, which are rotated differently"
 Run = Callable[[], tuple[Tensor, Tensor | None]]
 
 
 def runner(call: Call, backend: str) -> Run:
-    """What runs the call: one backend, or one for each band of it. ValueError where the one asked for cannot."""
+    """A function that runs the call, with one backend or one for each band. Raises ValueError if the named backend
+    cannot run it."""
     is_auto = isinstance(backend, str) and backend == "auto"
     if not call.bands:
         chosen = choice.choose(call)[0] if is_auto else choice.named(call, backend)
@@ -49,19 +49,17 @@ def runner(call: Call, backend: str) -> Run:
 
 
 def explain(call: Call) -> choice.Explanation:
-    """What "auto" takes for a call, and why not the others; of every band, where it has some."""
+    """The explanation of a call's backend for "auto", and of every band."""
     if not call.bands:
         return choice.explain(call)
     if _is_dense(call):
-        why = "far pairs are turned otherwise than near ones, and the scores are few enough to make both and choose"
+        why = "distant pairs are rotated differently, and there are few enough scores to compute all bands densely"
         return choice.Explanation("reference", why, _refusals(parts(call)))
-    told = tuple((name, choice.explain(part)) for name, part in parts(call))
-    names = " + ".join(dict.fromkeys(each.backend for _, each in told))
+    bands = tuple((name, choice.explain(part)) for name, part in parts(call))
+    names = " + ".join(dict.fromkeys(each.backend for _, each in bands))
     picked = "by a mask" if any(part.attn_mask is not call.attn_mask for _, part in parts(call)) else "by positions"
-    why = (
-        f"{names}: far pairs are turned otherwise than near ones, so each band is a call of its own, its pairs picked "
-    )
-    return choice.Explanation(names, f"{why}{picked}, and they are merged by log-sum-exp", {}, bands=told)
+    why = f"{names}: distant pairs are rotated differently, so each band is a separate call, its pairs selected "
+    return choice.Explanation(names, f"{why}{picked}, and they are merged by log-sum-exp", {}, bands=bands)
 
 
 def _refusals(bands: list[tuple[str, Call]]) -> dict[str, str]:
@@ -76,7 +74,7 @@ def _refusals(bands: list[tuple[str, Call]]) -> dict[str, str]:
 
 
 def _is_dense(call: Call) -> bool:
-    """Whether the scores are few enough to make those of every band and choose, or nothing else has the derivative."""
+    """Whether to compute the scores of all bands densely: they are few, or only the reference has the derivative."""
     if call.is_forward_mode:
         return True
     pairs = call.query.size(2) * call.key.size(2)
@@ -85,7 +83,7 @@ def _is_dense(call: Call) -> bool:
 
 
 def parts(call: Call) -> list[tuple[str, Call]]:
-    """A call for each band of which a query may see something, with its name; no pair is in two of them."""
+    """A call for each band with unmasked pairs, with its name. No pair is in two of them."""
     whole = replace(call, bands=(), return_lse=True)
     near = Far(0, call.query, call.key)
     ends = [*(far.reach for far in call.bands), None]
@@ -93,7 +91,7 @@ def parts(call: Call) -> list[tuple[str, Call]]:
     found = []
     for far, end in zip((near, *call.bands), ends, strict=True):
         start = None if far is near else far.reach
-        norms = call.key_norms if far is near else None  # they are those of near pairs
+        norms = call.key_norms if far is near else None  # key_norms are those of near pairs
         part = replace(whole, query=far.query, key=far.key, key_norms=norms)
         if is_even and call.chunk is None:
             seen = _by_order(part, start, end)
@@ -108,14 +106,14 @@ def _name(call: Call, start: int | None) -> str:
     if start is None:
         return "near pairs"
     return (
-        f"pairs {start} places or more apart"
+        f"pairs at distance {start} or more"
         if call.chunk is None
         else f"pairs {start} chunks of {call.chunk} or more apart"
     )
 
 
 def rises_with_order(call: Call) -> bool:
-    """Whether it is known that, in each document, the coordinate of a token is its order and a constant."""
+    """Whether, in each document, coordinates are known to be order plus a constant."""
     if call.layouts is None:
         return False
     query, key = call.layouts
@@ -131,7 +129,7 @@ def rises_with_order(call: Call) -> bool:
 
 
 def _by_order(call: Call, start: int | None, end: int | None) -> Call | None:
-    """The call of pairs with start <= o_i - o_j < end; None where a window hides all of them."""
+    """The call of pairs with start <= o_i - o_j < end; None if a window masks all of them."""
     seen = call.visibility
     left = seen.left
     if end is not None:
@@ -140,13 +138,13 @@ def _by_order(call: Call, start: int | None, end: int | None) -> Call | None:
         return replace(call, visibility=replace(seen, left=left))
     if left is not None and left < start:
         return None
-    # What is so far behind is neither hidden by causality nor by a window to the right.
+    # Neither causality nor a window to the right masks keys this far back.
     return replace(call, visibility=Visibility(False, left, -start))
 
 
 def _by_chunks(call: Call, start: int | None, end: int | None) -> Call | None:
-    """The call of pairs with start <= g_i - g_j < end, where g counts chunks; None where a window cuts chunks, and in
-    a graph, which is compiled for texts of any number of chunks."""
+    """The call of pairs with start <= g_i - g_j < end, where g counts chunks; None if a window splits chunks, and in a
+    compiled graph, which serves any number of chunks."""
     seen = call.visibility
     if seen.left is not None or seen.right is not None or torch.compiler.is_compiling():
         return None
@@ -154,8 +152,8 @@ def _by_chunks(call: Call, start: int | None, end: int | None) -> Call | None:
         return None
     assert call.chunk is not None
     queries, keys = call.query_positions, call.key_positions
-    cut = [positions.layout.in_chunks(call.chunk) or [] for positions in (queries, keys)]  # which `parts` has seen
-    is_own = start is None and seen.is_causal  # no chunk that is seen comes later
+    cut = [positions.layout.in_chunks(call.chunk) or [] for positions in (queries, keys)]
+    is_own = start is None and seen.is_causal  # causality masks later chunks
 
     def placed(positions: Positions, of_rows: list[list[tuple[Span, int]]]) -> Positions:
         number = counted(positions, call.chunk)
@@ -163,7 +161,7 @@ def _by_chunks(call: Call, start: int | None, end: int | None) -> Call | None:
             document = document_of_chunk(positions.document, number)
             rows = [[replace(s, document=document_of_chunk(s.document, n)) for s, n in row] for row in of_rows]
             there = Positions(positions.coords, order=positions.order, document=document, segment=positions.segment)
-        else:  # an order that counts chunks: those before it are of earlier tokens, so that causality hides none
+        else:  # order counts chunks: earlier chunks have only earlier tokens, so causality masks none
             rows = [[replace(s, order=n, order_step=0) for s, n in row] for row in of_rows]
             there = Positions(positions.coords, order=number, document=positions.document, segment=positions.segment)
         bounds = positions.layout.bounds
@@ -179,7 +177,7 @@ def _by_chunks(call: Call, start: int | None, end: int | None) -> Call | None:
 
 
 def _by_mask(call: Call, start: int | None, end: int | None) -> Call:
-    """The call of pairs that are that far apart, picked by a mask of all of them."""
+    """The call of the band's pairs, selected by a dense mask."""
     apart = call.apart()[:, None]
     outside = torch.zeros_like(apart, dtype=torch.bool)
     if start is not None:

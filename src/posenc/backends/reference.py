@@ -1,4 +1,4 @@
-"""The truth: dense, slow, in any precision up to float64. Every other backend is tested against it."""
+"""The reference backend: dense and slow, up to float64. All other backends are tested against it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from posenc.lowering.forms import bucket, dense
 
 
 def dense_logits(call: Call) -> Float[Tensor, "batch heads queries keys"]:
-    """scale * q_i . k_j, changed by every piece of the score door in turn; before mask and softmax.
+    """scale * q_i . k_j after all pieces of the score door, before mask and softmax.
 
-    Half-precision inputs are taken to float32. Where far pairs are turned otherwise, each pair has the score of its
-    band.
+    Half-precision inputs are computed in float32. With bands, each pair has the score of its band.
     """
     if call.bands:
         scores = dense_logits(replace(call, bands=()))
@@ -41,8 +40,8 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     seen = call.visible()
     if seen is not None:
         scores = scores.masked_fill(~seen, -torch.inf)
-    # A row without a single finite score would be 0/0. Its scores are replaced before the softmax, not after, so that
-    # the gradient is zero and not NaN as well.
+    # A row without finite scores would give 0/0. Its scores are replaced before the softmax, so that its gradient is
+    # zero instead of NaN too.
     blind = (scores == -torch.inf).all(-1, keepdim=True)
     weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
     dropped = torch.dropout(weights, call.dropout_p, train=True) if call.dropout_p else weights

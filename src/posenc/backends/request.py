@@ -1,4 +1,4 @@
-"""What attention is asked for: arguments checked, a scheme bound to its positions, and one `Call` made of it all."""
+"""Checks the arguments of attention, binds the scheme to its positions, and makes a `Call`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def request(
     skip_below: float | None,
     key_norms: Tensor | None,
 ) -> tuple[Encoding, Call]:
-    """The encoding and the call of these arguments of `attention`. ValueError for what it cannot do."""
+    """The encoding and the call for these arguments of `attention`. Raises its errors."""
     check_flag("enable_gqa", enable_gqa)
     _check_sinks(sinks, query)
     encoding = bound(query, key, value, encoding, query_positions, key_positions)
@@ -74,7 +74,7 @@ def bound(
     query_positions: Positions | None,
     key_positions: Positions | None,
 ) -> Encoding:
-    """The encoding, or the scheme bound to the positions; all of it checked against the tensors."""
+    """The encoding, or the scheme bound to the positions, checked against the tensors."""
     _check_tensors(query, key, value)
     if isinstance(encoding, Tensor):
         raise ValueError(
@@ -88,7 +88,7 @@ def bound(
     check_type("key_positions", key_positions, Positions, None)
     if isinstance(encoding, Encoding):
         if query_positions is not None or key_positions is not None:
-            raise ValueError("encoding is bound to positions already; give it alone, or a scheme with positions")
+            raise ValueError("encoding is bound to positions already: pass it without positions, or pass a scheme")
         encoding.check(query, key)
         encoding.check_token_doors()
         return encoding
@@ -113,8 +113,8 @@ def call_of(
     skip_below: float | None = None,
     key_norms: Tensor | None = None,
 ) -> Call:
-    """The call of these arguments, with values, queries and keys turned, by bands where the encoding has some; or with
-    queries and keys that are still to be turned."""
+    """The call for these arguments. Values are rotated, and so are queries and keys (for each band of distances, where
+    the encoding has bands) unless their rotation is left to the backend."""
     if attn_mask is not None:
         _check_mask(attn_mask, (*query.shape[:3], key.size(2)), query)
         attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.dim()) + attn_mask.shape)
@@ -126,13 +126,13 @@ def call_of(
         raise ValueError(f"scale must be a finite number or None, got {shown(scale)}")
     if attn_mask is not None and attn_mask.is_floating_point() and gives_weights(encoding.pieces):
         raise ValueError(
-            "attn_mask is added to scores that are the logarithms of weights and are not normalised again, which would "
-            f"change them: pass it as bool, True = may be seen, got {shown(attn_mask)}"
+            "attn_mask must be bool, True = may attend, where scores are logarithms of weights that are not normalized "
+            f"again, got {shown(attn_mask)}"
         )
     if sinks is not None and gives_weights(encoding.pieces):
-        raise ValueError("sinks take a share of weights that sum to 1, and the scheme's weights do not: leave them out")
+        raise ValueError(f"sinks must be None for a scheme whose weights do not sum to 1, got {shown(sinks)}")
     flag: object = is_causal
-    if not isinstance(flag, torch.SymBool):  # a compiler's
+    if not isinstance(flag, torch.SymBool):  # under torch.compile
         check_flag("is_causal", flag)
     check_flag("return_lse", return_lse)
     if isinstance(window, Chunk):
@@ -173,11 +173,11 @@ def call_of(
 
 
 def _turn_left(encoding: Encoding, query: Tensor, key: Tensor) -> Turn | None:
-    """The turn of queries and keys that may be left to a backend, which then makes no rotated copy of them; None where
-    they are to be rotated first.
+    """The rotation of queries and keys that may be left to the backend, which then makes no rotated copy of them; None
+    where they must be rotated first.
 
-    It is one rotation of pairs of channels of all heads, by numbers without a gradient, on the CPU, whose kernel alone
-    does it. What reads queries or keys by themselves reads rotated ones, so then nothing is left.
+    It must be a single rotation of channel pairs of all heads, without a gradient, on the CPU, since only the CPU
+    kernel supports it. Terms that read queries or keys separately read rotated ones, so they exclude it.
     """
     if len(encoding.rotations) != 1 or encoding.banded is not None or any(map(reads_vectors, encoding.pieces)):
         return None
@@ -200,11 +200,13 @@ def _of_scheme(
     scheme: Scheme | None, query_positions: Positions, key_positions: Positions, dtype: torch.dtype
 ) -> Encoding:
     if scheme is None:
-        return Encoding(query_positions, key_positions, context=Context())  # a compiler makes no default of its own
+        return Encoding(
+            query_positions, key_positions, context=Context()
+        )  # torch.compile does not run the default factory
     if "add" in scheme.doors:
         raise ValueError(
-            f"{type(scheme).__name__} adds to the input, before query, key and value are projected from it: "
-            "bind it, encoding = scheme(positions), call x = encoding.add(x), and pass that encoding"
+            f"{type(scheme).__name__} adds to the input, before query, key and value are projected from it: make "
+            "encoding = scheme(positions), call x = encoding.add(x), and pass the encoding"
         )
     return scheme(query_positions, key_positions, dtype=dtype)
 
@@ -214,12 +216,12 @@ def _default_positions(
 ) -> tuple[Positions, Positions]:
     for name, x, positions in (("query", query, query_positions), ("key", key, key_positions)):
         if positions is not None and positions.order.size(1) != x.size(2):
-            raise ValueError(f"{name}_positions must be of {x.size(2)} tokens like {name}, got {len(positions)}")
+            raise ValueError(f"{name}_positions must have {x.size(2)} tokens like {name}, got {len(positions)}")
     if key_positions is None and query_positions is not None:
         if query.size(2) != key.size(2):
             raise ValueError(
                 f"key_positions must be given with query_positions where there are {query.size(2)} queries and "
-                f"{key.size(2)} keys: where the keys are cannot be told from the queries"
+                f"{key.size(2)} keys, got None"
             )
         key_positions = query_positions
     if key_positions is None:
@@ -228,22 +230,22 @@ def _default_positions(
         if query.size(2) > key.size(2):
             raise ValueError(
                 f"queries are by default the last of the keys, but there are {query.size(2)} queries and "
-                f"{key.size(2)} keys: give query_positions and key_positions"
+                f"{key.size(2)} keys: pass query_positions and key_positions"
             )
-        # The same where there are as many: then what follows from positions is made once for both.
+        # For equal lengths the same object, so that derived data is computed once.
         behind = key.size(2) - query.size(2)
         query_positions = key_positions[behind:] if behind else key_positions
     return query_positions, key_positions
 
 
 def _is_autocast(x: Tensor) -> bool:
-    """Whether autocast would cast x: it leaves float64 alone, and does not know every device (meta)."""
+    """Whether autocast would cast x: it does not cast float64 and does not support every device (meta)."""
     kind = x.device.type
     return x.dtype != torch.float64 and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def _is_number(value: object) -> bool:
-    """Whether it is a number, or a compiler's sign for one."""
+    """Whether it is a number, or a symbolic one under torch.compile."""
     return is_number(value) or isinstance(value, (torch.SymInt, torch.SymFloat))
 
 
@@ -282,7 +284,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 def _check_mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> None:
     if not isinstance(mask, Tensor) or (mask.dtype != torch.bool and not mask.is_floating_point()):
         raise ValueError(
-            f"attn_mask must be a tensor of bool (True = may be seen) or float (added to scores), got {shown(mask)}"
+            f"attn_mask must be a tensor of bool (True = may attend) or float (added to scores), got {shown(mask)}"
         )
     if mask.device != query.device:
         raise ValueError(f"attn_mask must be on {query.device} like query, got {mask.device}")
@@ -315,14 +317,13 @@ def _check_norms(key_norms: Tensor | None, key: Tensor) -> None:
 
 
 def _check_direction(call: Call, rotations: tuple[Rotation, ...]) -> None:
-    """ValueError where a term or a rotation that is made for keys behind the query meets one after it, as far as can be
-    told."""
+    """ValueError if a term or a rotation for keys up to the query is used for keys after it, as far as is known."""
     made = [piece.distance for piece in call.pieces if isinstance(piece, Bias) and piece.distance.looks_back]
     refusals = [rotation.refuses for rotation in rotations if rotation.refuses is not None]
     if not (made or refusals) or call.visibility.furthest == 0 or torch.compiler.is_compiling():
         return
     mask = call.attn_mask
-    # A mask of a row for each query may be the causal one; one row for several queries hides no later key from all.
+    # A mask with a row per query may be causal. A mask whose row several queries share cannot be.
     if mask is not None and (call.query.size(2) == 1 or (mask.size(2) != 1 and mask.stride(2) != 0)):
         return
     if 0 in (call.query.size(2), call.key.size(2)):
@@ -332,11 +333,11 @@ def _check_direction(call: Call, rotations: tuple[Rotation, ...]) -> None:
         ends = distances(list(tiles(*call.layouts, call.visibility, call.query.size(0))))
     if made and ends is not None and ends[1] > 0:
         raise ValueError(
-            f"{made[0].scheme} as it is made encodes keys behind the query alone, and without a causal mask a query "
-            f"sees keys after it: pass is_causal=True (an attn_mask may stand beside it), or make it with "
+            f"{made[0].scheme} as configured encodes only keys up to the query, but without a causal mask queries "
+            f"attend to later keys: pass is_causal=True (with or without attn_mask), or construct it with "
             f"{made[0].looks_back}"
         )
-    ahead = ends[1] if ends is not None else math.inf  # a window counts tokens, which may be any distance apart
+    ahead = ends[1] if ends is not None else math.inf  # a window counts tokens, not distances
     for refuses in refusals:
         reason = refuses(call.query.dtype, ahead)
         if reason is not None:
@@ -344,7 +345,7 @@ def _check_direction(call: Call, rotations: tuple[Rotation, ...]) -> None:
 
 
 def _check_value_door(call: Call) -> None:
-    """ValueError where the value door has vectors of another width, or for other heads."""
+    """ValueError if the vectors of the value door have another width or number of heads."""
     for term in call.values:
         vectors = call.raw_block().of_heads(
             term.vectors(torch.zeros(1, dtype=torch.int64, device=call.query.device)), term.distance.scheme

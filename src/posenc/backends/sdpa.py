@@ -1,6 +1,6 @@
-"""PyTorch's scaled_dot_product_attention, fed a mask: its fused kernel wherever a scheme is an additive bias.
+"""PyTorch's scaled_dot_product_attention with an additive mask, for schemes that are additive biases.
 
-A mask that requires grad, of a learned bias in training, PyTorch computes unfused.
+PyTorch does not use a fused kernel for a mask that requires grad, such as a learned bias in training.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from posenc.positions.visibility import same_run, sees_all
 
 def _refuses(call: Call) -> str | None:
     if len(call.values) > 0:
-        return "the value door needs the attention weights, which the fused kernel does not give"
+        return "the value door needs the attention weights, which the fused kernel does not return"
     if any(isinstance(piece, Row) for piece in call.pieces):
-        return "a score term needs whole rows of scores, which the fused kernel does not give"
+        return "a score term needs whole rows of scores, which the fused kernel does not provide"
     if any(not adds(piece) for piece in call.pieces):
         return "a score term is not additive, and the fused kernel only adds a mask"
     if call.return_lse:
         return "the fused kernel does not return the log-sum-exp"
     is_half = call.query.dtype != call.dtype
     if is_half and call.query.device.type != "cpu" and (call.pieces or _is_float(call.attn_mask)):
-        return f"off the CPU the fused kernel takes no float32 mask beside {call.query.dtype}"
+        return f"the fused kernel supports a float32 mask with {call.query.dtype} only on the CPU"
     return None
 
 
@@ -36,7 +36,7 @@ def _is_float(mask: Tensor | None) -> bool:
 
 
 def is_plain(call: Call) -> bool:
-    """Whether the kernel needs no mask: what is left of the pieces is nothing, and who sees whom is all or causal."""
+    """Whether the kernel needs no mask: no pieces remain after folding, and attention is full or causal."""
     if call.attn_mask is not None or _left(call):
         return False
     x, y = call.query_positions, call.key_positions
@@ -46,23 +46,23 @@ def is_plain(call: Call) -> bool:
 
 
 def _left(call: Call) -> tuple[Piece, ...]:
-    """The pieces that are not taken into query and key. A few queries are cheaper to change one by one than all keys of
-    a cache."""
+    """The pieces that are not folded into query and key. For a few queries nothing is folded, since changing all keys
+    of a cache would cost more."""
     return _folded(call)[2]
 
 
 def _folded(call: Call) -> tuple[Tensor, Tensor, tuple[Piece, ...]]:
-    """Query and key with what is taken into them, and the pieces that are left."""
+    """Query and key with folded pieces, and the remaining pieces."""
     if call.has_few_queries or not call.pieces:
         return call.query, call.key, call.pieces
     return fold(call.pieces, call.raw_block())
 
 
 def _bias(call: Call, left: tuple[Piece, ...]) -> Tensor | None:
-    """The sum of the pieces that are left and of a float ``attn_mask``, (1 or B, 1 or H, M or 1, N), or None."""
+    """The sum of the remaining pieces and a float ``attn_mask``, (1 or B, 1 or H, M or 1, N), or None."""
     bias = call.attn_mask.to(call.dtype) if call.attn_mask is not None and _is_float(call.attn_mask) else None
     for piece in left:
-        # Casting a whole cache for a term that never reads it would cost more than the term.
+        # Do not cast a whole cache for a term that does not read it.
         term = added(piece, call.raw_block() if is_content_free(piece) else call.block())
         bias = term if bias is None else bias + term
     return bias
@@ -72,18 +72,18 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     call.check()
     query, key, left = _folded(call)
     width = call.value.size(-1)
-    # Fused kernels want all three as wide, and a folded term brings channels.
+    # Fused kernels need equal widths, and folded terms add channels.
     widest = max(query.size(-1), width)
     query, key, value = (
         x if x.size(-1) == widest else F.pad(x, (0, widest - x.size(-1))) for x in (query, key, call.value)
     )
     grouped = False
-    if query.size(1) != key.size(1):  # a branch, since in a graph of any sizes the comparison itself is no bool
+    if query.size(1) != key.size(1):  # a branch, since with symbolic sizes the comparison is not a bool
         grouped = True
     plain = len(left) == 0 and call.attn_mask is None
     seen = call.visibility
     has_window = seen.left is not None or seen.right is not None
-    # The kernel hides keys before it scales: -inf times a scale of 0 or below would be no hiding.
+    # The kernel masks before it scales: -inf times a scale of 0 or below would not mask.
     is_square = seen.is_causal and not has_window and same_run(call.query_positions, call.key_positions)
     if plain and call.scale > 0 and is_square:
         out = F.scaled_dot_product_attention(
@@ -91,18 +91,18 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         )
         return out[..., :width], None
 
-    shown, bias = call.visible(), _bias(call, left)
+    visible, bias = call.visible(), _bias(call, left)
     if bias is None:
-        mask, blind = shown, None if shown is None else ~shown.any(-1, keepdim=True)
+        mask, blind = visible, None if visible is None else ~visible.any(-1, keepdim=True)
     else:
-        mask = bias if shown is None else bias.masked_fill(~shown, -torch.inf)
-        # What hides nothing leaves no row blind.
+        mask = bias if visible is None else bias.masked_fill(~visible, -torch.inf)
+        # Without masking, no row is fully masked.
         hides = any(not isinstance(piece, Bias) or piece.hides for piece in left)
-        finite = shown is None and call.attn_mask is None and not hides
+        finite = visible is None and call.attn_mask is None and not hides
         blind = None if finite else (mask == -torch.inf).all(-1, keepdim=True)
     if blind is not None and mask is not None:
-        # The kernel's answer for a row that sees nothing is not promised to be zero, nor its gradient. Let such a row
-        # see everything, then drop it: where() hands zeros back to the kernel's backward.
+        # The kernel does not guarantee zeros for a fully masked row, nor for its gradient. Unmask such a row, then set
+        # its output to zero, so that the kernel's backward gets a zero gradient.
         mask = mask | blind if mask.dtype == torch.bool else mask.masked_fill(blind, 0.0)
         mask = mask.expand(*mask.shape[:2], query.size(2), key.size(2))
     out = F.scaled_dot_product_attention(query, key, value, mask, call.dropout_p, scale=call.scale, enable_gqa=grouped)

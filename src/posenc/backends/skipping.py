@@ -1,8 +1,8 @@
-"""Keys that cannot be seen, whatever the contents: what a score that fades with distance lets be left out.
+"""Finds blocks of keys that can be skipped because scores decay with distance, whatever the values.
 
-A row's score with its own key is a lower bound of its log-sum-exp, and no score is above scale |q_i| |k_j| + b(r).
-Where the second lies so far below the first that all such keys together weigh less than ``skip_below``, they are not
-computed.
+The score of a query's own key is a lower bound of the row's log-sum-exp, and no score exceeds scale |q_i| |k_j| + b(r).
+Keys are skipped if this upper bound is so far below the lower bound that all of them together have less than
+``skip_below`` of the weight.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from posenc.lowering.forms import ENTRIES_PER_TOKEN, meets
 from posenc.positions.positions import PADDING
 from posenc.positions.tiles import Visibility
 
-FEWEST_KEYS = 1024  # that are worth the asking
+FEWEST_KEYS = 1024  # the minimum for which the check pays off
 
 
 def seen_blocks(
     document: Tensor, of_key: Tensor, oldest: Tensor, newest: Tensor, key_order: Tensor, size: int
 ) -> tuple[Tensor, Tensor]:
-    """In which blocks of so many queries and keys some pair may be seen, and in which every pair is, (batch,
-    query_blocks, key_blocks). Queries are of ``document`` and see orders from ``oldest`` to ``newest``."""
+    """The blocks of ``size`` queries and keys with some unmasked pair, and those with only unmasked pairs, (batch,
+    query_blocks, key_blocks). Queries are in ``document`` and attend to orders from ``oldest`` to ``newest``."""
     (least, most), (first_oldest, last_oldest), (first_newest, last_newest) = (
         _facing(_ends_of_blocks(x, size), 2) for x in (document, oldest, newest)
     )
@@ -45,7 +45,7 @@ def seen_blocks(
 
 
 def orders_seen(order: Tensor, seen: Visibility) -> tuple[Tensor, Tensor]:
-    """The least and the greatest order that each query sees; without a bound the code is the same, and sees all."""
+    """The lowest and highest order that each query attends to; without a limit, numbers beyond all orders."""
     far = torch.iinfo(order.dtype).max // 2
     return (
         order - (far if seen.left is None else seen.left),
@@ -54,7 +54,7 @@ def orders_seen(order: Tensor, seen: Visibility) -> tuple[Tensor, Tensor]:
 
 
 def computed_share(call: Call, size: int = 64) -> float:
-    """Of the blocks of pairs in which something may be seen the share that may count, at most 1. Reads them."""
+    """The fraction of unmasked blocks that are not skipped. Reads tensor values."""
     counted = counted_blocks(call, size)
     if counted is None:
         return 1.0
@@ -66,10 +66,9 @@ def computed_share(call: Call, size: int = 64) -> float:
 
 @torch.no_grad()
 def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blocks key_blocks"] | None:
-    """Which blocks of so many queries and keys may hold a pair that counts; None where all may. Nothing of them is
-    read back, on any device."""
+    """The blocks of ``size`` queries and keys that must be computed; None for all. Does not synchronize a device."""
     if torch.compiler.is_compiling() or call.skip_below <= 0 or call.key.size(2) < FEWEST_KEYS:
-        return None  # a graph must not be told apart by its length
+        return None  # a dynamic graph must not depend on the length
     own, reach = _own_keys(call), _reach(call)
     if own is None or reach is None:
         return None
@@ -90,7 +89,7 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
         line = reduce(torch.add, lines)
         first, last = (_ends_of_blocks(p.coords, size) for p in (call.query_positions, call.key_positions))
         low, high = last[0][:, None] - first[1][..., None], last[1][:, None] - first[0][..., None]
-        # Of every entry the greatest from there on, over as many as two blocks without a gap reach over.
+        # For every entry the maximum from there on, over the range of distances of two contiguous blocks.
         window = 2 * size - 1
         greatest = F.max_pool1d(F.pad(line, (0, window - 1), value=-torch.inf), window, 1)
         by_distance = greatest[:, (low - reach[0]).clamp(0, len(r) - 1)].movedim(0, 1)
@@ -113,8 +112,8 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
 
 
 def _own_keys(call: Call) -> int | None:
-    """By how much a query's own key has a higher index, where every query is known to see one, and its terms are known
-    to be no more than can be told; else None."""
+    """The index difference of a query's own key, if every query is known to attend to its own and all terms have known
+    upper bounds; else None."""
     fades = any(isinstance(piece, Bias | Clock) for piece in call.pieces)
     known = all(
         isinstance(p, Clock)
@@ -140,7 +139,7 @@ def _own_keys(call: Call) -> int | None:
 
 
 def _reach(call: Call) -> tuple[int, int] | None:
-    """The least and the greatest distance of two tokens, where they are known and a table can hold all between."""
+    """The lowest and highest distance of two tokens, if known and few enough for a table; else None."""
     ends = [positions.layout.bounds for positions in (call.query_positions, call.key_positions)]
     if ends[0] is None or ends[1] is None or call.key_positions.coords.dtype != torch.int64:
         return None
@@ -150,15 +149,15 @@ def _reach(call: Call) -> tuple[int, int] | None:
 
 
 def _blocks(x: Tensor, size: int) -> Tensor:
-    """Of (..., tokens) the greatest of every block; the last one may be shorter."""
+    """The maximum of every block of (..., tokens); the last block may be shorter."""
     return F.pad(x, (0, -x.size(-1) % size), value=-torch.inf).unflatten(-1, (-1, size)).amax(-1)
 
 
 def _facing(ends: tuple[Tensor, Tensor], axis: int) -> tuple[Tensor, Tensor]:
-    """Both with a dimension more, to meet those of the other side."""
+    """Both with an extra dimension, to broadcast with those of the other side."""
     return ends[0].unsqueeze(axis), ends[1].unsqueeze(axis)
 
 
 def _ends_of_blocks(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """The least and the greatest of every block of (rows, tokens)."""
+    """The minimum and maximum of every block of (rows, tokens)."""
     return torch.aminmax(torch.cat((x, x[:, -1:].expand(-1, -x.size(1) % size)), 1).unflatten(1, (-1, size)), dim=-1)

@@ -1,4 +1,4 @@
-"""Sums along the order of tokens: what comes before a token or after a key, wherever they stand in the tensor."""
+"""Cumulative sums along the order of tokens, which may differ from their order in the tensor."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from posenc.rotation.phases import in_double
 def readings(
     steps: Float[Tensor, "batch heads keys"], positions: Positions, at: Positions | None = None
 ) -> Float[Tensor, "batch heads tokens"]:
-    """What a clock shows at every token: the sum of the steps of its document from the first to its own order, which is
-    counted. ``at``: at these tokens, of the same documents; None: at those that make the steps. Padding shows 0.
+    """The cumulative sum at every token: the sum of ``steps`` over its document up to its own order, inclusive. ``at``:
+    evaluates it at these tokens of the same documents; None: at those of ``steps``. It is 0 for padding.
 
-    Summed in double precision, where the device has it, and given so: readings are subtracted before they are rounded.
+    Returns float64 where the device supports it, so that differences are computed before rounding.
     """
     device, x = steps.device, in_double(steps)
     dtype = x.dtype if x.device == device else torch.float32
-    if at is None and positions.layout.run is not None:  # an unbroken text
+    if at is None and positions.layout.run is not None:  # a contiguous text
         return x.cumsum(-1).to(dtype=dtype, device=device)
     at = (positions if at is None else at).expand(x.size(0))
     total, place = _along_documents(x, positions)
@@ -35,8 +35,8 @@ def readings(
 def last_readings(
     clock: Float[Tensor, "batch heads held"], held: Positions, at: Positions
 ) -> Float[Tensor, "batch heads tokens"]:
-    """What the clock showed, of the tokens ``held``, at the last one of the same document before each token of ``at``;
-    0 where there is none."""
+    """The cumulative sum ``clock`` of the cached tokens ``held`` at the last one of the same document before each token
+    of ``at``; 0 if there is none."""
     before, after = held.layout.run, at.layout.run
     if before and after and before.document == after.document and after.order >= before.order + len(held):
         return clock[:, :, -1:].expand(-1, -1, len(at))
@@ -54,7 +54,7 @@ def last_readings(
 def following(
     x: Float[Tensor, "batch heads queries keys"], keys: Positions, *, itself: bool
 ) -> Float[Tensor, "batch heads queries keys"]:
-    """For each key the sum of what stands at keys of a higher order; with ``itself`` of its own order too."""
+    """For each key, the sum of x over keys of a higher order and, with ``itself``, of its own order."""
     if keys.layout.run is not None:
         sums = x.flip(-1).cumsum(-1).flip(-1)
         return sums if itself else torch.nn.functional.pad(sums[..., 1:], (0, 1))
@@ -67,8 +67,8 @@ def following(
 
 
 def _places(positions: Positions, among: Positions) -> tuple[Int[Tensor, "rows tokens"], Int[Tensor, "rows tokens"]]:
-    """A number for each token that rises with its document and, within it, with its order; and the least that a token
-    of its document can have. Orders that lie outside those of ``among`` count as just outside."""
+    """A sort key for each token, by document and then order, and the lowest one of its document. Orders are clamped to
+    one beyond those of ``among``."""
     low, high = among.order.amin(), among.order.amax()
     span = high - low + 3
     order = positions.order.clamp(low - 1, high + 1) - low + 1
@@ -77,8 +77,8 @@ def _places(positions: Positions, among: Positions) -> tuple[Int[Tensor, "rows t
 
 
 def _along_documents(x: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
-    """The running sums of x by document and order, which begin anew in each document, and the places that they are of.
-    Nothing of one document, not even rounding, reaches another."""
+    """The cumulative sums of x by document and order, which restart in each document, and their sort keys. Documents
+    do not affect one another, not even by rounding."""
     keys = positions.expand(x.size(0))
     place, index = _places(keys, keys)[0].to(x.device).sort(dim=-1, stable=True)
     document = keys.document.to(x.device).gather(-1, index)[:, None]

@@ -1,15 +1,15 @@
-"""Where schemes and attention meet: the four doors, and what a scheme gives for each.
+"""`Encoding`: the interface between schemes and attention, with its four doors.
 
-Position enters attention through four doors, and a scheme opens one or more:
+Position enters attention through four places, called doors. A scheme uses one or more:
 
     add      x_i <- x_i + P[p_i]                         the input                 token door
     rotate   q_i <- T(p_i) q_i,  k_j <- T(p_j) k_j       queries and keys          token door
     score    s_ij <- f(s_ij; q_i, k_j, p_i, p_j)         the logits                pair door
     value    o_i <- o_i + sum_j a_ij w(p_i, p_j)         the output                pair door
 
-Token doors see one position, so what they give can be cached with the token (a key is rotated when it enters the cache
-and never again). Pair doors see two and live inside attention. A scheme never knows how attention is executed, and a
-backend never knows which scheme it runs: they share the types of this file and of `pieces.py` and nothing else.
+Token doors depend on one position, so their results can be cached with the token (a key is rotated once, when it enters
+the cache). Pair doors depend on two positions and act inside attention. Schemes do not know how attention is executed,
+and backends do not know which scheme they run: they share only the types of this file and of `pieces.py`.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from posenc.rotation.maps import TokenMap, in_bands, one_scale
 
 DOORS = ("add", "rotate", "score", "value")
 TURNED_IN_PAIRS = (
-    "the encoding turns far pairs otherwise than near ones, so no query or key has one rotation of its own: leave it "
-    "to attention, and keep keys as they are (a scheme's needs_raw_keys says so)"
+    "the encoding rotates distant pairs differently, so queries and keys have no single rotation: pass them unrotated "
+    "to attention, and cache unrotated keys (see Scheme.needs_raw_keys)"
 )
 
 
 @dataclass(frozen=True)
 class Band:
-    """Maps of queries and of keys for pairs that are far from one another: see `Rotation`."""
+    """The maps of queries and keys for pairs at a distance of at least ``reach``: see `Rotation`."""
 
     reach: int
     query: TokenMap
@@ -56,21 +56,21 @@ class Band:
 
 @dataclass(frozen=True)
 class Rotation:
-    """What the rotate door does to tokens: maps of queries and of keys; where values turn too, also maps of values
-    and of the output (the inverse of the values' map, at the query's position).
+    """The rotate door: the maps of queries and keys and, where values are rotated too, of values and of the output (the
+    inverse of the values' map, at the query's position).
 
-    A map may leave channels or heads alone, and may change the width of queries and keys: then ``scale`` is the factor
-    of their inner product, where the call gives none. A scheme says it as its ``scale``, and need not say it here.
+    A map may leave channels or heads unchanged, and may change the width of queries and keys. Then ``scale`` is the
+    softmax scale, unless the call passes one. A scheme sets its own ``scale`` and need not set this one.
 
-    ``bands`` turn far pairs by other maps: query i and key j by those of the last band with g(p_i) - g(p_j) >= reach,
-    where g(p) = p, or floor(p/chunk) with a ``chunk``; by the rotation's own where there is none. p is the one
-    coordinate of a token. Such keys cannot be kept rotated. ValueError unless reaches are whole numbers that rise from
-    1 or more, and the chunk is one above 0, of bands.
+    ``bands`` rotate distant pairs by other maps: query i and key j use the last band with g(p_i) - g(p_j) >= reach,
+    where g(p) = p, or floor(p/chunk) with a ``chunk``, and the rotation's own maps if there is none. p is the token's
+    only coordinate. Such keys cannot be cached rotated. Raises ValueError unless reaches are ints that increase from 1
+    or more, and ``chunk``, which needs bands, is above 0.
 
-    ``refuses`` says of maps that do not hold for all keys after a query, given the dtype of q and k and how many places
-    ahead a key is seen, why these cannot be had, or None: the words of a ValueError by `attention`. With
-    ``for_each_other`` queries and keys depend on which others are in the call, and only their product does not: then a
-    piece that reads them by themselves is a ValueError.
+    ``refuses`` checks maps that are not valid for every key after a query. It takes the dtype of q and k and how many
+    tokens ahead a query may attend to, and returns the message of the ValueError, or None. With ``for_each_other`` the
+    rotated queries and keys depend on the other tokens of the call, and only their product does not: a term that reads
+    them separately raises ValueError.
     """
 
     query: TokenMap
@@ -92,16 +92,16 @@ class Rotation:
         if self.chunk is not None:
             whole("chunk", self.chunk)
             if not self.bands:
-                raise ValueError(f"chunk is what bands count distances by, and there are no bands, got {self.chunk}")
+                raise ValueError(f"chunk must be None without bands, got {self.chunk}")
 
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What a scheme may need to know beyond positions, when it is bound.
+    """What a scheme may need besides positions when it is bound.
 
-    - ``heads``: which of the scheme's heads the queries hold, where they are a shard of them; None: all. Of a scheme
-      whose ``heads_of`` is "key" they are those that the keys hold.
-    - ``lengths`` (rows,) or (1,): the length of each row's text, for scalings that depend on it; None: it is taken from
+    - ``heads``: the range of the scheme's heads that this shard of the queries has (of the keys, for a scheme whose
+      ``heads_of`` is "key"). None: all heads.
+    - ``lengths`` (rows,) or (1,): the length of each row's text, for scalings that depend on it. None: the lengths of
       the positions, row by row.
     """
 
@@ -111,12 +111,12 @@ class Context:
     def __post_init__(self) -> None:
         check_type("heads", self.heads, range, None)
         if self.heads is not None and (self.heads.step != 1 or len(self.heads) == 0):
-            raise ValueError(f"heads must be a range of step 1 with a head at least, got {self.heads}")
+            raise ValueError(f"heads must be a non-empty range of step 1, got {self.heads}")
         if self.lengths is not None and (not isinstance(self.lengths, Tensor) or self.lengths.dim() != 1):
             raise ValueError(f"lengths must be a tensor (rows,) or None, got {shown(self.lengths)}")
 
     def of_heads(self, parameter: Tensor, axis: int) -> Tensor:
-        """A parameter of all the scheme's heads along this axis, of those that are here. ValueError for others."""
+        """The slice of a parameter for this shard's heads along ``axis``. Raises ValueError for heads out of range."""
         if self.heads is None:
             return parameter
         if self.heads.stop > parameter.size(axis):
@@ -126,9 +126,9 @@ class Context:
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """What a scheme gives for some positions: an immutable value, made once per forward pass, handed to every layer.
+    """A scheme bound to positions: an immutable value, made once per forward pass and passed to every layer.
 
-    It belongs to the parameters as they were when it was made: used after they changed it is a ValueError.
+    It must not be used after the scheme's parameters change, which raises ValueError.
     """
 
     query_positions: Positions
@@ -140,11 +140,11 @@ class Encoding:
     context: Context = Context()  # it is frozen
     query_features: Features = field(default_factory=lambda: NOTHING)
     key_features: Features = field(default_factory=lambda: NOTHING)
-    wanted: Mapping[str, Feature] = field(default_factory=lambda: NO_FEATURES)  # what layers are to make
-    _scale: float | None = field(default=None, repr=False)  # of rotations that are done already
+    wanted: Mapping[str, Feature] = field(default_factory=lambda: NO_FEATURES)  # what layers must project
+    _scale: float | None = field(default=None, repr=False)  # of rotations that were already applied
     _made_with: MadeWith = field(default=(), repr=False)
-    _of_inference: bool = field(default_factory=is_inference, repr=False)  # made, or changed, in inference mode
-    _opened: set[str] = field(default_factory=set, repr=False)  # token doors that the model has opened by itself
+    _of_inference: bool = field(default_factory=is_inference, repr=False)  # made in inference mode
+    _opened: set[str] = field(default_factory=set, repr=False)  # token doors that the model opened itself
 
     def __post_init__(self) -> None:
         check_type("query_positions", self.query_positions, Positions)
@@ -153,21 +153,21 @@ class Encoding:
             check_type(name, getattr(self, name), tuple)
         banded = [rotation for rotation in self.rotations if rotation.bands]
         if len(banded) > 1:
-            raise ValueError("one scheme alone can turn far pairs otherwise than near ones, got two that do")
+            raise ValueError("only one scheme can rotate distant pairs differently, got two that do")
         brought = [rotation.scale for rotation in self.rotations if rotation.scale is not None]
         if len(brought) > 1 or (brought and self._scale not in (None, brought[0])):
             both = brought if len(brought) > 1 else [self._scale, *brought]
             raise ValueError(one_scale(both))
         if banded and any(isinstance(piece, Row) for piece in self.pieces):
             raise ValueError(
-                "a score term needs whole rows of scores and meets one query, but far pairs are turned otherwise than "
-                "near ones: the two cannot be composed"
+                "a score term that needs whole rows of scores cannot be composed with a scheme that rotates distant "
+                "pairs differently"
             )
         check_sequence(self.pieces)
         if any(rotation.for_each_other for rotation in self.rotations) and any(map(reads_vectors, self.pieces)):
             raise ValueError(
-                "a score term reads queries or keys by themselves, but they are turned for one another, counted from "
-                "the queries of the call, and their product alone is the same in every call: the two cannot be composed"
+                "a score term that reads queries or keys separately cannot be composed with a rotation relative to the "
+                "queries of the call, which preserves only their product"
             )
 
     def __repr__(self) -> str:
@@ -176,25 +176,25 @@ class Encoding:
 
     @property
     def doors(self) -> tuple[str, ...]:
-        """The names of the doors this encoding opens."""
+        """The names of the doors that this encoding opens."""
         terms = (self.tables, self.rotations, self.pieces, self.values)
         return tuple(name for name, term in zip(DOORS, terms, strict=True) if term)
 
     @property
     def pairs(self) -> Encoding:
-        """The pair doors alone: for queries and keys that are rotated already, as those of a cache are. A scale that
-        their rotation brings along stays. ValueError where far pairs are turned otherwise than near ones."""
+        """The pair doors only, for queries and keys that are already rotated, such as cached keys. It keeps the scale
+        of their rotation. Raises ValueError for an encoding that rotates distant pairs differently."""
         self._check_of_tokens()
         return replace(self, tables=(), rotations=(), _scale=self.scale, _opened=set())
 
     def in_chunks(self, size: int) -> Encoding:
-        """The same encoding where each token sees its own chunk alone: see `Positions.in_chunks`."""
+        """The same encoding where tokens attend only within their own chunk: see `Positions.in_chunks`."""
         queries, keys = self.query_positions.in_chunks(size), self.key_positions
         keys = queries if keys is self.query_positions else keys.in_chunks(size)
         return replace(self, query_positions=queries, key_positions=keys)
 
     def with_features(self, query: Features, key: Features | None = None) -> Encoding:
-        """The same encoding with a layer's features of its queries, and of all keys (by default the queries' own)."""
+        """The same encoding with a layer's features of the queries and of all keys (default: those of the queries)."""
         for name, features, positions in (("query", query, self.query_positions), ("key", key, self.key_positions)):
             for feature, x in (features or {}).items():
                 if not isinstance(x, Tensor) or x.dim() < 3 or x.size(2) != positions.order.size(1):
@@ -205,24 +205,23 @@ class Encoding:
         return replace(self, query_features=query, key_features=query if key is None else key, _opened=self._opened)
 
     def with_projected(self, query: Projected, key: Projected | None = None) -> Encoding:
-        """The same encoding with the features that its scheme wants, made of what a layer projects of its hidden state.
+        """The same encoding with its scheme's features, computed from a layer's projections of its hidden state.
 
-        ``query`` and ``key`` have a tensor for each name of ``wanted``, (batch, heads, tokens[, width]), of the queries
-        and of all keys; left out, the keys are the queries' tokens. Gates become the readings of a clock that goes
-        through every document in its order. Raises ValueError for one that is missing, not wanted, not floating or of
-        another shape.
+        ``query`` and ``key`` have a tensor (batch, heads, tokens[, width]) for each name in ``wanted``, of the queries
+        and of all keys; ``key`` defaults to ``query``. Gates are summed up along the order of every document. Raises
+        ValueError for a projection that is missing, unexpected, not floating or of the wrong shape.
 
         >>> encoding = posenc.FoX(12)(positions).with_projected({"forgotten": gates})
         """
         if key is None and self.key_positions is not self.query_positions:
-            raise ValueError("key must be given where the keys are not the queries' tokens, got None")
+            raise ValueError("key must be given where keys and queries are different tokens, got None")
         made = features_of(self.wanted, query, self.query_positions, key, self.key_positions, self.context.heads)
         return self.with_features(*made)
 
     def add(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
-        """The add door: x_i + P[p_i] at the query positions, in x's dtype. Returns x itself where the door is closed.
+        """The add door: x_i + P[p_i] at the query positions, in x's dtype. Returns x itself if nothing is added.
 
-        Raises ValueError where x is not a floating tensor (batch, tokens, dim) for the positions and vectors at hand.
+        Raises ValueError unless x is a floating tensor (batch, tokens, dim) that matches the positions and vectors.
         """
         check_type("x", x, Tensor)
         self.check_fresh()
@@ -241,7 +240,7 @@ class Encoding:
         added = x
         for table in self.tables:
             added = added + table
-        return added.to(x.dtype)  # rounded once, however many there are
+        return added.to(x.dtype)  # round only once
 
     def rotate(
         self,
@@ -250,22 +249,22 @@ class Encoding:
     ) -> tuple[Float[Tensor, "batch heads queries width"], Float[Tensor, "batch kv_heads keys width"]]:
         """The rotate door: T(p_i) q_i at the query positions and T(p_j) k_j at the key positions.
 
-        What is rotated here must not be rotated again: hand `attention` the encoding's ``pairs``. Raises ValueError
-        where the tensors are not for these positions, and where values turn as well.
+        Then pass ``encoding.pairs`` to `attention`, so that nothing is rotated twice. Raises ValueError where the
+        tensors do not match the positions, and where the encoding rotates values too.
         """
         self.check(query, key)
         self._check_of_tokens()
         if any(rotation.value is not None for rotation in self.rotations):
             raise ValueError(
-                "the encoding turns values too: call rotate_query, rotate_key and rotate_value, and rotate_output on "
-                "the output, or leave all of it to attention"
+                "the encoding rotates values too: call rotate_query, rotate_key and rotate_value, and rotate_output on "
+                "the output, or leave all rotations to attention"
             )
         self._note("rotate")
         return self.rotate_query(query), self.rotate_key(key)
 
     def rotate_query(self, query: Tensor) -> Tensor:
-        """The maps of queries alone. A slice of the channels will do, if the scheme was made for its width. ValueError,
-        as in `rotate_key`, where far pairs are turned otherwise."""
+        """Rotates queries only. A slice of the channels is allowed if the scheme was made for its width. Raises
+        ValueError, like `rotate_key`, for an encoding that rotates distant pairs differently."""
         self.check_fresh()
         self.check_trained(query)
         self._check_of_tokens()
@@ -274,7 +273,7 @@ class Encoding:
         return query
 
     def rotate_key(self, key: Tensor) -> Tensor:
-        """The maps of keys alone, however many heads they have."""
+        """Rotates keys only, with any number of heads."""
         self.check_fresh()
         self.check_trained(key)
         self._check_of_tokens()
@@ -284,22 +283,22 @@ class Encoding:
 
     @property
     def banded(self) -> Rotation | None:
-        """The rotation that turns far pairs otherwise than near ones, or None."""
+        """The rotation that rotates distant pairs differently, or None."""
         return next((rotation for rotation in self.rotations if rotation.bands), None)
 
     def rotate_bands(self, query: Tensor, key: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Queries and keys as near pairs have them, and as those of each band do. What several share is turned once."""
+        """Queries and keys rotated for near pairs, and for each band. Maps that several of them share run once."""
         self.check_fresh()
         maps = [[(r.query, r.key), *((band.query, band.key) for band in r.bands)] for r in self.rotations]
         return in_bands(maps, query, key)
 
     def _check_of_tokens(self) -> None:
-        """ValueError where a token has no rotation of its own."""
+        """ValueError where a token has no single rotation."""
         if self.banded is not None:
             raise ValueError(TURNED_IN_PAIRS)
 
     def rotate_value(self, value: Tensor) -> Tensor:
-        """The maps of values, where a scheme turns them; ``rotate_output`` then turns the output back."""
+        """Rotates values, where a scheme does so; ``rotate_output`` then inverts it on the output."""
         self.check_fresh()
         self.check_trained(value)
         for rotation in self.rotations:
@@ -315,13 +314,13 @@ class Encoding:
 
     @property
     def scale(self) -> float | None:
-        """The factor of the inner product, where a map changes the width and brings a factor along; else None."""
+        """The softmax scale that a rotation requires, or None."""
         return next((rotation.scale for rotation in self.rotations if rotation.scale is not None), self._scale)
 
     def cos_sin(self) -> tuple[Tensor, Tensor]:
-        """cos and sin of angles, (rows, tokens, pairs), at the query positions, for models that rotate by themselves.
+        """cos and sin of the angles, (rows, tokens, pairs), at the query positions, for models with their own rotation.
 
-        ValueError unless the encoding has one rotation of pairs of channels.
+        Raises ValueError unless the encoding has exactly one rotation of channel pairs.
         """
         self.check_fresh()
         self._check_of_tokens()
@@ -331,7 +330,7 @@ class Encoding:
         return maps[0].cos[:, 0], maps[0].sin[:, 0]  # type: ignore[attr-defined]
 
     def check(self, query: Tensor, key: Tensor) -> None:
-        """ValueError unless query and key (batch, heads, tokens, head_dim) have the tokens this was made for."""
+        """ValueError unless query and key, (batch, heads, tokens, head_dim), match the positions."""
         self.check_fresh()
         for name, x, positions in (("query", query, self.query_positions), ("key", key, self.key_positions)):
             if not isinstance(x, Tensor) or not x.is_floating_point():
@@ -348,39 +347,39 @@ class Encoding:
                 raise ValueError(f"{name} is on {x.device}, but the encoding's positions are on {positions.device}")
 
     def check_fresh(self) -> None:
-        """ValueError where a parameter was changed, or taken away, after the encoding was made."""
+        """ValueError if a parameter changed or was freed after the encoding was made."""
         check_fresh(self._made_with, bool(self.pieces or self.values))
 
     def check_trained(self, *tensors: Tensor) -> None:
-        """ValueError where one of these has a gradient, which needs what the encoding holds, and PyTorch keeps nothing
-        of that for a gradient, since it was made in inference mode."""
+        """ValueError if one of the tensors requires a gradient and the encoding was made in inference mode, whose
+        tensors autograd cannot save."""
         if not self._of_inference or not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
             return
         folds = tuple(piece for piece in self.pieces if isinstance(piece, Fold))
         if any(x.is_inference() for x in tensors_of((self.rotations, folds))):
             raise ValueError(
-                "the encoding was made under torch.inference_mode(), and what is made there cannot be trained with: "
-                "call the scheme with the positions again, once in every forward pass"
+                "the encoding was made under torch.inference_mode() and cannot be used for training: call the scheme "
+                "with the positions again, once in every forward pass"
             )
 
     def check_added(self) -> None:
-        """ValueError where there are vectors to add, and `add` was not called."""
+        """ValueError if the encoding adds to the input and `add` was not called."""
         if self.tables and "add" not in self._opened and not torch.compiler.is_compiling():
             raise ValueError(
-                "the encoding adds to the input, and was not added: call x = encoding.add(x), of a ForwardPass "
-                "x = step.add(x), before query, key and value are projected from x, or pass encoding.pairs where the "
-                "model adds the vectors by itself"
+                "the encoding adds to the input, and was not added: call x = encoding.add(x), or x = step.add(x) with "
+                "a ForwardPass, before query, key and value are projected from x, or pass encoding.pairs if the model "
+                "adds the vectors itself"
             )
 
     def check_token_doors(self) -> None:
-        """ValueError where `attention` would leave a token door closed, or open it twice."""
+        """ValueError if the model forgot to add, or rotated query and key itself."""
         if torch.compiler.is_compiling():
             return
         self.check_added()
         if self.rotations and "rotate" in self._opened:
             raise ValueError(
                 "the encoding has rotated query and key already, and attention would rotate them again: pass "
-                "encoding.pairs with tensors that are rotated, or leave encoding.rotate out"
+                "encoding.pairs with the rotated tensors, or do not call encoding.rotate"
             )
 
     def _note(self, door: str) -> None:
@@ -388,15 +387,15 @@ class Encoding:
             self._opened.add(door)
 
     def __add__(self, other: Encoding) -> Encoding:
-        """Both encodings' terms, these first. They must be of the same positions, and of the same heads where both
-        know which; what they want of a layer, or have of it, by one name must be the same."""
+        """The terms of both encodings, these first. Raises ValueError for different positions or heads, or for two
+        different features of one name."""
         if not isinstance(other, Encoding):
             return NotImplemented
         if other.query_positions is not self.query_positions or other.key_positions is not self.key_positions:
-            raise ValueError("encodings can be added when they were made for the same positions, got different ones")
+            raise ValueError("encodings must be of the same positions to be added, got different ones")
         heads = [each.context.heads for each in (self, other) if each.context.heads is not None]
         if len(heads) == 2 and heads[0] != heads[1]:
-            raise ValueError(f"encodings can be added when they are for the same heads, got {heads[0]} and {heads[1]}")
+            raise ValueError(f"encodings must be of the same heads to be added, got {heads[0]} and {heads[1]}")
         if self._scale is not None and other._scale not in (None, self._scale):
             raise ValueError(one_scale([self._scale, other._scale]))
         return replace(

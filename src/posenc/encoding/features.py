@@ -1,4 +1,4 @@
-"""What a scheme needs of a layer beside queries and keys: features, made of its hidden state."""
+"""Features: per-token inputs of a scheme, besides queries and keys, that a layer projects from its hidden state."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from posenc.encoding.clocks import last_readings, readings
 from posenc.positions.positions import Positions
 
 Features: TypeAlias = Mapping[str, Tensor]
-"""Named per-token tensors (batch, heads, tokens[, width]) that a layer makes from its hidden state."""
+"""Named per-token tensors (batch, heads, tokens[, width])."""
 
 Projected: TypeAlias = Mapping[str, Tensor]
-"""What a layer projects of its hidden state for each feature, (batch, heads, tokens[, width])."""
+"""A layer's projection of its hidden state for each feature, (batch, heads, tokens[, width])."""
 
 NOTHING: Features = MappingProxyType({})
 
 
 def as_projected(x: Tensor, positions: Positions) -> Tensor:
-    """The feature is what the layer projects."""
+    """The projection itself."""
     return x
 
 
 @dataclass(frozen=True)
 class Feature:
-    """What a layer makes of its hidden state for a scheme, head by head: a number for each token, or a vector.
+    """A feature that a layer projects from its hidden state for a scheme: a number or a vector per token and head.
 
-    A layer projects its hidden state to ``num_heads`` numbers or, with a ``width``, to as many vectors of it; with
-    ``bias``, the projection has one. ``map`` makes of that, (batch, heads, tokens[, width]), and the tokens' positions
-    what is wanted. With ``is_clock`` this is the step of a clock at each token, and the feature is its reading: the sum
-    of all steps of the text up to the token. Keys have readings as queries have; other features are of queries alone.
+    The layer projects its hidden state to ``num_heads`` numbers or, with ``width``, as many vectors of that width; with
+    ``bias`` the projection has a bias. ``map`` takes the projection (batch, heads, tokens[, width]) and the positions,
+    and returns the feature. With ``is_clock`` it returns increments, and the feature is their cumulative sum over the
+    text; both queries and keys have it. Other features are only of queries.
     """
 
     num_heads: int
@@ -50,20 +50,20 @@ class Feature:
         if self.width is not None:
             whole("width", self.width)
             if self.is_clock:
-                raise ValueError(f"a clock shows a number and takes no width, got width={self.width}")
+                raise ValueError(f"width must be None with is_clock=True, got {self.width}")
 
     @property
     def size(self) -> int:
-        """How many numbers a layer projects a token to."""
+        """The output size of the layer's projection."""
         return self.num_heads * (1 if self.width is None else self.width)
 
     def of_heads(self, projected: Float[Tensor, "batch tokens size"]) -> Tensor:
-        """What a layer projects as (batch, heads, tokens[, width])."""
+        """The layer's projection as (batch, heads, tokens[, width])."""
         x = projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         return x.squeeze(-1) if self.width is None else x
 
     def check(self, name: str, projected: Tensor, tokens: int, heads: range | None = None) -> None:
-        """ValueError where it is not (batch, heads, tokens[, width]) and floating; ``heads``: those that are here."""
+        """ValueError unless it is floating and (batch, heads, tokens[, width]); ``heads``: those of this shard."""
         if heads is not None and heads.stop > self.num_heads:
             raise ValueError(f"heads must be within the {self.num_heads} of the scheme, got {heads}")
         shape = (
@@ -82,12 +82,12 @@ NO_FEATURES: Mapping[str, Feature] = MappingProxyType({})
 
 
 def check_wanted(wanted: Mapping[str, Feature], projected: Projected) -> None:
-    """ValueError for a projection that is for no feature of the scheme's."""
+    """ValueError for a projection that is not for a feature of the scheme."""
     check_type("projected", projected, Mapping)
     for name in projected:
         if name not in wanted:
             raise ValueError(
-                f"projected must be for the features that the scheme wants, {', '.join(wanted) or 'which are none'}, "
+                f"projected must be for the scheme's features, {', '.join(wanted) or 'which are none'}, "
                 f"got one for {shown(name)}"
             )
 
@@ -100,8 +100,8 @@ def features_of(
     key_positions: Positions | None = None,
     heads: range | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The features of queries and of keys, of what a layer projects of all these tokens; see `Encoding.with_projected`.
-    Left out, the keys are the queries' tokens. ``heads``: those that are here, where they are a shard."""
+    """The features of queries and keys from a layer's projections; see `Encoding.with_projected`. ``key`` and
+    ``key_positions`` default to those of the queries. ``heads``: those of this shard."""
     check_wanted(wanted, query)
     if key is not None:
         check_wanted(wanted, key)
@@ -127,13 +127,13 @@ def continued(
     held: tuple[Tensor, Positions] | None,
     heads: range | None = None,
 ) -> Tensor:
-    """A clock's readings at new tokens. ``held``: what it showed at those of a cache, which it goes on from."""
-    shown_there = readings(made(feature, name, projected, positions, heads), positions)
-    return shown_there if held is None else shown_there + last_readings(*held, positions)
+    """A cumulative feature at new tokens. ``held``: the feature and positions of a cache, which it continues."""
+    sums = readings(made(feature, name, projected, positions, heads), positions)
+    return sums if held is None else sums + last_readings(*held, positions)
 
 
 def made(feature: Feature, name: str, projected: Projected, positions: Positions, heads: range | None = None) -> Tensor:
-    """The feature of these tokens, or the steps of a clock."""
+    """The feature of these tokens or, of a cumulative one, its increments."""
     check_type("projected", projected, Mapping)
     if name not in projected:
         raise ValueError(
@@ -144,29 +144,26 @@ def made(feature: Feature, name: str, projected: Projected, positions: Positions
 
 
 def wanted_by_both(wanted: Mapping[str, Feature], more: Mapping[str, Feature]) -> dict[str, Feature]:
-    """The features that either wants. ValueError where both want different things by one name."""
+    """The union of both. ValueError where one name has two different features."""
     both = dict(wanted)
     for name, feature in more.items():
         if both.setdefault(name, feature) != feature:
-            raise ValueError(f"two parts want different features by the name {name!r}: {both[name]}, {feature}")
+            raise ValueError(f"two parts need different features named {name!r}: {both[name]}, {feature}")
     return both
 
 
 def features_of_both(features: Features, more: Features) -> Features:
-    """The features that either has. ValueError where both have tensors of their own by one name."""
+    """The union of both. ValueError where one name has two different tensors."""
     for name in features.keys() & more.keys():
         if features[name] is not more[name]:
-            raise ValueError(
-                f"both encodings have a feature {name!r} of their own: add them first, and give the sum its features"
-            )
+            raise ValueError(f"both encodings have a feature {name!r}: add the encodings before setting features")
     return {**features, **more} if features or more else NOTHING
 
 
 def projected_at_random(
     wanted: Mapping[str, Feature], x: Float[Tensor, "batch tokens dim"], seed: int = 0
 ) -> dict[str, Tensor]:
-    """What a layer of fixed random weights projects for each feature: for schemes looked at without a model. The same
-    content is given the same, wherever it stands."""
+    """Projections by fixed random weights for each feature, for schemes without a model. They depend only on x."""
     found = {}
     for number, (name, feature) in enumerate(wanted.items()):
         generator = torch.Generator().manual_seed(seed + number)

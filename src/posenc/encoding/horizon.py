@@ -1,4 +1,4 @@
-"""How far a query can see where scores fade with the distance, whatever queries and keys hold."""
+"""The distance beyond which keys have a negligible weight because of a decaying bias, for any queries and keys."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from torch import Tensor
 
 from posenc.encoding.pieces import Bias, Fold, Meeting, Piece
 
-SKIP_BELOW = 2**-32  # a 256th of the rounding of float32
+SKIP_BELOW = 2**-32  # a 256th of float32 rounding
 
 
 def skipped_by_default(dtype: torch.dtype) -> float:
-    """The share of a row's weight that is left out where nobody says: a 256th of the rounding of its scores."""
+    """The default of ``skip_below``: a 256th of the rounding of the scores' dtype."""
     return 2**-61 if dtype == torch.float64 else SKIP_BELOW
 
 
 def faint(skip_below: float, keys: int) -> float:
-    """How far below its row's log-sum-exp a score may lie, at most, and still count: if all ``keys`` lie as low, their
-    weights sum to ``skip_below``. -inf where nothing may be left out."""
+    """The threshold relative to a row's log-sum-exp below which scores may be skipped: if all ``keys`` have it, their
+    weights sum to ``skip_below``. -inf if nothing may be skipped."""
     return math.log(skip_below) - math.log(keys) if skip_below > 0 else -math.inf
 
 
 def horizon(
     pieces: Sequence[Piece], length: int, query_norm: float, key_norm: float, scale: float, skip_below: float
 ) -> Int[Tensor, " heads"]:
-    """The least W for which keys W places back and further weigh no more than ``skip_below`` of a row, for every head;
-    ``length`` where there is none, or a piece is not known to have one.
+    """The smallest W such that keys at distance W and more have at most ``skip_below`` of a row's weight, for every
+    head; ``length`` if there is none, or a piece has no known bound.
 
-    Its own key gives a row a score of b(0) - scale |q| |k| or more, and no key gives more than b(-d) + scale |q| |k|.
+    The score of a query's own key is at least b(0) - scale |q| |k|, and no score exceeds b(-d) + scale |q| |k|.
     """
     spread = 2 * scale * query_norm * key_norm
     back = -torch.arange(length)

@@ -1,16 +1,16 @@
-"""The kinds of score and value terms, as data: what a scheme says of a pair of tokens, once.
+"""The kinds of score and value terms, as data.
 
 A scheme's score door is a tuple of pieces, applied from left to right to the score s_ij = scale q_i . k_j:
 
     Bias       s_ij + b_h(r)                     a number per head and distance            ALiBi, T5, Swin
-    Meeting    s_ij + scale q_i . a_h(r)         the query, or the key, meets a vector     Shaw, Transformer-XL, DeBERTa
+    Meeting    s_ij + scale q_i . a_h(r)         query or key times a vector per distance  Shaw, Transformer-XL, DeBERTa
     Fold       s_ij + scale u_i . k_j            a vector added to one side of the product Transformer-XL's u
     Clock      s_ij + F_i - F_j                  a number per head and token               FoX
     Function   f(s_ij; c_h(r), ...)              any function of one score                 DA-Transformer, FIRE, softcap
     Row        f(s_i.; visible)                  any function of a row of scores           CoPE, stick-breaking
 
-and its value door a tuple of `Value`, o_i + sum_j a_ij w(r). Everything that a backend runs, dense, by distance or in a
-compiled kernel, is derived from these in `forms.py` and `folding.py`; a backend recognises kinds and never schemes.
+and its value door a tuple of `Value`, o_i + sum_j a_ij w(r). `forms.py` and `folding.py` derive from these what
+backends run: dense, by distance or in a compiled kernel. Backends recognize kinds of terms, not schemes.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Distance:
-    """How a pair finds its entry: by r = p_j - p_i, key less query.
+    """How a term depends on the distance r = p_j - p_i, key minus query.
 
-    ``axis`` of ``axes`` is the coordinate that counts; None: all of them, and r is (..., axes). ``integral`` entries
-    stand in a table, so coordinates must be int64. ``tail`` says how the entry goes on from distance ``past`` on, to
-    either side: it is "constant", or runs in a straight line ("linear", of a `Bias` alone, whose slope is not learned).
-    ``reach``: along each axis, distances of that or more have no entry, and are a PositionError in the name of
-    ``scheme``. ``looks_back``: the entries are made for keys behind the query alone, and these words say which form is
-    made for both sides.
-    ``num_heads``: how many heads the entries are for; None: any number of them, alike.
+    - ``axis``: the axis of the ``axes`` coordinates that r is along; None: all of them, and r is (..., axes).
+    - ``integral``: the entries are in a table, so coordinates must be int64.
+    - ``tail``: beyond distance ``past``, on both sides, the term is "constant", or "linear" (only for a `Bias`, with a
+      slope that is not learned); None: unknown.
+    - ``reach``: distances of at least this, along each axis, have no entry and raise a PositionError that names
+      ``scheme``.
+    - ``looks_back``: entries are only for keys up to the query; the string names the form for both sides.
+    - ``num_heads``: the number of heads of the entries; None: any, all the same.
     """
 
     scheme: str
@@ -52,7 +53,7 @@ class Distance:
 class Bias:
     """Adds a number per head and distance: s_ij + at(r)[h].
 
-    ``at`` takes distances of any shape (..., or (..., axes) where they have several) and gives (heads or 1, ...).
+    ``at`` takes distances of any shape (..., or (..., axes) with several axes) and returns (heads or 1, ...).
     ``hides``: some of the numbers are -inf.
     """
 
@@ -65,12 +66,12 @@ class Bias:
 class Meeting:
     """Adds the product of the query with a vector per distance: s_ij + scale (q_i + shift) . vectors(r).
 
-    ``vectors`` takes distances (...) and gives (heads or 1, ..., head_dim). ``shift`` (heads, head_dim) is added to the
-    query for this term alone. With ``side="key"`` the key k_j meets the vector. With ``feature`` a named per-token
-    feature of the query, (batch, heads, tokens, width), takes the query's place, and nothing is scaled. With
-    ``through`` = W it is W_h vectors(r) that is met, vectors(r) (heads or 1, ..., width): few queries go through W
-    instead. ``theta``: vectors(r) is the sinusoid of -r, (sin(-r theta), cos(-r theta)), so few queries are turned by
-    theta instead, and met with the vectors of few distances.
+    ``vectors`` takes distances (...) and returns (heads or 1, ..., head_dim). ``shift`` (heads, head_dim) is added to
+    the query in this term only. With ``side="key"`` the key k_j takes the query's place, and with ``feature`` a named
+    feature of the query, (batch, heads, tokens, width), without scaling. With ``through`` = W the vectors are W_h
+    vectors(r), with vectors(r) (heads or 1, ..., width); for few queries, W is applied to them instead. With ``theta``,
+    vectors(r) is the sinusoid of -r, (sin(-r theta), cos(-r theta)); few queries are then rotated by theta instead, and
+    multiplied with the vectors of few distances.
     """
 
     vectors: Callable[[Tensor], Tensor]
@@ -82,7 +83,7 @@ class Meeting:
     theta: Float64[Tensor, " pairs"] | None = None
 
     def at(self, r: Tensor) -> Tensor:
-        """What is met at distances (...), (heads or 1, ..., head_dim)."""
+        """The vectors at distances (...), (heads or 1, ..., head_dim)."""
         vectors = self.vectors(r)
         if self.through is None:
             return vectors
@@ -91,12 +92,12 @@ class Meeting:
     def __post_init__(self) -> None:
         _check_tail(self.distance)
         if self.feature is not None and (self.side == "key" or self.shift is not None):
-            raise ValueError("a Meeting of a feature is the query's, and takes no side='key' and no shift")
+            raise ValueError("a Meeting with a feature must have side='query' and no shift")
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Adds the product of one side with a vector of its own: s_ij + scale u_i . k_j with ``query`` = u, or
+    """Adds the product of a vector with the key or the query: s_ij + scale u_i . k_j with ``query`` = u, or
     s_ij + scale q_i . w_j with ``key`` = w. Either is (batch or 1, heads or 1, tokens or 1, head_dim)."""
 
     scheme: str
@@ -106,7 +107,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Clock:
-    """Adds the difference of two readings of a clock: s_ij + F_i - F_j, with F the named feature of queries and keys,
+    """Adds the difference of a cumulative feature: s_ij + F_i - F_j, with F the named feature of queries and keys,
     (batch, heads, tokens)."""
 
     feature: str
@@ -119,13 +120,13 @@ def _none(*_: Tensor) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class BrokenLine:
-    """A number of both coordinates that is a broken line of x = away(r) share(p_i): l_h x + m_h, one line of several.
+    """A piecewise linear function l_h x + m_h of x = away(r) share(p_i).
 
-    ``away`` takes whole distances r = p_j - p_i, and gives numbers from 0 on that do not rise with r; ``share`` takes
-    coordinates of queries, and gives a number above 0 for each. Both keep the shape, in double precision. ``lines()``
-    gives breaks (n,), which rise from 0 on, and (heads, n + 1, 2), the l and m of every line: line 0 holds for x = 0,
-    line k for breaks[k - 1] < x <= breaks[k], the last for all that is greater. Breaks may be equal, or infinite. Where
-    two lines meet they give the same number: so breaks have no gradient.
+    ``away`` takes integer distances r = p_j - p_i and returns numbers of at least 0 that do not increase with r;
+    ``share`` takes query coordinates and returns positive numbers. Both keep the shape and return float64. ``lines()``
+    returns breaks (n,), sorted and at least 0, and (heads, n + 1, 2), l and m of every piece: piece 0 is for x = 0,
+    piece k for breaks[k - 1] < x <= breaks[k], the last one for all larger x. Breaks may be equal or infinite. The
+    function is continuous, so breaks have no gradient.
     """
 
     away: Callable[[Tensor], Tensor]
@@ -135,16 +136,18 @@ class BrokenLine:
 
 @dataclass(frozen=True)
 class Function:
-    """Any function of one score: s_ij becomes apply(s_ij, *c), elementwise.
+    """Any elementwise function of the score: s_ij becomes apply(s_ij, *c).
 
-    ``apply`` is a function of a module, not a closure, and reads nothing but its arguments, so that it can be named.
-    The coefficients c are functions of the distance, each (heads or 1, ...) for distances (...). With ``distance`` None
-    they are functions of the coordinates of query and key, which broadcast. ``adds``: apply(s, *c) = s + apply(0, *c).
-    ``derivative``, a function of a module too, takes the gradient of apply(s, *c) back to s and to each c, all in the
-    shape of s: derivative(gradient, s, *c) -> (gradient, ...). Without it autograd does, more slowly. ``formula``
-    says which function it is, for kernels that cannot call Python: "relu times" is ReLU(s) c, "cap" is c tanh(s / c).
-    ``broken``: where coordinates are whole numbers, apply(s, *c) is s plus this broken line. ``scheme`` is whose it is,
-    for errors, and ``num_heads`` how many heads it is for, where there is no distance that says so.
+    - ``apply`` is a module-level function, not a closure, and depends only on its arguments, so that it can be named.
+    - ``coefficients`` takes distances (...) and returns the c, each (heads or 1, ...). With ``distance`` None it takes
+      the coordinates of query and key, which broadcast.
+    - ``adds``: apply(s, *c) = s + apply(0, *c).
+    - ``derivative``, also a module-level function, returns the gradients of s and of each c, all in the shape of s:
+      derivative(gradient, s, *c) -> (gradient, ...). None: autograd, which is slower.
+    - ``formula`` names the function for kernels that cannot call Python: "relu times" is ReLU(s) c, "cap" is c tanh(s /
+      c).
+    - ``broken``: for integer coordinates, apply(s, *c) is s plus this piecewise linear function.
+    - ``scheme`` and ``num_heads``, for errors, if there is no ``distance``.
     """
 
     apply: Callable[..., Tensor]
@@ -159,7 +162,7 @@ class Function:
 
     @property
     def reads_coordinates(self) -> bool:
-        """Whether its coefficients are functions of both coordinates, not of their distance."""
+        """Whether the coefficients depend on both coordinates instead of their distance."""
         return self.distance is None and self.coefficients is not _none
 
 
@@ -168,9 +171,10 @@ class Row:
     """Any function of a row of scores: apply(scores, visible, query, key, query_positions, key_positions) -> scores.
 
     Scores are (batch, heads, queries, keys) with all keys of the call; ``visible`` (None: all) broadcasts to them.
-    ``gives_weights``: they become the logarithms of the weights themselves, which `attention` then does not divide by
-    their sum, so that a row may have a weight of less than 1. It comes last, then, and no float mask is added.
-    ``reads_vectors``: it looks at query or key, and not at their scores alone.
+
+    - ``gives_weights``: the result is the logarithm of the weights, which `attention` then does not normalize. It must
+      be the last piece, without a float mask.
+    - ``reads_vectors``: it reads query or key, not only their scores.
     """
 
     apply: Callable[..., Tensor]
@@ -182,7 +186,7 @@ class Row:
 class Value:
     """Adds to the output the attention-weighted mean of a vector per distance: o_i + sum_j a_ij vectors(r).
 
-    ``vectors`` takes distances (...) and gives (heads or 1, ..., value_dim).
+    ``vectors`` takes distances (...) and returns (heads or 1, ..., value_dim).
     """
 
     vectors: Callable[[Tensor], Tensor]
@@ -195,7 +199,7 @@ class Value:
 def _check_tail(distance: Distance) -> None:
     if distance.tail == "linear":
         raise ValueError(
-            f"{distance.scheme}: a tail may be linear for a Bias alone, and is constant or None for vectors"
+            f"{distance.scheme}: tail must be 'constant' or None for vectors, got 'linear', which is only for a Bias"
         )
 
 
@@ -208,32 +212,32 @@ def adds(piece: Piece) -> bool:
 
 
 def is_content_free(piece: Piece) -> bool:
-    """Whether what it adds depends on positions alone."""
+    """Whether it adds a term that depends only on positions."""
     return isinstance(piece, Bias) or (isinstance(piece, Function) and piece.adds)
 
 
 def reads_vectors(piece: Piece) -> bool:
-    """Whether it looks at queries or keys by themselves, and not at their product alone."""
+    """Whether it reads queries or keys separately, not only their product."""
     if isinstance(piece, Row):
         return piece.reads_vectors
     return isinstance(piece, Fold) or (isinstance(piece, Meeting) and piece.feature is None)
 
 
 def check_sequence(pieces: tuple[Piece, ...]) -> None:
-    """ValueError where a piece stands after one that it would spoil."""
+    """ValueError for pieces in an order that gives wrong scores."""
     hiding = next((n for n, piece in enumerate(pieces) if isinstance(piece, Bias) and piece.hides), None)
     if hiding is not None and any(isinstance(p, Function) and not p.adds for p in pieces[hiding:]):
         raise ValueError(
-            "a function of the score stands after a bias that hides keys by -inf, of which it would make a score "
-            "that counts: put the scheme of the function before that of the bias"
+            "a function of the score comes after a bias that masks keys with -inf, which it would map to a finite "
+            "score: compose the scheme of the function before that of the bias"
         )
     if gives_weights(pieces[:-1]):
         raise ValueError(
-            "a score term stands after one that gives the logarithms of weights, which are not normalised again, and "
-            "would change them: put the scheme that gives weights last"
+            "a score term comes after one that returns logarithms of weights, which are not normalized again: compose "
+            "the scheme that returns weights last"
         )
 
 
 def gives_weights(pieces: tuple[Piece, ...]) -> bool:
-    """Whether scores are the logarithms of weights in the end, which are not to be normalised."""
+    """Whether the final scores are logarithms of weights, which must not be normalized."""
     return any(isinstance(piece, Row) and piece.gives_weights for piece in pieces)

@@ -1,4 +1,4 @@
-"""An encoding as a tree of tensors, which compilation, export and FSDP take apart and put together of other ones."""
+"""Encodings as pytrees, for torch.compile, export and FSDP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posenc.positions.positions import Positions
 
 
 def with_tensors(x: Any, change: Callable[[Tensor], Any]) -> Any:
-    """x with another tensor for each that it holds as a value."""
+    """x with ``change`` applied to each tensor in it."""
     if isinstance(x, Tensor):
         return change(x)
     if isinstance(x, Positions):
@@ -29,7 +29,7 @@ def with_tensors(x: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def tensors_of(x: Any) -> list[Tensor]:
-    """All tensors that it holds as values."""
+    """All tensors in x."""
     found: list[Tensor] = []
 
     def keep(x: Tensor) -> Tensor:
@@ -41,8 +41,8 @@ def tensors_of(x: Any) -> list[Tensor]:
 
 
 def register(kind: type, values: tuple[str, ...], name: str) -> None:
-    """Makes the class of encodings transparent: its positions and what its fields ``values`` hold. Terms of pairs stay:
-    they refer to the scheme, wherever its parameters are."""
+    """Registers the class as a pytree of its positions and the tensors in its fields ``values``. Pair terms are not
+    leaves: they refer to the scheme's parameters."""
 
     def changed(encoding: Any, change: Callable[[Tensor], Any]) -> Any:
         queries = with_tensors(encoding.query_positions, change)
@@ -64,7 +64,7 @@ def register(kind: type, values: tuple[str, ...], name: str) -> None:
             half = (torch.float16, torch.bfloat16)
             if isinstance(x, Tensor) and x.dtype in half and before.dtype not in half:
                 raise ValueError(
-                    f"the encoding was cast to {x.dtype}, which cannot hold a phase: cast the tensors beside it"
+                    f"the encoding was cast to {x.dtype}, which is too coarse for phases: cast only the other tensors"
                 )
             return x
 

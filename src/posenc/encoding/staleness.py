@@ -1,4 +1,4 @@
-"""Whether the parameters that an encoding was made with are still as they were."""
+"""Checks whether a scheme's parameters have changed since an encoding was made."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import torch
 from torch import Tensor, nn
 
 MadeWith: TypeAlias = tuple[tuple[Tensor, int], ...]
-"""Parameters, each with its version: how often its numbers had been written to."""
+"""Parameters, each with its version counter."""
 
 
 def made_with(module: nn.Module) -> MadeWith:
-    """The parameters of a module as they are now. A compiled graph keeps no account of them."""
+    """The current parameters of a module; empty in a compiled graph, which does not track them."""
     return () if torch.compiler.is_compiling() else tuple((p, _version_of(p)) for p in module.parameters())
 
 
 def is_inference() -> bool:
-    """Whether tensors that are made now cannot be trained with."""
+    """Whether new tensors are inference tensors."""
     return not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
 
 
 def check_fresh(made: MadeWith, is_read: bool) -> None:
-    """ValueError where one was changed since or, where attention is to read them, taken away."""
+    """ValueError if a parameter has changed or, where attention reads the parameters, was freed."""
     if torch.compiler.is_compiling():
         return
     if is_read and any(_is_freed(p) for p, _ in made):
         raise ValueError(
             "the encoding was made by a scheme whose parameters were freed after its call, and attention reads "
-            "them: shard the scheme together with the block that calls it, or by itself with "
+            "them: shard the scheme together with the block that calls it, or separately with "
             "fully_shard(scheme, reshard_after_forward=False)"
         )
     if any(_version_of(p) != version for p, version in made):
@@ -39,10 +39,10 @@ def check_fresh(made: MadeWith, is_read: bool) -> None:
 
 
 def _version_of(parameter: Tensor) -> int:
-    """How often its numbers were written to; those of inference mode are not counted."""
+    """The version counter, which inference tensors do not have."""
     return -1 if parameter.is_inference() else parameter._version
 
 
 def _is_freed(parameter: Tensor) -> bool:
-    """Whether FSDP gathered it for a call and has let go of its numbers since."""
+    """Whether FSDP gathered it for a call and has since freed its storage."""
     return type(parameter) is nn.Parameter and parameter.numel() > 0 and parameter.untyped_storage().size() == 0

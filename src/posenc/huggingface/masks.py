@@ -18,7 +18,7 @@ from posenc.positions.visibility import visible
 
 
 class Visible(Tensor):
-    """A boolean mask (rows, 1, queries, keys), True = may be seen, that is not laid out: it holds the positions and the
+    """A boolean mask (rows, 1, queries, keys), True = may attend, that is not laid out: it holds the positions and the
     visibility that it follows from, and the size of the model's own chunks, counted along the coordinates. Whoever
     reads or cuts it gets the plain tensor. ``kept`` holds what layers share in this pass, ``is_packed`` says whether a
     row holds several documents.

@@ -1,4 +1,4 @@
-"""Some queries against some keys: what terms are bound to."""
+"""`Block`: queries and keys with their positions, to which terms are bound."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from posenc.positions.positions import Positions
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Some queries against some keys, with their positions: all of a call, or the part a backend is working on.
+    """Queries and keys with their positions: those of a call, or the part that a backend is computing.
 
-    ``query`` (B, H, m, d) and ``key`` (B, H or fewer, n, d) are as they enter the inner product, already rotated.
-    ``scale`` is the factor of that inner product. ``heads`` says which of the scheme's heads they are; None: all.
+    ``query`` (B, H, m, d) and ``key`` (B, H or fewer, n, d) are already rotated. ``scale`` is the softmax scale.
+    ``heads`` is the range of the scheme's heads; None: all.
     """
 
     query: Float[Tensor, "batch heads queries head_dim"]
@@ -32,11 +32,11 @@ class Block:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of scores: float32, or float64 for float64 inputs."""
+        """The dtype of scores: float32, or float64 for float64 inputs."""
         return torch.promote_types(self.query.dtype, torch.float32)
 
     def part(self, queries: slice, keys: slice) -> Block:
-        """The block of some of the queries and keys."""
+        """A block of some of the queries and keys."""
         return replace(
             self,
             query=self.query[:, :, queries],
@@ -48,17 +48,16 @@ class Block:
         )
 
     def feature(self, name: str, side: str) -> Tensor:
-        """A layer's feature of the queries or the keys, (batch, query heads, tokens, ...), in the precision of scores.
+        """A layer's feature of the queries or the keys, (batch, query heads, tokens, ...), in the scores' dtype.
 
-        ValueError where the layer gave none of that name.
+        Raises ValueError if it is missing.
         """
         features, x = (self.query_features, self.query) if side == "query" else (self.key_features, self.key)
         if name not in features:
             raise ValueError(
-                f"the scheme needs the feature {name!r} of every {side}: give it by "
-                f"encoding.with_projected({{{name!r}: ...}}) of what the layer projects, by ForwardPass.features where "
-                f"there is a cache, or by encoding.with_features where it is made already, "
-                f"got {', '.join(features) or 'none'}"
+                f"the scheme needs the feature {name!r} of every {side}: use "
+                f"encoding.with_projected({{{name!r}: ...}}) with the layer's projection, ForwardPass.features with a "
+                f"cache, or encoding.with_features with a computed feature, got {', '.join(features) or 'none'}"
             )
         feature = features[name]
         heads = self.query.size(1)
@@ -71,7 +70,7 @@ class Block:
         return feature.to(torch.promote_types(feature.dtype, self.dtype))
 
     def of_heads(self, table: Tensor, scheme: str) -> Tensor:
-        """The rows of (heads or 1, ...) that belong to the queries' heads. ValueError for another number of heads."""
+        """The slice of (heads or 1, ...) for the queries' heads. Raises ValueError for another number of heads."""
         heads = self.query.size(1)
         mine = range(table.size(0)) if self.heads is None else self.heads
         if table.size(0) == 1 and (self.heads is None or len(mine) == heads):
@@ -81,8 +80,8 @@ class Block:
         return table[mine.start : mine.stop]
 
     def wrong_heads(self, scheme: str, made_for: int) -> ValueError:
-        """The error for queries of other heads than the scheme was made for."""
-        which = "" if self.heads is None else f" of which {len(self.heads)} are said to be here"
+        """The error for queries with another number of heads than the scheme was made for."""
+        which = "" if self.heads is None else f", of which context.heads selects {len(self.heads)}"
         return ValueError(
             f"{scheme} was made for {made_for} heads{which}, got queries of {self.query.size(1)}; where they are a "
             "shard of all heads, bind the scheme with context=Context(heads=range(first, last))"

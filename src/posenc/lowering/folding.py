@@ -1,4 +1,4 @@
-"""Pieces taken into query and key, so that attention computes them with its own inner product."""
+"""Folds score terms into query and key, so that attention's own inner product computes them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from posenc.lowering.forms import check, check_width, coordinates, meets
 
 
 def fold(pieces: Sequence[Piece], block: Block) -> tuple[Tensor, Tensor, tuple[Piece, ...]]:
-    """Query and key whose inner product holds as many of the pieces as it can, and the pieces that are left.
+    """Query and key whose inner product includes as many pieces as possible, and the remaining pieces.
 
-    Vectors added to the query are all taken in, since they meet the same key. Vectors added to the key are taken in
-    only where none is added to the query, since the product of the two would be a term too many. A meeting along one of
-    several axes gets channels of its own, one for each place along the axis: a key has a 1 at its place, and the query
-    has at each place what it gives to a key there. Nothing is taken in where a piece does more than add.
+    All vectors added to the query are folded. Vectors added to the key are folded only if none is added to the query,
+    since their product would be an unwanted cross term. A `Meeting` along one of several axes gets extra channels, one
+    for each position along the axis: one-hot in the key, and in the query its score for a key at that position. Nothing
+    is folded if a piece does more than add.
     """
     query, key = block.query, block.key
     width, left, channels = query.size(-1), [], []
@@ -48,18 +48,18 @@ def fold(pieces: Sequence[Piece], block: Block) -> tuple[Tensor, Tensor, tuple[P
 
 
 def _places(piece: Meeting, block: Block) -> tuple[int, int] | None:
-    """The first coordinate and their number, where keys stand at few places along one of several axes; else None."""
+    """The first coordinate and their number, if keys have few positions along one of several axes; else None."""
     distance = piece.distance
     several = block.key_positions.coords.dim() == 3 and distance.axis is not None and distance.reach is not None
     if piece.side == "key" or piece.feature is not None or not several or block.query.dtype == torch.float16:
         return None
-    if block.scale == 0:  # no channel of a query then holds anything
+    if block.scale == 0:  # all channels of the query would be 0
         return None
     assert distance.reach is not None
     bounds, period = block.key_positions.layout.bounds, 2 * distance.reach[0] - 1
     if bounds is not None and bounds[1] - bounds[0] < period:
         return int(bounds[0]), int(bounds[1] - bounds[0] + 1)
-    return 0, period  # places are counted round: of so many in a row no two lie at the same distance from a query
+    return 0, period  # positions modulo the period, within which distances from a query are distinct
 
 
 def _channels(piece: Meeting, block: Block, low: int, count: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What backends run, derived from pieces once: dense on a block, for single scores in a kernel, and along distances."""
+"""Executable forms of pieces, for backends: dense on a block, and as functions of a single score."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from posenc.positions.visibility import check_reach, visible
 from posenc.rotation.phases import phases
 
 ScoreFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(score, b, h, i, j) -> score, the form of FlexAttention: b, h, i, j are indices of batch row, query head, query, key.
-It indexes the tensors it closes over and does plain arithmetic."""
+"""(score, b, h, i, j) -> score, FlexAttention's score_mod: b, h, i, j are indices of batch row, query head, query, key.
+It only indexes tensors and does arithmetic."""
 
-# A table over every distance between the lowest and the highest coordinate is laid out if it has no more entries than
-# this many for each query and key; else the distances that occur are listed, where they can be read.
+# A table has every distance between the lowest and the highest coordinate if these are at most this many per query and
+# key; otherwise only the distances that occur, if they can be read.
 ENTRIES_PER_TOKEN = 8
-TURNS = 256  # distances that a query turned once meets
+TURNS = 256  # distances for which a rotated query is used
 
 
 # -- distances --------------------------------------------------------------------------------------------------------
 
 
 def coordinates(distance: Distance, positions: Positions) -> Tensor:
-    """(rows, tokens) along the axis that counts, or (rows, tokens, axes) where all do; ValueError for other axes."""
+    """(rows, tokens) along the term's axis, or (rows, tokens, axes). Raises ValueError for a wrong number of axes."""
     coords, scheme = positions.coords, distance.scheme
     if distance.integral and coords.dtype != torch.int64:
         raise ValueError(f"{scheme} looks distances up in a table and needs int64 coordinates, got {coords.dtype}")
@@ -49,7 +49,7 @@ def coordinates(distance: Distance, positions: Positions) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Table:
-    """The distances that pairs of a block have, ``entries`` (entries[, axes]), and the index of every pair's:
+    """The distances of a block's pairs, ``entries`` (entries[, axes]), and the index of each pair's distance:
     clamp(p_j - p_i, low, high) - low, or a tensor."""
 
     entries: Tensor
@@ -68,7 +68,7 @@ class _Table:
 
 
 def _table(distance: Distance, block: Block, x: Tensor, y: Tensor) -> _Table | None:
-    """None where distances would have to be read and cannot be, or where a table would be larger than the pairs."""
+    """The table of distances; None if values would have to be read and cannot be."""
     if distance.tail == "constant" and distance.integral:
         return _line(-distance.past, distance.past, x)
     if distance.axis is None:
@@ -76,7 +76,7 @@ def _table(distance: Distance, block: Block, x: Tensor, y: Tensor) -> _Table | N
     bounds = block.query_positions.layout.bounds, block.key_positions.layout.bounds
     is_whole = not (x.is_floating_point() or y.is_floating_point())
     if is_whole and bounds[0] is not None and bounds[1] is not None:
-        low, high = bounds[1][0] - bounds[0][1], bounds[1][1] - bounds[0][0]  # of whole numbers; symbols in a graph
+        low, high = bounds[1][0] - bounds[0][1], bounds[1][1] - bounds[0][0]  # ints, or symbolic ints in a graph
         if high - low < ENTRIES_PER_TOKEN * (x.size(-1) + y.size(-1)):
             return _line(low, high, x)
     if torch.compiler.is_compiling() or x.device.type != "cpu" or type(x) is not Tensor:
@@ -86,12 +86,12 @@ def _table(distance: Distance, block: Block, x: Tensor, y: Tensor) -> _Table | N
 
 
 def _line(low: int | float, high: int | float, like: Tensor) -> _Table:
-    # Not made whole numbers, which they are: a compiler would fix the length they come of.
+    # Not converted with int(), which would specialize a graph to one length.
     return _Table(torch.arange(low, high + 1, device=like.device), low)
 
 
 def check(distance: Distance | None, block: Block) -> None:
-    """ValueError or PositionError where the positions do not suit a term of this distance."""
+    """ValueError or PositionError if the positions or heads do not match the term."""
     if distance is None:
         return
     check_heads(distance.num_heads, distance.scheme, block)
@@ -103,7 +103,8 @@ def check(distance: Distance | None, block: Block) -> None:
 
 
 def check_heads(made_for: int | None, scheme: str, block: Block) -> None:
-    """ValueError for queries of other heads than a term was made for: a table of one would pass for a shared one."""
+    """ValueError for another number of query heads than the term was made for. A table of one head would otherwise
+    broadcast."""
     if made_for is not None:
         fits = block.query.size(1) == made_for if block.heads is None else block.heads.stop <= made_for
         if not fits:
@@ -117,14 +118,15 @@ def _along(distance: Distance, block: Block) -> tuple[Tensor, Tensor]:
 
 
 def _apart(x: Tensor, y: Tensor) -> Tensor:
-    """p_j - p_i of every pair; of fractions in double precision, where the device has it, since float32 would round."""
+    """p_j - p_i of every pair; for floating coordinates in float64 if the device supports it, since float32 would
+    round."""
     if (x.is_floating_point() or y.is_floating_point()) and x.device.type != "mps":
         x, y = x.double(), y.double()
     return y[:, None] - x[:, :, None]
 
 
 def _within_reach(distance: Distance, r: Tensor) -> Tensor:
-    """Distances clamped to those with an entry. Reach was checked, so only pairs that nothing may see lie further."""
+    """Distances clamped to those with an entry. ``reach`` was checked before, so only masked pairs are clamped."""
     if distance.reach is None:
         return r
     if distance.axis is not None:
@@ -139,7 +141,7 @@ def _within_reach(distance: Distance, r: Tensor) -> Tensor:
 def dense(
     piece: Piece, score: Tensor, block: Block, visibility: Visibility, seen: Bool[Tensor, "..."] | None
 ) -> Tensor:
-    """The scores (batch, heads, queries, keys) of a block after one piece. ``seen``: an attention mask, or None."""
+    """The scores (batch, heads, queries, keys) of a block after one piece. ``seen`` is an attention mask or None."""
     if isinstance(piece, Row):
         visible_here = visible(block.query_positions, block.key_positions, visibility)
         both = [s for s in (None if visible_here is None else visible_here[:, None], seen) if s is not None]
@@ -151,7 +153,7 @@ def dense(
 
 
 def added(piece: Piece, block: Block) -> Tensor:
-    """What a piece that only adds gives each pair, (1 or batch, 1 or heads, queries or 1, keys)."""
+    """The term of an additive piece for each pair, (1 or batch, 1 or heads, queries or 1, keys)."""
     if isinstance(piece, Bias):
         return _of_pairs(piece.at, piece.distance, block)
     if isinstance(piece, Meeting):
@@ -160,7 +162,7 @@ def added(piece: Piece, block: Block) -> Tensor:
         return _folded_by_itself(piece, block)
     if isinstance(piece, Clock):
         here, there = block.feature(piece.feature, "query"), block.feature(piece.feature, "key")
-        return (here[..., :, None] - there[..., None, :]).to(block.dtype)  # a clock may be finer than the scores
+        return (here[..., :, None] - there[..., None, :]).to(block.dtype)  # the sums may be float64
     assert isinstance(piece, Function)
     assert piece.adds
     zero = torch.zeros((), dtype=block.dtype, device=block.query.device)
@@ -168,7 +170,7 @@ def added(piece: Piece, block: Block) -> Tensor:
 
 
 def _of_pairs(at: Callable[[Tensor], Tensor], distance: Distance, block: Block) -> Tensor:
-    """What ``at`` gives for every pair, (1 or batch, 1 or heads, queries, keys), in the precision of scores."""
+    """``at`` of the distance of every pair, (1 or batch, 1 or heads, queries, keys), in the scores' dtype."""
     x, y = _along(distance, block)
     table = _table(distance, block, x, y) if distance.integral else None
     if table is not None:
@@ -202,7 +204,7 @@ def _met(piece: Meeting, block: Block) -> Tensor:
         vectors = vectors.expand(meeting.size(1), meeting.size(0), *vectors.shape[2:])
         return torch.einsum(term, meeting, vectors.to(meeting.dtype))
     r = _within_reach(distance, table.entries)
-    if piece.through is not None and meeting.size(2) < meeting.size(3):  # as in decoding: then W costs less on queries
+    if piece.through is not None and meeting.size(2) < meeting.size(3):  # as in decoding: then W is cheaper on queries
         through = block.of_heads(piece.through, distance.scheme).to(meeting.dtype)
         check_width(through.mT, meeting, distance.scheme)
         meeting = meeting @ through
@@ -213,16 +215,16 @@ def _met(piece: Meeting, block: Block) -> Tensor:
     else:
         vectors = block.of_heads(piece.at(r), distance.scheme)
         check_width(vectors, meeting, distance.scheme)
-    shared = vectors[0] if vectors.size(0) == 1 else vectors  # one product for all heads, not a copy for each
+    shared = vectors[0] if vectors.size(0) == 1 else vectors  # a single product for all heads
     products = meeting @ shared.to(meeting.dtype).mT
     index = table.of_pairs(x, y)[:, None].expand(*meeting.shape[:2], -1, -1)
     return products.gather(-1, index) if piece.side == "query" else products.gather(-1, index.mT).mT
 
 
 def _turned(piece: Meeting, theta: Tensor, meeting: Tensor, r: Tensor) -> Tensor:
-    """What rows x (batch, heads, rows, 2 pairs) give by the sinusoids of the distances r, which rise by one, (batch,
-    heads, rows, distances): with R(p) = (sin p theta, cos p theta), x . R(-r - f) is R(-f) times x turned by -r theta,
-    so that sinusoids of `TURNS` distances are enough."""
+    """The products of rows x (batch, heads, rows, 2 pairs) with sinusoids of consecutive distances r, (batch, heads,
+    rows, distances). With R(p) = (sin p theta, cos p theta), x . R(-r - f) is R(-f) times x rotated by -r theta, so
+    sinusoids of `TURNS` distances suffice."""
     angle = phases(-r[::TURNS], theta)
     cos, sin = angle.cos().to(meeting), angle.sin().to(meeting)
     a, b = meeting[..., None, :].chunk(2, -1)
@@ -232,7 +234,7 @@ def _turned(piece: Meeting, theta: Tensor, meeting: Tensor, r: Tensor) -> Tensor
 
 
 def meets(piece: Meeting, block: Block) -> Float[Tensor, "batch heads tokens width"]:
-    """What meets the vectors, scaled and shifted, a row for each query head, in the precision of scores."""
+    """The rows to multiply with the vectors, scaled and shifted, one for each query head, in the scores' dtype."""
     if piece.feature is not None:
         feature = block.feature(piece.feature, "query")
         return feature.expand(-1, block.query.size(1), -1, -1).to(block.dtype)
@@ -246,7 +248,7 @@ def meets(piece: Meeting, block: Block) -> Float[Tensor, "batch heads tokens wid
 
 
 def check_width(vectors: Tensor, meeting: Tensor, scheme: str) -> None:
-    """ValueError where vectors and what meets them are not as wide."""
+    """ValueError if vectors and the rows to multiply have different widths."""
     if vectors.size(-1) != meeting.size(-1):
         raise ValueError(
             f"{scheme} was made for head_dim {vectors.size(-1)}, got queries of head_dim {meeting.size(-1)}"
@@ -277,7 +279,7 @@ def bucket(term: Value, block: Block) -> tuple[Tensor, Tensor]:
     table = _table(term.distance, block, x, y)
     if table is None:
         raise ValueError(
-            f"{term.distance.scheme} needs the distances that occur, which are read nowhere but on the CPU: "
+            f"{term.distance.scheme} needs the distances of all pairs, which are only read on the CPU: "
             "use positions.with_layout()"
         )
     entries = _within_reach(term.distance, table.entries)
@@ -288,9 +290,9 @@ def bucket(term: Value, block: Block) -> tuple[Tensor, Tensor]:
 
 
 def function(piece: Piece, block: Block) -> ScoreFunction | str:
-    """The piece as FlexAttention takes it, or the reason, in words, why there is none."""
+    """The piece as a FlexAttention score_mod, or the reason why there is none."""
     if isinstance(piece, Row):
-        return "a score term needs whole rows of scores, and FlexAttention sees one score at a time"
+        return "a score term needs whole rows of scores, but FlexAttention processes one score at a time"
     if isinstance(piece, Clock):
         here, there = (
             block.feature(piece.feature, side).expand(-1, block.query.size(1), -1) for side in ("query", "key")
@@ -301,7 +303,7 @@ def function(piece: Piece, block: Block) -> ScoreFunction | str:
         return lambda s, b, h, i, j: s + term[b, h, i, j]
     if isinstance(piece, Function) and piece.distance is None:
         if piece.reads_coordinates:
-            return "a score term is a function of both coordinates, which is laid out one block at a time elsewhere"
+            return "a score term is a function of both coordinates, which FlexAttention does not support"
         return lambda s, b, h, i, j: piece.apply(s)
     distance = piece.distance
     assert distance is not None
@@ -320,7 +322,7 @@ def function(piece: Piece, block: Block) -> ScoreFunction | str:
     if distance.tail == "linear" and isinstance(piece, Bias):
         return _straight(piece, block, x, y)
     if table is None or table.index is not None:
-        return "a score term goes by distances that are not known to be few: use integer positions with a layout"
+        return "a score term depends on distances without a known range: use integer positions with a layout"
     entries = _within_reach(distance, table.entries)
     index = table.of_distance
     heads = block.query.size(1)
@@ -342,12 +344,12 @@ def function(piece: Piece, block: Block) -> ScoreFunction | str:
 
 
 def _straight(piece: Bias, block: Block, x: Tensor, y: Tensor) -> ScoreFunction:
-    """A bias with a linear tail: a line of what is near, and past it two slopes for each head."""
+    """A bias with a linear tail: a table of near distances, and beyond it two slopes per head."""
     past = piece.distance.past
     line = block.of_heads(piece.at(torch.arange(-past - 1, past + 2, device=x.device)), piece.distance.scheme)
     line = line.to(block.dtype).expand(block.query.size(1), -1).contiguous()
     slopes = torch.stack((line[:, 0] - line[:, 1], line[:, -1] - line[:, -2]), 1)
-    if past == 0:  # then coordinates may be fractional too, and the slope is all there is
+    if past == 0:  # no table, so coordinates may be fractional
         start = line[:, 1].contiguous()
 
         def straight(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A Transformer on one page, that takes any scheme."""
+"""Small Transformers that take any scheme, and `ForwardPass` and `KVCache` for your own layers."""
 
 from posenc.models.forward_pass import ForwardPass, KVCache
 from posenc.models.image import ImageClassifier

@@ -1,4 +1,4 @@
-"""One forward pass of any model: its positions, its cache, and which door opens when."""
+"""`ForwardPass` and `KVCache`: positions, cache and encodings of one forward pass, for any model."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from posenc.positions.tiles import Window
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme, is_scheme, needs_raw_keys, wanted_by
 
-NORMS = "posenc's lengths of keys"  # beside the features of a layer
+NORMS = "posenc's norms of keys"  # kept with a layer's features
 
 
 class KVCache:
-    """Keys, already rotated, values and named features of every layer, with the positions they stand at. For inference.
+    """The rotated keys, values and features of every layer, with their positions. For inference only.
 
-    The buffers double when they are full, so that appending a token does not copy the cache each time.
+    Buffers double when full, so that appending a token does not copy the cache every time.
     """
 
     def __init__(self) -> None:
@@ -38,21 +38,21 @@ class KVCache:
         return 0 if self.positions is None else len(self.positions)
 
     def _rewind(self) -> None:
-        """Forgets what a pass that failed has left behind: the tokens past `positions`."""
+        """Drops the tokens past `positions`, which a failed pass has left behind."""
         self._held = [min(held, len(self)) for held in self._held]
 
     def _feature(self, layer: int, name: str) -> Tensor | None:
-        """What is kept of a layer's feature of its keys, (batch, heads, tokens, ...); None where nothing is."""
+        """A layer's cached feature of its keys, (batch, heads, tokens, ...), or None."""
         kept = self._kept[layer].get(f"feature {name}") if layer < len(self._kept) else None
         return None if kept is None else kept[:, :, : len(self)]
 
     def append(
         self, layer: int, key: Tensor, value: Tensor, features: Features = NOTHING
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Keeps one layer's new keys and values (batch, kv_heads, tokens, head_dim) and features of its keys (batch,
-        heads, tokens, ...), and returns all there are.
+        """Appends a layer's new keys and values, (batch, kv_heads, tokens, head_dim), and features of its keys, (batch,
+        heads, tokens, ...). Returns all keys, values and features.
 
-        Raises ValueError for a layer that was left out or comes twice, and for tensors that do not continue those kept.
+        Raises ValueError for a layer that was skipped or comes twice, and for tensors unlike the cached ones.
         """
         whole("layer", layer, 0, len(self._kept))
         for name, new in (("key", key), ("value", value)):
@@ -60,7 +60,7 @@ class KVCache:
                 raise ValueError(f"{name} must be a tensor (batch, kv_heads, tokens, head_dim), got {shown(new)}")
         if value.shape[:3] != key.shape[:3]:
             of_key, of_value = tuple(key.shape[:3]), tuple(value.shape[:3])
-            raise ValueError(f"value must be of (batch, kv_heads, tokens) {of_key} like key, got {of_value}")
+            raise ValueError(f"value must have (batch, kv_heads, tokens) = {of_key} like key, got {of_value}")
         if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
             raise ValueError("a KVCache is for inference: call the model under torch.no_grad()")
         start = len(self)
@@ -71,14 +71,14 @@ class KVCache:
         kept, held = self._kept[layer], self._held[layer]
         if held > start:
             raise ValueError(
-                f"layer {layer} has these {held - start} tokens already: pass layer=, another number for each layer"
+                f"layer {layer} has these {held - start} tokens already: pass a different layer= in every layer"
             )
         if held < start:
             raise ValueError(
                 f"layer {layer} holds {held} of the cache's {start} tokens: every layer must be called in every pass"
             )
         tensors = {"key": key, "value": value, **{f"feature {name}": x for name, x in features.items()}}
-        if start and (f"feature {NORMS}" in kept) != (NORMS in features):  # of some tokens alone they are of no use
+        if start and (f"feature {NORMS}" in kept) != (NORMS in features):  # useless unless every token has them
             features = {name: x for name, x in features.items() if name != NORMS}
             for known in (kept, tensors):
                 known.pop(f"feature {NORMS}", None)
@@ -92,7 +92,7 @@ class KVCache:
 
 
 def _grown(held: Tensor | None, new: Tensor, start: int, stop: int) -> Tensor:
-    """The buffer with the new tokens in it."""
+    """The buffer, enlarged if necessary, with the new tokens written to it."""
     if held is not None and start:
         if (held.shape[:2], held.shape[3:]) != (new.shape[:2], new.shape[3:]):
             fixed = (*held.shape[:2], "tokens", *held.shape[3:])
@@ -109,21 +109,21 @@ def _grown(held: Tensor | None, new: Tensor, start: int, stop: int) -> Tensor:
 
 
 class ForwardPass:
-    """One forward pass of a model: made once from the positions of its tokens, then called by every layer.
+    """One forward pass of a model: made once from the positions of its tokens, then used by every layer.
 
-    It opens each door once, at the right time, so that a model need not know which doors a scheme has: `add` where the
-    input is made (or in every layer), `attention` in every layer, which rotates the new tokens, keeps their keys and
-    values in the cache, and opens the pair doors over all of them. ``scheme`` is a scheme, or a `Schedule`, for which
-    every layer says its number.
+    It opens each door once, at the right time, so that the model need not know which doors a scheme has. Call `add` on
+    the input (or in every layer) and `attention` in every layer: it rotates the new tokens, appends their keys and
+    values to the cache, and attends to all of them. ``scheme`` is a scheme, or a `Schedule`, for which every layer
+    passes its number.
 
     >>> with ForwardPass(scheme, Positions.arange(n, start=len(cache)), cache) as step:
     ...     x = step.add(x)
     ...     for layer, block in enumerate(blocks):
     ...         x = x + block.project(step.attention(*block.query_key_value(x), layer=layer))
 
-    Without a cache the tokens see one another, and ``with`` may be left out; with a cache they also see what it holds,
-    and the cache holds them too once the pass has ended without an error. ``positions`` are those of the
-    new tokens alone. Raises ValueError for positions that do not continue the cache's.
+    Without a cache the tokens attend to one another, and ``with`` may be omitted. With a cache they also attend to the
+    cached tokens, and are added to the cache when the pass ends without an error. ``positions`` are those of the new
+    tokens only. Raises ValueError for positions that do not continue those of the cache.
     """
 
     def __init__(
@@ -149,9 +149,9 @@ class ForwardPass:
         if before is not None:
             if overlap(join([before.layout, positions.layout], max(before.rows, positions.rows))) is not None:
                 raise ValueError(
-                    "positions begin at or before the last token of the cache: continue it by "
-                    "cache.positions.following(n), or, where it holds one text, by Positions.arange(n, "
-                    "start=len(cache)); another text is another document"
+                    "positions begin at or before the last token of the cache: continue it with "
+                    "cache.positions.following(n) or, if it holds one text, Positions.arange(n, start=len(cache)); "
+                    "give another text another document"
                 )
             self.key_positions = Positions.cat([before, positions], documents="same")
         self._is_open = False
@@ -165,7 +165,7 @@ class ForwardPass:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Where all went well, the cache holds the new tokens from here on."""
+        """Commits the new tokens to the cache, unless an error was raised."""
         self._is_open = False
         if kind is None and self.cache is not None:
             self.cache.positions = self.key_positions
@@ -178,18 +178,18 @@ class ForwardPass:
         return self._schedule.number(layer) if isinstance(self._schedule, Schedule) else 0
 
     def tokens(self, layer: int = 0) -> Encoding:
-        """The token doors of the new tokens in a layer. Layers with one scheme share them."""
+        """The token doors of the new tokens in a layer. Layers with the same scheme share them."""
         number = self._number(layer)
         if number not in self._tokens:
             scheme, _ = self.of_layer(layer)
-            self._tokens[number] = scheme(  # a call, of which a wrapper knows
+            self._tokens[number] = scheme(  # __call__, which wrappers intercept
                 self.positions, dtype=self._dtype, context=self._context, doors=("add", "rotate")
             )
         return self._tokens[number]
 
     def pairs(self, layer: int = 0) -> Encoding:
-        """The pair doors between the new tokens and all keys. Where rotations depend on the length of the text or
-        on the pair, the cache keeps keys as they are, and the rotate door opens here too."""
+        """The pair doors between the new tokens and all keys. They include the rotate door where rotations depend on
+        the length of the text or on the pair, since the cache then keeps unrotated keys."""
         number = self._number(layer)
         if number not in self._pairs:
             scheme, _ = self.of_layer(layer)
@@ -200,15 +200,15 @@ class ForwardPass:
         return self._pairs[number]
 
     def add(self, x: Float[Tensor, "batch tokens dim"], layer: int = 0) -> Float[Tensor, "batch tokens dim"]:
-        """The add door: x_i + P[p_i]; x itself where it is closed."""
+        """The add door: x_i + P[p_i]. Returns x itself if the scheme adds nothing."""
         return self.tokens(layer).add(x)
 
     def features(self, projected: Projected, layer: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """The features of the new tokens that the layer's scheme wants, as queries and as keys, for `attention`.
+        """The features of the new tokens that the layer's scheme needs, as queries and as keys, for `attention`.
 
-        ``projected`` is what the layer projects of its hidden state, (batch, heads, tokens[, width]) for each name of
-        ``scheme.features``. A clock goes on from what it showed at the last token that the cache holds of the same
-        document. Raises ValueError for a projection that is missing, not wanted, not floating or of another shape.
+        ``projected`` holds the layer's projections of its hidden state, (batch, heads, tokens[, width]) for each name
+        in ``scheme.features``. Cumulative features continue from the last cached token of the same document. Raises
+        ValueError for a projection that is missing, unexpected, not floating or of the wrong shape.
 
         >>> features, key_features = step.features({"forgotten": block.gate(x).transpose(1, 2)}, layer)
         >>> out = step.attention(query, key, value, layer, features=features, key_features=key_features)
@@ -242,14 +242,14 @@ class ForwardPass:
         backend: str = "auto",
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attention of the new tokens, as a layer projects them, to all that the cache holds and to one another.
+        """Attention of the new tokens, as a layer projects them, to the cached tokens and to one another.
 
-        ``features`` are named per-token tensors (batch, heads, tokens, ...) of the queries, ``key_features`` those of
-        the keys (by default the same), which the cache keeps beside its keys. ``layer`` may be left out where there is
-        no cache and all layers are alike. The rest is as for `posenc.attention`.
+        ``features`` are named tensors (batch, heads, tokens, ...) of the queries, and ``key_features`` those of the
+        keys (by default the same), which are cached with the keys. ``layer`` may be omitted without a cache if all
+        layers are the same. For the other arguments see `posenc.attention`.
         """
         if layer is None and isinstance(self._schedule, Schedule) and not self._schedule.is_uniform:
-            raise ValueError("layer must be given, since the layers of the schedule differ: pass layer=n in layer n")
+            raise ValueError("layer must be an int where the layers of the schedule differ, got None: pass layer=n")
         layer = layer or 0
         scheme, window = self.of_layer(layer)
         encoding, token_doors = self.pairs(layer), self.tokens(layer)
@@ -266,8 +266,8 @@ class ForwardPass:
         if self.cache is not None:
             if not self._is_open:
                 raise ValueError(
-                    "a forward pass with a cache must be entered, with ForwardPass(...) as step, so that one that "
-                    "fails leaves the cache as it was"
+                    "a forward pass with a cache must be entered: use `with ForwardPass(...) as step`, so that an "
+                    "error leaves the cache unchanged"
                 )
             on_cpu = key.device.type == "cpu"
             if on_cpu and is_kept_rotated and any(isinstance(piece, Bias | Clock) for piece in encoding.pieces):

@@ -1,4 +1,4 @@
-"""A small vision Transformer that takes any scheme, of one coordinate per patch or of two."""
+"""A small vision Transformer that takes any scheme, with one or two coordinates per patch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from posenc.scheme import Scheme
 
 
 class ImageClassifier(nn.Module):
-    """Square patches as tokens, the blocks of `Encoder`, the mean over patches, and a score for each class.
+    """A vision Transformer: square patches as tokens, the blocks of `Encoder`, mean pooling and a linear head.
 
-    Every patch stands at its row and column. With ``raster`` it has one coordinate instead, counted along the rows, for
-    schemes that take no more. Images may have any size that patches fill: what a scheme has no position for is its own
-    error. See `Trunk` for ``inject`` and ``per_layer``.
+    A patch's coordinates are its row and column or, with ``raster``, its index in raster order, for schemes that take
+    one coordinate. Images may have any size that is a multiple of ``patch``; a scheme raises its own error for
+    positions that it cannot encode. See `Trunk` for ``inject`` and ``per_layer``.
 
     >>> model = ImageClassifier(10, patch=2, dim=64, num_layers=2, num_heads=4, position=posenc.Relative2D((4, 4), 16))
     >>> model(torch.rand(5, 1, 8, 8)).shape
@@ -56,10 +56,10 @@ class ImageClassifier(nn.Module):
     def forward(
         self, images: Float[Tensor, "batch channels height width"], positions: Positions | None = None
     ) -> Float[Tensor, "batch classes"]:
-        """The score of each class. Positions, of the patches row by row, default to those of the class's description.
+        """The logits of the classes. ``positions`` of the patches, in raster order, default to the class docstring's.
 
-        Raises ValueError for a size that is no whole number of patches, and for images and positions that are not for
-        this model.
+        Raises ValueError for an image size that is not a multiple of the patch, and for images and positions that do
+        not match the model.
         """
         weight = self.embedding.weight
         if not isinstance(images, Tensor) or images.dim() != 4 or images.size(1) != self.channels:

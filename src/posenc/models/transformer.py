@@ -1,4 +1,4 @@
-"""A decoder and an encoder, pre-norm, with grouped queries, that take any scheme or composition of schemes."""
+"""A pre-norm decoder and encoder with grouped-query attention that take any scheme or composition of schemes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from posenc.schemes.nope import NoPE
 
 
 class SelfAttention(nn.Module):
-    """Multi-head attention over the positions of a forward pass, with a projection for each feature of its scheme."""
+    """Multi-head attention with a linear projection for each feature of its scheme."""
 
     def __init__(self, dim: int, num_heads: int, num_kv_heads: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class SelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm attention and a four times wider GELU network, each added to the stream."""
+    """A pre-norm Transformer block with a GELU MLP of four times the width."""
 
     def __init__(self, dim: int, num_heads: int, num_kv_heads: int) -> None:
         super().__init__()
@@ -66,36 +66,36 @@ class Block(nn.Module):
 
 
 def position_parameters(model: nn.Module) -> dict[nn.Parameter, Scheme | None]:
-    """What a model learns about positions, for a group of its own in the optimizer: the parameters of every scheme in
-    it, each with the scheme that has it, and those of the projections that make a scheme's features (the gates of
-    `FoX`), which no scheme has: None.
+    """The parameters of a model that encode positions, for their own parameter group in the optimizer: a dict of the
+    parameters of every scheme in the model to that scheme, and of the parameters of feature projections (such as the
+    gates of `FoX`) to None.
 
-    Tables, slopes and other scalars of position should not decay, and may want a higher learning rate than the weights
-    around them:
+    Tables, slopes and other position parameters should have no weight decay, and may need a higher learning rate than
+    other weights:
 
     >>> positional = position_parameters(Decoder(256, 32, 1, 2, position=T5(2)))
     >>> [tuple(parameter.shape) for parameter in positional]
     [(32, 2)]
 
-    Raises ValueError for what is no module.
+    Raises ValueError if ``model`` is not a module.
     """
     check_type("model", model, nn.Module)
     found: dict[nn.Parameter, Scheme | None] = {}
     for module in model.modules():
         if isinstance(module, SelfAttention):
             found |= dict.fromkeys(module.features.parameters())
-        if isinstance(module, Scheme):  # a part of a composition comes after the whole, and has its own
+        if isinstance(module, Scheme):  # a part of a composition comes after the composition and overrides it
             found |= dict.fromkeys(module.parameters(), module)
     return found
 
 
 class Trunk(nn.Module):
-    """The blocks and the positions: what decoder and encoder share.
+    """The blocks and the scheme that decoder, encoder and image classifier share.
 
-    ``inject`` says where the add door opens: once, on the ``"input"``, or before ``"every_layer"``. With ``per_layer``
-    every block has a copy of the scheme with parameters of its own; otherwise all layers share one scheme. A `Schedule`
-    says it layer by layer. The weights of the blocks are drawn before those of the copies and before the projections
-    for a scheme's features, so at a seed they are the same for every scheme.
+    ``inject`` sets where the add door opens: on the ``"input"``, or before ``"every_layer"``. With ``per_layer`` every
+    block has a copy of the scheme with its own parameters; otherwise all layers share one scheme. A `Schedule` sets the
+    scheme of each layer. The weights of the blocks are initialized before the copies and feature projections, so that
+    for a given seed they are the same for every scheme.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Trunk(nn.Module):
         self.blocks = nn.ModuleList(Block(dim, num_heads, num_kv_heads) for _ in range(num_layers))
         self.norm = nn.LayerNorm(dim)
         if per_layer and isinstance(position, Scheme):
-            # In the blocks, where FSDP gathers a block's parameters together.
+            # In the blocks, since FSDP gathers parameters block by block.
             for layer, block in enumerate(self.blocks):
                 block.scheme = position if layer == 0 else position.another()
         else:
@@ -127,14 +127,14 @@ class Trunk(nn.Module):
 
     @property
     def schemes(self) -> tuple[nn.Module, ...]:
-        """The schemes with parameters of their own: one for every layer, the schedule's, or the one of all."""
+        """The distinct schemes: one for every layer, those of the schedule, or a single one."""
         if self.per_layer:
             return tuple(block.scheme for block in self.blocks)  # type: ignore[misc]
         return tuple(self.position.schemes) if isinstance(self.position, Schedule) else (self.position,)
 
     @property
     def schedule(self) -> Scheme | Schedule:
-        """What every layer has."""
+        """The scheme of all layers, or the schedule of each layer's scheme."""
         if not self.per_layer:
             return self.position
         return Schedule([(block.scheme, None) for block in self.blocks])  # type: ignore[misc]
@@ -155,7 +155,7 @@ class Trunk(nn.Module):
 
     def _run(self, x: Tensor, step: ForwardPass) -> Tensor:
         for layer, block in enumerate(self.blocks):
-            # The block opens the door by itself, so that FSDP has gathered the parameters of a scheme it holds.
+            # The block itself calls add, so that FSDP has gathered the parameters of its scheme.
             x = block(x, step, layer, adds=layer == 0 or self.inject == "every_layer")
         return self.norm(x)
 
@@ -169,9 +169,9 @@ def check_trunk(
     inject: str,
     per_layer: bool,
 ) -> None:
-    """ValueError for what no `Trunk` can be made of. Models call it before they draw their first weight.
+    """ValueError for arguments that do not fit together. Models call it before they initialize their weights.
 
-    The attributes ``num_heads``, ``head_dim`` and, if it adds to the input, ``dim`` of a scheme say what it fits.
+    A scheme's attributes ``num_heads``, ``head_dim`` and, if it adds to the input, ``dim`` must match the model.
     """
     whole("dim", dim)
     whole("num_layers", num_layers)
@@ -188,22 +188,22 @@ def check_trunk(
         return
     if isinstance(position, Schedule):
         if per_layer:
-            raise ValueError("a Schedule says what every layer has: leave per_layer out")
+            raise ValueError("per_layer must be False with a Schedule, got True")
         if len(position) != num_layers:
             raise ValueError(f"position has {len(position)} layers, the model has {num_layers}")
         first, _ = position[0]
         others = [n for n, (scheme, _) in enumerate(position) if "add" in scheme.doors and scheme is not first]
         if inject == "input" and others:
             raise ValueError(
-                f"inject='input' adds the vectors of layer 0's scheme alone, and layer {others[0]} has another one "
-                "that adds: use inject='every_layer'"
+                f"inject='input' adds only the vectors of layer 0's scheme, but the scheme of layer {others[0]} adds "
+                "too: use inject='every_layer'"
             )
         for scheme in position.schemes:
             check_trunk(dim, num_layers, num_heads, num_kv_heads, scheme, inject, per_layer)  # type: ignore[arg-type]
         return
     if per_layer and inject == "input" and "add" in position.doors:
         raise ValueError(
-            "per_layer gives every layer a table of its own, but inject='input' adds the first one alone: "
+            "per_layer gives every layer its own table, but inject='input' adds only the first one: "
             "use inject='every_layer'"
         )
     of_keys = num_heads if num_kv_heads is None else num_kv_heads
@@ -217,8 +217,8 @@ def check_trunk(
 
 
 def embedded(embedding: nn.Embedding, tokens: Tensor) -> Tensor:
-    """The vectors of tokens; ValueError for ids outside the vocabulary. On a GPU, where reading them would wait, such
-    an id is an error of the device."""
+    """The embeddings of tokens. Raises ValueError for ids outside the vocabulary; on a GPU, where checking them would
+    synchronize, they are a device-side assert."""
     _check_tokens(embedding, tokens)
     try:
         return embedding(tokens)
@@ -236,7 +236,7 @@ def _check_tokens(embedding: nn.Embedding, tokens: Tensor) -> None:
 
 
 class _TokenModel(nn.Module):
-    """An embedding, the blocks and, for a causal language model, a head."""
+    """An embedding, the blocks and, for a causal language model, a linear head."""
 
     is_causal: ClassVar[bool]
 
@@ -264,8 +264,8 @@ class _TokenModel(nn.Module):
 class Decoder(_TokenModel):
     """A causal language model.
 
-    ``position`` is any scheme or composition (None: NoPE); see `Trunk` for ``inject`` and ``per_layer``.
-    Raises ValueError for sizes that do not fit one another, or a scheme that was made for others.
+    ``position`` is any scheme, composition or `Schedule` (None: NoPE); see `Trunk` for ``inject`` and ``per_layer``.
+    Raises ValueError for sizes that do not fit together, or a scheme made for other sizes.
 
     >>> model = Decoder(256, dim=128, num_layers=4, num_heads=4, position=posenc.ALiBi(4))
     >>> model(torch.randint(256, (2, 30))).shape
@@ -279,10 +279,10 @@ class Decoder(_TokenModel):
     ) -> Float[Tensor, "batch tokens vocab"]:
         """The logits of each next token.
 
-        Positions default to 0 .. N-1, or to those that follow the cache's. With a ``cache`` the tokens see what it
-        holds, and their keys and values are appended to it.
+        Positions default to 0 .. N-1, or to those that follow the cache. With a ``cache`` the tokens also attend to the
+        cached tokens, and their keys and values are appended to it.
 
-        Raises ValueError for tokens outside the vocabulary and for positions that are not theirs.
+        Raises ValueError for tokens outside the vocabulary and for positions that do not match them.
         """
         check_type("positions", positions, Positions, None)
         check_type("cache", cache, KVCache, None)
@@ -304,9 +304,9 @@ class Decoder(_TokenModel):
         temperature: float = 0.0,
         generator: torch.Generator | None = None,
     ) -> Int[Tensor, "batch new_tokens"]:
-        """Continues every row by ``max_new_tokens``, with a cache: the likeliest token at temperature 0, else a draw.
+        """Generates ``max_new_tokens`` tokens per row, with a cache: greedily at temperature 0, else by sampling.
 
-        Prompts of different lengths are padded (on either side) and described by ``Positions.padded(mask)``.
+        Pad prompts of different lengths on either side and pass ``positions=Positions.padded(mask)``.
         """
         _check_tokens(self.embedding, tokens)
         if tokens.size(1) == 0:
@@ -335,16 +335,16 @@ class Decoder(_TokenModel):
 
 
 class Encoder(_TokenModel):
-    """A bidirectional encoder: tokens to vectors. `Decoder` without the causal mask, the head and the cache."""
+    """A bidirectional encoder: `Decoder` without causal mask, head and cache."""
 
     is_causal = False
 
     def forward(
         self, tokens: Int[Tensor, "batch tokens"], positions: Positions | None = None
     ) -> Float[Tensor, "batch tokens dim"]:
-        """The last layer's vectors. Positions default to 0 .. N-1.
+        """The hidden states of the last layer. Positions default to 0 .. N-1.
 
-        Raises ValueError for tokens outside the vocabulary and for positions that are not theirs.
+        Raises ValueError for tokens outside the vocabulary and for positions that do not match them.
         """
         check_type("positions", positions, Positions, None)
         x = embedded(self.embedding, tokens)

@@ -1,4 +1,4 @@
-"""What makers of positions lay out: coordinates, order and document as plain tensors, and layouts."""
+"""Computes coordinates, order, document and layout, as plain tensors, for the constructors of `Positions`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posenc.positions.validation import described, extent_of, is_readable, token
 
 
 def grid_coords(height: int, width: int, frames: int | None, extent: Any, prefix: int, device: Any) -> Tensor:
-    """(1, tokens, axes), as `Positions.grid` has them."""
+    """Coordinates (1, tokens, axes) of `Positions.grid`."""
     sides = [torch.arange(height, device=device), torch.arange(width, device=device)]
     if extent is not None:
         sizes = extent_of(extent)
@@ -27,7 +27,7 @@ def grid_coords(height: int, width: int, frames: int | None, extent: Any, prefix
 
 
 def grid_layout(height: int, width: int, frames: int | None, prefix: int) -> Layout:
-    """A span for each token of the prefix, and for each line of the raster."""
+    """The layout of `Positions.grid`: a span for each prefix token and for each row of the raster."""
     first, steps = ((), (0, 1)) if frames is None else ((0,), (0, 0, 1))
     heads = tuple(Span(n, n + 1, 0, n, coords=(*first, 0, 0), steps=steps) for n in range(prefix))
     lines = tuple(_lines((frames or 0,) * len(first) + (height, width), prefix, (0,) * len(steps)))
@@ -38,7 +38,7 @@ def grid_layout(height: int, width: int, frames: int | None, prefix: int) -> Lay
 
 
 def _lines(sizes: tuple[int, ...], start: int, origin: tuple[int, ...]) -> Iterator[Span]:
-    """The lines of a raster of these sizes whose first token is ``start``, in a row whose order counts tokens."""
+    """A span for each row of a raster of these sizes whose first token is ``start``, where order counts tokens."""
     *outer, width = sizes
     steps = (0,) * len(outer) + (1,)
     for n, index in enumerate(product(*map(range, outer)) if width else ()):
@@ -48,9 +48,9 @@ def _lines(sizes: tuple[int, ...], start: int, origin: tuple[int, ...]) -> Itera
 
 
 def multimodal(parts: Any, start: int, device: Any) -> tuple[Tensor, Layout]:
-    """(1, tokens, 3) of texts and images, and their layout, as `Positions.multimodal` has them."""
+    """Coordinates (1, tokens, 3) and layout of `Positions.multimodal`."""
     if not isinstance(parts, Sequence) or isinstance(parts, str):
-        raise ValueError(f"parts must be numbers of text tokens and (frames, height, width) of images, got {parts!r}")
+        raise ValueError(f"parts must be a sequence of ints and (frames, height, width), got {parts!r}")
     coords, tokens, at = [torch.empty(0, 3, dtype=torch.int64, device=device)], 0, start
     spans: list[Span] = []
     for part in parts:
@@ -69,7 +69,7 @@ def multimodal(parts: Any, start: int, device: Any) -> tuple[Tensor, Layout]:
 
 
 def packed(lengths: Any, device: Any) -> tuple[Tensor, Tensor, Tensor, Layout]:
-    """Coordinates, order, document and layout of documents laid end to end."""
+    """Coordinates, order, document and layout of `Positions.packed`."""
     listed: Any = lengths if isinstance(lengths, Sequence) else [None]
     listed = [listed] if all(isinstance(n, int) for n in listed) else listed
     rows: list[list[int]] = [list(row) for row in listed if isinstance(row, Sequence)]
@@ -97,12 +97,12 @@ def packed(lengths: Any, device: Any) -> tuple[Tensor, Tensor, Tensor, Layout]:
 
 
 def counted(is_token: Tensor) -> Tensor:
-    """The tokens of each row numbered from 0, and 0 for padding."""
+    """The index of each token among its row's tokens, and 0 for padding."""
     return (is_token.long().cumsum(1) - 1).masked_fill(~is_token, 0)
 
 
 def of_ids(ids: Any, mask: Any, packed: Any) -> tuple[Tensor, Tensor]:
-    """Order and document of a model's ``position_ids``."""
+    """Order and document of `Positions.from_ids`."""
     if not isinstance(ids, Tensor) or ids.dim() not in (2, 3) or ids.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"ids must be an int64 tensor (rows, tokens[, axes]), got {described(ids)}")
     check_flag("packed", packed)
@@ -113,39 +113,39 @@ def of_ids(ids: Any, mask: Any, packed: Any) -> tuple[Tensor, Tensor]:
             raise ValueError(f"mask must be {tuple(is_token.shape)} like ids, got {tuple(mask.shape)}")
         is_token = mask
     if packed and ids.dim() == 3:
-        raise ValueError(f"ids must be (rows, tokens) to tell packed documents apart, got {tuple(ids.shape)}")
+        raise ValueError(f"ids must be (rows, tokens) with packed=True, got {tuple(ids.shape)}")
     restarts = torch.zeros_like(is_token)
     if ids.dim() == 2 and ids.size(1):
         lowest = torch.iinfo(ids.dtype).min
-        before = ids if packed else torch.where(is_token, ids, lowest).cummax(1).values  # the highest so far
+        before = ids if packed else torch.where(is_token, ids, lowest).cummax(1).values
         restarts[:, 1:] = is_token[:, 1:] & is_token[:, :-1] & (ids[:, 1:] <= before[:, :-1])
     if not packed and is_readable(ids) and bool(restarts.any()):
         raise ValueError(
-            "ids must rise along each row, got some that fall or repeat: pass mask=, 1 = token, where that is padding; "
-            "packed=True where they are documents laid end to end; else make Positions(coords, order=..., document=...)"
+            "ids must increase along each row, got some that decrease or repeat: pass mask=, 1 = token, if that is "
+            "padding, or packed=True for packed documents; otherwise use Positions(coords, order=..., document=...)"
         )
     return counted(is_token), restarts.long().cumsum(1).masked_fill(~is_token, PADDING)
 
 
 def last_of(order: Tensor, document: Tensor) -> Tensor:
-    """The index in each row of its last token; see `Positions.last`."""
-    unseen = torch.iinfo(torch.int64).min  # below any order, negative ones too
+    """The index of the last token of each row; see `Positions.last`."""
+    unseen = torch.iinfo(torch.int64).min  # below any order, which may be negative
     return order.masked_fill(document == PADDING, unseen).argmax(1)
 
 
 def lengths_of(layout: Layout, coords: Tensor, document: Tensor) -> Tensor:
-    """How long each row's text is by now; see `Positions.lengths`."""
+    """The length of each row's text; see `Positions.lengths`."""
     if any(len({span.document for span in row}) > 1 for row in layout.rows or ()):
         raise ValueError(
-            "a row of several documents has no one length: give each document a row of its own, or say the length "
-            "to scale every row by with context=Context(lengths=...)"
+            "a row of several documents has no single length: give each document its own row, or pass the length to "
+            "scale each row by with context=Context(lengths=...)"
         )
     coords = coords if coords.dim() == 2 else coords.amax(-1)
     return coords.masked_fill(document == PADDING, -1).amax(1) + 1
 
 
 def after(known: Mapping[str, Any], layout: Layout, n: int) -> dict[str, Any]:
-    """The facts, by name, of the ``n`` tokens that follow those of known ones; see `Positions.following`."""
+    """The tensors, by name, of the ``n`` tokens that follow the known ones; see `Positions.following`."""
     order, document = known["order"], known["document"]
     end: dict[str, Any]
     if layout.run is not None:  # the last token is the last in the tensor
@@ -153,7 +153,7 @@ def after(known: Mapping[str, Any], layout: Layout, n: int) -> dict[str, Any]:
     else:
         row, last = torch.arange(order.size(0), device=order.device)[:, None], last_of(order, document)[:, None]
         end = {name: None if x is None else x[row, last] for name, x in known.items()}
-        # A row of padding alone has no document to continue: its first token opens document 0 at position 0.
+        # A row with only padding has no document to continue: its first token starts document 0 at position 0.
         empty = (document == PADDING).all(1, keepdim=True)
         for name, before in (("coords", -1), ("order", -1), ("document", 0)):
             end[name] = torch.where(empty if end[name].dim() == 2 else empty[..., None], before, end[name])
@@ -168,19 +168,19 @@ def after(known: Mapping[str, Any], layout: Layout, n: int) -> dict[str, Any]:
 
 
 def layout_after(layout: Layout, n: int) -> Layout:
-    """The layout of the ``n`` tokens that follow those of a layout."""
+    """The layout of the ``n`` tokens that follow this layout."""
     run, bounds, spans = layout.run, layout.bounds, None
     if run is not None:
         is_text = run.coords is not None and run.steps == (1,)
         after = run.cut(run.stop, run.stop)
         spans = ((Span(0, n, run.document, after.order, coords=after.coords if is_text else None),),)
-    elif bounds is not None:  # a row of padding alone goes on at 0
+    elif bounds is not None:  # a row with only padding continues at 0
         bounds = (min(bounds[0], 0), max(bounds[1], -1))
     return Layout(n, spans, None if bounds is None else (bounds[0], bounds[1] + n))
 
 
 def renumbered(documents: Sequence[Tensor]) -> list[Tensor]:
-    """The documents of each part, numbered after those of the parts before it."""
+    """The documents of each part, renumbered to come after those of the earlier parts."""
     first, found = documents[0].new_zeros(()), []
     for document in documents:
         found.append(torch.where(document == PADDING, PADDING, document + first))
@@ -190,7 +190,7 @@ def renumbered(documents: Sequence[Tensor]) -> list[Tensor]:
 
 
 def agree(layout: Layout, coords: Tensor, order: Tensor, document: Tensor) -> bool:
-    """Whether a stated layout says of every token what the values say."""
+    """Whether a layout matches the values of every token."""
     rows = layout.rows
     if rows is None or len(rows) not in (1, document.size(0)):
         return rows is None

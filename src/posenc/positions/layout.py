@@ -1,7 +1,7 @@
-"""What is known of positions without reading them.
+"""`Layout`: what is known of positions without reading their values.
 
-A `Layout` lists, for every row of a batch, its *spans*: unbroken stretches of tokens of one document whose order and
-coordinates change evenly.
+A layout lists the *spans* of every row of a batch: contiguous tokens of one document whose order and coordinates are
+arithmetic progressions.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-PADDING = -1  # the document that no token belongs to
+PADDING = -1  # the document of padding
 
-# A layout of more spans than this share of its tokens would describe each token by itself: then nothing is known.
+# A layout with more spans than this fraction of its tokens would hardly be smaller than the values: it is dropped.
 SPANS_PER_TOKEN = 1 / 8
 FEW_SPANS = 16
-CHUNKS = 2**32 + 7_842_243  # more chunks than a document has, and a factor that spreads what int64 lets overflow
-EXACT = 2**52  # up to here a float64 holds whole numbers, and the difference of any two
+CHUNKS = 2**32 + 7_842_243  # above the number of chunks of a document; also spreads values that overflow int64
+EXACT = 2**52  # up to here float64 represents integers and their differences exactly
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Span:
     """Tokens ``start`` to ``stop`` of a row, all of one document.
 
     Token t has order ``order + order_step (t - start)``, the step 1 or 0, and coordinate ``coords[a] + steps[a] (t -
-    start)`` along axis a. ``coords`` is None where the coordinates are not known to change evenly.
+    start)`` along axis a. ``coords`` is None if the coordinates are not known to be an arithmetic progression.
     """
 
     start: int
@@ -40,7 +40,7 @@ class Span:
     steps: tuple[int | float, ...] = (1,)
 
     def cut(self, start: int, stop: int) -> Span:
-        """The part of the span between ``start`` and ``stop``, with places counted from ``start``."""
+        """The part of the span between ``start`` and ``stop``, with indices relative to ``start``."""
         first, last = max(self.start, start), min(self.stop, stop)
         by = first - self.start
         coords = (
@@ -52,7 +52,7 @@ class Span:
 
     @property
     def line(self) -> int | None:
-        """The coordinate of the first token, where each token has one, a whole number, that rises by one; else None."""
+        """The first token's coordinate, if coordinates are integers of one axis that increase by one; else None."""
         if self.coords is None or self.steps != (1,):
             return None
         start = self.coords[0]
@@ -62,11 +62,11 @@ class Span:
         return start
 
     def moved(self, by: int) -> Span:
-        """The same tokens, ``by`` places further on in the row."""
+        """The same span, ``by`` tokens later in the row."""
         return replace(self, start=self.start + by, stop=self.stop + by)
 
     def goes_on(self, other: Span) -> bool:
-        """Whether ``other`` begins where this one ends, in every respect."""
+        """Whether ``other`` continues this span in index, document, order and coordinates."""
         if (self.stop, self.document, self.order_step, self.steps) != (
             other.start,
             other.document,
@@ -85,8 +85,8 @@ class Span:
 class Layout:
     """What is known of the positions of rows of ``tokens`` tokens.
 
-    ``rows`` are the spans of each row in turn, one row standing for all rows that are the same; tokens in no span are
-    padding. None: not known. ``bounds``: every coordinate of a token lies within [lowest, highest]; None: not known.
+    ``rows`` are the spans of each row, or a single row if all are the same; tokens in no span are padding. None:
+    unknown. ``bounds``: every token's coordinates are within [lowest, highest]. None: unknown.
     """
 
     tokens: int
@@ -95,7 +95,7 @@ class Layout:
 
     @property
     def run(self) -> Span | None:
-        """The one span that is the whole of every row and whose order rises, or None."""
+        """The single span that covers every row, if there is one and its order increases; else None."""
         if self.rows is None or len(self.rows) != 1 or len(self.rows[0]) != 1:
             return None
         span = self.rows[0][0]
@@ -103,8 +103,8 @@ class Layout:
 
     @property
     def start(self) -> tuple[int, int] | None:
-        """Document and order of the first token, where order rises by one through the whole of every row, as it does in
-        a text and in patches read line by line; else None."""
+        """Document and order of the first token, if every row is one document whose order increases by one, such as a
+        text or patches in raster order; else None."""
         if self.run is not None:
             return self.run.document, self.run.order
         if self.rows is None or len(self.rows) != 1 or not self.rows[0]:
@@ -118,11 +118,11 @@ class Layout:
         return (first.document, first.order) if place == self.tokens else None
 
     def __getitem__(self, index: slice) -> Layout:
-        """The layout of tokens ``start`` to ``stop``. Both must be given, and lie within the row."""
+        """The layout of tokens ``start`` to ``stop``, which must be ints within the row."""
         start, stop = index.start, index.stop
         rows: tuple[tuple[Span, ...], ...] | None = None
         run = self.run
-        if run is not None:  # without asking how long it is, which a compiler may not know
+        if run is not None:  # without reading its length, which may be symbolic
             rows = ((run.cut(start, stop),),)
         elif self.rows is not None:
             rows = tuple(
@@ -137,7 +137,7 @@ class Layout:
         return self.rows[0 if len(self.rows) == 1 else row]
 
     def shifted(self, offset: int, factor: int = 1) -> Layout:
-        """The layout after every coordinate c, a whole number, has become factor c + offset."""
+        """The layout after every integer coordinate c is replaced by factor c + offset."""
         rows = None
         if self.rows is not None:
             rows = tuple(tuple(_shifted(span, offset, factor) for span in row) for row in self.rows)
@@ -148,8 +148,8 @@ class Layout:
         return Layout(self.tokens, rows, bounds)
 
     def in_chunks(self, size: int) -> list[list[tuple[Span, int]]] | None:
-        """The spans of each row, cut where a chunk of ``size`` coordinates begins, each with the number of its chunk;
-        None where coordinates are not known to rise by one."""
+        """The spans of each row, cut at chunks of ``size`` coordinates, each with the number of its chunk; None if
+        coordinates are not known to increase by one."""
         if self.rows is None or any(span.line is None for row in self.rows for span in row):
             return None
         rows = []
@@ -167,7 +167,7 @@ class Layout:
         return rows
 
     def by_order(self) -> Layout:
-        """The layout with coordinates unknown, in spans of document and order alone: an image's lines are one."""
+        """The layout without coordinates, with spans joined by document and order, such as the lines of an image."""
         if self.rows is None:
             return Layout(self.tokens, None, self.bounds)
         rows = []
@@ -184,7 +184,7 @@ class Layout:
         return Layout(self.tokens, tuple(rows), self.bounds)
 
     def without_coords(self) -> Layout:
-        """The layout with coordinates unknown."""
+        """The layout without coordinates."""
         rows = None if self.rows is None else tuple(tuple(replace(s, coords=None) for s in row) for row in self.rows)
         return Layout(self.tokens, rows)
 
@@ -194,11 +194,11 @@ def document_of_chunk(document: Tensor, number: Tensor) -> Tensor: ...
 @overload
 def document_of_chunk(document: int, number: int) -> int: ...
 def document_of_chunk(document: Any, number: Any) -> Any:
-    """The document that the chunk of this number of a document becomes; padding stays padding.
+    """The new document number of a chunk of a document; padding stays padding.
 
-    Documents from 0 to 2^31 with chunks from -2^31 to 2^31 stay apart. Where chunks are cut into chunks once more the
-    product overflows, of tensors and of whole numbers alike, and documents and both chunks stay apart within 2^20 of
-    zero: no (a, b, c) but zero with a CHUNKS^2 + b CHUNKS + c = 0 modulo 2^64 is nearer to zero than 2^21.
+    Distinct for documents from 0 to 2^31 with chunks from -2^31 to 2^31. If chunks are split into chunks again, the
+    product overflows int64 (ints wrap in the same way), and numbers are distinct for documents and chunks within 2^20
+    of zero: every nonzero (a, b, c) with a CHUNKS^2 + b CHUNKS + c = 0 modulo 2^64 has a component of at least 2^21.
     """
     made = document * CHUNKS + CHUNKS // 2 + number
     if isinstance(made, Tensor):
@@ -209,7 +209,7 @@ def document_of_chunk(document: Any, number: Any) -> Any:
 def _bounds(
     rows: tuple[tuple[Span, ...], ...] | None, within: tuple[int | float, int | float] | None
 ) -> tuple[int | float, int | float] | None:
-    """The least and the greatest coordinate of these spans; ``within``, where a coordinate is not known."""
+    """The lowest and highest coordinate of these spans, or ``within`` if a coordinate is unknown."""
     spans = [span for row in rows or () for span in row]
     if not spans or any(span.coords is None for span in spans):
         return within
@@ -224,7 +224,7 @@ def _shifted(span: Span, offset: int, factor: int) -> Span:
 
 
 def join(layouts: Sequence[Layout], rows: int) -> Layout:
-    """The layout of the tokens of all layouts, one after the other."""
+    """The layout of concatenated positions."""
     tokens = sum(layout.tokens for layout in layouts)
     ends = [layout.bounds for layout in layouts if layout.tokens]
     stated = [end for end in ends if end is not None]
@@ -251,7 +251,7 @@ def join(layouts: Sequence[Layout], rows: int) -> Layout:
 
 
 def overlap(layout: Layout) -> int | None:
-    """A document of which two spans of a row have a token each of the same order, or None."""
+    """A document with two tokens of the same order in different spans of a row, or None."""
     for row in layout.rows or ():
         if len(row) < 2:
             continue
@@ -266,9 +266,9 @@ def overlap(layout: Layout) -> int | None:
 
 
 def read(coords: Tensor, order: Tensor, document: Tensor) -> Layout:
-    """The layout of these values, read in one pass. Waits for a GPU.
+    """The layout of these values. Reads them, which synchronizes a GPU.
 
-    Spans are as long as order and document allow; where coordinates are uneven nearly everywhere they are left unknown.
+    Spans are as long as order and document allow. Coordinates that are irregular nearly everywhere are left unknown.
     """
     tokens = order.size(1)
     coords = coords if coords.dim() == 3 else coords[..., None]
@@ -295,7 +295,7 @@ def read(coords: Tensor, order: Tensor, document: Tensor) -> Layout:
     starts: list[list[int]] = [[0] for _ in range(rows)]
     places = changes.nonzero()
     for (row, at), is_hard in zip(places.tolist(), hard[places[:, 0], places[:, 1]].tolist(), strict=True):
-        if is_hard or starts[row][-1] != at:  # a span that has just begun may take any pace
+        if is_hard or starts[row][-1] != at:  # a new span may have any step
             starts[row].append(at + 1)
     of_rows = []
     for row, firsts in enumerate(starts):
@@ -327,17 +327,17 @@ def read(coords: Tensor, order: Tensor, document: Tensor) -> Layout:
 
 
 def _distinct_row(x: Tensor) -> Tensor:
-    """One row where all rows are the same memory or the same values."""
+    """A single row if all rows are equal."""
     if x.size(0) > 1 and (x.stride(0) == 0 or bool((x[1:] == x[:1]).all())):
         return x[:1]
     return x
 
 
-# -- as plain numbers, which an operator takes ------------------------------------------------------------------------
+# -- as ints, for arguments of custom operators -----------------------------------------------------------------------
 
 
 def flat(layout: Layout) -> list[int]:
-    """The layout as whole numbers. Coordinates are kept where each token has one whole number, which rises by one."""
+    """The layout as ints. Coordinates are kept only if they are integers of one axis that increase by one."""
     assert layout.rows is not None
     numbers: list[Any] = [layout.tokens, len(layout.rows)]
     for row in layout.rows:

@@ -1,4 +1,4 @@
-"""Where tokens are: coordinates, order, document and segment, passed as data and never read off a tensor's index."""
+"""Token positions: coordinates, order, document and segment, passed as data instead of inferred from tensor indices."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from posenc.positions.layout import Layout, Span, document_of_chunk, join, overl
 
 
 class PositionError(ValueError):
-    """A position that a scheme cannot encode: the message names the scheme, its limit and the position."""
+    """A position that a scheme cannot encode. The message names the scheme, its limit and the position."""
 
 
 @dataclass(frozen=True, init=False, repr=False, eq=False)
 class Positions:
     """The positions of a batch of token rows.
 
-    Four facts about every token, each answering a different question:
+    Each token has:
 
-    - ``coords`` (B or 1, N[, axes]), int64, float32 or float64: what a *scheme* sees. May be offset, repeated,
+    - ``coords`` (B or 1, N[, axes]), int64, float32 or float64: what a *scheme* encodes. May be offset, repeated,
       unsorted, fractional, or have several axes (row and column of an image patch).
-    - ``order`` (B or 1, N), int64: what *causality* sees. A query sees keys whose order is not above its own, so tokens
-      of equal order, such as a prefix that sees itself whole, see one another.
-    - ``document`` (B or 1, N), int64: *who may see whom*. Tokens see their own document alone; -1 is padding, which
-      belongs to none: nobody sees it and it sees nobody.
+    - ``order`` (B or 1, N), int64: what the *causal mask* compares. A query attends to keys whose order is not above
+      its own, so tokens of equal order, such as a bidirectional prefix, attend to one another.
+    - ``document`` (B or 1, N), int64: tokens attend only within their own document. -1 is padding, which attends to
+      nothing and is attended to by nothing.
     - ``segment`` (B or 1, N), int64 or None: premise or hypothesis, for schemes that encode it.
 
-    Left out, ``order`` counts 0..N-1 and every token is of document 0. One row serves the whole batch. Instances are
-    immutable: every method returns new positions, and the tensors must not be written to either.
+    By default ``order`` is 0..N-1 and every token is in document 0. A single row is broadcast over the batch. Instances
+    are immutable: every method returns new positions, and the tensors must not be modified in place.
 
-    ``layout`` says what is known of the values without reading them; see `with_layout`.
+    ``layout`` is what is known of the values without reading them; see `with_layout`.
 
     >>> Positions.arange(5)[2:].coords
     tensor([[2, 3, 4]])
@@ -52,9 +52,9 @@ class Positions:
     document: Int[Tensor, "rows tokens"]
     segment: Int[Tensor, "rows tokens"] | None
 
-    if TYPE_CHECKING:  # not among the fields, which `help` lists
+    if TYPE_CHECKING:  # not dataclass fields, which `help` lists
         _layout: Layout  # what is known so far
-        _is_read: bool  # whether the values have nothing more to say
+        _is_read: bool  # whether the values were read, or need not be
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class Positions:
     ) -> None:
         batch = givens.check_facts(coords, order=order, document=document, segment=segment)
         if coords.is_floating_point() and givens.is_readable(coords) and not coords.isfinite().all():
-            raise PositionError("coords must be finite, got one that is infinite or no number")
+            raise PositionError("coords must be finite, got inf or nan")
         tokens = coords.size(1)
         layout = Layout(tokens)
-        if order is None and document is None:  # one text, wherever its tokens are
+        if order is None and document is None:  # a single text, whatever its coordinates
             layout = Layout(tokens, ((Span(0, tokens, 0, 0, steps=(1,) * givens.axes_of(coords)),),))
         if order is None:
             order = torch.arange(tokens, device=coords.device)[None]
@@ -84,16 +84,16 @@ class Positions:
         return self
 
     def _of(self, layout: Layout) -> Positions:
-        """The same positions, just made, with their layout."""
+        """These new positions, with their layout set."""
         return self._set(_layout=layout, _is_read=layout.rows is not None)
 
-    # -- what is known of them ----------------------------------------------------------------------------------------
+    # -- layout -----------------------------------------------------------------------------------------------------
 
     @property
     def layout(self) -> Layout:
-        """How the tokens follow one another: kept from how they were made or, on the CPU, read from the values once.
+        """How the tokens follow one another: known from construction or, on the CPU, read from the values once.
 
-        On a GPU, where this would wait, and in a compiled graph nothing is read: see `with_layout`.
+        On a GPU, where reading would synchronize, and in a compiled graph nothing is read: see `with_layout`.
         """
         is_whole = self._layout.rows is not None and all(span.coords is not None for span in sum(self._layout.rows, ()))
         if not (is_whole or self._is_read) and givens.is_readable(self.order):
@@ -101,21 +101,21 @@ class Positions:
         return self._layout
 
     def with_layout(self, layout: Layout | None = None) -> Positions:
-        """The same positions with this layout. Left out, it is read from the values now, which waits for a GPU.
+        """The same positions with this layout. By default it is read from the values, which synchronizes a GPU.
 
-        With a layout, attention takes the fast ways in a compiled graph and on a GPU too. ValueError for a layout that
-        does not agree with the values, where they can be read without waiting.
+        With a layout, attention uses its fast paths in a compiled graph and on a GPU too. Raises ValueError for a
+        layout that does not match the values, where they can be read without synchronizing.
         """
         check_type("layout", layout, Layout, None)
         if layout is None:
             return self._like()._of(read(self.coords, self.order, self.document))
         if layout.tokens != len(self):
-            raise ValueError(f"layout must be of {len(self)} tokens like the positions, got one of {layout.tokens}")
+            raise ValueError(f"layout must have {len(self)} tokens like the positions, got {layout.tokens}")
         if givens.is_readable(self.order) and not facts.agree(layout, self.coords, self.order, self.document):
-            raise ValueError(f"layout must be that of the positions, {self.layout}, got {layout}")
+            raise ValueError(f"layout must match the positions, {self.layout}, got {layout}")
         return self._like()._of(layout)
 
-    # -- making them --------------------------------------------------------------------------------------------------
+    # -- construction --------------------------------------------------------------------------------------------------
 
     @classmethod
     def arange(cls, n: int, start: int = 0, *, device: torch.device | str | None = None) -> Positions:
@@ -143,13 +143,12 @@ class Positions:
         prefix: int = 0,
         device: torch.device | str | None = None,
     ) -> Positions:
-        """One row of image patches in raster order, coordinates (row, column); with ``frames``, of a video's patches,
+        """One row of image patches in raster order, coordinates (row, column); with ``frames``, the patches of a video,
         frame by frame, coordinates (frame, row, column).
 
-        With an ``extent`` (height, width), that of the grid a model was trained on, the patches of this grid are laid
-        over that one: their middles are coordinates (i + 1/2) extent/size - 1/2, which are fractional. ``prefix``
-        tokens, such as a class token and registers, come first; they stand at the origin, where a rotation turns
-        nothing.
+        ``extent`` (height, width) is the size of the grid that the model was trained on. The patches of this grid are
+        interpolated over it: their centers are at the fractional coordinates (i + 1/2) extent/size - 1/2. ``prefix``
+        tokens, such as a class token and registers, come first, at the origin, where a rotation is the identity.
 
         >>> Positions.grid(2, 3).coords[0].tolist()
         [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
@@ -158,7 +157,7 @@ class Positions:
         if frames is not None:
             givens.check_not_negative(frames=frames)
         positions = cls(facts.grid_coords(height, width, frames, extent, prefix, givens.device_of(device)))
-        if extent is not None or torch.compiler.is_compiling():  # a compiler may not know how many rows there are
+        if extent is not None or torch.compiler.is_compiling():  # the number of rows may be symbolic
             return positions
         return positions._of(facts.grid_layout(height, width, frames, prefix))
 
@@ -170,18 +169,19 @@ class Positions:
         *,
         device: torch.device | str | None = None,
     ) -> Positions:
-        """One row of text with images or videos in it, coordinates (time, row, column), by the rule of M-RoPE.
+        """One row of text with images or videos in it, coordinates (time, row, column), as M-RoPE defines them.
 
-        A number is so many tokens of text, whose three coordinates are equal and count on. (frames, height, width) is
-        an image, of one frame, or a video: patches frame by frame, counted along each axis from where it begins. What
-        comes next begins at the highest coordinate so far plus one, along every axis; `following` goes on by that rule.
+        An int n is n tokens of text: their three coordinates are equal and increase by one per token. (frames, height,
+        width) is a video, or an image of one frame: its patches, frame by frame, are counted along each axis from its
+        start. The next part starts at the highest coordinate so far plus one, on every axis; `following` continues this
+        way.
 
         >>> Positions.multimodal([2, (1, 2, 2), 1]).coords[0].tolist()
         [[0, 0, 0], [1, 1, 1], [2, 2, 2], [2, 2, 3], [2, 3, 2], [2, 3, 3], [4, 4, 4]]
 
         `cat` with ``documents="new"`` packs several into one row; `from_ids` takes ids (rows, tokens, 3) and a mask.
-        Source: Wang et al. 2024, "Qwen2-VL", section 2.1. In transformers 5.23.0 text after a video begins at the
-        larger of height and width, so a longer video is overtaken.
+        Source: Wang et al. 2024, "Qwen2-VL", section 2.1. In transformers 5.23.0 text after a video starts at the
+        larger of height and width, so its coordinates can overlap those of a longer video.
         """
         givens.check_whole(start=start)
         coords, layout = facts.multimodal(parts, start, givens.device_of(device))
@@ -192,9 +192,9 @@ class Positions:
     def packed(
         cls, lengths: Sequence[int] | Sequence[Sequence[int]], *, device: torch.device | str | None = None
     ) -> Positions:
-        """Documents laid end to end: coordinates restart in each, order runs on, no document sees another.
+        """Packed documents: coordinates restart in each, order continues, and documents do not attend to one another.
 
-        ``lengths`` are those of one row, or one sequence per row; rows that end early are padded on the right.
+        ``lengths`` are the document lengths of one row, or one sequence per row; shorter rows are padded on the right.
 
         >>> packed = Positions.packed([2, 3])
         >>> packed.coords.tolist(), packed.document.tolist()
@@ -221,10 +221,10 @@ class Positions:
     def from_ids(
         cls, ids: Int[Tensor, "rows tokens *axes"], mask: Tensor | None = None, *, packed: bool = False
     ) -> Positions:
-        """From a model's ``position_ids`` (rows, tokens[, axes]) and its mask of tokens (rows, tokens), 1 = token.
+        """From a model's ``position_ids`` (rows, tokens[, axes]) and its ``attention_mask`` (rows, tokens), 1 = token.
 
         The ids become coordinates; order counts the tokens of each row. With ``packed`` a document begins wherever an
-        id is not above the one before it. Without it, ids that fall are a ValueError, where they can be read.
+        id is not above the previous one. Without it, decreasing ids raise ValueError, where they can be read.
 
         >>> Positions.from_ids(torch.tensor([[0, 1, 2, 0, 1]]), packed=True).document
         tensor([[0, 0, 0, 1, 1]])
@@ -234,12 +234,12 @@ class Positions:
 
     @staticmethod
     def cat(parts: Sequence[Positions], *, documents: Literal["same", "new"] | None = None) -> Positions:
-        """The tokens of all parts, in turn. Rows must agree or be one; every part has a segment or none has.
+        """Concatenates positions along the tokens. Row counts must be equal or 1; all parts have a segment, or none.
 
-        Documents of equal number are one document, as those of a cache and of what follows it are; with
-        ``documents="new"`` every part has documents of its own. Left out, parts of one document whose orders overlap
-        are a ValueError, since their tokens could not be told apart; ``documents="same"`` says that they are meant so.
-        Coordinates of several dtypes become the widest.
+        Equal document numbers mean the same document, as for a cache and the tokens that follow it; with
+        ``documents="new"`` every part gets new document numbers. By default, parts whose orders overlap within a
+        document raise ValueError, since this is usually a mistake; ``documents="same"`` allows it. Coordinates of
+        several dtypes are promoted.
         """
         givens.check_parts(parts, Positions, documents)
         batch = max((part.rows for part in parts if part.rows != 1), default=1)
@@ -251,17 +251,17 @@ class Positions:
         layout = join([part.layout for part in wide], batch)
         if documents is None and (twice := overlap(layout)) is not None:
             raise ValueError(
-                f"parts have tokens of document {twice} at the same order: pass documents='new' if each part is a text "
-                "of its own, or positions.following(n) for what continues one"
+                f"parts have tokens of document {twice} at the same order: pass documents='new' if each part is a "
+                "separate text, or use positions.following(n) to continue one"
             )
         joined = {name: torch.cat([getattr(p, name) for p in wide], 1) for name in ("coords", "order", "document")}
         return Positions(**joined, segment=torch.cat(segments, 1) if segments else None)._of(layout)
 
-    # -- changing them ------------------------------------------------------------------------------------------------
+    # -- transformation ------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: slice | Int[Tensor, " chosen"]) -> Positions:
         """Tokens ``a:b`` of every row, or those at an index tensor (a permutation, a shard)."""
-        tokens = self.order.size(1)  # len() would pin a graph to one length
+        tokens = self.order.size(1)  # len() would specialize a graph to one length
         givens.check_index(index, tokens)
         chosen = Positions(**self._each(lambda x: x[:, index]))
         if isinstance(index, slice) and index.step in (None, 1):
@@ -271,35 +271,36 @@ class Positions:
         return chosen._set(_layout=Layout(chosen.order.size(1), None, self._layout.bounds), _is_read=False)
 
     def expand(self, rows: int) -> Positions:
-        """The same positions for ``rows`` rows: one row is repeated (as a view), as many are kept, else ValueError."""
+        """The same positions for ``rows`` rows: a single row is expanded as a view. Raises ValueError if the rows do
+        not match."""
         givens.check_not_negative(rows=rows)
         if self.rows == rows:
             return self
         if self.rows != 1:
-            raise ValueError(f"positions have {self.rows} rows, which do not fit a batch of {rows}")
+            raise ValueError(f"positions have {self.rows} rows, which do not match a batch of {rows}")
         return self._like(**self._each(lambda x: x.expand(rows, *x.shape[1:])))
 
     def shift(self, offset: int | float) -> Positions:
-        """Every coordinate moved by ``offset``; order and documents stay. A float makes whole coordinates float64."""
+        """Adds ``offset`` to every coordinate; order and documents stay. A float makes int64 coordinates float64."""
         return self._transformed(1, givens.real("offset", offset))
 
     def scale(self, factor: int | float) -> Positions:
-        """Every coordinate times ``factor``: a text or a grid laid over a longer or a shorter one. Order and documents
-        stay. A float makes whole coordinates float64."""
+        """Multiplies every coordinate by ``factor``; order and documents stay. A float makes int64 coordinates
+        float64."""
         return self._transformed(givens.real("factor", factor), 0)
 
     def _transformed(self, factor: int | float, offset: int | float) -> Positions:
         """Every coordinate c as factor c + offset."""
         if isinstance(factor, float) or isinstance(offset, float) or self.coords.is_floating_point():
             coords = self.coords if self.coords.is_floating_point() else self.coords.double()
-            # They may be rounded now, so they are read again.
+            # Coordinates may be rounded, so the layout has to be read again.
             return self._like(coords=coords * factor + offset, _layout=self._layout.without_coords(), _is_read=False)
         return self._like(coords=self.coords * factor + offset, _layout=self._layout.shifted(offset, factor))
 
     def with_coords(self, coords: Shaped[Tensor, "rows tokens *axes"]) -> Positions:
-        """The same tokens at other coordinates, one row of them for all or one each. Order and documents stay.
+        """The same tokens at other coordinates, with one row or as many as there are. Order and documents stay.
 
-        ValueError for coordinates of another number of tokens.
+        Raises ValueError for another number of tokens.
         """
         if not isinstance(coords, Tensor) or coords.dim() not in (2, 3) or coords.size(1) != len(self):
             raise ValueError(f"coords must be a tensor (rows, {len(self)}[, axes]), got {shown(coords)}")
@@ -307,10 +308,10 @@ class Positions:
         return made._set(_layout=self._layout.without_coords(), _is_read=False)
 
     def in_chunks(self, size: int) -> Positions:
-        """The same tokens, each chunk of a document a document of its own: what layers see that attend by chunks.
+        """The same tokens, with every chunk of a document as a separate document: for layers with chunked attention.
 
-        Chunks are counted along the one coordinate, floor(p / size): they begin anew in each document, padding moves
-        none, and tokens of a cache have the chunks that they had.
+        The chunk of a token at coordinate p is floor(p / size): chunks restart in each document, padding does not shift
+        them, and cached tokens keep theirs.
 
         >>> Positions.arange(5).in_chunks(2).document.unique_consecutive(return_counts=True)[1]
         tensor([2, 2, 1])
@@ -330,11 +331,11 @@ class Positions:
         return made._set(_layout=self._layout, _is_read=self._is_read)
 
     def following(self, n: int = 1) -> Positions:
-        """The ``n`` positions that come after these in each row: what a model generates next.
+        """The ``n`` positions that come after these in each row, for generated tokens.
 
-        They continue the document of the row's last token, its coordinate and its order. With three axes, (time, row,
-        column) as in `multimodal`, they are text: along every axis the highest coordinate of the last token, which for
-        an image is that of its last corner, plus 1 .. n. Two axes are those of an image, which nothing continues.
+        They continue the document, coordinate and order of the row's last token. With three axes, (time, row, column)
+        as in `multimodal`, they are text: on every axis, the highest coordinate of the last token plus 1 .. n. Raises
+        ValueError for two axes: an image has no next token.
         """
         coords = self.coords if givens.axes_of(self.coords) == 3 else self.scalar("following")
         givens.check_not_negative(n=n)
@@ -352,7 +353,7 @@ class Positions:
         return self._like(**self._each(lambda x: x.to(device)))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-        """The facts by name, each changed so."""
+        """The tensors by name, each with ``change`` applied."""
         tensors = {name: getattr(self, name) for name in ("coords", "order", "document", "segment")}
         return {name: None if x is None else change(x) for name, x in tensors.items()}
 
@@ -361,31 +362,31 @@ class Positions:
         other: Positions = object.__new__(Positions)
         return other._set(**{**vars(self), **changes})
 
-    # -- reading them -------------------------------------------------------------------------------------------------
+    # -- properties --------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return self.coords.size(1)
 
     @property
     def rows(self) -> int:
-        """Rows of positions: the batch size, or 1 where one row serves all."""
+        """The batch size, or 1 if one row is broadcast over the batch."""
         return self.coords.size(0)
 
     @property
     def device(self) -> torch.device:
-        """Where the positions are kept."""
+        """The device of the tensors."""
         return self.coords.device
 
     @property
     def last(self) -> Int[Tensor, " rows"]:
-        """The index in each row of its last token, the one of the highest order; padding does not count."""
+        """The index of the last token of each row, that of the highest order. Padding is ignored."""
         return facts.last_of(self.order, self.document)
 
     @property
     def lengths(self) -> Shaped[Tensor, " rows"]:
-        """How long each row's text is by now: the highest coordinate along any axis, plus one. Padding does not count.
+        """The length of each row's text: the highest coordinate on any axis, plus one. Padding is ignored.
 
-        ValueError for rows that are known to hold several documents, since each has a length of its own.
+        Raises ValueError for rows that are known to hold several documents.
         """
         return facts.lengths_of(self.layout, self.coords, self.document)
 
@@ -394,7 +395,7 @@ class Positions:
         return f"Positions(rows={self.rows}, tokens={len(self)}{axes}, {self.coords.dtype}, {self.device})"
 
     def scalar(self, scheme: str) -> Shaped[Tensor, "rows tokens"]:
-        """The one coordinate of each token; ValueError in the name of ``scheme`` where tokens have several axes."""
+        """The coordinate of each token. Raises ValueError, naming ``scheme``, if tokens have several axes."""
         if self.coords.dim() == 2:
             return self.coords
         if self.coords.size(2) == 1:
@@ -408,7 +409,7 @@ def _flatten(positions: Positions) -> tuple[list[Tensor], bool]:
 
 
 def _unflatten(tensors: Any, has_segment: Any) -> Positions:
-    """From tensors that may be other ones now: what was known of the values is not taken along."""
+    """The tensors may have changed, so the layout is dropped."""
     coords, order, document, *segment = tensors
     givens.check_cast(coords)
     tokens = order.shape[1] if isinstance(order, Tensor) else 0

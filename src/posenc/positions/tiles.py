@@ -1,7 +1,7 @@
-"""The tiles of attention: which pairs of tokens may see one another, told from two layouts and a visibility.
+"""The tiles of attention: the blocks of query-key pairs that are not masked, from two layouts and a visibility.
 
-A tile is a pair of spans that may see one another, with the constants by which key index and query index differ.
-Backends take their work from tiles, so packing, padding, gaps, windows, caches and shards are all run by the same code.
+A tile is a span of queries and a span of keys with a range of allowed index differences. Backends work on tiles, so the
+same code handles packing, padding, gaps, windows, caches and shards.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from posenc.positions.layout import Layout, Span
 
 @dataclass(frozen=True)
 class Visibility:
-    """Which orders a query sees: none above its own if causal, and none outside a window around it.
+    """The orders that a query attends to: none above its own if causal, and none outside a window around it.
 
-    ``left`` and ``right`` are how many places back and forth it sees; None: all.
+    ``left`` and ``right`` are the allowed differences of order before and after the query; None: any.
     """
 
     is_causal: bool = False
@@ -27,18 +27,18 @@ class Visibility:
 
     @property
     def furthest(self) -> int | None:
-        """The highest difference of order, key less query, that is seen."""
+        """The highest allowed difference of order, key minus query; None: any."""
         if self.is_causal:
             return 0 if self.right is None else min(0, self.right)
         return self.right
 
     @property
     def sees_everything(self) -> bool:
-        """Whether order hides nothing."""
+        """Whether order masks nothing."""
         return not self.is_causal and self.left is None and self.right is None
 
     def flat(self) -> list[int]:
-        """As whole numbers, which an operator takes."""
+        """As ints, for arguments of custom operators."""
         has_left, has_right = self.left is not None, self.right is not None
         return [int(self.is_causal), int(has_left), self.left or 0, int(has_right), self.right or 0]
 
@@ -51,8 +51,8 @@ class Visibility:
 
 @dataclass(frozen=True)
 class Chunk:
-    """In the place of a window: a token sees its own chunk of ``size`` coordinates alone, those of its document with
-    floor(p_j / size) = floor(p_i / size). ValueError for a size below 1."""
+    """Chunked attention, in place of a window: tokens attend only within their own chunk of ``size`` coordinates of
+    their document, floor(p_j / size) = floor(p_i / size). Raises ValueError for a size below 1."""
 
     size: int
 
@@ -64,9 +64,9 @@ Window: TypeAlias = "int | tuple[int | None, int | None] | Chunk | None"
 
 
 def check_window(window: Any) -> tuple[int | None, int | None]:
-    """(left, right) of a window: how many places back and forth a query sees, itself not counted; None: all of them.
+    """A window as (left, right): how many keys before and after its own a query attends to; None: any.
 
-    A whole number n is the last n keys up to the query itself, as models count them: (n - 1, 0). A `Chunk` is none.
+    An int n means the last n keys including the query's own: (n - 1, 0). A `Chunk` is not a window.
     """
     if window is None:
         return None, None
@@ -79,7 +79,7 @@ def check_window(window: Any) -> tuple[int | None, int | None]:
 
 
 def window_words(window: Window) -> str:
-    """A window as a schedule says it."""
+    """A window as text."""
     if window is None:
         return "whole text"
     if isinstance(window, int):
@@ -94,8 +94,8 @@ def window_words(window: Window) -> str:
 class Tile:
     """Queries ``start`` to ``stop`` against keys ``first`` to ``last`` of some rows of the batch.
 
-    A query i sees a key j where low <= j - i <= high; None: wherever they are. The distance of their coordinates, along
-    the one axis, is j - i + ``distance``; None: not known.
+    Query i attends to key j if low <= j - i <= high; None: no limit. The distance of their coordinates, of one axis, is
+    j - i + ``distance``; None: unknown.
     """
 
     row: slice
@@ -139,10 +139,10 @@ def _tile(row: slice, q: Span, k: Span, visibility: Visibility) -> Tile | None:
         apart = k.order - q.order
         if (least is not None and apart < least) or (most is not None and apart > most):
             return None
-    elif k.order_step == 0:  # which queries see the keys at all
+    elif k.order_step == 0:  # the queries that attend to any key
         start = start if most is None else max(start, q.start + k.order - most - q.order)
         stop = stop if least is None else min(stop, q.start + k.order - least - q.order + 1)
-    else:  # which keys the queries see at all
+    else:  # the keys that any query attends to
         first = first if least is None else max(first, k.start + q.order + least - k.order)
         last = last if most is None else min(last, k.start + q.order + most - k.order + 1)
     if high is not None:
@@ -157,12 +157,12 @@ def _tile(row: slice, q: Span, k: Span, visibility: Visibility) -> Tile | None:
 
 
 def _distance(q: Span, k: Span) -> int | None:
-    """By how much p_j - p_i is more than j - i, where it is the same for all pairs."""
+    """p_j - p_i minus j - i, if it is the same for all pairs."""
     return None if q.line is None or k.line is None else (k.line - k.start) - (q.line - q.start)
 
 
 def distances(seen: Sequence[Tile]) -> tuple[int, int] | None:
-    """The least and the greatest distance of coordinates that any tile reaches over; None where one is not known."""
+    """The lowest and highest distance of coordinates in any tile; None if one is unknown."""
     ends = []
     for tile in seen:
         if tile.distance is None:

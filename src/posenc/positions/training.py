@@ -1,9 +1,8 @@
-"""Positions as models are trained on them: drawn at random, moved, stretched, or made of what the tokens are.
+"""Position augmentation for training: random, shifted or stretched coordinates, or coordinates from token types.
 
-Each is a plain function of positions that gives positions: what a scheme sees changes, order, documents and segments
-stay, so who sees whom does not. Every document of every row has draws of its own, so that packing and padding change
-nothing but which numbers are drawn. One row of positions that serves a batch is one text: ``positions.expand(batch)``
-has draws for each row. With ``training=False`` what is drawn is left out.
+Each function takes positions and returns positions with new coordinates; order, documents and segments stay, so masks
+do not change. Random numbers are drawn separately for every document of every row. A single row for a whole batch is
+one text: use ``positions.expand(batch)`` for separate numbers per row. With ``training=False`` nothing is drawn.
 
 >>> generator = torch.Generator().manual_seed(0)
 >>> positions = randomized(Positions.arange(5).expand(2), generator, length=2048)  # then scheme(positions)
@@ -25,17 +24,18 @@ from posenc.positions.validation import token_mask
 def randomized(
     positions: Positions, generator: torch.Generator | None, length: int, *, training: bool = True
 ) -> Positions:
-    """Randomised positions: the n places of a text become n of 0 .. length - 1, drawn without return and sorted.
+    """Randomized positions: replaces the n coordinates of a text by n sorted samples from 0 .. length - 1.
 
-    Formula, for the places p_(0) < p_(1) < ... < p_(n-1) that the tokens of a document have:
+    Formula, for the distinct coordinates p_(0) < p_(1) < ... < p_(n-1) of a document:
 
-        p_(m) <- u_(m),   u_(0) < u_(1) < ... < u_(n-1) drawn from {0, ..., length - 1}, each set as likely as any other
+        p_(m) <- u_(m),   u_(0) < u_(1) < ... < u_(n-1) sampled from {0, ..., length - 1} without replacement
 
-    so that a model trained on short texts has seen every distance up to ``length``. Tokens at one place stay at one.
-    Coordinates are int64, and do not rise by one any more. Without ``training`` positions are given back as they are.
+    so that a model trained on short texts sees every distance up to ``length``. Tokens with equal coordinates keep
+    equal ones. Coordinates become int64 and no longer increase by one. Without ``training`` positions are returned
+    unchanged.
 
-    Shapes: positions of one coordinate, any dtype. ``generator`` None is PyTorch's own. Waits for a GPU.
-    Errors: ValueError for a length below 1, or below the places of a document.
+    Shapes: positions of one coordinate, any dtype. ``generator`` None is PyTorch's default. Synchronizes a GPU.
+    Errors: ValueError for a length below 1, or below the number of distinct coordinates of a document.
     Source: Ruoss et al. 2023, "Randomized Positional Encodings Boost Length Generalization of Transformers" (arXiv
     2305.16843), section 3; read: ``noisy_fixed_positional_encodings`` of google-deepmind's
     randomized_positional_encodings, which draws once for a whole batch.
@@ -49,26 +49,26 @@ def randomized(
     for at in _documents(positions):
         places, which = coords[at].unique(return_inverse=True)
         if len(places) > length:
-            raise ValueError(f"length must be at least {len(places)}, the places of a document, got {length}")
+            raise ValueError(f"length must be at least {len(places)}, the coordinates of a document, got {length}")
         chosen = torch.randperm(length, generator=generator, device=_home(generator))[: len(places)].sort().values
         drawn[at] = chosen.to(drawn.device)[which]
     return positions.with_coords(drawn)
 
 
 def shape(positions: Positions, generator: torch.Generator | None, most: int, *, training: bool = True) -> Positions:
-    """SHAPE: every text begins somewhere else.
+    """SHAPE: adds a random offset to the positions of every text.
 
-    Formula, with K = ``most``: p <- p + k,  k drawn from {0, ..., K} for each text, each as likely as any other.
+    Formula, with K = ``most``: p <- p + k,  k uniform in {0, ..., K} for each text.
 
-    A scheme of distances sees no difference; one that adds vectors learns not to rely on where a text begins. Without
-    ``training``, and with K = 0, positions are given back as they are.
+    Relative schemes are unaffected; a scheme that adds vectors learns not to rely on where a text begins. Without
+    ``training``, and with K = 0, positions are returned unchanged.
 
-    Shapes: positions of one coordinate, any dtype, which stays. ``generator`` None is PyTorch's own.
+    Shapes: positions of one coordinate, any dtype, which is kept. ``generator`` None is PyTorch's default.
     Errors: ValueError for a ``most`` below 0.
     Source: Kiyono et al. 2021, "SHAPE: Shifted Absolute Position Embedding for Transformers" (arXiv 2109.05644),
-    section 3; read: ``onmt/modules/embeddings.py`` of github.com/butsugiri/shape. As in the paper K itself can be
-    drawn here. That code never draws K, draws less where its table ends, and without training begins every text at K:
-    for weights trained with it, shift positions by K and leave this function out.
+    section 3. In ``onmt/modules/embeddings.py`` of github.com/butsugiri/shape, K itself is never drawn, the range is
+    smaller near the end of the table, and without training every text starts at K: for weights trained with it, shift
+    positions by K and do not use this function.
     """
     _check(positions, generator, training)
     most = whole("most", most, least=0)
@@ -91,21 +91,21 @@ def cape(
     center: bool = False,
     training: bool = True,
 ) -> Positions:
-    """CAPE, continuous augmented positional embeddings: texts moved, tokens moved a little, texts stretched.
+    """CAPE, continuous augmented positional embeddings: shifts texts, jitters tokens and stretches texts at random.
 
-    Formula, of each text, with its mean place m where it is to ``center``, else m = 0:
+    Formula, for each text, with its mean coordinate m if ``center``, else m = 0:
 
         p <- (p - m + Delta + epsilon) lambda,   Delta ~ U(-shift, shift),   ln lambda ~ U(-ln stretch, ln stretch)
                                                  epsilon ~ U(-jitter, jitter), for each token
 
-    With several coordinates Delta and epsilon are drawn for each of them, and lambda is one for all. A jitter below
-    half the step between tokens leaves their sequence as it is. Without ``training`` p <- p - m.
+    With several axes, Delta and epsilon are drawn for each axis, and lambda is the same for all. A jitter below half
+    the distance between tokens keeps their order. Without ``training`` p <- p - m.
 
-    Shapes: positions of any axes; coordinates become float64. ``generator`` None is PyTorch's own. Errors: ValueError
-    for a shift or a jitter below 0 and a stretch below 1. Source: Likhomanenko et al. 2021, "CAPE: Encoding Relative
-    Positions with Continuous Augmented Positional Embeddings" (arXiv 2106.03143), section 3.1. The authors' repository
-    could not be read, but a copy of their ``CAPE1d``: there the mean is that of all tokens of a row, and its
-    max_local_shift m is a jitter of m/2 steps between tokens here.
+    Shapes: positions of any axes; coordinates become float64. ``generator`` None is PyTorch's default.
+    Errors: ValueError for a negative shift or jitter, and a stretch below 1.
+    Source: Likhomanenko et al. 2021, "CAPE: Encoding Relative Positions with Continuous Augmented Positional
+    Embeddings" (arXiv 2106.03143), section 3.1, and a copy of the authors' ``CAPE1d``, where the mean is over all
+    tokens of a row and max_local_shift m is a jitter of m/2 token distances.
     """
     _check(positions, generator, training)
     check_flag("center", center)
@@ -144,19 +144,19 @@ def abacus(
     most: int = 0,
     training: bool = True,
 ) -> Positions:
-    """Abacus: a digit stands at its place within its number, so that digits of equal worth have equal coordinates.
+    """Abacus: the coordinate of a digit is its index within its number, so equal place values have equal coordinates.
 
-    Formula, for the tokens of a text in their order, with K = ``most``:
+    Formula, for the tokens of a text in order, with K = ``most``:
 
-        p <- k + m   for the m-th digit, m = 1, 2, ..., of a run of digits;   0 for what is no digit
-        k drawn from {0, ..., K} for each text, each as likely as any other; 0 without ``training``
+        p <- k + m   for the m-th digit, m = 1, 2, ..., of a run of digits;   0 for other tokens
+        k uniform in {0, ..., K} for each text; 0 without ``training``
 
-    ``digits`` marks the tokens that are digits. The first digit of a number is its lowest where numbers are written
-    backwards, as the authors do. K lets a model that is trained on short numbers see the places of long ones. With
-    `Learned` of at least K + the longest number + 1 places the vectors are those of the paper.
+    ``digits`` marks the tokens that are digits. Write numbers with the least significant digit first, as the authors
+    do. K exposes a model trained on short numbers to the positions of longer ones. With `Learned` of at least K + the
+    longest number + 1 positions, the vectors are those of the paper.
 
-    Shapes: positions of any axes; coordinates become one int64. ``generator`` None is PyTorch's own.
-    Errors: ValueError for digits of other rows or tokens, and for a ``most`` below 0.
+    Shapes: positions of any axes; coordinates become one int64. ``generator`` None is PyTorch's default.
+    Errors: ValueError for digits with other rows or tokens, and for a negative ``most``.
     Source: McLeish et al. 2024, "Transformers Can Do Arithmetic with the Right Embeddings" (arXiv 2405.17399), section
     3; read: ``abacus.py`` of github.com/mcleish7/arithmetic, which draws k once for a whole batch.
     """
@@ -183,21 +183,21 @@ def bilevel(
     *,
     longest: int | None = None,
 ) -> Positions:
-    """BiPE, bilevel positions: a place within the segment, such as a sentence, and the number of the segment.
+    """BiPE, bilevel positions: the index of a token within its segment, such as a sentence, and that of the segment.
 
-    Formula, for the tokens of a text in their order, of which ``ends`` marks the last of each segment:
+    Formula, for the tokens of a text in order, where ``ends`` marks the last token of each segment:
 
         p <- (n, s),   s = marked tokens before this one,   n = min(tokens of segment s before this one, longest - 1)
 
-    Axis 0 is the place within the segment, axis 1 the segment: vectors are added by the one, rotations or biases go by
-    the other. `RoPE` turns by segments alone with ``axes=2, allocation=[1] * pairs``; for `Learned` take
-    ``positions.with_coords(positions.coords[..., 0])``. Nothing is drawn. ``longest`` None is no limit.
+    Axis 0 is the index within the segment, for vectors added to the input; axis 1 is the segment, for rotations or
+    biases. `RoPE` uses only segments with ``axes=2, allocation=[1] * pairs``; for `Learned` pass
+    ``positions.with_coords(positions.coords[..., 0])``. Nothing is random. ``longest`` None is no limit.
 
     Shapes: positions of any axes; coordinates become two, int64.
-    Errors: ValueError for ends of other rows or tokens, and for a ``longest`` below 1.
+    Errors: ValueError for ends with other rows or tokens, and for a ``longest`` below 1.
     Source: He et al. 2024, "Two Stones Hit One Bird: Bilevel Positional Encoding for Better Length Extrapolation"
-    (arXiv 2401.16421), section 3; read: ``get_bilevel_ids`` in github.com/zhenyuhe00/BiPE, where full stops and line
-    breaks end a segment and longest is the trained length.
+    (arXiv 2401.16421), section 3, and ``get_bilevel_ids`` in github.com/zhenyuhe00/BiPE, where full stops and line
+    breaks end a segment and longest is the training length.
     """
     check_type("positions", positions, Positions)
     if longest is not None:
@@ -226,23 +226,23 @@ def _check(positions: Positions, generator: torch.Generator | None, training: bo
 
 
 def _home(generator: torch.Generator | None) -> torch.device:
-    """Where it draws: a seed gives the same numbers wherever the positions are."""
+    """The device of the generator, so that a seed gives the same numbers on every device."""
     return torch.device("cpu") if generator is None else generator.device
 
 
 def _marks(name: str, marks: Tensor, positions: Positions) -> Tensor:
-    """The marks as bool, (rows, tokens), of as many rows as positions or marks have."""
+    """The marks as bool, (rows, tokens), broadcast with the positions."""
     found = token_mask(name, marks)
     rows = max(positions.rows, found.size(0))
     if found.size(1) != len(positions) or any(not one_or(n, rows) for n in (positions.rows, found.size(0))):
         raise ValueError(
-            f"{name} must be of {positions.rows} rows and {len(positions)} tokens, got {tuple(found.shape)}"
+            f"{name} must have {positions.rows} rows and {len(positions)} tokens, got {tuple(found.shape)}"
         )
     return found.expand(rows, -1).to(positions.device)
 
 
 def _numbered(positions: Positions) -> tuple[Int[Tensor, "rows tokens"], int]:
-    """A number for each document of each row, by rows and then documents, and how many there are. Waits for a GPU."""
+    """The index of each token's document among the documents of all rows, and their number. Synchronizes a GPU."""
     row = torch.arange(positions.rows, device=positions.device)[:, None].expand(positions.order.shape)
     both = torch.stack((row, positions.document), -1).flatten(0, 1)
     if not both.numel():
@@ -252,15 +252,15 @@ def _numbered(positions: Positions) -> tuple[Int[Tensor, "rows tokens"], int]:
 
 
 def _documents(positions: Positions) -> list[Bool[Tensor, "rows tokens"]]:
-    """Which tokens each document of each row has. Padding is of none."""
+    """The mask of the tokens of each document of each row. Padding is in none."""
     number_of, count = _numbered(positions)
     seen = positions.document != PADDING
     return [mask for n in range(count) if bool((mask := (number_of == n) & seen).any())]
 
 
 def _as_written(positions: Positions, marks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where tokens stand in each row when they are sorted by document and then by order, and their marks and documents
-    in that sequence. Padding is not marked."""
+    """The indices that sort each row by document and then order, and the sorted marks and documents. Padding is not
+    marked."""
     index = positions.order.argsort(dim=1, stable=True)
     index = index.gather(1, positions.document.gather(1, index).argsort(dim=1, stable=True))
     document = positions.document.gather(1, index)
@@ -268,5 +268,5 @@ def _as_written(positions: Positions, marks: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def _before(x: Tensor, first: int | bool) -> Tensor:
-    """What stands before each token of a row; ``first`` before its first."""
+    """x shifted right by one token, with ``first`` at the start of each row."""
     return torch.cat((torch.full_like(x[:, :1], first), x[:, :-1]), 1)

@@ -1,4 +1,4 @@
-"""What the makers of positions are given: tensors, masks, numbers, slices and devices, checked."""
+"""Validates the arguments of `Positions` and its constructors."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, number, one_or, shown
 
-NUMBERS = (torch.int64, torch.float32, torch.float64)  # what coordinates are
+NUMBERS = (torch.int64, torch.float32, torch.float64)  # dtypes of coordinates
 
 
 def is_readable(x: Tensor) -> bool:
-    """Whether a value can be read, without waiting for a device."""
+    """Whether values can be read without synchronizing a device."""
     return type(x) is Tensor and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def check_facts(coords: Any, **facts: Any) -> int:
-    """How many rows positions of these facts have; ValueError for a wrong shape, dtype or device."""
+    """The number of rows of positions with these tensors. Raises ValueError for a wrong shape, dtype or device."""
     if not isinstance(coords, Tensor) or coords.dim() not in (2, 3):
         raise ValueError(f"coords must be a tensor (rows, tokens) or (rows, tokens, axes), got {described(coords)}")
     if coords.dtype not in NUMBERS:
@@ -39,21 +39,21 @@ def check_facts(coords: Any, **facts: Any) -> int:
             raise ValueError(f"{name} must be on {coords.device} like coords, got {value.device}")
         if rows != 1 and not one_or(value.size(0), rows):
             raise ValueError(f"{name} must have 1 or {rows} rows like coords, got {value.size(0)}")
-        rows = value.size(0) if rows == 1 else rows  # 0 rows, too, are not 1
+        rows = value.size(0) if rows == 1 else rows  # there may also be 0 rows
     return rows
 
 
 def check_cast(coords: Any) -> None:
-    """ValueError for coordinates that were cast to half precision, with what stood beside them."""
+    """ValueError for coordinates that were cast to half precision together with other tensors."""
     if isinstance(coords, Tensor) and coords.is_floating_point() and coords.dtype not in NUMBERS:
         raise ValueError(
-            f"positions were cast to {coords.dtype}, which cannot tell 256 from 257: cast the tensors beside them"
+            f"positions were cast to {coords.dtype}, which cannot tell 256 from 257: cast only the other tensors"
         )
 
 
 def check_parts(parts: Any, kind: type, documents: Any) -> None:
-    """ValueError for what `Positions.cat` cannot join: no parts, others than of this kind, several devices or numbers
-    of axes, segments in some alone; and for ``documents`` that it does not know."""
+    """ValueError for arguments that `Positions.cat` cannot join: no parts, wrong types, several devices or numbers of
+    axes, segments in only some parts, an unknown ``documents``."""
     check_type("parts", parts, Sequence)
     if not parts:
         raise ValueError("cat needs at least one Positions, got none")
@@ -62,7 +62,7 @@ def check_parts(parts: Any, kind: type, documents: Any) -> None:
         if part.device != parts[0].device:
             raise ValueError(f"parts must be on one device, got {parts[0].device} and {part.device}")
         if part.coords.shape[2:] != parts[0].coords.shape[2:]:
-            raise ValueError(f"cat needs parts of as many axes, got {parts[0]} and {part}")
+            raise ValueError(f"cat needs parts with the same number of axes, got {parts[0]} and {part}")
     if len({part.segment is None for part in parts}) > 1:
         raise ValueError("segment must be given in every part or in none")
     if documents is not None:
@@ -74,20 +74,20 @@ def axes_of(coords: Tensor) -> int:
 
 
 def token_mask(name: str, mask: Any) -> Tensor:
-    """The mask of tokens as bool; ValueError for what is neither a bool tensor nor one of 0 and 1."""
+    """The mask of tokens as bool. Raises ValueError unless it is a bool tensor or one of 0 and 1."""
     if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.is_floating_point() or mask.is_complex():
-        hint = "; make it from a mask of numbers by mask == 1" if isinstance(mask, Tensor) and mask.dim() == 2 else ""
+        hint = "; convert a float mask with mask == 1" if isinstance(mask, Tensor) and mask.dim() == 2 else ""
         raise ValueError(f"{name} must be a tensor (rows, tokens) of True or 1 = token, got {described(mask)}{hint}")
     if mask.dtype == torch.bool:
         return mask
     if is_readable(mask) and mask.numel() and not ((mask == 0) | (mask == 1)).all():
         odd = mask[(mask != 0) & (mask != 1)][0]
-        raise ValueError(f"{name} must be of 0 and 1 where it is not bool, got {int(odd)}")
+        raise ValueError(f"{name} must be bool or contain only 0 and 1, got {int(odd)}")
     return mask != 0
 
 
 def real(name: str, value: Any) -> Any:
-    """A whole number as an int, any other as a float, a compiler's as it is; ValueError unless it is finite."""
+    """An integral number as int, any other as float, a symbolic one unchanged. ValueError unless it is finite."""
     if isinstance(value, torch.SymInt):
         return value
     found = number(name, value)
@@ -101,7 +101,7 @@ def extent_of(extent: Any) -> tuple[float, float]:
 
 
 def check_index(index: Any, tokens: int) -> None:
-    """ValueError for what is no index of tokens."""
+    """ValueError for an invalid index of tokens."""
     if isinstance(index, slice):
         parts = {"start": index.start, "stop": index.stop, "step": index.step}
         ends = {name: end for name, end in parts.items() if end is not None}
@@ -118,21 +118,21 @@ def check_index(index: Any, tokens: int) -> None:
 
 
 def ends_of(index: slice, tokens: int) -> tuple[int, int]:
-    """Where a slice of step 1 begins and ends: slice.indices, which a compiled graph would pin to one length."""
+    """The ends of a slice of step 1, as slice.indices, which would specialize a graph to one length."""
     start, stop = (0 if index.start is None else index.start), (tokens if index.stop is None else index.stop)
     start, stop = (end + tokens if end < 0 else end for end in (start, stop))
     return min(max(start, 0), tokens), min(max(stop, 0), tokens)
 
 
 def check_whole(**values: object) -> None:
-    """ValueError unless all are whole numbers, if only a compiler's."""
+    """ValueError unless all are ints, possibly symbolic."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Integral | torch.SymInt):
             raise ValueError(f"{name} must be a whole number, got {shown(value)}")
 
 
 def check_not_negative(**values: Any) -> None:
-    """ValueError unless all are whole numbers from 0 on."""
+    """ValueError unless all are ints of at least 0."""
     check_whole(**values)
     for name, value in values.items():
         if value < 0:
@@ -140,7 +140,7 @@ def check_not_negative(**values: Any) -> None:
 
 
 def device_of(device: Any) -> Any:
-    """The device; ValueError for one that torch does not know."""
+    """The torch.device. Raises ValueError for an unknown one."""
     if device is None or isinstance(device, torch.device):
         return device
     try:

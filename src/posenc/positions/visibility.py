@@ -1,4 +1,4 @@
-"""Who may see whom, and whether a scheme can encode how far apart they are."""
+"""The attention mask of positions, and checks that a scheme's table covers them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from posenc.positions.tiles import Visibility, distances, tiles
 def visible(
     query_positions: Positions, key_positions: Positions, visibility: Visibility
 ) -> Bool[Tensor, "rows queries keys"] | None:
-    """Which key each query may see: of its own document, no padding, and of an order that ``visibility`` allows.
-
-    None where every query is known to see every key, so that nothing needs masking.
+    """The mask of keys that each query may attend to: of its own document, not padding, of an order that ``visibility``
+    allows. None if nothing is known to need masking.
     """
     query, key = query_positions, key_positions
     if sees_all(query, key, visibility):
@@ -32,7 +31,7 @@ def visible(
 
 
 def sees_all(query_positions: Positions, key_positions: Positions, visibility: Visibility) -> bool:
-    """True where every query is known to see every key."""
+    """Whether every query is known to attend to every key."""
     query, key = query_positions.layout.start, key_positions.layout.start
     if query is None or key is None or query[0] != key[0]:
         return False
@@ -42,13 +41,13 @@ def sees_all(query_positions: Positions, key_positions: Positions, visibility: V
 
 
 def same_run(query_positions: Positions, key_positions: Positions) -> bool:
-    """True where queries and keys are known to be the same unbroken run of tokens: a plain square of attention."""
+    """Whether queries and keys are known to be the same contiguous tokens of one document."""
     query, key = query_positions.layout, key_positions.layout
     return query.start is not None and query.start == key.start and query.tokens == key.tokens
 
 
 def table_index(positions: Positions, scheme: str, limit: int) -> Int[Tensor, "rows tokens"]:
-    """The one coordinate of each token as an index into a table of ``limit`` rows. Padding reads row 0.
+    """The coordinate of each token as an index into a table of ``limit`` rows. Padding reads row 0.
 
     Raises ValueError for fractional coordinates, PositionError for one outside 0..limit-1.
     """
@@ -64,9 +63,9 @@ def table_index(positions: Positions, scheme: str, limit: int) -> Int[Tensor, "r
 
 
 def check_index(index: Int[Tensor, "..."], limit: int, scheme: str, what: str) -> None:
-    """PositionError unless every entry lies within 0..limit-1. Reads the values, so it waits for a GPU.
+    """PositionError unless every entry is within 0..limit-1. Reads the values, which synchronizes a GPU.
 
-    A compiled graph cannot raise: there it is a RuntimeError of the same words, up to the value that came.
+    In a compiled graph, which cannot raise it, a RuntimeError with nearly the same message.
     """
     if index.numel() == 0 or index.is_meta:
         return
@@ -82,8 +81,8 @@ def check_index(index: Int[Tensor, "..."], limit: int, scheme: str, what: str) -
 def check_reach(
     query_positions: Positions, key_positions: Positions, reach: tuple[int, ...], scheme: str, axis: int = 0
 ) -> None:
-    """PositionError unless any two tokens of one document lie less than ``reach`` apart: reach[0] along ``axis``,
-    reach[1] along the next one. Causality does not excuse a pair: whether a table ends must not depend on the mask."""
+    """PositionError unless any two tokens of a document are less than ``reach`` apart: reach[0] along ``axis``,
+    reach[1] along the next one. Masked pairs count too: whether a table is too small must not depend on the mask."""
     query, key = query_positions, key_positions
     ends = [end for p in (query, key) for end in p.layout.bounds or ()]
     if len(ends) == 4 and max(ends) - min(ends) < min(reach):
@@ -110,7 +109,7 @@ def _check_axis(
     scheme: str,
     along: str,
 ) -> None:
-    """Compares the ends of every document with one another, so that no table of pairs is laid out."""
+    """Compares the extreme coordinates of every document, without a tensor of pairs."""
     if torch.compiler.is_compiling():
         seen = visible(query, key, Visibility())
         apart = (y[:, None, :] - x[:, :, None]).abs()

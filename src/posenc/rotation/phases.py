@@ -1,4 +1,4 @@
-"""Phases p * theta_k, exact whatever the dtype of the model: the arithmetic shared by sinusoidal and rotary schemes."""
+"""Phases p * theta_k in float64, and the rotation of channel pairs, for sinusoidal and rotary schemes."""
 
 from __future__ import annotations
 
@@ -19,50 +19,50 @@ from posenc.rotation.maps import misfit, shared_by
 PairLayout = Literal["half", "interleaved"]
 
 
-FURTHEST = 2**53  # past it double precision does not hold every whole number
+FURTHEST = 2**53  # beyond it float64 cannot represent every integer
 
 
 def exact(device: torch.device | None) -> torch.device | None:
-    """Where to compute in double precision: the device, or the CPU for devices without it, such as Apple's GPUs."""
+    """The device for float64: the device itself, or the CPU if it does not support float64 (MPS)."""
     return torch.device("cpu") if device is not None and device.type == "mps" else device
 
 
 def in_double(x: Tensor) -> Float64[Tensor, "..."]:
-    """x in double precision, on a device that has it."""
+    """x in float64, on a device that supports it."""
     return x.to(device=exact(x.device), dtype=torch.float64)
 
 
 def coords_of(
     positions: Positions, axes: int, scheme: str, made_by: str | None = None
 ) -> Shaped[Tensor, "rows tokens axes"]:
-    """The coordinates of each token; ValueError for what are no positions, and in the name of ``scheme`` for those of
-    other than ``axes``, which says how to build it for them or, where it has no other form, how positions for it are
-    ``made_by``. PositionError for one that `check_held` refuses."""
+    """The coordinates of each token. Raises ValueError, naming ``scheme``, unless positions have ``axes`` axes, with
+    the way to build the scheme for them or, if ``made_by`` is given, to make its positions. Also raises the
+    PositionError of `check_held`."""
     check_type("positions", positions, Positions)
     coords = positions.coords if positions.coords.dim() == 3 else positions.coords[..., None]
     if coords.size(-1) != axes:
         takes, given = "one coordinate" if axes == 1 else f"{axes} coordinates", coords.size(-1)
-        how = f"build it with axes={given}" if made_by is None else f"make them by {made_by}"
+        how = f"build it with axes={given}" if made_by is None else f"make them with {made_by}"
         raise ValueError(f"{scheme} takes {takes} per token, got positions of {given} axes: {how}")
     check_held(positions, scheme)
     return coords
 
 
 def check_held(positions: Positions, scheme: str) -> None:
-    """PositionError, in the name of ``scheme``, for a position that lies so far out that double precision could not
-    tell it from the next, where that is known without reading from a GPU."""
+    """PositionError, naming ``scheme``, for a position beyond 2**53, where float64 cannot represent every integer, if
+    that is known without reading from a GPU."""
     if torch.compiler.is_compiling() or compat.is_transformed():
         return
     for end in positions.layout.bounds or ():
         if abs(end) > FURTHEST:
             raise PositionError(
-                f"{scheme} encodes positions from -2**53 to 2**53, since double precision cannot tell a position past "
-                f"that from the next, got {end}"
+                f"{scheme} encodes positions from -2**53 to 2**53, since float64 cannot represent every integer beyond "
+                f"that, got {end}"
             )
 
 
 def frequencies(dim: int, base: float, device: torch.device | None = None) -> Float64[Tensor, " pairs"]:
-    """theta_k = base^(-2k/dim) radians per position, k = 0 .. dim/2 - 1. Index 0 is the fastest."""
+    """theta_k = base^(-2k/dim) radians per position, k = 0 .. dim/2 - 1, in decreasing order."""
     exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=exact(device)) / -dim
     return torch.pow(base, exponents)
 
@@ -70,7 +70,7 @@ def frequencies(dim: int, base: float, device: torch.device | None = None) -> Fl
 def phases(coords: Shaped[Tensor, "..."], theta: Float64[Tensor, "..."]) -> Float64[Tensor, "..."]:
     """p * theta_k in radians, one for each frequency.
 
-    In double precision: at p = 2^20 a single-precision product is off by 0.06 rad before the sine is even taken.
+    In float64, since at p = 2^20 a float32 product is already off by 0.06 rad.
     """
     return in_double(coords)[..., None] * theta
 
@@ -78,19 +78,19 @@ def phases(coords: Shaped[Tensor, "..."], theta: Float64[Tensor, "..."]) -> Floa
 def phases_by_axis(
     coords: Shaped[Tensor, "rows tokens axes"], allocation: Sequence[int], theta: Float64[Tensor, "*rows pairs"]
 ) -> Float64[Tensor, "rows tokens pairs"]:
-    """p_a * theta_k in radians, a = allocation[k]: pair k turns by the coordinate along the axis allotted to it."""
+    """p_a * theta_k in radians, a = allocation[k]: the phase of pair k by the coordinate of its axis."""
     return in_double(torch.stack([coords[..., axis] for axis in allocation], -1)) * theta
 
 
 def grown(n: Float64[Tensor, "..."], length: int, strength: float) -> Float64[Tensor, "..."]:
-    """1 + strength ln max(1, n / length): what grows slowly past a length, and is 1 up to it."""
+    """1 + strength ln max(1, n / length): a factor that is 1 up to ``length`` and then grows logarithmically."""
     return 1 + strength * (n / length).clamp(min=1.0).log()
 
 
 def drawn(count: int, seed: int, device: torch.device | None = None) -> Float64[Tensor, " count"]:
-    """Draws from N(0, 1) that follow from the seed alone: the same on every device, and computed there.
+    """Samples from N(0, 1) that depend only on the seed: the same on every device, and computed there.
 
-    A generator cannot be part of a compiled graph, and numbers kept in a list would be copied to a GPU in every call.
+    A torch.Generator cannot be in a compiled graph, and a list of numbers would be copied to the GPU in every call.
     """
     x = torch.arange(1, count + 1, dtype=torch.int64, device=exact(device)) + seed * 1_000_003
     # splitmix64: a bijection of integers.
@@ -103,22 +103,22 @@ def drawn(count: int, seed: int, device: torch.device | None = None) -> Float64[
 
 @dataclass(frozen=True, eq=False)
 class PairRotation:
-    """Turns pairs of channels of x (batch, heads, tokens, head_dim) by the angles whose cos and sin it holds.
+    """Rotates pairs of channels of x (batch, heads, tokens, head_dim) by angles with these cos and sin.
 
-    (a, b) -> (a cos - b sin, a sin + b cos), for the first 2 x pairs channels; the others pass untouched.
-    A pair is (k, k + pairs) in the "half" layout and (2k, 2k + 1) in the "interleaved" one. Half-precision x is turned
-    in float32 and rounded once, at the end.
+    (a, b) -> (a cos - b sin, a sin + b cos), for 2 x pairs channels from ``first`` on; the others are unchanged.
+    A pair is (k, k + pairs) in the "half" layout and (2k, 2k + 1) in the "interleaved" one. Half-precision x is rotated
+    in float32 and rounded once.
 
-    The gradient is turned by (cos, -sin): the transpose, which needs no inverse, so cos and sin may also lengthen. What
-    is kept for it is cos and sin alone, and x where they are learned.
+    The gradient is rotated by (cos, -sin), the transpose, so cos and sin may include a factor. The backward pass saves
+    only cos and sin, and x if they require a gradient.
     """
 
     cos: Float[Tensor, "rows heads tokens pairs"]
     sin: Float[Tensor, "rows heads tokens pairs"]
     layout: PairLayout
     head_dim: int
-    first: int = 0  # the channel that the pairs begin at
-    heads: range | None = None  # those that are turned, of ``num_heads``; None: all
+    first: int = 0  # the first rotated channel
+    heads: range | None = None  # the rotated heads, of ``num_heads``; None: all
     num_heads: int = 0
 
     @classmethod
@@ -132,13 +132,13 @@ class PairRotation:
         first: int = 0,
         factor: float | Tensor = 1.0,
     ) -> PairRotation:
-        """The turn by these angles in radians, and longer by a factor, in ``dtype``, on the device of ``like``. Angles
-        (rows, tokens, pairs) are those of every head."""
+        """The rotation by these angles in radians, times a factor, in ``dtype``, on the device of ``like``. Angles
+        (rows, tokens, pairs) apply to every head."""
         cos, sin = angle.cos(), angle.sin()
         if isinstance(factor, Tensor) or factor != 1.0:
             cos, sin = cos * factor, sin * factor
         if torch.compiler.is_compiling():
-            # Stacked, the compiler writes them down: else it would make them anew for every head and layer.
+            # Stacking materializes them: inductor would recompute them for every head and layer.
             cos, sin = torch.stack((cos, sin))
         cos, sin = (x.to(dtype=dtype, device=like.device) for x in (cos, sin))
         if angle.dim() == 3:
@@ -146,17 +146,17 @@ class PairRotation:
         return cls(cos, sin, layout, head_dim, first)
 
     def inverse(self) -> PairRotation:
-        """The turn back, of a turn that does not lengthen."""
+        """The inverse rotation, if cos and sin include no factor."""
         return replace(self, sin=-self.sin)
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
-        """The turned x, in x's dtype. ValueError where its last dimension is not head_dim, or cos and sin are of other
-        batch rows, heads or tokens. Where some heads are turned, x may have fewer heads, each shared by a group."""
+        """The rotated x, in x's dtype. Raises ValueError if the shape of x does not match. If only some heads are
+        rotated, x may have fewer heads, each shared by a group of query heads."""
         return self.fitted_to(x)._turned(x)
 
     def fitted_to(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> PairRotation:
-        """The same turn with cos and sin for the heads that x has, (rows or 1, heads or 1, tokens or 1, pairs), and
-        nothing turned. ValueError as of a call."""
+        """The same rotation with cos and sin for the heads of x, (rows or 1, heads or 1, tokens or 1, pairs). Raises
+        the errors of a call."""
         if x.size(-1) != self.head_dim:
             raise ValueError(f"the rotation was made for head_dim {self.head_dim}, got q or k of head_dim {x.size(-1)}")
         fitted = self
@@ -169,7 +169,7 @@ class PairRotation:
         return fitted
 
     def of_tokens(self, tokens: slice) -> PairRotation:
-        """The turn of some of the tokens."""
+        """The rotation of a slice of the tokens."""
         if self.cos.size(2) == 1:
             return self
         return replace(self, cos=self.cos[:, :, tokens], sin=self.sin[:, :, tokens])
@@ -180,8 +180,8 @@ class PairRotation:
             group, over = self.num_heads // here, self.num_heads % here
             if over or group == 0 or self.heads.start % group or self.heads.stop % group:
                 raise ValueError(
-                    f"the rotation turns heads {self.heads.start}..{self.heads.stop - 1} of {self.num_heads}, which "
-                    f"are no whole heads of the {x.size(1)} of q or k"
+                    f"the rotated heads {self.heads.start}..{self.heads.stop - 1} of {self.num_heads} must be whole "
+                    f"heads of q or k, got {x.size(1)} heads"
                 )
             start, stop = self.heads.start // group, self.heads.stop // group
             return torch.cat((x[:, :start], replace(self, heads=None)(x[:, start:stop]), x[:, stop:]), 1)
@@ -190,7 +190,7 @@ class PairRotation:
             return torch.cat((x[..., : self.first], rest(x[..., self.first :])), -1)
         dtype = torch.promote_types(x.dtype, torch.float32)
         cos, sin = self.cos.to(dtype), self.sin.to(dtype)
-        # The compiler fuses plain operations best, and forward-mode derivatives come with them.
+        # inductor fuses plain operations best, and they support forward-mode derivatives.
         if torch.compiler.is_compiling() or compat.is_forward_mode():
             return _as_one_expression(x, cos, sin, self.layout)
         is_kept = x.requires_grad or cos.requires_grad or sin.requires_grad
@@ -203,37 +203,37 @@ class PairRotation:
 def turned_to(
     coords: Shaped[Tensor, "rows tokens"], head_dim: int, base: float, layout: PairLayout, dtype: torch.dtype
 ) -> PairRotation:
-    """The turn of all channel pairs of head_dim to these coordinates, by p base^(-2k/head_dim), held in ``dtype``."""
+    """The rotation of all channel pairs of head_dim by p base^(-2k/head_dim), in ``dtype``."""
     angle = phases(coords, frequencies(head_dim, base, coords.device))
     return PairRotation.by(angle, coords, dtype, layout, head_dim)
 
 
 def _pairs(x: Tensor, pairs: int, layout: PairLayout) -> tuple[Tensor, Tensor]:
-    """Views of the first and of the second channel of every pair."""
+    """Views of the first and the second channel of every pair."""
     if layout == "half":
         return x[..., :pairs], x[..., pairs : 2 * pairs]
     return x[..., 0 : 2 * pairs : 2], x[..., 1 : 2 * pairs : 2]
 
 
 def _joined(a: Tensor, b: Tensor, layout: PairLayout) -> Tensor:
-    """Channels in which a is the first and b the second of every pair."""
+    """Joins the first and the second channel of every pair."""
     return torch.stack((a, b), -2 if layout == "half" else -1).flatten(-2)
 
 
 def _as_one_expression(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:
-    """The turn for the compiler, which makes one loop of it. Rounded before the channels are joined: inductor would lay
-    them out in float32 first, and round them in a loop of its own."""
+    """The rotation for inductor, which fuses it into one loop. Rounded before the channels are joined, since inductor
+    would otherwise write them in float32 first and round them in another loop."""
     a, b = (half.to(cos.dtype) for half in _pairs(x, cos.size(-1), layout))
     turned = _joined((a * cos - b * sin).to(x.dtype), (a * sin + b * cos).to(x.dtype), layout)
     rest = x[..., 2 * cos.size(-1) :]
     return torch.cat((turned, rest), -1) if rest.size(-1) else turned
 
 
-_BLOCK = 2**20  # numbers of half precision turned at a time, so that what is wide is 4 MB and soon in the caches
+_BLOCK = 2**20  # elements rotated at a time in half precision, so that their float32 copies (4 MB) stay in cache
 
 
 def _turn_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> None:
-    """The turn in three passes over memory: everything times cos, then to each half of it the other times sin."""
+    """The rotation in three passes over memory: x times cos, then each half plus or minus the other times sin."""
     pairs = cos.size(-1)
     torch.mul(x[..., : 2 * pairs], _joined(cos, cos, layout), out=out[..., : 2 * pairs])
     (a, b), (turned_a, turned_b) = _pairs(x, pairs, layout), _pairs(out, pairs, layout)
@@ -243,7 +243,7 @@ def _turn_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: PairLay
 
 
 class _Turn(torch.autograd.Function):
-    """The turn outside the compiler, where every operation is a pass over memory."""
+    """The rotation in eager mode, where every operation is a pass over memory."""
 
     @staticmethod
     def forward(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:

@@ -1,23 +1,23 @@
-"""Scalings: how the frequencies of a rotary scheme are stretched, so that a model reads more than it was trained on.
+"""Scalings of rotary frequencies, which extend the context of a model beyond its training length.
 
-A scaling is a value, given to a scheme as ``RoPE(head_dim, base, scaling=YaRN(4.0, 4096))``. It is called with the
-frequencies theta (pairs,), theta_k = base^(-2k/d) with d = 2 pairs, and gives theta' and the factor of cos and sin:
+Pass a scaling to a scheme: ``RoPE(head_dim, base, scaling=YaRN(4.0, 4096))``. It is called with the frequencies theta
+(pairs,), theta_k = base^(-2k/d) with d = 2 pairs, and returns theta' and a factor of cos and sin:
 
-    PositionInterpolation   theta_k / s                                          every pair alike
+    PositionInterpolation   theta_k / s                                          the same for every pair
     NTKAware                theta_k s^(-2k/(d-2))                                the base becomes base s^(d/(d-2))
-    DynamicNTK              NTKAware with s = f n/L - (f - 1) for n > L          the length n of each row counts
-    YaRN                    fast pairs stay, slow ones are divided by s          cos and sin times 0.1 ln s + 1
-    Llama3                  the same, with other bounds and no factor            Llama 3.1 and later
+    DynamicNTK              NTKAware with s = f n/L - (f - 1) for n > L          depends on the length n of each row
+    YaRN                    high frequencies stay, low ones are divided by s     cos and sin times 0.1 ln s + 1
+    Llama3                  the same, with other limits and no factor            Llama 3.1 and later
     LongRoPE                theta_k / lambda_k, a list for n <= L, one for n > L cos and sin times sqrt(1 + ln s/ln L)
     Proportional            theta_k for the first share of the pairs, else 0     p-RoPE
 
-where s is the factor of lengths and L the length that the model was trained on. Where ``needs_lengths`` is true it is
-called with the length of every row too, (rows, 1), and theta' is (rows, pairs): a row never depends on its neighbours,
-and a cache keeps keys unrotated. Any function ``theta -> (theta', factor)`` is a scaling as well.
+where s is the factor of lengths and L the training length. If ``needs_lengths`` is true, the scaling is also called
+with the length of every row, (rows, 1), and theta' is (rows, pairs): rows are independent of one another, and a cache
+keeps unrotated keys. Any function ``theta -> (theta', factor)`` is a scaling too.
 
 Shapes: theta float64 (pairs,), lengths float64 (rows, 1), theta' float64 (pairs,) or (rows, pairs), in radians per
 position. Nothing is learned. Two scalings with the same arguments are equal.
-Errors: ValueError for a factor below 1 (a scale of 0.25 in other codes is the factor 4 here), and as each class says.
+Errors: ValueError for a factor below 1 (a scale of 0.25 in other code is the factor 4 here), and as each class states.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Scaling: TypeAlias = Callable[..., tuple[Tensor, Any]]
 
 
 class _Scaling:
-    """What the scalings share: how they are written, and how their arguments are checked."""
+    """Base class of the scalings: their repr and checks."""
 
     needs_lengths: ClassVar[bool] = False
 
@@ -46,20 +46,20 @@ class _Scaling:
         said = []
         for f in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
             value = getattr(self, f.name)
-            is_told = f.name in ("factor", "original_length") and value not in (None, 1.0)  # as Llama3's defaults
-            if is_told or f.default is MISSING or value != f.default:
+            is_always = f.name in ("factor", "original_length") and value not in (None, 1.0)  # even Llama3's defaults
+            if is_always or f.default is MISSING or value != f.default:
                 said.append(f"{f.name}={_listed(value) if isinstance(value, tuple) else repr(value)}")
         return f"{type(self).__name__}({', '.join(said)})"
 
     def _set(self, **values: Any) -> None:
-        """Keeps the checked values of a frozen dataclass."""
+        """Sets the checked values on a frozen dataclass."""
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def _pairs(self, theta: Tensor) -> int:
-        """How many pairs there are. ValueError for one: it does not say by what factor pairs follow one another."""
+        """The number of pairs. ValueError for a single one, which does not determine the base."""
         if theta.numel() < 2:
-            raise ValueError(f"{type(self).__name__} needs two pairs of channels at least, got {theta.numel()}")
+            raise ValueError(f"{type(self).__name__} needs at least two pairs of channels, got {theta.numel()}")
         return theta.numel()
 
     def _lengths(self, lengths: Tensor | None) -> Tensor:
@@ -71,14 +71,14 @@ class _Scaling:
 
 
 def _listed(values: tuple[float, ...]) -> str:
-    """A list as far as it fits into a line."""
+    """A list, abbreviated to fit on a line."""
     if len(values) <= 8:
         return repr(list(values))
     return f"[{values[0]!r}, {values[1]!r}, ..., {values[-1]!r}] of {len(values)}"
 
 
 def _at_least(least: int, name: str, value: Any) -> float:
-    """The finite number from ``least`` on."""
+    """The value as a finite float of at least ``least``."""
     if value is not None and is_number(value) and least <= value < math.inf:
         return number(name, value)
     raise ValueError(f"{name} must be a finite number of at least {least}, got {shown(value)}")
@@ -86,9 +86,9 @@ def _at_least(least: int, name: str, value: Any) -> float:
 
 @dataclass(frozen=True, repr=False)
 class PositionInterpolation(_Scaling):
-    """theta_k / s: every position counts as the s-th part of itself.
+    """theta_k / s: divides every position by s.
 
-    ``factor`` = s, the wanted length by the trained one. Linear scaling; the model has to be fine-tuned for it.
+    ``factor`` = s, the new length divided by the training length. Also called linear scaling; it requires fine-tuning.
     Source: Chen et al. 2023, "Extending Context Window of Large Language Models via Positional Interpolation",
     equation 4.
     """
@@ -104,18 +104,18 @@ class PositionInterpolation(_Scaling):
 
 
 def _ntk(theta: Tensor, stretch: Any) -> Tensor:
-    """theta_k stretch^(-2k/(d-2)): the first pair stays, the last is divided by the stretch."""
+    """theta_k stretch^(-2k/(d-2)): the first pair is unchanged, the last is divided by ``stretch``."""
     k = torch.arange(theta.numel(), dtype=theta.dtype, device=theta.device)
     return theta * torch.pow(stretch, -k / (theta.numel() - 1))
 
 
 @dataclass(frozen=True, repr=False)
 class NTKAware(_Scaling):
-    """theta_k s^(-2k/(d-2)): RoPE of the base base s^(d/(d-2)).
+    """theta_k s^(-2k/(d-2)): RoPE with base s^(d/(d-2)) times the original base.
 
-    ``factor`` = s. The fastest pair stays as it is and the slowest is divided by s, so that near tokens are told
-    apart as before. ValueError for a single pair, which is both.
-    Source: bloc97 2023, as Peng et al. 2023, "YaRN", have it in section 3.1, definition 1.
+    ``factor`` = s. The highest frequency is unchanged and the lowest is divided by s, so near tokens are distinguished
+    as before. Raises ValueError for a single pair.
+    Source: bloc97 2023, as in Peng et al. 2023, "YaRN", section 3.1, definition 1.
     """
 
     factor: float
@@ -131,13 +131,12 @@ class NTKAware(_Scaling):
 
 @dataclass(frozen=True, repr=False)
 class DynamicNTK(_Scaling):
-    """NTK-aware scaling that grows with the text: by f n/L - (f - 1) for a row of n > L tokens, not at all for n <= L.
+    """NTK-aware scaling by f n/L - (f - 1) for a row of n > L tokens, and none for n <= L.
 
-    ``factor`` = f, ``original_length`` = L. With f = 1 a row of n > L tokens is scaled by n/L, so a factor of 1 is the
-    identity up to L alone. n is the row's own length: neither the batch's longest nor the longest seen so far, which
-    transformers' models take. So all keys turn when the text grows, and a cache keeps them unrotated.
-    ValueError for a single pair.
-    Source: emozilla 2023, with the factor that transformers gave it; Peng et al. 2023, "YaRN", section 3.3.
+    ``factor`` = f, ``original_length`` = L. With f = 1 a row of n > L tokens is scaled by n/L. n is the row's own
+    length; transformers uses the longest of the batch, or the longest so far. The rotation of all keys changes as the
+    text grows, so a cache keeps them unrotated. Raises ValueError for a single pair.
+    Source: emozilla 2023, with the factor of transformers; Peng et al. 2023, "YaRN", section 3.3.
     """
 
     needs_lengths: ClassVar[bool] = True
@@ -166,34 +165,34 @@ def _blend(theta: Tensor, factor: float, kept: Tensor) -> Tensor:
 
 
 def _turns(theta: Tensor, length: int) -> Tensor:
-    """How often each pair turns in a text of that length: L/wavelength = L theta/(2 pi)."""
+    """The number of full rotations of each pair over the length: L/wavelength = L theta/(2 pi)."""
     return length * theta / (2 * math.pi)
 
 
 @dataclass(frozen=True, repr=False)
 class YaRN(_Scaling):
-    """Pairs that turn often in the trained text stay, those that turn less than once are divided by s.
+    """YaRN: keeps high frequencies, divides low frequencies by s, and interpolates between them.
 
-    Formula, with ``factor`` = s, ``original_length`` = L, r_k = L theta_k/(2 pi) turns and gamma_k the share kept:
+    Formula, with ``factor`` = s, ``original_length`` = L and r_k = L theta_k/(2 pi), the rotations over the length:
 
         theta'_k = gamma_k theta_k + (1 - gamma_k) theta_k / s
-        gamma_k  = clip((r_k - beta_slow) / (beta_fast - beta_slow), 0, 1)           ramp "ratio", the paper's
-        gamma_k  = 1 - clip((k - low) / (high - low), 0, 1)                          ramp "index", all codes'
+        gamma_k  = clip((r_k - beta_slow) / (beta_fast - beta_slow), 0, 1)           ramp "ratio", as in the paper
+        gamma_k  = 1 - clip((k - low) / (high - low), 0, 1)                          ramp "index", as in all code
         low, high = max(dim(beta_fast), 0), min(dim(beta_slow), d - 1)
-        dim(n)   = the index k, not whole, that turns n times: d ln(L/(2 pi n)) / (2 ln base)
+        dim(n)   = the fractional index k with n rotations: d ln(L/(2 pi n)) / (2 ln base)
 
-    ``truncate`` takes the floor of the first dim and the ceiling of the second (gpt-oss does not). The base is read off
-    theta_1/theta_0 = base^(-2/d), so one pair alone is a ValueError for "index". Where low is not below high, pairs up
-    to low stay and the others are divided.
+    ``truncate`` rounds the first dim down and the second up (gpt-oss does not). The base is computed from
+    theta_1/theta_0 = base^(-2/d), so "index" raises ValueError for a single pair. If low is not below high, pairs up to
+    low are kept and the others divided by s.
 
-    cos and sin, of queries and keys alike, are multiplied by 0.1 ln s + 1, so scores by its square. An
-    ``attention_factor`` replaces that number. With ``mscale`` m and ``mscale_all_dim`` a it is
-    (0.1 m ln s + 1) / (0.1 a ln s + 1), with m = 1 and a = 0 where one is left out: so DeepSeek's own code, whose
-    models have m = a and multiply their softmax scale by (0.1 a ln s + 1)^2 besides; that is not done here.
-    transformers overlooks the one where the other is left out.
+    cos and sin of queries and keys are multiplied by 0.1 ln s + 1, so scores are multiplied by its square.
+    ``attention_factor`` replaces this number. With ``mscale`` m and ``mscale_all_dim`` a it is (0.1 m ln s + 1) / (0.1
+    a ln s + 1), with the defaults m = 1 and a = 0, as in DeepSeek's code. DeepSeek's models have m = a and also
+    multiply their softmax scale by (0.1 a ln s + 1)^2, which this class does not do (`MLA` does). transformers ignores
+    one if the other is missing.
     Errors: ValueError for beta_slow not below beta_fast.
     Source: Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large Language Models", section 3.2,
-    definition 2, and section 3.4; read in the authors' code, in transformers', and in DeepSeek-V3's.
+    definition 2, and section 3.4, and the code of the authors, transformers and DeepSeek-V3.
     """
 
     factor: float
@@ -233,7 +232,7 @@ class YaRN(_Scaling):
         return (of_each * grown + 1) / (of_all * grown + 1)
 
     def _kept(self, theta: Float64[Tensor, " pairs"]) -> Float64[Tensor, " pairs"]:
-        """gamma of every pair."""
+        """gamma_k of every pair."""
         if self.ramp == "ratio":
             turns = _turns(theta, self.original_length)
             return ((turns - self.beta_slow) / (self.beta_fast - self.beta_slow)).clamp(0, 1)
@@ -257,7 +256,7 @@ class YaRN(_Scaling):
 
 @dataclass(frozen=True, repr=False)
 class Llama3(_Scaling):
-    """The scaling of Llama 3.1: YaRN's ramp over the ratio, from 1 to 4 turns, and no factor of cos and sin.
+    """The scaling of Llama 3.1: YaRN's "ratio" ramp from 1 to 4 rotations, without a factor of cos and sin.
 
     Formula, with r_k = L theta_k/(2 pi): theta'_k = gamma_k theta_k + (1 - gamma_k) theta_k / s, and
     gamma_k = clip((r_k - low_freq_factor) / (high_freq_factor - low_freq_factor), 0, 1), a step where both are equal,
@@ -292,18 +291,17 @@ class Llama3(_Scaling):
 
 @dataclass(frozen=True, repr=False)
 class LongRoPE(_Scaling):
-    """theta_k / lambda_k, with searched numbers lambda: a list for texts up to L and one for longer texts.
+    """theta_k / lambda_k, with lambda found by search: one list for texts up to L and one for longer texts.
 
-    ``short_factor`` and ``long_factor`` have one number for every pair. A row of more than ``original_length`` = L
-    tokens takes the long list, whatever the other rows are and however many tokens the cache could hold. So all keys
-    turn when the text grows past L, and a cache keeps them unrotated. cos and sin are multiplied by
-    sqrt(1 + ln s/ln L) with ``factor`` = s, the wanted length by L, under either list; an ``attention_factor`` replaces
-    that number; a pair of them is for the short list and for the long one (Phi-3.5-MoE). A model whose configuration
-    has no factor means max_position_embeddings by original_max_position_embeddings. The paper's first tokens, which
-    are not scaled at all, are in none of the published models and not here.
-    Errors: ValueError for lists of another length than there are pairs, for numbers that are not above 0, and where
+    ``short_factor`` and ``long_factor`` have one number per pair. A row of more than ``original_length`` = L tokens
+    uses the long list, independently of other rows and of the cache size. The rotation of all keys changes when the
+    text grows beyond L, so a cache keeps them unrotated. cos and sin are multiplied by sqrt(1 + ln s/ln L), where
+    ``factor`` = s is the new length divided by L. ``attention_factor`` replaces this number, with one number or one for
+    each list (Phi-3.5-MoE). If a model's configuration has no factor, it is max_position_embeddings /
+    original_max_position_embeddings. The paper's unscaled first tokens are in no published model and not supported.
+    Errors: ValueError for lists whose length is not the number of pairs, for numbers that are not above 0, and if
     neither factor nor attention_factor is given.
-    Source: Ding et al. 2024, "LongRoPE", section 3 (lambda) and 4; the attention factor is Phi-3's code's.
+    Source: Ding et al. 2024, "LongRoPE", sections 3 (lambda) and 4; the attention factor follows Phi-3's code.
     """
 
     needs_lengths: ClassVar[bool] = True
@@ -335,7 +333,7 @@ class LongRoPE(_Scaling):
 
     @property
     def magnitudes(self) -> tuple[float, float]:
-        """The factor of cos and sin under the short list, and that under the long one."""
+        """The factors of cos and sin for the short and the long list."""
         if isinstance(self.attention_factor, Sequence):
             return self.attention_factor[0], self.attention_factor[1]
         if self.attention_factor is not None:
@@ -354,7 +352,7 @@ class LongRoPE(_Scaling):
                 f"short_factor and long_factor must have {theta.numel()} numbers, one for each pair, "
                 f"got {len(self.short_factor)}"
             )
-        # Filled number by number: a list would be copied to a GPU in every call, and the GPU waited for.
+        # Filled number by number: a list would be copied to the GPU in every call, which synchronizes.
         short, long = (
             torch.cat([theta.new_full((1,), each) for each in factors])
             for factors in (self.short_factor, self.long_factor)
@@ -375,10 +373,10 @@ def _numbers(name: str, values: Any) -> tuple[float, ...]:
 
 @dataclass(frozen=True, repr=False)
 class Proportional(_Scaling):
-    """p-RoPE: the first int(p d // 2) pairs, the fastest, turn as they do, the others not at all.
+    """p-RoPE: keeps the first int(p d // 2) pairs, of the highest frequencies, and sets the others to 0.
 
-    ``share`` = p within [0, 1]; 1 is RoPE and 0 is NoPE. A ``factor`` divides what is left of theta. It is not partial
-    rotation: all d channels make up pairs, (k, k + d/2) in the half layout, and d stands in the exponent of the
+    ``share`` = p within [0, 1]; 1 is RoPE and 0 is NoPE. ``factor`` divides the remaining frequencies. This is not
+    partial rotation: all d channels are paired, (k, k + d/2) in the half layout, and d is in the exponent of the
     frequencies, while `RoPE` with rotary_dim pairs the first rotary_dim channels and has rotary_dim in the exponent.
     Source: Barbero et al. 2024, "Round and Round We Go! What makes Rotary Positional Encodings useful?", section 6;
     rounding and factor are those of transformers' "proportional" (Gemma 4).

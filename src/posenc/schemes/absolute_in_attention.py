@@ -1,4 +1,4 @@
-"""Absolute in attention: a learned vector per key position, multiplied with the query in every layer."""
+"""Absolute in attention: multiplies the query with a learned vector per key position in every layer."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from posenc.schemes.entry import Entry, Law
 
 
 class AbsoluteInAttention(Scheme):
-    """A learned vector per key position, multiplied with the query as the key is.
+    """A learned vector per key position, multiplied with the query like the key.
 
     Formula: s_ij = (q_i . k_j + q_i . R[p_j]) / sqrt(d), R of max_positions x d, shared by the heads.
 
-    Unlike a vector added to the input it acts in every layer and never reaches the values. A key past the table has no
-    vector: that is a PositionError.
+    Unlike a vector added to the input, it acts in every layer and does not affect the values.
 
     Parameters: max_positions x d, drawn from N(0, 1/d). Shapes: query (batch, heads, queries, head_dim).
     Coordinates must be int64.
@@ -42,7 +41,7 @@ class AbsoluteInAttention(Scheme):
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Fold, ...]:
-        """q_i . R[p_j] / sqrt(d): a vector added to the key where the query meets it."""
+        """q_i . R[p_j] / sqrt(d): a vector added to the key in the score."""
         rows = table_index(key_positions, "AbsoluteInAttention", self.max_positions)
         return (Fold("AbsoluteInAttention", key=self.weight[rows][:, None]),)
 
@@ -56,7 +55,7 @@ ENTRY = Entry(
     build=lambda shape: AbsoluteInAttention(shape.max_positions, shape.head_dim),
     learned="max_positions × d",
     does="a trainable vector per key position, multiplied with the query in every layer",
-    limits="undefined past the table",
+    limits="undefined beyond the table",
     formula=r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot R_{p_j}}{\sqrt{d}}",
     example="posenc.attention(q, k, v, posenc.AbsoluteInAttention(1024, 64), is_causal=True)",
     url="https://arxiv.org/abs/2101.11605",

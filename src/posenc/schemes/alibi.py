@@ -1,4 +1,4 @@
-"""ALiBi: a penalty on the score that grows linearly with distance."""
+"""ALiBi: subtracts a multiple of the distance from the score."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ class ALiBi(Scheme):
 
         causal         s_ij - m_h (p_i - p_j)
         bidirectional  s_ij - m_h |p_i - p_j|
-        directed       s_ij - m_h |p_i - p_j|, and -inf on one side: the first half of the heads see no key after
-                       their query, the second half none before it
+        directed       s_ij - m_h |p_i - p_j|, and -inf on one side: the first half of the heads attend to no key after
+                       their query, the second half to none before it
 
-    where s_ij = q_i . k_j / sqrt(d); the bias itself is *not* divided. For a power of two of heads, m_h = 2^(-8h/H),
-    h = 1 .. H. For any other H: the slopes of the largest power of two below, then every other slope of twice that many
-    heads. Nothing is learned. The bidirectional form is blind to direction; the directed one, for encoders, is not: it
-    gives each half of the heads the slopes of H/2 heads.
+    where s_ij = q_i . k_j / sqrt(d); the bias itself is *not* divided. If the number of heads H is a power of two, m_h
+    = 2^(-8h/H), h = 1 .. H. For any other H: the slopes of the largest power of two below H, then every other slope of
+    twice that many heads. Nothing is learned. The bidirectional form is blind to direction. The directed form, for
+    encoders, is not; each half of its heads has the slopes of H/2 heads.
 
-    The directed form hides keys by a score of -inf, so a term that makes something else of it (the ReLU of
+    The directed form masks keys with a score of -inf, so a term that maps -inf to something else (the ReLU of
     `DistanceAware`) must come before it in a composition.
 
-    The causal form rewards a key whose coordinate lies after the query's. Under a causal mask no query sees one, as
-    long as coordinates grow with the order.
+    The causal form rewards keys with a coordinate after the query's. A causal mask hides them if coordinates increase
+    with the order.
 
-    Shapes: score (batch, num_heads, queries, keys). Any real positions; distances are taken before they are rounded to
-    the score's dtype, so those between integers are exact up to 2^24.
-    Errors: ValueError for num_heads below 1 (odd, if directed), an unknown form, or queries of other heads.
+    Shapes: score (batch, num_heads, queries, keys). Any real positions; distances are computed before rounding to the
+    score's dtype, so integer distances are exact up to 2^24.
+    Errors: ValueError for num_heads below 1 (odd, if directed), an unknown form, or queries with another number of
+    heads.
     Source: Press, Smith & Lewis 2022, "Train Short, Test Long", section 3 and the authors' code for other head counts;
     the forms for encoders follow the discussion of that code (its issue 5).
     """
@@ -50,7 +51,7 @@ class ALiBi(Scheme):
         self.num_heads = whole("num_heads", num_heads)
         check_choice("form", form, ("causal", "bidirectional", "directed"))
         if form == "directed" and self.num_heads % 2:
-            raise ValueError(f"num_heads must be even where half of them look each way, got {num_heads}")
+            raise ValueError(f"num_heads must be even for form='directed', got {num_heads}")
         self.form: Literal["causal", "bidirectional", "directed"] = form
 
     @property
@@ -67,7 +68,7 @@ class ALiBi(Scheme):
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Bias, ...]:
-        """The bias, a function of the distance alone and straight from 0 on."""
+        """The bias, a function of the distance only and linear from 0 on."""
         other = "form='bidirectional' or form='directed'" if self.for_decoders else None
         distance = Distance("ALiBi", tail="linear", looks_back=other, num_heads=self.num_heads)
         return (Bias(self._bias, distance, hides=self.form == "directed"),)
@@ -83,7 +84,7 @@ class ALiBi(Scheme):
 
     @staticmethod
     def _slopes(heads: int, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-        # Computed where they are needed: a list of numbers would be copied to a GPU in every call.
+        # Computed on the device: a list of numbers would be copied to the GPU in every call.
         power = 2 ** int(math.log2(heads))
         h = torch.arange(heads, dtype=dtype, device=device)
         return torch.exp2(-torch.where(h < power, 8 * (h + 1) / power, 8 * (2 * (h - power) + 1) / (2 * power)))
@@ -97,8 +98,8 @@ ENTRY = Entry(
     cost="one bias on every score per layer",
     build=lambda shape: ALiBi(shape.num_heads, "causal" if shape.causal else "bidirectional"),
     does=(
-        'a penalty that grows with distance: `"causal"`, `"bidirectional"`, or `"directed"` (half of the heads look'
-        " each way)"
+        'a penalty that grows with distance: `"causal"`, `"bidirectional"`, or `"directed"` (half of the heads attend '
+        "to each side)"
     ),
     limits="the bidirectional form is blind to direction",
     formula=(

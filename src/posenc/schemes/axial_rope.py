@@ -1,4 +1,4 @@
-"""Axial RoPE: half of the channels turn by the row of a patch and half by its column, under a named convention."""
+"""Axial RoPE: rotates half of the channels by the row of a patch and half by its column, in several conventions."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Name = Literal["index", "llama4", "pe", "eva", "dinov3"]
 
 @dataclass(frozen=True)
 class Convention:
-    """What image models disagree about: the base, which channels pair, whether the pairs of the columns come first, and
-    what a unit of a coordinate is in radians."""
+    """How image models differ: the base, the pairing of channels, whether pairs of columns come first, and the angle of
+    one coordinate unit in radians."""
 
     base: float
     layout: PairLayout
@@ -42,10 +42,10 @@ CONVENTIONS: dict[str, Convention] = {
 
 
 class AxialRoPE(Rotary):
-    """Rotary positions for images: every axis turns half of the channels, by coordinates that a convention names.
+    """Rotary position embedding for images: each axis rotates half of the channels, in one of several conventions.
 
-    Formula, for a patch at coordinates (y, x), theta_k = base^(-2k/(D/2)), k = 0 .. D/4 - 1, and D = rotary_dim: one
-    D/4 of the pairs turns by unit y theta_k and one by unit x theta_k, each (a, b) -> (a cos - b sin, a sin + b cos).
+    Formula, for a patch at coordinates (y, x), theta_k = base^(-2k/(D/2)), k = 0 .. D/4 - 1, and D = rotary_dim: D/4
+    pairs are rotated by unit y theta_k and D/4 by unit x theta_k, each (a, b) -> (a cos - b sin, a sin + b cos).
     The conventions, for the patch in row i of h and column j of w:
 
         convention  coordinates (y, x)                        base    pairs first   channels of pair k   unit
@@ -55,27 +55,26 @@ class AxialRoPE(Rotary):
         "eva"       (i H/h, j W/w), (H, W) = ``extent``       10 000  the rows'     2k, 2k + 1           1
         "dinov3"    (2 (i + 1/2)/h - 1, 2 (j + 1/2)/w - 1)    100     the rows'     k, k + D/2           2 pi
 
-    Coordinates are data: `grid` makes the positions that a convention means, and the scheme turns by what it is given.
-    A token that is not turned, such as a class token or a register, stands at the origin (0, 0), where every angle is
-    0; `grid` puts its ``prefix`` there, before the patches. In "llama4" and "pe" no patch stands there, which is what
-    their 1 is for. Llama 4's class token comes last: ``positions[torch.arange(1, n + 1) % n]``. Perception Encoders
-    without a class token count from 0, as "index" with their base; scores are the same. For "index" the positions are
-    those of `Positions.grid`, too.
+    `grid` makes the positions of a convention; the scheme uses any coordinates. A class token or register is at the
+    origin (0, 0), where every angle is 0; `grid` puts its ``prefix`` there, before the patches. In "llama4" and "pe"
+    patches start at 1, so none is at the origin. Llama 4's class token comes last: ``positions[torch.arange(1, n + 1) %
+    n]``. Perception Encoders without a class token count from 0, like "index" with their base; scores are the same. For
+    "index", `grid` equals `Positions.grid`.
 
-    While it is training, ``grid`` of "dinov3" moves its patches as that model's training does, the prefix never: by
-    ``shift``, U(-shift, shift) for each axis; ``jitter``, a factor for each axis, log-uniform in 1/jitter .. jitter;
-    ``rescale``, a factor of both, log-uniform likewise; in this order. They are drawn in `grid`, once for all layers,
-    for queries and keys alike.
+    In training mode, ``grid`` of "dinov3" augments the coordinates of patches, not of the prefix, as DINOv3 does in
+    training: ``shift`` adds U(-shift, shift) per axis; ``jitter`` multiplies each axis by a factor, log-uniform in
+    1/jitter .. jitter; ``rescale`` multiplies both axes by one such factor; in this order. Random numbers are drawn in
+    `grid`, once for all layers, for queries and keys.
 
     Shapes: coordinates (rows, tokens, 2), row before column in every convention; query and key (batch, heads, tokens,
     head_dim), any floating dtype. Nothing is learned.
-    Errors: ValueError for an unknown convention, a base not above 1, a rotary_dim that is no multiple of 4 within
-    head_dim, an extent where the convention has none or none where it has one, shift, jitter and rescale for any but
-    "dinov3", positions of other than two axes, and whole numbers for coordinates of "dinov3", which are within -1..1.
+    Errors: ValueError for an unknown convention, a base not above 1, a rotary_dim that is not a multiple of 4 within
+    head_dim, an extent that the convention needs or does not take, shift, jitter or rescale except for "dinov3",
+    positions that do not have two axes, and integer coordinates for "dinov3", whose coordinates are within -1..1.
     Source: "index": Heo et al. 2024, "Rotary Position Embedding for Vision Transformer", section 3.2, and
     compute_axial_cis of their code; "llama4" and "dinov3": transformers 5.23.0, Llama4VisionRotaryEmbedding and
-    DINOv3ViTRopePositionEmbedding; "pe": Rope2D of the code of Bolya et al. 2025, "Perception Encoder", read in copies
-    of it; "eva": build_fourier_pos_embed of timm with ref_feat_shape. All were read in the code.
+    DINOv3ViTRopePositionEmbedding; "pe": Rope2D in copies of the code of Bolya et al. 2025, "Perception Encoder";
+    "eva": build_fourier_pos_embed of timm with ref_feat_shape.
     """
 
     positions_made_by = "its grid(height, width)"
@@ -99,7 +98,7 @@ class AxialRoPE(Rotary):
         if rotary_dim % 4 or rotary_dim > head_dim:
             raise ValueError(f"rotary_dim must be a multiple of 4 within 4..head_dim = {head_dim}, got {rotary_dim}")
         if (extent is None) != (convention != "eva"):
-            needs = "(height, width), the grid it was trained on," if convention == "eva" else "None"
+            needs = "(height, width) of the training grid" if convention == "eva" else "None"
             raise ValueError(f"extent must be {needs} for convention={convention!r}, got {shown(extent)}")
         for name, value in (("shift", shift), ("jitter", jitter), ("rescale", rescale)):
             if value is not None and convention != "dinov3":
@@ -114,9 +113,9 @@ class AxialRoPE(Rotary):
         self.rescale = None if rescale is None else number("rescale", rescale, above=1)
 
     def grid(self, height: int, width: int, *, prefix: int = 0, device: torch.device | str | None = None) -> Positions:
-        """The positions of an image's patches in raster order, after a prefix of tokens that are not turned.
+        """The positions of an image's patches in raster order, after a prefix of tokens at the origin.
 
-        Images of several sizes are laid end to end by `Positions.cat` with ``documents="new"``.
+        To pack images of several sizes use `Positions.cat` with ``documents="new"``.
 
         >>> posenc.AxialRoPE(64, "llama4").grid(1, 2, prefix=1).coords
         tensor([[[0, 0], [1, 1], [1, 2]]])
@@ -137,7 +136,7 @@ class AxialRoPE(Rotary):
         return Positions(torch.cat((origin, patches), 1))
 
     def _moved(self, patches: Tensor) -> Tensor:
-        """Where training moves the patches."""
+        """The coordinates of patches, augmented in training mode."""
         if not self.training:
             return patches
 
@@ -155,19 +154,19 @@ class AxialRoPE(Rotary):
     def frequencies(
         self, device: torch.device | None = None, lengths: Tensor | None = None
     ) -> tuple[Float64[Tensor, "#rows pairs"], float | Tensor]:
-        """theta of every pair, the same for both axes, by the unit, and no factor of cos and sin."""
+        """theta of every pair, the same for both axes, times the unit, and the factor 1 of cos and sin."""
         unit = CONVENTIONS[self.convention].unit
         return unit * frequencies(self.rotary_dim // 2, self.base, device).repeat(2)[None], 1.0
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The same turn for queries and keys."""
+        """The same rotation for queries and keys."""
         coords = coords_of(positions, self.axes, "AxialRoPE", self.positions_made_by)
         if self.convention == "dinov3" and not coords.is_floating_point():
             raise ValueError(
-                "AxialRoPE with convention='dinov3' takes coordinates from -1 to 1, as its grid(height, width) makes "
-                f"them, got {coords.dtype} ones"
+                "AxialRoPE with convention='dinov3' takes floating coordinates from -1 to 1, made by its grid(height, "
+                f"width), got {coords.dtype}"
             )
         return super().rotation(positions, dtype, context)
 
@@ -191,10 +190,10 @@ ENTRY = Entry(
     build=lambda shape: AxialRoPE(shape.head_dim, rotary_dim=shape.head_dim // 4 * 4),
     axes="two",
     does=(
-        "half of the channels turn by the row of a patch and half by its column; coordinates by convention: "
+        "rotates half of the channels by the row of a patch and half by its column; conventions "
         '`"index"`, `"llama4"`, `"pe"`, `"eva"`, `"dinov3"`, made by `grid(height, width)`'
     ),
-    limits="knows no diagonals: rows and columns turn channels of their own",
+    limits="cannot encode diagonals: rows and columns rotate different channels",
     formula=(
         r"\begin{array}{l} "
         r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "

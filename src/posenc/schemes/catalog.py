@@ -1,4 +1,4 @@
-"""Every scheme once: each file of this room that ends with an ``ENTRY`` is one."""
+"""The catalog of schemes: the ``ENTRY`` of every file in this package."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from posenc.schemes.own import FORM, entry_of
 
 
 def entries_in(package: ModuleType) -> tuple[Entry, ...]:
-    """The ``ENTRY`` of every file of a package, by the first door that the scheme opens, then by name. ValueError for
-    one that has another name than its file."""
+    """The ``ENTRY`` of every file of a package, sorted by the scheme's first door, then by name. Raises ValueError for
+    an entry with another name than its file."""
     found = []
     for file in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         entry = None if file.name == __name__ else getattr(importlib.import_module(file.name), "ENTRY", None)
         if entry is None:
             continue
         if entry.name != file.name.rpartition(".")[2]:
-            raise ValueError(f"ENTRY of {file.name} must be named as its file is, got {entry.name!r}")
+            raise ValueError(f"ENTRY of {file.name} must be named like its file, got {entry.name!r}")
         found.append(entry)
     return tuple(sorted(found, key=lambda entry: ([DOORS.index(door) for door in entry.doors[:1]], entry.name)))
 
@@ -34,14 +34,14 @@ CATALOG = entries_in(schemes)
 
 
 def catalog() -> tuple[Entry, ...]:
-    """Every scheme's entry."""
+    """The entries of all schemes."""
     return CATALOG
 
 
 def entries_of(names: str) -> tuple[Entry, ...]:
-    """The entries of ``"rope"``, of anyone's own ``"my.py:MyScheme"``, or of a composition, ``"rope+alibi"``.
+    """The entries of ``"rope"``, of a user's ``"my.py:MyScheme"``, or of a composition, ``"rope+alibi"``.
 
-    ValueError for an unknown name, or one that is there twice: a scheme is composed with others."""
+    Raises ValueError for an unknown or repeated name."""
     check_type("scheme", names, str)
     known = {entry.name: entry for entry in CATALOG}
     parts = names.split("+")
@@ -54,6 +54,6 @@ def entries_of(names: str) -> tuple[Entry, ...]:
 
 
 def scheme_from_names(names: str, shape: Shape) -> Scheme:
-    """Builds ``"rope"`` or ``"rope+alibi"`` for a model of this shape. ValueError as for `entries_of`."""
+    """Builds ``"rope"`` or ``"rope+alibi"`` for a model of this shape. Raises ValueError like `entries_of`."""
     check_type("shape", shape, Shape)
     return reduce(add, (entry.build(shape) for entry in entries_of(names)))

@@ -1,4 +1,4 @@
-"""CoPE: a position is a count of the tokens that matter to the query."""
+"""CoPE: positions are counts of tokens, gated by the query."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from posenc.schemes.entry import Entry, Law
 
 
 class CoPE(Scheme):
-    """Contextual position encoding: the query meets a vector of how many tokens, from the key on, count for it.
+    """Contextual position encoding: multiplies the query with a vector for the gated count of tokens since the key.
 
-    Formula, with sums over the tokens t that query i sees and whose order is not below the key's:
+    Formula, with sums over the tokens t that query i attends to and whose order is not below the key's:
 
         g_it = sigmoid(s_it),   p_ij = min(sum_t g_it, max_positions - 1)
         s_ij + c q_i . ((1 - f) e[floor p_ij] + f e[ceil p_ij]),   f = p_ij - floor p_ij
 
-    s_it = q_i . k_t / sqrt(d) is the score as it comes, and e is max_positions x d, shared by the heads. With a causal
-    mask the sum runs from the key to the query, both counted; without one, on to the end of the text.
+    s_it = q_i . k_t / sqrt(d) is the score with all earlier terms, and e is max_positions x d, shared by the heads.
+    With a causal mask the sum runs from the key to the query, both included; without one, to the end of the text.
 
-    Two conventions are in use. ``scaled``: c = 1/sqrt(d), so that the term is divided as the score is (the authors'
-    code, which adds before it divides). Not ``scaled``: c = 1 (the listing in the paper, its ``--cope-nodiv``, and
-    x-transformers). The root is that of ``head_dim``, whatever scale a call is given.
+    There are two conventions. ``scaled=True``: c = 1/sqrt(d), the term is divided like the score (the authors' code,
+    which adds before dividing). ``scaled=False``: c = 1 (the listing in the paper, its ``--cope-nodiv``, and
+    x-transformers). d is ``head_dim``, whatever scale is passed to `attention`.
 
-    It sees the order of tokens and no coordinates, and needs whole rows of scores, so attention runs in blocks of
-    queries. Parameters: e, zeros at first as in the authors' code, so an untrained CoPE changes nothing.
-    Shapes: query (batch, heads, queries, head_dim). Cost: a row of scores once more, and its running sum.
+    It uses the order of tokens and no coordinates. It needs whole rows of scores, so attention runs in blocks of
+    queries. Parameters: e, initialized to zeros as in the authors' code, so an untrained CoPE has no effect.
+    Shapes: query (batch, heads, queries, head_dim). Cost: another row of scores, and its cumulative sum.
     Errors: ValueError for sizes below 1 or queries of another head_dim.
-    Source: Golovneva et al. 2024, "Contextual Position Encoding" (arXiv 2405.18719), section 4 and appendix B; the
-    authors' code (facebookresearch/RAM, projects/cope) was read.
+    Source: Golovneva et al. 2024, "Contextual Position Encoding" (arXiv 2405.18719), section 4 and appendix B, and the
+    authors' code (facebookresearch/RAM, projects/cope).
     """
 
     begins_as_nothing = True
@@ -54,7 +54,7 @@ class CoPE(Scheme):
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Row, ...]:
-        """The score and what the query meets at its count."""
+        """The score plus the term of the count."""
         return (Row(self._counted),)
 
     def _counted(
@@ -83,12 +83,12 @@ ENTRY = Entry(
     scheme=CoPE,
     paper="Golovneva et al. 2024",
     laws=frozenset({Law.RELATIVE, Law.UNIQUE, Law.DIRECTED, Law.LENGTH_FREE, Law.FRACTIONAL}),
-    cost="a running sum of every row of scores",
+    cost="a cumulative sum of every row of scores",
     build=lambda shape: CoPE(shape.head_dim, shape.max_positions),
     axes="any",
-    learned="max_positions × head_dim, zeros at first",
-    does="counts the tokens that matter to a query, and has it meet a vector of the count",
-    limits="needs whole rows of scores; reads no coordinates, the order of tokens alone",
+    learned="max_positions × head_dim, initially zeros",
+    does="counts tokens, gated by the query, and multiplies the query with a vector of the count",
+    limits="needs whole rows of scores; uses only the order of tokens, no coordinates",
     formula=(
         r"\begin{array}{l} "
         r"s_{ij} = s + c \, q_i \cdot ((1 - f) \, e_{\lfloor p_{ij} \rfloor} + f \, e_{\lceil p_{ij} \rceil}), "

@@ -1,4 +1,4 @@
-"""DeBERTa: contents meet relative positions, and relative positions meet contents."""
+"""DeBERTa: disentangled attention with content-to-position and position-to-content terms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from posenc.schemes.entry import Entry, Law
 
 
 class DeBERTa(Scheme):
-    """Disentangled attention: one table of relative positions, projected as queries are and as keys are.
+    """Disentangled attention: one table of relative positions, projected like queries and like keys.
 
     Formula, with n = p_i - p_j, the table R (2k x dim), Kr = R W_K and Qr = R W_Q of every head:
 
@@ -32,24 +32,24 @@ class DeBERTa(Scheme):
 
         b(n) = n for |n| <= h,  else sign(n) (h + ceil((h - 1) ln(|n| / h) / ln((D - 1) / h)))
 
-    The paper has the position-to-content term at n = p_j - p_i; here both are at p_i - p_j, as in the authors' code.
-    All three terms are divided by sqrt(3 d): the rotate door changes nothing and brings that factor along, so do not
-    pass ``scale=``. With ``normalized`` a layer norm goes over R, as in version 3. Logarithms are in double precision,
-    as in the authors' NumPy; the single precision of transformers gives the same buckets for B = 256, D = 512.
+    In the paper the position-to-content term is at n = p_j - p_i; here both are at p_i - p_j, as in the authors' code.
+    All three terms are divided by sqrt(3 d): this is the scheme's ``scale``, so do not pass ``scale=``. With
+    ``normalized`` a layer norm is applied to R, as in version 3. Logarithms are in float64, as in the authors' NumPy
+    code; the float32 of transformers gives the same buckets for B = 256, D = 512.
 
-    The projections are the scheme's own, or, by ``of_layer(query, key)``, a layer's projections of its contents, as in
-    versions 2 and 3 (``share_att_key``). The layers of a model share the table: `another` keeps it.
+    The projections are the scheme's own or, with ``of_layer(query, key)``, those of a layer's contents, as in versions
+    2 and 3 (``share_att_key``). The layers of a model share the table: `another` keeps it.
 
     Parameters: R 2k x dim; W_Q and W_K dim x (H d), with biases; from N(0, 0.02^2), biases 0. ``dim`` is H d if None.
     Shapes: query (batch, num_heads, queries, head_dim). Coordinates must be int64.
     Cost: two products with 2k vectors per query and key and layer; W_Q R and W_K R once per layer.
     Errors: ValueError for sizes below 1, num_buckets that is odd or below 4, a max_distance not above B / 2 + 1,
     projections of other sizes, another head_dim or number of heads, or fractional coordinates.
-    Source: He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", equation 4; the index and the
-    buckets as in the authors' code, and all of it as in the code of transformers (deberta_v2), which were read.
+    Source: He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", equation 4; index and
+    buckets follow the authors' code, everything else that of transformers (deberta_v2).
     """
 
-    terms: tuple[str, ...] = ("c2p", "p2c")  # beside content to content; a subclass may have fewer
+    terms: tuple[str, ...] = ("c2p", "p2c")  # besides content to content; a subclass may have fewer
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class DeBERTa(Scheme):
         if num_buckets is not None:
             half = whole("num_buckets", num_buckets, least=4) // 2
             if num_buckets % 2:
-                raise ValueError(f"num_buckets must be even, half of them to each side, got {num_buckets}")
+                raise ValueError(f"num_buckets must be even (half of them on each side), got {num_buckets}")
             if max_distance <= half + 1:
                 raise ValueError(
-                    f"max_distance must be above {half + 1}, up to which distances have a bucket to themselves, "
+                    f"max_distance must be above {half + 1}, the largest distance with its own bucket, "
                     f"got {max_distance}"
                 )
         check_flag("normalized", normalized)
@@ -85,7 +85,7 @@ class DeBERTa(Scheme):
         return self.max_distance if self.num_buckets is None else self.num_buckets
 
     def reset_parameters(self) -> None:
-        """R, W_Q and W_K from N(0, 0.02^2); biases 0, the norm 1 and 0."""
+        """R, W_Q and W_K from N(0, 0.02^2), biases 0, the layer norm's weight 1 and bias 0."""
         nn.init.normal_(self.relative.rows.weight, std=0.02)
         if self.relative.norm is not None:
             self.relative.norm.reset_parameters()
@@ -98,15 +98,15 @@ class DeBERTa(Scheme):
                 nn.init.zeros_(layer.bias)
 
     def another(self) -> DeBERTa:
-        """One for another layer, with the same table and projections of its own."""
+        """A copy for another layer, with the same table and its own projections."""
         other = copy.deepcopy(self, {id(self.relative): self.relative})
         other._reset_projections()
         return other
 
     def of_layer(self, query: nn.Linear, key: nn.Linear) -> DeBERTa:
-        """The scheme of a layer, with the same table and that layer's projections of queries and of keys, not copied.
+        """The scheme of a layer, with the same table and the layer's projections of queries and keys, not copied.
 
-        Keys may have fewer heads. ValueError for projections that are not ``torch.nn.Linear`` of the table's width.
+        There may be fewer key heads. Raises ValueError unless projections are ``torch.nn.Linear`` of the table's width.
         """
         outs = []
         for name, layer in (("query", query), ("key", key)):
@@ -126,13 +126,13 @@ class DeBERTa(Scheme):
 
     @property
     def scale(self) -> float:
-        """The factor of the inner product: 1 / sqrt((1 + t) d) with t = 2 terms beside that of contents."""
+        """The softmax scale: 1 / sqrt((1 + t) d) with t = 2 terms besides that of contents."""
         return 1 / math.sqrt((1 + len(self.terms)) * self.head_dim)
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """Queries and keys as they are, and 1 / sqrt(3 d)."""
+        """Unchanged queries and keys: only the scale differs."""
         return Rotation(_same, _same)
 
     def score(
@@ -167,8 +167,8 @@ class DeBERTa(Scheme):
 
 
 class Relative(nn.Module):
-    """R, and its norm if it has one. A module, so that it is shared whole: tensors that two modules share part when
-    they leave ``meta``."""
+    """R and its optional layer norm. A module, since tensors that two modules share are no longer shared after they
+    leave ``meta``."""
 
     def __init__(self, rows: int, width: int, normalized: bool) -> None:
         super().__init__()
@@ -189,10 +189,10 @@ ENTRY = Entry(
     build=lambda shape: DeBERTa(shape.num_heads, shape.head_dim, shape.dim, min(512, shape.max_positions)),
     learned="(2 max_distance + 2 dim) × dim",
     does=(
-        "queries meet projected relative positions, and so do keys; `num_buckets` for logarithmic ones, "
+        "multiplies queries and keys with projected relative positions; `num_buckets` for logarithmic buckets, "
         "`of_layer(query, key)` for a layer's own projections"
     ),
-    limits="distances past the last are one",
+    limits="all distances beyond the last are the same",
     formula=(
         r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot W_K R_c + k_j \cdot W_Q R_c}{\sqrt{3d}}, \qquad c = \min(\max(p_i "
         r"- p_j + D, 0), 2D - 1)"

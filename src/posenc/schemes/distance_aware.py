@@ -1,4 +1,4 @@
-"""DA-Transformer: the distance rescales the score by a learned sigmoid."""
+"""DA-Transformer: multiplies scores by a learned sigmoid of the distance."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from posenc.schemes.entry import Entry, Law
 
 
 class DistanceAware(Scheme):
-    """The real distance multiplies the score, by a factor that each head learns.
+    """Distance-aware attention: each head multiplies scores by a learned function of the distance.
 
     Formula, with the head's parameters w and v:
 
         s_ij = ReLU(q_i . k_j / sqrt(d)) f(w |p_i - p_j|; v)
         f(R; v) = (1 + e^v) / (1 + e^(v - R)) = (1 + e^v) sigmoid(R - v)
 
-    f(0) = 1: a token's score with itself is untouched. f is monotone in the distance and bounded by 1 + e^v: w > 0
-    favours the far up to that bound, w < 0 lets them fade. A faded score is 0, not -inf, so the key keeps its share of
-    the softmax. The ReLU gives the product a meaning for either sign of the inner product. w = 0 is attention on
-    ReLU scores. The factor is blind to direction: order needs a causal mask, or another scheme beside it.
+    f(0) = 1: the score of a token with itself is unchanged. f is monotone in the distance and bounded by 1 + e^v: w > 0
+    favors distant keys up to that bound, w < 0 makes scores decay. A score decays to 0, not to -inf, so the key keeps
+    some attention weight. The ReLU makes the product meaningful for negative inner products. w = 0 is attention with
+    ReLU scores. The factor is blind to direction: order needs a causal mask or another scheme.
 
     Parameters: w and v, one each per head; w from N(0, 0.02^2), v = 0.
     Shapes: score (batch, num_heads, queries, keys). Any real positions, of one axis.
     Errors: ValueError for num_heads below 1, or queries with another number of heads.
-    Source: Wu, Wu & Huang 2021, "DA-Transformer: Distance-aware Transformer", section 3.2. The formula is taken from
-    descriptions of the paper; no code by its authors was found.
+    Source: Wu, Wu & Huang 2021, "DA-Transformer: Distance-aware Transformer", section 3.2. The formula follows
+    descriptions of the paper; the authors' code was not available.
     """
 
     def __init__(self, num_heads: int) -> None:
@@ -46,11 +46,11 @@ class DistanceAware(Scheme):
         nn.init.zeros_(self.v)
 
     def factor(self, distance: Float[Tensor, "..."]) -> Float[Tensor, "heads ..."]:
-        """f(w |r|; v) of every head, for distances of any shape. ValueError for any that are not floating."""
+        """f(w |r|; v) of every head, for distances of any shape. Raises ValueError unless they are floating."""
         if not isinstance(distance, Tensor) or not distance.is_floating_point():
             raise ValueError(f"distance must be a floating tensor, got {shown(distance)}")
         w, v = (p.to(distance.dtype).view(-1, *[1] * distance.dim()) for p in (self.w, self.v))
-        # (1 + e^v) sigmoid(R - v) = e^(softplus(v) + logsigmoid(R - v)), which overflows for neither sign of v.
+        # (1 + e^v) sigmoid(R - v) = e^(softplus(v) + logsigmoid(R - v)), which does not overflow.
         return torch.exp(nn.functional.softplus(v) + nn.functional.logsigmoid(w * distance.abs() - v))
 
     def score(
@@ -70,7 +70,7 @@ def rescaled(score: Tensor, factor: Tensor) -> Tensor:
 
 
 def rescaled_derivative(gradient: Tensor, score: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Of s, 0 where s <= 0, and of f."""
+    """The gradients of s, which is 0 where s <= 0, and of f."""
     positive = score.relu()
     return gradient * factor * positive.sign(), positive.mul_(gradient)
 
@@ -84,7 +84,7 @@ ENTRY = Entry(
     build=lambda shape: DistanceAware(shape.num_heads),
     learned="2 per head",
     does="multiplies the ReLU of the score by a learned sigmoid of the distance",
-    limits="blind to direction; fades scores to 0, not to −∞",
+    limits="blind to direction; scores decay to 0, not to −∞",
     formula=(
         r"s_{ij} = \mathrm{ReLU} \Bigl( \frac{q_i \cdot k_j}{\sqrt{d}} \Bigr) \frac{1 + e^{v_h}}{1 + e^{v_h - w_h "
         r"|r|}}"

@@ -1,4 +1,4 @@
-"""Dual chunk attention: rotation by the place within a chunk of text, so that no distance exceeds a chunk."""
+"""Dual chunk attention: rotation by the position within a chunk, so that no distance exceeds the chunk size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class DualChunk(BandedRotary):
-    """Dual chunk attention (DCA, ChunkLlama): pairs of one chunk, of neighbouring chunks, and of chunks further apart.
+    """Dual chunk attention (DCA, ChunkLlama): RoPE within a chunk, to the previous chunk, and to earlier chunks.
 
     Formula, for query i and key j, theta_m = base^(-2m/head_dim), a text in steps of c = chunk - local tokens, and
     n_ij = floor(p_i/c) - floor(p_j/c), the number of steps between the two:
@@ -23,13 +23,13 @@ class DualChunk(BandedRotary):
             min(p_i mod c + c, chunk)      for n_ij = 1          in the chunk before
             min(2c - 1, chunk)             for n_ij >= 2         further back
 
-    where R(a) turns channel pair m by a theta_m, as in `RoPE`. So the distance is true within a chunk and, in the
-    chunk before, to the ``local`` nearest keys at least; it never exceeds ``chunk``. A shift of all positions changes
-    nothing only if it is a multiple of c.
+    where R(a) rotates channel pair m by a theta_m, as in `RoPE`. The distance is exact within a chunk and, in the
+    previous chunk, for at least the ``local`` nearest keys. It never exceeds ``chunk``. Scores are invariant only to
+    shifts by a multiple of c.
 
-    The bands are three calls of attention over the same keys, merged: no pair is computed twice where coordinates rise
-    by one with the order. A cache keeps keys as they are. Made for causal attention: a key ahead in a later chunk
-    would be met as if it were in the query's own.
+    Attention runs three times over the same keys, and the results are merged: no pair is computed twice if coordinates
+    increase by one with the order. A cache keeps unrotated keys. For causal attention: a key in a later chunk is
+    treated as if it were in the query's own.
 
     Learned: nothing. Cost: four passes over q and k per layer, and a merge. Shapes: query and key (batch, heads,
     tokens, head_dim), any floating dtype; positions of one coordinate, fractional or negative too.
@@ -37,8 +37,8 @@ class DualChunk(BandedRotary):
     or positions of several axes.
     Source: An et al. 2024, "Training-Free Long-Context Scaling of Large Language Models" (arXiv 2402.17463), section 3;
     read: ``chunkllama_attn_replace.py`` of github.com/HKUNLP/ChunkLlama, whose ``chunk_size`` is chunk and
-    ``local_window`` is local; by default they are 3/4 and 1/16 of the trained length. The paper's inter-chunk query
-    stands at the last trained position, the code's at min(2c - 1, chunk), as here. Its linear factor is left out.
+    ``local_window`` is local; by default they are 3/4 and 1/16 of the training length. The paper's inter-chunk query
+    is at the last trained position, the code's at min(2c - 1, chunk), as here. Its linear factor is omitted.
     """
 
     def __init__(
@@ -50,13 +50,13 @@ class DualChunk(BandedRotary):
 
     @property
     def for_decoders(self) -> bool:
-        """True: keys of later chunks would be met as if they were in the query's own."""
+        """True: keys of later chunks are treated as if they were in the query's own."""
         return True
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The turn to the place within the chunk, and those of queries whose keys are in an earlier one."""
+        """The rotation by the position within the chunk, and those of queries for keys in earlier chunks."""
         p = positions.scalar("DualChunk")
         c = self.chunk - self.local
         within = p.remainder(c)
@@ -72,9 +72,9 @@ ENTRY = Entry(
     laws=FORMULA | {Law.BOUNDED, Law.DIRECTED},
     cost="four passes over q and k per layer, three calls merged",
     build=lambda shape: DualChunk(shape.head_dim, chunk=6, local=2),
-    does="turns by the place within a chunk of text; to keys of the chunk before a query stands a step ahead, and to "
+    does="rotates by the position within a chunk; for keys of the previous chunk the query is a step ahead, and for "
     "all earlier ones at `chunk`",
-    limits="made for causal attention; keys two chunks back and further have no distance of their own",
+    limits="for causal attention; keys two or more chunks back all have the same query position",
     formula=(
         r"\begin{array}{l} "
         r"s_{ij} = q_i \cdot R_{a_{ij}} R_{p_j \bmod c} \, k_j / \sqrt{d}, \qquad n_{ij} = \lfloor p_i / c \rfloor - "

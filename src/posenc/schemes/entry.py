@@ -1,4 +1,4 @@
-"""What the catalog says of a scheme: where it comes from, the laws it claims, and how to build it for a model."""
+"""`Entry`, the catalog's description of a scheme: its source, the laws that it claims, and how to build it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from posenc.scheme import Scheme
 
 
 class Law(str, Enum):
-    """A law that a scheme may claim, and what it says. The scores meant are those of fixed contents, with every door
-    open. It is a str too: ``Law.RELATIVE == "relative"``."""
+    """A property that a scheme may claim. Scores are those of fixed queries and keys, with all doors open. A law
+    is also a str: ``Law.RELATIVE == "relative"``."""
 
     meaning: str
 
@@ -27,7 +27,7 @@ class Law(str, Enum):
 
     __str__ = str.__str__
 
-    # Of positions and codes.
+    # Positions and codes.
     RELATIVE = "relative", "scores do not change when all positions move by the same amount"
     ABSOLUTE = "absolute", "scores do change when all positions move by the same amount"
     UNIQUE = (
@@ -40,7 +40,7 @@ class Law(str, Enum):
         "bounded",
         "what it adds to a vector or changes in a score stays within a bound, however far apart tokens are",
     )
-    # Of distance and direction.
+    # Distance and direction.
     DIRECTED = "directed", "of two equal tokens, i's score for j differs from j's for i"
     MONOTONE = (
         "monotone",
@@ -49,32 +49,32 @@ class Law(str, Enum):
     )
     DECAYING = "decaying", "looking back, the score falls with distance, whatever the content"
     DECAYING_BOUND = "decaying_bound", "an upper bound of the score falls with distance, which the score need not do"
-    # Of what it can encode.
+    # Which positions can be encoded.
     LENGTH_FREE = "length_free", "any integer position from 0 on has an encoding, so no length is fixed ahead of time"
     FRACTIONAL = "fractional", "any real position has an encoding"
     EXTENSIBLE = "extensible", "it can be built for two and for three coordinates per token"
     SEPARABLE = "separable", "with two coordinates, a score is a number for the row and one for the column, added"
-    # Of the scheme itself.
+    # The scheme itself.
     DETERMINISTIC = "deterministic", "it follows from its configuration, and nothing is drawn"
     PARAMETER_FREE = "parameter_free", "nothing is learned"
     ORDER_FREE = "order_free", "it takes no part in telling positions apart"
 
 
 FORMULA = frozenset({Law.LENGTH_FREE, Law.FRACTIONAL, Law.DETERMINISTIC, Law.PARAMETER_FREE})
-"""What a scheme has that is a formula of any real position, with nothing drawn or learned."""
+"""The laws of a scheme that is a fixed formula of any real position."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of the model that a scheme is built for. ValueError for one that is no whole number above 0."""
+    """The sizes of the model that a scheme is built for. Raises ValueError unless they are ints above 0."""
 
     dim: int
     num_heads: int
     head_dim: int
     max_positions: int
     causal: bool = True
-    grid: tuple[int, ...] | None = None  # the size of each of two or three axes; None: tokens stand in one line
-    num_kv_heads: int | None = None  # heads of keys and values, where query heads share them; None: as many
+    grid: tuple[int, ...] | None = None  # the size of each of two or three axes; None: one coordinate per token
+    num_kv_heads: int | None = None  # None: num_heads
 
     def __post_init__(self) -> None:
         for name in ("dim", "num_heads", "head_dim", "max_positions"):
@@ -96,42 +96,41 @@ class Shape:
 
     @property
     def key_heads(self) -> int:
-        """Heads that keys have."""
+        """The number of key heads."""
         return self.num_heads if self.num_kv_heads is None else whole("num_kv_heads", self.num_kv_heads)
 
 
 GIVEN = "import torch, posenc\n\nq = k = v = torch.randn(2, 12, 64, 64)\nx = torch.randn(2, 64, 768)"
-"""What the examples of entries begin with: queries, keys and values, and the input of a model of 12 heads of 64."""
+"""The beginning of every entry's example: query, key, value and input of a model with 12 heads of 64 channels."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """One scheme of the catalog.
 
-    ``laws`` are claims that the tests hold it to, for the scheme that ``build`` makes; `posenc.tools.laws` measures
-    each. ``learned``, ``does`` and ``limits`` are words for the tables of the documentation. ``formula`` is what the
-    scheme computes, in LaTeX: i is a query and j a key, p a position and r = p_j - p_i, d is head_dim, h one of H
-    heads, s a score, o an output, x the input. ``example`` is Python that builds and uses it, with what `GIVEN` makes
-    at hand.
+    ``laws`` are claims about the scheme that ``build`` returns; `posenc.tools.laws` measures them, tests check them.
+    ``learned``, ``does`` and ``limits`` are texts for the documentation's tables. ``formula`` is in LaTeX: i is a query
+    and j a key, p a position and r = p_j - p_i, d is head_dim, h one of H heads, s a score, o an output, x the input.
+    ``example`` is Python code that runs after `GIVEN`.
     """
 
-    name: str  # that of its file
+    name: str  # the name of its file
     scheme: type[Scheme]
     paper: str
     laws: frozenset[Law]
     cost: str
     build: Callable[[Shape], Scheme]
     needs_segments: bool = False
-    axes: Literal["one", "two", "three", "any"] = "one"  # coordinates per token that it can take
+    axes: Literal["one", "two", "three", "any"] = "one"  # coordinates per token that it accepts
     learned: str = "nothing"
     does: str = ""
     limits: str = ""
     formula: str = ""
     example: str = ""
-    users: str = ""  # models and codebases that have it
-    url: str = ""  # of the paper, or of where else it comes from
-    rate: float = 1.0  # what the learning rate of its parameters is times that of the model, where nothing tunes it
-    why_rate: str = ""  # the reason, and where it comes from
+    users: str = ""  # models and codebases that use it
+    url: str = ""  # of the paper or other source
+    rate: float = 1.0  # multiplies the model's learning rate for the scheme's parameters, unless it is tuned
+    why_rate: str = ""  # the reason for the rate, and its source
 
     def __post_init__(self) -> None:
         for law in self.laws:
@@ -140,31 +139,31 @@ class Entry:
 
     @property
     def least_axes(self) -> int:
-        """The fewest coordinates per token that it takes."""
+        """The fewest coordinates per token that it accepts."""
         return {"one": 1, "two": 2, "three": 3, "any": 1}[self.axes]
 
     @property
     def title(self) -> str:
-        """The name as the field writes it."""
+        """The class name, as papers spell it."""
         return self.scheme.__name__
 
     @property
     def signature(self) -> str:
-        """How it is called, without types and defaults: ``ALiBi(num_heads, form)``."""
+        """The signature without types and defaults: ``ALiBi(num_heads, form)``."""
         parameters = inspect.signature(self.scheme).parameters.values()
         return f"{self.title}({', '.join(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)})"
 
     @property
     def doors(self) -> tuple[str, ...]:
-        """The doors it opens, found on a small example of itself."""
+        """The doors that a small example of it opens."""
         return self._example(causal=True).doors
 
     @property
     def for_decoders(self) -> bool:
-        """Whether it is for causal attention alone, and has no form for encoders."""
+        """Whether it is for causal attention only, with no variant for encoders."""
         return self._example(causal=False).for_decoders
 
     def _example(self, causal: bool) -> Scheme:
-        """A small one. PyTorch's global generator stays as it was."""
+        """A small example. PyTorch's global random state is restored."""
         with torch.random.fork_rng(devices=()):
             return self.build(Shape(dim=8, num_heads=2, head_dim=4, max_positions=8, causal=causal))

@@ -1,4 +1,4 @@
-"""Exponential decay: vectors that fade with the position at many rates, added to the input."""
+"""Exponential decay: adds vectors whose channels decay with the position to the input."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class ExponentialDecay(Scheme):
-    """A vector whose channels fade with the position, each at a rate of its own, added to the input.
+    """Adds a vector to the input whose channels decay with the position, each at its own rate.
 
     Formula, for k = 0 .. dim - 1: P[p, k] = exp(-p / tau_k), tau_k = longest^((k + 1) / dim).
 
-    Every channel is monotone, so the vector orders positions without repeating, where a sinusoid comes back; but two
-    positions well past ``longest`` can hardly be told apart, since all channels are near 0 there. Nothing is learned.
+    Every channel is monotone, so vectors never repeat, unlike sinusoids; but positions well beyond ``longest`` are hard
+    to distinguish, since all channels are near 0. Nothing is learned.
 
     Shapes: table (rows, tokens, dim). Any real position from 0 on.
-    Errors: PositionError for a negative position, where the vector would grow without bound; ValueError for a dim below
-    1 or ``longest`` not above 1.
-    Source: named among the alternatives to sines in introductions to positional encoding; no paper defines it. The
+    Errors: PositionError for a negative position, where the vector would be unbounded; ValueError for a dim below 1 or
+    ``longest`` not above 1.
+    Source: mentioned in introductions to positional encoding as an alternative to sinusoids; no paper defines it. The
     geometric rates follow Vaswani et al. 2017, section 3.5.
     """
 
@@ -42,9 +42,9 @@ class ExponentialDecay(Scheme):
         )
         if coords.numel() and not coords.is_meta:
             words = "ExponentialDecay encodes positions from 0 on, got "
-            if torch.compiler.is_compiling():  # a compiled graph cannot raise: there it is a RuntimeError
+            if torch.compiler.is_compiling():  # a compiled graph cannot raise PositionError
                 compat.assert_later((coords >= 0).all(), words + "one below")
-            elif not (lowest := float(coords.min())) >= 0:  # NaN neither
+            elif not (lowest := float(coords.min())) >= 0:  # also NaN
                 raise PositionError(f"{words}{lowest:g}")
         powers = torch.arange(1, self.dim + 1, dtype=torch.float64, device=coords.device) / self.dim
         return torch.exp(-coords[..., None] * self.longest**-powers).to(dtype=dtype, device=positions.device)
@@ -57,8 +57,8 @@ ENTRY = Entry(
     laws=FORMULA | {Law.ABSOLUTE, Law.UNIQUE, Law.LINEAR, Law.BOUNDED, Law.DIRECTED, Law.MONOTONE},
     cost="one addition to the input",
     build=lambda shape: ExponentialDecay(shape.dim),
-    does="channels that fade with the position, each at its rate",
-    limits="positions from 0 on; those past `longest` look alike",
+    does="channels that decay with the position, each at its own rate",
+    limits="positions from 0 on; those beyond `longest` are nearly equal",
     formula=(
         r"x_i \leftarrow x_i + P_{p_i}, \qquad P_{p,k} = e^{-p / \tau_k}, \qquad \tau_k = \mathrm{longest}^{(k + 1) "
         r"/ \mathrm{dim}}"

@@ -1,4 +1,4 @@
-"""FIRE: a small network makes the bias, of the distance as a share of the query's position."""
+"""FIRE: a bias from a small MLP of the distance, normalized by the query's position."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ EPSILON = 1e-6
 
 
 class FIRE(Scheme):
-    """Functional interpolation: longer texts are laid over shorter ones before a learned function sees the distance.
+    """Functional interpolation: a learned function of the distance, normalized by the query's position.
 
-    Formula, with psi(x) = ln(|c| x + 1), the threshold T = |m L|, and a network f of one number with ``hidden`` units:
+    Formula, with psi(x) = ln(|c| x + 1), the threshold T = |m L|, and an MLP f of one input with ``hidden`` units:
 
         s_ij + f(psi(max(p_i - p_j, 0)) / (psi(max(T, p_i)) + 10^-6))_h
         f(x) = W2 relu(w1 x + b1) + b2
 
-    where s_ij = q_i . k_j / sqrt(d); the bias itself is *not* divided. The share lies within 0 .. 1, however long the
-    text is. Up to position T the bias goes by the distance alone; from there on it goes by both positions, so a shift
-    changes it. Made for causal models: a key after the query counts as at no distance.
+    where s_ij = q_i . k_j / sqrt(d); the bias itself is *not* divided. The normalized distance is within 0 .. 1 for any
+    length. Up to position T the bias depends only on the distance; beyond T it depends on both positions, so a shift
+    changes it. For causal models: keys after the query have distance 0.
 
-    Parameters: c = 0.1, m = 1, and the network of hidden x (2 + H) + H numbers, drawn as `torch.nn.Linear` is; L =
+    Parameters: c = 0.1, m = 1, and the MLP with hidden x (2 + H) + H numbers, initialized like `torch.nn.Linear`; L =
     ``length`` is not learned. The paper shares them between layers.
     Shapes: score (batch, num_heads, queries, keys). Any real positions, of one axis; those of queries from 0 on.
-    Cost: the network for every pair, hidden x H products, as a mask or in blocks. Of whole numbers posenc's CPU kernel
-    needs one product for each pair and head: the network is a broken line of the share, of hidden + 1 parts at most.
-    Errors: ValueError for sizes below 1, a length not above 0, other heads, or positions of several axes.
+    Cost: the MLP for every pair, hidden x H products, as a mask or in blocks. For integer positions posenc's CPU kernel
+    needs one product per pair and head: the MLP is piecewise linear in the normalized distance, with at most hidden + 1
+    pieces.
+    Errors: ValueError for sizes below 1, a length not above 0, queries with another number of heads, or positions of
+    several axes.
     Source: Li et al. 2024, "Functional Interpolation for Relative Positions Improves Long Context Transformers",
-    equations 4, 7 and 8. The code that was read, for initial values, the 10^-6 and keys after the query, is that of
-    Zheng et al. 2024, "DAPE", which holds FIRE; no other code of the authors' was found.
+    equations 4, 7 and 8. Initial values, the 10^-6 and the treatment of keys after the query follow the code of Zheng
+    et al. 2024, "DAPE", which includes FIRE; the authors' own code was not found.
     """
 
     def __init__(self, num_heads: int, hidden: int = 32, length: float = 512.0) -> None:
@@ -49,7 +51,7 @@ class FIRE(Scheme):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """c = 0.1, m = 1, and the network as `torch.nn.Linear` draws it."""
+        """c = 0.1, m = 1, and the MLP like `torch.nn.Linear`."""
         nn.init.constant_(self.c, 0.1)
         nn.init.ones_(self.multiple)
         self.inner.reset_parameters()
@@ -57,7 +59,7 @@ class FIRE(Scheme):
 
     @property
     def for_decoders(self) -> bool:
-        """True: keys after the query are all at no distance."""
+        """True: keys after the query all have distance 0."""
         return True
 
     def score(
@@ -71,7 +73,7 @@ class FIRE(Scheme):
 
     def _bias(self, x: Tensor, y: Tensor) -> tuple[Float[Tensor, "heads rows queries keys"]]:
         dtype = torch.promote_types(self.c.dtype, torch.float32)
-        if x.dim() == 4:  # coordinates with an axis of their own
+        if x.dim() == 4:  # coordinates with a dimension for axes
             x, y = x[..., 0], y[..., 0]
         away, here = (x - y).clamp(min=0).to(dtype), x.to(dtype)
         share = self._psi(away) / (self._psi(torch.maximum(here, self._threshold(dtype))) + EPSILON)
@@ -84,7 +86,7 @@ class FIRE(Scheme):
     def _threshold(self, dtype: torch.dtype) -> Tensor:
         return (self.multiple.to(dtype) * self.length).abs()
 
-    # -- the same bias as a broken line of the share, which bends where a unit of the network does
+    # -- the same bias as a piecewise linear function of the normalized distance, with a break for each unit of the MLP
 
     def _away(self, r: Tensor) -> Float64[Tensor, "..."]:
         return self._psi((-r).clamp(min=0).double())
@@ -98,7 +100,7 @@ class FIRE(Scheme):
         with torch.no_grad():
             bends = torch.where(w1 == 0, torch.inf, -b1 / w1).clamp(min=0)
             breaks = F.pad(bends.sort().values, (1, 0))
-            # Of each line from the second on, and each unit, whether it is past its bend: on the first line x = 0.
+            # For each piece from the second on, and each unit, whether the unit is active. On the first piece x = 0.
             after, before = breaks[:, None] >= bends, F.pad(breaks[1:], (0, 1), value=torch.inf)[:, None] <= bends
             active = torch.where(w1 > 0, after, torch.where(w1 < 0, before, b1 > 0))
             active = torch.cat(((b1 > 0)[None], active)).to(w1.dtype)
@@ -117,11 +119,11 @@ ENTRY = Entry(
     scheme=FIRE,
     paper="Li et al. 2024",
     laws=frozenset({Law.UNIQUE, Law.BOUNDED, Law.DIRECTED, Law.LENGTH_FREE, Law.FRACTIONAL}),
-    cost="a network of 32 units for every pair per layer; in the CPU kernel one product per pair and head",
+    cost="an MLP of 32 units for every pair per layer; in the CPU kernel one product per pair and head",
     build=lambda shape: FIRE(shape.num_heads),
     learned="34 per head, and 66",
-    does="a learned function of the distance as a share of the query's position",
-    limits="the network runs for every pair, except in the CPU kernel",
+    does="a learned function of the distance, normalized by the query's position",
+    limits="the MLP runs for every pair, except in the CPU kernel",
     formula=(
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + f_h \Bigl( \frac{\psi(\max(p_i - p_j, 0))}{\psi(\max(|m L|, "
         r"p_i)) + 10^{-6}} \Bigr), \qquad \psi(x) = \ln(|c| x + 1)"

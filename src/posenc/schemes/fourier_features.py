@@ -1,4 +1,4 @@
-"""Fourier features: sines and cosines of random or learned directions, added to the input."""
+"""Fourier features: adds sines and cosines along random or learned directions to the input."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class FourierFeatures(Scheme):
-    """Sines and cosines along directions in the space of coordinates, added to the input.
+    """Adds sines and cosines along directions in coordinate space to the input.
 
     Formula, for coordinates x of any number of axes and dim/2 directions B:
 
         fixed    P[x] = [cos 2 pi B x | sin 2 pi B x],  B ~ N(0, sigma^2)
         learned  P[x] = W2 gelu(W1 [cos 2 pi B x | sin 2 pi B x] / sqrt(dim)),  B, W1 and W2 learned
 
-    Two vectors are alike by exp(-2 pi^2 sigma^2 r^2) on average, r the Euclidean distance: 1/(2 pi sigma) is how far
-    the likeness reaches. Unlike one sinusoid per axis this sees oblique distances too.
+    The expected cosine similarity of two vectors is exp(-2 pi^2 sigma^2 r^2) at Euclidean distance r, with length scale
+    1/(2 pi sigma). Unlike one sinusoid per axis, this encodes diagonal distances too.
 
-    Parameters: none when fixed, since B follows from ``seed``; else B (dim/2 x axes),
-    W1 (hidden x dim) and W2 (dim x hidden) with their biases.
-    Shapes: table (rows, tokens, dim); coordinates (rows, tokens[, axes]), any real ones.
+    Parameters: none if fixed, since B is computed from ``seed``; otherwise B (dim/2 x axes), W1 (hidden x dim) and W2
+    (dim x hidden) with their biases.
+    Shapes: table (rows, tokens, dim); real coordinates (rows, tokens[, axes]).
     Errors: ValueError for an odd dim, a sigma not above 0, or positions with another number of axes.
     Source: Rahimi & Recht 2007, "Random Features for Large-Scale Kernel Machines"; Tancik et al. 2020, "Fourier
     Features Let Networks Learn High Frequency Functions", equation 5 (fixed); Li et al. 2021, "Learnable Fourier
@@ -45,13 +45,13 @@ class FourierFeatures(Scheme):
         check_flag("learned", learned)
         self.dim, self.axes, self.sigma = dim, axes, number("sigma", sigma, above=0)
         self.learned, self.hidden = learned, hidden
-        self.seed = whole("seed", seed, -(2**63), 2**64 - 1)  # what a generator takes
+        self.seed = whole("seed", seed, -(2**63), 2**64 - 1)  # the range of torch.Generator
         self.directions = nn.Parameter(torch.empty(dim // 2, axes)) if learned else None
         self.mix = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, dim)) if learned else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """B from N(0, sigma^2); W1 and W2 as linear layers are."""
+        """B from N(0, sigma^2); W1 and W2 like `torch.nn.Linear`."""
         if self.directions is not None and self.mix is not None:
             nn.init.normal_(self.directions, std=self.sigma)
             for layer in (self.mix[0], self.mix[2]):
@@ -85,7 +85,7 @@ ENTRY = Entry(
     axes="any",
     learned="nothing, or directions and an MLP",
     does="random sines and cosines of all axes at once; `learned=True` trains directions and an MLP on top",
-    limits="`sigma` sets how far likeness reaches",
+    limits="`sigma` sets the length scale of similarity",
     formula=r"x_i \leftarrow x_i + [\, \cos 2 \pi B p_i \mid \sin 2 \pi B p_i \,], \qquad B \sim N(0, \sigma^2)",
     example=("encoding = posenc.FourierFeatures(768, axes=2)(posenc.Positions.grid(8, 8))\nx = encoding.add(x)"),
     url="https://arxiv.org/abs/2006.10739",

@@ -1,4 +1,4 @@
-"""Inkling: what a layer makes of the query meets a vector per distance back."""
+"""Inkling: a bias by distance that each query mixes from learned profiles."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ from posenc.schemes.entry import Entry, Law
 
 
 class Inkling(Scheme):
-    """A bias by the distance back that each query mixes for itself out of learned profiles.
+    """A bias by the distance to earlier keys, which each query mixes from learned profiles.
 
-    Formula, with r_ih = W_h x_i, which each layer makes of its hidden state, ``width`` numbers for each query head:
+    Formula, with r_ih = W_h x_i, ``width`` numbers per query head that each layer projects from its hidden state:
 
         s_ij + r_ih . B[p_i - p_j]   where 0 <= p_i - p_j < extent, else s_ij
 
     B is extent x width, shared by the heads, and the product is not scaled. With ``length`` = n, as in the model's
-    global layers, query and bias grow past n tokens: both times 1 + strength ln max(1, (p_i + 1) / n).
+    global layers, query and bias are multiplied by 1 + strength ln max(1, (p_i + 1) / n).
 
-    The layer's part is the feature ``profile``: a projection without a bias. posenc's models make it; in a model of
-    one's own see `posenc.models.ForwardPass.features`. Parameters: B, from N(0, 0.02^2).
-    Shapes: profile (batch, num_heads, queries, width). Coordinates must be int64, of one axis. Past the extent nothing
-    is added, so far keys cost what they cost without positions. Cost: one product of width x extent per query.
-    Errors: ValueError for sizes below 1, and where the feature is missing or of another width.
-    Source: the model Inkling as it stands in transformers (modeling_inkling.py, `InklingRelativeLogits` and
-    `InklingAttention`), whose d_rel is 16, whose rel_extent is 1024 in global layers and the window in local ones, and
-    whose scale of q . k is 1/head_dim, which is the call's; read. It counts p by the slots of its cache; here p is the
-    token's position.
+    The layer provides the feature ``profile``, a projection without bias. posenc's models do; for other models see
+    `posenc.models.ForwardPass.features`. Parameters: B, from N(0, 0.02^2).
+    Shapes: profile (batch, num_heads, queries, width). Coordinates must be int64, of one axis. Nothing is added beyond
+    the extent, so distant keys have no extra cost. Cost: one product of width x extent per query.
+    Errors: ValueError for sizes below 1, and if the feature is missing or has another width.
+    Source: the model Inkling in transformers (modeling_inkling.py, `InklingRelativeLogits` and `InklingAttention`),
+    with d_rel = 16 and rel_extent = 1024 in global layers, the window in local ones. Its softmax scale is 1/head_dim:
+    pass it to `attention`. There p counts cache slots; here p is the token's position.
     """
 
     def __init__(
@@ -60,20 +59,20 @@ class Inkling(Scheme):
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """``profile``: r, grown as the query is."""
+        """``profile``: r, scaled like the query."""
         if self.length is None:
             return {"profile": Feature(self.num_heads, self.width)}
         return {"profile": Feature(self.num_heads, self.width, map=partial(_grown, self.length, self.strength))}
 
     @property
     def doors(self) -> tuple[str, ...]:
-        """Queries grow in a global layer alone."""
+        """rotate only with ``length``, and score."""
         return ("score",) if self.length is None else ("rotate", "score")
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation | None:
-        """What the query grows by, in a global layer."""
+        """The factor of queries, with ``length``."""
         if self.length is None:
             return None
         return Rotation(Scaled(_factor(self.length, self.strength, positions, dtype)), unchanged)
@@ -98,7 +97,7 @@ def _factor(length: int, strength: float, positions: Positions, dtype: torch.dty
 
 
 def _grown(length: int, strength: float, projected: Tensor, positions: Positions) -> Tensor:
-    """r as it is met by the vectors."""
+    """r times the factor."""
     dtype = torch.promote_types(projected.dtype, torch.float32)
     return Scaled(_factor(length, strength, positions, dtype))(projected)
 
@@ -111,8 +110,8 @@ ENTRY = Entry(
     cost="width × extent products per query and layer",
     build=lambda shape: Inkling(shape.num_heads, 16, 256),
     learned="extent × width, and width per head in each layer",
-    does="has each query mix, by what a layer makes of it, a bias of the distance back out of learned profiles",
-    limits="nothing past the extent",
+    does="each query mixes a bias by distance from learned profiles, with weights that the layer projects",
+    limits="no bias beyond the extent",
     formula=(
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + (W_h x_i) \cdot B_{p_i - p_j} \mbox{ for } 0 \le p_i - p_j < "
         r"\mathrm{extent}, \; \mbox{ else } \frac{q_i \cdot k_j}{\sqrt{d}}"

@@ -1,4 +1,4 @@
-"""KERPLE: a penalty on the score that grows with the distance as a learned logarithm or power."""
+"""KERPLE: subtracts a learned logarithm or power of the distance from the score."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ LEAST, STEEPEST = 0.01, 2.0
 
 
 class KERPLE(Scheme):
-    """Kernelised relative positions: each head subtracts a learned, rising function of the distance.
+    """Kernelized relative positions: each head subtracts a learned, increasing function of the distance.
 
     Formula, with the head's parameters p and a:
 
         log    s_ij - p ln(1 + a |p_i - p_j|)
         power  s_ij - a |p_i - p_j|^p
 
-    where s_ij = q_i . k_j / sqrt(d); the bias itself is *not* divided. Both are read as max(p, 0.01) and max(a, 0.01);
-    in the power form p is at most 2 too, since a kernel of a higher power is none. The authors write the clamped number
-    into the parameter in every call; here the parameter stays as it is, and gets no gradient while it is out of
-    bounds. The power form with p = 1 is `ALiBi` with learned slopes of 0.01 at least. Blind to direction: order needs
-    a causal mask.
+    where s_ij = q_i . k_j / sqrt(d); the bias itself is *not* divided. p and a are clamped from below to 0.01; in the
+    power form p is also clamped to at most 2, since higher powers are not valid kernels. The authors write the clamped
+    number into the parameter in every call; here the parameter is unchanged, and has no gradient while out of bounds.
+    The power form with p = 1 is `ALiBi` with learned slopes of at least 0.01. Blind to direction: order needs a causal
+    mask.
 
     Parameters: p and a, one each per head; p from U(0, 2), a from U(0, 1). The authors share them between layers.
     Shapes: score (batch, num_heads, queries, keys). Any real positions, of one axis.
-    Cost: one number per head and pair, made for each distance.
-    Errors: ValueError for num_heads below 1, an unknown form, or queries of other heads.
+    Cost: one number per head and pair, computed for each distance.
+    Errors: ValueError for num_heads below 1, an unknown form, or queries with another number of heads.
     Source: Chi, Fan, Ramadge & Rudnicky 2022, "KERPLE: Kernelized Relative Positional Embedding for Length
-    Extrapolation", equations 6 and 7, and the authors' code (megatron/mpu/layers.py), which was read. Its variants that
-    also multiply the score by a kernel are not here.
+    Extrapolation", equations 6 and 7, and the authors' code (megatron/mpu/layers.py). Its variants that also multiply
+    the score by a kernel are not implemented.
     """
 
     def __init__(self, num_heads: int, form: Literal["log", "power"] = "log") -> None:
@@ -57,7 +57,7 @@ class KERPLE(Scheme):
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Bias, ...]:
-        """The penalty, a function of the distance alone."""
+        """The bias, a function of the distance only."""
         return (Bias(self._bias, Distance("KERPLE", num_heads=self.num_heads)),)
 
     def _bias(self, r: Tensor) -> Float[Tensor, "heads ..."]:
@@ -66,7 +66,7 @@ class KERPLE(Scheme):
         p, a = (x.to(dtype).clamp(min=LEAST).view(-1, *[1] * r.dim()) for x in (self.p, self.a))
         if self.form == "log":
             return -p * torch.log1p(a * away)
-        # 0^p is 0, and its derivative by p is 0 ln 0: the limit is 0, and not NaN.
+        # The derivative of 0^p by p is 0 ln 0: use the limit 0 instead of NaN.
         power = torch.where(away > 0, away, 1.0) ** p.clamp(max=STEEPEST)
         return -a * torch.where(away > 0, power, 0.0)
 
@@ -79,7 +79,7 @@ ENTRY = Entry(
     cost="one bias on every score per layer",
     build=lambda shape: KERPLE(shape.num_heads),
     learned="2 per head",
-    does='a penalty that grows with the distance, as fast as each head learns: `"log"` or `"power"`',
+    does='a penalty that grows with distance, with learned parameters of each head: `"log"` or `"power"`',
     limits="blind to direction",
     formula=(
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - p_h \, \ln(1 + a_h |r|) \; (\mathrm{log}), \qquad \frac{q_i "

@@ -1,4 +1,4 @@
-"""LeRoPE: RoPE whose frequencies are learned, each a factor beside the one it began with."""
+"""LeRoPE: RoPE with a learned factor for each frequency."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from posenc.schemes.entry import Entry, Law
 
 
 class LeRoPE(Rotary):
-    """Rotary position embedding with learned frequencies: pair k turns by p theta_k e^(alpha_k).
+    """Rotary position embedding with learned frequencies: pair k is rotated by p theta_k e^(alpha_k).
 
-    Formula: theta_k = base^(-2k/rotary_dim), changed by the ``scaling`` first, then times e^(alpha_k); the turn is
-    `RoPE`'s, on the channels (2k, 2k + 1) in the "interleaved" layout, the checkpoint's, and (k, k + rotary_dim/2) in
-    "half". alpha (pairs,) is learned and begins at 0, which is RoPE with that scaling. All heads share it, and all
-    layers that are given this scheme.
+    Formula: theta_k = base^(-2k/rotary_dim), modified by the ``scaling``, then multiplied by e^(alpha_k), with the
+    rotation of `RoPE` on the channels (2k, 2k + 1) in the "interleaved" layout, the checkpoint's, and (k, k +
+    rotary_dim/2) in "half". alpha (pairs,) is learned and initialized to 0, which is RoPE with that scaling. All heads
+    share it, and all layers with this scheme.
 
-    Mistral Large 4 turns 64 channels beside 64 others: ``LeRoPE(128, first_channel=64, scaling=YaRN(2048.0, 512,
-    attention_factor=1.0))``, or ``LeRoPE(64, ...)`` on the slice by itself: YaRN over a window of 512 tokens. Its
-    alpha is a buffer, loaded with the weights.
+    Mistral Large 4 rotates 64 of 128 channels: ``LeRoPE(128, first_channel=64, scaling=YaRN(2048.0, 512,
+    attention_factor=1.0))``, or ``LeRoPE(64, ...)`` for only that slice. Its alpha is a buffer, loaded with the
+    weights.
 
-    Shapes are as for `RoPE`. Angles are exact to float32 up to position 2^20 for the alpha there is: the precision of
-    alpha is that of the module, and at position p a rounding of alpha by eps moves the angle by p theta_k eps.
+    Shapes are as for `RoPE`. For the given alpha, angles are exact to float32 up to position 2^20. alpha has the
+    module's dtype: at position p a rounding error eps of alpha changes the angle by p theta_k eps.
     Errors: ValueError as for `RoPE`.
-    Source: no paper was found; the name and the formula were read in transformers' mistral_large4.
+    Source: transformers' mistral_large4, for name and formula; no paper was found.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ ENTRY = Entry(
     cost="one pass over q and k per layer",
     build=lambda shape: LeRoPE(shape.head_dim),
     learned="a number per pair",
-    does="RoPE whose frequencies are learned, each by a factor that begins at 1; over YaRN in Mistral Large 4",
-    limits="angles past the training length are new to the model",
+    does="RoPE with a learned factor for each frequency, initially 1; with YaRN in Mistral Large 4",
+    limits="angles beyond the training length are new to the model",
     formula=(
         r"\begin{array}{l} "
         r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "

@@ -1,4 +1,4 @@
-"""Learned: a trainable vector per position, added to the input."""
+"""Learned: adds a trainable vector per position to the input."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ from posenc.schemes.entry import Entry, Law
 class Learned(Scheme):
     """A learned vector for each position 0 .. max_positions - 1, added to the input.
 
-    Formula: x_i <- x_i + W[p_i], W drawn from N(0, 0.02^2). A position past the table has no vector: that is a
-    PositionError.
-
-    A model that adds positions in every layer may share one table or have one per layer: that is the model's choice,
-    not the scheme's.
+    Formula: x_i <- x_i + W[p_i], W from N(0, 0.02^2). A model that adds positions in every layer may share one table or
+    have one per layer.
 
     Parameters: max_positions x dim. Shapes: table (rows, tokens, dim). Coordinates must be int64.
     Errors: PositionError for a position outside the table; ValueError for fractional or multi-axis positions.
@@ -54,7 +51,7 @@ ENTRY = Entry(
     build=lambda shape: Learned(shape.max_positions, shape.dim),
     learned="max_positions × dim",
     does="a trainable vector per position",
-    limits="undefined past the table: `PositionError`",
+    limits="undefined beyond the table: `PositionError`",
     formula=r"x_i \leftarrow x_i + W_{p_i}",
     example=("encoding = posenc.Learned(1024, 768)(posenc.Positions.arange(64))\nx = encoding.add(x)"),
     users="GPT-2, BERT, RoBERTa, OPT",

@@ -1,4 +1,4 @@
-"""LieRE: q and k turned by the exponential of a learned skew-symmetric matrix, linear in the coordinates."""
+"""LieRE: rotates q and k by the exponential of a learned skew-symmetric matrix, linear in the coordinates."""
 
 from __future__ import annotations
 
@@ -21,26 +21,25 @@ from posenc.schemes.entry import Entry, Law
 class LieRE(Scheme):
     """Lie group relative position encodings: a token x at coordinates p becomes R(p) x, R(p) = exp(sum_a p_a A_a).
 
-    Formula: A_a is skew-symmetric, learned, and made of blocks of b x b on the diagonal, so R(p) is a rotation, block
-    by block. The score is q_i^T R(p_i)^T R(p_j) k_j. On one axis R(p_i)^T R(p_j) = R(p_j - p_i), exactly relative; on
-    several it is so only for generators that commute, which nothing makes them do, and a shift of all tokens changes
-    scores. For b = 2 they always commute.
+    Formula: A_a is skew-symmetric, learned, and block-diagonal with blocks of b x b, so R(p) is a rotation of each
+    block. The score is q_i^T R(p_i)^T R(p_j) k_j. With one axis R(p_i)^T R(p_j) = R(p_j - p_i) is exactly relative.
+    With several axes this holds only for generators that commute, which is not enforced; for b = 2 they always do.
 
-    Channels past the last whole block are not turned. A token at the origin, such as a class token, is not turned.
+    Channels after the last whole block are unchanged, and so are tokens at the origin, such as a class token.
 
-    Parameters: ``generators`` (axes, d // b, b, b), whose upper triangles count, A = upper - upper^T; with
-    ``num_heads`` those of each head of *keys*, and queries of several times as many heads turn with the key that they
-    meet. They begin as U(0, 2 pi)/extent: the authors' coordinates run from 0 to 1 over the training grid and these are
-    counted, so ``extent`` is the side of that grid.
-    Cost: an exponential of b x b in double precision per token and block, once for all layers that share the scheme,
-    and a product of as much per layer.
+    Parameters: ``generators`` (axes, d // b, b, b), of which the upper triangles are used, A = upper - upper^T; with
+    ``num_heads``, separately for each *key* head, and several query heads use that of their shared key head.
+    Initialized from U(0, 2 pi)/extent: the authors' coordinates run from 0 to 1 over the training grid, whose side is
+    ``extent``.
+    Cost: a b x b matrix exponential in float64 per token and block, once for all layers that share the scheme, and a b
+    x b product per token and block in every layer.
 
     Shapes: coordinates (rows, tokens, axes), real; query and key (batch, heads, tokens, head_dim).
     Errors: ValueError for a block below 2 or above head_dim, an extent not above 0, positions of another number of
     axes, and keys of another number of heads.
-    Source: Ostmeier et al. 2024, "LieRE: Generalizing Rotary Position Encodings" (arXiv 2406.10322), by the authors'
-    README and code (models/rope_vit.py), which were read; the paper's text was not. The README has U(0, 2 pi), as here;
-    a version of the code takes 1/2 away from the upper triangle.
+    Source: Ostmeier et al. 2024, "LieRE: Generalizing Rotary Position Encodings" (arXiv 2406.10322), after the authors'
+    README and code (models/rope_vit.py), not the paper's text. The README has U(0, 2 pi), as here; one version of the
+    code subtracts 1/2 from the upper triangle.
     """
 
     heads_of = "key"
@@ -65,13 +64,13 @@ class LieRE(Scheme):
 
     @property
     def channels(self) -> range:
-        """The channels that are turned."""
+        """The rotated channels."""
         return range(self.head_dim // self.block * self.block)
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The same turn for a key and for the queries that meet it."""
+        """The same rotation for a key and for the query heads that share it."""
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, self.axes, "LieRE")
         mine = self.generators[:, None] if self.num_heads is None else self.generators
@@ -79,21 +78,21 @@ class LieRE(Scheme):
             mine = context.of_heads(mine, 1)
         upper = in_double(mine).triu(1)
         summed = torch.einsum("rta,ahnij->rhtnij", in_double(coords), upper - upper.mT)
-        matrices = torch.linalg.matrix_exp(summed.contiguous())  # it views its argument
+        matrices = torch.linalg.matrix_exp(summed.contiguous())  # matrix_exp needs a contiguous input
         turn = BlockRotation(matrices.to(dtype=dtype, device=coords.device), self.head_dim)
         return Rotation(turn, turn if self.num_heads is None else OfKeyHeads(turn, mine.size(1)))
 
 
 @dataclass(frozen=True, eq=False)
 class BlockRotation:
-    """Multiplies blocks of channels of x (batch, heads, tokens, head_dim) with matrices; the others pass untouched.
-    Half-precision x is multiplied in float32 and rounded once, at the end."""
+    """Multiplies blocks of channels of x (batch, heads, tokens, head_dim) with matrices. Other channels are unchanged.
+    Half-precision x is multiplied in float32 and rounded once."""
 
     matrices: Float[Tensor, "rows heads tokens blocks b b"]
     head_dim: int
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
-        """The turned x, in x's dtype. ValueError for another head_dim, or other rows, heads or tokens."""
+        """The rotated x, in x's dtype. Raises ValueError for a shape that does not match the matrices."""
         if x.size(-1) != self.head_dim:
             raise ValueError(f"the rotation was made for head_dim {self.head_dim}, got q or k of head_dim {x.size(-1)}")
         matrices = shared_by(self.matrices, x.size(1)) if x.dim() == 4 else self.matrices
@@ -116,8 +115,8 @@ ENTRY = Entry(
     build=lambda shape: LieRE(shape.head_dim, 2, min(8, shape.head_dim)),
     axes="two",
     learned="b (b − 1)/2 numbers per block and axis",
-    does="turns blocks of channels by the exponential of a learned matrix, linear in the coordinates",
-    limits="relative on one axis; on several only where generators commute",
+    does="rotates blocks of channels by the exponential of a learned matrix, linear in the coordinates",
+    limits="relative on one axis; on several only if the generators commute",
     formula=(
         r"s_{ij} = \frac{(R_{p_i} q_i) \cdot (R_{p_j} k_j)}{\sqrt{d}}, \qquad R_p = \exp \Bigl( \sum_a p_a A_a "
         r"\Bigr), \qquad A_a^{T} = -A_a \mbox{ learned}"

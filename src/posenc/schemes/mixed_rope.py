@@ -1,4 +1,4 @@
-"""Mixed RoPE: every pair turns by both coordinates of a patch, at frequencies that are learned for each head."""
+"""Mixed RoPE: rotates every pair by both coordinates of a patch, at learned frequencies of each head."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from posenc.schemes.entry import Entry, Law
 
 
 class MixedRoPE(Scheme):
-    """RoPE-Mixed: pair k of head h turns by x f_x[h, k] + y f_y[h, k], for the patch in column x and row y.
+    """RoPE-Mixed: rotates pair k of head h by x f_x[h, k] + y f_y[h, k], for the patch in column x and row y.
 
     Formula, for each pair of channels (2k, 2k + 1), k = 0 .. D/2 - 1, D = rotary_dim:
 
         (a, b) -> (a cos phi - b sin phi,  a sin phi + b cos phi),   phi = x f_x[h, k] + y f_y[h, k]
 
-    so that a pair may turn along any direction of the image, diagonals too. It is relative for any frequencies.
+    so a pair can encode any direction of the image, including diagonals. It is relative for any frequencies.
 
-    Parameters: ``frequencies`` (2, num_heads, D/2), those of the columns first: of a checkpoint of the authors' code
-    ``freqs[:, layer].view(2, num_heads, D/2)``. They begin as m_k = base^(-4k/D), k = 0 .. D/4 - 1, along a random
-    direction a_h of the head, m_k (cos a_h, sin a_h) for (f_x, f_y), and then the same m_k across it. Every layer has
-    its own: use `another`.
+    Parameters: ``frequencies`` (2, num_heads, D/2), columns first; in a checkpoint of the authors' code ``freqs[:,
+    layer].view(2, num_heads, D/2)``. Initialized with m_k = base^(-4k/D), k = 0 .. D/4 - 1, along a random direction
+    a_h of the head, m_k (cos a_h, sin a_h) for (f_x, f_y), followed by the same m_k perpendicular to it. Every layer
+    has its own: use `another`.
 
-    A key that several query heads share can turn by one angle alone, so ``num_heads`` is how many heads *keys* have;
-    queries of several times as many turn with the key that they meet.
+    A key head that several query heads share has only one angle, so ``num_heads`` is the number of *key* heads; query
+    heads use the frequencies of their key head.
 
     Shapes: coordinates (rows, tokens, 2), row before column as in `Positions.grid`; query (batch, heads, tokens,
-    head_dim), key (batch, num_heads, tokens, head_dim). A token at (0, 0), such as a class token, is not turned.
-    Errors: ValueError for a rotary_dim that is no multiple of 4 within head_dim, a base not above 1, positions of other
-    than two axes, and keys of another number of heads.
-    Source: Heo et al. 2024, "Rotary Position Embedding for Vision Transformer", section 3.2; conventions and first
-    values as in init_2d_freqs and compute_mixed_cis of the authors' code, which was read.
+    head_dim), key (batch, num_heads, tokens, head_dim). A token at (0, 0), such as a class token, is unchanged.
+    Errors: ValueError for a rotary_dim that is not a multiple of 4 within head_dim, a base not above 1, positions that
+    do not have two axes, and keys of another number of heads.
+    Source: Heo et al. 2024, "Rotary Position Embedding for Vision Transformer", section 3.2; conventions and initial
+    values follow init_2d_freqs and compute_mixed_cis of the authors' code.
     """
 
     heads_of = "key"
@@ -57,7 +57,7 @@ class MixedRoPE(Scheme):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Magnitudes as in RoPE, along a random direction of each head and across it."""
+        """Magnitudes as in RoPE, along a random direction of each head and perpendicular to it."""
         k = torch.arange(self.rotary_dim // 4, device=self.frequencies.device)
         magnitude = torch.pow(self.base, -4 * k / self.rotary_dim)
         along = torch.empty(self.num_heads, 1, device=self.frequencies.device).uniform_(0, 2 * math.pi)
@@ -67,13 +67,13 @@ class MixedRoPE(Scheme):
 
     @property
     def channels(self) -> range:
-        """The channels that are turned."""
+        """The rotated channels."""
         return range(self.rotary_dim)
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The same turn for a key and for the queries that meet it."""
+        """The same rotation for a key and for the query heads that share it."""
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, 2, "MixedRoPE", "Positions.grid(height, width)")
         y, x = in_double(coords)[:, None, :, :, None].unbind(-2)
@@ -104,7 +104,7 @@ ENTRY = Entry(
     build=lambda shape: MixedRoPE(shape.head_dim, shape.key_heads, rotary_dim=shape.head_dim // 4 * 4),
     axes="two",
     learned="d frequencies per head",
-    does="every pair turns by both coordinates of a patch, at learned frequencies of each head",
+    does="rotates every pair by both coordinates of a patch, at learned frequencies of each head",
     limits="heads that share keys share their frequencies",
     formula=(
         r"\begin{array}{l} "

@@ -1,4 +1,4 @@
-"""MLA's rotation: the last channels of queries and keys turn, and one key slice is shared by all heads."""
+"""MLA: rotates the last channels of queries and keys, where all heads share one key slice."""
 
 from __future__ import annotations
 
@@ -19,51 +19,51 @@ from posenc.schemes.entry import FORMULA, Entry, Law
 
 @dataclass(frozen=True, eq=False)
 class SliceRotation:
-    """Turns the last channels of x, or all of x where x is these channels by themselves."""
+    """Rotates the last channels of x, or all of x if x is only these channels."""
 
     whole: PairRotation
 
     @property
     def cos(self) -> Float[Tensor, "rows heads tokens pairs"]:
-        """Those of the angles, and of YaRN's factor."""
+        """cos of the angles, times the scaling's factor."""
         return self.whole.cos
 
     @property
     def sin(self) -> Float[Tensor, "rows heads tokens pairs"]:
-        """As for cos."""
+        """sin of the angles, times the scaling's factor."""
         return self.whole.sin
 
     def __call__(self, x: Float[Tensor, "batch heads tokens width"]) -> Float[Tensor, "batch heads tokens width"]:
-        """The turned x. ValueError where it has neither the channels of a head nor those that turn."""
+        """The rotated x. Raises ValueError unless it has all channels of a head or only the rotated ones."""
         turning = self.whole.head_dim - self.whole.first
         if x.size(-1) == turning:
             return replace(self.whole, first=0, head_dim=turning)(x)
         if x.size(-1) != self.whole.head_dim:
             raise ValueError(
-                f"MLA turns q and k of head_dim {self.whole.head_dim}, or the slice of the last {turning} channels by "
-                f"itself, got {x.size(-1)}"
+                f"MLA rotates q and k of head_dim {self.whole.head_dim}, or only their last {turning} channels, got "
+                f"{x.size(-1)}"
             )
         return self.whole(x)
 
 
 class MLA(Rotary):
-    """The rotation of multi-head latent attention: of q = [q_nope, q_pe] and k = [k_nope, k_pe] the last part turns.
+    """The rotation of multi-head latent attention: rotates q_pe and k_pe of q = [q_nope, q_pe] and k = [k_nope, k_pe].
 
-    Formula, for k = 0 .. n/2 - 1 with n = rope_dim: theta_k = base^(-2k/n), and the turn of `RoPE` on the pair
-    (2k, 2k + 1) of the last n channels in the "interleaved" layout, the checkpoint's, or (k, k + n/2) in "half". With
-    the scaling `YaRN` and its ``mscale_all_dim`` = a, scores are multiplied by (0.1 a ln s + 1)^2 / sqrt(head_dim).
+    Formula, for k = 0 .. n/2 - 1 with n = rope_dim: theta_k = base^(-2k/n), and the rotation of `RoPE` on the pair (2k,
+    2k + 1) of the last n channels in the "interleaved" layout, the checkpoint's, or (k, k + n/2) in "half". With the
+    scaling `YaRN` and its ``mscale_all_dim`` = a, scores are multiplied by (0.1 a ln s + 1)^2 / sqrt(head_dim).
 
-    k_pe is one head that all heads share: in a cache it stands once, beside the latent vector c of which every head's
-    k_nope = U_K c and v = U_V c are made. Three ways to call it:
+    k_pe is a single head that all heads share: a cache stores it once, with the latent vector c that gives every head's
+    k_nope = U_K c and v = U_V c. There are three ways to call it:
 
     - whole: q and k (batch, heads, tokens, head_dim), k_pe expanded to every head; ``attention(q, k, v, mla)``.
-    - by slice: ``encoding.rotate_query(q_pe)`` and ``rotate_key(k_pe)`` turn (batch, heads or 1, tokens, rope_dim) by
-      themselves; then ``encoding.pairs`` goes to attention, and brings the scale along.
-    - absorbed, for decoding: queries [U_K^T q_nope, turned q_pe], the key [c, turned k_pe] of one head, and c as its
-      value, with ``encoding.pairs``; the output times U_V. The latent vector does not turn.
+    - by slice: ``encoding.rotate_query(q_pe)`` and ``rotate_key(k_pe)`` rotate tensors (batch, heads or 1, tokens,
+      rope_dim); then pass ``encoding.pairs`` to attention, which keeps the scale.
+    - absorbed, for decoding: queries [U_K^T q_nope, rotated q_pe], the key [c, rotated k_pe] of one head, and c as its
+      value, with ``encoding.pairs``; multiply the output by U_V. The latent vector is not rotated.
 
-    transformers moves the even channels of the slice before the odd ones while it turns, in q and k alike, so scores
-    are the same. Nothing is learned: the projections are the model's.
+    transformers moves the even channels of the slice before the odd ones when it rotates, in both q and k, so scores
+    are the same. Nothing is learned: the projections belong to the model.
     Shapes and precision are as for `RoPE`.
     Errors: ValueError for a rope_dim above head_dim or odd, and for tensors of another width.
     Source: DeepSeek-AI 2024, "DeepSeek-V2", equations 9 to 19 and section 2.1.3; read in transformers' deepseek_v3.
@@ -84,7 +84,7 @@ class MLA(Rotary):
 
     @property
     def scale(self) -> float:
-        """The factor of the inner product, with YaRN's mscale where it is the softmax's."""
+        """The softmax scale, with YaRN's ``mscale_all_dim`` if set."""
         scale = 1 / math.sqrt(self.head_dim)
         if isinstance(self.scaling, YaRN) and self.scaling.mscale_all_dim is not None:
             scale *= (0.1 * self.scaling.mscale_all_dim * math.log(self.scaling.factor) + 1) ** 2
@@ -93,7 +93,7 @@ class MLA(Rotary):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The turn of the last channels, or of these by themselves, and the scale."""
+        """The rotation of the last channels, of whole heads or of the slice."""
         made = super().rotation(positions, dtype, context).query
         assert isinstance(made, PairRotation)
         turn = SliceRotation(made)
@@ -107,8 +107,8 @@ ENTRY = Entry(
     laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED},
     cost="one pass over a slice of q and of one key head per layer",
     build=lambda shape: MLA(shape.head_dim, max(2, shape.head_dim // 4 * 2)),
-    does="turns the last channels of q and k, or that slice by itself, which all key heads share: DeepSeek, Kimi",
-    limits="angles past the training length are new to the model",
+    does="rotates the last channels of q and k, or only that slice, which all key heads share: DeepSeek, Kimi",
+    limits="angles beyond the training length are new to the model",
     formula=(
         r"\begin{array}{l} "
         r"s_{ij} = \bigl( q_i^{\mathrm{nope}} \cdot k_j^{\mathrm{nope}} + (R_{p_i} q_i^{\mathrm{pe}}) \cdot (R_{p_j} "

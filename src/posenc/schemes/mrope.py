@@ -1,4 +1,4 @@
-"""M-RoPE: the channel pairs of RoPE, dealt out to time, row and column."""
+"""M-RoPE: RoPE whose channel pairs are allocated to time, row and column."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ LAYOUTS: dict[Form, PairLayout] = {"sections": "half", "interleaved": "half", "e
 
 
 class MRoPE(Rotary):
-    """Multimodal RoPE: pair k turns by p_a theta_k, where the axis a of time, row or column is dealt to the pair.
+    """Multimodal RoPE: pair k is rotated by p_a theta_k, where a is the axis of the pair: time, row or column.
 
     Formula: theta_k = base^(-2k/d), k = 0 .. d/2 - 1, as in RoPE, and (a, b) -> (a cos - b sin, a sin + b cos) by
 
         p_t theta_k,  p_h theta_k  or  p_w theta_k,     for a token at (p_t, p_h, p_w)
 
-    With ``sections`` = (n_t, n_h, n_w) pairs, in this order in every form, the forms deal them out as
+    With ``sections`` = (n_t, n_h, n_w) pairs, in this order in every form, the forms allocate the axes as
 
         "sections"     t for the first n_t pairs, h for the next n_h, w for the last n_w       Qwen2-VL, half layout
         "interleaved"  h for 1, 4, 7 .. below 3 n_h, w for 2, 5, 8 .. below 3 n_w, t the rest  Qwen3-VL, half layout
-        "ernie"        h and w in turns for the first n_h + n_w pairs, t for the last n_t      ERNIE, interleaved layout
+        "ernie"        h and w alternate in the first n_h + n_w pairs, t for the last n_t      ERNIE, interleaved layout
 
     where "half" pairs the channels (k, k + d/2) and "interleaved" (2k, 2k + 1). Where a token's coordinates are equal,
-    as those of text are, it is RoPE of that layout. Nothing is learned.
+    as for text, it is RoPE of that layout. Nothing is learned.
 
-    Positions of text and images come from `Positions.multimodal`; `Positions.following` continues them. In
-    transformers' defaults Qwen2-VL has (16, 24, 24) and base 1 000 000, Qwen3-VL (24, 20, 20) and 500 000, ERNIE 4.5 VL
-    (20, 22, 22) and 500 000, whose configuration writes the same as h, w, t. Interleaved sections with 3 n_h or 3 n_w
-    past d/2 end with the pairs, as in the models' code. A head for each axis instead (MHRoPE) is `RoPE` with ``heads``,
-    three times.
+    Use `Positions.multimodal` for text with images; `Positions.following` continues it. The defaults in transformers
+    are (16, 24, 24) and base 1 000 000 for Qwen2-VL, (24, 20, 20) and 500 000 for Qwen3-VL, (20, 22, 22) and 500 000
+    for ERNIE 4.5 VL, whose configuration has the order h, w, t. Interleaved sections with 3 n_h or 3 n_w beyond d/2 are
+    cut off at the last pair, as in the models' code. For separate heads per axis (MHRoPE) compose three `RoPE` with
+    ``heads``.
 
     Shapes: coordinates (rows, tokens, 3) in the order time, row, column; query and key (batch, heads, tokens,
     head_dim), any floating dtype.
     Errors: ValueError for an odd head_dim, an unknown form, sections that are not three numbers with the sum
-    head_dim/2, unequal n_h and n_w for "ernie", a base not above 1, and positions of other than three axes: one
-    coordinate would hide that a token after an image stands elsewhere.
+    head_dim/2, unequal n_h and n_w for "ernie", a base not above 1, and positions that do not have three axes, since
+    one coordinate cannot represent the tokens after an image.
     Source: Wang et al. 2024, "Qwen2-VL", section 2.1; the forms as in transformers 5.23.0 (Qwen2VLRotaryEmbedding,
     Qwen3VLTextRotaryEmbedding, Ernie4_5_VLMoeTextRotaryEmbedding), which were read.
     """
@@ -59,7 +59,7 @@ class MRoPE(Rotary):
             raise ValueError(f"sections must sum to head_dim/2 = {head_dim // 2}, got {shown(tuple(sections))}")
         if form == "ernie" and n_h != n_w:
             raise ValueError(
-                f"sections must be as many pairs of the row as of the column for form='ernie', in the order time, row, "
+                f"sections must have equal numbers for row and column for form='ernie', in the order time, row, "
                 f"column, got {shown(tuple(sections))}"
             )
         super().__init__(head_dim, base, LAYOUTS[form], axes=3, allocation=dealt(form, n_t, n_h, n_w))
@@ -77,7 +77,7 @@ def dealt(form: Form, n_t: int, n_h: int, n_w: int) -> tuple[int, ...]:
 
 
 def _shares(pairs: int) -> tuple[int, int, int]:
-    """Those of Qwen2-VL, 2 : 3 : 3."""
+    """The sections of Qwen2-VL, 2 : 3 : 3."""
     return pairs - 2 * (3 * pairs // 8), 3 * pairs // 8, 3 * pairs // 8
 
 
@@ -91,10 +91,10 @@ ENTRY = Entry(
     build=lambda shape: MRoPE(shape.head_dim, _shares(shape.head_dim // 2)),
     axes="three",
     does=(
-        'RoPE whose pairs are dealt out to time, row and column: `"sections"`, `"interleaved"`, `"ernie"`; on text it '
+        'RoPE whose pairs are allocated to time, row and column: `"sections"`, `"interleaved"`, `"ernie"`; on text it '
         "is RoPE"
     ),
-    limits="an axis has some of the frequencies alone",
+    limits="each axis has only some of the frequencies",
     formula=(
         r"\begin{array}{l} "
         r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "

@@ -1,7 +1,7 @@
-"""A scheme of anyone's own, ``my.py:MyScheme``: a class in a file, which goes wherever a name of the catalog goes.
+"""Loads a user's scheme, ``my.py:MyScheme``, which can be used wherever a name of the catalog can.
 
-It claims nothing, and is built by calling the class with those of dim, num_heads, head_dim, max_positions and grid
-that its ``__init__`` takes. Where the file has an ``ENTRY`` of that class, it says what is claimed and how to build it.
+It claims no laws, and is built by calling the class with those of dim, num_heads, head_dim, max_positions and grid that
+its ``__init__`` takes, unless the file has an ``ENTRY`` of that class.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from posenc.arguments import check_name, shown
 
-if TYPE_CHECKING:  # functions import them, so that an error can be placed where torch is not loaded
+if TYPE_CHECKING:  # imported inside functions, so that this module works without torch
     from posenc.scheme import Scheme
     from posenc.schemes.entry import Entry, Shape
 
 FORM = "path/to/file.py:Name"
-# Between the schemes of several layers: not the sign of a home folder, nor that in PROGRA~1.
+# Separates the schemes of several layers. Not the ~ of a home folder or of PROGRA~1.
 BETWEEN = re.compile(r"(?<=[^+~])~(?!\d)")
 SIZES = ("dim", "num_heads", "head_dim", "max_positions", "grid")
 
-_FILES: dict[str, str] = {}  # those that were run, as tracebacks have them, and as their user wrote them
-_MODULES: dict[str, tuple[ModuleType, str]] = {}  # with a digest of their text
+_FILES: dict[str, str] = {}  # paths of executed files, as in tracebacks, to those that the user wrote
+_MODULES: dict[str, tuple[ModuleType, str]] = {}  # with a digest of the file
 
 
 def entry_of(text: str) -> Entry:
-    """The entry of ``my.py:MyScheme``, or of ``my.py:ENTRY``, under that name. The file is run once.
+    """The entry of ``my.py:MyScheme`` or ``my.py:ENTRY``, under that name. The file is executed once.
 
-    ValueError for a file or a class that is not there, and, with the line of the file, where its code fails.
+    Raises ValueError for a missing file or class and, with the file's line, if its code fails.
     """
     from posenc.scheme import Scheme
     from posenc.schemes.entry import Entry
@@ -56,13 +56,13 @@ def entry_of(text: str) -> Entry:
 
 
 def source_of(names: str) -> str:
-    """A digest of each file that own schemes of a composition, or of layers, are in, as it was run; empty for none."""
+    """The digests of the files of a composition's (or several layers') user schemes, as executed; empty without any."""
     parts = (part for layer in BETWEEN.split(names) for part in layer.split("+"))
     return "".join(_module(part)[1] for part in parts if ":" in part)
 
 
 def place_of(error: BaseException) -> str:
-    """The line of an own scheme's file through which an error came, ``my.py:12``; empty where it came through none."""
+    """The last line of a user's file in an error's traceback, ``my.py:12``; empty if there is none."""
     if isinstance(error, SyntaxError) and error.filename in _FILES:
         return f"{_FILES[error.filename]}:{error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _FILES]
@@ -70,7 +70,7 @@ def place_of(error: BaseException) -> str:
 
 
 def place_in(file: str, where: str) -> None:
-    """From now on `place_of` tells lines of this file too, which its user calls ``where``."""
+    """Makes `place_of` find lines of this file too, and call it ``where``."""
     _FILES[file] = where
 
 
@@ -78,18 +78,18 @@ def _module(text: str) -> tuple[ModuleType, str]:
     where = text.rpartition(":")[0]
     file = Path(where)
     if file.suffix != ".py" or not file.is_file():
-        raise ValueError(f"scheme must be a name of the catalog or {FORM} of a file that is there, got {text!r}")
+        raise ValueError(f"scheme must be a name of the catalog or {FORM} of an existing file, got {text!r}")
     path = str(file.resolve())
     if path not in _MODULES:
         _FILES[path], digest = where, hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-        # A name that no other file has, and that pickle can import, since it is there.
+        # A unique name, in sys.modules so that pickle can import it.
         name = f"{file.stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}"
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module
-        sys.path.insert(0, str(Path(path).parent))  # what stands beside it can be imported, as by a script
+        sys.path.insert(0, str(Path(path).parent))  # the file can import its neighbors, like a script
         try:
             spec.loader.exec_module(module)
         except Exception as error:
@@ -109,8 +109,8 @@ def _without_entry(text: str, kind: type[Scheme]) -> Entry:
     needed = [name for name, p in taken.items() if p.default is p.empty and name not in SIZES]
     if needed:
         raise ValueError(
-            f"{text} must be built of {', '.join(SIZES)}, got an __init__ that needs {', '.join(needed)}: give it a "
-            "default, or say in an ENTRY of the file how it is built"
+            f"{text} must be built from {', '.join(SIZES)}, got an __init__ that needs {', '.join(needed)}: add a "
+            "default, or an ENTRY with a build function to the file"
         )
     grid = taken.get("grid")
 

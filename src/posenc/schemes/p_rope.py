@@ -16,15 +16,16 @@ class PRoPE(Rotary):
 
         theta_k = base^(-2k/d) for k < int(p d // 2), else 0
 
-    and the turn of `RoPE`, on the channels (k, k + d/2) in the "half" layout and (2k, 2k + 1) in the "interleaved" one.
-    share = 1 is RoPE, share = 0 is NoPE. The frequencies that are left out turn so slowly that they carry content, and
-    past the trained length they carry it wrongly.
+    with the rotation of `RoPE`, on the channels (k, k + d/2) in the "half" layout and (2k, 2k + 1) in the "interleaved"
+    one. share = 1 is RoPE, share = 0 is NoPE. The omitted frequencies are so low that their channels carry content,
+    which rotation distorts beyond the training length.
 
-    It is not `PartialRoPE`, which has the same shapes and the same number of turning pairs: there the number of turning
-    channels stands in the exponent and in the pairing. Weights of the one give silent nonsense in the other.
+    Not to be confused with `PartialRoPE`, which has the same shapes and number of rotated pairs, but the number of
+    rotated channels in the exponent and in the pairing. Weights of one give wrong results with the other, without an
+    error.
 
     Shapes and precision are as for `RoPE`. Nothing is learned. The frequencies are those of `Proportional`.
-    Errors: ValueError for a share that is not within [0, 1] and as `RoPE` says.
+    Errors: ValueError for a share outside [0, 1], and as for `RoPE`.
     Source: Barbero et al. 2024, "Round and Round We Go! What makes Rotary Positional Encodings useful?" (arXiv
     2410.06205), section 6; rounding and pairing read in transformers' "proportional" (Gemma 4, LFM3).
     """
@@ -32,8 +33,8 @@ class PRoPE(Rotary):
     def __init__(self, head_dim: int, share: float = 0.25, base: float = 10_000.0, layout: PairLayout = "half") -> None:
         if not is_number(share) or not 0 <= share <= 1:
             raise ValueError(
-                f"share must be a number within [0, 1], the share of the frequencies that stay, got {shown(share)}; "
-                "a number of channels is RoPE's rotary_dim, and a share of the channels is PartialRoPE's"
+                f"share must be a number within [0, 1], the share of nonzero frequencies, got {shown(share)}; for a "
+                "number of channels use RoPE's rotary_dim, for a share of the channels PartialRoPE"
             )
         super().__init__(head_dim, base, layout, scaling=Proportional(share))
         self.share = float(share)
@@ -46,8 +47,8 @@ ENTRY = Entry(
     laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED},
     cost="one pass over q and k per layer",
     build=lambda shape: PRoPE(shape.head_dim, max(0.25, 2 / shape.head_dim)),
-    does="RoPE whose lowest frequencies are 0, so that these channels carry content alone: Gemma 4, LFM3",
-    limits="angles past the training length are new to the model; not partial RoPE, whose weights do not fit it",
+    does="RoPE whose lowest frequencies are 0, so that these channels carry only content: Gemma 4, LFM3",
+    limits="angles beyond the training length are new to the model; incompatible with weights of partial RoPE",
     formula=(
         r"\begin{array}{l} "
         r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "

@@ -1,4 +1,4 @@
-"""Partial RoPE: the first share of the channels turns, as if the head were no wider."""
+"""Partial RoPE: RoPE of only the first channels of a head."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class PartialRoPE(Rotary):
-    """Partial rotary position embedding: RoPE of the first n = int(share head_dim) channels; the others do not turn.
+    """Partial rotary position embedding: RoPE of the first n = int(share head_dim) channels. The others are unchanged.
 
     Formula, for k = 0 .. n/2 - 1: theta_k = base^(-2k/n), and
 
         (a, b) -> (a cos p theta_k - b sin p theta_k,  a sin p theta_k + b cos p theta_k)
 
     on the channels (k, k + n/2) in the "half" layout (Phi, GLM-4-MoE, Qwen3.5) and (2k, 2k + 1) in the "interleaved"
-    one (GLM, GPT-J). n stands in exponent and pairing: this is ``RoPE(head_dim, base, layout, rotary_dim=n)`` by the
-    share that configurations have as ``partial_rotary_factor``.
+    one (GLM, GPT-J). Exponent and pairing use n: this is ``RoPE(head_dim, base, layout, rotary_dim=n)``. Configurations
+    call the share ``partial_rotary_factor``.
 
-    It is not `PRoPE`, "proportional", which has the same shapes and the same number of turning pairs: there head_dim
-    stands in the exponent and in the pairing. Weights of the one give silent nonsense in the other.
+    Not to be confused with the proportional `PRoPE`, which has the same shapes and number of rotated pairs, but
+    head_dim in the exponent and in the pairing. Weights of one give wrong results with the other, without an error.
 
     Shapes, precision and ``scaling`` are as for `RoPE`. Nothing is learned.
-    Errors: ValueError for a share that is not within (0, 1] or does not give whole pairs, and for the scaling
-    `Proportional`, which would be both schemes at once.
+    Errors: ValueError for a share outside (0, 1] or one that does not give whole pairs, and for the scaling
+    `Proportional`, which belongs to `PRoPE`.
     Source: Wang and Komatsuzaki 2021, GPT-J; Black et al. 2022, "GPT-NeoX-20B", section 2.1; read in transformers'
     models phi, glm and glm4_moe.
     """
@@ -42,19 +42,19 @@ class PartialRoPE(Rotary):
         head_dim = whole("head_dim", head_dim, least=2)
         if not is_number(share) or not 0 < share <= 1:
             raise ValueError(
-                f"share must be a number above 0 and up to 1, the share of the channels that turn, got {shown(share)}; "
-                "a number of channels is RoPE's rotary_dim, and a share of the frequencies is PRoPE's"
+                f"share must be a number above 0 and up to 1, the share of rotated channels, got {shown(share)}; for a "
+                "number of channels use RoPE's rotary_dim, for a share of the frequencies PRoPE"
             )
         turning = int(share * head_dim)
         if turning % 2 or not turning:
             raise ValueError(
-                f"share must give pairs of channels, got {shown(share)} of {head_dim}, which are {turning}; "
+                f"share must give pairs of channels, got {shown(share)} of {head_dim}, which is {turning}; "
                 "PRoPE takes any share"
             )
         if isinstance(scaling, Proportional):
             raise ValueError(
-                "scaling must not be Proportional beside a share of the channels: proportional rotation is "
-                f"PRoPE({head_dim}, share), partial rotation PartialRoPE({head_dim}, share)"
+                f"scaling must not be Proportional with a share of the channels: use PRoPE({head_dim}, share) for "
+                f"proportional rotation, or PartialRoPE({head_dim}, share) without scaling for partial rotation"
             )
         super().__init__(head_dim, base, layout, turning, scaling=scaling)
         self.share = float(share)
@@ -67,8 +67,8 @@ ENTRY = Entry(
     laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED},
     cost="one pass over q and k per layer",
     build=lambda shape: PartialRoPE(shape.head_dim, max(2, shape.head_dim // 4 * 2) / shape.head_dim),
-    does="turns the first share of the channels, with frequencies over these alone: GPT-J, GPT-NeoX, Phi, GLM, Qwen3.5",
-    limits="angles past the training length are new to the model; not proportional RoPE, whose weights do not fit it",
+    does="RoPE of only the first channels, with frequencies over these: GPT-J, GPT-NeoX, Phi, GLM, Qwen3.5",
+    limits="angles beyond the training length are new to the model; incompatible with weights of proportional RoPE",
     formula=(
         r"\begin{array}{l} "
         r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "

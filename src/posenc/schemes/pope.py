@@ -1,4 +1,4 @@
-"""PoPE: content is the length of a channel, position its phase."""
+"""PoPE: content is the magnitude of a channel, position its phase."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from posenc.schemes.entry import Entry, Law
 
 @dataclass(frozen=True, eq=False)
 class Polar:
-    """Makes of each channel a number of length softplus(x) and of the phase whose cos and sin are its parts."""
+    """Maps each channel to the real and imaginary part of a complex number of magnitude softplus(x)."""
 
     real: Float[Tensor, "rows heads tokens head_dim"]
     imaginary: Float[Tensor, "rows heads tokens head_dim"]
-    heads: int | None = None  # those of x; None: any number of them, alike
+    heads: int | None = None  # the number of heads of x; None: any
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens width"]:
-        """[softplus(x) cos, softplus(x) sin] in x's dtype, rounded once. ValueError for other rows, heads, tokens or
-        channels than the phases were made for."""
+        """[softplus(x) cos, softplus(x) sin] in x's dtype, rounded once. Raises ValueError for a shape of x that does
+        not match the phases."""
         made = self.real.shape
         is_misfit = x.dim() != 4 or any(not one_or(m, n) for m, n in zip(made[:-1], x.shape, strict=False))
         if is_misfit or (self.heads is not None and self.heads != x.size(1)):
@@ -40,27 +40,27 @@ class Polar:
 
 
 class PoPE(Scheme):
-    """Polar coordinate position embedding: what a channel says is a length, where it stands a phase.
+    """Polar coordinate position embedding: the content of a channel is a magnitude, its position a phase.
 
     Formula, with theta_c = base^(-c/d) for c = 0 .. d - 1, as many frequencies as channels:
 
         s_ij = sum_c softplus(q_ic) softplus(k_jc) cos((p_j - p_i) theta_c + delta_c) / sqrt(d)
 
-    delta_c is learned and held within [-2 pi, 0], one for each channel and query head: (num_heads, head_dim), or
-    (1, head_dim) shared by all heads where ``num_heads`` is None. It begins at 0, where before and after are alike: the
-    score of two contents is the same from either side, and direction has to be learned.
+    delta_c is learned and clamped to [-2 pi, 0], one for each channel and query head: (num_heads, head_dim), or (1,
+    head_dim) shared by all heads if ``num_heads`` is None. It is initialized to 0, where scores are symmetric in the
+    distance: direction has to be learned.
 
-    q and k become twice as wide, [softplus(x) cos p theta, softplus(x) sin p theta], and the scale stays that of d
-    channels: 1/sqrt(d). The phase delta is the key's in the paper. Here the query has it, with the other sign, which
-    gives the same scores: then heads that share a key have phases of their own, and no key in a cache goes stale.
+    q and k become twice as wide, [softplus(x) cos p theta, softplus(x) sin p theta]; the scale stays 1/sqrt(d). The
+    paper adds the phase delta to the key. Here it is subtracted from the query, which gives the same scores: heads that
+    share a key can have different phases, and cached keys do not go stale.
 
-    Learned: a number per channel and head. Cost: attention with q and k of 2d channels; values are as they were.
+    Learned: a number per channel and head. Cost: attention with q and k of 2d channels; values are unchanged.
     Shapes: query and key (batch, heads, tokens, head_dim) in any floating dtype; phases are exact to float32 up to
     position 2^20. Positions may be fractional or negative.
     Errors: ValueError for a base not above 1, queries of other heads, and positions of several axes.
     Source: Gopalakrishnan et al. 2025, "Decoupling the What and Where With Polar Coordinate Positional Embeddings"
-    (arXiv 2509.10534). The authors' own code could not be read; the formula was read in x-transformers and in
-    lucidrains' PoPE-pytorch, whose option to begin delta uniformly within its bounds is not here.
+    (arXiv 2509.10534). The authors' code was not available; the formula follows x-transformers and lucidrains'
+    PoPE-pytorch, whose option to initialize delta uniformly is not supported.
     """
 
     def __init__(self, head_dim: int, num_heads: int | None = None, base: float = 10_000.0) -> None:
@@ -76,18 +76,18 @@ class PoPE(Scheme):
 
     @property
     def channels(self) -> range:
-        """The channels that have a phase: all."""
+        """The channels that have a phase: all of them."""
         return range(self.head_dim)
 
     @property
     def scale(self) -> float:
-        """The factor of the inner product: 1 / sqrt(d)."""
+        """The softmax scale: 1 / sqrt(d)."""
         return 1 / math.sqrt(self.head_dim)
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The maps of queries and of keys, which widen, and the scale."""
+        """The maps of queries and keys, which double the width."""
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, 1, "PoPE")[..., 0]
         theta = frequencies(2 * self.head_dim, self.base, coords.device)  # base^(-c/d)
@@ -124,7 +124,7 @@ ENTRY = Entry(
     cost="q and k twice as wide",
     build=lambda shape: PoPE(shape.head_dim, shape.num_heads),
     learned="heads × d",
-    does="the length of a channel is a softplus of the content, its phase the position: what and where do not mix",
+    does="the magnitude of a channel is a softplus of the content, its phase the position",
     limits="q and k are twice as wide in attention and in the cache; blind to direction until its phases are learned",
     formula=(
         r"s_{ij} = \frac{1}{\sqrt{d}} \sum_{c} \mathrm{softplus}(q_{ic}) \, \mathrm{softplus}(k_{jc}) \, \cos(r "

@@ -1,4 +1,4 @@
-"""Query scale: queries grow with the number of tokens that they see."""
+"""Query scale: multiplies queries by a factor that grows with their position."""
 
 from __future__ import annotations
 
@@ -31,31 +31,30 @@ LEARNED = ("mistral_large4", "ssmax")
 
 
 class QueryScale(Scheme):
-    """Queries times a number that grows with their position, so that attention over more keys stays as sharp.
+    """Multiplies queries by a factor that grows with their position, so that attention over more keys stays sharp.
 
-    Formula, q_i c(n) with n = p_i + 1, the number of tokens up to the query:
+    Formula: q_i c(n) with n = p_i + 1, the number of tokens up to the query:
 
         llama4          1 + a ln(1 + floor(n / L))          L = 8192, a = 0.1; in its layers without RoPE
         ministral3      1 + a ln(1 + floor((n - 1) / L))    L = 16384, a = 0.1; Mistral 4's L is 8192; in all layers
-        inkling         1 + a ln max(1, n / L)              a = 0.1, L to be given; `Inkling` scales its bias as well
+        inkling         1 + a ln max(1, n / L)              a = 0.1, L required; `Inkling` scales its bias as well
         beam            (1 + n / L)^a                       L = 2048, a = 0.1; in its layers without RoPE
-        rerope          max(1, ln n / ln L)                 L, the length of training, to be given
-        mistral_large4  s_h ln n + b_h                      learned, per head; s = 0 and b = 1 at first
-        ssmax           s_h ln n                            learned, per head; s = 0.43 at first
+        rerope          max(1, ln n / ln L)                 L, the training length, required
+        mistral_large4  s_h ln n + b_h                      learned, per head; initially s = 0 and b = 1
+        ssmax           s_h ln n                            learned, per head; initially s = 0.43
 
-    ``length`` is L and ``strength`` is a; with ``num_heads`` the last two learn. Keys, and the scale of the product,
-    are left alone. p is the query's coordinate: true positions, while code that counts the slots of a cache gives other
-    numbers where there is padding or where texts are packed.
+    ``length`` is L and ``strength`` is a. The last two forms are learned and need ``num_heads``. Keys and the softmax
+    scale are unchanged. p is the query's coordinate; code that counts cache slots instead differs with padding or
+    packed texts.
 
     Shapes: query (batch, heads, queries, head_dim), any floating dtype; computed in float64 and rounded once.
-    Positions, whole or fractional, of one axis, are not below 0.
-    Errors: ValueError for an unknown form, one without the length that it needs or with what it does not take, and
-    queries of other heads than learn;
-    PositionError for a position below 0, where it can be read without waiting for a GPU.
-    Sources: the models of those names in transformers (modeling_llama4, _ministral3, _mistral4, _inkling, _beam,
-    _mistral_large4) were read; Nakanishi 2025, "Scalable-Softmax Is Superior for Attention" (arXiv 2501.19399), for
-    ssmax, where n is the size of the row (its abstract and implementations of others were read, the paper was not;
-    s = 0.43 is what one of them begins with, others with 1); rerope: ``rerope_patch.py`` of github.com/bojone/rerope.
+    Positions have one axis, may be fractional, and must not be negative.
+    Errors: ValueError for an unknown form, an argument that the form needs or does not take, and queries with another
+    number of heads; PositionError for a negative position, where it can be read without synchronizing a GPU.
+    Source: the models of those names in transformers (modeling_llama4, _ministral3, _mistral4, _inkling, _beam,
+    _mistral_large4); ssmax: Nakanishi 2025, "Scalable-Softmax Is Superior for Attention" (arXiv 2501.19399), where n is
+    the size of the row, after its abstract and other implementations, not the paper's text (one initializes s to 0.43,
+    others to 1); rerope: ``rerope_patch.py`` of github.com/bojone/rerope.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class QueryScale(Scheme):
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """s = 0 and b = 1, as Mistral Large 4, or s = 0.43."""
+        """s = 0 and b = 1 for "mistral_large4", s = 0.43 for "ssmax"."""
         if self.form == "mistral_large4" and self.b is not None:
             nn.init.zeros_(self.s)
             nn.init.ones_(self.b)
@@ -101,7 +100,7 @@ class QueryScale(Scheme):
             nn.init.constant_(self.s, 0.43)
 
     def _factor(self, n: Float64[Tensor, "rows tokens"]) -> Float64[Tensor, "rows tokens"]:
-        """c(n), the same for all heads."""
+        """c(n) of the forms that are the same for all heads."""
         L, a = self.length, self.strength
         assert L is not None
         if self.form == "rerope":
@@ -116,7 +115,7 @@ class QueryScale(Scheme):
     def _learned(
         self, log_n: Float[Tensor, "rows tokens"], context: Context | None
     ) -> Float[Tensor, "rows heads tokens"]:
-        """c(n) of every head, or of those of a shard."""
+        """c(n) of the learned forms, for every head of the shard."""
         context = Context() if context is None else context
         c = context.of_heads(self.s, 0).to(log_n.dtype)[:, None] * log_n[:, None]
         return c if self.b is None else c + context.of_heads(self.b, 0).to(log_n.dtype)[:, None]
@@ -124,13 +123,13 @@ class QueryScale(Scheme):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """c(n) of the queries; keys as they are."""
+        """c(n) for the queries, and unchanged keys."""
         coords = positions.scalar("QueryScale")
         real = positions.document != PADDING
         if is_readable(coords) and bool((coords < 0).logical_and(real).any()):
             lowest = coords.masked_fill(~real.expand(coords.shape), 0).min().item()
-            raise PositionError(f"QueryScale counts the tokens up to a query, and positions begin at 0, got {lowest}")
-        n = in_double(coords).clamp(min=0) + 1  # padding, and what could not be read
+            raise PositionError(f"QueryScale encodes positions from 0 on, got {lowest}")
+        n = in_double(coords).clamp(min=0) + 1  # padding may be negative, and unread positions
         if self.form in LEARNED:
             factor = self._learned(n.log().to(dtype=dtype, device=coords.device), context)
         else:
@@ -146,8 +145,8 @@ ENTRY = Entry(
     cost="one product per query and layer",
     build=lambda shape: QueryScale("ssmax", num_heads=shape.num_heads),
     learned="1 or 2 per head in two of its forms",
-    does="lets queries grow with the number of tokens up to them, by the formula of one of seven models",
-    limits="tells a query where it stands, and not where its keys are",
+    does="scales queries by the number of tokens up to them, with the formula of one of seven models",
+    limits="encodes the query's position, not the keys'",
     formula=(
         r"\begin{array}{l} "
         r"s_{ij} = c(p_i + 1) \, q_i \cdot k_j / \sqrt{d} \\ "

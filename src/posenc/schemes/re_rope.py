@@ -1,4 +1,4 @@
-"""ReRoPE: rotation by the distance up to a window, and as if all that is further away stood at its edge."""
+"""ReRoPE: RoPE with distances clipped to a window."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class ReRoPE(BandedRotary):
-    """Rectified rotary position embedding: a model meets no distance that it has not seen.
+    """Rectified rotary position embedding: RoPE with distances clipped (or compressed) beyond a window.
 
     Formula, for query i and key j with d = p_i - p_j, window w, leak 1/k and theta_m = base^(-2m/head_dim):
 
         s_ij = q_i . R(-f(d)) k_j / sqrt(head_dim),   f(d) = d for d < w,   w + leak (d - w) for d >= w
 
-    where R(a) turns channel pair m by a theta_m, as in `RoPE`. leak = 0 is ReRoPE: far keys all stand at distance w.
-    leak = 1/k with k > 1 is the leaky form. Far queries are turned to leak p_i + (1 - leak) w, far keys to leak p_j.
+    where R(a) rotates channel pair m by a theta_m, as in `RoPE`. leak = 0 is ReRoPE: all distant keys are at distance
+    w. leak = 1/k with k > 1 is the leaky form: distant queries are rotated to leak p_i + (1 - leak) w, distant keys to
+    leak p_j.
 
-    The bands are two calls of attention over the same keys, merged: no pair is computed twice where coordinates rise
-    by one with the order. A cache keeps keys as they are. The formula looks back: keys ahead have f(d) = d, as in RoPE.
-    That is no error in an encoder, but there they stand at distances that the model has not seen.
+    Attention runs twice over the same keys, and the results are merged: no pair is computed twice if coordinates
+    increase by one with the order. A cache keeps unrotated keys. Only earlier keys are clipped: later keys have f(d) =
+    d, as in RoPE, so in an encoder they may be at distances that are new to the model.
 
-    Made for a trained model as it is: w is from an eighth to a half of the trained length. The authors' code also
-    multiplies queries by max(1, ln(p + 1) / ln(trained length)); that is ``QueryScale("rerope", length=...)``, which
-    can be composed.
+    For models trained with RoPE, without fine-tuning: w is an eighth to a half of the training length. The authors'
+    code also multiplies queries by max(1, ln(p + 1) / ln(training length)): compose with ``QueryScale("rerope",
+    length=...)``.
 
     Learned: nothing. Cost: two passes over q and k per layer, and a merge. Shapes: query and key (batch, heads,
     tokens, head_dim), any floating dtype; positions of one coordinate, fractional or negative too.
     Errors: ValueError for an odd head_dim, a window below 1, a leak outside [0, 1), a base not above 1, an unknown
     layout, or positions of several axes.
     Source: Su Jianlin 2023, "Transformer upgrade road 12" (kexue.fm/archives/9708); read: ``rerope_patch.py`` and
-    ``leaky_rerope_patch.py`` of github.com/bojone/rerope. There |d| < w is near, which is the same in causal attention,
-    for which alone it is made.
+    ``leaky_rerope_patch.py`` of github.com/bojone/rerope. It uses |d| < w, which is the same for causal attention.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ReRoPE(BandedRotary):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The turn to the position, and for pairs at least a window apart the turns of the far band."""
+        """The rotation by the position, and a band for pairs at least a window apart."""
         p = positions.scalar("ReRoPE")
         check_held(positions, "ReRoPE")
         w, leak = self.window, self.leak
@@ -77,8 +77,8 @@ ENTRY = Entry(
     laws=FORMULA | {Law.RELATIVE, Law.BOUNDED, Law.DIRECTED},
     cost="two passes over q and k per layer, two calls merged",
     build=lambda shape: ReRoPE(shape.head_dim, window=8),
-    does="turns near pairs as RoPE does, and all pairs a `window` or more apart as if they were `window` apart; `leak`",
-    limits="made for causal attention; far keys cannot be told apart by their distance",
+    does="RoPE for near pairs; all pairs a `window` or more apart are treated as `window` apart; `leak`",
+    limits="for causal attention; distant keys cannot be distinguished by distance",
     formula=(
         r"\begin{array}{l} "
         r"s_{ij} = q_i \cdot R_{-f(p_i - p_j)} k_j / \sqrt{d} \\ "

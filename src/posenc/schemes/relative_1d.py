@@ -1,4 +1,4 @@
-"""Relative 1D: a learned vector per signed distance, multiplied with the query."""
+"""Relative 1D: multiplies the query with a learned vector per signed distance."""
 
 from __future__ import annotations
 
@@ -14,14 +14,11 @@ from posenc.schemes.entry import Entry, Law
 
 
 class Relative1D(Scheme):
-    """A learned vector for every distance -(N-1) .. N-1, multiplied with the query as the key is.
+    """A learned vector for every distance -(N-1) .. N-1, multiplied with the query like the key.
 
     Formula: s_ij = (q_i . k_j + q_i . R[p_j - p_i + N - 1]) / sqrt(d), R of (2N - 1) x d.
 
-    Indexed by p_j - p_i, so no shift of a padded matrix is needed and any two sets of positions will do. A distance of
-    N or more has no vector: that is a PositionError.
-
-    Parameters: (2N - 1) x d shared by the heads, or H x (2N - 1) x d with ``num_heads``; drawn from N(0, 1/d).
+    Parameters: (2N - 1) x d shared by the heads, or H x (2N - 1) x d with ``num_heads``; from N(0, 1/d).
     Shapes: query (batch, heads, queries, head_dim). Coordinates must be int64.
     Errors: PositionError for a distance outside the table; ValueError for sizes below 1, another head_dim or number of
     heads.
@@ -58,7 +55,7 @@ ENTRY = Entry(
     build=lambda shape: Relative1D(shape.max_positions, shape.head_dim),
     learned="(2N − 1) × d",
     does="a trainable vector per signed distance, shared or per head",
-    limits="undefined past the table",
+    limits="undefined beyond the table",
     formula=(
         r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot R_{r + N - 1}}{\sqrt{d}}, \qquad r = p_j - p_i, \quad N = "
         r"\mathrm{max\_positions}"

@@ -17,17 +17,17 @@ from posenc.schemes.entry import Entry, Law
 
 
 class Relative2D(Scheme):
-    """Learned vectors for the row and the column distance of two patches of a grid; the query is multiplied with both.
+    """Learned vectors for the row and the column distance of two patches, multiplied with the query.
 
     Formula, for patches (a, b) of query and (a', b') of key on a grid of h rows and w columns:
 
         s_ij = (q_i . k_j + q_i . (R_h[a' - a + h - 1] + R_w[b' - b + w - 1])) / sqrt(d)
 
-    Row tables go with rows and column tables with columns, so rectangles work, and so does any subset of the patches.
+    Grids may be rectangular, and tokens may be any subset of the patches.
 
     Parameters: (2h - 1) x d and (2w - 1) x d shared by the heads, or one pair per head with ``num_heads``; N(0, 1/d).
     Shapes: query (batch, heads, queries, head_dim); coordinates (rows, tokens, 2), int64, as `Positions.grid` gives.
-    Errors: PositionError for a distance outside the tables; ValueError for positions that have not two axes.
+    Errors: PositionError for a distance outside the tables; ValueError for positions that do not have two axes.
     Source: Ramachandran et al. 2019, "Stand-Alone Self-Attention in Vision Models"; Bello et al. 2019,
     equation 3; Srinivas et al. 2021, "Bottleneck Transformers", figure 4.
     """
@@ -51,7 +51,7 @@ class Relative2D(Scheme):
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Meeting, ...]:
-        """q_i . (R_h + R_w) / sqrt(d): a meeting for each axis."""
+        """q_i . (R_h + R_w) / sqrt(d): a term for each axis."""
         return tuple(self._along(axis) for axis in range(2))
 
     def _along(self, axis: int) -> Meeting:
@@ -62,10 +62,9 @@ class Relative2D(Scheme):
 
     @torch.no_grad()
     def resized(self, grid: tuple[int, int]) -> Relative2D:
-        """A copy for another grid. The distance of neighbours is kept as a share of the grid: tables are interpolated
-        linearly between their ends, which stay the ends. The same grid gives the same tables, bit for bit; whether they
-        are trained, and the mode, stay as they are."""
-        with torch.device("meta"):  # checks and shapes alone: nothing is drawn
+        """A copy for another grid, with tables interpolated linearly, with aligned ends. For the same grid the tables
+        are identical. ``requires_grad`` and the training mode are kept."""
+        with torch.device("meta"):  # only checks and shapes: no random numbers are drawn
             other = Relative2D(grid, self.head_dim, self.num_heads).train(self.training)
         for name in ("row_table", "column_table"):
             mine, size = getattr(self, name), getattr(other, name).size(-2)
@@ -89,7 +88,7 @@ ENTRY = Entry(
     axes="two",
     learned="(2h + 2w − 2) × d",
     does="a trainable vector per row distance and per column distance; `resized(grid)` for another grid",
-    limits="undefined past the tables",
+    limits="undefined beyond the tables",
     formula=(
         r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot (R^{h}_{y_j - y_i + h - 1} + R^{w}_{x_j - x_i + w - "
         r"1})}{\sqrt{d}}"

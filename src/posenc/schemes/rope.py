@@ -1,4 +1,4 @@
-"""RoPE: queries and keys turned by an angle that grows with their position."""
+"""RoPE: rotates queries and keys by an angle proportional to their position."""
 
 from __future__ import annotations
 
@@ -7,39 +7,38 @@ from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class RoPE(Rotary):
-    """Rotary position embedding: channel pair k of q and k is turned by p theta_k.
+    """Rotary position embedding: rotates channel pair k of queries and keys by p theta_k.
 
     Formula, for k = 0 .. rotary_dim/2 - 1 and theta_k = base^(-2k/rotary_dim):
 
         (a, b) -> (a cos p theta_k - b sin p theta_k,  a sin p theta_k + b cos p theta_k)
 
     on the channels (k, k + rotary_dim/2) in the "half" layout (Llama, GPT-NeoX) and (2k, 2k + 1) in the "interleaved"
-    one (the paper, GPT-J). Channels past rotary_dim are not turned. The inner product of a turned query and a turned
-    key depends on their positions through p_j - p_i alone. Values are not touched; nothing is learned.
+    one (the paper, GPT-J). Channels from rotary_dim on are unchanged. The inner product of a rotated query and a
+    rotated key depends only on p_j - p_i. Values are unchanged. Nothing is learned.
 
-    With several ``axes`` (the row and column of a patch), every axis turns rotary_dim/axes channels, by the formula
-    above with rotary_dim/axes for rotary_dim and its own coordinate for p. The pairs of axis 0 come first, then those
-    of axis 1; the layout then says which channels pair k of them all has, as it does for one axis.
+    With several ``axes`` (the row and column of a patch), each axis rotates rotary_dim/axes channels by the formula
+    above, with rotary_dim/axes in place of rotary_dim and its own coordinate as p. The pairs of axis 0 come first, then
+    those of axis 1. The layout maps pairs to channels as for one axis.
 
-    The layout is a property of the checkpoint: weights trained in one give silent nonsense in the other. So is the
-    order of the axes: here it is that of the coordinates, rows before columns in `Positions.grid`, while the code of
-    Heo et al. interleaves and has the columns first. Their base is 100, since images are less wide than texts are long.
+    The layout is a property of the checkpoint: weights trained with one give wrong results with the other, without an
+    error. So is the order of the axes. Here it is the order of the coordinates, rows before columns in
+    `Positions.grid`; the code of Heo et al. interleaves channels and puts columns first, with base 100.
 
-    With an ``allocation`` of axes to pairs, pair k is turned by the coordinate along axis allocation[k] and by theta_k
-    as for one axis: the rotation of time, row and column that language models with images use, in sections or
-    interleaved.
+    With an ``allocation`` of axes to pairs, pair k is rotated by the coordinate of axis allocation[k] times theta_k as
+    for one axis. Vision-language models use this for time, row and column, in sections or interleaved.
 
-    A ``scaling`` takes the frequencies theta (pairs,) and, where its ``needs_lengths`` is true, the length of each row
-    of the batch (rows, 1), and gives frequencies (pairs,) or (rows, pairs) and a factor of cos and sin: one of
-    ``posenc.scalings``, or any function. With lengths no key may be kept rotated. ``first_channel`` is the first
-    channel that is turned, ``heads`` are the heads that are, of ``num_heads`` query heads; keys of fewer heads turn
-    those that these queries share. With ``values`` the values are turned too, and the output is turned back at the
-    query's position; a factor is of queries and keys alone.
+    ``scaling`` is one of ``posenc.scalings`` or a function. It takes the frequencies theta (pairs,) and, if its
+    ``needs_lengths`` is true, the length of each row (rows, 1), and returns frequencies (pairs,) or (rows, pairs) and a
+    factor of cos and sin for queries and keys. If it needs lengths, keys cannot be cached rotated. ``first_channel`` is
+    the first rotated channel. ``heads`` are the rotated heads out of ``num_heads`` query heads; fewer key heads rotate
+    if the queries that share them do. With ``values``, values are rotated too, and the output is rotated back at the
+    query's position.
 
     Shapes: query and key (batch, heads, tokens, head_dim), any floating dtype; angles are exact to float32 up to
     position 2^20 whatever the dtype. Positions may be fractional or negative.
     Errors: ValueError for a rotary_dim that is above head_dim or not a multiple of 2 axes, a base not above 1, an
-    unknown layout, an allocation that is not one axis for each pair, a scaling that is no function, or positions of
+    unknown layout, an allocation that is not one axis per pair, a scaling that is not a function, or positions with
     another number of axes.
     Source: Su et al. 2021, "RoFormer", equations 14, 15 and 34; Heo et al. 2024, "Rotary Position Embedding for Vision
     Transformer", whose axial form has two axes; Wang et al. 2024, "Qwen2-VL", section 2.1, for the allocation.
@@ -66,10 +65,10 @@ ENTRY = Entry(
     build=lambda shape: RoPE(shape.head_dim, axes=shape.axes),
     axes="any",
     does=(
-        'turns channel pairs of q and k by an angle that grows with the position; layouts `"half"` and '
-        '`"interleaved"`, partial with `rotary_dim`, a share of the channels for each of several `axes`'
+        'rotates channel pairs of q and k by an angle proportional to the position; layouts `"half"` and '
+        '`"interleaved"`, partial with `rotary_dim`, several `axes`'
     ),
-    limits="angles past the training length are new to the model",
+    limits="angles beyond the training length are new to the model",
     formula=(
         r"\begin{array}{l} "
         r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "

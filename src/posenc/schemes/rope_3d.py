@@ -1,4 +1,4 @@
-"""3-D RoPE: shares of the channels turn by the frame, the row and the column of a patch of a video."""
+"""3-D RoPE: rotates parts of the channels by the frame, row and column of a video patch."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class RoPE3D(Rotary):
-    """Rotary positions for video: time, row and column each turn a share of the channels, as a RoPE of their own.
+    """Rotary position embedding for video: time, row and column each have a RoPE on their share of the channels.
 
-    Formula, for ``shares`` (d_t, d_h, d_w) of the channels, in this order: the d_a channels of axis a turn by
+    Formula, for ``shares`` (d_t, d_h, d_w) of the channels, in this order: the d_a channels of axis a are rotated by
     p_a theta_k, theta_k = base^(-2k/d_a), k = 0 .. d_a/2 - 1, in pairs (2k, 2k + 1) of the share:
 
         (a, b) -> (a cos p_a theta_k - b sin p_a theta_k,  a sin p_a theta_k + b cos p_a theta_k)
 
-    Unlike M-RoPE's, every axis has frequencies from 1 down to nearly 1/base. Published shares, all interleaved:
+    Unlike in M-RoPE, every axis has frequencies from 1 to nearly 1/base. Published shares, all interleaved:
 
         (d - 4 (d // 6), 2 (d // 6), 2 (d // 6))   Wan 2.1, base 10 000: (44, 42, 42) for d = 128; the default here
         (d/4, 3 d/8, 3 d/8)                        CogVideoX, base 10 000: (16, 24, 24) for d = 64
         (16, 56, 56)                               HunyuanVideo, base 256, d = 128
 
-    Positions of a video are `Positions.grid(height, width, frames=frames)`. CogVideoX lays its rows and columns over
-    those of its training size: scale the coordinates. Nothing is learned.
+    Use positions from `Positions.grid(height, width, frames=frames)`. CogVideoX interpolates rows and columns over its
+    training size: scale the coordinates. Nothing is learned.
 
     Shapes: coordinates (rows, tokens, 3) in the order time, row, column; query and key (batch, heads, tokens,
-    head_dim), any floating dtype. A token at (0, 0, 0) is not turned.
+    head_dim), any floating dtype. A token at (0, 0, 0) is unchanged.
     Errors: ValueError for shares that are not three even numbers with the sum head_dim, a base not above 1, and
     positions of other than three axes.
     Source: the code of Wan 2.1 (rope_params and rope_apply of wan/modules/model.py), which was read; CogVideoX as in
@@ -58,7 +58,7 @@ class RoPE3D(Rotary):
     def frequencies(
         self, device: torch.device | None = None, lengths: Tensor | None = None
     ) -> tuple[Float64[Tensor, "#rows pairs"], float | Tensor]:
-        """theta of every pair, over the share of its axis, and no factor of cos and sin."""
+        """theta of every pair, for the share of its axis, and the factor 1 of cos and sin."""
         return torch.cat([frequencies(share, self.base, device) for share in self.shares if share])[None], 1.0
 
 
@@ -71,8 +71,8 @@ ENTRY = Entry(
     cost="one pass over q and k per layer",
     build=lambda shape: RoPE3D(shape.head_dim),
     axes="three",
-    does="a share of the channels turns by the frame, one by the row and one by the column of a patch of a video",
-    limits="angles past the training size are new to the model",
+    does="rotates parts of the channels by the frame, the row and the column of a video patch",
+    limits="angles beyond the training size are new to the model",
     formula=(
         r"\begin{array}{l} "
         r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "

@@ -1,4 +1,4 @@
-"""Rotated values: the last channels of queries, keys and values turn, and the output turns back."""
+"""Rotated values: rotates the last channels of queries, keys and values, and rotates the output back."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from posenc.schemes.entry import FORMULA, Entry, Law
 class RotatedValues(Rotary):
     """Rotary position embedding of values too: o_i = R(-p_i) sum_j a_ij R(p_j) v_j.
 
-    Formula, for k = 0 .. n/2 - 1 with n = rotary_dim: theta_k = base^(-2k/n), R(p) turns the pair (2k, 2k + 1) of the
+    Formula, for k = 0 .. n/2 - 1 with n = rotary_dim: theta_k = base^(-2k/n), R(p) rotates the pair (2k, 2k + 1) of the
     last n channels by p theta_k ("interleaved"; (k, k + n/2) in "half"), and
 
         a_i = softmax_j (R(p_i) q_i) . (R(p_j) k_j) / sqrt(d),    o_i = sum_j a_ij R(p_j - p_i) v_j
 
-    So what a value adds depends on its distance, and a key can be its value, turned once: DeepSeek-V4 has one head that
-    is both, 512 wide, of which 64 channels turn. `attention` turns all four; in a model of your own call
-    ``rotate_query``, ``rotate_key``, ``rotate_value``, and ``rotate_output`` on the output.
+    The contribution of a value thus depends on its distance, and a key can also be the value, rotated once: DeepSeek-V4
+    has one head of 512 channels that is both, with 64 rotated channels. `attention` rotates all four tensors; otherwise
+    call ``rotate_query``, ``rotate_key`` and ``rotate_value``, and ``rotate_output`` on the output.
 
-    A compressed key stands at its block's start, where it is turned, and is seen from its block's end on, which is its
-    order: ``Positions(coords=starts, order=ends)``. transformers has every query of the block's last token on see it,
-    so ends are the last tokens' places.
+    A compressed key is rotated at the start of its block and visible from the end of its block on: use
+    ``Positions(coords=starts, order=ends)``. In transformers it is visible to queries from the block's last token on,
+    so ends are the orders of the last tokens.
 
     Shapes: query, key and value (batch, heads, tokens, head_dim), values as wide as keys. Precision is as for `RoPE`.
-    Nothing is learned; a factor of a ``scaling`` is of queries and keys alone (V4 has its YaRN's factor at 1).
-    Errors: ValueError for a rotary_dim above head_dim or odd, and for ``encoding.rotate``, which cannot turn values.
+    Nothing is learned. The factor of a ``scaling`` applies only to queries and keys (V4 sets that of YaRN to 1).
+    Errors: ValueError for a rotary_dim above head_dim or odd, and in ``encoding.rotate``, which cannot rotate values.
     Source: DeepSeek-V4's report was not read; the formula was read in transformers' deepseek_v4.
     """
 
@@ -50,8 +50,8 @@ ENTRY = Entry(
     laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED},
     cost="one pass over q, k, v and the output per layer",
     build=lambda shape: RotatedValues(shape.head_dim, max(2, shape.head_dim // 4 * 2)),
-    does="turns the last channels of q, k and v and turns the output back, so that values tell their distance",
-    limits="angles past the training length are new to the model; values are as wide as keys",
+    does="rotates the last channels of q, k and v, and the output back, so that values encode their distance",
+    limits="angles beyond the training length are new to the model; values must be as wide as keys",
     formula=(
         r"\begin{array}{l} "
         r"o_i = R_{-p_i} \sum_j a_{ij} R_{p_j} v_j, \qquad a_i = \mathrm{softmax}_j (R_{p_i} q_i) \cdot (R_{p_j} "

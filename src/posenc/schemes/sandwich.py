@@ -1,4 +1,4 @@
-"""Sandwich: the inner product of two sinusoids as a bias, which falls about as the logarithm of the distance."""
+"""Sandwich: the inner product of two sinusoids as a bias, which decays about logarithmically with distance."""
 
 from __future__ import annotations
 
@@ -16,43 +16,42 @@ from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class Sandwich(Scheme):
-    """The inner product of the sinusoids of query and key, less its greatest value, flatter from head to head.
+    """Adds the inner product of the sinusoids of query and key, minus its maximum, with a different factor per head.
 
     Formula, for heads h = 1 .. H and an even width D of the sinusoids, which is not that of the heads:
 
         s_ij + (sum_{k = 1 .. D/2} cos((p_i - p_j) base^(-2k/D)) - D/2) / (8h/H)
 
-    where s_ij = q_i . k_j / sqrt(d); the bias itself is *not* divided by it. It is 0 for a token itself and at least
-    -D / (8h/H). It falls about as a logarithm does, with ripples, and once every cosine has come round it falls no
-    further. Nothing is learned. Blind to direction: order needs a causal mask.
+    where s_ij = q_i . k_j / sqrt(d); the bias itself is *not* divided. It is 0 at distance 0 and at least -D / (8h/H).
+    It decays about logarithmically, with ripples, up to the longest wavelength. Nothing is learned. Blind to direction:
+    order needs a causal mask.
 
-    The sum begins at k = 1, so its fastest term turns by less than one radian per position; that of `Sinusoidal` begins
-    at k = 0.
+    The sum starts at k = 1, so its highest frequency is below one radian per position; that of `Sinusoidal` is k = 0.
 
     Shapes: score (batch, num_heads, queries, keys). Any real positions, of one axis; phases are exact to float32 up to
     position 2^20.
-    Cost: one number per head and pair, made of D/2 cosines for each distance.
-    Errors: ValueError for num_heads below 1, an odd dim, a base not above 1, or queries of other heads.
+    Cost: one number per head and pair, from D/2 cosines for each distance.
+    Errors: ValueError for num_heads below 1, an odd dim, a base not above 1, or queries with another number of heads.
     Source: Chi, Fan, Rudnicky & Ramadge 2023, "Dissecting Transformer Length Extrapolation via the Lens of Receptive
-    Field Analysis", section 5. No code of the authors was found. What was read is NVIDIA's port in NeMo, which has the
-    formula above; another public port leaves the cosine out, and is a straight line.
+    Field Analysis", section 5, after NVIDIA's port in NeMo, which has the formula above; the authors' code was not
+    found. Another public port omits the cosine, which makes the bias linear.
     """
 
     def __init__(self, num_heads: int, dim: int = 128, base: float = 10_000.0) -> None:
         super().__init__()
         self.num_heads, self.dim = whole("num_heads", num_heads), whole("dim", dim)
         if self.dim % 2:
-            raise ValueError(f"dim must be positive and even (a cosine is of a pair), got {dim}")
+            raise ValueError(f"dim must be positive and even (channels come in pairs), got {dim}")
         self.base = number("base", base, above=1)
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Bias, ...]:
-        """The bias, a function of the distance alone."""
+        """The bias, a function of the distance only."""
         return (Bias(self._bias, Distance("Sandwich", num_heads=self.num_heads)),)
 
     def _bias(self, r: Tensor) -> Float[Tensor, "heads ..."]:
-        theta = frequencies(self.dim, self.base, r.device) * self.base ** (-2 / self.dim)  # k begins at 1
+        theta = frequencies(self.dim, self.base, r.device) * self.base ** (-2 / self.dim)  # k starts at 1
         below = phases(r, theta).cos().sum(-1) - self.dim / 2
         ratio = 8 * torch.arange(1, self.num_heads + 1, device=below.device).to(below.dtype) / self.num_heads
         bias = torch.tensordot(1 / ratio, below, 0)
@@ -66,7 +65,7 @@ ENTRY = Entry(
     laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.BOUNDED},
     cost="one bias on every score per layer",
     build=lambda shape: Sandwich(shape.num_heads),
-    does="the inner product of two sinusoids as a bias, flatter from head to head",
+    does="the inner product of two sinusoids as a bias, with a different factor per head",
     limits="blind to direction",
     formula=(
         r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + \frac{H}{8h} \Bigl( \sum_{k = 1}^{D/2} \cos(r \, "

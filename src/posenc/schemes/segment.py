@@ -1,4 +1,4 @@
-"""Segment: a trainable vector per segment, added to the input."""
+"""Segment: adds a trainable vector per segment to the input."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from posenc.schemes.entry import Entry, Law
 class Segment(Scheme):
     """A learned vector for each segment (premise or hypothesis), added to the input.
 
-    Formula: x_i <- x_i + W[segment_i], W drawn from N(0, 0.02^2). It tells parts of the input apart, not positions
-    within a part, so it is composed with a scheme that does: ``Learned(512, dim) + Segment(2, dim)`` is BERT's input.
+    Formula: x_i <- x_i + W[segment_i], W from N(0, 0.02^2). It encodes segments, not positions, so compose it with a
+    scheme that does: ``Learned(512, dim) + Segment(2, dim)`` is BERT's input.
 
     Parameters: num_segments x dim. Shapes: table (rows, tokens, dim).
     Errors: ValueError for positions without segments; PositionError for a segment outside the table.
@@ -54,8 +54,8 @@ ENTRY = Entry(
     build=lambda shape: Segment(2, shape.dim),
     needs_segments=True,
     learned="num_segments × dim",
-    does="a trainable vector per segment, beside another scheme",
-    limits="does not tell positions apart",
+    does="a trainable vector per segment, to compose with another scheme",
+    limits="does not encode positions",
     formula=r"x_i \leftarrow x_i + W_{\mathrm{segment}(i)}",
     example=(
         "positions = posenc.Positions.arange(64).with_segment((torch.arange(64) >= 40).long()[None])\n"

@@ -1,4 +1,4 @@
-"""Self-Extend: rotation by the distance up to a window, and by the distance of groups of tokens past it."""
+"""Self-Extend: RoPE within a window, and by the distance between groups of tokens beyond it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class SelfExtend(BandedRotary):
-    """Neighbours by their distance, all others by the distance of their groups.
+    """Self-Extend: RoPE for near pairs, and by the distance between their groups for distant pairs.
 
     Formula, for query i and key j with d = p_i - p_j, group size G, window w and theta_m = base^(-2m/head_dim):
 
@@ -21,13 +21,13 @@ class SelfExtend(BandedRotary):
         f_ij = d                                                   for d < w
         f_ij = floor(p_i/G) + w - floor(w/G) - floor(p_j/G)        for d >= w
 
-    where R(a) turns channel pair m by a theta_m, as in `RoPE`. With a trained length L, texts of (L - w) G + w tokens
-    meet no distance that is new to the model. Scores are not those of distances alone: where a group begins depends on
-    the position, so a shift of all positions changes nothing only if it is a multiple of G.
+    where R(a) rotates channel pair m by a theta_m, as in `RoPE`. With a training length L, texts of up to (L - w) G + w
+    tokens have only distances known to the model. Where a group begins depends on the position, so scores are invariant
+    only to shifts by a multiple of G.
 
-    The bands are two calls of attention over the same keys, merged: no pair is computed twice where coordinates rise
-    by one with the order. A cache keeps keys as they are. The formula looks back: a key ahead has f = d, however far,
-    as in RoPE. That is no error in an encoder, but there it may stand at a distance that the model has not seen.
+    Attention runs twice over the same keys, and the results are merged: no pair is computed twice if coordinates
+    increase by one with the order. A cache keeps unrotated keys. Only earlier keys are grouped: later keys have f = d,
+    as in RoPE, so in an encoder they may be at distances that are new to the model.
 
     Learned: nothing. Cost: two passes over q and k per layer, and a merge. Shapes: query and key (batch, heads,
     tokens, head_dim), any floating dtype; positions of one coordinate, fractional or negative too.
@@ -35,8 +35,8 @@ class SelfExtend(BandedRotary):
     positions of several axes.
     Source: Jin et al. 2024, "LLM Maybe LongLM: Self-Extend LLM Context Window Without Tuning" (arXiv 2401.01325),
     section 3; read: ``self_extend_patch/Llama.py`` and ``selfextend_flash_attn.py`` of github.com/datamllab/LongLM,
-    whose ``group_size_1`` is G and ``group_size_2`` is w. There the queries of a whole text are shifted by w - w/G,
-    which is the same where G divides w, and those of its fused decoding by w - floor(w/G), as in the paper and here.
+    whose ``group_size_1`` is G and ``group_size_2`` is w. It shifts the queries of a whole text by w - w/G, which is
+    the same if G divides w, and those of its fused decoding by w - floor(w/G), as in the paper and here.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SelfExtend(BandedRotary):
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The turn to the position, and for pairs at least a window apart the turn to the group's."""
+        """The rotation by the position and, for pairs at least a window apart, by the group."""
         p = positions.scalar("SelfExtend")
         check_held(positions, "SelfExtend")
         grouped = p.div(self.group, rounding_mode="floor")
@@ -69,8 +69,8 @@ ENTRY = Entry(
     laws=FORMULA | {Law.BOUNDED, Law.DIRECTED},
     cost="two passes over q and k per layer, two calls merged",
     build=lambda shape: SelfExtend(shape.head_dim, group=4, window=4),
-    does="turns pairs closer than a `window` as RoPE does, and all others by the places of groups of `group` tokens",
-    limits="made for causal attention; far keys of one group cannot be told apart",
+    does="RoPE for pairs closer than a `window`; rotates all others by the positions of groups of `group` tokens",
+    limits="for causal attention; distant keys of one group cannot be distinguished",
     formula=(
         r"\begin{array}{l} "
         r"s_{ij} = q_i \cdot R_{-f_{ij}} k_j / \sqrt{d} \\ "

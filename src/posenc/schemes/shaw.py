@@ -1,4 +1,4 @@
-"""Shaw: learned vectors per clipped distance, in the keys and in the values."""
+"""Shaw: adds learned vectors per clipped distance to keys and values."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from posenc.schemes.entry import Entry, Law
 
 
 class Shaw(Scheme):
-    """Relative position representations: a learned vector per distance, clipped to a window of k tokens each way.
+    """Relative position representations: a learned vector per distance, clipped to k tokens on each side.
 
     Formula, with c = clip(p_j - p_i, -k, k) + k:
 
         s_ij = q_i . (k_j + K[c]) / sqrt(d)
         o_i  = sum_j a_ij (v_j + V[c])
 
-    The distance is key minus query: row 0 of a table is "k or more to the left", row k the token itself. Distances past
-    the window share a vector, so any length has an encoding. Without a causal mask, left and right have rows of their
-    own; under one the right half is never read.
+    The distance is key minus query: row 0 of a table is "k or more to the left", row k the token itself. Larger
+    distances share a vector, so any length has an encoding. Left and right have different rows; with a causal mask the
+    right half is not used.
 
-    Parameters: two tables (2k + 1) x d, shared by the heads, or H x (2k + 1) x d with ``num_heads``; drawn uniformly
-    with Glorot's bound, as tensor2tensor does. ``keys=False`` or ``values=False`` leaves that half out.
+    Parameters: two tables (2k + 1) x d, shared by the heads, or H x (2k + 1) x d with ``num_heads``; initialized
+    uniformly with Glorot's bound, as in tensor2tensor. ``keys=False`` or ``values=False`` omits that table.
     Shapes: query (batch, heads, queries, head_dim); value of the same head_dim. Coordinates must be int64.
-    Cost: q times a table, (queries x (2k + 1)) per head, and the attention mass per bucket; never queries x keys x d.
-    Errors: ValueError for another head_dim or number of heads, both halves left out, or fractional coordinates.
+    Cost: q times a table, (queries x (2k + 1)) per head, and the attention weight per distance; never queries x keys x
+    d.
+    Errors: ValueError for another head_dim or number of heads, both tables omitted, or fractional coordinates.
     Source: Shaw, Uszkoreit & Vaswani 2018, "Self-Attention with Relative Position Representations", equations 3 and 4.
     """
 
@@ -97,14 +98,14 @@ ENTRY = Entry(
     scheme=Shaw,
     paper="Shaw et al. 2018",
     laws=frozenset({Law.RELATIVE, Law.BOUNDED, Law.DIRECTED, Law.LENGTH_FREE}),
-    cost="a (2k + 1)-wide product per query and a sum per bucket per layer",
+    cost="a (2k + 1)-wide product per query and a sum per distance per layer",
     build=lambda shape: Shaw(shape.head_dim, max_distance=16),
     learned="2 (2k + 1) × d",
     does=(
         "a trainable vector per clipped distance, in the keys, in the values, or in both; shared or one set per "
         "head (`num_heads`)"
     ),
-    limits="distances past the window are one",
+    limits="all distances beyond the window are the same",
     formula=(
         r"s_{ij} = \frac{q_i \cdot (k_j + K_c)}{\sqrt{d}}, \qquad o_i = \sum_j a_{ij} (v_j + V_c), \qquad c = "
         r"\min(\max(r, -k), k) + k"

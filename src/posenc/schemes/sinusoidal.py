@@ -1,4 +1,4 @@
-"""Sinusoidal: vectors of sines and cosines, added to the input."""
+"""Sinusoidal: adds vectors of sines and cosines to the input."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Sinusoidal(Scheme):
         interleaved:   P[p, 2k] = sin(p theta_k)    P[p, 2k + 1]     = cos(p theta_k)
         concatenated:  P[p, k]  = sin(p theta_k)    P[p, k + dim/2]  = cos(p theta_k)
 
-    With several ``axes`` (the row and column of a patch; the time, row and column of a video), every axis has dim/axes
-    channels of its own, in turn, each by the formula above with dim/axes for dim.
+    With several ``axes`` (the row and column of a patch; the time, row and column of a video), each axis has dim/axes
+    consecutive channels, by the formula above with dim/axes in place of dim.
 
-    Index 0 turns fastest, one radian per position. Every vector has norm sqrt(dim/2), P[p + k] is a rotation of P[p]
-    that depends on k alone, and any real position has a vector. Nothing is learned.
+    k = 0 is the highest frequency, one radian per position. Every vector has norm sqrt(dim/2), P[p + k] is a rotation
+    of P[p] that depends only on k, and any real position has a vector. Nothing is learned.
 
     Shapes: table (rows, tokens, dim), float32 or float64, accurate to that dtype up to position 2^20 and beyond.
     Errors: ValueError for a dim that is not a multiple of 2 axes, a base not above 1, an unknown layout, or positions
     of another number of axes.
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5 (interleaved); Dai et al. 2019,
-    "Transformer-XL", whose code concatenates; He et al. 2022, "Masked Autoencoders", whose code has two axes,
-    concatenates and, despite its names, puts the column first.
+    "Transformer-XL", whose code concatenates; He et al. 2022, "Masked Autoencoders", whose code concatenates on two
+    axes and, despite its variable names, puts the column first.
 
     >>> Sinusoidal(4).table(Positions.arange(2))
     tensor([[[0.0000, 1.0000, 0.0000, 1.0000],
@@ -100,9 +100,9 @@ ENTRY = Entry(
     axes="any",
     does=(
         'sines and cosines, `"interleaved"` or `"concatenated"`; `axes=2` for images, `axes=3` for video; '
-        "`linear_map(offset)` gives the matrix that shifts it"
+        "`linear_map(offset)` returns the matrix of a shift"
     ),
-    limits="every length has a vector, but a model that was trained short does not know the far ones",
+    limits="any position has a vector, but those beyond the training length are new to the model",
     formula=(
         r"x_i \leftarrow x_i + P_{p_i}, \qquad P_{p,2k} = \sin p \theta_k, \quad P_{p,2k+1} = \cos p \theta_k, "
         r"\qquad \theta_k = \mathrm{base}^{-2k/\mathrm{dim}}"

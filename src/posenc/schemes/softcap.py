@@ -15,16 +15,16 @@ from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class Softcap(Scheme):
-    """A soft cap of the score: it stays between -cap and cap, and small scores stay as they are.
+    """Soft-caps scores to the range (-cap, cap). Small scores are nearly unchanged.
 
-    Formula: cap tanh(s_ij / cap), of the score with all terms that stand before it in a composition:
-    ``ALiBi(12) + Softcap(50.0)`` caps the biased score, ``Softcap(50.0) + ALiBi(12)`` is biased afterwards.
+    Formula: cap tanh(s_ij / cap), of the score with all earlier terms of a composition: ``ALiBi(12) + Softcap(50.0)``
+    caps the biased score, ``Softcap(50.0) + ALiBi(12)`` adds the bias afterwards.
 
-    It says nothing of positions by itself, and stands here because it must have its place among the terms of a score.
-    Nothing is learned. Cost: a tanh of every score. Any number of coordinates per token.
+    It does not encode positions. It is a scheme because its order among the score terms matters. Nothing is learned.
+    Cost: a tanh of every score. Any number of coordinates per token.
     Errors: ValueError for a cap that is not above 0.
-    Source: Gemma 2 (2024), section 2, whose caps are 50 in attention; the form is Bello et al. 2016 (arXiv 1611.09940),
-    section 4. The code in transformers (models/gemma2) was read: after the scale, before the mask.
+    Source: Gemma 2 (2024), section 2, with cap 50 in attention; the form is that of Bello et al. 2016 (arXiv
+    1611.09940), section 4. As in transformers (models/gemma2), it comes after the scale and before the mask.
     """
 
     def __init__(self, cap: float) -> None:
@@ -34,7 +34,7 @@ class Softcap(Scheme):
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Function, ...]:
-        """cap tanh(s_ij / cap). The cap is a coefficient of no distance in particular."""
+        """cap tanh(s_ij / cap). The cap is a coefficient that does not depend on distance."""
         axes = None if query_positions.coords.dim() == 3 else 0
         distance = Distance("Softcap", axis=axes, tail="constant")
         return (
@@ -61,7 +61,7 @@ def capped(score: Tensor, cap: Tensor) -> Tensor:
 
 
 def capped_derivative(gradient: Tensor, score: Tensor, cap: Tensor) -> tuple[Tensor, Tensor]:
-    """Of s, 1 - tanh^2; and of the cap."""
+    """The gradients of s, with the derivative 1 - tanh^2, and of the cap."""
     ratio = score / cap
     t = torch.tanh(ratio)
     of_score = gradient * (1 - t * t)
@@ -76,8 +76,8 @@ ENTRY = Entry(
     cost="a tanh of every score per layer",
     build=lambda shape: Softcap(50.0),
     axes="any",
-    does="bounds every score smoothly, after the terms that stand before it",
-    limits="does not tell positions apart; a function, so few fused kernels take it",
+    does="bounds every score smoothly, after all earlier terms",
+    limits="does not encode positions; a function of the score, which few fused kernels support",
     formula=r"s_{ij} = \mathrm{cap} \cdot \tanh \frac{q_i \cdot k_j}{\mathrm{cap} \sqrt{d}}",
     example="posenc.attention(q, k, v, posenc.RoPE(64) + posenc.Softcap(50.0), is_causal=True)",
     users="Gemma 2",

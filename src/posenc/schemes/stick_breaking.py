@@ -1,4 +1,4 @@
-"""Stick-breaking attention: keys, from the nearest on, each take their share of what is left."""
+"""Stick-breaking attention: from the nearest key on, each key takes a share of the remaining weight."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from posenc.schemes.entry import FORMULA, Entry, Law
 
 
 class StickBreaking(Scheme):
-    """Weights without a softmax: each key takes a share of what nearer keys have left of a stick of length 1.
+    """Stick-breaking weights instead of a softmax: each key takes a share of the weight that nearer keys have left.
 
     Formula, with shares b_ij = sigmoid(s_ij), s_ij = q_i . k_j / sqrt(d), for keys j before the query i:
 
         A_ij = b_ij times 1 - b_it for every token t between j and i,   o_i = sum_j A_ij v_j
 
-    The weights of a row sum to less than 1: what nobody takes is lost, so the output may be near 0. The scores of the
-    row become ln A_ij, and `attention` leaves them as they are (``Row(gives_weights=True)``); the log-sum-exp that it
-    returns is the logarithm of their sum. A query does not see its own key, as in the paper, unless ``sees_itself``:
-    then its own key takes the first share. The first token of a text without it sees nothing, and gives zeros.
+    The weights of a row sum to less than 1, so the output may be near 0. The scores of the row become ln A_ij, which
+    `attention` does not normalize (``Row(gives_weights=True)``); the log-sum-exp that it returns is the logarithm of
+    the weights' sum. A query does not attend to its own key, as in the paper, unless ``sees_itself``: then its own key
+    takes the first share. Without it the first token of a text attends to nothing and returns zeros.
 
-    Models of the authors' code give what nobody takes to the query's own value: o_i + (1 - sum_j A_ij) v_i. With the
-    log-sum-exp that is ``out + (1 - lse.exp())[..., None] * value`` here, for as many heads of values as of queries.
+    The authors' models give the remaining weight to the query's own value: o_i + (1 - sum_j A_ij) v_i. With the
+    log-sum-exp this is ``out + (1 - lse.exp())[..., None] * value``, for as many value heads as query heads.
 
-    Before and between go by the order of tokens, and by the mask: a key that is not seen takes nothing. Keys after the
-    query have no share, whether there is a causal mask or not. Coordinates are not looked at, so this is a position
-    encoding by what keys do to one another.
+    Before and between refer to the order of tokens, and masked keys take nothing. Keys after the query have no share,
+    with or without a causal mask. Coordinates are ignored.
 
-    Nothing is learned. Cost: a running sum of every row of scores; it needs whole rows, so attention runs in blocks of
-    queries. Shapes: scores (batch, heads, queries, keys). Sinks, which share a softmax, are a ValueError.
+    Nothing is learned. Cost: a cumulative sum of every row of scores; it needs whole rows, so attention runs in blocks
+    of queries. Shapes: scores (batch, heads, queries, keys). Errors: ValueError for sinks, which need a softmax.
     Source: Tan et al. 2025, "Stick-breaking Attention" (arXiv 2410.17980), section 2; ``sees_itself`` is
-    ``attend_current`` of the authors' kernels, which were read in a copy.
+    ``attend_current`` of the authors' kernels, read in a copy.
     """
 
     def __init__(self, *, sees_itself: bool = False) -> None:
@@ -77,11 +76,11 @@ ENTRY = Entry(
     scheme=StickBreaking,
     paper="Tan et al. 2025",
     laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.DIRECTED},
-    cost="a running sum of every row of scores",
+    cost="a cumulative sum of every row of scores",
     build=lambda shape: StickBreaking(),
     axes="any",
-    does="gives each key a share of what nearer keys have left, in place of a softmax",
-    limits="needs whole rows of scores; looks back alone",
+    does="gives each key a share of the weight that nearer keys have left, in place of a softmax",
+    limits="needs whole rows of scores; attends only to earlier keys",
     formula=(
         r"a_{ij} = b_{ij} \prod_{t = j + 1}^{i - 1} (1 - b_{it}), \qquad b_{ij} = \sigma \Bigl( \frac{q_i \cdot "
         r"k_j}{\sqrt{d}} \Bigr), \qquad o_i = \sum_{j < i} a_{ij} v_j"

@@ -1,4 +1,4 @@
-"""STRING: the most general turn that is exactly relative, by generators that are learned and commute."""
+"""STRING: the most general rotation that is exactly relative, by learned, commuting generators."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ from posenc.schemes.entry import Entry, Law
 
 
 class STRING(Scheme):
-    """Separable translationally invariant position encodings: q and k turned by exp(sum_a p_a L_a), all L_a commuting.
+    """Separable translationally invariant position encodings: rotates q and k by exp(sum_a p_a L_a), all L_a commuting.
 
-    Formula: L_a skew-symmetric, d x d, with [L_a, L_b] = 0, so the turns of query and key leave exp(sum_a (p_j - p_i)_a
-    L_a) between them, for any learned values and any number of axes. Then there is one orthogonal P with
+    Formula: L_a skew-symmetric, d x d, with [L_a, L_b] = 0. The score then depends only on exp(sum_a (p_j - p_i)_a
+    L_a), for any learned values and any number of axes, and there is an orthogonal P with
 
-        exp(sum_a p_a L_a) = P^T RoPE(p) P,   RoPE(p): pair k turned by sum_a p_a f[a, k]
+        exp(sum_a p_a L_a) = P^T RoPE(p) P,   RoPE(p): rotates pair k by sum_a p_a f[a, k]
 
-    and P^T, which meets itself in the inner product, is left out: a token x becomes RoPE(p) P x. The forms:
+    P^T cancels in the inner product and is omitted: a token x becomes RoPE(p) P x. The forms:
 
         "cayley"     P = (I - S)(I + S)^-1, S skew-symmetric and learned, and so is f
         "circulant"  L_a = C_a - C_a^T, C_a circulant with the first column c_a, learned. P is the real Fourier basis,
                      and f[a, m] = 2 sum_t c_a[t] sin(2 pi m t/d), m = 0 .. d/2 - 1; the mean and the alternating
-                     channel are the pair 0, which never turns
+                     channel are the pair 0, which is not rotated
 
-    in the half layout. So scores are those of the exponential, and rotated q and k are those in the basis P.
+    in the half layout. Scores equal those of the exponential; rotated q and k are in the basis P.
 
-    Parameters: "cayley": ``frequencies`` (axes, d/2) and ``skew`` (d, d), whose upper triangle counts; "circulant":
-    ``circulant`` (axes, d); with ``num_heads`` these for each head of *keys*, and queries of several times as many
-    heads turn with the key that they meet. All begin as N(0, 0.02^2), with the frequencies of an
-    axial RoPE of this base added to f, where each axis has its share of the pairs: the paper does not say.
-    Cost: P is a d x d product for every token, which a trained model can put into its projections; a solve of d x d per
+    Parameters: "cayley": ``frequencies`` (axes, d/2) and ``skew`` (d, d), of which the upper triangle is used;
+    "circulant": ``circulant`` (axes, d). With ``num_heads``, separately for each *key* head; query heads use those of
+    their key head. All are initialized from N(0, 0.02^2), and f with the added frequencies of an axial RoPE of this
+    base, each axis on its share of the pairs; the paper does not specify this.
+    Cost: a d x d product with P for every token, which a trained model can fold into its projections; a d x d solve per
     call for "cayley".
 
     Shapes: coordinates (rows, tokens, axes), real; query and key (batch, heads, tokens, head_dim).
     Errors: ValueError for an odd head_dim or one below 2 axes, an unknown form, a base not above 1, positions of
     another number of axes, and keys of another number of heads.
     Source: Schenck et al. 2025, "Learning the RoPEs: Better 2D and 3D Position Encodings with STRING", definition 3.1,
-    theorem 3.4 and equations 9 to 11, read in the text; no code of the authors was found.
+    theorem 3.4 and equations 9 to 11; the authors' code was not found.
     """
 
     heads_of = "key"
@@ -79,7 +79,7 @@ class STRING(Scheme):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Frequencies as in an axial RoPE, generators small."""
+        """Frequencies as in an axial RoPE, small generators."""
         if self.form == "circulant":
             nn.init.normal_(self.circulant, std=0.02)
             return
@@ -95,13 +95,13 @@ class STRING(Scheme):
 
     @property
     def channels(self) -> range:
-        """The channels that are turned: all."""
+        """The rotated channels: all of them."""
         return range(self.head_dim)
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The same turn for a key and for the queries that meet it."""
+        """The same rotation for a key and for the query heads that share it."""
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, self.axes, "STRING")
         basis, theta = self._basis(context), self._theta(context)
@@ -111,7 +111,7 @@ class STRING(Scheme):
         return Rotation(of_both, of_both if self.num_heads is None else OfKeyHeads(of_both, theta.size(1)))
 
     def _mine(self, parameter: Tensor, axis: int, context: Context | None) -> Float64[Tensor, "..."]:
-        """The parameter in double precision with an axis of heads, those of a shard alone."""
+        """The parameter in float64 with a dimension of heads, sliced to those of the shard."""
         parameter = parameter.unsqueeze(axis) if self.num_heads is None else parameter
         if context is not None and self.num_heads is not None:
             parameter = context.of_heads(parameter, axis)
@@ -146,19 +146,19 @@ class STRING(Scheme):
 
 @dataclass(frozen=True, eq=False)
 class InBasis:
-    """x to P x, then turned. Half-precision x is multiplied and turned in float32 and rounded once, at the end."""
+    """Rotates P x. Half-precision x is multiplied and rotated in float32 and rounded once."""
 
     basis: Float[Tensor, "heads d d"]
     turn: PairRotation
 
     def __call__(self, x: Float[Tensor, "batch heads tokens d"]) -> Float[Tensor, "batch heads tokens d"]:
-        """The turned x, in x's dtype. ValueError as `PairRotation`."""
+        """The rotated x, in x's dtype. Raises ValueError like `PairRotation`."""
         if x.size(-1) != self.turn.head_dim:
-            return self.turn(x)  # which refuses it
+            return self.turn(x)  # raises
         dtype = torch.promote_types(x.dtype, torch.float32)
         basis = shared_by(self.basis[None], x.size(1))[0].to(dtype)
         if not one_or(basis.size(0), x.size(1)):
-            return self.turn(x)  # which refuses it
+            return self.turn(x)  # raises
         return self.turn(x.to(dtype) @ basis.mT).to(x.dtype)
 
 
@@ -185,10 +185,10 @@ ENTRY = Entry(
     axes="any",
     learned="d/2 frequencies per axis and d (d − 1)/2 numbers of a basis",
     does=(
-        'turns by learned generators that commute, so exactly relative on any number of axes: `"cayley"` or '
+        'rotates by learned, commuting generators, so it is exactly relative on any number of axes: `"cayley"` or '
         '`"circulant"`'
     ),
-    limits="rotated q and k are in another basis; tables beside it meet them there",
+    limits="rotated q and k are in another basis, which other terms of a composition see",
     formula=(
         r"\begin{array}{l} "
         r"s_{ij} = \Bigl( e^{\sum_a p_{ia} L_a} q_i \Bigr) \cdot \Bigl( e^{\sum_a p_{ja} L_a} k_j \Bigr) / \sqrt{d} "

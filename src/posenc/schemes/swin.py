@@ -1,4 +1,4 @@
-"""Swin: a learned bias for every pair of row and column differences within a window."""
+"""Swin: adds a learned bias for every row and column difference within a window."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from posenc.schemes.entry import Entry, Law
 
 
 class Swin(Scheme):
-    """The bias of Swin Transformers, version 1: a number per head for every difference of two patches of a window.
+    """Relative position bias of Swin Transformer, version 1: a number per head for every difference of two patches.
 
     Formula, for patches (a, b) of query and (a', b') of key in a window of h rows and w columns:
 
         s_ij + B[(a - a' + h - 1) (2w - 1) + (b - b' + w - 1)]
 
-    where s_ij = q_i . k_j / sqrt(d); the bias itself is *not* divided. The difference is query less key, as in the
-    authors' table, so a checkpoint's ``relative_position_bias_table`` is ``weight``. Unlike `Relative2D` it does not
-    split into rows and columns, and does not look at the query.
+    where s_ij = q_i . k_j / sqrt(d); the bias itself is *not* divided. The difference is query minus key, as in the
+    authors' table, so a checkpoint's ``relative_position_bias_table`` is ``weight``. Unlike in `Relative2D`, rows and
+    columns are not separate, and the bias does not depend on the query.
 
-    Windows, shifted or not, are documents: a patch sees those of its own window.
+    Represent windows, shifted or not, as documents: patches attend only within their own document.
 
-    Parameters: (2h - 1)(2w - 1) x H, from N(0, 0.02^2), as in the authors' code (from memory; that of
-    transformers begins with zeros). Every layer has its own in the paper.
+    Parameters: (2h - 1)(2w - 1) x H, from N(0, 0.02^2), as in the authors' code (from memory; transformers initializes
+    to zeros). In the paper every layer has its own.
     Shapes: score (batch, num_heads, queries, keys); coordinates (rows, tokens, 2), int64, as `Positions.grid` gives.
     Cost: one number per head and pair, read from the table.
-    Errors: PositionError for a difference outside the window; ValueError for sizes below 1, queries of other heads, and
-    positions that have not two axes.
+    Errors: PositionError for a difference outside the window; ValueError for sizes below 1, queries with another number
+    of heads, and positions that do not have two axes.
     Source: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", equation 4; the
-    order of the table was read in the code of transformers.
+    order of the table follows transformers.
     """
 
     def __init__(self, grid: Sequence[int], num_heads: int) -> None:
@@ -54,7 +54,7 @@ class Swin(Scheme):
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Bias, ...]:
-        """B of both differences."""
+        """B at both differences."""
         distance = Distance("Swin", axis=None, integral=True, reach=self.grid, num_heads=self.num_heads)
         return (Bias(self._bias, distance),)
 
@@ -64,9 +64,9 @@ class Swin(Scheme):
 
     @torch.no_grad()
     def resized(self, grid: Sequence[int]) -> Swin:
-        """A copy for another window, whose table is interpolated bicubically, as the authors do when they load a
-        checkpoint. The same window gives the same table, bit for bit; whether it is trained, and the mode, stay."""
-        with torch.device("meta"):  # checks and shapes alone: nothing is drawn
+        """A copy for another window, with the table interpolated bicubically, as the authors do when they load a
+        checkpoint. For the same window the table is identical. ``requires_grad`` and the training mode are kept."""
+        with torch.device("meta"):  # only checks and shapes: no random numbers are drawn
             other = Swin(grid, self.num_heads).train(self.training)
         weight = self.weight.clone()
         if other.grid != self.grid:
@@ -88,7 +88,7 @@ ENTRY = Entry(
     axes="two",
     learned="(2h − 1)(2w − 1) × heads",
     does="a trainable bias for every difference of two patches; `resized(grid)` for another window",
-    limits="undefined past the window",
+    limits="undefined beyond the window",
     formula=r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + B_{h, \, y_i - y_j, \, x_i - x_j}",
     example="posenc.attention(q, k, v, posenc.Swin((8, 8), 12), query_positions=posenc.Positions.grid(8, 8))",
     users="Swin Transformer",

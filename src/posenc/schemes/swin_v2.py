@@ -1,4 +1,4 @@
-"""Swin v2: a small network makes the bias of log-spaced differences, and queries meet keys by their cosine."""
+"""Swin v2: cosine attention with a bias from a small MLP of log-spaced differences."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ STEEPEST = math.log(100)
 
 
 class SwinV2(Scheme):
-    """The attention of Swin Transformers, version 2: cosines with a learned scale, and a continuous bias.
+    """The attention of Swin Transformer, version 2: cosine similarity with a learned scale, and a continuous bias.
 
     Formula, for patches (a, b) of query and (a', b') of key, trained in a window of h rows and w columns:
 
         s_ij = cos(q_i, k_j) exp(min(tau, ln 100)) + 16 sigmoid(W2 relu(W1 x + b1))_h
         x    = (space((a - a') / (h - 1)), space((b - b') / (w - 1))),    space(u) = sign(u) log2(|8 u| + 1) / log2 8
 
-    There is no 1/sqrt(d): the rotate door makes unit vectors of queries and keys, queries times the head's scale, and
-    brings 1 as the factor of their product. Do not pass ``scale=``. The bias is the network's, so it is there for any
-    window: ``resized(grid)`` has the same weights, and ``trained`` stays the window (h, w) that differences are counted
-    in. Differences are query less key. As drawn, with b1 = 0, the network is a straight line along each ray of x, so to
-    each side the bias never turns; trained, it may.
+    There is no 1/sqrt(d): the rotate door normalizes queries and keys and multiplies queries by the head's scale, and
+    the softmax scale is 1. Do not pass ``scale=``. The MLP gives a bias for any window: ``resized(grid)`` keeps the
+    weights, and ``trained`` is the window (h, w) that differences are relative to. Differences are query minus key. At
+    initialization b1 = 0, so the MLP is linear along each ray of x and the bias is monotone on each side; after
+    training it need not be.
 
-    Windows, shifted or not, are documents: a patch sees those of its own window.
+    Represent windows, shifted or not, as documents: patches attend only within their own document.
 
     Parameters: tau = ln 10 per head; W1 hidden x 2, b1 and W2 H x hidden, from N(0, 0.02^2), and b1 = 0.
     Shapes: query (batch, num_heads, queries, head_dim); coordinates (rows, tokens, 2), int64, as `Positions.grid`
-    gives. Half-precision q and k become unit vectors in float32 and are rounded once.
-    Cost: the network for each of (2h - 1)(2w - 1) differences, once for all layers that share it; a pass over q and k.
-    Errors: PositionError for a difference outside the window; ValueError for sizes below 1, other heads, and positions
-    that have not two axes.
+    gives. Half-precision q and k are normalized in float32 and rounded once.
+    Cost: the MLP for each of (2h - 1)(2w - 1) differences, once for all layers that share it; a pass over q and k.
+    Errors: PositionError for a difference outside the window; ValueError for sizes below 1, another number of heads,
+    and positions that do not have two axes.
     Source: Liu et al. 2022, "Swin Transformer V2: Scaling Up Capacity and Resolution", section 3.3 and 3.4; the factors
-    16 and 8, tau and b1 = 0 were read in the code of transformers.
+    16 and 8, tau and b1 = 0 follow transformers.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class SwinV2(Scheme):
 
     @property
     def scale(self) -> float:
-        """The factor of the inner product: queries have the head's."""
+        """The softmax scale: 1, since queries are already multiplied by the head's scale."""
         return 1.0
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """Unit vectors, whatever the positions; those of queries are as long as the head's scale."""
+        """Normalizes queries and keys, and multiplies queries by the head's scale."""
         tau = self.tau if context is None else context.of_heads(self.tau, 0)
         scale = tau.to(dtype).clamp(max=STEEPEST).exp()[:, None, None]
 
@@ -88,7 +88,7 @@ class SwinV2(Scheme):
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Bias, ...]:
-        """The bias, of a table of all differences that is made once."""
+        """The bias, from a table of all differences that is computed once."""
         height, width = self.grid
         table = self._table(query_positions.device)
         distance = Distance("SwinV2", axis=None, integral=True, reach=self.grid, num_heads=self.num_heads)
@@ -98,7 +98,7 @@ class SwinV2(Scheme):
         dtype = torch.promote_types(self.tau.dtype, torch.float32)
         lines = []
         for side, whole_side in zip(self.grid, self.trained, strict=True):
-            # A window of one row has no differences to count.
+            # A window of one row has no differences: avoid dividing by 0.
             u = torch.arange(1 - side, side, device=device).to(dtype) * (8 / max(whole_side - 1, 1))
             lines.append(u.sign() * (u.abs() + 1).log2() / 3)
         x = torch.stack(torch.meshgrid(*lines, indexing="ij"), -1)
@@ -106,8 +106,8 @@ class SwinV2(Scheme):
         return 16 * F.linear(hidden, self.outer.weight.to(dtype)).sigmoid().movedim(-1, 0)
 
     def resized(self, grid: Sequence[int]) -> SwinV2:
-        """A copy for another window, with the same weights: differences are counted in the window of training."""
-        with torch.device("meta"):  # checks and shapes alone: nothing is drawn
+        """A copy for another window with the same weights. Differences stay relative to the training window."""
+        with torch.device("meta"):  # only checks and shapes: no random numbers are drawn
             other = SwinV2(grid, self.num_heads, self.trained, self.hidden).train(self.training)
         other.load_state_dict({name: p.detach().clone() for name, p in self.named_parameters()}, assign=True)
         for mine, copied in zip(self.parameters(), other.parameters(), strict=True):
@@ -123,13 +123,13 @@ ENTRY = Entry(
     name="swin_v2",
     scheme=SwinV2,
     paper="Liu et al. 2022",
-    laws=frozenset({Law.RELATIVE, Law.UNIQUE, Law.BOUNDED, Law.DIRECTED, Law.MONOTONE}),  # as drawn
+    laws=frozenset({Law.RELATIVE, Law.UNIQUE, Law.BOUNDED, Law.DIRECTED, Law.MONOTONE}),  # at initialization
     cost="a pass over q and k and one bias on every score per layer",
     build=lambda shape: SwinV2(shape.grid or (min(shape.max_positions, 16),) * 2, shape.num_heads),
     axes="two",
     learned="1536 + 513 per head",
-    does="a network's bias of log-spaced differences, and cosine attention; `resized(grid)` for another window",
-    limits="undefined past the window it is built for",
+    does="cosine attention with a bias from an MLP of log-spaced differences; `resized(grid)` for another window",
+    limits="undefined beyond the window it is built for",
     formula=(
         r"\begin{array}{l} "
         r"s_{ij} = \cos(q_i, k_j) \, e^{\min(\tau_h, \ln 100)} + 16 \, \sigma(W_2 \, \mathrm{relu}(W_1 u + b_1))_h "

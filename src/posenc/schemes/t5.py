@@ -1,4 +1,4 @@
-"""T5: a learned bias per bucket of distances, added to the score."""
+"""T5: adds a learned bias per bucket of distances to the score."""
 
 from __future__ import annotations
 
@@ -16,32 +16,33 @@ from posenc.schemes.entry import Entry, Law
 
 
 class T5(Scheme):
-    """A learned bias per head for every bucket of distances: near distances have their own, far ones share.
+    """Relative position bias of T5: a learned bias per head and bucket of distances. Small distances have their own
+    bucket, larger ones share one.
 
-    Formula, with n = p_i - p_j, how far the key lies back, B = ``num_buckets``, D = ``max_distance``, e = floor(B / 2):
+    Formula, with n = p_i - p_j, B = ``num_buckets``, D = ``max_distance``, e = floor(B / 2):
 
         s_ij + W[bucket(n), h]
 
         causal         bucket(n) = max(n, 0)                                              for n < e
                                    min(B - 1, e + floor((B - e) ln(n / e) / ln(D / e)))   for n >= e
-        bidirectional  the same of |n| with B / 2 in the place of B, plus B / 2 for keys after the query (n < 0)
+        bidirectional  the same for |n| with B / 2 in place of B, plus B / 2 for keys after the query (n < 0)
 
-    where s_ij = q_i . k_j / sqrt(d); the bias itself is *not* divided. T5 does not divide the product either: with
-    ``scale=1.0``, `attention` computes what T5 does. From D on, and a little before (from ``edges[-1]``: 113 of 128),
-    all distances share the last bucket, so any length has an encoding. The causal form gives the keys after a query,
-    which a causal mask hides, the bucket of the query itself.
+    where s_ij = q_i . k_j / sqrt(d); the bias itself is *not* divided. T5 does not divide the product either: pass
+    ``scale=1.0`` to `attention` for T5's scores. From D on, and slightly before (from ``edges[-1]``: 113 for 128), all
+    distances share the last bucket, so any length has an encoding. In the causal form, keys after the query, which a
+    causal mask hides, share the bucket of distance 0.
 
-    The first n of each bucket is found in integers, as n^(B - e) >= D^m e^(B - e - m) for bucket e + m, and nothing is
-    rounded. The published code takes its logarithms in float32, which puts every distance into the same bucket with
-    the sizes of the released models (B = 32, D = 128, both forms) but may fall one short of a bucket that begins at an
-    integer exactly, as 40 does at n = 54 with B = 48 and D = 81.
+    The first n of each bucket is computed exactly in integers, as n^(B - e) >= D^m e^(B - e - m) for bucket e + m. The
+    published code takes logarithms in float32, which gives the same buckets for the sizes of the released models (B =
+    32, D = 128, both forms), but can be off by one where a bucket starts exactly at an integer, such as bucket 40 at n
+    = 54 with B = 48 and D = 81.
 
-    Parameters: B x H, drawn uniformly with Glorot's bound, as the authors' T5X draws them; ports that draw from
-    N(0, 1/d_model) need a width that no score has. T5 has one table for all layers of a stack.
+    Parameters: B x H, initialized uniformly with Glorot's bound, as in the authors' T5X; ports that use N(0, 1/d_model)
+    need the width of the model. T5 shares one table between all layers of a stack.
     Shapes: score (batch, num_heads, queries, keys). Coordinates must be int64.
-    Cost: one number per head and pair, read from a table of all distances up to the last bucket's, to either side.
+    Cost: one number per head and pair, read from a table of all distances up to the last bucket, on both sides.
     Errors: ValueError for num_heads below 1, num_buckets below 2 (below 4 or odd, if bidirectional), a max_distance not
-    above the distances that have a bucket to themselves, queries of other heads, or fractional coordinates.
+    above the distances with their own bucket, queries with another number of heads, or fractional coordinates.
     Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
     section 2.1, and the authors' code for the buckets.
     """
@@ -58,12 +59,11 @@ class T5(Scheme):
         side = num_buckets // 2 if bidirectional else num_buckets
         if max_distance <= side // 2:
             raise ValueError(
-                f"max_distance must be above {side // 2}, up to which distances have a bucket to themselves, "
-                f"got {max_distance}"
+                f"max_distance must be above {side // 2}, the largest distance with its own bucket, got {max_distance}"
             )
         self.num_heads, self.num_buckets = num_heads, num_buckets
         self.max_distance, self.bidirectional = max_distance, bidirectional
-        self.edges = _edges(side, max_distance)  # here, since powers beyond int64 cannot be compiled
+        self.edges = _edges(side, max_distance)  # here, since torch.compile does not support ints beyond int64
         self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
         self.reset_parameters()
 
@@ -73,13 +73,13 @@ class T5(Scheme):
 
     @property
     def for_decoders(self) -> bool:
-        """Whether it is the causal form, which takes keys after the query for the query's own."""
+        """Whether it is the causal form, which treats keys after the query like the query's own."""
         return not self.bidirectional
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Bias, ...]:
-        """W[bucket(n), h], a function of the distance alone."""
+        """W[bucket(n), h], a function of the distance only."""
         other = "bidirectional=True" if self.for_decoders else None
         distance = Distance(
             "T5", integral=True, tail="constant", past=self.edges[-1], looks_back=other, num_heads=self.num_heads
@@ -88,7 +88,7 @@ class T5(Scheme):
 
     def _bucket(self, r: Tensor) -> Tensor:
         away = r.abs() if self.bidirectional else (-r).clamp(min=0)
-        # Compared with numbers: a tensor of the edges would be copied to a GPU in every call.
+        # Compare with Python ints: a tensor of edges would be copied to the GPU in every call.
         bucket = torch.zeros_like(away)
         for edge in self.edges:
             bucket += away >= edge
@@ -96,7 +96,7 @@ class T5(Scheme):
 
 
 def _edges(side: int, max_distance: int) -> tuple[int, ...]:
-    """The distances at which the buckets 1, 2, .. of a side begin. From the last of them on nothing changes."""
+    """The first distance of each of the buckets 1, 2, .. of a side. The last bucket has no end."""
     exact, shared = side // 2, side - side // 2
     distances = range(exact, max_distance + 1)
     starts = (max_distance**m * exact ** (shared - m) for m in range(1, shared))
@@ -112,10 +112,10 @@ ENTRY = Entry(
     build=lambda shape: T5(shape.num_heads, bidirectional=not shape.causal),
     learned="buckets × heads",
     does=(
-        "a trainable bias per head and bucket of distances: near ones have their own, far ones share, in "
-        "logarithmic steps; `bidirectional=True` for encoders"
+        "a trainable bias per head and bucket of distances: small ones have their own bucket, larger ones share "
+        "logarithmic buckets; `bidirectional=True` for encoders"
     ),
-    limits="distances past the last bucket are one",
+    limits="all distances from the last bucket on are the same",
     formula=(
         r"\begin{array}{l} "
         r"s_{ij} = q_i \cdot k_j / \sqrt{d} + W_{\mathrm{bucket}(p_i - p_j), h}, \qquad e = \lfloor B / 2 \rfloor \\ "
@@ -128,7 +128,7 @@ ENTRY = Entry(
     url="https://arxiv.org/abs/1910.10683",
     rate=30.0,
     why_rate=(
-        "a bias moves by about the learning rate in a step. T5's own training has a rate of 0.01 in its first 10,000 "
-        "steps (section 3.1.2, with Adafactor), so a bias can go some sixty times as far as in 600 steps of 0.005"
+        "a bias changes by about the learning rate per step. T5 was trained with a rate of 0.01 in its first 10,000 "
+        "steps (section 3.1.2, with Adafactor), so a bias can change some sixty times as much as in 600 steps of 0.005"
     ),
 )

@@ -1,4 +1,4 @@
-"""Transformer-XL: four terms of content and distance, with a sinusoid of the distance projected per head."""
+"""Transformer-XL: scores of four terms of content and distance, with a sinusoid of the distance projected per head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from posenc.schemes.entry import Entry, Law
 
 
 class TransformerXL(Scheme):
-    """Relative attention in four terms, each with its own reading.
+    """Relative attention with four terms.
 
     Formula, with r = p_i - p_j and R_r = [sin(r theta_k) | cos(r theta_k)], k = 0 .. dim/2 - 1, as wide as the model:
 
@@ -30,13 +30,12 @@ class TransformerXL(Scheme):
                               dependent       content     position
                               position bias   bias        bias
 
-    W projects the sinusoid for each head, apart from the projection of the keys. The distance is signed, so a
-    bidirectional model tells left from right; keys before the first query (a memory) are just smaller positions.
+    W projects the sinusoid for each head; it is separate from the projection of the keys. The distance is signed, so a
+    bidirectional model distinguishes left from right. Keys before the first query (a memory) just have smaller
+    positions.
 
-    Any real positions have a score, and no matrix needs shifting.
-
-    Parameters: W H x d x dim, u and v H x d; all N(0, 0.02^2). A model that gives every layer its own W may share u and
-    v between them, as the paper does: ``share_biases`` says whether `another` keeps them.
+    Parameters: W H x d x dim, u and v H x d; all N(0, 0.02^2). A model whose layers have different W may share u and v
+    between them, as in the paper: ``share_biases`` sets whether `another` shares them.
     Shapes: query (batch, num_heads, queries, head_dim). Any real positions, of one axis.
     Errors: ValueError for an odd dim, a base not above 1, another head_dim or number of heads.
     Source: Dai et al. 2019, "Transformer-XL: Attentive Language Models beyond a Fixed-Length Context", section 3.3.
@@ -59,7 +58,7 @@ class TransformerXL(Scheme):
         self.num_heads, self.head_dim, self.dim = num_heads, head_dim, dim
         self.base, self.share_biases = number("base", base, above=1), share_biases
         self.projection = nn.Parameter(torch.empty(num_heads, head_dim, dim))
-        # A module, so that it is shared whole: tensors that two modules share part when they leave ``meta``.
+        # A module, since tensors that two modules share are no longer shared after they leave ``meta``.
         self.biases = nn.ParameterDict({name: torch.empty(num_heads, head_dim) for name in ("content", "position")})
         self.reset_parameters()
 
@@ -79,7 +78,7 @@ class TransformerXL(Scheme):
             nn.init.normal_(parameter, std=0.02)
 
     def another(self) -> TransformerXL:
-        """One for another layer: W of its own, and u and v too unless ``share_biases``."""
+        """A copy for another layer with its own W and, unless ``share_biases``, its own u and v."""
         other = copy.deepcopy(self, {id(self.biases): self.biases} if self.share_biases else None)
         nn.init.normal_(other.projection, std=0.02)
         if not self.share_biases:
@@ -97,8 +96,8 @@ class TransformerXL(Scheme):
         return u, meeting
 
     def terms(self, block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The four terms in the order of the formula, each (batch, heads, queries, keys) and scaled: their sum is the
-        score. ValueError for another number of heads or head_dim."""
+        """The four scaled terms in the order of the formula, each (batch, heads, queries, keys). Their sum is the
+        score. Raises ValueError for another number of heads or head_dim."""
         check_type("block", block, Block)
         u, meeting = self.score(block.query_positions, block.key_positions)
         assert isinstance(meeting, Meeting)
@@ -108,7 +107,7 @@ class TransformerXL(Scheme):
         return content, of_query, added(u, block).expand_as(content), of_both - of_query
 
     def _sinusoid(self, r: Tensor) -> Float[Tensor, "1 ... dim"]:
-        """R_r for key less query r, so R is at p_i - p_j = -r."""
+        """R at p_i - p_j = -r, where r is key minus query."""
         angle = phases(-r, frequencies(self.dim, self.base, r.device))
         dtype = torch.promote_types(self.projection.dtype, torch.float32)
         return torch.cat((angle.sin(), angle.cos()), -1).to(dtype=dtype, device=r.device)[None]
@@ -123,10 +122,10 @@ ENTRY = Entry(
     build=lambda shape: TransformerXL(shape.num_heads, shape.head_dim, max(2, shape.dim - shape.dim % 2)),
     learned="dim² + 2 dim",
     does=(
-        "content, content-dependent position, global content and global position: four terms, one by one in "
-        "`terms(block)`"
+        "four terms: content, content-dependent position, global content and global position; `terms(block)` returns "
+        "each"
     ),
-    limits="one product as wide as the model on every score",
+    limits="a product as wide as the model for every score",
     formula=(
         r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot W S_n + u \cdot k_j + v \cdot W S_n}{\sqrt{d}}, \qquad n = p_i - "
         r"p_j, \quad S_n = [\, \sin n \theta_k \mid \cos n \theta_k \,]"

@@ -1,4 +1,4 @@
-"""TUPE: contents and positions are compared apart, each by projections of their own."""
+"""TUPE: adds a separate inner product of projected positions to that of contents."""
 
 from __future__ import annotations
 
@@ -18,33 +18,32 @@ from posenc.schemes.entry import Entry, Law
 
 
 class TUPE(Scheme):
-    """Untied positional encoding: learned positions meet each other in the score, and never the contents.
+    """Untied positional encoding: positions and contents have separate projections and inner products.
 
     Formula, with the rows P of a learned table, after a layer norm, and U_Q, U_K of every head:
 
         s_ij = (q_i . k_j + (P[p_i] U_Q) . (P[p_j] U_K)) / sqrt(2 d)
 
     With ``untie_cls`` the token at position 0 is [CLS], and the second term is theta_1 in its row and theta_2 in the
-    rest of its column, two numbers of each head.
+    rest of its column, two numbers per head.
 
-    The rotate door lays P U_Q beside the query and P U_K beside the key: both are twice as wide, and 1/sqrt(2 d) is the
-    factor of their product. Do not pass ``scale=``. What is laid beside them is made once for all layers of a model;
-    the product is taken by attention itself, in any backend, and a cache keeps the wide keys. Keys of fewer heads have
-    the mean of P U_K over the heads that share them, as such keys are made from others (Ainslie et al. 2023): the paper
-    has no such keys.
+    The rotate door concatenates P U_Q to the query and P U_K to the key: both become twice as wide, with the softmax
+    scale 1/sqrt(2 d), so do not pass ``scale=``. The concatenated channels are computed once for all layers of a model.
+    Attention then runs on any backend, and a cache keeps the wide keys. With fewer key heads, each has the mean of P
+    U_K over the query heads that share it (Ainslie et al. 2023); the paper does not cover this case.
 
-    TUPE-R, with a bias of buckets, is ``TUPE(...) + T5(num_heads, bidirectional=True)``. Together with ``untie_cls``
-    that is not what the paper has: there the bias too is replaced in [CLS]'s row and column, and here it stays.
+    TUPE-R, with a bucketed bias, is ``TUPE(...) + T5(num_heads, bidirectional=True)``. With ``untie_cls`` this differs
+    from the paper, where the bias is replaced in the row and column of [CLS] too.
 
-    Parameters: P max_positions x dim, U_Q and U_K dim x (H d), with biases as in the authors' code; all from
-    N(0, 0.02^2), biases 0, the norm 1 and 0; theta_1 and theta_2 per head from N(0, 0.02^2), where the authors' code
-    has products of two further rows of P. ``dim`` is H d if None.
+    Parameters: P max_positions x dim, U_Q and U_K dim x (H d), with biases as in the authors' code; all from N(0,
+    0.02^2), biases 0, the layer norm's weight 1 and bias 0; theta_1 and theta_2 per head from N(0, 0.02^2), where the
+    authors' code uses products of two further rows of P. ``dim`` is H d if None.
     Shapes: query (batch, num_heads, queries, head_dim). Coordinates must be int64 and within 0 .. max_positions - 1.
     Cost: attention with heads twice as wide; two products of dim x (H d) per token, once for all layers.
-    Errors: PositionError for a position outside the table; ValueError for sizes below 1, other heads, or fractional
-    coordinates.
+    Errors: PositionError for a position outside the table; ValueError for sizes below 1, another number of heads, or
+    fractional coordinates.
     Source: Ke, He & Liu 2021, "Rethinking Positional Encoding in Language Pre-training", equations 7 to 10, and the
-    authors' code (transformer_sentence_encoder.py), which was read.
+    authors' code (transformer_sentence_encoder.py).
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class TUPE(Scheme):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """P, U_Q, U_K and theta from N(0, 0.02^2); biases 0, the norm 1 and 0."""
+        """P, U_Q, U_K and theta from N(0, 0.02^2), biases 0, the layer norm's weight 1 and bias 0."""
         self.norm.reset_parameters()
         for layer in (self.embedding, self.query, self.key):
             nn.init.normal_(layer.weight, std=0.02)
@@ -74,18 +73,18 @@ class TUPE(Scheme):
 
     @property
     def scale(self) -> float:
-        """The factor of the inner product: 1 / sqrt(2 d)."""
+        """The softmax scale: 1 / sqrt(2 d)."""
         return 1 / math.sqrt(2 * self.head_dim)
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """Queries and keys with their positions beside them, and 1 / sqrt(2 d)."""
+        """The maps that concatenate projected positions to queries and keys."""
         index = table_index(positions, "TUPE", self.max_positions)
         rows = self.embedding.weight[index].to(dtype)
         rows = F.layer_norm(rows, (self.width,), self.norm.weight.to(dtype), self.norm.bias.to(dtype), self.norm.eps)
         of_queries, of_keys = (self._projected(rows, layer) for layer in (self.query, self.key))
-        if self.untie_cls:  # two more channels: the key's say where it is, the query's what that is worth to it
+        if self.untie_cls:  # two more channels: indicators of [CLS] in keys, theta in queries
             first = (index == 0)[:, None, :, None].to(dtype)
             row, column = (self.theta.to(dtype) / self.scale)[:, None, :, None, None].unbind(0)
             of_queries = torch.cat((of_queries * (1 - first), first * row, (1 - first) * column), -1)
@@ -101,7 +100,8 @@ class TUPE(Scheme):
 
 
 def _beside(x: Tensor, part: Tensor, shared: bool = False) -> Tensor:
-    """x (batch, heads, tokens, head_dim) and the part of its positions; ``shared``: of its group's heads on average."""
+    """x (batch, heads, tokens, head_dim) with the channels of its positions; ``shared``: their mean over a key's
+    query heads."""
     heads, made_for = x.size(1), part.size(1)
     if (made_for % heads if shared else made_for - heads) != 0:
         raise ValueError(f"TUPE was made for {made_for} heads, got {'keys' if shared else 'queries'} of {heads}")
@@ -118,8 +118,8 @@ ENTRY = Entry(
     cost="heads twice as wide in every layer",
     build=lambda shape: TUPE(shape.num_heads, shape.head_dim, shape.max_positions, shape.dim),
     learned="(max_positions + 2 dim) × dim",
-    does="learned positions meet each other, and never the contents; `untie_cls` for a class token",
-    limits="undefined past the table",
+    does="adds an inner product of learned positions, separate from contents; `untie_cls` for a class token",
+    limits="undefined beyond the table",
     formula=r"s_{ij} = \frac{q_i \cdot k_j + (P_{p_i} U_Q) \cdot (P_{p_j} U_K)}{\sqrt{2d}}",
     example="posenc.attention(q, k, v, posenc.TUPE(12, 64, max_positions=512))",
     url="https://arxiv.org/abs/2006.15595",

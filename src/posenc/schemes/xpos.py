@@ -1,4 +1,4 @@
-"""xPos: RoPE whose pairs also fade with the distance, the fast ones soonest."""
+"""xPos: RoPE whose pairs also decay with distance, high frequencies fastest."""
 
 from __future__ import annotations
 
@@ -19,40 +19,41 @@ from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
 
 ROOM = {torch.float16: 10.0, torch.float64: 640.0}
-"""How far exponents in one block of queries may lie apart, in the dtype of q and k: e^5 and e^-5 are well within
-float16, and e^80, which a query meets in a key that it does not see, within float32 (80 is for all other dtypes)."""
+"""The allowed range of exponents in one block of queries, by the dtype of q and k: e^5 and e^-5 are within float16, and
+e^80, the product with a masked key, within float32 (80 is for all other dtypes)."""
 
 
 def reach_of(dtype: torch.dtype, fastest: float) -> float:
-    """How many places queries in one block may lie apart, whose fastest pair decays so much with each."""
+    """The allowed distance between queries in one block, for the fastest decay per position."""
     return ROOM.get(dtype, 80.0) / fastest
 
 
 @dataclass(frozen=True, eq=False)
 class Fading:
-    """Turns pairs by their angles; multiplies queries by e^(-decay p), keys by e^(decay p), p counted from an origin.
+    """Rotates pairs by their angles, and multiplies queries by e^(-decay p) and keys by e^(decay p), with p relative to
+    an origin.
 
-    Queries that are further apart than the dtype can hold stand in several blocks, each with an origin of its own. Then
-    x becomes as many times wider as blocks have queries: a query stands in its block's channels and 0 in the others', a
-    key in all of them.
+    Queries that are too far apart for the dtype are split into blocks, each with its own origin. x then becomes wider
+    by the number of blocks: a query occupies its own block's channels and is 0 in the others, and a key occupies all of
+    them.
     """
 
     side: Literal["query", "key"]
-    turn: PairRotation  # that does not fade
+    turn: PairRotation  # without decay
     decay: Float64[Tensor, " pairs"]
-    place: Float64[Tensor, "rows tokens"]  # from the middle of the queries
-    asking: Float64[Tensor, "rows queries"]  # the queries' places
+    place: Float64[Tensor, "rows tokens"]  # relative to the middle of the queries
+    asking: Float64[Tensor, "rows queries"]  # the places of the queries
     fastest: float  # the largest decay
-    span: float | None  # how far the first query is from the last; None: not known
+    span: float | None  # the distance of the first query from the last; None: unknown
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens width"]:
-        """The turned and faded x, in x's dtype, rounded once."""
+        """The rotated and scaled x, in x's dtype, rounded once."""
         reach = reach_of(x.dtype, self.fastest)
-        # Compared first, so that a graph for texts of any length is not one for this length.
+        # Compared first, so that a dynamic graph is not specialized to this length.
         blocks = 1 if self.span is None or self.span <= reach else math.ceil(self.span / reach)
         middle = (blocks - 1) / 2
         mine = (self.asking / reach + middle).round().clamp(0, blocks - 1)
-        # Blocks without a query are left out, where that can be seen.
+        # Omit blocks without a query, where values can be read.
         b = (
             mine.unique()
             if blocks > 1 and is_readable(mine)
@@ -62,19 +63,19 @@ class Fading:
         if self.side == "query":
             p = (-p).masked_fill(mine[..., None] != b, -torch.inf)
         else:
-            # A key after all queries of a block is unseen, and is held within what the dtype can. Where nobody knows
-            # where the queries end it is not: better infinite than wrong.
+            # A key after all queries of a block is masked, so its exponent is clamped to the range of the dtype. With
+            # an unknown span it is not clamped: better inf than wrong.
             p = p.clamp(max=math.inf if self.span is None else reach / 2)
         dtype = torch.promote_types(x.dtype, torch.float32)
         length = self._lengths(p).to(device=x.device, dtype=dtype)
         return (self.turn(x.to(dtype))[..., None, :] * length[:, None]).flatten(-2).to(x.dtype)
 
     def refuses(self, dtype: torch.dtype, ahead: float) -> str | None:
-        """Of keys: why one that a query sees so many places ahead would have another factor than the formula's."""
+        """For keys: why a key this far ahead of a query would not have the formula's factor, or None."""
         reach = reach_of(dtype, self.fastest)
         if self.span is None or ahead <= 0:
             return None
-        # Seen from the middle of the queries: the last key, and the furthest that the last query sees.
+        # Relative to the middle of the queries: the last key, and the last key that the last query attends to.
         last = math.inf
         if self.place is self.asking:
             last = self.span / 2
@@ -83,9 +84,9 @@ class Fading:
         if self.span <= reach and min(last, ahead + self.span / 2) <= reach / 2:
             return None
         return (
-            f"XPos grows for keys after the query, and {dtype} holds that up to {int(reach / 2):,} places after the "
-            f"middle of queries that are at most {int(reach):,} apart; here queries are {self.span:,.0f} apart and see "
-            "keys further ahead: pass is_causal=True, a window that does not look ahead, or fewer tokens"
+            f"XPos grows for keys after the query, which {dtype} can represent up to {int(reach / 2):,} positions "
+            f"after the middle of queries at most {int(reach):,} apart; got queries {self.span:,.0f} apart that attend "
+            "to keys further ahead: pass is_causal=True, a window that does not look ahead, or fewer tokens"
         )
 
     def _lengths(self, p: Tensor) -> Float64[Tensor, "rows tokens blocks head_dim"]:
@@ -95,35 +96,35 @@ class Fading:
 
 
 class XPos(Scheme):
-    """Extrapolatable position embedding: RoPE whose pair k fades by zeta_k^(r / scale_base) at distance r.
+    """Extrapolatable position embedding: RoPE whose pair k decays by zeta_k^(r / scale_base) at distance r.
 
     Formula, for k = 0 .. d/2 - 1, theta_k = base^(-2k/d) and zeta_k = (2k/d + 0.4) / 1.4, pair k of
 
-        q_i  turned by p_i theta_k, times zeta_k^(p_i / scale_base)
-        k_j  turned by p_j theta_k, times zeta_k^(-p_j / scale_base)
+        q_i  rotated by p_i theta_k, times zeta_k^(p_i / scale_base)
+        k_j  rotated by p_j theta_k, times zeta_k^(-p_j / scale_base)
 
-    so pair k of the inner product has the factor zeta_k^((p_i - p_j) / scale_base): it falls with the distance to a key
-    behind, and grows to one ahead. The scheme needs a causal mask: the factor of a key that is more than 16,347 places
-    ahead of the middle of the queries (float16: 2,043) is held there. `attention` refuses to let a query see one, where
-    that can be told: not in a compiled graph, nor where an attn_mask has a row for each query. In `logits`, which hides
-    nothing, such scores are wrong. Pairs are (2k, 2k + 1) in the "interleaved" layout, the authors', and (k, k + d/2)
-    in "half".
+    so pair k of the inner product has the factor zeta_k^((p_i - p_j) / scale_base): it decays with the distance to
+    earlier keys and grows for later ones. The scheme therefore needs a causal mask: the factor of a key more than
+    16,347 positions after the middle of the queries (float16: 2,043) is clamped. `attention` raises ValueError if a
+    query attends to such a key, where that is known: not in a compiled graph, nor with an attn_mask that has a row per
+    query. In `logits`, which does not mask, such scores are wrong. Pairs are (2k, 2k + 1) in the "interleaved" layout,
+    as in the authors' code, and (k, k + d/2) in "half".
 
-    The factors of q and k by themselves leave float32 at position 36,000, and float64 at 290,000; only their product
-    stays. From where positions are counted cancels, so here they are counted from the middle of the queries of a call:
-    near keys have factors about 1, far ones fade to 0, at any position. Hence
+    The factors of q and k alone overflow float32 at position 36,000 and float64 at 290,000; only their product does
+    not. The origin of positions cancels, so here positions are relative to the middle of the queries of a call: near
+    keys have factors around 1 and distant ones decay to 0, at any position. Therefore
 
-    - a cache keeps keys unturned, as ``needs_raw_keys`` says, and the keys are turned in every call;
-    - where the queries of one call are more than 32,695 positions apart (float16: 4,086; float64: 261,565), they
-      stand in so many blocks, and q and k are as many times wider. On a GPU and in a compiled graph this needs
-      positions with a layout; without one, such far queries become NaN, never wrong.
+    - a cache keeps unrotated keys (``needs_raw_keys``), which are rotated in every call;
+    - queries of one call that are more than 32,695 positions apart (float16: 4,086; float64: 261,565) are split into
+      blocks, and q and k become wider by the number of blocks. On a GPU and in a compiled graph this needs positions
+      with a layout; without one, such queries give NaN instead of a wrong result.
 
-    Authors' code counts from the middle of the text, which is why its cached keys go stale as the text grows.
-    Nothing is learned. Cost: a pass over q and over all keys per layer. Shapes: query and key (batch, heads, tokens,
-    head_dim), any floating dtype; angles are exact to float32 up to position 2^20. Positions may be fractional.
-    Errors: ValueError for an odd head_dim, a base not above 1, a scale_base not above 0, positions of several axes, and
-    keys that are seen too far ahead; and beside a scheme whose terms read q or k by themselves (Shaw, Transformer-XL,
-    CoPE, ...), since what is counted from the queries of a call would show in them.
+    The authors' code counts from the middle of the text, so its cached keys go stale as the text grows. Nothing is
+    learned. Cost: a pass over q and over all keys per layer. Shapes: query and key (batch, heads, tokens, head_dim),
+    any floating dtype; angles are exact to float32 up to position 2^20. Positions may be fractional.
+    Errors: ValueError for an odd head_dim, a base not above 1, a scale_base not above 0, positions of several axes,
+    queries that attend too far ahead, and composition with a scheme whose terms read q or k separately (Shaw,
+    Transformer-XL, CoPE, ...), since these depend on the origin.
     Source: Sun et al. 2022, "A Length-Extrapolatable Transformer" (arXiv 2212.10554), section 3.2; the numbers were
     read in copies of torchscale's `XPOS` and in x-transformers.
     """
@@ -141,40 +142,40 @@ class XPos(Scheme):
 
     @property
     def channels(self) -> range:
-        """The channels that are turned: all."""
+        """The rotated channels: all of them."""
         return range(self.head_dim)
 
     @property
     def needs_raw_keys(self) -> bool:
-        """True: what is counted from the queries of a call cannot be kept."""
+        """True: positions are relative to the queries of the call, so rotated keys cannot be cached."""
         return True
 
     @property
     def for_decoders(self) -> bool:
-        """True: keys after the query would be rewarded."""
+        """True: the factor grows for keys after the query."""
         return True
 
     @property
     def scale(self) -> float:
-        """The factor of the inner product: 1 / sqrt(head_dim)."""
+        """The softmax scale: 1 / sqrt(head_dim)."""
         return 1 / math.sqrt(self.head_dim)
 
     def _decay(self, device: torch.device | None = None) -> Float64[Tensor, " pairs"]:
-        """-ln(zeta_k) / scale_base of every pair, the fastest first."""
+        """-ln(zeta_k) / scale_base of every pair, in decreasing order."""
         k = torch.arange(self.head_dim // 2, dtype=torch.float64, device=device)
         return -((2 * k / self.head_dim + 0.4) / 1.4).log() / self.scale_base
 
     def bind(
         self, queries: Positions, keys: Positions, dtype: torch.dtype, context: Context, doors: tuple[str, ...]
     ) -> Encoding:
-        """The encoding whose keys are counted from where the queries are."""
+        """The encoding, with positions relative to the queries."""
         rotations = (self._between(queries, keys, dtype),) if "rotate" in doors else ()
         return Encoding(queries, keys, rotations=rotations, context=context, _scale=self.scale)
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
-        """The maps of queries and keys that are the same tokens."""
+        """The maps of queries and keys where both are the same tokens."""
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         return self._between(positions, positions, dtype)
 
@@ -194,21 +195,21 @@ class XPos(Scheme):
 
 
 def _places(positions: Positions, origin: Float64[Tensor, " rows"]) -> Float64[Tensor, "rows tokens"]:
-    """Where tokens are, counted from the origin of their row; padding is there itself."""
+    """Coordinates relative to the origin of their row; 0 for padding."""
     padding = (positions.document == PADDING).to(origin.device)
     coords = in_double(coords_of(positions, 1, "XPos")[..., 0])
     return torch.where(padding, 0.0, coords - origin[:, None])
 
 
 def _middle(positions: Positions, coords: Tensor) -> tuple[Float64[Tensor, " rows"], float | None]:
-    """Halfway between the first and the last token of each row, and how far these are apart at most; None
-    where that is not known without waiting for a device."""
+    """The midpoint of the first and last token of each row, and the largest distance between these; None where that is
+    not known without synchronizing a device."""
     if coords.size(1) == 0:
         return coords.new_zeros(coords.size(0)), 0.0
     padding = (positions.document == PADDING).to(coords.device)
     lowest = coords.masked_fill(padding, torch.inf).amin(1)
     highest = coords.masked_fill(padding, -torch.inf).amax(1)
-    is_text = highest >= lowest  # and not a row of padding
+    is_text = highest >= lowest  # else the row has only padding
     middle = torch.where(is_text, (lowest + highest) / 2, 0.0)
     if is_readable(coords):
         return middle, float(torch.where(is_text, highest - lowest, 0.0).max())
@@ -223,8 +224,8 @@ ENTRY = Entry(
     laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.DIRECTED, Law.DECAYING_BOUND},
     cost="one pass over q and over all keys per layer",
     build=lambda shape: XPos(shape.head_dim),
-    does="RoPE whose pairs also fade with the distance, the fast ones soonest; for causal attention",
-    limits="a cache keeps keys unturned; keys ahead of the query grow, so it needs a causal mask",
+    does="RoPE whose pairs also decay with distance, high frequencies fastest; for causal attention",
+    limits="a cache keeps unrotated keys; scores grow for keys after the query, so it needs a causal mask",
     formula=(
         r"\begin{array}{l} "
         r"s_{ij} = \frac{1}{\sqrt{d}} \sum_k \zeta_k^{(p_i - p_j) / \mathrm{scale\_base}} \, (R_{p_i} q_i)_k \cdot "

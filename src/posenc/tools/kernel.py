@@ -1,7 +1,4 @@
-"""``posenc kernel``: the CPU kernel that is there, why, and whether it is right; and one for this very processor.
-
-torch is imported when it runs, not before.
-"""
+"""``posenc kernel``: lists, tests and builds libraries of the CPU kernel. torch is imported only when it runs."""
 
 import argparse
 import contextlib
@@ -16,25 +13,23 @@ if TYPE_CHECKING:
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     kernel = commands.add_parser(
         "kernel",
-        help="the CPU kernel that is there, tested, and built for this processor",
-        description="Says which libraries of the CPU kernel there are for this processor, and which each precision "
-        "takes. The exit code is 1 where a precision has none, a test fails, or none could be built.",
+        help="list, test and build the CPU kernel",
+        description="Lists the libraries of the CPU kernel for this processor, and which one each precision uses. The "
+        "exit code is 1 if a precision has none, a test fails, or none could be built.",
     )
     kernel.set_defaults(run=run)
     what = kernel.add_mutually_exclusive_group()
-    what.add_argument(
-        "--test", action="store_true", help="compute the known answers again, by every library that is there"
-    )
+    what.add_argument("--test", action="store_true", help="test every library against the known answers")
     what.add_argument(
         "--build",
         action="store_true",
-        help="build for this very processor, by the compiler at hand or the one in CXX, and keep it in the cache; "
-        "where it gives wrong answers, the best level that does not",
+        help="build for this processor, with the compiler in CXX or the one found, into the cache; if the answers are "
+        "wrong, the best level whose answers are right",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints what there is. 0: done; 1: a precision has no library, one is wrong, or none could be built."""
+    """Prints the libraries. Returns 1 if a precision has none, one is wrong, or none could be built; else 0."""
     from posenc.backends.native import build, library, processor
 
     precisions = tuple(library.REALS.values())
@@ -55,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(precision: str, is_test: bool) -> list[str]:
-    """Prints what there is of a precision, and gives what is wrong with it, in words."""
+    """Prints the libraries of a precision, and returns what is wrong."""
     from posenc.backends.native import build, library
 
     print(f"\n{precision}")
@@ -63,7 +58,7 @@ def _show(precision: str, is_test: bool) -> list[str]:
     if is_test:
         _test(precision)
     taken = library.find(precision)
-    is_before = True  # what comes before the one that is taken was proved
+    is_before = True  # the candidates before the one that is used were tested
     for candidate in library.candidates(precision):
         try:
             there = library.load(candidate.path)
@@ -91,11 +86,11 @@ def _show(precision: str, is_test: bool) -> list[str]:
 
 
 def _test(precision: str) -> None:
-    """Every library that is there computes the known answers again, which is remembered."""
+    """Tests every library against the known answers and stores the results."""
     from posenc.backends.native import build, library
 
     for candidate in library.candidates(precision):
-        with contextlib.suppress(build.UnavailableError):  # said where it is shown
+        with contextlib.suppress(build.UnavailableError):  # _show prints it
             there = library.load(candidate.path)
             if there is not None:
                 library.faults(there, again=True)
@@ -103,7 +98,7 @@ def _test(precision: str) -> None:
 
 
 def _build(precisions: tuple[str, ...]) -> list[str]:
-    """For each precision the best library that gives the known answers; in words, those for which there is none."""
+    """Builds the best correct library of each precision. Returns the reasons where there is none."""
     from posenc.backends.native import build, library, processor
 
     folder = library.cache()
@@ -119,10 +114,10 @@ def _build(precisions: tuple[str, ...]) -> list[str]:
 
 
 def _fault(precision: str, level: "Level") -> str | None:
-    """Why the library that was built is not used."""
+    """Why the new library is not used, or None."""
     from posenc.backends.native import build, library
 
-    path = next(x.path for x in reversed(library.candidates(precision)) if x.level == level.name)  # that in the cache
+    path = next(x.path for x in reversed(library.candidates(precision)) if x.level == level.name)
     try:
         found = library.load(path)
         wrong = () if found is None else library.faults(found)

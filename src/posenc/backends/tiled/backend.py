@@ -1,4 +1,4 @@
-"""Tiled attention: any mix of pieces that go by distance, in linear memory, over any layout of the positions."""
+"""The tiled backend: any combination of pieces by distance, in linear memory, for any layout of the positions."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from posenc.lowering.forms import check_width, meets
 from posenc.positions.layout import flat
 from posenc.positions.tiles import distances, tiles
 
-BANDS = 8  # up to so many band widths of keys, what is near is most of it (measured: docs/log.md)
+BANDS = 8  # up to this many band widths of keys, most pairs are near (measured: docs/log.md)
 
 
 def _refuses(call: Call) -> str | None:
     reason = unfit(call)
     if reason is None and goes_by_distance(call) and is_spread(call) and _learned(call, width_of(call)) is None:
-        return "a term needs a table of all distances between the least and the greatest, which lie too far apart"
+        return "a term needs a table of all distances, whose range is too large"
     return reason
 
 
 def width_of(call: Call) -> int | None:
-    """W, the distance from which on every term of the call is straight; None where one of them never is."""
-    if call.query.device.type != "cpu":  # there is no fused kernel that gives its log-sum-exp here
+    """W, the distance from which on every term of the call is linear in distance; None if there is none."""
+    if call.query.device.type != "cpu":  # no fused kernel here returns its log-sum-exp
         return None
     width = 0
     for piece in (*call.pieces, *call.values):
         if isinstance(piece, Function) or (isinstance(piece, Meeting) and piece.side == "key"):
-            return None  # what a key meets far away is as much for all queries, and as different from key to key
+            return None  # differs from key to key even at large distances
         distance = getattr(piece, "distance", None)
         if distance is None:
             continue
         if distance.tail is None or distance.reach is not None:
             return None
-        # The pair at distance 0 is near, unless all of the line is straight from there on.
+        # The pair at distance 0 is near, unless the term is linear from there on.
         width = max(width, distance.past if distance.tail == "linear" else max(1, distance.past))
     return width
 
 
 def has_far_keys(call: Call, width: int) -> bool:
-    """Whether keys further away than W are so many that the fused kernel saves more than its calls cost. A graph, which
-    serves every length, takes them for many."""
+    """Whether there are enough keys beyond W that the fused kernel saves more than its calls cost. True in a compiled
+    graph, which serves all lengths."""
     return torch.compiler.is_compiling() or BANDS * width < call.key.size(2)
 
 
@@ -99,9 +99,9 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         vectors, far_vectors = _counted(vectors)
         values, far_values = _counted(values)
         lowest = -width
-    query, meeting = call.query, None  # the query alone, scaled
+    query, meeting = call.query, None  # None: the scaled query
     far_features: list[tuple[Tensor, Tensor]] = []
-    is_folded = shift is not None and width is not None  # the fused kernel meets keys with the query that it is given
+    is_folded = shift is not None and width is not None  # the fused kernel uses its own query
     if shift is not None and is_folded:
         query, shift = (call.query + shift[:, None]).to(call.query.dtype), None
     if features or (is_folded and vectors is not None):
@@ -124,8 +124,8 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     keeps_right = width is not None and bool(near) and _looks_right(call)
     value = call.value
     if width is not None and torch.is_grad_enabled() and any(line.requires_grad for line in near):
-        # The gradient of a table counts what is far as well, of which the fused kernel rounds the output to the inputs'
-        # dtype: half precision would leave a thousandth of it wrong.
+        # The gradient of a table includes distant pairs, for which the fused kernel rounds the output to the inputs'
+        # dtype: in half precision its relative error would be 1e-3.
         query, key, value = (x.to(dtype) for x in (query, key, value))
     tables = {"bias": bias, "vectors": vectors, "meeting": meeting, "key_vectors": key_vectors, "values": values}
     tables.update(clocks, coefficients=coefficients, shift=shift)
@@ -158,7 +158,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def _learned(call: Call, width: int | None) -> int | None:
-    """None in place of the width where a straight line is learned: its slope's gradient needs every pair."""
+    """The width, or None if a linear tail is learned, since the gradient of its slope needs every pair."""
     if width is None or not torch.is_grad_enabled():
         return width
     for piece in call.pieces:
@@ -173,8 +173,8 @@ def _learned(call: Call, width: int | None) -> int | None:
 def _straightened(
     bias: Tensor | None, width: int, is_sloped: bool
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Of a bias at the distances -W - 1 .. W + 1: the near entries -W .. W less what stands far to the left besides the
-    slope; the slopes (2, heads), None where there are none; and what was taken off, (heads, 1)."""
+    """From a bias at the distances -W - 1 .. W + 1: the near entries -W .. W minus the intercept far to the left; the
+    slopes (2, heads), or None; and the intercept, (heads, 1)."""
     if bias is None:
         return None, None, None
     slopes = None
@@ -186,14 +186,14 @@ def _straightened(
 
 
 def _counted(line: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Of vectors at the distances -W - 1 .. W + 1 those at -W .. W less the first; and the first."""
+    """From vectors at the distances -W - 1 .. W + 1: those at -W .. W minus the first, and the first."""
     if line is None:
         return None, None
     return line[:, 1:-1] - line[:, 1:2], line[:, 1:2]
 
 
 def _looks_right(call: Call) -> bool:
-    """Whether a query sees a key of a higher coordinate, as tokens of one order do in spite of causality."""
+    """Whether a query attends to a key of a higher coordinate, as causal tokens of equal order do."""
     assert call.layouts is not None
     query, key = (layout.run for layout in call.layouts)
     if query is None or key is None or query.line is None or key.line is None:

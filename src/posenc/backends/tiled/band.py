@@ -1,13 +1,13 @@
-"""Bands of pairs worked on one by one: whatever a score is made of, by distance, forward and backward.
+"""Diagonal bands of query-key pairs, in memory layouts by key and by distance.
 
-A band is some queries against the keys at distances low .. high from each, by index. A pair has a key and a distance,
-so there are two ways to lay out the pairs of a block of queries: a column for each key, where products with keys and
-values are plain matrix products; or a column for each distance, where a bias is a row and products with vectors by
-distance are plain. Either is a view of the other: in a matrix that is as many columns wider as there are rows less one,
-the pairs lie along diagonals, at strides (columns + 1, 1). Nothing is gathered.
+A band is some queries against the keys at index differences low .. high from each. The pairs of a block of queries can
+be stored with a column for each key, where products with keys and values are matrix products, or with a column for each
+distance, where a bias is a row and products with vectors by distance are matrix products. Either is a strided view of
+the other: in a matrix with rows - 1 more columns, the pairs are on diagonals, at strides (columns + 1, 1). Nothing is
+gathered.
 
-A narrow band is laid out by distance, since a block of its queries reaches over more keys than each of them does. A
-wide one is laid out by key, its queries in reverse order: then the distance grows along rows and columns alike.
+A narrow band is stored by distance, since a block of queries covers more keys than each query does. A wide band is
+stored by key, with queries in reverse order: the distance then increases along both rows and columns.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from torch.nn import functional as F
 
 from posenc.positions.tiles import Tile
 
-# Queries and keys of a block of a wide band, and the scores that may be worked on at once: products are then at
-# their fastest, and everything that is done to a block finds it in the cache (measured: docs/log.md).
+# Queries and keys of a block of a wide band, and the scores computed at once, for which products are fastest and blocks
+# stay in cache (measured: docs/log.md).
 ROWS = 128
 KEYS = 1024
 SCORES = 2**20
-NARROW = 256  # bands of fewer distances are worked on in one go, many blocks of queries at once
+NARROW = 256  # bands of fewer distances are processed whole, many blocks of queries at once
 
 
 class Work:
-    """Memory that is used again for every block: getting it anew from the system costs as much as filling it."""
+    """Buffers that all blocks reuse: allocating them from the system would cost as much as filling them."""
 
     def __init__(self, like: Tensor, dtype: torch.dtype) -> None:
         self.empty = like.new_empty(0, dtype=dtype)
@@ -39,15 +39,14 @@ class Work:
         self.shapes: dict[str, tuple[int, ...]] = {}
 
     def __call__(self, name: str, *shape: int) -> Tensor:
-        """A tensor of this shape; what the last one of this name held is lost."""
+        """A tensor of this shape, which overwrites the last one of this name."""
         needed = math.prod(shape)
         if name not in self.named or self.named[name].numel() < needed:
             self.named[name] = self.empty.new_empty(needed)
         return self.named[name][:needed].view(shape)
 
     def zeros(self, name: str, *shape: int, columns: int) -> Tensor:
-        """The same, of zeros; where the last one had this shape and as many columns of pairs, with what was written to
-        it since."""
+        """The same with zeros or, if the last one had this shape and number of columns, with its values."""
         found = self(name, *shape)
         if self.shapes.get(name) != (*shape, columns):
             self.shapes[name] = (*shape, columns)
@@ -57,11 +56,11 @@ class Work:
 
 @dataclass
 class Band:
-    """``blocks`` blocks of ``rows`` queries from ``start`` on, of some key heads and their ``groups`` of query heads,
-    against the keys at ``distances`` distances from j - i = ``low`` on. Its entries of the lines begin at ``entry``.
+    """``blocks`` blocks of ``rows`` queries from ``start`` on, of some key heads and their ``groups`` query heads each,
+    against the keys at ``distances`` distances from j - i = ``low`` on. Its entries in the lines start at ``entry``.
 
-    ``is_keyed``: its pairs, (batch, kv_heads, blocks, groups, rows, columns), have a column for each key. It is then
-    one block, whose last query comes first, and ``low`` the distance of the last query from the first key.
+    ``is_keyed``: its pairs, (batch, kv_heads, blocks, groups, rows, columns), have a column for each key. It is then a
+    single block with queries in reverse order, and ``low`` is the distance of the last query from the first key.
     """
 
     tile: Tile
@@ -76,12 +75,12 @@ class Band:
     entry: int
     dtype: torch.dtype
     is_keyed: bool = False
-    least: int = 0  # of a keyed band, the distances between which pairs are seen
+    least: int = 0  # the range of unmasked distances of a keyed band
     most: int = 0
 
     @property
     def window(self) -> int:
-        """The keys that a block of queries reaches over."""
+        """The number of keys that a block of queries covers."""
         return self.distances - self.rows + 1 if self.is_keyed else self.distances + self.rows - 1
 
     @property
@@ -97,18 +96,18 @@ class Band:
 
     @property
     def columns(self) -> int:
-        """Of its pairs."""
+        """The number of columns of its pairs."""
         return self.window if self.is_keyed else self.distances
 
     @property
     def places(self) -> int:
-        """Of a row that is laid out by distance: products like round numbers, so a keyed band's has a few more."""
+        """The number of columns by distance: a keyed band has a multiple of 16, for fast products."""
         return -(-self.distances // 16) * 16 if self.is_keyed else self.distances
 
     # -- queries ------------------------------------------------------------------------------------------------------
 
     def queries(self, x: Tensor, past: float = 0.0) -> Tensor:
-        """The rows of (batch, heads, queries, ...), in the shape of the band, with ``past`` after the last."""
+        """The rows of (batch, heads, queries, ...) in the shape of the band, padded with ``past``."""
         part = x[self.tile.row, self.heads, self.start : self.stop].to(self.dtype)
         missing = self.blocks * self.rows - part.size(2)
         if missing:
@@ -126,38 +125,38 @@ class Band:
         return rows.flip(2) if self.is_keyed else rows
 
     def of_each_query(self, x: Tensor) -> Tensor:
-        """Of (heads, width) the band's, to be added to its queries."""
+        """The band's heads of (heads, width), broadcastable to its queries."""
         return x[self.heads].unflatten(0, (-1, self.groups))[None, :, None, :, None]
 
     # -- pairs --------------------------------------------------------------------------------------------------------
 
     def diagonals(self, full: Tensor) -> Tensor:
-        """The pairs in rows of at least columns + rows - 1, a view (..., rows, columns)."""
+        """The pairs on the diagonals of rows with at least columns + rows - 1 elements, a view (..., rows, columns)."""
         *leading, rows, column = full.stride()
         assert (rows, column) == (full.size(-1), 1)
         return full.as_strided((*full.shape[:-1], self.columns), (*leading, rows + 1, 1), full.storage_offset())
 
     def _spread(self, work: Work, name: str, pairs: Tensor) -> Tensor:
-        """The inverse of `diagonals`, zeros elsewhere: only its own places are ever written to."""
+        """The inverse of `diagonals`, with zeros elsewhere, which are never overwritten."""
         width = self.places if self.is_keyed else self.window
         full = work.zeros(name, *self.shape, width, columns=self.columns)
         self.diagonals(full).copy_(pairs)
         return full
 
     def by_key(self, work: Work, name: str, pairs: Tensor) -> Tensor:
-        """The pairs in a column for each key of a window, zeros elsewhere."""
+        """The pairs with a column for each key of a window, zeros elsewhere."""
         return pairs if self.is_keyed else self._spread(work, name, pairs)
 
     def by_distance(self, work: Work, name: str, pairs: Tensor) -> Tensor:
-        """The pairs in a column for each place, zeros elsewhere."""
+        """The pairs with a column for each distance, zeros elsewhere."""
         return self._spread(work, name, pairs) if self.is_keyed else pairs
 
     def hide(self, scores: Tensor) -> None:
-        """Puts -inf where a pair is none: of no key, or not seen."""
+        """Sets -inf where there is no key, or the pair is masked."""
         if self.is_keyed:
             r = torch.arange(self.low, self.low + self.distances, device=scores.device)
-            r = r.as_strided((self.rows, self.window), (1, 1))  # a view: no entry is written twice
-            seen = self.least - self.low, self.most - self.low - (self.rows - 1)  # columns with all of their pairs
+            r = r.as_strided((self.rows, self.window), (1, 1))  # a view, so nothing is repeated in memory
+            seen = self.least - self.low, self.most - self.low - (self.rows - 1)  # the columns without masked pairs
             if seen[0] > 0:
                 scores[..., : seen[0]].masked_fill_(r[:, : seen[0]] < self.least, -torch.inf)
             if seen[1] < self.window - 1:
@@ -176,7 +175,7 @@ class Band:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The keys that all windows reach over, which may lie before the first and past the last of the tile."""
+        """The range of keys of all windows, which may exceed the tile."""
         if self.is_keyed:
             return self.low + self.stop - 1, self.low + self.stop - 1 + self.window
         first = self.start + self.low
@@ -184,15 +183,15 @@ class Band:
 
     @property
     def inside(self) -> slice:
-        """Of a lone block the columns of its window that have keys; of several all, since theirs are filled up."""
+        """The columns of a single block's window that have keys; all columns for several blocks, which are padded."""
         if self.blocks > 1:
             return slice(0, self.window)
         first, last = self.span
         return slice(max(self.tile.first - first, 0), self.window - max(last - self.tile.last, 0))
 
     def windows(self, x: Tensor, fill: bool = False) -> Tensor:
-        """The keys of each block, (batch, kv_heads, blocks, window, ...), with zeros where there are none; of a lone
-        block those ``inside`` alone, unless they are to be filled up."""
+        """The keys of each block, (batch, kv_heads, blocks, window, ...), padded with zeros; of a single block only
+        those ``inside``, unless ``fill``."""
         first, last = self.span
         low, high = max(first, self.tile.first), min(last, self.tile.last)
         inside = x[self.tile.row, self.kv_heads, low : max(low, high)].to(self.dtype)
@@ -207,7 +206,7 @@ class Band:
         return inside.unfold(2, self.window, self.rows).movedim(-1, 3)
 
     def give_windows(self, total: Tensor, x: Tensor) -> None:
-        """Adds the gradients of windows, whole or ``inside`` alone, to those of the keys."""
+        """Adds the gradients of windows, whole or only ``inside``, to those of the keys."""
         first, last = self.span
         low, high = max(first, self.tile.first), min(last, self.tile.last)
         if self.blocks == 1:
@@ -223,7 +222,7 @@ class Band:
             total[self.tile.row, self.kv_heads, low:high] += over[:, :, low - first : high - first]
 
     def meet_keys(self, work: Work, name: str, left: Tensor, keys: Tensor, plus: Tensor | None = None) -> Tensor:
-        """left . key of every pair, side by side, and ``plus``."""
+        """left . key of every pair, contiguous, plus ``plus``."""
         batch, kv_heads, blocks, groups, rows = self.shape
         full = work(name if self.is_keyed else "products", batch * kv_heads * blocks, groups * rows, self.window)
         inside = self.inside
@@ -239,17 +238,17 @@ class Band:
         return found.copy_(view) if plus is None else torch.add(view, plus, out=found)
 
     def over_keys(self, by_key: Tensor, right: Tensor) -> Tensor:
-        """The sum over a window of each pair's number times its key's, (..., rows, dim)."""
+        """The sum over a window of each pair's number times its key's row, (..., rows, dim)."""
         flat = by_key.flatten(0, 2).flatten(1, 2)[..., self.inside]
         return torch.bmm(flat, right.reshape(flat.size(0), flat.size(2), -1)).view(*self.shape, -1)
 
     def over_queries(self, by_key: Tensor, left: Tensor) -> Tensor:
-        """The sum over queries of each pair's number times its query's, (batch, kv_heads, blocks, keys, dim)."""
+        """The sum over queries of each pair's number times its query's row, (batch, kv_heads, blocks, keys, dim)."""
         flat = by_key.flatten(0, 2).flatten(1, 2)[..., self.inside]
         return torch.bmm(flat.mT, left.reshape(*flat.shape[:2], -1)).view(*self.shape[:3], flat.size(2), -1)
 
     def of_keys(self, x: Tensor) -> Tensor:
-        """Of a number for each key and head, (batch, heads, keys), that of every pair, a view."""
+        """A number per key and head, (batch, heads, keys), for every pair, a view."""
         by_group = [self.windows(x.unflatten(1, (-1, self.groups))[:, :, g], fill=True) for g in range(self.groups)]
         found = torch.stack(by_group, 3)[..., None, :].contiguous()
         if self.is_keyed:
@@ -259,7 +258,7 @@ class Band:
     # -- lines --------------------------------------------------------------------------------------------------------
 
     def _entries(self, table: Tensor) -> tuple[slice, int, int]:
-        """Which entries of a table these are, and how many before it and past it."""
+        """The band's entries of a table, and how many are before and after the table."""
         size = table.size(1)
         first = min(max(self.entry, 0), size)
         last = min(max(self.entry + self.places, first), size)
@@ -267,8 +266,9 @@ class Band:
         return slice(first, last), front, self.places - front - (last - first)
 
     def of_line(self, table: Tensor) -> Tensor:
-        """Of (heads or 1, distances) the number of every pair, a view (1, kv_heads or 1, 1, groups or 1, rows or 1,
-        columns). Past the ends of the table, where nothing is seen, the last one goes on: a function may not bear 0."""
+        """A table (heads or 1, distances) for every pair, a view (1, kv_heads or 1, 1, groups or 1, rows or 1,
+        columns). Beyond the table, where all pairs are masked, its ends are repeated, since a function may not allow
+        0."""
         here, front, back = self._entries(table)
         line = table[:, here] if table.size(0) == 1 else table[self.heads, here]
         line = F.pad(line, (front, back), mode="replicate") if front or back else line
@@ -280,14 +280,14 @@ class Band:
         )
 
     def give_line(self, total: Tensor, x: Tensor) -> None:
-        """Adds (heads, places) to (heads, distances)."""
+        """Adds (heads, columns) to a table (heads, distances)."""
         here, front, back = self._entries(total)
         total[self.heads, here] += x[:, front : self.places - back]
 
     def give_of_line(self, total: Tensor, x: Tensor, kv_heads: slice) -> None:
-        """Adds the gradient of what `of_line` gave to some of its key heads."""
+        """Adds the gradient of `of_line` for some of its key heads."""
         x = x[0, :, 0].flatten(0, 1)
-        if self.is_keyed:  # each row a place further to the right than the one before it, by padding rows and cutting
+        if self.is_keyed:  # shifts each row by one more column, by padding and reshaping
             past = self.places - self.columns + 1
             x = F.pad(x, (0, past)).flatten(-2)[..., : -self.rows].unflatten(-1, (self.rows, -1))
         first = self.kv_heads.start
@@ -295,15 +295,15 @@ class Band:
         place.give_line(total, x.sum(-2))
 
     def _each(self, table: Tensor) -> tuple[Tensor, slice]:
-        """Vectors by distance for every head, block and row of the batch, (all, entries, width), and the columns that
-        these entries have of the band's places."""
+        """Vectors by distance for every batch row, block and head, (all, entries, width), and their columns by
+        distance."""
         here, front, back = self._entries(table)
         line = table[:, here] if table.size(0) == 1 else table[self.heads, here]
         line = line.unflatten(0, (1, 1) if line.size(0) == 1 else (-1, self.groups))[None, :, None]
         return line.expand(*self.shape[:4], -1, -1).reshape(-1, *line.shape[-2:]), slice(front, self.places - back)
 
     def meet_line(self, work: Work, left: Tensor, table: Tensor) -> Tensor:
-        """left . vector by distance of every pair, a view."""
+        """left . vector of every pair's distance, a view."""
         line, columns = self._each(table)
         met = work("met", line.size(0), self.rows, self.places)
         met[..., : columns.start] = 0.0
@@ -331,7 +331,7 @@ class Band:
 def bands(
     tile: Tile, low: int, high: int, entry: int, query: Tensor, key: Tensor, dtype: torch.dtype
 ) -> Iterator[Band]:
-    """The pairs of a tile with low <= j - i <= high, in bands; ``entry`` is that of j - i = 0 in the lines."""
+    """The pairs of a tile with low <= j - i <= high, as bands; ``entry`` is the entry of j - i = 0 in the lines."""
     low, high = max(low, tile.first - tile.stop + 1), min(high, tile.last - 1 - tile.start)
     if tile.low is not None:
         low = max(low, tile.low)
@@ -346,7 +346,7 @@ def bands(
         count = high - low + 1
         rows = max(64, 1 << (count - 2).bit_length() if count > 1 else 1)
         rows = min(rows, stop - start)
-        if rows + count - 1 > 2 * rows:  # a lone block may reach further
+        if rows + count - 1 > 2 * rows:  # a single block may cover more
             rows = stop - start
         at_once = max(1, SCORES // (batch * query.size(1) * rows * (rows + count - 1)))
         for a in range(start, stop, rows * at_once):

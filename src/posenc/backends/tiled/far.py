@@ -1,4 +1,4 @@
-"""What of a call lies near, in bands worked on pair by pair, and what far, in parts of the fused kernel."""
+"""Splits a call of the tiled backend into near bands, computed pair by pair, and distant parts for the fused kernel."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from posenc.encoding.horizon import faint
 from posenc.positions.layout import unflat
 from posenc.positions.tiles import Tile, Visibility, tiles
 
-CHANNELS = 16  # what a row of channels is padded by, to stay aligned
-NEVER = 2**62  # a horizon that no key lies beyond
-SHARE = 6  # a horizon nearer than a sixth of the keys saves more than its calls cost (measured: docs/log.md)
-MIN_HEADS = 2  # what the kernel is called for at once, at least
+CHANNELS = 16  # extra channels, a multiple that keeps rows aligned
+NEVER = 2**62  # a horizon beyond all keys
+SHARE = 6  # a horizon below a sixth of the keys saves more than its calls cost (measured: docs/log.md)
+MIN_HEADS = 2  # the minimum number of heads per kernel call
 
 
 @dataclass
 class Plan:
-    """What the numbers handed to the operator say."""
+    """The operator's integer arguments, decoded."""
 
     found: list[Tile]
     width: int | None  # W; None: every distance is near
     lowest: int
-    skip_below: float  # the share of a row's weight that may be left out
-    keeps_right: bool  # pairs far to the right are summed apart, because something of theirs is learned or added
+    skip_below: float  # the fraction of a row's weight that may be skipped
+    keeps_right: bool  # keep the results of pairs far to the right, which have learned or added terms
 
     @property
     def straight_from(self) -> int:
-        """The least distance to the right that is far."""
+        """The lowest distance to the right that is beyond the near band."""
         assert self.width is not None
         return max(self.width, 1)
 
@@ -49,7 +49,7 @@ def planned(
     form: Sequence[int],
     skip_below: float,
 ) -> Plan:
-    """The plan that the operator's numbers describe."""
+    """Decodes the operator's integer arguments."""
     visibility = Visibility.unflat(seen)
     found = list(tiles(unflat(queries), unflat(keys), visibility, rows))
     is_banded, width, lowest, _, keeps_right = form
@@ -58,9 +58,9 @@ def planned(
 
 @dataclass
 class _Far:
-    """What far pairs get besides their score: slopes for each side, a constant of the row to the right, and clocks."""
+    """The terms of distant pairs: slopes for each side, a constant per row to the right, and cumulative features."""
 
-    slopes: Tensor | None  # (2, heads): to the left and to the right, for each step away
+    slopes: Tensor | None  # (2, heads): to the left and to the right, per unit of distance
     constant: Tensor | None  # (batch, heads, queries), of pairs to the right
     query_clock: Tensor | None
     key_clock: Tensor | None
@@ -82,7 +82,7 @@ class _Far:
             here = self.query_clock[self.tile.row, self.heads, part.queries]
             there = self.key_clock[self.tile.row, self.heads, part.keys]
             corner = there[..., :1] if self.is_right else there[..., -1:]
-            dtype = torch.promote_types(self.kernel_dtype, torch.float32)  # a clock may be finer than the scores
+            dtype = torch.promote_types(self.kernel_dtype, torch.float32)  # the sums may be float64
             by_key, by_row = (corner - there)[:, :, None].to(dtype), (here - corner).to(dtype)
             mask = by_key if mask is None else mask + by_key
             row = by_row if row is None else row + by_row
@@ -103,7 +103,7 @@ class _Far:
             return self.triangles[kind], None
         query = torch.arange(part.start, part.stop, device=device)
         key = torch.arange(part.first, part.last, device=device)
-        if self.is_right:  # the nearest pair is the last query's with the first key
+        if self.is_right:  # the nearest pair is the last query and the first key
             start = part.first - (part.stop - 1) + self.tile.distance
             return (slope * (key - part.first))[None, :, None], (slope * (part.stop - 1 - query + start))[None]
         start = part.start - (part.last - 1) - self.tile.distance
@@ -112,7 +112,7 @@ class _Far:
 
 @dataclass
 class _Region:
-    """A far part of a tile for some query heads, all of the same group and of consecutive key heads."""
+    """The distant part of a tile for some query heads, with the same index in the groups of consecutive key heads."""
 
     far: _Far
     kv_heads: slice
@@ -130,7 +130,7 @@ class _Region:
         return x[self.far.tile.row, self.kv_heads]
 
     def parts(self) -> Iterator[fused.Part]:
-        """What the kernel is called for."""
+        """The parts to call the kernel for."""
         tile = self.far.tile
         return fused.parts(tile.start, tile.stop, tile.first, tile.last, self.low, self.high)
 
@@ -148,7 +148,7 @@ def regions(
     assert plan.width is not None
     groups = query.size(1) // key.size(1)
     sided = slopes is not None or constant is not None or plan.width > 0
-    # A clock may make far keys louder than the slope makes them faint.
+    # A cumulative feature could outweigh the decay of the slope.
     horizons = _horizons(query, key, slopes if query_clock is None else None, scale, plan)
     triangles: dict[Any, Any] = {}
     for tile in plan.found:
@@ -173,9 +173,9 @@ def regions(
 def _within(
     tile: Tile, low: int | None, high: int | None, horizon: int, is_right: bool
 ) -> tuple[int | None, int | None]:
-    """The bounds of a region without what lies beyond the horizon, counted from the nearest key a query sees there.
+    """The limits of a region without keys beyond the horizon, relative to the nearest visible key.
 
-    Only where that key is as near for every query; otherwise the bounds stay.
+    Only if that key is at the same distance for every query; otherwise the limits are unchanged.
     """
     if horizon >= NEVER:
         return low, high
@@ -191,10 +191,10 @@ def _within(
 def _horizons(
     query: Tensor, key: Tensor, slopes: Tensor | None, scale: float, plan: Plan
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """For each side, group and key head: how many steps past the nearest key nothing can be seen any more.
+    """For each side, group and key head: the distance beyond the nearest key from which on keys can be skipped.
 
-    Two scores of a query differ by no more than 2 scale |q| |k|, so a key that the slope puts further below the nearest
-    one than that and is faint does not count.
+    Two scores of a query differ by at most 2 scale |q| |k|, so a key whose bias is lower than the nearest key's by more
+    than that, plus the threshold of ``skip_below``, is negligible.
     """
     kv_heads, groups = key.size(1), query.size(1) // key.size(1)
     below = -faint(plan.skip_below, key.size(2))
@@ -214,8 +214,8 @@ def _horizons(
 
 
 def _together(horizons: list[int], keys: int) -> list[int]:
-    """Of each head that of the head nearby which sees furthest: the kernel is called for some heads at a time, so that
-    all threads have work. None, where it would leave out too few of the keys to be worth a call."""
+    """The largest horizon of each group of heads, since the kernel is called for several heads at a time to occupy all
+    threads. NEVER if it would skip too few keys."""
     at_once = max(MIN_HEADS, torch.get_num_threads())
     furthest = []
     for h in range(0, len(horizons), at_once):
@@ -240,7 +240,7 @@ def _least(a: int | None, b: int | None) -> int | None:
 
 
 def near(plan: Plan, query: Tensor, key: Tensor, dtype: torch.dtype) -> Iterator[band.Band]:
-    """The bands of pairs that are worked on one by one."""
+    """The bands of pairs that are computed one by one."""
     for tile in plan.found:
         if plan.width is None:
             low, high = tile.first - tile.stop, tile.last - tile.start
@@ -252,7 +252,7 @@ def near(plan: Plan, query: Tensor, key: Tensor, dtype: torch.dtype) -> Iterator
 
 
 def constant_of(query: Tensor, lines: Lines, slopes: Tensor | None, plan: Plan, scale: float) -> Tensor | None:
-    """What every key far to the right adds to its row's scores besides the slope, (batch, heads, queries)."""
+    """What every key far to the right adds to its row's scores in addition to the slope, (batch, heads, queries)."""
     if plan.width is None or (lines.bias is None and lines.vectors is None):
         return None
     constant = query.new_zeros(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
@@ -267,7 +267,7 @@ def constant_of(query: Tensor, lines: Lines, slopes: Tensor | None, plan: Plan, 
 
 
 def padded_to(x: Tensor, widest: int) -> Tensor:
-    """Padded to as many channels, which lie side by side: the kernel does not look."""
+    """x padded to ``widest`` channels, contiguous, which the kernel does not check."""
     x = x if x.size(-1) == widest else F.pad(x, (0, widest - x.size(-1)))
     return x if x.stride(-1) == 1 else x.contiguous()
 
@@ -299,10 +299,10 @@ def far_backward(
     q, k, v, do, o = (padded_to(x, wide) for x in (query, key, value, dout, out))
     o_right = o
     if right.numel() and lines.values is not None:
-        # Past the band to the right the weights carry a vector of the value door too. The kernel takes grad . out from
-        # the gradient of every weight, so an output without that vector puts it in.
+        # To the right of the band, the value door adds the same vector for every key. The kernel subtracts grad . out
+        # from the gradient of every weight, so the vector is subtracted from the output.
         o_right = padded_to((out.to(dq.dtype) - lines.values[:, -1:]).to(out.dtype), wide)
-    if extra:  # padded, so these are no one else's
+    if extra:  # padded, so these tensors are copies
         q[..., widest] = 1.0
         if dlse is not None:
             do[..., widest] = 1.0
@@ -324,7 +324,7 @@ def far_backward(
             region.of_keys(dk_wide),
             region.of_keys(dv_wide),
         )
-        if d_lines.key_clock is not None:  # of these heads alone, whose keys others may share
+        if d_lines.key_clock is not None:  # only of these heads, since others may share the keys
             here = region.of_keys(dk_wide)[..., widest]
             region.of_queries(d_lines.key_clock).sub_(here / scale)
             here.zero_()
@@ -345,7 +345,8 @@ def right_backward(
     dq: Tensor,
     scale: float,
 ) -> None:
-    """Adds the gradients of what pairs far to the right share: a constant of the row, a vector of the value door."""
+    """Adds the gradients of the terms that pairs far to the right share: a constant per row, a vector of the value
+    door."""
     share = (right_lse - lse).exp().masked_fill(right_lse == -torch.inf, 0.0)
     if lines.values is not None and d_lines.values is not None:
         of_values = torch.einsum("bhi,bhid->hd", share, dout.to(share.dtype))

@@ -1,8 +1,8 @@
-"""The CPU's fused kernel over parts of a tile: it gives the log-sum-exp by which parts merge into the whole.
+"""PyTorch's fused CPU kernel over parts of a tile, merged by log-sum-exp.
 
-A part is some queries against some keys: all of them, or a triangle. The parts here cut a tile, whose queries i see the
-keys j with low <= j - i <= high, into rectangles as large as the kernel likes them and small triangles along its two
-edges. The kernel computes whole blocks even where half of one is masked, so this wastes less than one call would.
+A part is some queries against some keys: all pairs, or a triangle. A tile, where query i attends to keys j with low <=
+j - i <= high, is split into large rectangles and small triangles along its two edges. The kernel computes whole blocks
+even if they are partly masked, so this wastes less than a single call.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch import Tensor
 
 from posenc.compat import cpu_attention, cpu_attention_backward
 
-# The kernel takes queries by 256 where it has at least 768 of them, and keys by 512: rows of 1024 keep it at its best.
-# Below 256 queries a part costs more in calls than it saves in masked work (measured: docs/log.md).
+# The kernel uses blocks of 256 queries if there are at least 768, and of 512 keys: rows of 1024 are fastest. Below 256
+# queries a part costs more in calls than it saves in masked work (measured: docs/log.md).
 ROWS = 1024
 TRIANGLE = 256
-NARROW = 32  # bands of fewer keys than this are cut into blocks whose pairs are masked one by one
+NARROW = 32  # bands of fewer keys are split into blocks with a dense mask
 
 
 @dataclass(frozen=True)
 class Part:
     """Queries ``start`` to ``stop`` against keys ``first`` to ``last``.
 
-    ``shape``: all pairs; or a square of which the t-th query sees its t-th key and those before it ("before"), or after
-    it ("after"); or those pairs alone for which low <= j - i <= high ("band").
+    ``shape``: "all" pairs; a square whose t-th query attends to the t-th key and those "before" or "after" it; or a
+    "band", the pairs with low <= j - i <= high.
     """
 
     start: int
@@ -60,7 +60,7 @@ def parts(start: int, stop: int, first: int, last: int, low: int | None, high: i
         stop, first = min(stop, last - low), max(first, start + low)
     if start >= stop or first >= last:
         return
-    # Between these rows each bound cuts every row, or none; one that it only touches goes with those that it cuts.
+    # Between these rows, each limit applies to every row or to none.
     ends = {start, stop}
     if high is not None:
         ends.add(min(max(last - high, start), stop))
@@ -94,7 +94,7 @@ def parts(start: int, stop: int, first: int, last: int, low: int | None, high: i
 
 
 def _before(a: int, b: int, high: int) -> Iterator[Part]:
-    """Queries a to b and keys a + high to b + high, of which j <= i + high is seen."""
+    """Queries a to b and keys a + high to b + high, with j <= i + high."""
     if b - a <= TRIANGLE:
         yield Part(a, b, a + high, b + high, "before")
         return
@@ -105,7 +105,7 @@ def _before(a: int, b: int, high: int) -> Iterator[Part]:
 
 
 def _after(a: int, b: int, low: int) -> Iterator[Part]:
-    """Queries a to b and keys a + low to b + low, of which j >= i + low is seen."""
+    """Queries a to b and keys a + low to b + low, with j >= i + low."""
     if b - a <= TRIANGLE:
         yield Part(a, b, a + low, b + low, "after")
         return
@@ -116,12 +116,12 @@ def _after(a: int, b: int, low: int) -> Iterator[Part]:
 
 
 Mask = Callable[[Part], tuple["Tensor | None", "Tensor | None"]]
-"""What is added to the scores of a part before its softmax, in two tensors or None: one that broadcasts to (batch,
-heads, queries, keys), and one constant along each row, (batch, heads, queries), which only moves the log-sum-exp."""
+"""What is added to the scores of a part, as two tensors or None: one that broadcasts to (batch, heads, queries, keys),
+and a constant per row, (batch, heads, queries), which only shifts the log-sum-exp."""
 
 
 def _mask(part: Part, mask: Tensor | None, query: Tensor) -> tuple[Tensor | None, bool]:
-    """The additive mask to hand to the kernel, at full size as a view, and whether it is to be causal."""
+    """The additive mask for the kernel, expanded to full size, and whether the kernel is causal."""
     rows, columns = part.stop - part.start, part.last - part.first
     if part.shape in ("after", "band"):
         hidden = torch.zeros((rows, columns), dtype=torch.promote_types(query.dtype, torch.float32))
@@ -148,7 +148,7 @@ def forward(
 ) -> None:
     """Merges the attention of all parts into ``out`` and ``lse``, (batch, heads, queries[, dim]), in place.
 
-    Rows of ``out`` that have seen no key yet are zeros, with an ``lse`` of -inf.
+    Rows of ``out`` without any key so far are zeros, with an ``lse`` of -inf.
     """
     for part in pieces:
         q = query[:, :, part.queries]
@@ -161,13 +161,13 @@ def forward(
 
 
 def merge(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
-    """Takes attention over other keys, with its log-sum-exp, into ``out`` and ``lse`` in place."""
+    """Merges attention over other keys into ``out`` and ``lse`` in place."""
     if bool((lse == -torch.inf).all()):
         out.copy_(part_out)
         lse.copy_(part_lse)
         return
     both = torch.logaddexp(lse, part_lse)
-    share = (part_lse - both).exp().masked_fill_(part_lse == -torch.inf, 0.0)  # neither saw a key: inf - inf
+    share = (part_lse - both).exp().masked_fill_(part_lse == -torch.inf, 0.0)  # no key in either: inf - inf
     out.lerp_(part_out.to(out.dtype), share[..., None].to(out.dtype))
     lse.copy_(both)
 
@@ -186,10 +186,10 @@ def backward(
     dk: Tensor,
     dv: Tensor,
 ) -> None:
-    """Adds to the gradients of query, key and value those through all parts, given the merged ``out`` and ``lse``.
+    """Adds the gradients of query, key and value through all parts, given the merged ``out`` and ``lse``.
 
-    With the log-sum-exp of the whole row the kernel recomputes the weights as they are in the whole, and with the
-    output of the whole row it knows what the softmax takes from each.
+    With log-sum-exp and output of the whole row, the kernel recomputes the weights and the softmax backward of the
+    whole row.
     """
     for part in pieces:
         queries, keys = part.queries, part.keys

@@ -1,20 +1,21 @@
-"""Attention tile by tile, forward and backward in memory that grows with the length: what `tiles` gives, run by
-the CPU's fused kernel where a score is straight in the distance, and by `band.py` where it is not.
+"""The operator of the tiled backend: attention tile by tile in linear memory, forward and backward, by PyTorch's fused
+CPU kernel where scores are linear in distance, and by `band.py` where they are not.
 
-Let every term of a call be constant, or a straight line, from distance W on, to either side, and let keys reach further
-than eight times W, or W be 0; otherwise all is one band. The pairs with |r| < W
-form a band along the diagonal, and there scores are made one by one. All others go through the fused kernel. What is
-constant along a row moves its log-sum-exp alone; a softmax does not see what is added to a whole row, so everything is
-counted from what a term gives far to the left. A slope is, over a rectangle, a number for the key plus a number for the
-query, counted from the corner where the distance is least, so neither is larger than the bias itself and no digits are
-lost at 32k tokens or in bfloat16; the readings of a clock likewise. Near and far are merged by their log-sum-exp, and
-the backward pass runs over the same parts with the output and the log-sum-exp of the whole row.
+Let every term of a call be constant or linear in distance from distance W on, on each side, and let there be more than
+eight times W keys, or W = 0; otherwise everything is one band. The pairs with |r| < W form a band along the diagonal,
+whose scores are computed one by one. All other pairs use the fused kernel. A constant along a row only shifts its
+log-sum-exp, and the softmax does not change, so terms are relative to their value far to the left. Over a rectangle, a
+slope is a number per key plus a number per query, relative to the corner of the smallest distance, so neither is larger
+than the bias itself, and no digits are lost at 32k tokens or in bfloat16; the same holds for cumulative features. Near
+and distant pairs are merged by log-sum-exp, and the backward pass runs over the same parts with the output and the
+log-sum-exp of the whole row.
 
-A bias that falls with distance hides what it has made fainter than rounding: past its horizon a key's weight is below
-``skip_below`` of its row's, whatever the contents. It is not computed, so no weight becomes a denormal number.
+If a bias decays with distance, keys beyond a horizon have less than ``skip_below`` of their row's weight, whatever the
+contents. They are skipped, which also avoids denormal weights.
 
-The gradient of the log-sum-exp enters by a channel more: with ones beside the output's gradient and -dlse beside the
-output, the kernel takes dlse from every pair. The same channel of the query, ones, gathers the gradient of a clock.
+The gradient of the log-sum-exp uses an extra channel: with ones next to the output's gradient and -dlse next to the
+output, the kernel subtracts dlse for every pair. Ones in the same channel of the query accumulate the gradient of a
+cumulative feature.
 """
 
 from collections.abc import Sequence
@@ -25,10 +26,19 @@ from torch.nn import functional as F
 
 from posenc.backends.eligible import by_name
 from posenc.backends.tiled import band, fused, pairwise
-from posenc.backends.tiled.far import Plan, constant_of, far_backward, near, padded_to, planned, regions, right_backward
+from posenc.backends.tiled.far import (
+    Plan,
+    constant_of,
+    far_backward,
+    near,
+    padded_to,
+    planned,
+    regions,
+    right_backward,
+)
 from posenc.backends.tiled.lines import Lines
 
-# custom_op reads annotations as types: no `from __future__ import annotations` here, which makes them strings.
+# custom_op evaluates annotations, so no `from __future__ import annotations` here.
 
 
 def _told(
@@ -42,8 +52,8 @@ def _told(
     apply: str,
     skip_below: float,
 ) -> tuple[Plan, Lines]:
-    """What the arguments of the operators say. ``names`` are the fields of `Lines` that the tables are; ``apply`` names
-    the function and, if it has one, its derivative."""
+    """The plan and the lines of the operators' arguments. ``names`` are the fields of `Lines` of the tables; ``apply``
+    names the function and, if it has one, its derivative."""
     plan = planned(rows, queries, keys, seen, form, skip_below)
     lines = Lines(plan.lowest, is_last=bool(form[3]))
     for name, function in zip(("apply", "derivative"), apply.split(), strict=False):
@@ -70,8 +80,8 @@ def _tiled(
     scale: float,
     skip_below: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Output and log-sum-exp; and for the backward pass the output before it was rounded, and output and log-sum-exp of
-    the keys far to the right. The last three are empty where they are not needed."""
+    """Output and log-sum-exp and, for the backward pass, the unrounded output, and the output and log-sum-exp of the
+    keys far to the right. The last three are empty if they are not needed."""
     plan, lines = _told(query.size(0), tables, names, queries, keys, seen, form, apply, skip_below)
     dtype = torch.promote_types(query.dtype, torch.float32)
     out = value.new_zeros((*query.shape[:3], value.size(-1)), dtype=dtype)
@@ -80,7 +90,7 @@ def _tiled(
     work = band.Work(query, dtype)
     for part in near(plan, query, key, dtype):
         pairwise.forward(part, work, query, key, value, scale, lines, out, lse)
-    del work  # the fused kernel needs memory of its own
+    del work  # frees memory for the fused kernel
     if plan.width is not None:
         widest = max(query.size(-1), value.size(-1))
         q, k, v = (padded_to(x, widest) for x in (query, key, value))
@@ -157,7 +167,7 @@ def _tiled_backward(
         if right.numel():
             right_backward(dout, query, lse, delta, lines, d_lines, right, right_lse, dq, scale)
         if d_lines.query_clock is not None:
-            # The gradients of a row's scores sum to that of its log-sum-exp, near and far together.
+            # The gradients of all scores of a row sum to that of its log-sum-exp.
             d_lines.query_clock.zero_()
             if dlse is not None:
                 d_lines.query_clock += dlse.masked_fill(lse == -torch.inf, 0.0)

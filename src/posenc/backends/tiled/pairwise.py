@@ -1,4 +1,4 @@
-"""Attention over a band, pair by pair: whatever a score is made of by distance, forward and backward."""
+"""Attention over a band of pairs with any terms by distance, forward and backward."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from posenc.backends.tiled.lines import Lines
 Pullback: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
 
 PIECE = 2**17  # scores that a function is applied to at a time
-FAINT = -80.0  # weights below e to this power are taken for 0: they would soon be denormal numbers, which are slow
+FAINT = -80.0  # log weights below this are set to -inf: denormal numbers are slow
 
 
 def _key_meets(band: Band, keys: Tensor, table: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor, Tensor]]:
-    """What keys give by the vectors they meet, for some keys of a window at a time: their slice, the products, what is
-    to be added for (all, rows, keys), a view of them, the vectors, and which entries of the table these are."""
+    """The products of keys with their vectors, for some keys of a window at a time: the slice of keys, the products, a
+    view of them by (all, rows, keys), the vectors, and their indices in the table."""
     rows, window = band.rows, band.window
     lowest = band.entry if band.is_keyed else band.entry - (rows - 1)
-    # Distances off the band have no pair; the vectors at the table's ends stand for them.
+    # Distances outside the band have no pair: their indices are clamped to the table.
     every = torch.arange(lowest, lowest + window + rows - 1, device=table.device).clamp(0, table.size(1) - 1)
     groups, leading = band.groups, band.shape[:4]
     for first in range(0, window, rows):
@@ -46,8 +46,8 @@ def _key_meets(band: Band, keys: Tensor, table: Tensor) -> Iterator[tuple[slice,
 def _scores(
     band: Band, work: Work, q: Tensor, key: Tensor, scale: float, lines: Lines, is_backward: bool
 ) -> tuple[Tensor, list[Pullback]]:
-    """The scores of a band, (..., rows, columns), side by side, which exponentials are far faster on; and, for the
-    backward pass, the way back through ``apply``."""
+    """The scores of a band, (..., rows, columns), contiguous for fast exponentials; and, for the backward pass, the
+    pullbacks of ``apply``."""
     shifted = q if lines.shift is None else q + band.of_each_query(lines.shift)
     met: Tensor | None = None
     if lines.vectors is not None:
@@ -61,7 +61,7 @@ def _scores(
     if lines.key_vectors is not None:
         _add_key_meets(band, work, scores, band.windows(key, fill=True) * scale, lines.key_vectors)
     if lines.key_clock is not None and lines.query_clock is not None:
-        # Counted from the tile's first key, in the clock's own precision: readings grow with the text, differences not.
+        # Relative to the tile's first key, in the sums' dtype: the sums grow with the text, their differences do not.
         start = lines.key_clock[..., band.tile.first, None]
         scores += band.queries(lines.query_clock - start)[..., None]
         scores -= band.of_keys(lines.key_clock - start)
@@ -82,8 +82,8 @@ def _add_key_meets(band: Band, work: Work, scores: Tensor, keys: Tensor, table: 
 
 
 def _parts(band: Band) -> Iterator[tuple[slice, slice]]:
-    """Rows of the batch and key heads of a band, a few at a time: what a function makes of them is got anew every time,
-    and small enough, where one key head of one row is, for memory that the process has already."""
+    """Batch rows and key heads of a band, a few at a time: the function allocates its results, which should be small
+    enough for the allocator to reuse memory."""
     batch, kv_heads, blocks, groups, rows = band.shape
     scores = blocks * groups * rows * band.columns  # of one key head
     heads = min(kv_heads, max(1, PIECE // scores))
@@ -95,7 +95,7 @@ def _parts(band: Band) -> Iterator[tuple[slice, slice]]:
 
 @dataclass
 class _Derivative:
-    """The pullback of a function that brings its derivative."""
+    """The pullback of a function with a given derivative."""
 
     derivative: Callable[..., tuple[Tensor, ...]]
     given: tuple[Tensor, ...]
@@ -106,7 +106,7 @@ class _Derivative:
 
 
 def _apply(band: Band, scores: Tensor, lines: Lines, is_backward: bool) -> list[Pullback]:
-    """Applies the function to the scores, in place; for the backward pass, gives the way back through each part."""
+    """Applies the function to the scores in place; for the backward pass, returns the pullback of each part."""
     assert lines.apply is not None
     coefficients = () if lines.coefficients is None else tuple(band.of_line(c) for c in lines.coefficients)
     pullbacks: list[Pullback] = []
@@ -125,7 +125,7 @@ def _apply(band: Band, scores: Tensor, lines: Lines, is_backward: bool) -> list[
 
 
 def _pull(band: Band, d_scores: Tensor, pullbacks: list[Pullback], d_lines: Lines) -> None:
-    """Takes the gradient of what the function gave back to what it was given, in place, and to its coefficients."""
+    """Replaces the gradient of the function's result by that of its input, in place, and adds those of coefficients."""
     for part, pullback in zip(_parts(band), pullbacks, strict=True):
         d_bare, *d_given = pullback(d_scores[part])
         for n, d in enumerate(d_given):
@@ -135,7 +135,7 @@ def _pull(band: Band, d_scores: Tensor, pullbacks: list[Pullback], d_lines: Line
 
 
 def _weights(scores: Tensor, offset: Tensor, lines: Lines) -> Tensor:
-    """e^(scores - offset) in place; faint ones are 0 where the bias falls so far that they would be denormal."""
+    """e^(scores - offset) in place; if the bias is so low that weights would be denormal, they are 0."""
     scores.sub_(offset)
     if lines.falls:
         F.threshold(scores, FAINT, -torch.inf, inplace=True)
@@ -180,7 +180,7 @@ def backward(
     lines: Lines,
     grads: tuple[Tensor, Tensor, Tensor, Lines],
 ) -> None:
-    """Adds the gradients through a band. ``delta`` is what the softmax takes from every pair of a row."""
+    """Adds the gradients through a band. ``delta`` is what the softmax backward subtracts for every pair of a row."""
     dq, dk, dv, d_lines = grads
     q, do, keys = band.queries(query), band.queries(dout), band.windows(key)
     scores, pullbacks = _scores(band, work, q, key, scale, lines, True)
@@ -236,7 +236,7 @@ def backward(
 
 
 def _key_meets_backward(band: Band, keys: Tensor, table: Tensor, by_key: Tensor, dk: Tensor, d_table: Tensor) -> None:
-    """Adds to the gradients of the scaled keys and of the vectors that they meet."""
+    """Adds the gradients of the scaled keys and of their vectors."""
     for where, products, view, vectors, entries in _key_meets(band, keys, table):
         d_products = products.zero_()
         view.copy_(by_key[..., where])

@@ -5,7 +5,7 @@
 //     table(positions)                  add door: a Matrix (tokens, dim), added to the input by the model
 //     rotate(q, k, queryPositions, keyPositions, context)
 //                                       rotate door: {q, k}, with a `scale` where it changes the width, and `bands`
-//                                       where far pairs are turned otherwise: [{reach, q, k}, ...], reaches rising, for
+//                                       where distant pairs are rotated differently: [{reach, q, k}, ...], reaches rising, for
 //                                       pairs with p_i - p_j >= reach, counted in chunks of coordinates with a `chunk`
 //     rotateValue(v, keyPositions), rotateOutput(out, queryPositions)     where values turn too
 //     pieces(context)                   pair doors: what is done to the scores, from left to right
@@ -95,10 +95,10 @@ function scored(schemes, context) {
             ({ q, k }) => scheme.rotate?.(q, k, queryPositions, keyPositions, context) ?? { q, k },
         );
         const own = turned[0].scale ?? null;
-        must(own === null || brought === null, `one rotation alone can bring a scale, got ${brought} and ${own}`);
+        must(own === null || brought === null, `only one rotation can set the softmax scale, got ${brought} and ${own}`);
         brought ??= own;
         if (turned[0].bands) {
-            must(bands.length === 1, "one scheme alone can turn far pairs otherwise than near ones");
+            must(bands.length === 1, "only one scheme can rotate distant pairs differently");
             chunk = turned[0].chunk ?? null;
             bands = [{ reach: -Infinity, q: turned[0].q, k: turned[0].k }, ...turned[0].bands];
         } else {
@@ -110,7 +110,7 @@ function scored(schemes, context) {
         const pieces = schemes.flatMap((scheme) => scheme.pieces?.({ ...context, q, k, scale }) ?? []);
         must(
             bands.length === 1 || pieces.every(({ kind }) => kind !== "row"),
-            "a score term needs whole rows of scores, but far pairs are turned otherwise than near ones",
+            "a score term that needs whole rows of scores cannot be composed with a scheme that rotates distant pairs differently",
         );
         const scores = products(q, k, scale);
         for (const piece of pieces) {

@@ -1,4 +1,4 @@
-// Schemes that turn far pairs of tokens otherwise than near ones.
+// Schemes that rotate distant pairs of tokens differently.
 
 import { Matrix } from "posenc/math/arrays.js";
 import { choice, must, number, pairsOf, whole } from "posenc/math/check.js";

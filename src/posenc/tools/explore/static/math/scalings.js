@@ -21,7 +21,7 @@ const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 
 /** theta_k stretch^(-2k/(d-2)): the first pair stays, the last is divided by the stretch. */
 function ntk(theta, stretch) {
-    must(theta.length > 1, "NTK-aware scaling needs two pairs of channels at least, got 1");
+    must(theta.length > 1, "NTK-aware scaling needs at least two pairs of channels, got 1");
     return theta.map((x, k) => x * stretch ** (-k / (theta.length - 1)));
 }
 
@@ -47,7 +47,7 @@ const SCALINGS = {
         );
         let kept = (x) => clamp(((length * x) / (2 * Math.PI) - beta_slow) / (beta_fast - beta_slow), 0, 1);
         if (choice("ramp", ramp, ["index", "ratio"]) === "index") {
-            must(theta.length > 1, "YaRN needs two pairs of channels at least, got 1");
+            must(theta.length > 1, "YaRN needs at least two pairs of channels, got 1");
             const perIndex = Math.log(theta[0] / theta[1]); // 2 ln base / d
             let [low, high] = [beta_fast, beta_slow].map(
                 (turns) => Math.log(length / (2 * Math.PI * turns)) / perIndex,

@@ -136,7 +136,7 @@ export class QueryScale {
         );
         const scaled = q.map(q.dim, (made, old, head, token) => {
             const p = positions.document[token] === -1 ? 0 : positions.coords[token];
-            must(p >= 0, `QueryScale counts the tokens up to a query, and positions begin at 0, got ${p}`);
+            must(p >= 0, `QueryScale encodes positions from 0 on, got ${p}`);
             const c = this.factor(p + 1, head);
             made.forEach((_, n) => (made[n] = c * old[n]));
         });

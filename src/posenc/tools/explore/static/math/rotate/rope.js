@@ -27,11 +27,11 @@ export class RoPE {
         );
         must(
             (heads === null) === (num_heads === null),
-            "heads and num_heads go together: which heads turn, of how many",
+            "heads and num_heads must be given together (the rotated heads and the total)",
         );
         must(
             heads === null || (0 <= heads[0] && heads[0] < heads[1] && heads[1] <= num_heads),
-            `heads must be [first, end] within 0..${num_heads} with a head at least, got ${JSON.stringify(heads)}`,
+            `heads must be a non-empty [first, end] within 0..${num_heads}, got ${JSON.stringify(heads)}`,
         );
         Object.assign(this, {
             headDim: head_dim,
@@ -71,7 +71,7 @@ export class RoPE {
         const turning = this.heads.map((end) => (end * x.heads) / this.numHeads);
         must(
             turning.every(Number.isInteger),
-            `the rotation turns heads ${this.heads.join("..")} of ${this.numHeads}, no whole heads of ${x.heads}`,
+            `the rotated heads ${this.heads.join("..")} of ${this.numHeads} must be whole heads of q or k, got ${x.heads} heads`,
         );
         return turn.apply(x, turning);
     }

@@ -12,7 +12,7 @@ export class ALiBi {
         const halved = form === "directed";
         must(
             !halved || num_heads % 2 === 0,
-            `num_heads must be even where half of them look each way, got ${num_heads}`,
+            `num_heads must be even for form='directed', got ${num_heads}`,
         );
         this.slopes = slopesOf(halved ? num_heads / 2 : num_heads);
     }

@@ -30,10 +30,10 @@ export class DeBERTa {
         this.maxDistance = whole("max_distance", max_distance);
         this.half = num_buckets === null ? null : whole("num_buckets", num_buckets, 4) / 2;
         if (this.half !== null) {
-            must(num_buckets % 2 === 0, `num_buckets must be even, half of them to each side, got ${num_buckets}`);
+            must(num_buckets % 2 === 0, `num_buckets must be even \(half of them on each side\), got ${num_buckets}`);
             must(
                 max_distance > this.half + 1,
-                `max_distance must be above ${this.half + 1}, up to which distances have a bucket to themselves, ` +
+                `max_distance must be above ${this.half + 1}, the largest distance with its own bucket, ` +
                     `got ${max_distance}`,
             );
         }

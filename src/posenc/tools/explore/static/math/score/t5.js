@@ -21,7 +21,7 @@ export class T5 {
         const alone = Math.floor(side / 2);
         must(
             whole("max_distance", max_distance) > alone,
-            `max_distance must be above ${alone}, up to which distances have a bucket to themselves, ` +
+            `max_distance must be above ${alone}, the largest distance with its own bucket, ` +
                 `got ${max_distance}`,
         );
         this.edges = edgesOf(side, max_distance);
