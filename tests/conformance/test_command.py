@@ -145,7 +145,7 @@ def test_a_file_is_imported_as_a_part_of_its_package(target: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "TARGET must say what to check, or --explain what the checks do (see"),
+        ([], "give a TARGET to check, or --explain (see"),
         (["--explain", "7,99"], "checks must be of "),
         (["mine"], "TARGET must be module:name or path/to/file.py:name, or a scheme: scheme must be one of "),
         (["mine:"], "TARGET must be module:name or path/to/file.py:name, got 'mine:'"),

@@ -142,9 +142,9 @@ def test_the_report_names_the_pieces_and_what_the_model_may_have_seen(tmp_path: 
     assert table.count("<tr>") == 1 + 2
     seen = page[page.index('<p id="seen">') :].partition("</p>")[0]
     for words in (
-        "The text may have been in what the model was trained on; posenc cannot know. Its card is blank.",
-        "the bits themselves may be too low",
-        "Differences between scalings are of the same model on the same tokens, and less affected",
+        "The model may have been trained on the test text; posenc cannot know. Its card is blank.",
+        "the losses may be too low",
+        "Differences between scalings are less affected",
     ):
         assert words in seen
 

@@ -103,7 +103,7 @@ def test_what_was_observed_of_digits() -> None:
 def test_what_was_observed_of_words() -> None:
     tuning, verdicts, *found = accuracy.observed(Summary(records("classify")))
     assert tuning.startswith("No scheme was tuned")
-    assert verdicts.startswith("This comparison has one seed, so it holds no verdicts")
+    assert verdicts.startswith("This comparison has one seed, so there are no verdicts")
     assert found[0] == (
         "On order at the training length of 32 words: learned has 0.90 and rope has 0.90; nope and alibi are no better "
         "than guessing."

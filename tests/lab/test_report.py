@@ -261,8 +261,8 @@ def test_what_diverged_is_said_and_no_number() -> None:
     assert row[0] == "rope diverged at step 40"
     assert row[1:9] == ["diverged"] * 5 + ["diverged diverged", "diverged", "1.09× 1.08–1.11"]
     assert parsed.row("differences", "rope")[1:] == ["diverged"] * 5 + ["0"]
-    assert "rope diverged at step 40: its loss was no longer a number, so it was not tested." in parsed.text
-    assert "the learning rate was too high for it here" in " ".join(parsed.text.split())
+    assert "rope diverged at step 40: its loss was no longer finite, so it was not tested." in parsed.text
+    assert "the learning rate was too high here" in " ".join(parsed.text.split())
     assert "not finished" not in parsed.text
     shown = printed(records)
     assert next(line.split() for line in shown.splitlines() if line.split()[:1] == ["rope"])[5:] == ["diverged"] * 5

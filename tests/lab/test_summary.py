@@ -209,7 +209,7 @@ def test_observations_follow_the_numbers() -> None:
     tuning, trained, past, context = sentences.observed(Summary(records))
     assert tuning.startswith("No scheme was tuned: ")
     assert trained.startswith(
-        "At the training length of 128 tokens, no scheme is shown to be better than any of rope (2.31) and alibi (2.32)"
+        "At the training length of 128 tokens, no scheme is shown to beat any of rope (2.31) and alibi (2.32)"
     )
     assert f"alibi has the lowest loss, {mean['alibi']:.2f} bits per byte" in past
     assert f"sinusoidal is {mean['sinusoidal'] - mean['alibi']:.2f} above" in past
@@ -265,12 +265,12 @@ def test_a_twin_past_the_training_length_is_not_called_worse() -> None:
     for record in records + twin:
         record["configuration"] = {**record["configuration"], "schemes": ["nope", "alibi", "twin"]}
     past = sentences.observed(Summary(records + twin))[2]
-    assert "no scheme is shown to be better than any of alibi (2.25) and twin (2.25) bits per byte; nope is" in past
+    assert "no scheme is shown to beat any of alibi (2.25) and twin (2.25) bits per byte; nope is" in past
 
 
 def test_how_many_seeds_there_are_is_said() -> None:
     one, two, three = (Summary(made_up.records(seeds=seeds)) for seeds in ((0,), (0, 1), THREE))
-    alone, few = "There is one seed: the intervals", "Two seeds hardly say how much seeds differ"
+    alone, few = "There is one seed: the intervals", "Two seeds hardly measure the variance"
     for summary, said, unsaid in ((one, alone, few), (two, few, alone)):
         assert any(sentence.startswith(said) for sentence in sentences.not_concluded(summary))
         assert not any(sentence.startswith(unsaid) for sentence in sentences.not_concluded(summary))

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from posenc.choose.evidence import told
+from posenc.choose.evidence import described
 from posenc.choose.questions import answers, questions
 from posenc.choose.said import UNTESTED, claims_of
 from posenc.explorer.catalog import catalog
@@ -48,7 +48,9 @@ def _choosing() -> dict[str, Any]:
     """The questions and the answers of ``posenc choose``, each with its claims in words."""
     return {
         "questions": [asdict(question) for question in questions()],
-        "answers": [{**asdict(answer), "claims": [told(claim) for claim in claims_of(answer)]} for answer in answers()],
+        "answers": [
+            {**asdict(answer), "claims": [described(claim) for claim in claims_of(answer)]} for answer in answers()
+        ],
         "untested": UNTESTED,
     }
 
