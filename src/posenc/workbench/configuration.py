@@ -85,7 +85,7 @@ class Configuration:
 
 
 def fingerprint(identity: Mapping[str, Any]) -> str:
-    """A short name that changes when anything in ``identity`` does."""
+    """A hash of ``identity``."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -125,8 +125,8 @@ def _contents(plan: Plan) -> Iterator[Case]:
 CHECK = Check(
     number=7,
     name="padding",
-    rule="Real tokens come out as they do without padding, whether it is left, right, inside, or mixed by row.",
-    why="Where positions are read off the index, left-padded rows of a batch are answered as if they stood elsewhere.",
+    rule="Tokens give the same output as without padding, whether it is left, right, inside, or mixed by row.",
+    why="If positions are taken from the index, left-padded rows of a batch get wrong positions.",
     pains=(3,),
     remedy="Take positions from the mask, or from the caller, not from the index; hide padding before the softmax.",
     trials=(

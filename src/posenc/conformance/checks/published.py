@@ -364,9 +364,9 @@ def _parameters(plan: Plan) -> Iterator[Case]:
 CHECK = Check(
     number=21,
     name="published",
-    rule="It is the scheme that it is said to be: with the same parameters, posenc's gives the same.",
-    why="A bucket that begins one token late, the slope of another head, a ramp the wrong way round: every law holds, "
-    "and weights that were trained elsewhere give another text.",
+    rule="It is the scheme that it claims to be: with the same parameters it equals posenc's.",
+    why="With a bucket that begins one token late, the slope of another head, or a reversed ramp, every law holds, but "
+    "published weights give wrong results.",
     pains=(7, 8, 16),
     remedy="Compute it as the paper and its authors' code do: the docstring of the scheme in posenc has the formula.",
     trials=(
