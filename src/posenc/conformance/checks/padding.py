@@ -43,7 +43,7 @@ def padding_inside_changes_nothing(subject: Subject, batch: Batch, tolerance: fl
 
 def goes_by_the_index(subject: Subject, made: Any, row: Batch, tolerance: float) -> bool:
     """Whether all of a row with padding between its tokens goes by how far they are apart in it: more padding at the
-    ends changes nothing, and scores are those of the row without padding, where they are heard.
+    ends changes nothing, and scores are those of the row without padding, where they are captured.
 
     Not so of what is causal: a prompt that ends with padding is continued, and has it inside. Nor of a window, which
     would show fewer tokens than it says."""
