@@ -93,10 +93,7 @@ def test_ties_are_said_where_they_are_shown_and_undecided_where_not() -> None:
         "At 256 tokens, 2× the trained length, bits per byte compared with the unscaled model's on text cropped to 128 "
         "tokens: higher: none (+0.500); lower: yarn (−0.100); tied: linear (+0.000); undecided: ntk (+0.010)."
     )
-    assert found[1] == (
-        "Pieces such as these that would make the 95 % interval ±0.02 bits per byte, about, as their differences vary: "
-        "ntk at 256 tokens 120."
-    )
+    assert found[1] == ("Estimated number of pieces for a 95 % interval of ±0.02 bits per byte: ntk at 256 tokens 120.")
     half = 2.3646 * 0.1 * math.sqrt(8 / 7) / math.sqrt(8)
     cell = report._row(summary, "ntk")["cells"][-1][-1]
     assert cell == f"+0.010 (−{half - 0.01:.3f} to +{half + 0.01:.3f}) undecided"

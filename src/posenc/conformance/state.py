@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 Setting = tuple[Callable[[], Any], Callable[[Any], object]]
-"""What gives it, and what sets it."""
+"""A getter and a setter of global state."""
 
 
 def _streams() -> dict[str, Any]:

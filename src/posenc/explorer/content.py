@@ -1,4 +1,4 @@
-"""What the page shows beside its own mathematics: the catalog, what was measured, and what the user names."""
+"""Collects the page's data: the catalog, measurements, and the user's schemes and records."""
 
 from __future__ import annotations
 

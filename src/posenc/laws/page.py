@@ -10,7 +10,7 @@ from posenc.workbench.page import page
 
 
 def as_html(audits: Sequence[Audit], shape: Shape = SHAPE) -> str:
-    """One page that needs nothing else."""
+    """A self-contained page."""
     return page(
         "posenc.laws",
         "laws.html.j2",
