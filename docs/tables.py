@@ -1,4 +1,4 @@
-"""The tables of schemes in README.md and docs/schemes.md, made of the catalog. ``make tables`` writes them there."""
+"""The tables of schemes in README.md and docs/schemes.md, generated from the catalog by ``make tables``."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from posenc.schemes.entry import Entry, Law
 
 ROOT = Path(__file__).parents[1]
 
-# The table of all schemes shows which of these each has; another, of laws, has them all.
+# The laws shown in the table of all schemes; the table of laws lists every one.
 MAIN = (
     Law.RELATIVE,
     Law.ABSOLUTE,
@@ -35,8 +35,8 @@ def _word(law: Law) -> str:
 
 HAPPENS = {
     "add": "a vector is added to the input",
-    "rotate": "queries and keys are rotated or otherwise mapped",
-    "score": "a number is added to a score, or the score changed",
+    "rotate": "queries and keys are rotated, or transformed in another way",
+    "score": "a bias is added to the attention scores, or the scores are transformed",
     "value": "a vector is added to a value",
     "none": "nothing",
 }
@@ -58,11 +58,11 @@ def tables() -> dict[str, list[str]]:
                 *((f"`{entry.signature}`", _doors(entry), entry.does, entry.limits) for entry in CATALOG),
             ),
             _table(
-                ("scheme", "it claims (and the tests hold it to)", "learned", "cost"),
+                ("scheme", "properties (each is tested)", "learned", "cost"),
                 *((f"`{entry.title}`", claims[entry.name], entry.learned, entry.cost) for entry in CATALOG),
             ),
             _table(
-                ("law", "what it says", "who has it"),
+                ("law", "meaning", "schemes"),
                 *(
                     (_word(law), law.meaning, ", ".join(entry.title for entry in CATALOG if law in entry.laws))
                     for law in Law
@@ -73,7 +73,7 @@ def tables() -> dict[str, list[str]]:
 
 
 def written(text: str, table: str) -> str:
-    """The text, with the table in the place of the one that has the same head. ValueError where there is none."""
+    """The text with ``table`` in place of the table that has the same header. ValueError where there is none."""
     head = table.partition("\n")[0]
     before, found, after = text.partition(f"{head}\n")
     if not found:

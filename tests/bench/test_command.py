@@ -94,9 +94,9 @@ def test_the_identity_is_what_two_runs_into_a_folder_must_share() -> None:
         (["--schemes", "roap"], "got 'roap' (did you mean 'rope'?)"),
         (["--backends", "abacus"], "backends must be one of auto, sdpa"),
         (["--dtype", "float32,int8"], "dtype must be 'float32', 'bfloat16', 'float16' or 'float64', got 'int8'"),
-        (["--only", "mine"], "mine must be what the section mine times, my.py:attention, got None"),
-        ([*ALIBI, "--only", "rope"], "only must be mine, with or without others, where --mine is given, got ['rope']"),
-        ([*ALIBI, "--schemes", "t5,rope"], "schemes must be one, to which --mine is to be equal, got ['t5', 'rope']"),
+        (["--only", "mine"], "mine must be the attention to time, such as my.py:attention, got None"),
+        ([*ALIBI, "--only", "rope"], "only must be sections that include mine where --mine is given, got ['rope']"),
+        ([*ALIBI, "--schemes", "t5,rope"], "schemes must be the one scheme that --mine implements, got ['t5', 'rope']"),
         (
             [*ALIBI, "--schemes", "rope+learned"],
             "schemes must be one that acts in attention, got 'rope+learned', which",

@@ -145,7 +145,7 @@ def test_a_file_is_imported_as_a_part_of_its_package(target: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "TARGET must say what to check, or --explain what the checks do (see"),
+        ([], "give a TARGET to check, or --explain (see"),
         (["--explain", "7,99"], "checks must be of "),
         (["mine"], "TARGET must be module:name or path/to/file.py:name, or a scheme: scheme must be one of "),
         (["mine:"], "TARGET must be module:name or path/to/file.py:name, got 'mine:'"),
@@ -172,11 +172,11 @@ def test_a_file_is_imported_as_a_part_of_its_package(target: str) -> None:
         (["mine:one", "--seconds", "0"], "seconds must be above 0, got 0.0"),
         (["mine:one", "--device", "abacus"], "the subject does not run: RuntimeError"),
         (["mine:one", "--out", "mine.py"], "--out must be a folder, got 'mine.py'"),
-        (["mine:one", "--out", "mine.py/o"], "--out must be a place that can be written, got 'mine.py/o': mine.py/o/"),
+        (["mine:one", "--out", "mine.py/o"], "--out must be a path that can be written, got 'mine.py/o': mine.py/o/"),
         (["mine:one", "--json", "."], "--json must be a file, got '.'"),
         (
             ["mine:one", "--json", "mine.py/a"],
-            "--json must be a place that can be written, got 'mine.py/a': mine.py/a: ",
+            "--json must be a path that can be written, got 'mine.py/a': mine.py/a: ",
         ),
         (["mine:one", "--json", "n" * 250], "nnn: File name too long (see"),
         (["mine:one", "--json", "a", "--html", "./b/../a"], "--json and --html must be different files, got 'b/../a'"),

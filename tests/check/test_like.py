@@ -106,7 +106,7 @@ def test_parameters_that_fit_in_another_order_are_no_finding() -> None:
     report = check(Bias(build=OtherOrder, call=add, like="kerple"), checks=[21])
     scores = report.results[0].trials[0]
     assert scores.status == NOT_APPLICABLE
-    assert "give `match`, which says which parameter is which" in scores.reason
+    assert "give `match` to assign the parameters" in scores.reason
 
 
 def test_where_a_logarithm_in_float32_may_fall_in_either_bucket() -> None:
@@ -163,8 +163,8 @@ class OfItsOwn(nn.Module):
 
 def test_a_layer_whose_scores_are_not_heard_says_so() -> None:
     report = check(Layer(build=OfItsOwn, call=of_vectors, like="alibi"), checks=[21])
-    (heard,) = (trial for trial in report.results[0].trials if trial.name == "scores in a layer")
-    assert "let scores go to PyTorch's softmax or attention" in heard.reason
+    (captured,) = (trial for trial in report.results[0].trials if trial.name == "scores in a layer")
+    assert "pass scores of all pairs of tokens to PyTorch's softmax or attention" in captured.reason
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ SWIN = windows.swin(windows.Swin, shifted=True)
     ("subject", "trial", "reason"),
     [
         (told, "scores by offsets", "claim `relative=True`"),
-        (lambda: told(relative=True), "scores by offsets", "let scores go to PyTorch's softmax"),
+        (lambda: told(relative=True), "scores by offsets", "pass scores of all pairs of tokens to PyTorch's softmax"),
         (lambda: replace(SWIN, window=None), "windows", "claim `window=(height, width)`"),
         (lambda: replace(SWIN, depth=2), "windows", "it has several layers"),
         (lambda: replace(SWIN, build=windows.SwinOfWholeWindows), "grids that are not of whole windows", "it refuses"),

@@ -228,7 +228,7 @@ def test_the_page_is_one_file_that_asks_for_nothing_and_obeys_nothing(data: Data
 def test_the_page_shows_all_of_it(data: Data) -> None:
     parsed = Page(report.as_html(data))
     head, *rows = ([" ".join(cell.split()) for cell in row] for row in parsed.tables["checks-1"])
-    assert head == ["no.", "check", "status", "what was found, or why it does not apply", "seconds"]
+    assert head == ["no.", "check", "status", "finding, or why it does not apply", "seconds"]
     assert [row[1] for row in rows] == ["passes", "finds a lot", "does not apply", "waits"]
     assert [row[2] for row in rows] == ["✓ passed", "✗ finding", "– not applicable", "? unfinished"]
     assert rows[2][3] == "it is of <another> kind"
@@ -240,7 +240,7 @@ def test_the_page_shows_all_of_it(data: Data) -> None:
             if trial["finding"]:
                 for name in ("expected", "came", "input", "script", "file"):
                     assert trial["finding"][name] in parsed.text
-    assert "Met before in transformers#38224" in parsed.text
+    assert "Seen before in transformers#38224" in parsed.text
 
 
 def test_the_page_can_be_read_aloud_and_walked_through(data: Data) -> None:

@@ -197,7 +197,7 @@ def test_without_a_terminal_what_is_missing_is_named(choose: Any) -> None:
     code, out, err = choose("--for", "decoder", "--weights", "no", "--tokens", "line")
     assert (code, out) == (2, "")
     assert err == (
-        "posenc: error: stdin is no terminal to ask at: give --longer no|yes|far|rules, --cost some|least "
+        "posenc: error: stdin is not a terminal: give --longer no|yes|far|rules, --cost some|least "
         "(see posenc choose --help)\n"
     )
 

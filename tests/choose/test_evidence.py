@@ -69,14 +69,16 @@ def test_whether_a_verdict_is_the_published_one(published: str, found: str, agre
 
 
 def test_what_was_found_is_told() -> None:
-    told = evidence.told(claim(FOUND))
-    assert told["about"] == "rope less alibi, at 1,024 bytes"
+    told = evidence.described(claim(FOUND))
+    assert told["about"] == "rope minus alibi, at 1,024 bytes"
     assert told["ours"] == [
         "the Python files of Django 5.2.8 and SQLAlchemy 2.0.44: lower, by -0.120 bits per byte (95 % interval -0.150 "
         "to -0.090, 10 seeds); agrees with what was published: no",
         "Shakespeare's works: not measured here yet",
     ]
-    assert evidence.told(claim({"status": "not run", "why": "no time"}))["ours"][0].endswith("44: not run: no time")
+    assert evidence.described(claim({"status": "not run", "why": "no time"}))["ours"][0].endswith(
+        "44: not run: no time"
+    )
     evidence.check(claim(FOUND))
     evidence.check(claim({"status": "not run", "why": "no time"}))
 

@@ -91,11 +91,11 @@ def test_the_page_has_every_number_and_says_what_stands_in_it(task: str, tmp_pat
 def test_what_was_observed_of_digits() -> None:
     share = "0.90; 0 of 3 solve it (0.00–0.56)"
     assert accuracy.observed(Summary(records("digits", THREE)))[1:] == [
-        f"At the training grid of 8 × 8 patches: no scheme is shown to be better than any of learned ({share}), "
+        f"At the training grid of 8 × 8 patches: no scheme is shown to beat any of learned ({share}), "
         f"sinusoidal ({share}) and relative_2d ({share}); nope is no better than guessing.",
         f"At 16 × 16 patches: sinusoidal ({share}) is the highest; nope is no better than guessing; learned and "
         "relative_2d are undefined.",
-        f"At 16 × 16 patches with fitted positions: no scheme is shown to be better than any of sinusoidal ({share}) "
+        f"At 16 × 16 patches with fitted positions: no scheme is shown to beat any of sinusoidal ({share}) "
         f"and relative_2d ({share}).",
     ]
 
@@ -103,7 +103,7 @@ def test_what_was_observed_of_digits() -> None:
 def test_what_was_observed_of_words() -> None:
     tuning, verdicts, *found = accuracy.observed(Summary(records("classify")))
     assert tuning.startswith("No scheme was tuned")
-    assert verdicts.startswith("This comparison has one seed, so it holds no verdicts")
+    assert verdicts.startswith("This comparison has one seed, so there are no verdicts")
     assert found[0] == (
         "On order at the training length of 32 words: learned has 0.90 and rope has 0.90; nope and alibi are no better "
         "than guessing."
@@ -175,7 +175,7 @@ def test_any_first_part_of_the_records_can_be_reported(task: str) -> None:
     for count in range(1, len(made), 9):
         pictures = {name: {False: b"", True: b""} for name in report.figures(task_of(task))}
         assert "This comparison is not finished" in report.html(made[:count], pictures)
-        assert "trainings still lack a measurement" in printed(made[:count])
+        assert "trainings are incomplete" in printed(made[:count])
 
 
 @pytest.mark.parametrize("task", SCHEMES)

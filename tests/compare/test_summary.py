@@ -174,7 +174,7 @@ def test_schemes_with_too_few_seeds_are_neither_the_best_nor_worse() -> None:
     assert summary.few_seeds() == ("alibi",)
     assert summary.best("sliding", 1024) == ("nope",)
     found = sentences.observed(summary)
-    assert found[1] == "There are no verdicts on alibi: they need 3 seeds or more."
+    assert found[1] == "There are no verdicts on alibi: they need at least 3 seeds."
     assert "nope has the lowest loss among those with 3 seeds, 3.70 bits per byte; rope is" in found[3]
     assert "; alibi has 2.24 with too few seeds; " in found[3]
 
@@ -200,7 +200,7 @@ def test_a_seed_that_diverged_is_said_and_the_others_count() -> None:
     assert value.seeds == 1
     said = sentences.observed(summary)[-1]
     assert said.startswith("alibi diverged at step 40 with seed 1: ")
-    assert said.endswith("what is shown of it is from its other seeds.")
+    assert said.endswith("its results are from the other seeds.")
 
 
 def test_observations_follow_the_numbers() -> None:
@@ -209,7 +209,7 @@ def test_observations_follow_the_numbers() -> None:
     tuning, trained, past, context = sentences.observed(Summary(records))
     assert tuning.startswith("No scheme was tuned: ")
     assert trained.startswith(
-        "At the training length of 128 tokens, no scheme is shown to be better than any of rope (2.31) and alibi (2.32)"
+        "At the training length of 128 tokens, no scheme is shown to beat any of rope (2.31) and alibi (2.32)"
     )
     assert f"alibi has the lowest loss, {mean['alibi']:.2f} bits per byte" in past
     assert f"sinusoidal is {mean['sinusoidal'] - mean['alibi']:.2f} above" in past
@@ -221,7 +221,7 @@ def test_observations_follow_the_numbers() -> None:
 def test_observations_of_one_seed_are_numbers_without_verdicts() -> None:
     records = made_up.records()
     _, verdicts, trained, past, context = sentences.observed(Summary(records))
-    assert verdicts == "This comparison has one seed, so it holds no verdicts: they need 3 seeds or more."
+    assert verdicts == "This comparison has one seed, so there are no verdicts: they need at least 3 seeds."
     assert trained == (
         "At the training length of 128 tokens, bits per byte are 2.30 with rope, 2.31 with alibi, 2.40 with "
         "sinusoidal, 2.44 with learned and 2.54 with nope."
@@ -248,7 +248,7 @@ def test_context_that_changes_nothing_is_said_to() -> None:
     for record in records:
         if (record["scheme"], record["kind"], record.get("length")) == ("alibi", "final_tokens", 1024):
             record["bits"] = [value + rng.normal(0, 0.001) for value in kept[record["seed"]]]
-    assert "leaves the loss of alibi as it is; raises the loss of nope" in sentences.observed(Summary(records))[3]
+    assert "does not change the loss of alibi; raises the loss of nope" in sentences.observed(Summary(records))[3]
     for record in records:
         if (record["scheme"], record["kind"], record.get("length")) == ("alibi", "final_tokens", 1024):
             record["bits"] = [value - 0.005 for value in record["bits"]]
@@ -256,7 +256,7 @@ def test_context_that_changes_nothing_is_said_to() -> None:
     for record in records:
         if (record["scheme"], record["kind"], record.get("length")) == ("alibi", "final_tokens", 1024):
             record["bits"] = [value + rng.normal(0, 0.5) for value in record["bits"]]
-    assert "has an effect on alibi that is undecided" in sentences.observed(Summary(records))[3]
+    assert "has an undecided effect on alibi" in sentences.observed(Summary(records))[3]
 
 
 def test_a_twin_past_the_training_length_is_not_called_worse() -> None:
@@ -265,17 +265,17 @@ def test_a_twin_past_the_training_length_is_not_called_worse() -> None:
     for record in records + twin:
         record["configuration"] = {**record["configuration"], "schemes": ["nope", "alibi", "twin"]}
     past = sentences.observed(Summary(records + twin))[2]
-    assert "no scheme is shown to be better than any of alibi (2.25) and twin (2.25) bits per byte; nope is" in past
+    assert "no scheme is shown to beat any of alibi (2.25) and twin (2.25) bits per byte; nope is" in past
 
 
 def test_how_many_seeds_there_are_is_said() -> None:
     one, two, three = (Summary(made_up.records(seeds=seeds)) for seeds in ((0,), (0, 1), THREE))
-    alone, few = "There is one seed: the intervals", "Two seeds hardly say how much seeds differ"
+    alone, few = "There is one seed: the intervals", "Two seeds hardly measure the variance"
     for summary, said, unsaid in ((one, alone, few), (two, few, alone)):
         assert any(sentence.startswith(said) for sentence in sentences.not_concluded(summary))
         assert not any(sentence.startswith(unsaid) for sentence in sentences.not_concluded(summary))
     assert sentences.of_few_seeds(three) == []
-    assert sentences.preface(two)[1].startswith("This comparison has 2 seeds, so it holds no verdicts")
+    assert sentences.preface(two)[1].startswith("This comparison has 2 seeds, so there are no verdicts")
     assert len(sentences.preface(three)) == 1
     assert any("over windows of text and over seeds" in sentence for sentence in sentences.how_to_read(two))
 

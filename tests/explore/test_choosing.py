@@ -183,7 +183,7 @@ def test_the_page_asks_what_the_terminal_asks_and_leads_where_it_leads(choose: A
 
 def test_each_answer_has_its_claims_in_words() -> None:
     by_name = {answer["name"]: answer for answer in DATA["choosing"]["answers"]}
-    assert by_name["long_decoder"]["claims"][0]["about"] == "rope less alibi, at 1,024 bytes"
+    assert by_name["long_decoder"]["claims"][0]["about"] == "rope minus alibi, at 1,024 bytes"
     assert {answer["name"]: len(answer["claims"]) for answer in by_name.values()} == {
         answer.name: len(answer.claims) for answer in answers()
     }

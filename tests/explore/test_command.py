@@ -49,7 +49,7 @@ def test_a_scheme_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     [
         (["--export", "page.txt"], "--export must end in .html, got 'page.txt'"),
         (["--port", "70000"], "--port must be from 0 to 65535, got 70000"),
-        (["--export", "page.html", "--port", "80"], "--port is for a page that is served"),
+        (["--export", "page.html", "--port", "80"], "--port cannot be combined with --export"),
         (["--schemes", "sinus", "--export", "page.html"], "scheme must be one of"),
         (["--records", "nowhere", "--export", "page.html"], "nowhere"),
     ],

@@ -32,7 +32,7 @@ def test_a_wrong_setting_is_named(settings: Extension, change: dict[str, object]
 
 
 def test_what_is_not_there_is_named(settings: Extension, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"model must be smollm2, a folder of a checkpoint, .*got '.*nowhere'"):
+    with pytest.raises(ValueError, match=r"model must be smollm2, a checkpoint folder, .*got '.*nowhere'"):
         run.extend(replace(settings, model=str(tmp_path / "nowhere")), tmp_path)
     with pytest.raises(ValueError, match="too little text: 900 pieces of 129 tokens are needed"):
         run.extend(replace(settings, windows=900), tmp_path / "a")

@@ -90,7 +90,7 @@ def test_puzzles_and_the_report(
     assert "trained at 32" in said.err
     assert "YaRN(factor=6.0, original_length=32)" in said.err
     page = (tmp_path / "report.html").read_text()
-    for words in ("passkey: a number said once in a text", "zero-shot swaps", "--scalings none,yarn", "0 of 2"):
+    for words in ("passkey: a number that occurs once", "applied zero-shot", "--scalings none,yarn", "0 of 2"):
         assert words in page
     assert {p.name for p in (tmp_path / "figures").iterdir()} >= {"final.png", "by_position-dark.png", "item.png"}
     summary = Summary(read(tmp_path))
@@ -113,7 +113,9 @@ def test_fine_tuning_is_resumed_and_named(settings: Extension, tmp_path: Path) -
     assert "paired difference from the same fine-tuned model on text cropped to 32 tokens" in page
     assert "Dashed" not in page
     (said, *_) = report.observed(summary)
-    assert "bits per byte against its own on text cropped to 32 tokens: no verdict on fewer than 8 pieces: " in said
+    assert (
+        "bits per byte compared with its own on text cropped to 32 tokens: no verdict on fewer than 8 pieces: " in said
+    )
     plain = run.extend(replace(tuned, train=0), tmp_path / "plain")
     final = [
         {r["seed"]: r["bits"] for r in each if r["kind"] == "final" and r["scheme"].startswith("linear")}

@@ -70,7 +70,7 @@ def test_a_report_without_a_finite_baseline_or_of_one_piece_is_drawn(tmp_path: P
     assert "one piece" in page
     assert "cropped: final at 128 (1 of 2)" in page
     without = report.write(records[:2], tmp_path).read_text()
-    assert "the plain model on text cropped to 128 tokens is missing" in without
+    assert "the unscaled model on text cropped to 128 tokens is missing" in without
 
 
 def differing(scheme: str, difference: float, deviation: float, pieces: int) -> list[dict[str, Any]]:
@@ -90,13 +90,10 @@ def test_ties_are_said_where_they_are_shown_and_undecided_where_not() -> None:
     found = report.observed(summary)
     # Of 8 pieces the standard deviation is sqrt(8 / 7) of what they vary by, and t is 2.3646.
     assert found[0] == (
-        "At 256 tokens, 2× the trained length, bits per byte against the plain model's on text cropped to 128 tokens: "
-        "higher: none (+0.500); lower: yarn (−0.100); tied: linear (+0.000); undecided: ntk (+0.010)."
+        "At 256 tokens, 2× the trained length, bits per byte compared with the unscaled model's on text cropped to 128 "
+        "tokens: higher: none (+0.500); lower: yarn (−0.100); tied: linear (+0.000); undecided: ntk (+0.010)."
     )
-    assert found[1] == (
-        "Pieces such as these that would make the 95 % interval ±0.02 bits per byte, about, as their differences vary: "
-        "ntk at 256 tokens 120."
-    )
+    assert found[1] == ("Estimated number of pieces for a 95 % interval of ±0.02 bits per byte: ntk at 256 tokens 120.")
     half = 2.3646 * 0.1 * math.sqrt(8 / 7) / math.sqrt(8)
     cell = report._row(summary, "ntk")["cells"][-1][-1]
     assert cell == f"+0.010 (−{half - 0.01:.3f} to +{half + 0.01:.3f}) undecided"
@@ -142,9 +139,9 @@ def test_the_report_names_the_pieces_and_what_the_model_may_have_seen(tmp_path: 
     assert table.count("<tr>") == 1 + 2
     seen = page[page.index('<p id="seen">') :].partition("</p>")[0]
     for words in (
-        "The text may have been in what the model was trained on; posenc cannot know. Its card is blank.",
-        "the bits themselves may be too low",
-        "Differences between scalings are of the same model on the same tokens, and less affected",
+        "The model may have been trained on the test text; posenc cannot know. Its card is blank.",
+        "the losses may be too low",
+        "Differences between scalings are less affected",
     ):
         assert words in seen
 
@@ -176,13 +173,13 @@ def test_how_to_read_it_says_what_is_there() -> None:
     assert text[0].startswith(
         "lower and higher: the 95 % interval of the paired difference (Student's t) excludes zero."
     )
-    assert "tell it from ±0.02 bits per byte, so its 90 % interval lies between them" in text[0]
+    assert "tied: its 90 % interval lies within ±0.02 bits per byte" in text[0]
     assert not any("Wilson" in line for line in text)
-    assert puzzle[0] == "Puzzles: the interval of the share is Wilson's, of 95 %."
+    assert puzzle[0] == "Puzzles: the share found has Wilson's 95 % interval."
     both = report.reading(Summary([*puzzles("none", "01"), *puzzles("yarn", "01")]))
-    assert "three were found that none does not find, and one that it alone finds" in both[0]
+    assert "the scaling found three that none did not, and missed one that it found" in both[0]
     assert text[-1] == puzzle[-1]
-    assert text[-1].startswith("Each comparison stands alone: of twenty")
+    assert text[-1].startswith("There is no correction for multiple comparisons: of twenty")
 
 
 def test_what_was_asked_for_in_parts_is_missing_and_repeated_as_a_whole() -> None:

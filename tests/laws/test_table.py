@@ -101,8 +101,8 @@ def test_a_false_claim_and_an_untold_law_are_disagreements() -> None:
     wrong = replace(one, claims=one.claims ^ {"unique", "relative"})
     assert set(wrong.disagreements) == {"unique", "relative"}
     text = as_html([wrong])
-    assert "The catalog claims it." in text
-    assert "Not claimed." in text
+    assert "The catalog claims this law." in text
+    assert "The catalog does not claim this law." in text
 
 
 def test_of_a_composition_nothing_is_claimed() -> None:

@@ -29,14 +29,14 @@ THETAS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 
 def scheme_from_config(config: Any, part: str | None = None) -> ModelPositions:
-    """What the model of a configuration of transformers does with positions; printed, it says so in words.
+    """Reads the positional encoding of a Hugging Face configuration; printing the result describes it in words.
 
     ``config`` is a configuration object, the dictionary of a config.json, or a path to the file or to the folder that
     holds it. ``part`` is what to read of a configuration of several models: "text" (the default) or "vision", or of an
     encoder with a decoder "encoder" or "decoder" (the default).
 
-    Every key about positions is read and changes what is said, or is a ValueError that names it: an unknown one, one
-    that contradicts another, one that transformers' own model overlooks. A family that is not known is refused by name.
+    Every key about positions is either used or a ValueError that names it: an unknown key, one that contradicts
+    another, or one that transformers' own model ignores. An unsupported family is a ValueError.
 
     >>> print(scheme_from_config({"model_type": "llama", "num_hidden_layers": 2, "rope_theta": 5e5}))
     llama: decoder, 2 layers, 2048 positions

@@ -13,7 +13,7 @@ from posenc.schemes.rope import RoPE
 
 @dataclass(frozen=True)
 class Layer:
-    """What a layer's attention does beside its scheme and window.
+    """The properties of a layer's attention besides its scheme and window.
 
     - ``scale``: the factor of q . k, where it is not 1/sqrt(head_dim);
     - ``softcap``: scores are squashed as c tanh(s / c), after position;
@@ -43,7 +43,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ModelPositions:
-    """What a model does with positions: printed, it says so in words.
+    """The positional encoding of a model; printing it describes it in words.
 
     - ``model_type``: of transformers, of the part that was read;
     - ``schedule``: what every layer rotates or adds to its scores, and its window;
@@ -53,7 +53,7 @@ class ModelPositions:
     - ``length``: how many positions the configuration says there are; None: it does not say;
     - ``remarks``: what transformers' own code does otherwise, in words.
 
-    Schemes with parameters have freshly drawn ones: a configuration holds no weights.
+    Learned schemes have newly initialised parameters: a configuration has no weights.
     """
 
     model_type: str

@@ -42,7 +42,7 @@ class Keys:
     """A configuration of transformers that keeps track of what was read.
 
     ``keys(name)`` is a key that must be there, ``keys.get(name, default)`` one that may be missing or None. ``end()``
-    is a ValueError for a key about positions that nobody asked for.
+    is a ValueError for a key about positions that was not read.
     """
 
     def __init__(self, config: Any, inside: str | None = None) -> None:

@@ -16,7 +16,7 @@ a boolean mask would mean something else."""
 
 
 class OwnAttentionError(ValueError):
-    """A model computes its attention itself, and takes no other."""
+    """A model computes its own attention and accepts no other."""
 
 
 def register() -> None:

@@ -12,7 +12,7 @@ from posenc.huggingface.attention import NAME
 
 
 class Patched:
-    """A model whose positions posenc has taken over, what was changed in words, and the way back.
+    """A patched model, with a description of the changes and `undo`.
 
     >>> patched = patch(model, YaRN(4.0, 4096))
     >>> print(patched)
@@ -26,7 +26,7 @@ class Patched:
         self._exchanged: list[tuple[nn.Module, type]] = []
 
     def undo(self) -> None:
-        """Puts back what was there, bit for bit. Doing it again changes nothing. ValueError, and nothing is put back,
+        """Restores the model exactly. Calling it again changes nothing. ValueError, and nothing is restored,
         while accelerate's hooks hold an attention of posenc's, or its class is one that was derived from posenc's."""
         for module, kind in self._exchanged:
             own = vars(module).get("forward")

@@ -21,7 +21,7 @@ from posenc.scheme import bare_parts, is_scheme
 
 
 def patch(model: nn.Module, what: Any) -> Patched:
-    """Puts ``what`` in place of a model's own positions, until ``undo()`` or the end of the ``with`` block.
+    """Replaces a model's positional encoding by ``what``, until ``undo()`` or the end of the ``with`` block.
 
     - A *scaling*, such as ``YaRN(4.0, 4096)``, is put on the model's own rotary frequencies, in every layer that
       rotates, in place of the scaling that its configuration says. A mapping {layer type: scaling} puts it on the
@@ -62,7 +62,7 @@ def patch(model: nn.Module, what: Any) -> Patched:
 
 
 def adapt(model: nn.Module) -> Patched:
-    """Runs a model whose attention takes no other through posenc, with the positions that it has, until ``undo()`` or
+    """Runs a model with its own attention code through posenc, with its own positions, until ``undo()`` or
     the end of the ``with`` block.
 
     - BLOOM, MPT, GPT-J and Falcon: with those that its configuration says. Falcon's ALiBi is there once and rounded to

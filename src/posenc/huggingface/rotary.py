@@ -50,7 +50,7 @@ def is_rotary(module: nn.Module) -> bool:
 
 
 def read_turns(module: nn.Module) -> dict[str | None, Turns]:
-    """What a rotary module does, by type of layer. ValueError, in words, for one whose doing is not understood."""
+    """The rotation of a rotary module, by type of layer. ValueError for an unsupported module."""
     name = type(module).__name__
     config: Any = getattr(module, "config", None)
     given = getattr(config, "rope_parameters", None)

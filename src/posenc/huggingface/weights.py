@@ -19,11 +19,10 @@ from posenc.rotation.phases import PairLayout
 def half_to_interleaved(
     x: Shaped[Tensor, "..."], head_dim: int, *, rotary_dim: int | None = None, first_channel: int = 0, axis: int = 0
 ) -> Shaped[Tensor, "..."]:
-    """What makes queries or keys for a rotation in the "half" layout, for one in the "interleaved" layout.
+    """Converts weights of queries or keys from the "half" to the "interleaved" layout of a rotation.
 
-    Channel k of the rotated d = rotary_dim channels of each head goes to 2k, channel k + d/2 to 2k + 1. Converted on
-    both sides, scores are what they were, and so is all behind them: values, output and channels that do not turn are
-    left alone.
+    Channel k of the rotated d = rotary_dim channels of each head goes to 2k, channel k + d/2 to 2k + 1. If both queries
+    and keys are converted, scores do not change; values, output and channels that do not rotate are not touched.
 
     ``x`` has heads times ``head_dim`` entries along ``axis``, however many heads: the weight of q_proj or k_proj
     (axis 0; of a Conv1D axis -1), its bias, LoRA's B (LoRA's A stays as it is), scales and zero points per output
@@ -266,11 +265,11 @@ def _first(state: Mapping[str, Tensor]) -> str:
 def resize_line(table: Float[Tensor, "... rows dim"], length: int, *, kept: int = 0) -> Float[Tensor, "... length dim"]:
     """A learned table for more or fewer positions, by linear interpolation between its rows.
 
-    Position i of m new ones stands at (i + 1/2) n/m - 1/2 of the n old ones, and no row is past the ends: middles of
-    positions are laid over one another, as `Positions.grid` lays patches with ``extent``. The first ``kept`` rows (two
-    of OPT's, pad_token_id + 1 of RoBERTa's) are no positions: they stay as they are, and do not count in ``length``.
+    Position i of m new ones maps to (i + 1/2) n/m - 1/2 of the n old ones, clamped to the ends: centres of positions
+    are aligned, as in `Positions.grid` with ``extent``. The first ``kept`` rows (two in OPT, pad_token_id + 1 in
+    RoBERTa) are not positions: they are unchanged, and do not count in ``length``.
 
-    Computed in float32 at least and rounded once. The same length is the table itself, bit by bit.
+    Computed in float32 at least and rounded once. The same length returns the same table, bit for bit.
     Errors: ValueError for a table that is not floating, or has no rows beside those kept.
     """
     rows = _table(table, kept) - kept
@@ -293,9 +292,9 @@ def resize_grid(
 ) -> Float[Tensor, "... resized dim"]:
     """A learned table of image patches, for another grid: (height, width) ``grid`` to (height, width) ``to``.
 
-    Rows are patches in raster order, after ``kept`` rows for class tokens and registers, which stay as they are. Both
-    sizes are said and none is guessed from a square root. Middles of patches are laid over one another, (i + 1/2) n/m
-    - 1/2, by the two sizes and not by a rounded factor. ``mode`` is "bicubic" (PyTorch's kernel, a = -3/4, or -1/2 with
+    Rows are patches in row-major order, after ``kept`` rows for class tokens and registers, which are unchanged. Both
+    sizes must be given. Centres of patches are aligned, (i + 1/2) n/m - 1/2, by the two sizes and not by a rounded
+    factor. ``mode`` is "bicubic" (PyTorch's kernel, a = -3/4, or -1/2 with
     antialias) or "bilinear"; ``antialias`` blurs where the grid shrinks, as timm and DINOv2's registers do. A bias of
     Swin is a grid (2h - 1, 2w - 1) with heads for dim.
 

@@ -1,9 +1,8 @@
 """The command line: ``posenc choose``, ``compare``, ``extend``, ``laws``, ``plot``, ``explore``, ``bench``, ``check``,
 ``kernel``, ``schemes``.
 
-torch is imported by the commands that need it, so that ``posenc --help`` answers at once. Exit codes: 0 done, 1 failed
-or interrupted, with one line on stderr, 2 wrong use.
-"""
+Commands import torch only when they run, so that ``posenc --help`` is fast. Exit codes: 0 done, 1 failed or
+interrupted, with one line on stderr, 2 wrong usage."""
 
 import argparse
 import inspect
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
     from posenc.schemes.entry import Entry
 
 _EXTRAS = {"sklearn": "images", **dict.fromkeys(("fastapi", "latex2mathml", "uvicorn"), "explore")}
-"""What brings a package that may be missing; "lab" brings the others."""
+"""The extra that installs a missing package; "lab" installs the others."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and gives the exit code."""
+    """Runs the command line and returns the exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
     parser, commands = _parsers()
     if not given:
@@ -52,10 +51,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get((error.name or "").partition(".")[0], "lab")
         return failed(f"{error.name} is not installed: pip install 'posenc[{extra}]'")
-    except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: what torch says of a full GPU
+    except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: torch's out of memory
         return failed(words(error))
     except Exception as error:
-        if not place_of(error):  # in the code of a scheme of the user's own
+        if not place_of(error):  # not raised in the user's own scheme
             raise
         return failed(words(error))
 
@@ -69,19 +68,17 @@ def _parsers() -> tuple[Parser, "argparse._SubParsersAction[Parser]"]:
     schemes = commands.add_parser(
         "schemes",
         help="list the schemes",
-        description="Lists every scheme of the catalog; with names, says of each how it is made, what it computes, "
-        "what it claims, who uses it and how.",
+        description="Lists every scheme of the catalog. With names, prints the signature, documentation, properties, "
+        "users and an example of each.",
     )
-    schemes.add_argument(
-        "schemes", nargs="*", metavar="SCHEME", help="a name of the catalog or of its class, or my.py:MyScheme"
-    )
+    schemes.add_argument("schemes", nargs="*", metavar="SCHEME", help="a catalog name, a class name, or my.py:MyScheme")
     schemes.set_defaults(run=_schemes)
     return parser, commands
 
 
 def _entries(names: str) -> "tuple[Entry, ...]":
-    """The entries of names as the catalog or as Python has them: ``p_rope`` or ``PRoPE``. ValueError, with the closest,
-    for another."""
+    """The entries of catalog names or class names: ``p_rope`` or ``PRoPE``. ValueError, with the closest, for
+    another."""
     from posenc.schemes.catalog import catalog, entries_of
 
     named = {entry.title: entry.name for entry in catalog()}

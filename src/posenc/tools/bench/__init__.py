@@ -1,1 +1,1 @@
-"""The benchmark: what position costs, measured in turns with plain attention. `posenc bench` runs it."""
+"""The benchmark of `posenc bench`: time and memory relative to attention without positions."""

@@ -1,4 +1,4 @@
-"""What is measured: groups of competitors that are timed in turns, each with the baseline of its ratios."""
+"""The benchmark's groups of competitors, which are timed in interleaved rounds with a baseline."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +41,7 @@ BESIDE: Mapping[str, Callable[[int], Scheme]] = {
 
 @dataclass(frozen=True)
 class Built:
-    """Competitors with tensors to work on, the baseline first, and what else the record should say of them."""
+    """Competitors with their tensors, the baseline first, and further fields of the record."""
 
     makes: Mapping[str, Make]
     facts: Mapping[str, Any]
@@ -49,7 +49,7 @@ class Built:
 
 @dataclass(frozen=True)
 class Group:
-    """One interleaved run, and about how much work it is."""
+    """One interleaved run, and its approximate work."""
 
     kind: str
     scheme: str
@@ -90,7 +90,7 @@ DISTURBED: Mapping[str, Way] = {
 
 
 def all_schemes() -> tuple[str, ...]:
-    """The catalog's, and Shaw without values."""
+    """All schemes of the catalog, and Shaw without values."""
     names = [entry.name for entry in catalog()]
     names.insert(names.index("shaw") + 1, SHAW_KEYS)
     return tuple(names)
@@ -195,7 +195,7 @@ def attention_work(
 
 
 def explained(scheme: Scheme, name: str, inputs: Inputs) -> Explanation:
-    """What auto takes for this call, and why the others cannot."""
+    """The backend that auto chooses for this call, and why the others do not apply."""
     with torch.set_grad_enabled(inputs.training):
         query, encoding = _bound(scheme, name, inputs.query, projected_by_a_layer(scheme, inputs.query))
         return posenc.explain(query, inputs.key, inputs.value, encoding, is_causal=True)

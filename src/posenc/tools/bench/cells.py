@@ -1,4 +1,4 @@
-"""What tables are made of: cells from records, and notes for those that have no number."""
+"""Makes table cells from records, with notes for those without a number."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ class Table:
     foot: str = ""
 
     def dash(self, reason: str) -> str:
-        """The cell that stands for no number, with the number of the note that says why."""
+        """A dash for a missing number, with a reference to the note that explains it."""
         if reason not in self.notes:
             self.notes.append(reason)
         return f"– ({self.notes.index(reason) + 1})"
@@ -83,7 +83,7 @@ def times(spread: Sequence[float], record: Record) -> str:
 
 
 def over(record: Record, name: str, other: str) -> str:
-    """The ratio to another competitor; nothing where that was left out, and of itself and the baseline."""
+    """The ratio to another competitor; empty for itself, the baseline, and if the other was left out."""
     if name in (other, record["baseline"]) or "left_out" in record["results"][other]:
         return ""
     return times(ratios(*(record["results"][each]["seconds"] for each in (name, other))), record)

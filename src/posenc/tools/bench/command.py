@@ -1,4 +1,4 @@
-"""``posenc bench``: what position costs, and what it costs elsewhere. torch is imported when it runs, not before."""
+"""``posenc bench``: times and memory of positional encodings. torch is imported only when it runs."""
 
 import argparse
 import sys
@@ -13,9 +13,10 @@ from posenc.tools.kit.named import TargetError
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "bench",
-        help="what position costs in time and memory",
-        description="Times every scheme, backend and installed peer in turns with what it is compared with, prints "
-        "tables, and writes records, bench.md and pictures. Run again to resume. Lists take commas or spaces.",
+        help="measure time and memory of positional encodings",
+        description="Times every scheme, backend and other installed library, interleaved with its baseline. Prints "
+        "tables, and writes records, bench.md and pictures. Run the same command again to resume. Lists are separated "
+        "by commas or spaces.",
         epilog="Sections: " + "; ".join(f"{name}: {about}" for name, about in SECTIONS.items()) + ".",
     )
     parser.set_defaults(run=run)
@@ -26,7 +27,7 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="folder of results (default: runs/bench, and -mine if --mine, -quick if --quick)",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="fewer lengths and rounds, auto alone, nothing compiled: minutes"
+        "--quick", action="store_true", help="fewer lengths and rounds, backend auto only, no compilation: minutes"
     )
     parser.add_argument(
         "--compare",
@@ -42,25 +43,23 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         action=List,
         default=argparse.SUPPRESS,
         metavar="DTYPE",
-        help=f"of queries, keys and values: {', '.join(DTYPES)} (default: float32); of several, each has a folder",
+        help=f"dtype of queries, keys and values: {', '.join(DTYPES)} (default: float32); several get a folder each",
     )
     add_options(parser, Settings)
 
 
 def settings_of(arguments: argparse.Namespace) -> list[Settings]:
-    """One for each precision."""
+    """The settings for each precision."""
     chosen = {**(QUICK if arguments.quick else {}), **given(arguments, Settings)}
     dtypes = chosen.pop("dtype", [Settings.dtype])
     return [Settings.from_mapping({**chosen, "dtype": dtype}) for dtype in dict.fromkeys(dtypes)]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures, prints and writes. 0: done; 1: interrupted or failed, with what there is written; 2: wrong use."""
-    if arguments.compare:
-        return compared(arguments)
+    """Runs the benchmark. Exit codes 0: done; 1: interrupted or failed, after partial tables; 2: wrong usage."""
     try:
         precisions = settings_of(arguments)
-        from posenc.tools.bench.run import bench, check  # not before: a wrong number need not wait for torch
+        from posenc.tools.bench.run import bench, check  # imports torch, which wrong arguments need not wait for
 
         for settings in precisions:
             check(settings)
@@ -70,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         return failed(f"{error} (see posenc bench --help)", code=2)
 
-    from posenc.tools.bench import pictures, tables  # before an hour of timing: drawing must be possible
+    from posenc.tools.bench import pictures, tables  # a missing matplotlib must fail before an hour of timing
 
     out = arguments.out or Path("runs/bench" + "-mine" * bool(precisions[0].mine) + "-quick" * arguments.quick)
     for settings in precisions:

@@ -1,4 +1,4 @@
-"""``make gpu``: what a CUDA device says of posenc, in one file for programs and one page.
+"""``make gpu``: runs tests and benchmarks on a CUDA device, and writes a JSON file and a page.
 
 python -m posenc.tools.bench.gpu --tests runs/gpu/tests.xml --out runs/gpu
 
@@ -53,7 +53,7 @@ OUTCOMES = ("tests", "failures", "errors", "skipped")
 
 
 def report(settings: Settings, tests: Path | None, clock: Clock, say: Callable[[str], None]) -> dict[str, Any]:
-    """Everything that the page says, as plain numbers and words."""
+    """The contents of the page, as plain data."""
     device = torch.device(settings.device)
     about = {
         "settings": settings.to_dict(),
@@ -77,7 +77,7 @@ def report(settings: Settings, tests: Path | None, clock: Clock, say: Callable[[
 
 
 def outcome(path: Path) -> dict[str, int]:
-    """How many tests there were, and how many failed, broke or were skipped, as pytest's JUnit file says.
+    """The numbers of tests, failures, errors and skips in pytest's JUnit file.
 
     ValueError for another file.
     """

@@ -1,4 +1,4 @@
-"""How far the limit is: the multiply-adds that attention needs, and how many the processor makes in a second."""
+"""Computes the share of the processor's peak: the multiply-adds of attention, and the measured maximum per second."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""What is timed, and the race: every competitor once a round, until every ratio to the baseline is known."""
+"""Times competitors in interleaved rounds, until every ratio to the baseline is known precisely enough."""
 
 import math
 import os
@@ -34,7 +34,7 @@ NARROW = 0.1
 
 
 class LeftOutError(Exception):
-    """A competitor that cannot take part; the message says why."""
+    """A competitor cannot take part; the message has the reason."""
 
 
 @dataclass(frozen=True)

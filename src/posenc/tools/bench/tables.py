@@ -1,4 +1,4 @@
-"""The tables of a benchmark, from its records: for the terminal, and as Markdown to paste elsewhere.
+"""Makes the tables of a benchmark from its records, for the terminal and as Markdown.
 
 A cell that has no number is a dash, and a note below the table says why.
 """

@@ -1,4 +1,4 @@
-"""What an implementation of positions must survive: checks for anyone's function, module or model."""
+"""Checks for any implementation of positional encoding: a function, module or model."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

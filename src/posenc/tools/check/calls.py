@@ -1,4 +1,4 @@
-"""A call looked at from outside: its arguments, a function in its place, its gradients, and what the thing holds.
+"""Inspects a call: its arguments, its gradients, and the tensors that an object holds.
 
 Plain PyTorch: scripts hold a copy of what they need.
 """
@@ -30,16 +30,16 @@ def arguments_of(subject: Subject, made: Any, batch: Batch) -> dict[str, Any]:
     class HeardError(Exception):
         pass
 
-    heard: dict[str, Any] = {}
+    captured: dict[str, Any] = {}
 
     def call(*given: Any, **named: Any) -> Any:
         bound = inspect.signature(subject.call).bind(*given, **named).arguments
-        heard.update(list(bound.items())[1:])
+        captured.update(list(bound.items())[1:])
         raise HeardError
 
     with suppress(HeardError):
         instead(subject, call).run(made, batch)
-    return heard
+    return captured
 
 
 def with_leaves(subject: Subject, leaves: dict[str, Tensor]) -> Subject:

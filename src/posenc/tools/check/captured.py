@@ -1,4 +1,4 @@
-"""The scores that a layer hands to its softmax, seen from outside. Plain PyTorch: scripts hold a copy."""
+"""Captures the scores that a layer passes to its softmax. Plain PyTorch: scripts hold a copy."""
 
 import inspect
 from dataclasses import replace
@@ -10,11 +10,11 @@ from torch.overrides import TorchFunctionMode
 
 from posenc.tools.check.subjects import Batch, Subject
 
-UNHEARD = "let scores go to PyTorch's softmax or attention, all tokens by all, for none were heard"
-EXCHANGED = "give `match`, which says which parameter is which: those of one shape fit in another order"
+NO_SCORES = "pass scores of all pairs of tokens to PyTorch's softmax or attention, for no scores were observed"
+EXCHANGED = "give `match` to assign the parameters, for those of one shape fit in another order"
 SOFTMAX = (torch.softmax, torch.Tensor.softmax, nn.functional.softmax, torch.special.softmax)
 SDPA = nn.functional.scaled_dot_product_attention
-MULTIHEAD = nn.functional.multi_head_attention_forward  # nothing that it calls is heard
+MULTIHEAD = nn.functional.multi_head_attention_forward  # its internal calls are not captured
 OPERATORS = (torch.Tensor.__add__, torch.Tensor.__radd__, torch.Tensor.__iadd__)
 ADDITIONS = (torch.add, torch.Tensor.add, torch.Tensor.add_, *OPERATORS)
 PRODUCTS = (nn.functional.linear, torch.addmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.einsum)
@@ -26,9 +26,9 @@ FACTORS = {  # products that scores are, with the place and name of their first 
 }
 
 
-class Heard(TorchFunctionMode):
-    """Keeps what every softmax over the last dimension is given, and the scores of PyTorch's own attention; and what
-    comes of every product with a matrix before the first of those."""
+class CapturedScores(TorchFunctionMode):
+    """Captures the input of every softmax over the last dimension and the scores of PyTorch's own attention, and the
+    results of matrix products before the first of those."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,12 +36,12 @@ class Heard(TorchFunctionMode):
         self.products: list[Tensor] = []
         self.inputs: list[list[Tensor]] = [[]]  # of linear layers, before the first scores and between any two
         self.called: set[str] = set()
-        self.head_dim: int | None = None  # how wide the queries of the first scores are, where that was heard
+        self.head_dim: int | None = None  # of the queries of the first scores, if captured
         self._widths: dict[torch.Size, int] = {}  # of the first factors of products, by the shape of what came
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        heard = len(self.scores)
+        captured = len(self.scores)
         self.called.add(getattr(func, "__name__", ""))
         if func in SOFTMAX:
             scores = kwargs.get("input", args[0] if args else None)
@@ -58,9 +58,9 @@ class Heard(TorchFunctionMode):
                 self.scores.append(_multihead_scores(*args, **kwargs))
         elif func is nn.functional.linear and args:
             self.inputs[-1].append(args[0].detach())
-        if len(self.scores) > heard:
+        if len(self.scores) > captured:
             self.inputs.append([])
-            self.head_dim = self.head_dim if heard else self._widths.get(self.scores[0].shape)
+            self.head_dim = self.head_dim if captured else self._widths.get(self.scores[0].shape)
         out = func(*args, **kwargs)
         if func in PRODUCTS and not self.scores and isinstance(out, Tensor):
             self.products.append(out.detach())
@@ -72,11 +72,11 @@ class Heard(TorchFunctionMode):
         return out
 
 
-class HeardSums(TorchFunctionMode):
-    """Keeps what comes of additions where tokens and positions meet, of two rows that are each of one token alone: how
-    far it moves from the first of those positions, (tokens, dim), which is the same whatever the token is.
+class CapturedSums(TorchFunctionMode):
+    """Captures the vectors that positions add to tokens, relative to the first position, (tokens, dim), from two rows
+    that each repeat one token.
 
-    It hears nothing where they meet otherwise at first, and no more once they are anything but added.
+    Captures nothing if positions enter other than by addition, and stops at the first other operation on both.
     """
 
     def __init__(self, tokens: int, front: int) -> None:
@@ -89,10 +89,10 @@ class HeardSums(TorchFunctionMode):
         if not self.ended and isinstance(out, Tensor) and out.dim() == 3 and out.is_floating_point():
             x = out.detach().transpose(0, 1) if out.shape[:2] == (self.tokens, 2) else out.detach()
             if x.shape[:2] == (2, self.tokens):
-                self.hear(x[:, self.front :].double(), func in ADDITIONS)
+                self.observe(x[:, self.front :].double(), func in ADDITIONS)
         return out
 
-    def hear(self, x: Tensor, added: bool) -> None:
+    def observe(self, x: Tensor, added: bool) -> None:
         by_token, by_place = x - x[:1], x - x[:, :1]
         rounding = 64 * torch.finfo(torch.float32).eps * float(x.abs().max())
         if min(float(by_token.abs().max()), float(by_place.abs().max())) <= rounding:
@@ -113,7 +113,7 @@ def _sdpa_scores(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """What PyTorch's attention gives to its softmax."""
+    """The scores that PyTorch's attention passes to its softmax."""
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
     scores = query.double() @ key.double().mT * (query.size(-1) ** -0.5 if scale is None else scale)
@@ -127,7 +127,7 @@ def _sdpa_scores(
 
 
 def _multihead_scores(*args: Any, **kwargs: Any) -> Tensor:
-    """What `nn.MultiheadAttention` gives to its softmax, but for a constant of each query: its weights' logarithm."""
+    """The scores of `nn.MultiheadAttention` up to a constant per query: the logarithm of its weights."""
     bound = inspect.signature(MULTIHEAD).bind(*args, **kwargs)
     bound.arguments.update(need_weights=True, average_attn_weights=False)
     _, weights = MULTIHEAD(*bound.args, **bound.kwargs)
@@ -137,36 +137,37 @@ def _multihead_scores(*args: Any, **kwargs: Any) -> Tensor:
 
 def scores_of(subject: Subject, made: Any, batch: Batch) -> list[Tensor]:
     """The scores of every attention in one run, in the order in which they are computed: those of shape (rows, heads,
-    tokens, tokens), in float64, as they enter the softmax. A row may have any constant added.
+    tokens, tokens), in float64, as they enter the softmax, up to a constant per row.
 
-    What is hidden by a number far below all others is -inf. Scores that no softmax of PyTorch's sees are not there.
+    Scores masked by a large negative number are -inf. Scores that do not pass through PyTorch's softmax are missing.
     """
-    return [scores for scores, _ in of_all_tokens(heard_in(subject, made, batch), batch)]
+    return [scores for scores, _ in of_all_tokens(captured_in(subject, made, batch), batch)]
 
 
-def heard_in(subject: Subject, made: Any, batch: Batch) -> Heard:
-    """What is heard in one run."""
-    fast = torch.backends.mha.get_fastpath_enabled()  # PyTorch's own layers, in one call that says nothing
+def captured_in(subject: Subject, made: Any, batch: Batch) -> CapturedScores:
+    """What one run passes to softmax."""
+    fast = torch.backends.mha.get_fastpath_enabled()  # fuses PyTorch's own layers into one call
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with Heard() as heard, torch.no_grad():
+        with CapturedScores() as captured, torch.no_grad():
             subject.run(made, batch)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    return heard
+    return captured
 
 
 def sums_in(subject: Subject, made: Any, batch: Batch) -> list[Tensor]:
-    """What positions add to tokens in one run, but for that of the first; the batch has two rows of one token each."""
-    with HeardSums(batch.tokens, subject.registers) as heard, torch.no_grad():
+    """The vectors that positions add to tokens in one run, minus the first; the batch has two rows of one token
+    each."""
+    with CapturedSums(batch.tokens, subject.registers) as captured, torch.no_grad():
         subject.run(made, batch)
-    return heard.sums
+    return captured.sums
 
 
-def of_all_tokens(heard: Heard, batch: Batch) -> list[tuple[Tensor, list[Tensor]]]:
-    """As `scores_of`, of what was heard, each with what linear layers were given since those before."""
+def of_all_tokens(captured: CapturedScores, batch: Batch) -> list[tuple[Tensor, list[Tensor]]]:
+    """As `scores_of`, of what was captured, each with what linear layers were given since those before."""
     found = []
-    for scores, inputs in zip(heard.scores, heard.inputs, strict=False):
+    for scores, inputs in zip(captured.scores, captured.inputs, strict=False):
         if scores.dim() == 3 and scores.size(0) % len(batch.ids) == 0:  # (rows x heads, queries, keys)
             scores = scores.unflatten(0, (len(batch.ids), -1))
         if scores.dim() == 5:  # (rows, heads of keys, queries of each, queries, keys)
@@ -183,7 +184,7 @@ HIDDEN = -1e4  # no score that counts in a softmax is this low; masks of finfo.m
 
 
 def of_one_token(batch: Batch) -> Batch:
-    """The same batch with one and the same token everywhere: what is left in its scores is that of positions."""
+    """The same batch with one token everywhere, so that its scores depend only on positions."""
     return replace(batch, ids=[[1] * batch.tokens] * len(batch.ids))
 
 

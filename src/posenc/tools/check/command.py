@@ -1,4 +1,4 @@
-"""``posenc check``: what anyone's implementation of positions must survive. torch is imported when it runs."""
+"""``posenc check``: tests an implementation of positional encoding. torch is imported only when it runs."""
 
 import argparse
 import os
@@ -20,20 +20,20 @@ REPORTS = {"json": "report.json", "junit": "report.xml", "html": "report.html"} 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "check",
-        help="is an implementation of positions right: what anyone's must survive",
-        description="Runs its checks on any PyTorch implementation of positions, and says of each whether it passed, "
-        "does not apply and why, or what was found: the smallest input, and a script that repeats it without posenc. "
-        "The exit code is 1 where something was found, a check did not finish, or a claim could not be tried (not "
-        "checked), and 2 where nothing could be checked, or the subject ended the process or never returned.",
+        help="test an implementation of positional encoding",
+        description="Tests any PyTorch implementation of positional encoding. Each check passes, does not apply (with "
+        "the reason), or reports a finding: the smallest input that shows it, and a script that reproduces it without "
+        "posenc. The exit code is 1 if something was found, a check did not finish, or a claim could not be checked; "
+        "and 2 if nothing could be checked, or the subject ended the process or hung.",
     )
     parser.set_defaults(run=run)
     parser.add_argument(
         "target",
         metavar="TARGET",
         nargs="?",
-        help="module:name or path/to/file.py:name of a subject of posenc.tools.check, of several, of a function that "
-        "gives them, of a function or class that gives an nn.Module, or a scheme: rope, rope+alibi, my.py:MyScheme; or "
-        "hf:PATH_OR_NAME of a model of transformers, in a folder or on the hub",
+        help="module:name or path/to/file.py:name of a posenc.tools.check subject, of several, of a function that "
+        "returns them, or of a function or class that returns an nn.Module; a scheme: rope, rope+alibi, "
+        "my.py:MyScheme; or hf:PATH_OR_NAME, a Hugging Face model in a folder or on the hub",
     )
     parser.add_argument(
         "--explain",
@@ -41,37 +41,38 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         nargs="?",
         const=[],
         metavar="N,N-N",
-        help="say what these checks do, why, and how to claim what they try, and check nothing; without numbers, a "
-        "line for each",
+        help="explain these checks and the claims they need, without running them; without numbers, one line each",
     )
     parser.add_argument("--checks", type=_numbers, metavar="N,N-N", help="numbers of checks (default: all)")
-    parser.add_argument("--lengths", type=_numbers, metavar="N,N", help="tokens of a row (default: 1,3,8,23)")
-    parser.add_argument("--longest", type=int, metavar="N", help="no row is longer (default: 1025)")
-    parser.add_argument("--seed", type=int, metavar="N", help="which contents and cases (default: 0)")
-    parser.add_argument("--seconds", type=float, metavar="S", help="for each check (default: 60)")
-    parser.add_argument("--dtype", choices=DTYPES, help="default: the subject's, or float32 if it cannot run in that")
+    parser.add_argument("--lengths", type=_numbers, metavar="N,N", help="sequence lengths (default: 1,3,8,23)")
+    parser.add_argument("--longest", type=int, metavar="N", help="maximum sequence length (default: 1025)")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of inputs and cases (default: 0)")
+    parser.add_argument("--seconds", type=float, metavar="S", help="time limit of each check (default: 60)")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: the subject's, or float32 if that does not run")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: the subject's)")
-    module = parser.add_argument_group("what a module claims, where TARGET gives an nn.Module")
+    module = parser.add_argument_group("claims about an nn.Module, if TARGET returns one")
     module.add_argument("--dim", type=int, metavar="N", help="it takes vectors (rows, tokens, N)")
-    module.add_argument("--causal", action="store_true", default=None, help="no token sees one after it")
+    module.add_argument("--causal", action="store_true", default=None, help="no token sees later tokens")
     kind = module.add_mutually_exclusive_group()
-    kind.add_argument("--relative", action="store_true", default=None, help="moving all positions changes nothing")
     kind.add_argument(
-        "--absolute", action="store_false", dest="relative", default=None, help="moving all positions changes it"
+        "--relative", action="store_true", default=None, help="shifting all positions does not change the output"
+    )
+    kind.add_argument(
+        "--absolute", action="store_false", dest="relative", default=None, help="shifting all positions changes it"
     )
     module.add_argument("--like", metavar="SCHEME", help="it is this scheme of the catalog: t5, t5(num_buckets=16)")
     module.add_argument("--max-positions", type=int, metavar="N", help="it has positions 0 to N - 1")
-    written = parser.add_argument_group("what is written")
+    written = parser.add_argument_group("output")
     written.add_argument(
-        "--out", type=Path, metavar="DIR", help="report.html, report.json, report.xml (JUnit) and scripts/ go there"
+        "--out", type=Path, metavar="DIR", help="folder for report.html, report.json, report.xml (JUnit) and scripts/"
     )
-    for name, what in {"json": "the report as JSON", "junit": "as JUnit's XML", "html": "as a page"}.items():
+    for name, what in {"json": "report as JSON", "junit": "report as JUnit XML", "html": "report as HTML"}.items():
         written.add_argument(f"--{name}", type=Path, metavar="FILE", help=what)
-    written.add_argument("-q", "--quiet", action="store_true", help="print findings alone, and no progress")
+    written.add_argument("-q", "--quiet", action="store_true", help="print only findings, and no progress")
 
 
 def _numbers(text: str) -> list[int]:
-    """1,7-9 as numbers, each once, in order."""
+    """The numbers of "1,7-9", sorted, without duplicates."""
     found: set[int] = set()
     try:
         for part in text.split(","):
@@ -85,15 +86,13 @@ def _numbers(text: str) -> list[int]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Checks, prints and writes. 0: every check passed or does not apply, and every claim was tried; 1: something was
-    found, a check did not finish, or a claim is not checked; 2: wrong use. That no check at all applies is wrong use
-    too: nothing was checked, so nothing passed. A subject that ends the process, or holds it up, is 2 as well."""
+    """Runs the checks. Exit codes 0: every check passed or does not apply, and every claim was checked; 1: something
+    was found, a check did not finish, or a claim is not checked; 2: wrong usage, no check applies, or the subject ended
+    the process or hung."""
     if arguments.explain is not None:
         return _explain(arguments)
     if arguments.target is None:
-        return failed(
-            "TARGET must say what to check, or --explain what the checks do (see posenc check --help)", code=2
-        )
+        return failed("give a TARGET to check, or --explain (see posenc check --help)", code=2)
     from posenc.tools.check.watch import watched
 
     return watched(lambda: _check(arguments))
@@ -102,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from posenc.tools.check import report, watch  # before minutes of checking: drawing must be possible
+    from posenc.tools.check import report, watch  # a missing package must fail before minutes of checking
     from posenc.tools.check.run import BEFORE, SECONDS, Interrupted, check, checked_seconds, ready
     from posenc.tools.check.state import OF_PYTHON, kept
     from posenc.tools.kit.files import write_whole
@@ -120,7 +119,7 @@ def _check(arguments: argparse.Namespace) -> int:
         watch.at(f"importing {arguments.target}", BEFORE * seconds)
         with kept(*OF_PYTHON):
             subjects = _subjects(arguments)
-        for name, subject in subjects.items():  # all, before minutes are spent on the first
+        for name, subject in subjects.items():  # all of them, before minutes are spent on the first
             try:
                 ready(subject, seconds, name)
             except ValueError as error:
@@ -174,7 +173,7 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 
 def _subjects(arguments: argparse.Namespace) -> Mapping[str, "Subject"]:
-    """The subjects that the target gives, in the dtype and on the device that are asked for."""
+    """The subjects of the target, in the given dtype and on the given device."""
     from dataclasses import replace
 
     import torch
@@ -190,8 +189,7 @@ def _subjects(arguments: argparse.Namespace) -> Mapping[str, "Subject"]:
 
 
 def _require_places(arguments: argparse.Namespace) -> None:
-    """ValueError where a report could not be written, or two at one place: that is to be known before minutes of
-    checking."""
+    """ValueError if a report could not be written, or two to one path, so that it fails before minutes of checking."""
     from posenc.tools.kit.files import require_writable
 
     for name in ("out", *REPORTS):
@@ -205,7 +203,7 @@ def _require_places(arguments: argparse.Namespace) -> None:
         except OSError as error:
             got = str(getattr(arguments, name))
             raise ValueError(
-                f"--{name} must be a place that can be written, got {got!r}: {path}: {error.strerror}"
+                f"--{name} must be a path that can be written, got {got!r}: {path}: {error.strerror}"
             ) from None
         first, other = places.setdefault(os.path.realpath(path), (name, kind))
         if other != kind:
@@ -213,7 +211,7 @@ def _require_places(arguments: argparse.Namespace) -> None:
 
 
 def _reports(arguments: argparse.Namespace) -> list[tuple[str, str, Path]]:
-    """(the option that asks for it, its kind, where it is written) of each report."""
+    """(option, kind, path) of each report."""
     given = [(kind, kind, getattr(arguments, kind)) for kind in REPORTS if getattr(arguments, kind) is not None]
     if arguments.out is not None:
         given += [("out", kind, arguments.out / file) for kind, file in REPORTS.items()]
@@ -221,7 +219,7 @@ def _reports(arguments: argparse.Namespace) -> list[tuple[str, str, Path]]:
 
 
 def _remove_script(path: Path) -> None:
-    """Removes what an earlier run has written."""
+    """Removes a script that an earlier run wrote."""
     from posenc.tools.check.standalone import MARK
 
     if path.read_text(encoding="utf-8", errors="replace").startswith(MARK):
@@ -229,7 +227,7 @@ def _remove_script(path: Path) -> None:
 
 
 def _failing(paths: Iterable[Path], change: Callable[[Path], None]) -> list[str]:
-    """Changes every file that can be. Gives those that could not be, and why."""
+    """Applies ``change`` to every path. Returns those that failed, with the reason."""
     failed = []
     for path in paths:
         try:

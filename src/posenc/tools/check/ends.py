@@ -1,4 +1,4 @@
-"""Whether an error only says that there is no such position, where nobody has claimed how many there are."""
+"""Decides whether an error only means that a position is past an end that was not claimed."""
 
 import builtins
 import re

@@ -1,4 +1,4 @@
-"""What checks do, as text, from what they and the subjects say of themselves: `posenc check --explain 7`."""
+"""Explains checks, from their own descriptions and the docstrings of subjects: `posenc check --explain 7`."""
 
 import inspect
 import re
@@ -28,7 +28,7 @@ BARE = Layer(build=build_linear, call=call_module)  # what it is told to do, any
 
 
 def explained(numbers: list[int] | None) -> str:
-    """The checks of these numbers in full, or a line for each of all. ValueError for a number that is none of them."""
+    """A full description of these checks, or one line for each of all checks. ValueError for an unknown number."""
     if numbers is None:
         return "\n".join(f"{entry.number:2}. {entry.name}: {entry.rule}" for entry in chosen(None))
     return "\n\n\n".join("\n".join(_lines(entry)) for entry in chosen(numbers))

@@ -1,4 +1,4 @@
-"""What the vector of each token moves at every other: who sees whom. Plain PyTorch: scripts hold a copy."""
+"""Measures which tokens influence which outputs, by derivatives. Plain PyTorch: scripts hold a copy."""
 
 from dataclasses import replace
 from typing import Any
@@ -140,9 +140,9 @@ def every_patch_is_at_its_place(subject: Subject, batch: Batch) -> Outcomes:
     assert batch.grid is not None
     (height, width), front, tried = batch.grid, subject.registers, False
     ids = [[1 + (k == n) for k in range(batch.tokens)] for n in range(-1, batch.tokens)]
-    with Images() as heard, torch.no_grad():
+    with Images() as captured, torch.no_grad():
         subject.run(subject.make(), replace(batch, ids=ids))
-    for number, image in enumerate(heard.found):
+    for number, image in enumerate(captured.found):
         if image.dim() != 4 or len(image) != len(ids) or sorted(image.shape[2:]) != sorted(batch.grid):
             continue
         changed = (image[1:] - image[:1]).abs() > 2**-18 * image.abs().max()

@@ -1,4 +1,4 @@
-"""The scheme that a subject is said to be, with the parameters of the subject."""
+"""Builds the scheme that a subject claims to implement, with the subject's parameters."""
 
 import ast
 import copy
@@ -17,7 +17,7 @@ from posenc.scheme import Scheme, bare_parts
 from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Shape
 from posenc.tools.check.calls import holdings, one_line
-from posenc.tools.check.captured import EXCHANGED, Heard, heard_in, of_all_tokens
+from posenc.tools.check.captured import EXCHANGED, CapturedScores, captured_in, of_all_tokens
 from posenc.tools.check.heads import Bias
 from posenc.tools.check.layers import Layer
 from posenc.tools.check.subjects import Batch, Subject
@@ -81,14 +81,14 @@ def sizes_of(subject: Subject, made: Any) -> Sizes:
     if isinstance(subject, Layer):
         plan = Plan(subject)
         batch = plan.text(1, plan.room(subject.registers + 2))
-        return sizes_heard(heard_in(subject, made, batch), batch)
+        return captured_sizes(captured_in(subject, made, batch), batch)
     return Sizes(getattr(subject, "heads", None), getattr(subject, "head_dim", None))
 
 
-def sizes_heard(heard: Heard, batch: Batch) -> Sizes:
-    """Those of the first attention that was heard."""
-    scores = of_all_tokens(heard, batch)
-    return Sizes(scores[0][0].size(1), heard.head_dim) if scores else Sizes()
+def captured_sizes(captured: CapturedScores, batch: Batch) -> Sizes:
+    """The sizes of the first attention whose scores were captured."""
+    scores = of_all_tokens(captured, batch)
+    return Sizes(scores[0][0].size(1), captured.head_dim) if scores else Sizes()
 
 
 def _named(text: str, subject: Subject, sizes: Sizes) -> Scheme:

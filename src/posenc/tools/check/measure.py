@@ -1,4 +1,4 @@
-"""What a rotation does to each channel, and what comes out in low precision. Plain PyTorch: scripts hold a copy."""
+"""Measures rotations channel by channel, and results in low precision. Plain PyTorch: scripts hold a copy."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -14,10 +14,16 @@ from posenc.backends.attention import attention, logits
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme, bare_parts
 from posenc.schemes.t5 import T5
-from posenc.tools.check.captured import UNHEARD, heard_in, of_all_tokens, of_one_token, onlookers
+from posenc.tools.check.captured import (
+    NO_SCORES,
+    captured_in,
+    of_all_tokens,
+    of_one_token,
+    onlookers,
+)
 from posenc.tools.check.heads import Attention, Bias, Rotary, asked
 from posenc.tools.check.layers import Layer
-from posenc.tools.check.like import UNKNOWN, Convention, Sizes, adopt, adopted, sizes_heard, sizes_of
+from posenc.tools.check.like import UNKNOWN, Convention, Sizes, adopt, adopted, captured_sizes, sizes_of
 from posenc.tools.check.subjects import Batch, NotApplicableError, Subject, require
 
 Said = dict[str, Any]  # plain numbers, which a script can hold
@@ -163,8 +169,8 @@ def its_forms(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, *
     those `onlookers`; ``forms`` (heads, forms, queries, keys) span what a, c and M can make of any q and k.
     """
     made, at = subject.make(**changed), onlookers(subject, batch)
-    sizes = sizes_heard(heard_in(subject, made, same := of_one_token(batch)), same)
-    require(sizes != UNKNOWN, UNHEARD)
+    sizes = captured_sizes(captured_in(subject, made, same := of_one_token(batch)), same)
+    require(sizes != UNKNOWN, NO_SCORES)
     convention, everyone = adopted(subject, made, sizes, changed)[0], range(batch.tokens)
     head_dim = getattr(convention.scheme, "head_dim", 4)
     count = 4 * head_dim + 9
@@ -195,8 +201,8 @@ def its_parameters(subject: Subject, batch: Batch, changed: Mapping[str, Any] = 
     """The parameters of the subject that are the scheme's, and that attention with the scheme goes by in this batch."""
     made = subject.make(**changed)
     require(isinstance(made, nn.Module), "build makes no module, so its parameters are not known by name")
-    sizes, names = sizes_heard(heard_in(subject, made, batch), batch), []
-    require(sizes != UNKNOWN, UNHEARD)
+    sizes, names = captured_sizes(captured_in(subject, made, batch), batch), []
+    require(sizes != UNKNOWN, NO_SCORES)
     usual = adopted(subject, made, sizes, changed)[0].scheme
     require({"score", "value", "rotate"} & set(usual.doors), "nothing to do: what is added to x is compared itself")
     shape = (1, sizes.heads or 1, batch.tokens, getattr(usual, "head_dim", 4))
@@ -224,7 +230,8 @@ def its_parameters(subject: Subject, batch: Batch, changed: Mapping[str, Any] = 
     return {"names": names}
 
 
-# -- of queries and keys that are heard --------------------------------------------------------------------------------
+# -- of queries and keys that are captured
+# --------------------------------------------------------------------------------
 
 
 def its_scores_of_what_is_heard(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
@@ -236,18 +243,18 @@ def its_scores_of_what_is_heard(subject: Subject, batch: Batch, changed: Mapping
     """
     assert isinstance(subject, Layer)
     made, at = subject.make(**changed), onlookers(subject, batch)
-    heard = heard_in(subject, made, batch)
-    attentions = of_all_tokens(heard, batch)
-    require(attentions, UNHEARD)
+    captured = captured_in(subject, made, batch)
+    attentions = of_all_tokens(captured, batch)
+    require(attentions, NO_SCORES)
     came = attentions[0][0]
-    convention = adopted(subject, made, Sizes(came.size(1), heard.head_dim), changed)[0]
+    convention = adopted(subject, made, Sizes(came.size(1), captured.head_dim), changed)[0]
     scheme, unturned = convention.scheme, batch
     if "rotate" in scheme.doors:  # at one position nothing is turned
         require(subject.can("positions"), "let call take `positions`, to find queries and keys before they are turned")
         unturned = replace(batch, positions=[[subject.at(0)] * batch.tokens] * len(batch.ids))
     try:
         number, scale = queries_and_keys(subject, made, unturned, convention)
-        query, key = pairs_of(heard.products, came, getattr(scheme, "head_dim", None))[number]
+        query, key = pairs_of(captured.products, came, getattr(scheme, "head_dim", None))[number]
         given = None if scheme.scale is not None else subject.softmax_scale or scale
         said = scores(subject, batch, convention, query[:, :, at], key, at, range(batch.tokens), given)
     except (ValueError, NotImplementedError) as error:
@@ -256,9 +263,9 @@ def its_scores_of_what_is_heard(subject: Subject, batch: Batch, changed: Mapping
 
 
 def queries_and_keys(subject: Subject, made: Any, batch: Batch, convention: Convention) -> tuple[int, float]:
-    """Which of the `pairs_of` what is heard are queries and keys, and the factor of their products."""
-    heard, everyone = heard_in(subject, made, batch), range(batch.tokens)
-    ((came, _), *_), (asking, asked_of) = of_all_tokens(heard, batch), other_tokens(batch)
+    """Which of the `pairs_of` what is captured are queries and keys, and the factor of their products."""
+    captured, everyone = captured_in(subject, made, batch), range(batch.tokens)
+    ((came, _), *_), (asking, asked_of) = of_all_tokens(captured, batch), other_tokens(batch)
 
     def moved(scores: Tensor) -> Tensor:
         """What queries and keys do together, but for what is added to a whole row, such as its greatest score."""
@@ -267,7 +274,9 @@ def queries_and_keys(subject: Subject, made: Any, batch: Batch, convention: Conv
 
     wanted = moved(came)
     require(wanted.isfinite().all(), "nothing to do: scores that would show its queries and keys are hidden")
-    for number, (query, key) in enumerate(pairs_of(heard.products, came, getattr(convention.scheme, "head_dim", None))):
+    for number, (query, key) in enumerate(
+        pairs_of(captured.products, came, getattr(convention.scheme, "head_dim", None))
+    ):
         if share(moved(query @ key.mT), wanted) is not None:
             # What the scheme makes of them where it turns nothing, longer perhaps.
             said = scores(subject, batch, convention, query, key, everyone, everyone, 1.0)

@@ -1,4 +1,4 @@
-"""What a trial finds. Plain PyTorch: scripts hold a copy."""
+"""The outcome of a trial. Plain PyTorch: scripts hold a copy."""
 
 import linecache
 import re
@@ -31,7 +31,7 @@ Outcomes = Iterator[tuple[str, Outcome]]  # with what each is of
 
 
 def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
-    """Whether two tensors agree everywhere within ``tolerance``; what is not a number agrees with nothing."""
+    """Whether two tensors agree everywhere within ``tolerance``; NaN agrees with nothing."""
     expected, came = expected.detach(), came.detach()
     if expected.shape != came.shape:
         return Outcome(False, f"shape {tuple(expected.shape)}", f"shape {tuple(came.shape)}")

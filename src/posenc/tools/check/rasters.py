@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.tools.check.calls import holdings
-from posenc.tools.check.captured import UNHEARD, scores_of
+from posenc.tools.check.captured import NO_SCORES, scores_of
 from posenc.tools.check.layers import Layer, Model
 from posenc.tools.check.outcome import Outcome, Outcomes, near, numbers_in
 from posenc.tools.check.subjects import REFUSALS, VOCABULARY, Batch, NotApplicableError, Subject, require
@@ -96,7 +96,7 @@ def the_same_way_wherever_it_is(subject: Subject, batch: Batch, tolerance: float
     require(pairs != len(first), "nothing to do: no two pairs of patches lie the same way apart")
 
 
-def heard(subject: Subject, made: Any, batch: Batch) -> Tensor:
+def captured_scores(subject: Subject, made: Any, batch: Batch) -> Tensor:
     """The first scores that a softmax is given, (1 + tokens, heads, tokens, tokens), in the order of the tokens, in
     whatever order the layer has them: for a row of one and the same token, and for such with another one at 0, 1, 2, ….
 
@@ -107,7 +107,7 @@ def heard(subject: Subject, made: Any, batch: Batch) -> Tensor:
         found = scores_of(subject, made, replace(batch, ids=ids))
     except REFUSALS as error:
         raise NotApplicableError(f"nothing to do: it refuses a grid of {batch.grid}: {error}") from None
-    require(found, UNHEARD)
+    require(found, NO_SCORES)
     scores = found[0]
     changed = changes(scores, 2**-18)
     counts = changed.sum(-1) + changed.sum(-2)
@@ -128,7 +128,7 @@ def changes(scores: Tensor, least: float) -> Tensor:
 def scores_in_order(subject: Subject, made: Any, batch: Batch) -> Tensor:
     """The first scores that a softmax is given for a row of one and the same token, (heads, tokens, tokens), less what
     each gives to itself; -inf where they have no weight."""
-    scores = heard(subject, made, batch)[0]
+    scores = captured_scores(subject, made, batch)[0]
     scores = scores.masked_fill(scores < scores.amax(-1, keepdim=True) - UNSEEN, -torch.inf)
     own = scores.diagonal(dim1=-2, dim2=-1)[..., None]
     require(own.isfinite().all(), "nothing to do: a token does not see itself")
@@ -139,7 +139,7 @@ def a_score_is_of_two_tokens(subject: Subject, batch: Batch) -> Outcomes:
     """What changes with another token in one place, among scores of other tokens: none; or all of a query's or of a
     key's, into which other tokens were mixed before."""
     assert batch.grid is not None
-    scores = heard(subject, subject.make(), batch)
+    scores = captured_scores(subject, subject.make(), batch)
     changed, same = changes(scores, 2**-10), ~changes(scores, 1e-12)
     for token, (moved, stayed) in enumerate(zip(changed, same, strict=True)):
         moved[token], moved[:, token], stayed[token], stayed[:, token] = False, False, False, False
@@ -225,7 +225,7 @@ def a_register_is_as_far_from_all(subject: Subject, batch: Batch) -> Outcomes:
     front, said, made = subject.registers, 0, subject.make()
     scores = scores_in_order(subject, made, batch)
     tolerance = fine(subject, scores)
-    added = bool(subject.relative) and places_are_added(subject, heard(subject, made, batch), tolerance)
+    added = bool(subject.relative) and places_are_added(subject, captured_scores(subject, made, batch), tolerance)
     for register in range(front):
         of, to = scores[:, register, front:].T, scores[:, front:, register].T
         for name, numbers in ((f"what register {register} gives", of), (f"what is given to {register}", to)):

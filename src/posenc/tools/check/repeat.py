@@ -1,4 +1,4 @@
-"""How a script repeats a finding. Plain PyTorch: scripts hold a copy."""
+"""Reproduces a finding in a script. Plain PyTorch: scripts hold a copy."""
 
 import importlib
 import linecache

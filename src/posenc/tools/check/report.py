@@ -116,7 +116,7 @@ def finding_text(name: str, result: Data, trial: Data) -> str:
     lines = {**_about_finding(trial["finding"]), **_about_check(result)}
     said = [f"{label}: {text}" for label, text in lines.items()]
     head = f"{name}: {result['number']}. {result['name']}, {trial['name']}"
-    return "\n".join([head, *said, "", "A script that repeats it without posenc:", "", trial["finding"]["script"]])
+    return "\n".join([head, *said, "", "A script that reproduces it without posenc:", "", trial["finding"]["script"]])
 
 
 def _about_finding(found: Data) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The parts of plain files that a script needs, by following names: the rest of them would only have to be read past.
+"""Extracts the parts of files that a script needs, by following names.
 
 A file is cut at its top level. A function, class or constant stays if its name is among the roots, or in something that
 stays. Of docstrings, those of files go, and those of classes keep their first paragraph.
@@ -34,7 +34,7 @@ def needed(texts: Mapping[str, str], roots: Collection[str]) -> dict[str, str]:
         used = frozenset[str]().union(*(part.uses for part in kept))
         imports = [line for part in parts if _imports(part) for line in _import(part.node, used, imported)]
         if kept:
-            found[name] = "\n".join([*imports, *(line for part in kept for line in _told(part))]).strip()
+            found[name] = "\n".join([*imports, *(line for part in kept for line in _shortened(part))]).strip()
     return found
 
 
@@ -79,7 +79,7 @@ def _import(node: ast.stmt, used: Collection[str], imported: set[str]) -> list[s
     return [ast.unparse(node)] if node.names else []
 
 
-def _told(part: _Part) -> list[str]:
+def _shortened(part: _Part) -> list[str]:
     """The lines of a statement; of the docstring of a class, the first paragraph."""
     first = part.node.body[0] if isinstance(part.node, ast.ClassDef) else None
     if first is None or not (isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)):

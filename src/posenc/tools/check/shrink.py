@@ -1,4 +1,4 @@
-"""Smaller and simpler batches that still show it."""
+"""Shrinks a batch that shows a finding to a smaller and simpler one."""
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
@@ -10,7 +10,7 @@ TRIES = 600  # of each kind of step
 
 
 def shrink(batch: Batch, shows: Callable[[Batch], bool], enough: Callable[[], bool] = lambda: False) -> Batch:
-    """The smallest and simplest batch found for which ``shows`` is true, beginning with one for which it is.
+    """The smallest and simplest batch found for which ``shows`` is true, starting from one for which it is.
 
     Greedy: rows and tokens are left out first, then contents and positions are lowered, until no step that is left
     still shows it, each kind of step was tried 600 times, or ``enough()``. Where it is not ``enough`` that ends it, the

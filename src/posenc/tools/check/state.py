@@ -1,4 +1,4 @@
-"""What a subject may set of the whole process, kept as it was."""
+"""Saves and restores the global state that a subject may change."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 Setting = tuple[Callable[[], Any], Callable[[Any], object]]
-"""What gives it, and what sets it."""
+"""A getter and a setter of global state."""
 
 
 def _streams() -> dict[str, Any]:
@@ -63,7 +63,7 @@ OF_TORCH: tuple[Setting, ...] = (
 
 @contextlib.contextmanager
 def kept(*settings: Setting) -> Iterator[None]:
-    """Puts these settings back where they were changed; without any, all of them."""
+    """Restores these settings, or all of them, if they were changed."""
     every = settings or OF_PYTHON + OF_TORCH
     before = [get() for get, _ in every]
     try:

@@ -1,4 +1,4 @@
-"""The checks as tests of one's own suite: `conformance_tests` gives pytest a test for each."""
+"""The checks as pytest tests, for your own test suite."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

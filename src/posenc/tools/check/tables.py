@@ -1,4 +1,4 @@
-"""Tables of places that are resized for grids of other shapes. Plain PyTorch: scripts hold a copy."""
+"""Trials of position tables that are resized for grids of other shapes. Plain PyTorch: scripts hold a copy."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the command line is told to check: ``module:name`` or ``path/to/file.py:name`` as subjects."""
+"""Resolves the target of the command line, such as ``module:name`` or ``path/to/file.py:name``, to subjects."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence

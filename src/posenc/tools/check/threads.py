@@ -1,6 +1,6 @@
-"""Where each pain was met before: issues and pull requests of public projects, by the number of the pain.
+"""Issues and pull requests of public projects in which each known bug was seen, by the bug's number.
 
-The numbers are those of docs/conformance.md, which tells each story.
+The numbers are those of docs/conformance.md, which describes each bug.
 """
 
 THREADS: dict[int, tuple[str, ...]] = {

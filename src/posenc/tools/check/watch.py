@@ -1,8 +1,8 @@
-"""The command's work in a process of its own, so that nothing a subject does ends it unsaid or holds it up for ever.
+"""Runs the checks in a child process, so that a subject that exits, crashes or hangs is reported.
 
-A subject may call os._exit, crash, or loop in C, where no signal of Python's reaches. The process that works writes
-down where it is and how long that may take. A thread of `faulthandler`, which needs nothing of Python, ends it when
-that time is over; the process that waits then says so.
+A subject may call os._exit, crash, or loop in C, where Python's signals have no effect. The child records its current
+step and its time limit. A thread of `faulthandler`, which does not need the interpreter, ends the child when the limit
+is over; the parent then reports it.
 """
 
 import ctypes
@@ -30,17 +30,17 @@ _notes: IO[bytes] | None = None  # of a process that is watched
 
 
 def at(stage: str, seconds: float) -> None:
-    """It has begun this, which may take so many seconds. Says nothing where nobody watches."""
+    """Records the current step and its time limit; does nothing outside of a watched process."""
     if _notes is not None:
         _note(f"at {stage}")
         faulthandler.dump_traceback_later(min(seconds, LONGEST), exit=True, file=_notes)
 
 
 def watched(work: Callable[[], int]) -> int:
-    """The exit code that ``work`` gives in a fork of this process; 2, and one line, where it ends without one.
+    """The exit code of ``work`` in a fork of this process; 2, and one line, if it ends without one.
 
-    What it raises is raised there. It is run here where there is no fork, or where torch is loaded, whose threads and
-    devices a fork does not have.
+    Exceptions are raised in the fork. Without fork, or once torch is loaded, whose threads and devices do not survive a
+    fork, it runs in this process.
     """
     if not hasattr(os, "fork") or "torch" in sys.modules:
         return work()

@@ -1,24 +1,24 @@
-"""Which scheme to begin with: five questions, the answers they lead to, and what is known of each.
+"""Recommends a scheme by five questions, with the evidence for each answer.
 
-The explorer asks the same of the same files. None of this imports torch.
+The explorer uses the same files. Nothing here imports torch.
 
-``questions.json`` has the questions, in order, and the answers. An option of a question has a ``value``, which is what
-``posenc choose --NAME VALUE`` takes, a ``label``, and ``needs``: what it asks of the explorer's filter, or null where
-nothing need be filtered. The first option is the default. An answer says ``when`` it is given: of each question that it
-depends on, the values that lead to it; every set of values leads to exactly one.
+``questions.json`` has the questions, in order, and the answers. An option of a question has a ``value`` (for
+``posenc choose --NAME VALUE``), a ``label``, and ``needs``: the setting of the explorer's filter, or null for no
+filter. The first option is the default. An answer's ``when`` maps each question it depends on to the values that lead
+to it; every combination of values leads to exactly one answer.
 
-``evidence.json`` has tables of figures, published ones and posenc's own: `posenc.tools.choose.evidence.Table`.
+``evidence.json`` has tables of published figures and posenc's own: `posenc.tools.choose.evidence.Table`.
 
-``claims.json`` has published claims that are put to a test here, with several seeds. A claim is
+``claims.json`` has published claims that are tested here with several seeds. A claim has
 
-- ``name``, by which answers name it, and ``question``, the kind of evidence that it is: "length", as of the tables;
-- ``contrast``: two schemes, as posenc compare takes them; what is told is the first's loss less the second's;
-- ``length``: the bytes of the windows on which both were tested; they were trained on 128;
+- ``name``, which answers refer to, and ``question``, the kind of evidence, as for the tables;
+- ``contrast``: two schemes, as posenc compare takes them; differences are the first's loss minus the second's;
+- ``length``: the bytes of the test windows; the models were trained on 128;
 - ``published``: {``claim`` in words, ``verdict``, ``source``, ``url``}, the verdict one of "lower", "higher", "tied";
-- ``ours``: by text what was found, each null until it is measured, or {``status``: "not run", ``why``}, or
+- ``ours``: the result on each text: null until it is measured, or {``status``: "not run", ``why``}, or
   {``status``: "measured", ``mean``, ``low``, ``high``, ``verdict``, ``seeds``, ``agrees``}: the mean difference in bits
   per byte and its 95 % interval, "lower", "higher", "tied" or "undecided", the number of seeds, and "yes", "no" or
-  "undecided", by the rule of `posenc.tools.choose.evidence.agrees`.
+  "undecided" by `posenc.tools.choose.evidence.agrees`.
 
-What is otherwise is a ValueError that names the claim, the text and what is wrong.
+Anything else raises a ValueError that names the claim, the text and the problem.
 """

@@ -1,4 +1,4 @@
-"""``posenc choose``: which scheme to begin with, by five questions. torch is not imported."""
+"""``posenc choose``: recommends a scheme by five questions. torch is not imported."""
 
 import argparse
 import sys
@@ -13,10 +13,10 @@ from posenc.tools.kit.command import failed
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "choose",
-        help="which scheme to begin with: five questions, and what is known",
-        description="Asks up to five questions, each only where it changes the answer, and says with which scheme to "
-        "begin, what to compare it with, on what evidence, and what is not known. Enter takes the first option, b goes "
-        "back, q ends. What is given as an option is not asked.",
+        help="recommend a scheme by five questions, with the evidence",
+        description="Asks up to five questions, skipping those that do not change the answer. Prints the scheme to "
+        "start with, what to compare it with, the evidence, and what is not known. Enter takes the first option, b "
+        "goes back, q quits. A question answered by an option below is not asked.",
     )
     parser.set_defaults(run=run)
     for question in asking.questions():
@@ -28,13 +28,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Asks what is not given, and prints the answer. 0: done, or ended by q; 2: nobody to ask."""
+    """Asks the open questions and prints the answer. 0: done, or ended by q; 2: stdin is not a terminal."""
     asked, found = asking.questions(), asking.answers()
     given = {q.name: value for q in asked if (value := getattr(arguments, q.name)) is not None}
     missing = asking.open_questions(given, asked, found)
     if missing and not sys.stdin.isatty():
         options = ", ".join(f"--{q.name} {'|'.join(q.values)}" for q in missing)
-        return failed(f"stdin is no terminal to ask at: give {options} (see posenc choose --help)", code=2)
+        return failed(f"stdin is not a terminal: give {options} (see posenc choose --help)", code=2)
     done = _ask(given, asked, found)
     given = {q.name: given[q.name] for q in asked if q.name in given}  # in order, whichever were given and asked
     if done:
@@ -47,9 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _ask(given: dict[str, str], asked: Sequence[Question], found: Sequence[Answer]) -> bool:
-    """Puts answers into ``given`` until no question is open; False where q, or the end of the input, ends it.
+    """Adds answers to ``given`` until no question is open; False if q or the end of the input ends it.
 
-    Questions are written to stderr, so that stdout has the answer alone.
+    Questions go to stderr, so that stdout has only the answer.
     """
     answered: list[str] = []
     while still := asking.open_questions(given, asked, found):

@@ -1,4 +1,4 @@
-"""What is known of schemes: tables of figures, and published claims with what was found here of each."""
+"""Evidence about schemes: tables of figures, and published claims with our own results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -20,7 +20,7 @@ _MEASURED = {"mean": float, "low": float, "high": float, "verdict": str, "seeds"
 
 @dataclass(frozen=True)
 class Row:
-    """The figures of one scheme, as they are printed; ``schemes`` are the names of the catalog that it is about."""
+    """The figures of one scheme, as printed; ``schemes`` are the catalog names that it is about."""
 
     label: str
     schemes: tuple[str, ...]
@@ -29,13 +29,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A measurement that speaks for or against schemes, published or posenc's own.
+    """A published measurement of schemes, or one of posenc's own.
 
-    ``measured`` says what was done, ``shows`` what follows and what does not, ``heads`` what the figures of a row are.
-    Published figures have a ``source`` and its ``url``; posenc's a ``command`` that prints them, and ``doc``, the page
-    where they stand. ``second_hand`` are those that were read in another paper than the one that measured them.
-    ``too_few`` says of what there are too few for a verdict, such as "one seed"; then the figures stand without one.
-    """
+    ``measured`` says what was measured, ``shows`` what may be concluded, ``heads`` are the column headers. Published
+    figures have a ``source`` and its ``url``; posenc's have the ``command`` that prints them and ``doc``, their page.
+    ``second_hand`` figures were read in a paper other than the one that measured them. ``too_few`` names what is too
+    few for a verdict, such as "one seed"."""
 
     name: str
     question: Literal["length", "order", "images", "cost", "stretch", "distance"]
@@ -63,14 +62,14 @@ class Table:
 
     @property
     def where(self) -> str:
-        """Where the figures are from, in words."""
+        """The source of the figures, in words."""
         words = f"{self.source}, {self.url}" if self.url else f"posenc's own, by {self.command}"
         words += ", read second-hand" if self.second_hand else ""
         return f"{words}; {self.too_few}, too few for a verdict" if self.too_few else words
 
 
 def tables() -> tuple[Table, ...]:
-    """The records of ``evidence.json``. ValueError for one that is not complete or names no source."""
+    """The records of ``evidence.json``. ValueError for an incomplete one or one without a source."""
     return tuple(_table(record) for record in packaged(__package__, "evidence.json")["records"])
 
 
@@ -86,7 +85,7 @@ def _table(record: Mapping[str, Any]) -> Table:
 
 
 def claims() -> tuple[dict[str, Any], ...]:
-    """Those of ``claims.json``. ValueError, by `check`, for one that is not as `posenc.tools.choose` says."""
+    """The claims of ``claims.json``. ValueError, by `check`, for one that is malformed."""
     found = tuple(packaged(__package__, "claims.json")["claims"])
     for claim in found:
         check(claim)
@@ -94,15 +93,14 @@ def claims() -> tuple[dict[str, Any], ...]:
 
 
 def agrees(published: str, found: str) -> str:
-    """Whether a verdict is the published one: "no" for the opposite, for a tie where a difference was published and for
-    a difference where a tie was; "undecided" where the verdict is."""
+    """Whether a verdict equals the published one: "yes", "no", or "undecided" if the verdict is undecided."""
     if found == "undecided":
         return "undecided"
     return "yes" if found == published else "no"
 
 
 def check(claim: Mapping[str, Any]) -> None:
-    """ValueError, with the claim's name, for what is missing, of another kind, or contradicts itself."""
+    """ValueError, with the claim's name, for a missing value, a wrong type or a contradiction."""
     place = str(claim.get("name", "a claim without a name"))
     kinds = {"name": str, "question": str, "contrast": list, "length": int, "published": dict, "ours": dict}
     try:
@@ -149,18 +147,18 @@ def _check_found(found: Any, published: str) -> None:
 
 
 def _only(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
-    """ValueError unless the values are of these names and kinds, and no others."""
+    """ValueError unless the values have exactly these names and types."""
     require(values, kinds)
     if unknown := values.keys() - kinds.keys():
         raise ValueError(f"must have {', '.join(kinds)} alone, got {', '.join(sorted(unknown))}")
 
 
-def told(claim: Mapping[str, Any]) -> dict[str, Any]:
-    """A claim in words: what it is about, what was published, and of each text what was found here."""
+def described(claim: Mapping[str, Any]) -> dict[str, Any]:
+    """A claim in words: its subject, what was published, and our result on each text."""
     first, second = claim["contrast"]
     published = claim["published"]
     return {
-        "about": f"{first} less {second}, at {claim['length']:,} bytes",
+        "about": f"{first} minus {second}, at {claim['length']:,} bytes",
         "published": published["claim"],
         "source": published["source"],
         "url": published["url"],

@@ -1,4 +1,4 @@
-"""The questions and the answers of ``questions.json``, and which of them follow from what was answered so far."""
+"""Reads the questions and answers of ``questions.json``, and narrows them by the answers given so far."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from posenc.tools.kit.files import packaged
 
 @dataclass(frozen=True)
 class Option:
-    """One way to answer a question. ``needs`` is what it asks of the explorer's filter; None: there is none to ask."""
+    """One way to answer a question. ``needs`` is the setting of the explorer's filter; None: no filter."""
 
     value: str
     label: str
@@ -20,7 +20,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, and why in ``note``; the first option is the default."""
+    """A question, with its reason in ``note``; the first option is the default."""
 
     name: str
     asks: str
@@ -34,8 +34,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """Where the questions lead. ``when`` has the values of questions that lead to it, ``code`` is Python that runs with
-    what the catalog's examples have at hand, ``command`` measures it; ``evidence`` names tables, ``claims`` claims."""
+    """A recommendation. ``when`` maps questions to the values that lead to it, ``code`` is Python that runs with the
+    variables of the catalog's examples, ``command`` measures it; ``evidence`` names tables, ``claims`` claims."""
 
     name: str
     case: str
@@ -50,12 +50,12 @@ class Answer:
     unknown: str
 
     def fits(self, given: Mapping[str, str]) -> bool:
-        """Whether what was answered so far may lead here."""
+        """Whether the answers given so far may lead here."""
         return all(name not in given or given[name] in values for name, values in self.when.items())
 
 
 def questions() -> tuple[Question, ...]:
-    """All, in the order in which they are asked."""
+    """All questions, in the order in which they are asked."""
     return tuple(
         Question(**{**one, "options": tuple(Option(**option) for option in one["options"])})
         for one in packaged(__package__, "questions.json")["questions"]
@@ -63,7 +63,7 @@ def questions() -> tuple[Question, ...]:
 
 
 def answers() -> tuple[Answer, ...]:
-    """All. ValueError for a set of values that leads to none or to several, and for evidence that there is not."""
+    """All answers. ValueError if a combination of values leads to none or several, or for unknown evidence."""
     found = tuple(Answer(**one) for one in packaged(__package__, "questions.json")["answers"])
     asked = questions()
     check(asked, found)
@@ -71,7 +71,7 @@ def answers() -> tuple[Answer, ...]:
 
 
 def check(asked: Sequence[Question], found: Sequence[Answer]) -> None:
-    """ValueError unless every set of values leads to one answer, whose evidence there is."""
+    """ValueError unless every combination of values leads to one answer, whose evidence exists."""
     known = {
         "when": {question.name for question in asked},
         "evidence": {table.name for table in evidence.tables()},
@@ -89,12 +89,12 @@ def check(asked: Sequence[Question], found: Sequence[Answer]) -> None:
 
 
 def open_questions(given: Mapping[str, str], asked: Sequence[Question], found: Sequence[Answer]) -> list[Question]:
-    """Those that are not answered and may still change the answer, in order."""
+    """The unanswered questions that may still change the answer, in order."""
     left = [answer for answer in found if answer.fits(given)]
     return [q for q in asked if q.name not in given and any(q.name in answer.when for answer in left)]
 
 
 def answer_to(given: Mapping[str, str], found: Sequence[Answer]) -> Answer:
-    """The answer that all of the questions which matter lead to."""
+    """The answer, once no question is open."""
     (answer,) = (one for one in found if one.fits(given))
     return answer

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from posenc.tools.choose.evidence import Table, claims, tables, told
+from posenc.tools.choose.evidence import Table, claims, described, tables
 from posenc.tools.choose.questions import Answer
 
 WIDTH = 100
-UNTESTED = "No published claim of this was put to a test of several seeds here."
-NO_TABLE = "Nothing published or measured is known here."
+UNTESTED = "No published claim about this was tested here with several seeds."
+NO_TABLE = "No published or measured figures."
 
 
 def tables_of(answer: Answer) -> list[Table]:
@@ -27,7 +27,7 @@ def claims_of(answer: Answer) -> list[dict[str, Any]]:
 
 
 def as_json(answer: Answer, given: Mapping[str, str]) -> str:
-    """The answer with its tables and claims in full, and what was answered."""
+    """The answer with its tables and claims in full, and the answers given."""
     whole = {
         "given": dict(given),
         **asdict(answer),
@@ -43,14 +43,14 @@ def as_text(answer: Answer, given: Mapping[str, str]) -> str:
     compare = f"Compare it with {answer.compare_with}:" if answer.compare_with else "Measure it:"
     parts = [
         f"{answer.case[0].upper()}{answer.case[1:]}  ({options})",
-        f"Begin with {answer.begin}:\n\n{textwrap.indent(answer.code, '    ')}",
+        f"Start with {answer.begin}:\n\n{textwrap.indent(answer.code, '    ')}",
         f"{compare}\n\n    {answer.command}",
         _wrapped(f"Why: {answer.why}"),
         "Evidence:",
         *(_table(table) for table in tables_of(answer)),
         *([] if answer.evidence else [f"  {NO_TABLE}"]),
         "What was published, and what we found:",
-        *(_claim(told(claim)) for claim in claims_of(answer)),
+        *(_claim(described(claim)) for claim in claims_of(answer)),
         *([] if answer.claims else [f"  {UNTESTED}"]),
         _wrapped(f"Not known: {answer.unknown}"),
     ]

@@ -1,4 +1,4 @@
-"""The pictures, tables and sentences of the tasks whose answers are right or wrong."""
+"""The pictures, tables and sentences of tasks whose answers are right or wrong."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ def by_length(kind: str, summary: Summary, dark: bool = False) -> Figure:
     """The share of right answers of one kind against the length, or the side of the grid."""
     task = answers(summary)
     lines = [line_of(summary, kind, scheme, summary.lengths(kind)) for scheme in _asked(summary, kind)]
-    if kind == "resized":  # at the training grid nothing is to be fitted
+    if kind == "resized":  # at the training grid there is nothing to resize
         trained = [line_of(summary, "accuracy", line.scheme, [summary.train_length]).points for line in lines]
         both = zip(lines, trained, strict=True)
         lines = [replace(line, points=tuple(sorted(line.points + more))) for line, more in both]
@@ -53,7 +53,7 @@ def figures(task: Answers) -> dict[str, Callable[[Summary, bool], Figure]]:
 
 
 def rows(summary: Summary, kind: str) -> list[dict[str, Any]]:
-    """The table of one kind: a row for every scheme that it was to be measured for."""
+    """The rows of one kind's table, one for each scheme that it is planned for."""
     found = []
     for scheme in _asked(summary, kind):
         row = tables.row(summary, scheme, kind, highest)
@@ -69,26 +69,26 @@ def rows(summary: Summary, kind: str) -> list[dict[str, Any]]:
 
 
 def observed(summary: Summary) -> list[str]:
-    """What was seen at the training length and at the longest, of each question."""
+    """The results of each kind at the training length and at the longest."""
     trained, longest = summary.train_length, max(summary.test_lengths, default=0)
     task = answers(summary)
     asked = product(task.kinds, dict.fromkeys((trained, longest)))
     found = [*preface(summary), *(_order(summary, kind, n) for kind, n in asked if (kind, n) != ("resized", trained))]
     measured = {k: [s for s in summary.schemes if summary.bits(k, s, trained)] for k in task.kinds}
     guessing = {k: [s for s in each if at_chance(summary, k, s, trained)] for k, each in measured.items()}
-    telling = {k: [s for s in each if s not in guessing[k]] for k, each in measured.items()}
-    if more := task.observed(guessing, telling):
+    above_chance = {k: [s for s in each if s not in guessing[k]] for k, each in measured.items()}
+    if more := task.observed(guessing, above_chance):
         found.append(f"At {trained:,} {task.lengths} {more}")
     return [sentence for sentence in found if sentence]
 
 
 def highest(summary: Summary, kind: str, length: int) -> tuple[str, ...]:
-    """The best schemes, as far as their accuracy is more than guessing gives."""
+    """The best schemes whose accuracy is above chance."""
     return tuple(s for s in summary.best(kind, length) if not at_chance(summary, kind, s, length))
 
 
 def at_chance(summary: Summary, kind: str, scheme: str, length: int) -> bool:
-    """Whether the accuracy of these trainings is what guessing gives, as far as these examples can tell."""
+    """Whether the accuracy of these trainings is indistinguishable from chance."""
     value, chance = summary.of_these_seeds(kind, scheme, length), answers(summary).chance
     return value is not None and (
         value.low <= chance <= value.high or (chance > 0 and abs(value.mean - chance) < summary.task.margin)
@@ -96,8 +96,8 @@ def at_chance(summary: Summary, kind: str, scheme: str, length: int) -> bool:
 
 
 def solved(summary: Summary, kind: str, scheme: str, length: int) -> str:
-    """How many seeds solve it: trainings of an algorithm either find it or do not, which a mean does not tell. With
-    Wilson's interval of the share from three seeds on; empty for one."""
+    """How many seeds solve the task: a training run either finds the algorithm or does not, which a mean hides. With
+    Wilson's interval from three seeds on; empty for one seed."""
     means = summary.by_seed(kind, scheme, length)
     if len(means) < 2:
         return ""
@@ -114,7 +114,7 @@ def how_to_read(summary: Summary) -> list[str]:
     return [
         f"Higher is better: 1 is every answer right, and guessing gives {task.chance:g}.",
         f"Bars are 95 % intervals over {summary.over(task.units)} (Student's t; of one training, Wilson's). "
-        "All schemes are asked the same, so differences are paired.",
+        "All schemes have the same test examples, so differences are paired.",
         *how_verdicts_are_made(summary),
         *task.how_to_read,
     ]
@@ -123,18 +123,18 @@ def how_to_read(summary: Summary) -> list[str]:
 def not_concluded(summary: Summary) -> list[str]:
     steps = summary.configuration.get("steps", 0)
     return [
-        f"This is a small model trained briefly ({steps:,} steps). The order of the schemes can differ in a larger "
-        "model and after longer training.",
+        f"This is a small model trained briefly ({steps:,} steps). The order of the schemes may differ in a larger "
+        "model or after longer training.",
         *of_few_seeds(summary),
         *answers(summary).not_concluded,
-        "Undefined is not a low accuracy: the scheme has no such positions, and no number stands for that.",
-        f"Speed and memory are those of this machine and this size of model; step times were taken in turns with "
+        "Undefined does not mean a low accuracy: the scheme does not define positions there.",
+        f"Speed and memory are of this machine and this model size; step times are interleaved with "
         f"{summary.timed_against}'s.",
     ]
 
 
 def page(summary: Summary) -> dict[str, Any]:
-    """What the page of these tasks shows that the page of a text does not."""
+    """The template variables of these tasks."""
     task = answers(summary)
     return {
         "title": task.title,
@@ -146,7 +146,7 @@ def page(summary: Summary) -> dict[str, Any]:
 
 
 def matrices(summary: Summary) -> list[dict[str, Any]]:
-    """The differences between all pairs, at the training length and at the longest, of each kind."""
+    """The differences between all pairs for each kind, at the training length and at the longest."""
     task, trained = answers(summary), summary.train_length
     asked = product(task.kinds, dict.fromkeys((trained, max(summary.test_lengths, default=0))))
     found = [tables.matrix(summary, kind, n, task.where(kind, n, trained)) for kind, n in asked]
@@ -154,12 +154,12 @@ def matrices(summary: Summary) -> list[dict[str, Any]]:
 
 
 def _asked(summary: Summary, kind: str) -> list[str]:
-    """The schemes that a kind was to be measured for."""
+    """The schemes that a kind is planned for."""
     return [scheme for scheme in summary.schemes if any(k == kind for k, _ in summary.plan(scheme))]
 
 
 def _order(summary: Summary, kind: str, length: int) -> str:
-    """The best schemes of a kind at a length, those in between, and those that do no better than guessing."""
+    """The best schemes of a kind at a length, those in between, and those at chance."""
     means = {s: e for s in summary.schemes if (e := summary.bits(kind, s, length))}
     if not means:
         return ""
@@ -174,7 +174,7 @@ def _order(summary: Summary, kind: str, length: int) -> str:
     parts = []
     if top:
         named = listed(f"{s} ({share(s)})" for s in top)
-        parts.append(f"no scheme is shown to be better than any of {named}" if top[1:] else f"{named} is the highest")
+        parts.append(f"no scheme is shown to beat any of {named}" if top[1:] else f"{named} is the highest")
     parts += [listed(f"{s} has {share(s)}" for s in between)] if between else []
     parts += [f"{_are(guessing)} no better than guessing"] if guessing else []
     undefined = [s for s in summary.schemes if summary.undefined(s, length, kind)]

@@ -1,4 +1,4 @@
-"""Checkpoints: what a training goes on from, in a safetensors file, which holds numbers and text and can run nothing.
+"""Checkpoints of a training in a safetensors file, which cannot execute code.
 
 Its tensors are ``model.<name>``, the state of the model; ``step.<name>``, ``exp_avg.<name>`` and ``exp_avg_sq.<name>``,
 that of AdamW for every parameter that had a gradient; and ``running``, the sum of the losses since the last point of
@@ -32,7 +32,7 @@ class CheckpointError(ValueError):
 
 @dataclass
 class Reached:
-    """How far a training has come: steps done, seconds spent in them, the curve [(step, mean bits up to it)], and
+    """The progress of a training: steps done, seconds spent in them, the curve [(step, mean bits up to it)], and
     ``running``."""
 
     step: int
@@ -44,7 +44,7 @@ class Reached:
 def save(
     path: Path, model: nn.Module, optimizer: torch.optim.AdamW, reached: Reached, *, fingerprint: str = ""
 ) -> None:
-    """Writes a checkpoint, all or nothing. OSError, naming the file, where the disk does not take it."""
+    """Writes a checkpoint atomically. OSError, naming the file, if it cannot be written."""
     held = {f"model.{name}": value for name, value in model.state_dict().items()} | {"running": reached.running}
     for name, parameter in model.named_parameters():
         held |= {f"{what}.{name}": value for what, value in optimizer.state.get(parameter, {}).items()}
@@ -56,10 +56,10 @@ def save(
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.AdamW, *, fingerprint: str = "") -> Reached:
-    """Puts a checkpoint's state into ``model`` and ``optimizer``, and gives how far their training had come.
+    """Loads a checkpoint into ``model`` and ``optimizer``, and returns the progress of their training.
 
-    Raises CheckpointError, with both left as they were, for a file that is not whole, or whose tensors are not those of
-    this model by name, shape and dtype, or that has another ``fingerprint``.
+    Raises CheckpointError, with both unchanged, for a damaged file, for tensors that do not match this model by name,
+    shape and dtype, or for another ``fingerprint``.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -90,7 +90,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.AdamW, *, fingerpr
 
 
 def _unlike(tensors: dict[str, Tensor], model: nn.Module) -> str:
-    """In what tensors are not those of a checkpoint of this model; empty where they are."""
+    """How tensors differ from those of a checkpoint of this model; empty if they match."""
     scalar = torch.zeros(())
     expected = {f"model.{name}": value for name, value in model.state_dict().items()} | {"running": scalar}
     for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""``posenc compare``: which positional encoding to use. torch is imported when it runs, not before."""
+"""``posenc compare``: compares positional encodings by training small models. torch is imported only when it runs."""
 
 import argparse
 from pathlib import Path
@@ -11,11 +11,11 @@ from posenc.tools.kit.command import add_options, failed, given, measured, stdou
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "compare",
-        help="train short, test long: which positional encoding to use",
-        description="Trains the same small model with every scheme and writes records and a report: on short windows "
-        "of a text, tested on longer ones; on images of digits, tested on other grids (--task digits); or on the order "
-        "and the distance of words, tested at other lengths (--task classify). Run again to resume. Lists take commas "
-        "or spaces.",
+        help="compare schemes: train a small model with each, test it on longer inputs",
+        description="Trains the same small model with each scheme and tests it on longer inputs: on windows of a text "
+        "(the default), on images of digits at other resolutions (--task digits), on the order and distance of words "
+        "(--task classify), or on a puzzle. Writes records and a report. Run the same command again to resume. Lists "
+        "are separated by commas or spaces.",
         epilog=f"Tasks: {', '.join(TASKS)}.",
     )
     parser.set_defaults(run=run)
@@ -23,13 +23,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--out", type=Path, default=Path("runs/compare"), help="folder of results (default: %(default)s)"
     )
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="TOML file with values for the options below; the command line wins"
+        "--config", type=Path, metavar="FILE", help="TOML file with values for the options below, which override it"
     )
     add_options(parser, CompareConfig)
 
 
 def _configuration(arguments: argparse.Namespace) -> CompareConfig:
-    """What the file says, with what the command line says put over it."""
+    """The values of the file, overridden by those of the command line."""
     from posenc.tools.compare.saved import from_toml
 
     values = given(arguments, CompareConfig)
@@ -42,16 +42,19 @@ def _configuration(arguments: argparse.Namespace) -> CompareConfig:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compares, prints and writes. 0: done; 1: interrupted or failed, with what there is written; 2: wrong use."""
+    """Runs the comparison. Exit codes 0: done; 1: interrupted or failed, after a partial report; 2: wrong usage."""
     try:
         config = _configuration(arguments)
-        from posenc.tools.compare.compare import check, compare  # not before: a wrong number need not wait for torch
+        from posenc.tools.compare.compare import (  # imports torch, which wrong arguments need not wait for
+            check,
+            compare,
+        )
 
         check(config)
     except ValueError as error:
         return failed(f"{error} (see posenc compare --help)", code=2)
 
-    from posenc.tools.compare import report  # before hours of training: drawing must be possible
+    from posenc.tools.compare import report  # a missing matplotlib must fail before hours of training
     from posenc.tools.compare.results import check as check_record
 
     out = arguments.out

@@ -1,4 +1,5 @@
-"""``posenc compare``: every scheme in the same model, trained on the same batches, tested at the same places."""
+"""Runs ``posenc compare``: trains the same model with each scheme on the same batches, and tests it on the same
+windows."""
 
 import hashlib
 import math
@@ -43,7 +44,7 @@ Build: TypeAlias = Callable[[CompareConfig, str, int], nn.Module]
 ALL = "all"  # the name that stands for every scheme of the catalog that the task has positions for
 PLAIN = "nope"  # what step times are relative to: the model without positions
 
-# A scheme draws its parameters from a stream of its own, or a learned table would begin with the embedding's numbers.
+# A scheme has its own random stream; otherwise a learned table would be initialised with the embedding's numbers.
 SCHEME_STREAM = 2**31  # torch seeds with 32 bits, and config leaves this one free
 TUNED_STREAM = 2**30  # trials begin with weights that no training has
 
@@ -55,7 +56,7 @@ TESTING_WORK = 1.5
 
 
 def build_model(config: CompareConfig, scheme: str, seed: int) -> nn.Module:
-    """The task's model with a scheme. At a seed, all that is not the scheme begins with the same weights in each."""
+    """The task's model with a scheme. For a given seed, all other weights are the same for every scheme."""
     task = task_of(config.task)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed + SCHEME_STREAM)
@@ -65,7 +66,7 @@ def build_model(config: CompareConfig, scheme: str, seed: int) -> nn.Module:
 
 
 def resolved(config: CompareConfig) -> CompareConfig:
-    """The same comparison, completed, with the names of all schemes that apply in place of ``all``."""
+    """The completed configuration, with ``all`` replaced by the names of all schemes that apply."""
     config = complete(config)
     every = task_of(config.task).applicable()
     names = [name for scheme in config.schemes for name in (every if scheme == ALL else (scheme,))]
@@ -73,13 +74,13 @@ def resolved(config: CompareConfig) -> CompareConfig:
 
 
 def digest_of(plan: Path) -> str:
-    """What a plan's records are told by."""
+    """The hash that identifies a plan in records."""
     return hashlib.sha256(plan.read_bytes()).hexdigest()[:16]
 
 
 def check(config: CompareConfig) -> None:
-    """ValueError for a scheme that is unknown, that the task has no positions for, or that does not fit the model,
-    for a plan that is no file, and for a device that is not there."""
+    """ValueError for a scheme that is unknown or does not fit the task or the model, for a missing plan, and for an
+    unavailable device."""
     config = resolved(config)
     if config.plan and not Path(config.plan).is_file():
         raise ValueError(f"plan must be a file that is there, got {config.plan!r}")
@@ -92,16 +93,15 @@ def check(config: CompareConfig) -> None:
 def compare(
     config: CompareConfig, out: str | Path, progress: Progress | None = None, *, build: Build = build_model
 ) -> list[Record]:
-    """Trains and tests every scheme at every seed, and gives the records in ``out``, old and new.
+    """Trains and tests every scheme with every seed, and returns all records in ``out``.
 
-    Each measurement is recorded when it is made. What ``out`` has already is not made again, and a training that was
-    stopped goes on from its last checkpoint; schemes and seeds may be added to a folder, all else must be the same.
-    A training whose loss stops being a number is recorded as diverged, and the others go on. The first SIGINT or
-    SIGTERM saves the training under way and raises KeyboardInterrupt.
+    Each measurement is recorded at once. Measurements already in ``out`` are not repeated, and an interrupted training
+    resumes from its last checkpoint. Schemes and seeds may be added to a folder; everything else must stay the same. A
+    training whose loss is no longer finite is recorded as diverged, and the others continue. The first SIGINT or
+    SIGTERM saves the current training and raises KeyboardInterrupt.
 
-    Raises ValueError for too little text, and for a folder that holds another comparison, is in use, or has a file that
-    is not as this function writes it; OSError, naming the file, where the disk does not take it. What was recorded
-    stays, and the same call goes on from there.
+    Raises ValueError for too little text, and for a folder that holds another comparison, is in use, or has an invalid
+    file; OSError, naming the file, if the disk cannot be written. Records are kept, and the same call resumes.
     """
     check(config)
     out, progress = Path(out), progress or Progress()
@@ -146,7 +146,7 @@ def compare(
 
 @dataclass
 class _Lab:
-    """One comparison under way."""
+    """A running comparison."""
 
     config: CompareConfig
     out: Path
@@ -171,11 +171,11 @@ class _Lab:
         self.work = len(tuned) * tried * self.training_work + len(config.seeds) * len(config.schemes) * each
 
     def tunes(self, scheme: str) -> bool:
-        """Whether the scheme is to be tuned: not where its rate is given."""
+        """Whether the scheme is tuned: not if its rate is given."""
         return self.config.tune and scheme not in self.config.given_rates()
 
     def tune(self, scheme: str) -> None:
-        """Every trial of a scheme, as far as it is not there."""
+        """Runs the trials of a scheme that are not recorded yet."""
         config = self.config
         learns = bool(position_parameters(self.build(config, scheme, 0)))
         for seed in config.tune_seeds:
@@ -187,7 +187,7 @@ class _Lab:
                 self._try(scheme, seed, trial, rate)
 
     def _try(self, scheme: str, seed: int, trial: int, rate: Rate) -> None:
-        """One trial: a training of its own and its loss on tuning examples."""
+        """Runs one trial: a separate training and its loss on tuning examples."""
         model = self.build(self.config, scheme, TUNED_STREAM + seed).to(self.device)
         checkpoint = self._checkpoint(scheme, seed, trial)
         about: dict[str, Any] = {"trial": trial, "learning_rate": rate.learning_rate, "multiplier": rate.multiplier}
@@ -202,8 +202,8 @@ class _Lab:
         checkpoint.unlink(missing_ok=True)
 
     def rate(self, scheme: str) -> Rate:
-        """What a scheme is trained at: the rate that is given or that tuning chose, else the configuration's.
-        ValueError where it has trainings at another."""
+        """The rate of a scheme: the given one, the one that tuning chose, or the configuration's. ValueError if it has
+        trainings with another rate."""
         config = self.config
         rate = rate_of(config, scheme)
         if self.tunes(scheme):
@@ -218,7 +218,7 @@ class _Lab:
         return rate
 
     def train_and_test(self, scheme: str, seed: int, rate: Rate) -> None:
-        """Everything that needs the trained model, as far as it is not there."""
+        """Trains a scheme and makes the measurements that are not recorded yet."""
         config, progress = self.config, self.progress
         checkpoint = self._checkpoint(scheme, seed)
         planned = self.task.plan(scheme, config.test_lengths, config.train_length)
@@ -226,7 +226,7 @@ class _Lab:
         before = next((r for r in self.records if key(r)[:3] == ("training", scheme, seed)), None)
 
         def leave_untested(why: str) -> None:
-            """Of a training that diverged there is nothing to test."""
+            """Records the tests of a diverged training as diverged."""
             for kind, length in untested:
                 self._record(kind, scheme, seed, length, diverged=why)
             checkpoint.unlink(missing_ok=True)
@@ -277,7 +277,7 @@ class _Lab:
     def _train(
         self, model: nn.Module, scheme: str, seed: int, rate: Rate, checkpoint: Path, words: str, stream: int
     ) -> Reached:
-        """A training, told as it goes on. DivergedError, said and with its work counted as done."""
+        """Trains with progress. DivergedError is reported, and its remaining work counted as done."""
         config, progress, last = self.config, self.progress, 0
 
         def after_step(step: int, bits: float) -> bool:
@@ -311,7 +311,7 @@ class _Lab:
         return self.out / CHECKPOINTS / f"{name_of(scheme, seed, trial)}{checkpoints.SUFFIX}"
 
     def time_steps(self, scheme: str, seed: int) -> None:
-        """The time of a training step relative to the plain model's, taken in turns of random order, so that a machine
+        """The time of a training step relative to the plain model's, interleaved in random order, so that a machine
         that is busy with something else for a while slows both. The plain model's own is 1, as that is the unit."""
         if not self.config.timed or self.records.has("speed", scheme, seed):
             self.progress.skip(self.speed_work)
@@ -342,7 +342,7 @@ class _Lab:
 
 
 class _Stop(ExitStack):
-    """Notes the first SIGINT or SIGTERM, so that work can stop where its state is whole; a second one stops at once."""
+    """Catches the first SIGINT or SIGTERM, so that work can stop in a consistent state; a second one stops at once."""
 
     asked = False
 

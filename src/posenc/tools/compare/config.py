@@ -1,4 +1,4 @@
-"""What one comparison is: every choice that changes a measurement, in one frozen value."""
+"""The configuration of a comparison: every choice that changes a measurement, in one frozen value."""
 
 import json
 import math
@@ -8,21 +8,21 @@ from typing import Any
 
 from posenc.tools.kit.configuration import ConfigError, Configuration, option
 
-# Fewer evaluation windows than this give no interval worth drawing.
+# Fewer evaluation windows than this give no useful interval.
 MIN_WINDOWS = 8
 
-# Fields that say what to measure and leave each single measurement as it is: schemes and seeds can be added later. The
-# text and the plan count by their bytes, wherever they lie, and the rates by what each scheme's trainings record.
+# Fields that may change between runs into one folder, since they do not change any single measurement. The text and the
+# plan are identified by their bytes, not their paths, and the rates by the records of each training.
 EXTENSIBLE = ("schemes", "seeds", "text", "rates", "reference", "timed", "plan")
 
-# The table of a saved configuration that is not the user's to set.
+# The table of a saved configuration that the user cannot set.
 MADE_WITH = "made_with"
 
 
 @dataclass(frozen=True)
 class Rate:
-    """The highest learning rate of a training, and what that of its positional parameters is times it; None: what the
-    scheme's entry says."""
+    """The peak learning rate of a training run, and the multiplier for positional parameters; None: that of the
+    scheme's catalog entry."""
 
     learning_rate: float
     multiplier: float | None = None
@@ -39,56 +39,56 @@ class Rate:
 
 @dataclass(frozen=True)
 class CompareConfig(Configuration):
-    """The configuration of ``posenc compare``; `posenc.tools.compare.tasks.complete` adds what its task has for it."""
+    """The configuration of ``posenc compare``; `posenc.tools.compare.tasks.complete` adds the task's defaults."""
 
-    task: str = option("text", "what to learn; defaults below are those of text")
+    task: str = option("text", "the task; the defaults below are those of text")
     schemes: tuple[str, ...] = option(
         ("nope", "learned", "sinusoidal", "rope", "alibi"),
-        "schemes to compare, joined by + to compose: rope+alibi; by ~ layer for layer, with windows: rope@32~nope; "
-        "all: every one that the task has positions for",
+        "schemes to compare; + combines schemes: rope+alibi; ~ separates layers, @ sets a window: rope@32~nope; "
+        "all: every scheme that supports the task",
     )
     text: tuple[str, ...] = option(
-        (), "files, folders or globs to train and test on (default: Python's own sources)", commas=False
+        (), "files, folders or globs to train and test on (default: Python's standard library)", commas=False
     )
-    train_length: int = option(128, "bytes (words, patches a side) the models see at once in training", least=4)
+    train_length: int = option(128, "training length in bytes (words; patches per side)", least=4)
     test_lengths: tuple[int, ...] = option(
-        (), "as many in testing (default: the task's own; of text 1/2, 1, 2, 4, 8 x train length)", least=2
+        (), "test lengths (default: the task's own; for text 1/2, 1, 2, 4, 8 x train length)", least=2
     )
     steps: int = option(400, "training steps")
-    seeds: tuple[int, ...] = option((0,), "one training of every scheme per seed", least=0)
-    batch_seed: int | None = option(None, "one seed for all batches (default: each training's own)", least=0)
-    reference: str = option("", "the scheme that the others are compared with (default: nope, or the first)")
-    layers: int = option(3, "layers of the model")
+    seeds: tuple[int, ...] = option((0,), "seeds; each scheme is trained once per seed", least=0)
+    batch_seed: int | None = option(None, "one seed for all batches (default: the seed of each training)", least=0)
+    reference: str = option("", "scheme that the others are compared with (default: nope, or the first)")
+    layers: int = option(3, "number of layers")
     dim: int = option(96, "width of the model")
-    heads: int = option(4, "attention heads")
-    kv_heads: int | None = option(None, "heads of keys and values (default: as many as heads)")
+    heads: int = option(4, "number of attention heads")
+    kv_heads: int | None = option(None, "number of key and value heads (default: heads)")
     inject: str = option(
-        "input", "where vectors of position are added: input or every_layer", choices=("input", "every_layer")
+        "input", "where position vectors are added: input or every_layer", choices=("input", "every_layer")
     )
-    per_layer: bool = option(False, "a learned scheme has parameters of its own in every layer")
+    per_layer: bool = option(False, "do not share a learned scheme's parameters between layers")
     batch_size: int = option(16, "windows (images, sequences) in a training batch")
-    learning_rate: float = option(5e-3, "highest learning rate, where rates and --tune say nothing else", above=0)
+    learning_rate: float = option(5e-3, "peak learning rate, unless --rates or --tune sets another", above=0)
     rates: tuple[str, ...] = option(
-        (), "learning rates of single schemes, and what their positional parameters' are times that: t5=0.005x30"
+        (), "learning rates by scheme, with a multiplier for positional parameters: t5=0.005x30"
     )
-    tune: bool = option(False, "first find each scheme's learning rate and multiplier, on text kept for that")
+    tune: bool = option(False, "first tune each scheme's learning rate and multiplier, on held-out text")
     tune_rates: tuple[float, ...] = option(
         (1.25e-3, 2.5e-3, 5e-3, 1e-2, 2e-2), "learning rates to try in tuning", above=0
     )
     tune_multipliers: tuple[float, ...] = option(
-        (1.0, 10.0, 30.0), "what to multiply them by for a scheme's parameters; none: by what entries say", above=0
+        (1.0, 10.0, 30.0), "learning rate multipliers to try for positional parameters; none: the catalog's", above=0
     )
     tune_seeds: tuple[int, ...] = option(
-        (0,), "one tuning of every scheme per seed, with weights and batches that no training has", least=0
+        (0,), "seeds of tuning, used for no training; each scheme is tuned once per seed", least=0
     )
-    warmup: float = option(0.1, "share of the steps in which the learning rate rises")
+    warmup: float = option(0.1, "fraction of the steps used for warmup")
     weight_decay: float = option(0.1, "weight decay of matrices")
-    clip: float = option(1.0, "highest norm of the gradient", above=0)
+    clip: float = option(1.0, "maximum gradient norm", above=0)
     windows: int = option(
-        64, "evaluation windows, each of the longest test length (images, groups of sequences)", least=MIN_WINDOWS
+        64, "test windows, each of the longest test length (images, groups of sequences)", least=MIN_WINDOWS
     )
     timed: bool = option(True, "time training steps")
-    plan: str = option("", "a file that says what is asked and how it is decided; its digest enters every record")
+    plan: str = option("", "a file with the hypotheses and how they are decided; its hash is stored in every record")
     device: str = option("cpu", "where to train: cpu, cuda, cuda:1")
 
     def check(self) -> None:
@@ -128,15 +128,15 @@ class CompareConfig(Configuration):
         return found
 
     def to_toml(self, made_with: Mapping[str, str] | None = None) -> str:
-        """The text of a TOML file that `from_toml` reads as this configuration, and what it was made with."""
+        """The TOML text that `posenc.tools.compare.saved` reads as this configuration, with the versions it was made with."""
 
-        # JSON's strings, numbers, arrays and booleans are TOML's too; for null, which it has not, a field is left out.
+        # JSON's strings, numbers, arrays and booleans are valid TOML. TOML has no null, so such fields are left out.
         def lines(values: Mapping[str, Any]) -> str:
             return "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in values.items() if v is not None)
 
         return lines(self.to_dict()) + (f"\n[{MADE_WITH}]\n{lines(made_with)}" if made_with else "")
 
     def identity(self, **made_with: str) -> dict[str, Any]:
-        """What two measurements must share to be of one comparison: these fields, and what they were made with."""
-        unsaid = {"task"} if self.task == "text" else set()  # there was no other when the first runs were recorded
-        return {name: v for name, v in self.to_dict().items() if name not in {*EXTENSIBLE, *unsaid}} | made_with
+        """What all records of one comparison share: these fields, and the versions they were made with."""
+        omitted = {"task"} if self.task == "text" else set()  # the first records have no task: all were of text
+        return {name: v for name, v in self.to_dict().items() if name not in {*EXTENSIBLE, *omitted}} | made_with

@@ -1,4 +1,4 @@
-"""The text: which bytes train the models, which tune their learning rates, and which test them.
+"""Reads a text and splits its bytes into training, tuning and test data.
 
 Bytes are the tokens, so every text is readable and bits per byte compare across texts.
 
@@ -9,7 +9,7 @@ Bytes are the tokens, so every text is readable and bits per byte compare across
   are left out (`repeated` measures it).
 - **No seams.** A window lies inside one file. Bytes joined from two files would make a long context look useless for
   reasons that have nothing to do with positions. Files shorter than a window give none.
-- **The same for everyone.** Training windows follow from seed and step, evaluation windows from the text alone.
+- **The same for all schemes.** Training windows depend only on seed and step, evaluation windows only on the text.
 """
 
 import glob
@@ -35,8 +35,8 @@ Least: TypeAlias = Sequence[tuple[int, int]]
 """How many windows, and of how many bytes, there must be to train on, to evaluate with and, where that is asked for, to
 tune on."""
 
-# Left out of Python's own sources: what others installed, and what is not written text or is nearly the same many
-# times over, so that it would stand on both sides (tests of the same template, character tables, generated topics).
+# Excluded from Python's standard library: installed packages, and generated or repetitive files that would be on both
+# sides of the split (tests from one template, character tables, generated topics).
 NOT_TEXT = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__pycache__"}
 )
@@ -59,7 +59,7 @@ class Text:
         return int((self.sizes // size).sum())
 
     def draw(self, rng: np.random.Generator, count: int, size: int) -> Bytes:
-        """``count`` random windows (count, size): every place inside a file is as likely as any other."""
+        """``count`` random windows (count, size), drawn uniformly from all places inside files."""
         places = np.maximum(self.sizes - size + 1, 0)
         return self._windows(self._at(rng.integers(places.sum(), size=count), places, 1), size)
 

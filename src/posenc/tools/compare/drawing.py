@@ -1,8 +1,7 @@
-"""Lines against an axis of tokens, drawn so that nothing is lost.
+"""Draws lines against an axis of tokens.
 
-Where a value lies outside the axes an arrow stands at the edge, with the number above it in the scheme's own row; where
-a line stops early it ends in a cross, with the reason below it. Figures are made without pyplot, so making one leaves
-nothing behind in the process.
+A value outside the axes is shown as an arrow at the edge, with the number above it in the scheme's row. A line that
+stops early ends in a cross, with the reason below it. Figures are made without pyplot, which would keep global state.
 """
 
 import math
@@ -29,7 +28,7 @@ ROW, GAP = 0.19, 0.08
 
 @dataclass(frozen=True)
 class Line:
-    """One scheme's values against x, and in words why they stop early, where they do."""
+    """The values of one scheme against x, and the reason if they stop early."""
 
     scheme: str
     points: tuple[tuple[float, Estimate], ...]
@@ -85,7 +84,7 @@ def draw(
 
 
 def _absences(lines: Sequence[Line]) -> list[str]:
-    """Which lines have no point at all: a note for each reason."""
+    """Notes on the lines without any point, one for each reason."""
     found: dict[str, list[str]] = {}
     for line in lines:
         if line.end and not line.points:
@@ -124,7 +123,7 @@ def canvas(
 
 
 def empty(figure: Figure, axes: Axes, dark: bool, why: str = "") -> Figure:
-    """The figure of what is not there, in words or because it is yet to come."""
+    """A figure without data, with the reason or "not measured yet"."""
     axes.set(xticks=[], yticks=[])
     axes.text(0.5, 0.5, why or "not measured yet", transform=axes.transAxes, ha="center", color=style.theme(dark).faint)
     return figure

@@ -10,14 +10,14 @@ At a length L, of windows of M bytes, in which a byte is scored by the model's p
 - ``windows``: cut into pieces of L bytes, side by side from the end; every byte of a piece is scored, from the piece's
   bytes before it: 1 to L of them. What is left over at the window's beginning, M mod L bytes, is not scored: lengths
   that divide M score the same bytes, others a few less. Longer pieces do better because fewer bytes stand at a
-  beginning (the early-token curse).
+  beginning of a piece (the early-token curse).
 - ``sliding``: the last half of the window is scored, in strides of L/2, each from the L bytes that end there: every
   byte is predicted from L/2 to L bytes. The same bytes are scored at every L.
 - ``final_tokens``: the last F bytes of the window alone, from one piece of the L bytes that end there: each is
   predicted from L - F + 1 to L bytes. F is a quarter of the training length T, or fewer where windows are shorter than
   T + F - 1. The same bytes are scored at every L, but for an L below F, where there are only L.
-- ``truncated``, once, at the training length: the same F bytes, each predicted from exactly the T bytes before it. By
-  how much ``final_tokens`` at the longest length is below that, is the gain of what lies further back.
+- ``truncated``, once, at the training length: the same F bytes, each predicted from exactly the T bytes before it. The
+  gain of longer context is this loss minus that of ``final_tokens`` at the longest length.
 - ``by_position``, at the longest length: the mean over windows at each position, in buckets.
 """
 
@@ -46,7 +46,7 @@ def plan(lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
 
 
 def tokens_to_score(lengths: Sequence[int], windows: int, train_length: int) -> int:
-    """About how many tokens go through a model for the whole plan."""
+    """The approximate number of tokens in all forward passes of the plan."""
     truncated = final_tokens(lengths, train_length) * train_length if lengths[-1] > train_length else 0
     return ((2 * len(lengths) - 1) * lengths[-1] + truncated) * windows
 
@@ -115,7 +115,7 @@ class Evaluator(Measures):
 
     def _by_position(self) -> dict[str, Any]:
         bits = self._side_by_side(self.longest)
-        # Where a text begins every byte counts, so buckets double in width until they are wide enough to be sure of.
+        # The loss changes fastest at the start of a text, so buckets start narrow and double in width.
         edges = [0]
         width = 1
         while edges[-1] < self.longest:

@@ -1,4 +1,4 @@
-"""The folder of a comparison: whose it is, and which checkpoints in it are its own."""
+"""Checks that a folder belongs to a comparison, and finds its checkpoints."""
 
 from itertools import product
 from pathlib import Path
@@ -27,7 +27,7 @@ def name_of(scheme: str, seed: int, trial: int | None = None) -> str:
 
 def made_names(out: Path, config: CompareConfig) -> frozenset[str]:
     """The names of the checkpoints that the comparison in ``out`` makes, by the configuration it saved and by this one.
-    Nothing else there is ever removed; where no configuration is saved, nothing at all is: no comparison made it."""
+    Nothing else is ever removed, and nothing at all without a saved configuration."""
     if not (out / CONFIG).exists():
         return frozenset()
     both = (from_toml(out / CONFIG), config)
@@ -61,7 +61,7 @@ def check_folder(out: Path, identity: dict[str, Any], records: Records, made: fr
 
 
 def _of_another(record: Record, identity: dict[str, Any]) -> str:
-    """In what a record is not of the comparison of this ``identity``; empty where it is."""
+    """How a record differs from the comparison of this ``identity``; empty if it belongs to it."""
     if record["kind"] not in results.results_of(identity.get("task", "text")):
         return f"its kind is {record['kind']!r}"
     made_with = {"text_digest": record["text"].get("digest"), **{k: record["versions"].get(k) for k in VERSIONS}}
@@ -76,7 +76,7 @@ def _of_another(record: Record, identity: dict[str, Any]) -> str:
 
 
 def clear(out: Path, made: frozenset[str]) -> list[str]:
-    """Removes what a write of a checkpoint that was stopped left behind. Says which are no longer read; they stay."""
+    """Removes partially written checkpoints. Reports those of an older format, which stay."""
     for stray in _there(out, made, checkpoints.SUFFIX + WRITING):
         stray.unlink()
     old = ", ".join(path.name for path in _there(out, made, OLD_SUFFIX))

@@ -1,7 +1,7 @@
-"""Names of schemes as a comparison takes them: of one for all layers, or of one for each layer, with windows.
+"""Parses scheme names of a comparison: one scheme for all layers, or one for each layer, with windows.
 
-``rope~rope~nope`` has RoPE in two layers and no position in the third, and so on from there in layers of threes;
-``rope@32`` sees the last 32 tokens alone. So ``rope@32~rope@32~nope`` is the schedule of several published models:
+``rope~rope~nope`` has RoPE in two layers and no positions in the third, repeated every three layers; ``rope@32`` sees
+only the last 32 tokens. So ``rope@32~rope@32~nope`` is the schedule of several published models:
 RoPE in windows, and every third layer over the whole text without positions.
 """
 
@@ -15,12 +15,12 @@ WINDOW = "@"
 
 
 def entries(names: str) -> tuple[Entry, ...]:
-    """The entries of every scheme in ``names``. ValueError as for `entries_of`, and for a window that is none."""
+    """The entries of every scheme in ``names``. ValueError as for `entries_of`, and for an invalid window."""
     return tuple(dict.fromkeys(entry for scheme, _ in _parts(names) for entry in entries_of(scheme)))
 
 
 def position_from(names: str, shape: Shape, num_layers: int) -> Scheme | Schedule:
-    """The scheme, or the schedule, of a model of so many layers."""
+    """The scheme or schedule of a model with ``layers`` layers."""
     parts = _parts(names)
     made = {scheme: scheme_from_names(scheme, shape) for scheme, _ in parts}
     if parts == [(names, None)]:

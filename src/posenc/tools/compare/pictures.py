@@ -1,4 +1,4 @@
-"""The pictures of a comparison: each a function from a summary to a figure, for light paper or dark."""
+"""The pictures of a comparison: functions from a summary to a figure, on a light or dark background."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -22,13 +22,13 @@ def sliding(summary: Summary, dark: bool = False) -> Figure:
 
 
 def final_tokens(summary: Summary, dark: bool = False) -> Figure:
-    """Bits per byte of the same few tokens as their left context grows, beside the same model kept to its training
-    length."""
+    """Bits per byte of the same final tokens as their context grows, with the same model limited to its training length
+    as the baseline."""
     trained, lengths = summary.train_length, summary.lengths("final_tokens")
     lines = [line_of(summary, "final_tokens", scheme, lengths) for scheme in summary.schemes]
     begins = [line for s in summary.schemes if (line := line_of(summary, "truncated", s, [trained])).points]
     limits = _limits([*lines, *begins], trained)
-    # The baseline is one number, which every longer context is held against.
+    # The baseline is a single number, drawn as a line across all lengths.
     baselines = [
         Line(each.scheme, (*each.points, (float(lengths[-1]), each.points[0][1]))) for each in begins if lengths
     ]
@@ -67,7 +67,7 @@ def by_position(summary: Summary, dark: bool = False) -> Figure:
     """Bits per byte against the position of the token, in windows of the longest test length."""
     found = {scheme: _positions(summary, scheme) for scheme in summary.schemes}
     lines = [Line(scheme, points, "" if points else _absent(summary, scheme)) for scheme, points in found.items()]
-    # The first tokens of a window cost the most of all the model was trained on; they set the scale.
+    # Within the training length the first tokens have the highest loss; they set the scale.
     trained = [p.mean for line in lines for x, p in line.finite() if x <= summary.train_length]
     every = [p.mean for line in lines for _, p in line.finite()]
     limits = (min(every, default=0), min(max(every, default=1), max(trained, default=math.inf) + 0.5))
@@ -76,12 +76,12 @@ def by_position(summary: Summary, dark: bool = False) -> Figure:
 
 
 def training(summary: Summary, dark: bool = False) -> Figure:
-    """The loss in training against the step: every seed a thin line."""
+    """Training loss against step, a thin line for each seed."""
     return _training(summary, dark, "Loss in training", "step", lambda scheme: 1.0)
 
 
 def training_by_time(summary: Summary, dark: bool = False) -> Figure:
-    """The same against time, by step times that were taken in turns: schemes whose steps cost more are further on."""
+    """Training loss against time: steps times the measured step time."""
 
     def seconds(scheme: str) -> float:
         return summary.number("speed", scheme, "step_seconds") or 0.0
@@ -90,7 +90,7 @@ def training_by_time(summary: Summary, dark: bool = False) -> Figure:
 
 
 def _training(summary: Summary, dark: bool, title: str, xlabel: str, unit: Callable[[str], float]) -> Figure:
-    """Training curves against steps times a scheme's unit; without a unit it has none."""
+    """Training curves against steps times a scheme's unit; a scheme without a unit is not drawn."""
     diverged = [f"not drawn: {scheme} {words}" for scheme in summary.schemes if (words := summary.diverged(scheme))]
     loss = BITS if summary.task.score == "bits" else "cross-entropy (bits)"
     figure, axes = canvas(summary, dark, title, xlabel, loss, rows=len(diverged), bottom=0.62)
@@ -105,7 +105,7 @@ def _training(summary: Summary, dark: bool, title: str, xlabel: str, unit: Calla
             note(axes, row, words)
         if not points:
             return empty(figure, axes, dark, "no curve" if diverged else "")
-        # The first fifth of a curve falls from chance to about the final loss, and would flatten all that follows.
+        # The first fifth of a curve falls from chance to about the final loss; it would dominate the scale.
         every = [curve for group in curves.values() for curve in group]
         late = [bits for curve in every for x, bits in curve if x >= 0.2 * curve[-1][0]]
         margin = 0.05 * (max(late) - min(late)) or 0.1
@@ -132,7 +132,7 @@ FIGURES: dict[str, Callable[[Summary, bool], Figure]] = {
 
 def _by_length(summary: Summary, kind: str, title: str, dark: bool) -> Figure:
     lines = [line_of(summary, kind, scheme, summary.test_lengths) for scheme in summary.schemes]
-    # One scale for separate and sliding windows, so that the two figures can be held against each other.
+    # One scale for separate and sliding windows, so that the two figures can be compared.
     both = [line_of(summary, k, s, summary.test_lengths) for k in ("windows", "sliding") for s in summary.schemes]
     limits = _limits(both, summary.train_length)
     return draw(summary, lines, limits, dark, title, "test length (tokens)")
@@ -164,7 +164,7 @@ def _positions(summary: Summary, scheme: str) -> tuple[tuple[float, Estimate], .
     edges = records[-1]["edges"] if records else []
     for i, (a, b) in enumerate(pairwise(edges)):
         mean = sum(r["bits"][i] for r in records) / len(records)
-        # The seeds share their windows, so averaging over seeds takes nothing off the error over windows.
+        # The seeds share their windows, so averaging over seeds does not reduce the error over windows.
         error = 1.96 * sum(r["stderr"][i] for r in records) / len(records)
         points.append((math.sqrt((a + 1) * b), Estimate(mean, mean - error, mean + error, 0, len(records))))
     return tuple(points)

@@ -1,15 +1,15 @@
-"""Puzzles: rows of made-up text, partly given and partly to be told, where far characters decide.
+"""Puzzles: rows of synthetic text, a prompt and its answer, that require far characters.
 
-On text most is told by the last few words, and little hangs on how a scheme sees far ones. Here all does.
+In natural text the last few words largely determine the next, so the loss depends little on far tokens. Here it depends
+on them entirely.
 
-A decoder is trained on rows of every length up to the training length, drawn uniformly, with the loss of the characters
-that it is to tell alone. It is tested at one length at a time, by *exact match*: a row is right if all that is to be
-told in it is. One forward pass over the right answer decides that. As long as the likeliest next character is the right
-one, greedy decoding writes what stands there anyway; so it writes the whole answer if and only if the likeliest
-character is the right one at every place.
+A decoder is trained on rows of every length up to the training length, drawn uniformly, with a loss on the characters
+of the answer only. It is tested at one length at a time, by *exact match*: a row counts as right only if the whole
+answer is. One forward pass over the right answer decides that: greedy decoding gives the whole answer if and only if
+the most likely character is the right one at every place.
 
-Whether a row is for training, tuning or testing follows from its own characters, so none is for two of them, however
-few rows there are.
+A hash of its characters assigns a row to training, tuning or testing, so no row is in two of them, however few rows
+there are.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ DRAWS = 20  # of rows for each that is wanted, in search of different ones
 
 
 class Puzzle(Answers):
-    """Rows of ASCII to be completed. What they are, each puzzle says in ``pieces``."""
+    """Rows of ASCII to be completed. Each puzzle defines its rows in ``pieces``."""
 
     defaults: ClassVar = {
         "schemes": ("nope", "learned", "sinusoidal", "rope", "alibi", "t5"),
@@ -71,7 +71,7 @@ class Puzzle(Answers):
 
     @abstractmethod
     def pieces(self, rng: np.random.Generator, length: int) -> Sequence[str]:
-        """A random row: what is given and what is to be told, by turns. All rows of a length are as long."""
+        """A random row: prompt and answer, alternating. All rows of a length have the same number of characters."""
 
     def where(self, kind: str, length: int, train_length: int) -> str:
         if length == train_length:
@@ -79,7 +79,7 @@ class Puzzle(Answers):
         return f"At {length:,} {self.lengths}, {length / train_length:g}× the training length"
 
     def check(self, config: CompareConfig) -> None:
-        """Lengths that there are, with rows for each of the parts."""
+        """`ConfigError` for lengths that the puzzle does not have or that have too few rows."""
         for name, lengths in (("train_length", (config.train_length,)), ("test_lengths", config.test_lengths)):
             config.require(name, min(lengths) >= self.least, f"at least {self.least} {self.lengths}")
             fits = self.most is None or max(lengths) <= self.most
@@ -92,7 +92,7 @@ class Puzzle(Answers):
         return Decoder(CHARACTERS, **self.sizes(config, position))
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        """Cross-entropy, the mean over the characters that are to be told."""
+        """The mean cross-entropy over the characters of the answer."""
         logits = model(batch[:, :-1] % ASKED)
         told = torch.where(batch < ASKED, -1, batch - ASKED)[:, 1:]
         return F.cross_entropy(logits.flatten(0, 1).float(), told.flatten(), ignore_index=-1)
@@ -116,7 +116,7 @@ class Puzzle(Answers):
         )
 
     def draw(self, part: str, rng: np.random.Generator, count: int, size: int) -> Bytes:
-        """``count`` rows of a part, of lengths below ``size``. Zeros follow short ones, where none sees them."""
+        """``count`` rows of a part, of lengths below ``size``, padded with zeros at the end."""
         lengths = (int(rng.integers(self.shortest, size)) for _ in itertools.count())
         rows = np.zeros((count, self._width(size - 1)), dtype=np.uint8)
         for filled, row in zip(rows, self._rows(part, rng, lengths), strict=False):
@@ -124,8 +124,7 @@ class Puzzle(Answers):
         return rows
 
     def tests(self, length: int, count: int) -> Bytes:
-        """``count`` different rows of one length that are for testing, or about as many as there are: a row that comes
-        twice would be counted as two that know nothing of one another."""
+        """``count`` distinct test rows of one length, or about as many as exist: duplicates are not independent."""
         rng = np.random.default_rng((TEST_STREAM, length))
         found: dict[bytes, Bytes] = {}
         for row in itertools.islice(self._rows("testing", rng, itertools.repeat(length)), DRAWS * count):
@@ -135,7 +134,7 @@ class Puzzle(Answers):
         return np.stack(list(found.values()))
 
     def _rows(self, part: str, rng: np.random.Generator, lengths: Iterable[int]) -> Iterator[Bytes]:
-        """A random row of each length, as far as it is of the part."""
+        """A random row of each length, if it belongs to the part."""
         rows = (row_of(self.pieces(rng, length)) for length in lengths)
         return (row for row in rows if part_of(row) == part)
 
@@ -144,7 +143,7 @@ class Puzzle(Answers):
 
 
 def row_of(pieces: Sequence[str]) -> Bytes:
-    """The characters of all pieces; `ASKED` is added to those of every second one.
+    """The characters of all pieces; `ASKED` is added to those of the answers, every second piece.
 
     >>> row_of(["ab=", "b"]).tolist()
     [97, 98, 61, 226]
@@ -161,7 +160,7 @@ def part_of(row: Bytes) -> str:
 
 
 def some_of(characters: str, count: int, rng: np.random.Generator, *, again: bool = True) -> str:
-    """Random ones, each once or, with ``again``, as often as it comes."""
+    """Random characters, without replacement or, with ``again``, with replacement."""
     return "".join(characters[n] for n in rng.choice(len(characters), size=count, replace=again))
 
 
@@ -177,6 +176,6 @@ class _Completed(Accuracy):
         return self._run(self._as_told, rows, rows.size(1) - 1)[:, None]
 
     def _as_told(self, rows: Tensor) -> Tensor:
-        """In which rows the likeliest character is right wherever one is to be told."""
+        """The rows in which the most likely character is right at every place of the answer."""
         likeliest = self.model(rows[:, :-1] % ASKED).argmax(-1)
         return ((likeliest + ASKED == rows[:, 1:]) | (rows[:, 1:] < ASKED)).all(1)

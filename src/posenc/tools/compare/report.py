@@ -1,6 +1,6 @@
-"""The report of a comparison: one HTML file that needs nothing else, its pictures as PNGs, a table for the terminal.
+"""Writes the report of a comparison: a self-contained HTML file, its pictures as PNGs, and a table for the terminal.
 
-Whatever the records hold can be reported: a run that was interrupted gives a report that says what it lacks.
+An incomplete run can be reported too; the report then lists what is missing.
 """
 
 import base64
@@ -25,9 +25,9 @@ FOLDER = "figures"
 
 
 def write(records: Sequence[Record], out: str | Path) -> Path:
-    """Writes ``report.html`` into the folder ``out``, its pictures below it, and gives the path of the report.
+    """Writes ``report.html`` and its pictures into the folder ``out``; returns the path of the report.
 
-    Each file is written whole or not at all, so a reader never meets half of one.
+    Each file is written atomically.
     """
     out, images, summary = Path(out), {}, Summary(records)
     for name, draw in figures(summary.task).items():
@@ -44,7 +44,7 @@ def figures(task: Task) -> dict[str, Callable[[Summary, bool], Figure]]:
 
 
 def html(records: Sequence[Record], images: dict[str, dict[bool, bytes]]) -> str:
-    """The page, with the PNGs of each figure (by whether they are dark) inside it."""
+    """The HTML page, with the PNGs of each figure embedded; ``images`` maps a name to {is_dark: PNG}."""
     summary = Summary(records)
     latest = summary.records[-1] if summary.records else {}
     right_or_wrong = isinstance(summary.task, Answers)
@@ -77,13 +77,13 @@ def terminal_table(records: Sequence[Record]) -> Table:
     notes += [f"{scheme} {words}." for scheme in summary.schemes if (words := summary.diverged(scheme))]
     if missing := len(summary.lacking()):
         of = f"{missing} of {len(summary.trainings)} trainings"
-        notes.append(f"{of} still lack a measurement: the report says which.")
+        notes.append(f"{of} are incomplete: see the report.")
     table.caption = "\n".join(notes)
     return table
 
 
 def _fill_bits(table: Table, summary: Summary) -> str:
-    """The title, columns and rows of a text; gives what stands below them."""
+    """Fills the table for a task in bits; returns the caption."""
     lengths = _few(summary.test_lengths, summary.train_length)
     table.title = f"Bits per byte at each test length (sliding windows), trained at {summary.train_length:,} tokens"
     table.add_column("scheme", overflow="fold", max_width=16)
@@ -104,7 +104,7 @@ def _fill_bits(table: Table, summary: Summary) -> str:
 
 
 def _fill_accuracy(table: Table, summary: Summary) -> str:
-    """The same of right answers."""
+    """Fills the table for a task of right and wrong answers; returns the caption."""
     table.title = f"Share of right answers, trained at {summary.train_length:,} {summary.task.lengths}"
     table.add_column("scheme", overflow="fold", max_width=21)
     table.add_column("step", justify="right")
@@ -125,9 +125,9 @@ def _fill_accuracy(table: Table, summary: Summary) -> str:
 
 
 def _star(summary: Summary) -> str:
-    """What the star means; nothing where there is none."""
+    """The legend of the star, if there may be one."""
     judged = sum(len(summary.measured(scheme)) >= LEAST_SEEDS for scheme in summary.schemes)
-    return "*: no other is shown to be better; " if judged > 1 else ""
+    return "*: no other scheme is shown to be better; " if judged > 1 else ""
 
 
 def _cell(words: str, best: bool) -> Text:
@@ -145,7 +145,7 @@ def _bits(summary: Summary, scheme: str, length: int) -> str:
 
 
 def _few(lengths: Sequence[int], trained: int, most: int = 5) -> list[int]:
-    """As many lengths as a terminal has room for: the shortest, the training length, and the longest ones."""
+    """At most ``most`` lengths: the shortest, the training length, and the longest ones."""
     if len(lengths) <= most:
         return list(lengths)
     keep = {lengths[0], trained if trained in lengths else lengths[1]}

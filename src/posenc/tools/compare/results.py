@@ -1,6 +1,7 @@
-"""What a comparison records: the results of each kind of measurement.
+"""The format of a comparison's records, and its check.
 
-Every record has all that made it: ``configuration``, ``text``, ``versions`` and ``machine``. The results, by kind:
+Every record has the ``configuration``, ``text``, ``versions`` and ``machine`` that it was made with. The results, by
+kind:
 
     trial           trial (its number), learning_rate, multiplier (of the positional parameters', or null), bits and
                     longest (loss on tuning examples of the training length and of the longest), seconds
@@ -15,9 +16,8 @@ Every record has all that made it: ``configuration``, ``text``, ``versions`` and
     speed           relative_to, step_ratio (time of a training step over that scheme's, with low and high, the ends of
                     the interval that its median lies in), step_seconds
 
-Where a scheme has no encoding for a length, ``undefined`` says why and there are no bits. Where a training diverged,
-``diverged`` says when, and stands in place of its results and of those of all its tests. A bit that is null was not a
-finite number.
+If a scheme has no encoding for a length, ``undefined`` has the reason in place of bits. If a training diverged,
+``diverged`` says when, in place of its results and those of all its tests. A null in bits was not finite.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from posenc.tools.compare.tasks import task_of
 from posenc.tools.kit.files import require
 from posenc.tools.kit.records import Record
 
-# What is read must be, by name. Kinds that are not listed are of other commands.
+# The fields that are read, by name. Kinds that are not listed belong to other commands.
 COMPARED = {"seed": int, "configuration": dict, "text": dict, "versions": dict, "machine": dict}
 ONCE: dict[str, dict[str, Any]] = {
     "training": {
@@ -54,7 +54,7 @@ def results_of(task: str) -> dict[str, Mapping[str, Any]]:
 
 
 def check(record: Record) -> None:
-    """ValueError for a record without what is said above, or with something else in its place."""
+    """ValueError for a record with a missing field or one of another type."""
     about = record.get("configuration")
     task = about.get("task", "text") if isinstance(about, dict) else "text"
     results = results_of(str(task)).get(record["kind"])

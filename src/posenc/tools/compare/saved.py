@@ -1,4 +1,4 @@
-"""Configurations in files: what a comparison saved, and what its user wrote."""
+"""Reads configurations from TOML files, saved by a comparison or written by a user."""
 
 import re
 import sys
@@ -17,9 +17,9 @@ else:
 
 
 def from_toml(path: str | Path, **overrides: Any) -> CompareConfig:
-    """The configuration of a TOML file, with ``overrides`` put over what the file says.
+    """The configuration of a TOML file, with ``overrides`` applied.
 
-    ValueError, naming the line, for what is not TOML and for a wrong value that is the file's.
+    ValueError, naming the line, for invalid TOML and for a wrong value in the file.
     """
     values = {name: value for name, value in _toml(path).items() if name != MADE_WITH}
     try:

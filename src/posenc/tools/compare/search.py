@@ -1,16 +1,14 @@
-"""A search for LongRoPE's factors: which number each frequency is divided by, so that a loss becomes least.
+"""An evolutionary search for LongRoPE's factors, by which each frequency is divided, that minimise a loss.
 
-Lists lambda_0 <= lambda_1 <= ... within 1 .. 1.25 s, in steps of 0.01, are bred from the lists that formulas give:
-position interpolation's, NTK's and YaRN's. In every generation the best are parents. A mutation draws each number anew
-with probability 0.3, between its neighbours; a crossover takes each number of a second parent with that probability,
-and is kept if the list still rises. Nothing is tried twice.
+Candidates are lists lambda_0 <= lambda_1 <= ... within 1 .. 1.25 s, in steps of 0.01. The initial lists are those of
+position interpolation, NTK and YaRN. In every generation the best are parents. A mutation redraws each number with
+probability 0.3, between its neighbours; a crossover takes each number of a second parent with that probability, and is
+kept if the list is still non-decreasing. No list is tried twice.
 
-Every list that was tried is a line of ``record``, after one that says which search it is. What is tried follows
-from the seed and from the losses, so a search that was stopped goes through its record again and continues where it
-ended.
-Source: Ding et al. 2024, "LongRoPE" (arXiv 2402.13753), section 3.3 and algorithm 1; the rules of mutation and
-crossover were read in microsoft/LongRoPE (evolution/algorithms). There the first population is mutations of one list.
-"""
+Every list tried is a line of ``record``, after a first line that identifies the search. The sequence depends only on
+the seed and the losses, so an interrupted search replays its record and continues. Source: Ding et al. 2024, "LongRoPE"
+(arXiv 2402.13753), section 3.3 and algorithm 1; the rules of mutation and crossover were read in microsoft/LongRoPE
+(evolution/algorithms). There the first population is mutations of one list."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ Factors: TypeAlias = "tuple[float, ...]"
 
 @dataclass(frozen=True)
 class Trial:
-    """A list that was tried: where it comes from, and its loss, which is infinite where it was none."""
+    """A list that was tried, its origin, and its loss, infinite if it was not finite."""
 
     factors: Factors
     loss: float
@@ -47,14 +45,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Found:
-    """The best list as a scaling, and all that were tried, in their order."""
+    """The best list as a scaling, and all trials in order."""
 
     scaling: LongRoPE
     trials: tuple[Trial, ...]
 
     @property
     def best(self) -> Trial:
-        """The trial of the least loss, the first of equals."""
+        """The trial with the lowest loss, the first of equals."""
         return min(self.trials, key=lambda trial: trial.loss)
 
 
@@ -72,16 +70,14 @@ def search(
     of: Mapping[str, Any] | None = None,
     progress: Callable[[int, Trial, Trial], None] = lambda done, trial, best: None,
 ) -> Found:
-    """Tries so many lists of ``pairs`` numbers and gives the one of the least ``loss``.
+    """Tries lists of ``pairs`` numbers and returns the one with the lowest ``loss``.
 
-    ``loss`` is given LongRoPE(ones, list, original_length, factor) and should measure texts longer than
-    ``original_length``, about ``factor`` times as long. One that is not finite counts as the worst. ``population`` is
-    how many lists there are in the first generation, and how many are made in each of the next: half of them mutations
-    and half crossovers, of the best half so far. ``of`` says in JSON values what the loss is measured of: a model, a
-    text, a length; a record is gone on with where it was of the same. ``progress`` is called with the number of lists
-    tried, the last one and the best one.
-    Errors: ValueError for a record of another search, a damaged one, or a file that is none, which is left as it is.
-    """
+    ``loss`` is called with LongRoPE(ones, list, original_length, factor) and should measure texts about ``factor``
+    times as long as ``original_length``. A loss that is not finite counts as the worst. ``population`` is the size of
+    each generation; after the first, half of it are mutations and half crossovers of the best half so far. ``of``
+    identifies in JSON values what the loss is measured on (a model, a text, a length); a record is continued only if it
+    is the same. ``progress`` is called with the number of lists tried, the last one and the best one. Errors:
+    ValueError for a record of another search or a damaged one, which is not changed."""
     pairs, evaluations = whole("pairs", pairs, least=2), whole("evaluations", evaluations)
     population, seed = whole("population", population, least=4), whole("seed", seed, least=0)
     original_length = whole("original_length", original_length, least=2)
@@ -118,7 +114,7 @@ def search(
 
 
 def starts(pairs: int, base: float, factor: float, original_length: int) -> dict[str, Factors]:
-    """What position interpolation, NTK and YaRN divide each frequency by, in steps of 0.01."""
+    """The factors of position interpolation, NTK and YaRN, in steps of 0.01."""
     theta = frequencies(2 * pairs, base)
     formulas: dict[str, Callable[[Tensor], tuple[Tensor, float]]] = {
         "PI": PositionInterpolation(factor),
@@ -129,12 +125,12 @@ def starts(pairs: int, base: float, factor: float, original_length: int) -> dict
 
 
 def _stepped(factors: list[float], factor: float) -> Factors:
-    """The nearest numbers that may be searched; a list that rises stays one that does."""
+    """Rounds to the search grid; a non-decreasing list stays non-decreasing."""
     return tuple(round(min(max(round(each / STEP) * STEP, 1.0), ROOM * factor), 10) for each in factors)
 
 
 def _bred(trials: list[Trial], asked: dict[str, Any]) -> Iterator[tuple[Factors, str]]:
-    """The lists to try, one after the other, with where they come from. ``trials`` grows as they are tried."""
+    """Yields the lists to try, with their origin. ``trials`` grows as they are tried."""
     draw = random.Random(asked["seed"])
     factor, size = asked["factor"], asked["population"]
     first = starts(asked["pairs"], asked["base"], factor, asked["original_length"])
@@ -212,8 +208,8 @@ def _append(record: Path, trial: Trial) -> None:
 
 
 def _read(record: Path, asked: dict[str, Any]) -> list[Trial]:
-    """What was tried before; a record that is not there is begun. A last line that was cut off is taken away, once the
-    file is known to be the record of this search."""
+    """The trials of the record, which is created if missing. An incomplete last line is removed, once the file is known
+    to be the record of this search."""
     header = json.dumps({"search": asked}) + "\n"
     text = ""
     if record.exists():

@@ -1,5 +1,4 @@
-"""What the numbers say, in words: made from a summary, with no verdict where there is none, and nothing said that is
-not in it."""
+"""The sentences of a report, made from a summary. A verdict is stated only where there is one."""
 
 from posenc.tools.compare import trials
 from posenc.tools.compare.summary import Estimate, Summary
@@ -8,8 +7,7 @@ from posenc.tools.kit.statistics import LEAST_SEEDS
 
 
 def observed(summary: Summary) -> list[str]:
-    """What it all stands on, what was seen at the training length, at the longest length, of the use of more context,
-    and what diverged."""
+    """The preface, the results at the training length and at the longest length, the use of context, and divergence."""
     trained, longest = summary.train_length, max(summary.lengths("sliding"), default=0)
     found = [*preface(summary), _order(summary, trained, f"At the training length of {trained:,} tokens")]
     if longest > trained:
@@ -17,13 +15,13 @@ def observed(summary: Summary) -> list[str]:
         found.append(_use_of_context(summary, longest))
     for scheme in summary.schemes:
         if words := summary.diverged(scheme):
-            rest = "what is shown of it is from its other seeds" if summary.measured(scheme) else "it was not tested"
-            found.append(f"{scheme} {words}: its loss was no longer a number, so {rest}.")
+            rest = "its results are from the other seeds" if summary.measured(scheme) else "it was not tested"
+            found.append(f"{scheme} {words}: its loss was no longer finite, so {rest}.")
     return [sentence for sentence in found if sentence]
 
 
 def preface(summary: Summary) -> list[str]:
-    """What a reader must know before all else: how the schemes were tuned, and whether there are seeds enough."""
+    """How the schemes were tuned, and whether there are enough seeds."""
     if not any(map(summary.measured, summary.schemes)):
         return []
     few = summary.few_seeds()
@@ -31,9 +29,9 @@ def preface(summary: Summary) -> list[str]:
     seeds = "one seed" if most == 1 else f"{most} seeds"
     verdicts = ""
     if most < LEAST_SEEDS:
-        verdicts = f"This comparison has {seeds}, so it holds no verdicts: they need {LEAST_SEEDS} seeds or more."
+        verdicts = f"This comparison has {seeds}, so there are no verdicts: they need at least {LEAST_SEEDS} seeds."
     elif few:
-        verdicts = f"There are no verdicts on {listed(few)}: they need {LEAST_SEEDS} seeds or more."
+        verdicts = f"There are no verdicts on {listed(few)}: they need at least {LEAST_SEEDS} seeds."
     return [sentence for sentence in (trials.tuned(summary), verdicts) if sentence]
 
 
@@ -41,34 +39,34 @@ def how_to_read(summary: Summary) -> list[str]:
     trained = summary.train_length
     over = summary.over("windows of text")
     return [
-        "Lower is better. Bits per byte: how many bits the model needs, on average, for the next byte of text that it "
-        "was not trained on. One token is one byte.",
+        "Lower is better. Bits per byte is the average loss on the next byte of held-out text, in bits. One token is "
+        "one byte.",
         "Sliding windows score the same bytes at every length, so only the context before them differs. Separate "
-        "windows score every byte, also the first ones of a window, which have next to no context: their loss falls "
-        "with the length for that reason alone (the early-token curse).",
+        "windows score every byte. The first bytes of a window have almost no context, so the loss decreases with the "
+        "length for that reason alone (the early-token curse).",
         "Final tokens are the last bytes of a window, the same at every length. Dashed: the same bytes, each predicted "
-        f"from exactly the {trained:,} bytes before it. A scheme below its dashed line makes use of the longer "
-        "context; one above it is confused by it.",
-        f"Bars are 95 % intervals over {over} (Student's t). All schemes read the same windows, so two bars that "
-        "overlap may still be apart: the paired differences decide.",
+        f"from exactly the {trained:,} bytes before it. A scheme below its dashed line uses the longer context; one "
+        "above it is harmed by it.",
+        f"Bars are 95 % intervals over {over} (Student's t). All schemes are tested on the same windows, so schemes "
+        "whose bars overlap may still differ: see the paired differences.",
         *how_verdicts_are_made(summary),
     ]
 
 
 def how_verdicts_are_made(summary: Summary) -> list[str]:
-    """What "lower", "tied" and the best of a length mean here."""
+    """The meaning of "lower", "tied" and the best at a length."""
     margin = summary.task.margin
     return [
         f"Verdicts need {LEAST_SEEDS} seeds. Lower or higher: the 95 % interval of the paired difference excludes "
         f"zero. Tied: its 90 % interval lies within ±{margin:g}, so a difference that matters is ruled out. Within the "
-        "margin: both. Undecided: neither, and more seeds or windows could tell.",
-        "The best of a length are the schemes that no other is shown to be better than, by tests of all pairs together "
-        "(Holm): among equal schemes, one is left out in 5 % of cases at most.",
+        "margin: both. Undecided: neither; more seeds or windows could decide.",
+        "The best at a length are the schemes that no other is shown to beat. All pairs are tested with Holm's "
+        "correction: among equal schemes, one is excluded in at most 5 % of comparisons.",
     ]
 
 
 def of_few_seeds(summary: Summary) -> list[str]:
-    """What intervals of few seeds do not say."""
+    """The limits of intervals over few seeds."""
     few = summary.few_seeds()
     alone = [scheme for scheme in few if len(summary.measured(scheme)) == 1]
     found = []
@@ -76,13 +74,13 @@ def of_few_seeds(summary: Summary) -> list[str]:
         tested = [scheme for scheme in summary.schemes if summary.measured(scheme)]
         whose = "" if len(alone) == len(tested) else f" of {listed(alone)}"
         found.append(
-            f"There is one seed{whose}: the intervals cover the choice of examples, and say nothing of how much "
-            "another training would differ."
+            f"There is one seed{whose}: the intervals cover the choice of examples, but not the variance between "
+            "training runs."
         )
     if few != tuple(alone):
         found.append(
-            "Two seeds hardly say how much seeds differ: in about one of ten pairs of equal schemes the interval "
-            "excludes zero."
+            "Two seeds hardly measure the variance between training runs: in about one of ten pairs of equal schemes "
+            "the interval excludes zero."
         )
     return found
 
@@ -94,17 +92,16 @@ def not_concluded(summary: Summary) -> list[str]:
     size = f"about {float(f'{max(sizes):.2g}'):,.0f} parameters" if sizes else "few parameters"
     found = [
         f"This is a small model ({size}) trained briefly ({c.get('steps', 0):,} steps) on one text. The order of the "
-        "schemes can differ in a larger model, after longer training, and on another text.",
-        "A loss that stays low past the training length does not show that the model uses the far context: a scheme "
-        "that looks only nearby has that too. The dashed lines of the final tokens tell the two apart.",
-        "Undefined is not a high loss: the scheme has no such positions, and no number stands for that.",
-        "Speed and memory are those of this machine and this size of model. Tokens per second also count whatever else "
-        f"the machine was doing; step times were taken in turns with {summary.timed_against}'s, which evens that out.",
+        "schemes may differ in a larger model, after longer training, or on another text.",
+        "A low loss beyond the training length does not show that the model uses the far context: a scheme that "
+        "attends only to near tokens has it too. Compare the final tokens with their dashed lines.",
+        "Undefined does not mean a high loss: the scheme does not define positions there.",
+        "Speed and memory are of this machine and this model size. Tokens per second depend on the load of the "
+        f"machine; step times are interleaved with {summary.timed_against}'s, which cancels that.",
     ]
     if any(map(summary.diverged, summary.schemes)):
         found.append(
-            "A training that diverged shows that the learning rate was too high for it here, not that the scheme "
-            "cannot be trained."
+            "Divergence shows that the learning rate was too high here, not that the scheme cannot be trained."
         )
     found[1:1] = of_few_seeds(summary)
     return found
@@ -122,7 +119,7 @@ def _order(summary: Summary, length: int, where: str) -> str:
         among = "" if len(judged) == len(order) else f" among those with {LEAST_SEEDS} seeds"
         if best[1:]:
             low = listed(f"{s} ({finite[s]:.2f})" for s in best)
-            words = f"{where}, no scheme is shown to be better than any of {low} bits per byte{among}"
+            words = f"{where}, no scheme is shown to beat any of {low} bits per byte{among}"
         else:
             words = f"{where}, {best[0]} has the lowest loss{among}, {lowest:.2f} bits per byte"
         parts = [listed(f"{s} is {finite[s] - lowest:.2f} above" for s in judged if s not in best)]
@@ -135,33 +132,33 @@ def _order(summary: Summary, length: int, where: str) -> str:
     parts += [f"{s} is not finite" for s, e in bits.items() if not e.finite]
     parts += [f"{s} is {summary.end(s, 'sliding')}" for s in summary.schemes if summary.undefined(s, length, "sliding")]
     absent = [s for s in summary.schemes if s not in bits and not summary.no_value(s, length, "sliding")]
-    parts += [f"{listed(absent)} {'is' if len(absent) == 1 else 'are'} not measured there"] if absent else []
+    parts += [f"{listed(absent)} {'is' if len(absent) == 1 else 'are'} not measured"] if absent else []
     return "; ".join([words, *filter(None, parts)]) + "."
 
 
 def _use_of_context(summary: Summary, length: int) -> str:
-    """Whether what lies further back than the training length helps: against the truncated baseline, same bytes."""
+    """Whether context beyond the training length helps, compared with the truncated baseline on the same bytes."""
     effects = {s: e for s in summary.schemes if (e := gain_of_context(summary, s, length)) and e.finite}
-    said: dict[str, list[str]] = {}
+    grouped: dict[str, list[str]] = {}
     for scheme, effect in effects.items():
         verdict = summary.verdict(effect)
         if not verdict:
             form, words = "changes the loss of {} (no verdict)", f"{scheme} by {_signed(effect.mean)}"
         elif verdict in ("tied", "undecided"):
-            form = "leaves the loss of {} as it is" if verdict == "tied" else "has an effect on {} that is undecided"
+            form = "does not change the loss of {}" if verdict == "tied" else "has an undecided effect on {}"
             words = scheme
         else:
             side, _, small = verdict.partition(", ")
             form = "lowers the loss of {}" if side == "lower" else "raises the loss of {}"
             words = f"{scheme} by {abs(effect.mean):.2f}{f' ({small})' if small else ''}"
-        said.setdefault(form, []).append(words)
-    words = "; ".join(form.format(listed(schemes)) for form, schemes in sorted(said.items()))
-    start = f"Seeing {length:,} tokens before the final ones rather than only the last {summary.train_length:,}"
+        grouped.setdefault(form, []).append(words)
+    words = "; ".join(form.format(listed(schemes)) for form, schemes in sorted(grouped.items()))
+    start = f"A context of {length:,} tokens instead of {summary.train_length:,} for the final tokens"
     return f"{start} {words} (bits per byte)." if words else ""
 
 
 def gain_of_context(summary: Summary, scheme: str, length: int) -> Estimate | None:
-    """Bits per byte of the final tokens from so many before them, less those from the training length: same bytes."""
+    """Bits per byte of the final tokens with a context of ``length``, minus those with the training length."""
     return summary.difference("final_tokens", scheme, scheme, length, "truncated", summary.train_length)
 
 

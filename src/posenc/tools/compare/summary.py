@@ -1,4 +1,4 @@
-"""From records to numbers: what was measured, what is undefined or diverged, and what is not there.
+"""Turns records into numbers: means with intervals, differences, and what is undefined, diverged or missing.
 
 The figures, the tables and the sentences all read one `Summary`, so they cannot disagree. Nothing here expects a
 finished run: a number that is not there is None, and `Summary.missing` says in words which measurement it would be.
@@ -38,12 +38,12 @@ class Estimate:
 
     @property
     def finite(self) -> bool:
-        """False where some window's loss was not a number, or past the largest."""
+        """False if the loss of some window was not finite."""
         return math.isfinite(self.mean)
 
     @property
     def judged(self) -> bool:
-        """Whether there are seeds enough for a verdict."""
+        """Whether there are enough seeds for a verdict."""
         return self.seeds >= LEAST_SEEDS and self.finite and self.found is not None
 
 
@@ -81,8 +81,7 @@ class Summary:
 
     @property
     def reference(self) -> str:
-        """The scheme that the others are compared with: the one asked for, else the one without positions, else the
-        first."""
+        """The scheme that the others are compared with: the given one, else nope, else the first."""
         asked = str(self.configuration.get("reference") or "")
         return next((name for name in (asked, "nope", *self.schemes) if name in self.schemes), "")
 
@@ -96,7 +95,7 @@ class Summary:
         return tuple(seed for name, seed in self.trainings if name == scheme)
 
     def measured(self, scheme: str) -> tuple[int, ...]:
-        """Those of its seeds at which something was tested."""
+        """The seeds of a scheme with at least one test."""
         tested = (key for key, r in self._found.items() if key[3] is not None and not r.get("diverged"))
         return _unique(key[2] for key in tested if key[1] == scheme)
 
@@ -112,12 +111,12 @@ class Summary:
         return tuple(sorted({key[3] for key in self._found if key[0] == kind and key[3] is not None}))
 
     def bits(self, kind: str, scheme: str, length: int) -> Estimate | None:
-        """Mean bits per byte (or accuracy) over windows and over the seeds that are there."""
+        """Mean bits per byte (or accuracy) over windows and seeds."""
         rows = list(self._rows(kind, scheme, length).values())
         return (_share(rows) if self.task.score == "accuracy" else _estimate(rows)) if rows else None
 
     def of_these_seeds(self, kind: str, scheme: str, length: int) -> Estimate | None:
-        """The mean of these trainings and no others: its interval is over windows alone."""
+        """The mean of these trainings only: the interval is over windows, not seeds."""
         rows = list(self._rows(kind, scheme, length).values())
         return _share([np.mean(rows, axis=0)]) if rows else None
 
@@ -144,10 +143,10 @@ class Summary:
         return verdict(found, self.task.margin) if difference.judged and found is not None else ""
 
     def best(self, kind: str, length: int) -> tuple[str, ...]:
-        """The schemes that no other is shown to be better than, the best mean first; none below three seeds, and of
-        one scheme alone.
+        """The schemes that no other is shown to beat, the best mean first; none with fewer than three seeds or a single
+        scheme.
 
-        Shown is what Holm's tests of all pairs say: some scheme of equal ones is left out in 5 % of cases at most.
+        All pairs are tested with Holm's correction: among equal schemes, one is excluded in at most 5 % of cases.
         """
         if (kind, length) not in self._best:
             self._best[kind, length] = self._unbeaten(kind, length)
@@ -186,7 +185,7 @@ class Summary:
         return listed(f"diverged at step {step} with seed {seed}" for seed, step in steps.items())
 
     def no_value(self, scheme: str, length: int, kind: str = "windows") -> str:
-        """In a word, why there are no bits: undefined, diverged, or empty where it was not measured."""
+        """Why there are no bits, in one word: undefined, diverged, or empty if not measured."""
         if self.undefined(scheme, length, kind):
             return "undefined"
         records = [self.get(kind, scheme, seed, length) for seed in self.seeds(scheme)]
@@ -201,17 +200,17 @@ class Summary:
         return f"undefined past {defined[-1]:,}" if defined else "undefined at every length"
 
     def number(self, kind: str, scheme: str, name: str) -> float | None:
-        """A number that each training has one of: the median over seeds."""
+        """The median over seeds of a number that each training has."""
         values = [record[name] for record in self.of(kind, scheme) if record.get(name) is not None]
         return float(median(values)) if values else None
 
     def shown(self, kind: str, scheme: str, name: str, form: str, scale: float = 1) -> str:
-        """The same in words; empty where there is none."""
+        """The number, formatted; empty if there is none."""
         value = self.number(kind, scheme, name)
         return "" if value is None else form.format(value * scale)
 
     def over(self, units: str) -> str:
-        """What the intervals are over: the units of a test, and seeds where there are several."""
+        """What the intervals are over: the units of a test, and seeds if there are several."""
         return f"{units} and over seeds" if any(len(self.measured(s)) > 1 for s in self.schemes) else units
 
     def few_seeds(self) -> tuple[str, ...]:
@@ -219,7 +218,7 @@ class Summary:
         return tuple(scheme for scheme in self.schemes if 0 < len(self.measured(scheme)) < LEAST_SEEDS)
 
     def lacking(self) -> dict[tuple[str, int], str]:
-        """What each training that is not complete lacks, by scheme and seed."""
+        """The missing measurements of each incomplete training, by scheme and seed."""
         found = {}
         once = {
             kind: called for kind, called in ONCE.items() if kind != "speed" or self.configuration.get("timed", True)
@@ -238,18 +237,18 @@ class Summary:
         return found
 
     def plan(self, scheme: str) -> list[tuple[str, int]]:
-        """What was to be measured of a training."""
+        """The planned measurements of a training."""
         return self.task.plan(scheme, self.test_lengths, self.train_length) if self.test_lengths else []
 
     def missing(self) -> list[str]:
-        """What is lacking, a line for the schemes that lack the same at a seed."""
+        """The missing measurements in words, one line for schemes that miss the same at a seed."""
         groups: dict[tuple[int, str], list[str]] = {}
         for (scheme, seed), what in self.lacking().items():
             groups.setdefault((seed, what), []).append(scheme)
         return [f"{listed(schemes)}, seed {seed}: {what}" for (seed, what), schemes in groups.items()]
 
     def _rows(self, kind: str, scheme: str, length: int) -> dict[int, NDArray[np.float64]]:
-        """Bits (or accuracy) per window, by seed. One without a finite value came as null, and stays not a number."""
+        """Bits (or accuracy) per window, by seed; NaN where the record has null, which was not finite."""
         found = {seed: self.get(kind, scheme, seed, length) for seed in self.seeds(scheme)}
         name = self.task.score
         rows = {s: np.array(r[name], dtype=np.float64) for s, r in found.items() if r and r.get(name)}

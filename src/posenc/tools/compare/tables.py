@@ -1,4 +1,4 @@
-"""The tables of a report: rows of words, ready to be laid out on a page."""
+"""The tables of a report, as rows of formatted text."""
 
 import shlex
 from collections.abc import Callable, Collection
@@ -9,12 +9,12 @@ from posenc.tools.compare.config import CompareConfig
 from posenc.tools.compare.summary import Record, Summary
 from posenc.tools.kit.records import made_with
 
-# The kind whose numbers stand in the tables: it scores the same bytes at every length.
+# The measurement shown in the tables: it scores the same bytes at every length.
 KIND = "sliding"
 
 
 def command(summary: Summary) -> str:
-    """The command that makes these records again."""
+    """The command that repeats this comparison."""
     given = dict(summary.configuration)
     given |= {"schemes": list(summary.schemes), "seeds": sorted({seed for _, seed in summary.trainings})}
     words = ["posenc", "compare"]
@@ -23,10 +23,10 @@ def command(summary: Summary) -> str:
         if isinstance(value, bool):
             words.append(option if value else option.replace("--", "--no-", 1))
         elif isinstance(value, list):
-            # A comma may be part of a file's name, so texts are words of their own.
+            # A file name may contain a comma, so texts are separated by spaces.
             items = [str(item) for item in value]
             default = next(field.default for field in fields(CompareConfig) if field.name == name)
-            none = [option, "none"] if default else []  # none, where it would otherwise be some
+            none = [option, "none"] if default else []  # an empty list must override a default
             words += [option, *(items if name == "text" else [",".join(items)])] if items else none
         elif value not in (None, ""):
             words += [option, str(value)]
@@ -34,7 +34,7 @@ def command(summary: Summary) -> str:
 
 
 def page(summary: Summary) -> dict[str, Any]:
-    """What the page of a text shows that those of other tasks do not."""
+    """The template variables of a task in bits."""
     return {
         "rows": [row(summary, scheme) for scheme in summary.schemes],
         "differences": differences(summary),
@@ -48,23 +48,23 @@ Best: TypeAlias = Callable[[Summary, str, int], Collection[str]]
 
 
 def row(summary: Summary, scheme: str, measured: str = KIND, best: Best = Summary.best) -> dict[str, Any]:
-    """A line of the main table, in the words it has there, of one kind of measurement."""
+    """A formatted row of the main table, for one kind of measurement."""
 
-    def shown(kind: str, name: str, form: str, scale: float = 1) -> str:
+    def formatted(kind: str, name: str, form: str, scale: float = 1) -> str:
         absent = "diverged" if kind == "training" and summary.diverged(scheme) else "missing"
         return summary.shown(kind, scheme, name, form, scale) or absent
 
     lengths = summary.test_lengths
     return {
         "scheme": scheme,
-        "parameters": shown("training", "parameters", "{:,.0f}"),
-        "position_parameters": shown("training", "position_parameters", "{:,.0f}"),
-        "tokens_per_second": shown("training", "tokens_per_second", "{:,.0f}"),
-        "step": shown("speed", "step_ratio", "{:.2f}×"),
+        "parameters": formatted("training", "parameters", "{:,.0f}"),
+        "position_parameters": formatted("training", "position_parameters", "{:,.0f}"),
+        "tokens_per_second": formatted("training", "tokens_per_second", "{:,.0f}"),
+        "step": formatted("speed", "step_ratio", "{:.2f}×"),
         "step_range": "–".join(
             filter(None, (summary.shown("speed", scheme, end, "{:.2f}") for end in ("low", "high")))
         ),
-        "memory": shown("training", "peak_bytes", "{:,.0f} MB", 1e-6),
+        "memory": formatted("training", "peak_bytes", "{:,.0f} MB", 1e-6),
         "bits": [(*cell(summary, measured, scheme, n), scheme in best(summary, measured, n)) for n in lengths],
         "end": summary.end(scheme, measured),
         "diverged": summary.diverged(scheme),
@@ -73,7 +73,7 @@ def row(summary: Summary, scheme: str, measured: str = KIND, best: Best = Summar
 
 
 def cell(summary: Summary, kind: str, scheme: str, length: int) -> tuple[str, str]:
-    """A mean and its interval, or one word that says why there is none."""
+    """A mean and its interval, or one word for why there is none."""
     value = summary.bits(kind, scheme, length)
     if value is None:
         return summary.no_value(scheme, length, kind) or "missing", ""
@@ -81,7 +81,7 @@ def cell(summary: Summary, kind: str, scheme: str, length: int) -> tuple[str, st
 
 
 def differences(summary: Summary) -> list[dict[str, Any]]:
-    """Every other scheme less the reference, paired, with a verdict."""
+    """Paired differences of every other scheme from the reference, with verdicts."""
     rows = []
     for scheme in summary.schemes:
         if scheme == summary.reference:
@@ -93,7 +93,7 @@ def differences(summary: Summary) -> list[dict[str, Any]]:
 
 
 def gap(summary: Summary, kind: str, scheme: str, other: str, length: int) -> tuple[str, str, str]:
-    """A paired difference, its interval and the verdict, or one word that says why there is none."""
+    """A paired difference, its interval and the verdict, or one word for why there is none."""
     value = summary.difference(kind, scheme, other, length)
     if value is None:
         both = [cell(summary, kind, name, length)[0] for name in (scheme, other)]
@@ -111,7 +111,7 @@ def matrices(summary: Summary) -> list[dict[str, Any]]:
 
 
 def matrix(summary: Summary, kind: str, length: int, title: str) -> dict[str, Any]:
-    """Every scheme that has a number at a length less every other; nothing for fewer than two."""
+    """The differences between all pairs of schemes measured at a length; empty for fewer than two schemes."""
     schemes = [scheme for scheme in summary.schemes if summary.bits(kind, scheme, length)]
     rows = [
         (one, [gap(summary, kind, one, other, length) if one != other else ("", "", "") for other in schemes])
@@ -121,7 +121,7 @@ def matrix(summary: Summary, kind: str, length: int, title: str) -> dict[str, An
 
 
 def means(summary: Summary) -> list[dict[str, Any]]:
-    """The other measurements made per length, for whoever wants the numbers behind the figures."""
+    """The means behind the other figures, by length."""
     kinds = {"windows": "separate windows", "truncated": "truncated", "final_tokens": "final tokens"}
 
     def at(kind: str, scheme: str, length: int) -> tuple[str, str]:
@@ -135,7 +135,7 @@ def means(summary: Summary) -> list[dict[str, Any]]:
 
 
 def environment(summary: Summary) -> list[tuple[str, str]]:
-    """What the records were made with."""
+    """The text, versions and machine that the records were made with."""
     labels = {"about": "text", "digest": "digest of the text"}
 
     def facts(record: Record) -> dict[str, Any]:

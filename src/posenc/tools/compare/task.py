@@ -1,4 +1,4 @@
-"""A task: what the models learn and are tested on. Everything else about a comparison is the same for all tasks."""
+"""The interface of tasks: what the models learn and are tested on."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ class Measures(ABC):
 
     @abstractmethod
     def _measure(self, kind: str, length: int) -> dict[str, Any]:
-        """The same, or PositionError."""
+        """One measurement. PositionError if the scheme has no such position."""
 
     @torch.inference_mode()
     def _run(self, scored: Callable[[Tensor], Tensor], examples: Tensor, tokens: int) -> Tensor:
@@ -54,7 +54,7 @@ class Measures(ABC):
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a task trains, tunes and tests with, ready to use. What ``tuning`` draws is in neither training nor test.
+    """The loaded data of a task. What ``tuning`` draws is in neither training nor test.
     ``digest`` names its bytes, ``about`` says what they are."""
 
     train: Draw
@@ -83,7 +83,7 @@ class Kind:
 class Task(ABC):
     """One task. It has no state: what it loads is a value of its own.
 
-    A batch is rows of int64: what the model sees and then, last in the row, what it is to tell.
+    A batch has rows of int64: the model's input, then, last in the row, the target.
     """
 
     defaults: ClassVar[Mapping[str, Any]] = {}  # of a configuration, in place of those that it has
@@ -100,7 +100,7 @@ class Task(ABC):
     grid: ClassVar[bool] = False  # whether they have a row and a column
 
     def refusal(self, entry: Entry) -> str:
-        """What a scheme would have to do without here; empty where it can be used."""
+        """Why a scheme cannot be used for this task; empty if it can."""
         if entry.needs_segments and not self.segments:
             return f"do without segments, of which {self.called} has none"
         if entry.least_axes > 1 and not self.grid:
@@ -110,7 +110,7 @@ class Task(ABC):
         return ""
 
     def require(self, scheme: str) -> None:
-        """ValueError for a scheme that is unknown or that this task has no positions for."""
+        """ValueError for a scheme that is unknown or does not apply to this task."""
         for entry in entries(scheme):
             if reason := self.refusal(entry):
                 raise ValueError(f"schemes must {reason}, got {scheme!r}")
@@ -127,7 +127,7 @@ class Task(ABC):
         """`ConfigError` for sizes that do not fit the task."""
 
     def sizes(self, config: CompareConfig, position: Scheme | Schedule) -> dict[str, Any]:
-        """What every model of posenc is built with."""
+        """The arguments that all models of posenc share."""
         return {
             "dim": config.dim,
             "num_layers": config.layers,
@@ -143,7 +143,7 @@ class Task(ABC):
         return config.train_length
 
     def shape(self, config: CompareConfig, scheme: str) -> Shape:
-        """What the scheme is built for."""
+        """The shape that the scheme is built for."""
         line = config.dim, config.heads, config.dim // config.heads, self.tokens(config)
         return Shape(*line, causal=self.causal, num_kv_heads=config.kv_heads)
 
@@ -156,8 +156,7 @@ class Task(ABC):
         """The mean loss of a batch, in nats."""
 
     def tuning_lengths(self, config: CompareConfig) -> tuple[int, ...]:
-        """The lengths at which trials are measured: the one that decides, and one more where there is something to see
-        there."""
+        """The lengths at which trials are measured: first the one that decides."""
         return (config.train_length,)
 
     @abstractmethod
@@ -186,7 +185,7 @@ class Answers(Task):
         """Begins a sentence about a measurement: "At 12 × 12 patches"."""
 
     def observed(self, guessing: Mapping[str, Sequence[str]], telling: Mapping[str, Sequence[str]]) -> str:
-        """What follows, at the training length, from which schemes guess and which tell, by kind; empty for nothing."""
+        """A sentence about the schemes at chance and those above it at the training length, by kind; or empty."""
         return ""
 
 
@@ -204,7 +203,7 @@ class Accuracy(Measures):
 
 
 def listed(words: Iterable[str]) -> str:
-    """Words as a sentence has them.
+    """Joins words as in a sentence.
 
     >>> listed(["rope", "alibi", "nope"])
     'rope, alibi and nope'

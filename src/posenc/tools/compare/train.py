@@ -1,4 +1,4 @@
-"""Training, paired and resumable: a batch follows from seed and step alone, and so does all else."""
+"""Trains a model, resumably. Each batch depends only on seed and step, so all schemes see the same ones."""
 
 import math
 import time
@@ -29,15 +29,15 @@ SAVE_SECONDS = 20.0
 
 
 class DivergedError(ValueError):
-    """The loss of a training is no longer a number; the message says since which step that is known."""
+    """The training loss is no longer finite; the message names the step at which this was found."""
 
 
-# What is drawn for a training and what for tuning, from streams of their own: no two begin alike.
+# Training and tuning draw from separate random streams.
 TRAINING, TUNING, TUNING_TEST = 0, 1, 2
 
 
 def batch(draw: Draw, config: CompareConfig, seed: int, step: int, stream: int = TRAINING) -> Tensor:
-    """The batch of a step (batch_size, train_length + 1), whatever came before it: every scheme sees the same ones."""
+    """The batch of a step (batch_size, train_length + 1), the same for every scheme."""
     seed = seed if config.batch_seed is None else config.batch_seed
     rng = np.random.default_rng((stream, seed, step))
     return torch.from_numpy(draw(rng, config.batch_size, config.train_length + 1).astype(np.int64))
@@ -50,7 +50,7 @@ def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def share_of_rate(config: CompareConfig, step: int) -> float:
-    """Of the highest learning rate: it rises linearly over the warm-up, then falls along a half cosine to a tenth."""
+    """The fraction of the peak learning rate: linear warmup, then half-cosine decay to a tenth."""
     warmup = round(config.warmup * config.steps)
     if step < warmup:
         return (step + 1) / warmup
@@ -64,9 +64,9 @@ def rate_of(config: CompareConfig, scheme: str) -> Rate:
 
 
 def optimizer_for(model: nn.Module, config: CompareConfig, rate: Rate | None = None) -> torch.optim.AdamW:
-    """AdamW. Matrices decay; vectors (norms, biases) and what a scheme learns do not, which would draw a table or a
-    slope to zero, and so to no positions at all. Positional parameters learn at a multiple of the rate: the one given,
-    or what the entry of their scheme says."""
+    """AdamW. Weight decay applies to matrices, but not to vectors (norms, biases) or positional parameters, since it
+    would shrink a table or a slope to zero, that is, to no positions. The learning rate of positional parameters has a
+    multiplier: the given one, or that of the scheme's entry."""
     rate = rate or Rate(config.learning_rate)
     multipliers: dict[type, float] = {entry.scheme: entry.rate for entry in catalog()}
     decays: dict[tuple[bool, float], list[nn.Parameter]] = {}
@@ -85,7 +85,7 @@ def optimizer_for(model: nn.Module, config: CompareConfig, rate: Rate | None = N
 def step_of(
     model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, config: CompareConfig, loss_of: Loss = loss_of
 ) -> Tensor:
-    """One training step. Gives the loss before it, in nats, without waiting for the device."""
+    """One training step. Returns the loss before the update, in nats, without waiting for the device."""
     loss = loss_of(model, tokens)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
@@ -108,16 +108,16 @@ def train(
     tick: Callable[[int, float], bool] = lambda step, bits: False,
     save_seconds: float = SAVE_SECONDS,
 ) -> Reached:
-    """Trains ``model`` in place, on from ``checkpoint`` where there is one, and leaves its final state there. Batches
-    are those of ``stream``; the learning rate is ``rate``'s, or the configuration's for all.
+    """Trains ``model`` in place, resuming from ``checkpoint`` if it exists, and saves its final state there. Batches
+    come from ``stream``; the learning rate is ``rate``'s, or the configuration's.
 
-    A checkpoint carries the ``fingerprint`` of its comparison, and one with another is refused.
+    A checkpoint has the ``fingerprint`` of its comparison; one with another fingerprint is rejected.
 
     ``tick(step, bits)`` is called after every step with the latest point of the curve (NaN before the first); if it
-    says True, the state is saved and KeyboardInterrupt raised. A resumed training is the same, on the CPU to the bit,
-    as one that was never stopped.
+    returns True, the state is saved and KeyboardInterrupt raised. A resumed training equals an uninterrupted one, on
+    the CPU bit for bit.
 
-    Raises DivergedError where the loss is no longer a number, CheckpointError for a checkpoint it cannot go on from.
+    Raises DivergedError if the loss is no longer finite, CheckpointError for a checkpoint that cannot be resumed.
     """
     device = next(model.parameters()).device
     optimizer = optimizer_for(model, config, rate)

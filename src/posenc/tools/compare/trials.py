@@ -1,4 +1,4 @@
-"""Tuning as a report shows it: what every trial gave, and what fewer trials would have given."""
+"""The tables of tuning in a report: every trial, and the expected best of fewer trials."""
 
 from dataclasses import dataclass
 from math import comb
@@ -12,8 +12,8 @@ BUDGETS = (1, 5, 10, 15)  # of trials; then on by fives, and all there are
 
 @dataclass(frozen=True)
 class Trial:
-    """A setting that was tried and its mean loss over the tuning seeds: ``bits`` at the training length, and
-    ``longest`` at the longest; None where it diverged at some seed, or has no such number."""
+    """A trial and its mean loss over the tuning seeds: ``bits`` at the training length, and ``longest`` at the longest;
+    None if it diverged with some seed or was not measured."""
 
     learning_rate: float | None
     multiplier: float | None
@@ -42,7 +42,7 @@ def _trial(records: list[Record]) -> Trial:
 
 
 def tuned(summary: Summary) -> str:
-    """In a sentence, how the schemes were tuned; empty where none is trained."""
+    """A sentence on how the schemes were tuned; empty if none is trained."""
     trained = [s for s in summary.schemes if summary.of("training", s)]
     done = [s for s in trained if any(r.get("tuned") for r in summary.of("training", s))]
     if trained and not done:
@@ -85,7 +85,7 @@ def expected_best(bits: list[float], count: int) -> float:
 
 
 def page(summary: Summary) -> dict[str, Any]:
-    """The tables of trials: every one, by scheme and setting, and the best expected of fewer."""
+    """The tables of all trials and of the expected best of fewer."""
     found = {scheme: of_scheme(summary, scheme) for scheme in summary.schemes}
     most = max(map(len, found.values()), default=0)
     budgets = sorted({*(k for k in BUDGETS if k < most), *range(20, most, 5), *([most] if most else [])})
@@ -118,8 +118,8 @@ def _lines(scheme: str, found: list[Trial]) -> list[dict[str, Any]]:
 
 
 def _expected(found: list[Trial], budgets: list[int]) -> list[str]:
-    """The expected best of as many trials as each budget has. What diverged counts as the worst that did not, or a draw
-    in which all diverged would have no best."""
+    """The expected best of as many trials as each budget has. A diverged trial counts as the worst finite one;
+    otherwise a draw of diverged trials would have no best."""
     learned = [trial.bits for trial in found if trial.bits is not None]
     if not learned:
         return ["diverged"] * len(budgets)

@@ -1,10 +1,9 @@
-"""Tuning: which learning rate a scheme is trained at, found on examples that no training and no test has.
+"""Tunes the learning rate of each scheme on validation examples.
 
-Schemes want different rates: what a table learns moves by at most about the learning rate in a step, so a bias that
-should become 8 cannot in 600 steps of 0.005. A comparison at one rate for all says as much of the rate as of the
-schemes. So each scheme has the same number of trials: learning rates times multipliers of its positional parameters'
-rate, or, of a scheme that learns nothing, as many learning rates in between. A trial is a whole training; what counts
-is its loss on tuning examples of the training length.
+The best rate differs between schemes: a parameter moves by at most about the learning rate per step, so a bias cannot
+reach 8 in 600 steps of 0.005. A comparison at a single rate depends on that rate. So each scheme has the same number of
+trials: learning rates times multipliers for positional parameters, or, without learned parameters, as many learning
+rates. A trial is a full training run, scored by its loss on tuning examples at the training length.
 """
 
 import math
@@ -25,7 +24,7 @@ from posenc.tools.kit.records import Record
 
 
 def trials(config: CompareConfig, learns: bool) -> list[Rate]:
-    """What is tried for a scheme, equally many for one that learns and for one that does not.
+    """The rates to try for a scheme, equally many with learned parameters and without.
 
     >>> len(trials(CompareConfig(), learns=True)), len(trials(CompareConfig(), learns=False))
     (15, 15)
@@ -41,8 +40,8 @@ def trials(config: CompareConfig, learns: bool) -> list[Rate]:
 
 
 def chosen(scheme: str, records: Iterable[Record]) -> Rate | None:
-    """The rate of the trials with the lowest mean loss over the tuning seeds; None where none has come to an end. One
-    that diverged at any seed is not taken."""
+    """The rate with the lowest mean loss over the tuning seeds; None if all diverged. A rate that diverged with any
+    seed is not chosen."""
     found: dict[int, list[Record]] = {}
     for record in records:
         if record["kind"] == "trial" and record["scheme"] == scheme:
@@ -74,7 +73,7 @@ def losses(
 def _loss(
     model: nn.Module, task: Task, loaded: Loaded, config: CompareConfig, seed: int, length: int, device: torch.device
 ) -> float | None:
-    """The mean over examples of as many tokens as the evaluation windows have, drawn anew for each tuning seed."""
+    """The mean loss over as many tokens as the evaluation windows have, drawn for each tuning seed."""
     rng = np.random.default_rng((TUNING_TEST, seed, length))
     count = config.windows * max(config.test_lengths[-1] // length, 1)
     rows = torch.from_numpy(loaded.tuning(rng, count, length + 1).astype(np.int64)).to(device)

@@ -1,4 +1,4 @@
-"""``posenc explore``: the page of the schemes in the browser, or as one file."""
+"""``posenc explore``: serves the explorer in the browser, or exports it as one HTML file."""
 
 import argparse
 import contextlib
@@ -16,34 +16,34 @@ PORT = 8765
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "explore",
-        help="see how the schemes work, live in the browser",
-        description="Opens a page with every scheme of the catalog, drawn live: where positions enter attention, the "
-        "vectors, rotations and scores, a sentence of yours, measured curves and laws. It is served on this machine "
-        "alone, and posenc behind it checks what the page computes. Ctrl-C ends it.",
+        help="explore the schemes interactively in the browser",
+        description="Opens a page with interactive figures of every scheme of the catalog: where positions enter "
+        "attention, vectors, rotations and scores, your own sentence, measured curves and laws. It is served on this "
+        "machine only, and posenc verifies the numbers of the page. Press Ctrl-C to stop.",
     )
     parser.set_defaults(run=run)
     parser.add_argument(
-        "--export", type=Path, metavar="FILE", help="write the page as one HTML file that needs nothing else, and end"
+        "--export", type=Path, metavar="FILE", help="write the page as one self-contained HTML file, and exit"
     )
-    parser.add_argument("--schemes", default=[], **{**SCHEMES, "help": "also schemes of yours, my.py:MyScheme"})
+    parser.add_argument("--schemes", default=[], **{**SCHEMES, "help": "add your own schemes, my.py:MyScheme"})
     parser.add_argument(
         "--records",
         type=Path,
         nargs="+",
         default=[],
         metavar="FOLDER",
-        help="also curves of these folders of posenc compare or posenc extend",
+        help="add the curves of these folders of posenc compare or posenc extend",
     )
-    parser.add_argument("--port", type=int, metavar="N", help=f"where to listen (default: {PORT}, or any that is free)")
-    parser.add_argument("--no-browser", action="store_true", help="print the address, and open nothing")
+    parser.add_argument("--port", type=int, metavar="N", help=f"port (default: {PORT}, or any free one)")
+    parser.add_argument("--no-browser", action="store_true", help="print the address without opening a browser")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serves the page until it is interrupted, or writes it. 0 done, 1 failed, 2 wrong use."""
+    """Serves the page until it is interrupted, or exports it. Exit codes 0: done; 1: failed; 2: wrong usage."""
     if arguments.port is not None and not 0 <= arguments.port < 2**16:
         return failed(f"--port must be from 0 to 65535, got {arguments.port} (see posenc explore --help)", code=2)
     if arguments.export is not None and arguments.port is not None:
-        return failed("--port is for a page that is served, and --export writes a file: give one of them", code=2)
+        return failed("--port cannot be combined with --export, which serves nothing", code=2)
     if arguments.export is not None and arguments.export.suffix.lower() not in (".html", ".htm"):
         return failed(f"--export must end in .html, got {str(arguments.export)!r}", code=2)
     from posenc.tools.explore.content import content
@@ -88,8 +88,8 @@ def _serve(shown: dict[str, Any], port: int | None, *, open_browser: bool) -> in
 
 
 def _listening(port: int | None) -> "socket.socket":
-    """A socket on the loopback interface: at this port, or, where none is asked for and the usual one is taken, at any.
-    ValueError where the one asked for is taken."""
+    """A socket on the loopback interface, at ``port``. Without one, at the default port, or at any if that is taken.
+    ValueError if ``port`` is taken."""
     import socket
 
     for wanted in [PORT, 0] if port is None else [port]:
@@ -97,7 +97,7 @@ def _listening(port: int | None) -> "socket.socket":
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind(("127.0.0.1", wanted))
-            listening.listen()  # a browser that comes before the server is ready waits
+            listening.listen()  # so that a browser waits until the server is ready
         except OSError as error:
             listening.close()
             if port is not None or not wanted:

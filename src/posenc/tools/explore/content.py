@@ -1,4 +1,4 @@
-"""What the page shows beside its own mathematics: the catalog, what was measured, and what the user names."""
+"""Collects the page's data: the catalog, measurements, and the user's schemes and records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from posenc.schemes.catalog import CATALOG, entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
-from posenc.tools.choose.evidence import told
+from posenc.tools.choose.evidence import described
 from posenc.tools.choose.questions import answers, questions
 from posenc.tools.choose.said import UNTESTED, claims_of
 from posenc.tools.explore.catalog import catalog
@@ -48,7 +48,9 @@ def _choosing() -> dict[str, Any]:
     """The questions and the answers of ``posenc choose``, each with its claims in words."""
     return {
         "questions": [asdict(question) for question in questions()],
-        "answers": [{**asdict(answer), "claims": [told(claim) for claim in claims_of(answer)]} for answer in answers()],
+        "answers": [
+            {**asdict(answer), "claims": [described(claim) for claim in claims_of(answer)]} for answer in answers()
+        ],
         "untested": UNTESTED,
     }
 

@@ -1,4 +1,4 @@
-"""The page: what it shows, and its modules, by address or all in one file."""
+"""Renders the page, with its JavaScript modules by URL or embedded in one file."""
 
 from __future__ import annotations
 

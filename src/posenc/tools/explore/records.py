@@ -1,6 +1,6 @@
-"""Records of ``posenc compare`` and ``posenc extend`` as the page draws them: curves against length, and costs.
+"""Summarises records of ``posenc compare`` and ``posenc extend`` as curves against length, and costs.
 
-The page makes the same of records that are dropped into it (``static/records.js``); tests hold the two together.
+``static/records.js`` does the same for records dropped into the page; tests compare the two.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""What posenc itself computes of a scheme, as numbers that the page draws: for anyone's scheme, with its parameters as
-they are."""
+"""Computes the effect of any scheme on pairs of tokens, as numbers that the page draws."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What stands behind the page: its files, and posenc, which checks what the page computes.
+"""Serves the page, and computes with posenc the numbers that the page is checked against.
 
-It listens on the loopback interface alone, takes requests that name no other host, and runs one at a time, each of
-bounded work. What it refuses it says in words, for the page to show in place. No page may show it in a frame.
+It listens only on the loopback interface, accepts only requests for that host, and runs one at a time, each of bounded
+work. Errors are returned as text for the page to display. Other pages may not frame it.
 """
 
 from __future__ import annotations

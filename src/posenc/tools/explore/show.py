@@ -25,7 +25,7 @@ class Shown:
 
 
 def show(scheme: Scheme, height: int = 760) -> Shown:
-    """Draws what a scheme does to every two tokens, as a figure that answers to mouse and keys, in a notebook.
+    """Displays the effect of a scheme on every pair of tokens as an interactive figure in a notebook.
 
     The numbers are posenc's, of this scheme with its parameters as they are: for one that only adds vectors, the inner
     product of two positions; for one that turns queries and keys, the score of two equal tokens; else what is added to

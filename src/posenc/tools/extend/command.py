@@ -1,4 +1,4 @@
-"""``posenc extend``: what a scaling does to a real model's context. torch is imported when it runs, not before."""
+"""``posenc extend``: measures context extension of a pretrained model. torch is imported only when it runs."""
 
 import argparse
 from pathlib import Path
@@ -10,15 +10,15 @@ from posenc.tools.kit.command import add_options, failed, given, measured, stdou
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "extend",
-        help="stretch a real model's context, and see what that did",
-        description="Puts scalings on the rotary frequencies of a language model of transformers and measures it past "
-        "its trained length: bits per byte of the same final tokens, loss by position, a passkey and an item of a list "
-        "by depth and length, beside the plain model on cropped text. Writes records and a report. Run again to resume "
-        "it. Lists take commas or spaces.",
+        help="measure context extension of a pretrained model",
+        description="Applies scalings such as YaRN to the rotary frequencies of a Hugging Face language model and "
+        "measures it beyond its trained length: bits per byte of the same final tokens, loss by position, and "
+        "retrieval of a passkey and of a list item, compared with the unscaled model on cropped text. Writes records "
+        "and a report. Run the same command again to resume. Lists are separated by commas or spaces.",
     )
     parser.set_defaults(run=run)
     parser.add_argument(
-        "model", metavar="MODEL", help="smollm2 (make smollm2), a folder of a checkpoint, a .gguf file, or a hub name"
+        "model", metavar="MODEL", help="smollm2 (after make smollm2), a checkpoint folder, a .gguf file, or a hub name"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("runs/extend"), help="folder of results (default: %(default)s)"
@@ -27,17 +27,17 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures, prints and writes. 0: done; 1: interrupted or failed, with what there is written; 2: wrong use."""
+    """Runs the measurements. Exit codes 0: done; 1: interrupted or failed, after a partial report; 2: wrong usage."""
     try:
         settings = Extension.from_mapping({**given(arguments, Extension), "model": arguments.model})
-        from posenc.tools.extend.resolve import check  # not before: a wrong number need not wait for torch
+        from posenc.tools.extend.resolve import check  # imports torch, which wrong arguments need not wait for
         from posenc.tools.extend.run import extend
 
         check(settings)
     except ValueError as error:
         return failed(f"{error} (see posenc extend --help)", code=2)
 
-    from posenc.tools.extend import report, results  # before an hour of passes: drawing must be possible
+    from posenc.tools.extend import report, results  # a missing matplotlib must fail before an hour of measuring
 
     out = arguments.out
     try:

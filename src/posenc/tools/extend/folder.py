@@ -1,4 +1,4 @@
-"""The folder of an extension: what it was begun with, and that a run may add to it."""
+"""Checks that a folder belongs to an extension, and restores the settings it was created with."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,8 +20,8 @@ OF_LONGROPE = ("search", "factors")
 
 
 def continued(settings: Extension, out: Path) -> Extension:
-    """The settings, with what the folder was begun with where nothing was given. ConfigError for lengths that are too
-    short for its final tokens."""
+    """The settings, with those of the folder where none are given. ConfigError for lengths that are too short for its
+    final tokens."""
     there = _identity(out) if (out / CONFIG).exists() else {}
     kept = {name: there[name] for name in KEPT if getattr(settings, name) is None and isinstance(there.get(name), int)}
     final = kept.get("final", 0)
@@ -56,7 +56,7 @@ def _of_longrope(record: Record) -> bool:
 
 
 def _identity(out: Path) -> dict[str, Any]:
-    """What the folder says that it is of."""
+    """The identity that is saved in the folder."""
     path = out / CONFIG
     try:
         return parse(path.read_text(encoding="utf-8"))

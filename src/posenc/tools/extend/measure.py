@@ -1,18 +1,16 @@
-"""What is measured of one model under one scaling: how well it predicts text, and whether it finds what was hidden.
+"""The measurements of one model with one scaling: the loss on text, and retrieval puzzles.
 
-Every measurement is one pass over one piece of text or one puzzle, so a run that is stopped loses one pass at most.
+Every measurement is one forward pass over one piece of text or one puzzle, so an interrupted run loses at most one.
 
-- ``final``, at a length L: bits per byte of the same last tokens of a piece, from the L tokens that end there. Only how
-  much context there is differs from length to length.
-- ``by_position``, at the longest length: bits per token at places spread over the whole piece, in buckets, from the
+- ``final``, at a length L: bits per byte of the same last tokens of a piece, given the last L tokens of it. Only the
+  amount of context differs between lengths.
+- ``by_position``, at the longest length: bits per token at sampled positions of the whole piece, in buckets, from the
   same pass.
-- ``passkey``: a number is said once in a text, at a depth, and asked for at the end (Mohtashami & Jaggi 2023).
-- ``item``: a numbered list of words is as long as the context, and then a line at a depth in it is begun again by its
-  number: the word of that number comes next.
+- ``passkey``: a number occurs once in a text, at a given depth, and is asked for at the end (Mohtashami & Jaggi 2023).
+- ``item``: a numbered list of words as long as the context; the model must continue the line with a given number.
 
-An answer counts as found if every token of it is the likeliest one after those before it, which is what greedy decoding
-would say; ``bits`` is the loss of the whole answer, which tells more of a model that seldom finds it.
-"""
+An answer is found if each of its tokens is the most likely one, as in greedy decoding; ``bits`` is the loss of the
+whole answer, which tells more about a model that seldom finds it."""
 
 import math
 from itertools import pairwise
@@ -48,11 +46,11 @@ class Puzzle(NamedTuple):
 
 @torch.no_grad()
 def nats(model: Any, tokens: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of the tokens after ``places`` of a text (tokens,), each from all before it, and whether each is the
-    likeliest. Logits are made at those places alone, or a long text would need gigabytes for them."""
+    """The loss of the tokens after ``places`` of a text (tokens,), and whether each is the most likely one. Logits are
+    computed only at those places, since those of a long text take gigabytes."""
     device = next(model.parameters()).device
     ids = tokens[:-1].to(device)[None]
-    # Without a cache: keys that nothing will ask for again need not be kept.
+    # Without a cache, since the keys are not used again.
     logits = model(input_ids=ids, use_cache=False, logits_to_keep=places.to(device)).logits[0].float()
     target = tokens.to(device)[places.to(device) + 1]
     return F.cross_entropy(logits, target, reduction="none").double().cpu(), (logits.argmax(-1) == target).cpu()
@@ -60,28 +58,28 @@ def nats(model: Any, tokens: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def begin_anew(model: Any) -> None:
-    """After this a pass gives what it gives in a model that has seen no text: a scaling that transformers runs may keep
-    the frequencies of the longest one, until it sees a short one."""
+    """Resets the model to its initial state: dynamic scalings of transformers keep the frequencies of the longest text
+    until they see a short one."""
     model(input_ids=torch.zeros((1, 1), dtype=torch.int64, device=next(model.parameters()).device), use_cache=False)
 
 
 def with_begin(tokens: Tensor, length: int, begin: Tensor) -> Tensor:
-    """The last ``length`` tokens to be read and the one after them; what begins a text stands for the first of them."""
+    """The last ``length`` input tokens and the target after them; ``begin`` replaces the first of them."""
     part = tokens[-(length + 1) :]
     return torch.cat((begin, part[len(begin) :]))
 
 
 def final(model: Any, tokens: Tensor, length: int, scored: int, begin: Tensor) -> Tensor:
-    """Nats of the last ``scored`` tokens, from the ``length`` tokens that end there."""
+    """Nats of the last ``scored`` tokens, given the last ``length`` tokens."""
     assert scored <= length
     part = with_begin(tokens, length, begin)
     return nats(model, part, torch.arange(length - scored, length))[0]
 
 
 def spread(length: int, scored: int) -> tuple[Tensor, list[int]]:
-    """Places to score over a whole piece, and the edges of the buckets they lie in. The last ``scored`` are all there.
+    """Sampled positions to score over a whole piece, including the last ``scored``, and the edges of their buckets.
 
-    Buckets double in width from 16 tokens on, and are of an equal width past a sixteenth of the length."""
+    Bucket widths double from 16 tokens up to a sixteenth of the length, and are constant after that."""
     edges, width = [0], 16
     while edges[-1] < length:
         edges.append(min(edges[-1] + width, length))
@@ -104,13 +102,13 @@ def by_position(model: Any, tokens: Tensor, length: int, scored: int, begin: Ten
 def passkey(tokenizer: Any, filler: Tensor, length: int, depth: int, begin: Tensor, rng: np.random.Generator) -> Puzzle:
     """A text of ``length`` tokens that says a number at ``depth`` percent of it, asks for it at the end and answers."""
     key = str(rng.integers(10_000, 100_000))
-    told = _ids(tokenizer, f"\nThe pass key is {key}. Remember it. {key} is the pass key.\n")
+    sentence = _ids(tokenizer, f"\nThe pass key is {key}. Remember it. {key} is the pass key.\n")
     asked = _ids(tokenizer, "\nWhat is the pass key? The pass key is")
     answer = _ids(tokenizer, f" {key}")
-    room = length + 1 - len(begin) - len(told) - len(asked) - len(answer)
+    room = length + 1 - len(begin) - len(sentence) - len(asked) - len(answer)
     _require_room("passkey", room, length)
     at = room * depth // 100
-    return Puzzle(torch.cat((begin, filler[:at], told, filler[at:room], asked, answer)), len(answer))
+    return Puzzle(torch.cat((begin, filler[:at], sentence, filler[at:room], asked, answer)), len(answer))
 
 
 def item(tokenizer: Any, length: int, depth: int, begin: Tensor, rng: np.random.Generator) -> Puzzle:
@@ -148,19 +146,19 @@ def solved(model: Any, puzzle: Puzzle) -> dict[str, Any]:
 
 
 def beginning(tokenizer: Any) -> Tensor:
-    """What the tokenizer puts before a text: its token of beginning, or nothing."""
+    """The beginning-of-sequence token that the tokenizer puts before a text, if any."""
     ids = tokenizer("a")["input_ids"]
     bos = tokenizer.bos_token_id
     return torch.tensor([bos] if bos is not None and ids[:1] == [bos] else [], dtype=torch.int64)
 
 
 def rounded(value: float) -> float | None:
-    """As JSON has it, which knows no infinity."""
+    """Rounded for JSON; None if not finite."""
     return round(value, 6) if math.isfinite(value) else None
 
 
 def _ids(tokenizer: Any, text: str) -> Tensor:
-    """The tokens that ``text`` has inside a longer text: some tokenizers put a space before whatever begins one."""
+    """The tokens of ``text`` inside a longer text: some tokenizers add a space at the beginning."""
 
     def of(words: str) -> list[int]:
         return list(tokenizer(words, add_special_tokens=False)["input_ids"])

@@ -1,4 +1,4 @@
-"""The model to extend: found, measured before it is loaded, and loaded with its tokenizer."""
+"""Finds the model to extend, estimates its memory, and loads it with its tokenizer."""
 
 import hashlib
 import importlib.util
@@ -19,7 +19,7 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model is, and what its configuration says."""
+    """The location and configuration of a model."""
 
     name: str  # as the user gave it
     where: str  # a folder, or a name of the hub
@@ -34,8 +34,8 @@ class Source:
 
     @property
     def trained(self) -> int:
-        """The length that it was trained at: what a scaling begins from, else its greatest position. ValueError where
-        its configuration does not say it."""
+        """The trained length: a scaling's original length, else the largest position. ValueError if the configuration
+        does not give it."""
         rope = getattr(self.text, "rope_parameters", None) or {}
         each = [rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))]
         began = [of["original_max_position_embeddings"] for of in each if of.get("original_max_position_embeddings")]
@@ -53,40 +53,40 @@ class Source:
         return int(found)
 
     def bytes_needed(self, longest: int, final: int, dtype: str) -> int:
-        """About how much memory a pass over ``longest`` tokens takes: the weights, what a layer makes on its way, and
-        the scores of the vocabulary at ``final`` tokens."""
+        """The approximate memory of a forward pass over ``longest`` tokens: weights, one layer's activations, and
+        logits at ``final`` tokens."""
         c, size = self.text, BYTES[dtype]
         return self.parameters * size + longest * self._of_a_token * size + final * c.vocab_size * (size + 4)
 
     def bytes_to_train(self, length: int, dtype: str, lora: bool) -> int:
-        """The same of fine-tuning on ``length`` tokens: what every layer makes is kept, and the scores at all of them;
-        for all weights, gradients and two moments of each too."""
+        """The approximate memory of fine-tuning on ``length`` tokens: the activations of all layers, and all logits;
+        without LoRA also gradients and two moments of all weights."""
         c, size = self.text, BYTES[dtype]
         made = length * (self._of_a_token * c.num_hidden_layers * size + c.vocab_size * (size + 8))
         return (1 if lora else 4) * self.parameters * size + made
 
     @property
     def _of_a_token(self) -> int:
-        """Numbers that a layer makes for each token."""
+        """Activations of a layer per token."""
         hidden = self.text.hidden_size
         return int(8 * hidden + 3 * (getattr(self.text, "intermediate_size", None) or 4 * hidden))
 
     def bases(self) -> set[float]:
-        """Those of the layers that rotate."""
+        """The RoPE bases of the layers."""
         from posenc.huggingface.config import scheme_from_config
 
         said = scheme_from_config(self.config)
         return {part.base for scheme, _ in said.schedule for part in scheme.parts if isinstance(part, Rotary)}
 
     def operations(self, length: int) -> float:
-        """About how many multiplications and additions a pass over ``length`` tokens is."""
+        """The approximate operations of a forward pass over ``length`` tokens."""
         c = self.text
         return 2.0 * self.parameters * length + 2.0 * c.num_hidden_layers * c.hidden_size * float(length) ** 2
 
 
 def find(name: str) -> Source:
-    """The model of a name: ``smollm2``, a folder with a ``config.json`` or one ``.gguf`` file, such a file, or a name
-    of the hub. ValueError where it is not there, and says what would bring it."""
+    """The model of a name: ``smollm2``, a folder with a ``config.json`` or one ``.gguf`` file, such a file, or a hub
+    name. ValueError if it is not available, with the command that installs it."""
     _require_transformers()
     from transformers import AutoConfig
 
@@ -110,14 +110,14 @@ def find(name: str) -> Source:
         config = AutoConfig.from_pretrained(where, **options)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"model must be {', '.join(PACKAGED)}, a folder of a checkpoint, or a name of the hub that can be reached, "
+            f"model must be {', '.join(PACKAGED)}, a checkpoint folder, or the name of an accessible model on the hub, "
             f"got {name!r}: {str(error).splitlines()[0]}"
         ) from None
     return Source(name, where, gguf, config, _parameters(config.get_text_config()))
 
 
 def _parameters(config: Any) -> int:
-    """How many a model of this configuration has, counted on one without numbers."""
+    """The number of parameters of a model with this configuration, counted on the meta device."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -127,7 +127,7 @@ def _parameters(config: Any) -> int:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to measure, its tokenizer, and what is said of them."""
+    """A loaded model with its tokenizer and their description."""
 
     model: Any
     tokenizer: Any
@@ -158,23 +158,21 @@ def load(source: Source, dtype: str, attention: str, device: torch.device) -> Lo
         loaded: Any = AutoModelForCausalLM.from_pretrained(source.where, **options)
     except OwnAttentionError:
         raise ValueError(
-            f"attention posenc needs a model that transformers hands an attention, and {source.config.model_type} of "
-            f"{source.name} computes its own: give --attention sdpa, or eager where it has no such"
+            f"attention posenc needs a model with pluggable attention, and {source.config.model_type} of "
+            f"{source.name} computes its own: give --attention sdpa, or eager if it has no sdpa"
         ) from None
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f"model {source.name} cannot be loaded: {' '.join(str(error).split())}") from None
     finally:
         logging.enable_progress_bar()
-    model, told = loaded
-    if missing := sorted(told["missing_keys"]):
+    model, info = loaded
+    if missing := sorted(info["missing_keys"]):
         raise ValueError(
             f"model {source.name} must have all its weights, and {len(missing)} are missing, which would be random: "
             f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
         )
     if not getattr(tokenizer, "is_fast", False):
-        raise ValueError(
-            f"the tokenizer of {source.name} must be a fast one, which says where a token lies in the text"
-        )
+        raise ValueError(f"the tokenizer of {source.name} must be a fast one, which gives the offsets of tokens")
     model = model.to(device).eval().requires_grad_(False)
     _require_causal(source.name, model)
     count = sum(p.numel() for p in model.parameters())
@@ -185,21 +183,21 @@ def load(source: Source, dtype: str, attention: str, device: torch.device) -> Lo
 
 @torch.no_grad()
 def _require_causal(name: str, model: Any) -> None:
-    """ValueError for a model whose scores at a place depend on what comes after it."""
+    """ValueError for a model whose logits depend on later tokens."""
     device = next(model.parameters()).device
     one, other = (model(input_ids=torch.tensor([[1, 2, n]], device=device)).logits[0, :2] for n in (3, 4))
     if not torch.equal(one, other):
-        raise ValueError(f"model {name} must be causal: its scores of a token change with the tokens after it")
+        raise ValueError(f"model {name} must be causal: its logits at a token change with later tokens")
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """What can still be taken; None where the system does not tell."""
+    """The free memory; None if the system does not report it."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        told = {line.split(":")[0]: int(line.split()[1]) for line in lines if len(line.split()) > 1}
-        return told["MemAvailable"] * 1024
+        sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines if len(line.split()) > 1}
+        return sizes["MemAvailable"] * 1024
     except (OSError, KeyError, ValueError):
         try:
             return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -208,13 +206,13 @@ def available_bytes(device: torch.device) -> int | None:
 
 
 def in_words(size: int) -> str:
-    """So many bytes, in a unit that fits."""
+    """A number of bytes with a suitable unit."""
     unit, name = next((each for each in ((2**30, "GiB"), (2**20, "MiB")) if size >= each[0]), (2**10, "KiB"))
     return f"{size / unit:.1f} {name}"
 
 
 def require_room(source: Source, settings: Extension, device: torch.device) -> str:
-    """How much memory it will take, in words. ValueError where there is not so much."""
+    """The memory needed, in words. ValueError if there is not enough."""
     longest, there = settings.lengths[-1], available_bytes(device)
     needed = source.bytes_needed(longest, settings.scored, settings.dtype)
     words = f"about {in_words(needed)} for {longest:,} tokens in {settings.dtype}"
@@ -236,9 +234,9 @@ def _require_transformers() -> None:
 
 
 def _digest(model: Any, tokenizer: Any) -> str:
-    """A short name of the weights, the configuration and the tokenizer."""
-    told = {name: value for name, value in model.config.to_dict().items() if not name.startswith("_")}
-    digest = hashlib.blake2b(json.dumps(told, sort_keys=True, default=str).encode())
+    """A hash of the weights, the configuration and the tokenizer."""
+    config = {name: value for name, value in model.config.to_dict().items() if not name.startswith("_")}
+    digest = hashlib.blake2b(json.dumps(config, sort_keys=True, default=str).encode())
     digest.update(tokenizer.backend_tokenizer.to_str().encode())
     for name, p in model.named_parameters():
         digest.update(name.encode() + p.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())

@@ -1,4 +1,4 @@
-"""Pictures of an extension: the loss against length and position, and what was found where."""
+"""The pictures of an extension: loss against length and position, and puzzles by depth and length."""
 
 import math
 from collections import Counter
@@ -19,7 +19,7 @@ Draw = Callable[[Summary, bool], Figure]
 
 
 def final(summary: Summary, dark: bool) -> Figure:
-    """Bits per byte of the same final tokens against the length of what stands before them."""
+    """Bits per byte of the same final tokens against context length."""
     lines = {
         s: [(float(n), v) for n in summary.lengths_of("final") if (v := summary.bits(s, n)) is not None]
         for s in summary.scalings
@@ -28,7 +28,7 @@ def final(summary: Summary, dark: bool) -> Figure:
 
 
 def by_position(summary: Summary, dark: bool) -> Figure:
-    """Bits per token against position in the longest pieces, a mark for each of a few stretches of them."""
+    """Bits per token against position in the longest pieces, averaged over a few intervals."""
     lines = {s: summary.by_position(s) for s in summary.scalings}
     title = f"Where the loss is: means over {STRETCHES} stretches of a text"
     return _lines(summary, lines, dark, title, "position in the text (tokens)", "bits per token", spread=True)
@@ -127,7 +127,7 @@ def _ends(value: Interval) -> tuple[float, float]:
 
 
 def _look(scaling: str, dark: bool) -> style.Look:
-    """A colour of its own for each scaling, which are no schemes."""
+    """A colour for each scaling, since scalings have no scheme's look."""
     number = SCALINGS.index(scaling.partition(",")[0])
     palette = style.theme(dark).palette
     return style.Look(palette[number % len(palette)], "osD^vph"[number % 7], style.SOLID)
@@ -211,7 +211,7 @@ def _grid(axes: Axes, summary: Summary, kind: str, scaling: str, depths: tuple[i
 
 
 def figures(summary: Summary) -> dict[str, Draw]:
-    """Those that there are numbers for."""
+    """The figures that there are numbers for."""
     some: dict[str, Draw] = {}
     if any(r["kind"] == "final" for r in summary.records):
         some |= {"final": final, "by_position": by_position}

@@ -1,4 +1,4 @@
-"""The report of an extension: one HTML file that needs nothing else, its pictures as PNGs, a table for the terminal."""
+"""Writes the report of an extension: a self-contained HTML file, its pictures as PNGs, and a table for the terminal."""
 
 import base64
 import math
@@ -27,7 +27,7 @@ MARKS = {"lower": " <", "tied": " =", "higher": " >", "undecided": " ?"}  # in t
 
 
 def write(records: Sequence[Record], out: str | Path) -> Path:
-    """Writes ``report.html`` into the folder ``out``, its pictures below it, and gives the path of the report."""
+    """Writes ``report.html`` and its pictures into the folder ``out``; returns the path of the report."""
     out, summary = Path(out), Summary(records)
     images: dict[str, dict[bool, str]] = {}
     for name, draw in pictures.figures(summary).items():
@@ -62,12 +62,12 @@ def _facts(record: Record) -> dict[str, Any]:
 
 
 def _heads(summary: Summary, kind: str) -> list[tuple[str, str]]:
-    """The lengths of a table, each with how many times the trained one it is."""
+    """The lengths of a table, each with its multiple of the trained length."""
     return [(f"{length:,}", multiple(length, summary.trained)) for length in summary.lengths_of(kind)]
 
 
 def compared(summary: Summary) -> str:
-    """What the final tokens at longer lengths are compared with, or that it is missing; empty where there are none."""
+    """A sentence on the baseline of longer lengths, or that it is missing; empty without longer lengths."""
     if not any(length > summary.trained for length in summary.lengths_of("final")):
         return ""
     text = f"text cropped to {summary.trained:,} tokens"
@@ -77,10 +77,10 @@ def compared(summary: Summary) -> str:
     else:
         there = summary.cropped() is not None
         mean, interval = _shown(summary.cropped())
-        words = f"the plain model on {text}, which has {mean}{f' ({interval})' if interval else ''}"
+        words = f"the unscaled model on {text}, which has {mean}{f' ({interval})' if interval else ''}"
     if not there:
-        return f"What the longer context brings cannot be told yet: {words.partition(', which')[0]} is missing."
-    return f"Past the trained length also the paired difference from {words}: below zero the longer context helps."
+        return f"The gain of longer context is not known yet: {words.partition(', which')[0]} is missing."
+    return f"Beyond the trained length also the paired difference from {words}; below zero, longer context helps."
 
 
 def _shown(value: Interval | None) -> tuple[str, str]:
@@ -100,7 +100,7 @@ def _row(summary: Summary, scaling: str) -> dict[str, Any]:
 
 
 def _difference(gain: Gain) -> str:
-    """A paired difference with its interval, and in a word where there are pieces enough for one."""
+    """A paired difference with its interval, and its verdict if there are enough pieces."""
     if not math.isfinite(gain.mean):
         return gain.verdict
     interval = f" ({gain.low:+.3f} to {gain.high:+.3f})" if math.isfinite(gain.high) else ""
@@ -128,8 +128,8 @@ def _against(paired: Paired) -> str:
 
 
 def _pieces(summary: Summary) -> list[tuple[str, int, list[str]]]:
-    """Of each piece of text the file, the byte of it at which it begins, and the final bits by each scaling at the
-    longest length."""
+    """The file and byte offset of each piece, and the bits of its final tokens with each scaling at the longest
+    length."""
     found = []
     for number, (file, byte) in sorted(summary.pieces().items()):
         rows = [summary.rows("final", s, summary.lengths_of("final")[-1]).get(number) for s in summary.scalings]
@@ -139,34 +139,37 @@ def _pieces(summary: Summary) -> list[tuple[str, int, list[str]]]:
 
 
 def reading(summary: Summary) -> list[str]:
-    """How the verdicts of these numbers are come by."""
-    said = []
+    """Sentences on how the verdicts are made."""
+    sentences = []
     if summary.lengths_of("final"):
-        said += [
-            f"lower and higher: the 95 % interval of the paired difference (Student's t) excludes zero. tied: two "
-            f"one-sided tests at 5 % tell it from ±{MARGIN:g} bits per byte, so its 90 % interval lies between them. "
-            "undecided: neither; the pieces are too few, or too unlike.",
-            f"Fewer than {LEAST_PIECES} pieces give no verdict: with fewer, what a third of all text is like stands in "
-            "none of them in over 5 of 100 cases.",
+        sentences += [
+            f"lower and higher: the 95 % interval of the paired difference (Student's t) excludes zero. tied: its 90 % "
+            f"interval lies within ±{MARGIN:g} bits per byte (two one-sided tests at 5 %). undecided: neither; the "
+            "pieces are too few or differ too much.",
+            f"Fewer than {LEAST_PIECES} pieces give no verdict: with fewer, a property of a third of all text is "
+            "absent from all of them in over 5 of 100 cases.",
         ]
     if summary.kinds():
-        said.append(
-            "Puzzles: the interval of the share is Wilson's, of 95 %."
+        sentences.append(
+            "Puzzles: the share found has Wilson's 95 % interval."
             + (
-                f" +3 −1: three were found that {summary.plain} does not find, and one that it alone finds; p is that "
-                "of McNemar's exact test of these, and below .05 the scaling finds more, or fewer."
+                f" +3 −1: the scaling found three that {summary.plain} did not, and missed one that it found; p is the "
+                "p-value of McNemar's exact test, and below .05 the scaling finds more, or fewer."
                 if summary.plain
                 else ""
             )
         )
-    said.append("Each comparison stands alone: of twenty where nothing differs, one is called different by chance.")
-    return said
+    sentences.append(
+        "There is no correction for multiple comparisons: of twenty without a difference, about one is called "
+        "different."
+    )
+    return sentences
 
 
 def observed(summary: Summary) -> list[str]:
-    """What the numbers say past the trained length, and of short texts, and how many pieces would say more."""
+    """Sentences on the results beyond the trained length and at short lengths, and on the number of pieces needed."""
     found: list[str] = []
-    whose = "its own" if summary.configuration.get("train") else "the plain model's"
+    whose = "its own" if summary.configuration.get("train") else "the unscaled model's"
     needed: list[str] = []
     for length in [n for n in summary.lengths if n > summary.trained]:
         words: dict[str, list[str]] = {}
@@ -175,16 +178,15 @@ def observed(summary: Summary) -> list[str]:
                 word = gain.verdict or f"no verdict on fewer than {LEAST_PIECES} pieces"
                 words.setdefault(word, []).append(f"{scaling} ({gain.mean:+.3f})".replace("-", "−"))
                 needed += [f"{scaling} at {length:,} tokens {gain.needed:,}"] if gain.needed else []
-        said = "; ".join(f"{word}: {', '.join(names)}" for word, names in sorted(words.items()))
-        if said:
+        verdicts = "; ".join(f"{word}: {', '.join(names)}" for word, names in sorted(words.items()))
+        if verdicts:
             found.append(
-                f"At {length:,} tokens, {multiple(length, summary.trained)} the trained length, bits per byte against "
-                f"{whose} on text cropped to {summary.trained:,} tokens: {said}."
+                f"At {length:,} tokens, {multiple(length, summary.trained)} the trained length, bits per byte compared "
+                f"with {whose} on text cropped to {summary.trained:,} tokens: {verdicts}."
             )
     if needed:
         found.append(
-            f"Pieces such as these that would make the 95 % interval ±{MARGIN:g} bits per byte, about, as their "
-            f"differences vary: {', '.join(needed)}."
+            f"Estimated number of pieces for a 95 % interval of ±{MARGIN:g} bits per byte: {', '.join(needed)}."
         )
     short = [n for n in summary.lengths if n <= summary.trained]
     hurt = []
@@ -193,13 +195,13 @@ def observed(summary: Summary) -> list[str]:
         if gain is not None and gain.verdict == "higher":
             hurt.append(f"{scaling} ({gain.mean:+.3f})")
     if hurt:
-        seen = f"On {short[-1]:,} tokens, no more than the model was trained on"
-        found.append(f"{seen}, higher than {summary.plain}: {', '.join(hurt)}.")
+        where = f"At {short[-1]:,} tokens, within the trained length"
+        found.append(f"{where}, higher than {summary.plain}: {', '.join(hurt)}.")
     return found
 
 
 def command(summary: Summary) -> str:
-    """The command that makes these records again."""
+    """The command that repeats this run."""
     given = summary.asked().to_dict()
     words = ["posenc", "extend", str(given.pop("model"))]
     default = Extension().to_dict()
@@ -218,7 +220,7 @@ def command(summary: Summary) -> str:
 def terminal_table(records: Sequence[Record]) -> Table:
     """The main numbers, for a terminal."""
     summary = Summary(records)
-    title = "Bits per byte of the same final tokens, by the tokens before them"
+    title = "Bits per byte of the same final tokens, by context length"
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title)
     table.add_column("scaling")
     for length in summary.lengths:
@@ -238,13 +240,13 @@ def terminal_table(records: Sequence[Record]) -> Table:
             counts = [f for n in summary.lengths if n > summary.trained and (f := summary.found(kind, scaling, n))]
             cells.append(f"{sum(a for a, _ in counts)}/{sum(b for _, b in counts)}" if counts else "–")
         table.add_row(scaling, *cells)
-    said = []
+    notes = []
     if marked:
         plain = summary.cropped()
         cropped = f"cropped to {summary.trained:,}"
         begin, other = (f"{cropped}: {plain.mean:.3f}; ", "that") if plain else ("", f"itself on text {cropped}")
-        said.append(f"{begin}<, =, >, ?: lower than {other}, tied, higher, undecided.")
+        notes.append(f"{begin}<, =, >, ?: lower than {other}, tied, higher, undecided.")
     if summary.kinds():
-        said.append("Puzzles: found past the trained length.")
-    table.caption = " ".join(said)
+        notes.append("Puzzles: found beyond the trained length.")
+    table.caption = " ".join(notes)
     return table

@@ -1,4 +1,4 @@
-"""What is settled before the first pass: the lengths, where the model is and that it fits, the scaling of each name."""
+"""Resolves the settings of an extension: lengths, the model and its memory, and scalings by name."""
 
 import importlib.util
 import math
@@ -13,7 +13,7 @@ from posenc.tools.kit.scalings import NAMED, factors_of
 
 
 def resolved(settings: Extension, source: models.Source) -> Extension:
-    """The same, with the lengths and the trained length that the model has."""
+    """The settings, with the model's lengths and trained length filled in."""
     trained = settings.trained_length or source.trained
     longest = int(trained * settings.factor)
     lengths = settings.lengths or tuple(
@@ -33,8 +33,8 @@ def resolved(settings: Extension, source: models.Source) -> Extension:
 
 
 def check(settings: Extension) -> tuple[Extension, models.Source, str]:
-    """The settings, completed, where the model is, and how much memory it takes. ValueError for a model that is not
-    there or does not fit, and for a device that is not there."""
+    """The resolved settings, the model's source, and the memory needed. ValueError for a model that is missing or does
+    not fit, and for an unavailable device."""
     device = device_of(settings.device)
     source = models.find(settings.model)
     settings = resolved(settings, source)
@@ -62,7 +62,7 @@ def scaling_of(name: str, settings: Extension, factors: tuple[list[float], list[
 
 
 def pairs_of(source: models.Source) -> int:
-    """How many pairs of channels a head turns."""
+    """The number of rotated channel pairs of a head."""
     text = source.text
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     share = (getattr(text, "rope_parameters", None) or {}).get("partial_rotary_factor") or 1.0

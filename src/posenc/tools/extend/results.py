@@ -1,4 +1,4 @@
-"""What an extension records, by kind; ``seed`` is the number of the piece of text or of the puzzle:
+"""The records of an extension, by kind; ``seed`` is the number of the piece of text or of the puzzle:
 
     final        bits (per byte of the last tokens), tokens (scored), file and byte of it at which the piece begins
     by_position  edges of the buckets, bits (per token, of each bucket)
@@ -38,7 +38,7 @@ KINDS: dict[str, Mapping[str, Any]] = {
 
 
 def check(record: Record) -> None:
-    """ValueError for a record without what is said above, or with something else in its place."""
+    """ValueError for a record with a missing field or one of another type."""
     expected = KINDS.get(record["kind"])
     if expected is None:
         raise ValueError(f"its kind is {record['kind']!r}")
@@ -46,7 +46,7 @@ def check(record: Record) -> None:
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as JSON gives them back."""
+    """Values after a round trip through JSON."""
     found: dict[str, Any] = json.loads(json.dumps(values))
     return found
 

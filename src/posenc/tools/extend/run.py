@@ -1,4 +1,4 @@
-"""``posenc extend``: one model, every scaling, on the same tokens."""
+"""Runs ``posenc extend``: measures one model with each scaling on the same tokens."""
 
 import hashlib
 import math
@@ -34,12 +34,11 @@ FEW = 1000  # tokens, that no puzzle takes
 
 
 def extend(settings: Extension, out: str | Path, progress: Progress | None = None) -> list[Record]:
-    """Measures a model under every scaling, and gives the records in ``out``, old and new.
+    """Measures a model with every scaling, and returns all records in ``out``.
 
-    Each pass over a text is recorded when it is made, and not made again; scalings, tasks, depths and lengths below the
-    longest may be added to a folder, all else must be the same. Raises ValueError for too little text, a model that is
-    not there or does not fit, and a folder of another extension.
-    """
+    Each forward pass is recorded at once and not repeated. Scalings, tasks, depths and lengths below the longest may be
+    added to a folder; everything else must stay the same. Raises ValueError for too little text, a model that is
+    missing or does not fit into memory, and a folder of another extension."""
     out, progress, by_default = Path(out), progress or Progress(), not settings.lengths
     settings, source, memory = check(folder.continued(settings, out))
     with progress:
@@ -117,7 +116,7 @@ def _puzzle(s: Extension, tokenizer: Any, text: Tokens, kind: str, number: int, 
 
 @dataclass
 class _Run:
-    """One extension under way."""
+    """A running extension."""
 
     settings: Extension
     source: models.Source
@@ -130,7 +129,7 @@ class _Run:
     diverged: list[str] = field(default_factory=list)
 
     def try_all(self) -> None:
-        """ValueError for a scaling that the model does not take, and for texts and puzzles that cannot be made."""
+        """ValueError for a scaling that does not fit the model, and for texts and puzzles that cannot be made."""
         s = self.settings
         ones = [1.0] * pairs_of(self.source)
         lists = (ones, ones) if s.factors is None else self.factors()
@@ -161,7 +160,7 @@ class _Run:
         return [each for each in self.settings.plan(scheme) if not self.records.has(each[0], name, *each[1:])]
 
     def work(self) -> float:
-        """Multiplications of all that is missing. Places by position come with the pass of the final tokens."""
+        """The multiplications of all missing measurements. ``by_position`` shares the pass of the final tokens."""
         s = self.settings
         plain = PLAIN in s.scalings and s.trained in s.lengths  # the cropped text's passes are those
         names = s.scalings if plain else (*s.scalings, CROPPED)
@@ -179,7 +178,7 @@ class _Run:
         return sum(map(self.source.operations, passes)) + steps + searched * self.source.operations(s.lengths[-1])
 
     def pace(self) -> str:
-        """How long it will take, told by one short pass."""
+        """The running time, estimated by one short pass."""
         work = self.work()
         if not work:
             return ""
@@ -194,7 +193,7 @@ class _Run:
         return f"time: about {_in_words(seconds)}, told by a pass over {len(tokens) - 1} tokens"
 
     def measure(self, scheme: str) -> None:
-        """All that is missing of one scaling."""
+        """Makes the missing measurements of one scaling."""
         missing = self.missing(scheme)
         if not missing:
             return
@@ -218,7 +217,7 @@ class _Run:
                 done |= self._measure(model, name, kind, number, length)
 
     def _measure(self, model: Any, name: str, kind: str, number: int, length: int) -> set[tuple[str, int, int]]:
-        """One pass, and what of the plan it has measured."""
+        """Makes one forward pass and records its measurements."""
         s, begin = self.settings, self.begin
         made: dict[str, dict[str, Any]]
         measure.begin_anew(model)
@@ -239,7 +238,7 @@ class _Run:
         return {(each_kind, number, length) for each_kind in made}
 
     def cropped(self) -> None:
-        """The baseline: the plain model at the length that it was trained at, on the same tokens."""
+        """Measures the baseline: the unscaled model at its trained length, on the same tokens."""
         s, there = self.settings, {(r["kind"], r["scheme"], r["seed"], r["length"]): r for r in self.records}
         for kind, window, length in self.missing(CROPPED):
             plain = there.get((kind, PLAIN, window, length))
@@ -253,14 +252,14 @@ class _Run:
             self._record(kind, CROPPED, window, length, result)
 
     def factors(self) -> tuple[list[float], list[float]]:
-        """LongRoPE's factors: of a file, or searched."""
+        """LongRoPE's factors, from a file or a search."""
         pairs = pairs_of(self.source)
         if self.settings.factors is not None:
             return factors_of(self.settings.factors, pairs, "factors")
         return self._searched(pairs)
 
     def _searched(self, pairs: int) -> tuple[list[float], list[float]]:
-        """Factors that predict the end of a text best that the model is not tested on."""
+        """The factors with the lowest loss on the final tokens of held-out text."""
         s, length = self.settings, self.settings.lengths[-1]
         model = self.loaded.model
         text = self.text.draw(np.random.default_rng(s.seed), length + 1)
@@ -289,7 +288,7 @@ class _Run:
         return list(found.scaling.short_factor), list(found.scaling.long_factor)
 
     def _tuned(self, model: Any, scheme: str, scaling: Any) -> Any:
-        """The model, fine-tuned where that is asked for; None where the training diverged."""
+        """The model, fine-tuned if requested; None if the training diverged."""
         s, name = self.settings, self.settings.name(scheme)
         if not s.train:
             return model

@@ -9,11 +9,11 @@ from posenc.tools.kit.configuration import ConfigError, Configuration, option
 # Names of the command line, in the order of reports.
 SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope")
 PLAIN = "none"
-CROPPED = "cropped"  # the plain model, shown no more tokens than it was trained on
-PUZZLES = {"passkey": "a number said once in a text", "item": "the word of a number in a list"}
+CROPPED = "cropped"  # the unscaled model, given no more tokens than it was trained on
+PUZZLES = {"passkey": "a number that occurs once in a text", "item": "the word with a given number in a list"}
 TASKS = ("text", *PUZZLES)
 
-# Fields that say what to measure and leave each single measurement as it is.
+# Fields that may change between runs into one folder, since they do not change any single measurement.
 EXTENSIBLE = ("scalings", "lengths", "tasks", "depths", "trials", "text")
 
 
@@ -24,17 +24,17 @@ class Extension(Configuration):
     model: str = option("smollm2")
     scalings: tuple[str, ...] = option(
         ("none", "linear", "ntk", "dynamic", "yarn"),
-        "what is done to the rotary frequencies: " + ", ".join(SCALINGS),
+        "scalings of the rotary frequencies: " + ", ".join(SCALINGS),
         choices=SCALINGS,
     )
-    factor: float = option(4.0, "how many times the trained length the scalings are made for", above=1)
+    factor: float = option(4.0, "target context length of the scalings, as a multiple of the trained length", above=1)
     lengths: tuple[int, ...] = option(
-        (), "tokens the model is shown (default: a half, one, two .. of the trained length, up to factor)", least=16
+        (), "context lengths in tokens (default: 1/2, 1, 2 .. times the trained length, up to factor)", least=16
     )
     text: tuple[str, ...] = option(
-        (), "files, folders or globs to test on (default: Python's own sources)", commas=False
+        (), "files, folders or globs to test on (default: Python's standard library)", commas=False
     )
-    tasks: tuple[str, ...] = option(TASKS, "what is measured: " + ", ".join(TASKS), choices=TASKS)
+    tasks: tuple[str, ...] = option(TASKS, "tasks to measure: " + ", ".join(TASKS), choices=TASKS)
     windows: int | None = option(
         None,
         "pieces of text, each of the longest length (default: the folder's, else 8, or as many as the text has)",
@@ -42,22 +42,22 @@ class Extension(Configuration):
     )
     final: int | None = option(
         None,
-        "tokens at the end of each piece that are scored at every length (default: the folder's, else 256, or the "
-        "shortest of the lengths and the trained one)",
+        "tokens at the end of each piece that are scored at every length (default: the folder's, else 256, but at most "
+        "the shortest length and the trained length)",
         least=8,
     )
-    depths: tuple[int, ...] = option(
-        (10, 50, 90), "where passkey and item are hidden, in percent of the length", least=0
-    )
-    trials: int = option(2, "passkeys and lists at each depth and length")
-    trained_length: int | None = option(None, "what the model was trained at (default: what its configuration says)")
-    search: int = option(0, "evaluations of a search for LongRoPE's factors; longrope needs it or --factors", least=0)
+    depths: tuple[int, ...] = option((10, 50, 90), "depths of passkey and item, in percent of the length", least=0)
+    trials: int = option(2, "passkeys and lists per depth and length")
+    trained_length: int | None = option(None, "trained length of the model (default: from its configuration)")
+    search: int = option(0, "evaluations of a search for LongRoPE's factors; longrope needs this or --factors", least=0)
     factors: str | None = option(None, "JSON file with LongRoPE's short_factor and long_factor")
-    train: int = option(0, "steps of fine-tuning with each scaling on, before it is measured", least=0)
-    train_length: int | None = option(None, "tokens of each fine-tuning text (default: the longest length)", least=16)
-    lora: int = option(0, "rank of LoRA matrices to fine-tune in place of all weights; 0: all weights", least=0)
-    learning_rate: float = option(2e-5, "highest learning rate of fine-tuning", above=0)
-    seed: int = option(0, "draws passkeys, lists, the search, LoRA's first weights and the texts to tune on", least=0)
+    train: int = option(0, "fine-tuning steps with each scaling before it is measured", least=0)
+    train_length: int | None = option(
+        None, "length of fine-tuning texts in tokens (default: the longest length)", least=16
+    )
+    lora: int = option(0, "rank of LoRA fine-tuning; 0: fine-tune all weights", least=0)
+    learning_rate: float = option(2e-5, "peak learning rate of fine-tuning", above=0)
+    seed: int = option(0, "seed of passkeys, lists, the search, LoRA's initial weights and fine-tuning texts", least=0)
     dtype: str = option("float32", "float32, bfloat16 or float16", choices=("float32", "bfloat16", "float16"))
     attention: str = option("posenc", "posenc or sdpa", choices=("posenc", "sdpa"))
     device: str = option("cpu", "cpu, cuda, cuda:1")
@@ -73,12 +73,12 @@ class Extension(Configuration):
         if self.final is not None and self.lengths:
             shortest = self.lengths[0]
             self.require("final", self.final <= shortest, f"at most the shortest length ({shortest})")
-        told = "longrope" not in self.scalings or self.search > 0 or self.factors is not None
-        if not told:
+        has_factors = self.search > 0 or self.factors is not None
+        if "longrope" in self.scalings and not has_factors:
             raise ConfigError("scalings", "longrope needs its factors: add --search N or --factors FILE")
         fine = self.train == 0 or self.lora > 0 or self.dtype == "float32"
-        self.require("dtype", fine, "float32 where all weights are trained: half precision loses most small steps")
-        self.require("factors", self.factors is None or self.search == 0, "left out where --search finds them")
+        self.require("dtype", fine, "float32 where all weights are trained: half precision loses most small updates")
+        self.require("factors", self.factors is None or self.search == 0, "omitted with --search, which finds them")
         if self.lora and not self.train:
             raise ConfigError("lora", f"lora needs --train N, got lora {self.lora} and nothing to train")
 
@@ -102,12 +102,12 @@ class Extension(Configuration):
 
     @property
     def puzzles(self) -> tuple[str, ...]:
-        """The tasks that are puzzles."""
+        """The puzzles among the tasks."""
         return tuple(kind for kind in PUZZLES if kind in self.tasks)
 
     def scored_at(self, scaling: str) -> tuple[int, ...]:
-        """The lengths at which final tokens are scored. Longer ones are compared with the trained length: of the plain
-        model, or of a fine-tuned model itself, since it has learned more than a length."""
+        """The lengths at which final tokens are scored. Longer ones are compared with the trained length: of the
+        unscaled model, or of a fine-tuned model itself, since fine-tuning on the text changes more than the length."""
         if "text" not in self.tasks:
             return ()
         baseline = (self.trained,) if self.trained <= self.lengths[-1] else ()
@@ -116,8 +116,8 @@ class Extension(Configuration):
         return tuple(sorted({*self.lengths, *(baseline if self.train else ())}))
 
     def plan(self, scaling: str) -> Iterator[tuple[str, int, int]]:
-        """(kind, number of the piece or puzzle, length) of everything there is to measure of a scaling, or of the
-        cropped text. A puzzle's number is 1000 times the trial, plus the depth in percent."""
+        """(kind, number of the piece or puzzle, length) of all measurements of a scaling, or of the cropped text. A
+        puzzle's number is 1000 times the trial, plus the depth in percent."""
         scored = self.scored_at(scaling)
         for length in sorted({*self.lengths, *scored}):
             for window in range(self.pieces if length in scored else 0):
@@ -136,5 +136,5 @@ class Extension(Configuration):
         return {name: value for name, value in self.to_dict().items() if name not in EXTENSIBLE}
 
     def name(self, scaling: str) -> str:
-        """What a scaling is called in records and reports: fine-tuned ones say so."""
+        """The name of a scaling in records and reports, which says if it was fine-tuned."""
         return f"{scaling}, {self.train} steps" if self.train and scaling != CROPPED else scaling

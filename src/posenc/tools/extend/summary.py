@@ -1,4 +1,4 @@
-"""From records to numbers: what was measured of each scaling, and what is not there."""
+"""Turns the records of an extension into numbers, and lists what is missing."""
 
 import math
 from collections import Counter
@@ -11,7 +11,7 @@ from posenc.tools.extend.verdicts import Gain, Paired, gain_of, interval_of
 from posenc.tools.kit.statistics import Interval
 
 Record = Mapping[str, Any]
-STRETCHES = 8  # of a piece, in which the loss by position is told
+STRETCHES = 8  # intervals of a piece over which the loss by position is averaged
 
 
 class Summary:
@@ -43,18 +43,18 @@ class Summary:
         return self.bits(CROPPED, self.trained)
 
     def dashed(self) -> Interval | None:
-        """The cropped text's, where a picture can show it."""
+        """The cropped baseline, if it is finite."""
         found = self.cropped()
         return found if found and math.isfinite(found.mean) else None
 
     def baseline(self, scaling: str) -> str:
-        """What a scaling is compared with past the trained length: the plain model on cropped text; of models that were
+        """What a scaling is compared with beyond the trained length: the unscaled model on cropped text, or, if
         fine-tuned, itself on cropped text."""
         return scaling if self.configuration.get("train") else CROPPED
 
     def gain(self, scaling: str, length: int, other: str = "") -> Gain | None:
-        """Bits per byte less those of its baseline on text cropped to the trained length (or of another scaling at this
-        length), paired over the same pieces; below 0, the scaling does better."""
+        """Bits per byte minus those of its baseline on text cropped to the trained length (or of another scaling at
+        this length), paired over the same pieces; below 0, the scaling does better."""
         mine = self.rows("final", scaling, length)
         theirs = self.rows("final", other or self.baseline(scaling), length if other else self.trained)
         both = [(mine[n]["bits"], theirs[n]["bits"]) for n in mine if n in theirs]
@@ -62,11 +62,11 @@ class Summary:
 
     @property
     def plain(self) -> str:
-        """What the scaling that is none is called here; empty where it was not measured."""
+        """The recorded name of the scaling none; empty if it was not measured."""
         return next((s for s in self.scalings if s.partition(",")[0] == PLAIN), "")
 
     def against_plain(self, kind: str, scaling: str, length: int) -> Paired | None:
-        """The puzzles that a scaling and none both were given; None of none itself, and where there are no such."""
+        """A scaling compared with none on the same puzzles; None for none itself or without common puzzles."""
         mine, theirs = self.rows(kind, scaling, length), self.rows(kind, self.plain, length)
         both = [(mine[n]["found"], theirs[n]["found"]) for n in mine if n in theirs]
         if scaling == self.plain or not both:
@@ -74,13 +74,13 @@ class Summary:
         return Paired(sum(a > b for a, b in both), sum(b > a for a, b in both))
 
     def pieces(self) -> dict[int, tuple[str, int]]:
-        """Of each piece of text by its number, the file that it comes from and the byte of that at which it begins."""
+        """The file and byte offset of each piece of text, by its number."""
         return {
             r["seed"]: (r["file"], r["byte"]) for r in self.records if r["kind"] == "final" and r["scheme"] != CROPPED
         }
 
     def found(self, kind: str, scaling: str, length: int, depth: int | None = None) -> tuple[int, int] | None:
-        """How many puzzles were solved, of how many; None where there were none."""
+        """How many puzzles were solved, of how many; None if there were none."""
         rows = [r for r in self.rows(kind, scaling, length).values() if depth is None or r["depth"] == depth]
         return (sum(r["found"] for r in rows), len(rows)) if rows else None
 
@@ -94,8 +94,8 @@ class Summary:
     def by_position(self, scaling: str) -> list[tuple[float, Interval]]:
         """Bits per token in each of `STRETCHES` equal parts of the longest pieces, at its middle.
 
-        A bucket belongs to the part that its middle lies in, and weighs as many tokens as it is wide: one bucket is a
-        mean of few tokens, and as many of them as there are cannot be told apart in a picture.
+        A bucket belongs to the part that contains its middle, weighted by its width. Single buckets are means of few
+        tokens, too noisy and too many to plot.
         """
         rows = list(self.rows("by_position", scaling, self.lengths[-1]).values()) if self.lengths else []
         parts: dict[int, list[tuple[int, int, int]]] = {}
@@ -109,11 +109,11 @@ class Summary:
         return found
 
     def kinds(self) -> tuple[str, ...]:
-        """The puzzles that there are."""
+        """The kinds of puzzles that were measured."""
         return tuple(kind for kind in PUZZLES if any(r["kind"] == kind for r in self.records))
 
     def asked(self) -> Extension:
-        """All that the records were asked for: some may have been added later."""
+        """The settings of all runs together, since some may have been added later."""
 
         def every(name: str) -> set[Any]:
             return {value for r in self.records for value in r["configuration"][name]}
@@ -131,7 +131,7 @@ class Summary:
         )
 
     def missing(self) -> list[str]:
-        """What each scaling, and what they are compared with, lacks of what was asked for, in words."""
+        """The missing measurements of each scaling and of the baseline, in words."""
         asked, lines = self.asked(), []
         for scaling in (*asked.scalings, CROPPED):
             name, there, gone = asked.name(scaling), Counter[tuple[str, int]](), Counter[tuple[str, int]]()
@@ -139,16 +139,16 @@ class Summary:
                 found = number in self.rows(kind, name, length)
                 (there if found else gone)[kind, length] += 1
             if gone:
-                said = [
+                parts = [
                     f"{kind} at {n:,} ({there[kind, n]} of {there[kind, n] + count})"
                     for (kind, n), count in gone.items()
                 ]
-                lines.append(f"{name}: {', '.join(said)}")
+                lines.append(f"{name}: {', '.join(parts)}")
         return lines
 
 
 def _mean(weighted: Sequence[tuple[float | None, int]]) -> float | None:
-    """The mean of values with their weights; None where some value was none."""
+    """The weighted mean; None if some value is None."""
     total = 0.0
     for value, weight in weighted:
         if value is None:

@@ -1,4 +1,4 @@
-"""The text: tokens of whole files, and the pieces of it that a model is tested and fine-tuned on."""
+"""Tokenizes text, and cuts it into the pieces that a model is tested and fine-tuned on."""
 
 import sys
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ WINDOWS, LEAST = 8, 2  # pieces, where nothing is said
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens that stand together in one file, how many bytes the last of them are, and where the first one is."""
+    """Consecutive tokens of one file, the bytes of the final ones, and the offset of the first."""
 
     tokens: Tensor  # (longest + 1,)
     final_bytes: int  # of the last ``final`` tokens
@@ -56,7 +56,7 @@ class Tokens:
 
     @property
     def others(self) -> int:
-        """Bytes that are not tested."""
+        """The bytes that are not tested."""
         return len(self.corpus.train.data)
 
     def _all_pieces(self, corpus: Corpus) -> list[Piece]:

@@ -1,4 +1,4 @@
-"""Brief fine-tuning with a scaling on, since a swap of frequencies without any training wrecks many models."""
+"""Brief fine-tuning with a scaling, since many models fail when frequencies change without any training."""
 
 import math
 import time
@@ -21,7 +21,7 @@ LORA_ALPHA = 2  # times the rank
 
 
 class Trained(nn.Module):
-    """The weights of a model that are trained, by their names: what a checkpoint holds."""
+    """The trainable weights of a model by name, which a checkpoint holds."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Trained(nn.Module):
 
 
 def prepared(model: Any, settings: Extension) -> Any:
-    """The model with what is to be trained: all weights, or LoRA matrices beside those of attention."""
+    """The model with its trainable weights: all, or LoRA matrices of attention's projections."""
     if settings.lora:
         try:
             from peft import LoraConfig, get_peft_model
@@ -63,9 +63,9 @@ def tune(
     fingerprint: str,
     tick: Callable[[int, float], None],
 ) -> Reached:
-    """Trains what of ``model`` is to be trained, one text of ``draw`` a step, on from ``checkpoint`` where
-    there is one, and leaves its state there. A text follows from seed and step, so a resumed training sees the same
-    ones. DivergedError where the loss is no longer a number."""
+    """Trains the trainable weights of ``model``, one text of ``draw`` per step, resuming from ``checkpoint`` if it
+    exists, and saves its state there. A text depends only on seed and step, so a resumed training sees the same ones.
+    DivergedError if the loss is no longer finite."""
     trained = Trained(model)
     device = next(trained.parameters()).device
     optimizer = torch.optim.AdamW(trained.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)

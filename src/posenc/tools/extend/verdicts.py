@@ -1,4 +1,4 @@
-"""What paired differences say of two scalings: bits on the same pieces of text, and the same puzzles found or not."""
+"""Tests of paired differences between scalings: bits on the same pieces of text, and the same puzzles."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from scipy.special import stdtrit
 
 from posenc.tools.kit.statistics import ALPHA, LEVEL, Interval, mean_interval, mean_of, verdict
 
-MARGIN = 0.02  # bits per byte: smaller differences are called a tie, where they are known so well
+MARGIN = 0.02  # bits per byte: differences surely smaller than this are ties
 # If a third of the text has some property, 8 random pieces all miss it in 4 of 100 cases, and 7 in 6. Fewer than 8 give
 # no verdict: what they have in common may be chance.
 LEAST_PIECES = 8
@@ -17,12 +17,10 @@ LEAST_PIECES = 8
 class Gain(NamedTuple):
     """A paired difference in bits per byte; below 0, the scaling does better.
 
-    ``verdict`` is "lower" or "higher" where the 95 % interval excludes zero; "tied" where two one-sided tests at 5 %
-    tell the difference from both ends of ±`MARGIN`; with both, "lower, within the margin"; else "undecided"; "not
-    finite"; or empty, of fewer than `LEAST_PIECES`. ``needed`` is about how many pieces would make the interval no
-    wider than ±`MARGIN`, where there is no verdict or it is undecided; None where more pieces are of no use, and where
-    there is one alone.
-    """
+    ``verdict`` is "lower" or "higher" if the 95 % interval excludes zero; "tied" if two one-sided tests at 5 % place
+    the difference within ±`MARGIN`; with both, "lower, within the margin"; else "undecided"; "not finite"; or empty for
+    fewer than `LEAST_PIECES`. ``needed`` is the approximate number of pieces for an interval of ±`MARGIN`, if there is
+    no verdict or it is undecided; None if more pieces would not help, or with a single piece."""
 
     mean: float
     low: float
@@ -32,7 +30,7 @@ class Gain(NamedTuple):
 
 
 def gain_of(differences: Sequence[float | None]) -> Gain:
-    """Of one or more pieces; None stands for a value that was not finite."""
+    """The gain over one or more pieces; None stands for a value that was not finite."""
     values = [x for x in differences if x is not None]
     if len(values) < len(differences):
         return Gain(math.nan, math.nan, math.nan, "not finite", None)
@@ -46,9 +44,9 @@ def gain_of(differences: Sequence[float | None]) -> Gain:
 
 
 def pieces_needed(deviation: float) -> int:
-    """How many pieces make half the 95 % interval of a mean `MARGIN` or less, where values have this standard
-    deviation: the least n with t(n - 1) deviation / sqrt(n) <= `MARGIN`, rounded up to two digits, as the deviation of
-    few pieces is known no better.
+    """The number of pieces for which half the 95 % interval of a mean is at most `MARGIN`, given the standard
+    deviation: the least n with t(n - 1) deviation / sqrt(n) <= `MARGIN`, rounded up to two digits, since the deviation
+    of few pieces is known no better.
 
     >>> pieces_needed(0.05), pieces_needed(0.2)
     (27, 390)
@@ -62,7 +60,7 @@ def pieces_needed(deviation: float) -> int:
 
 
 def interval_of(values: Sequence[float | None]) -> Interval | None:
-    """The mean with its 95 % interval by Student's t; not a number where some value was none, None of no values."""
+    """The mean with its 95 % interval by Student's t; NaN if some value was not finite, None without values."""
     if not values:
         return None
     known = [x for x in values if x is not None]
@@ -70,15 +68,15 @@ def interval_of(values: Sequence[float | None]) -> Interval | None:
 
 
 class Paired(NamedTuple):
-    """The same puzzles by two scalings: how many one alone found, how many the other alone, and how often they would
-    lie as far apart, or further, were both as good: McNemar's test (1947), exact."""
+    """The numbers of puzzles that only one and only the other of two scalings found, for McNemar's exact test
+    (1947)."""
 
     mine: int
     theirs: int
 
     @property
     def p_value(self) -> float:
-        """Those that one of them found are tosses of a fair coin; twice the smaller tail, 1 at most.
+        """The two-sided p-value of a binomial test with probability one half.
 
         >>> Paired(5, 0).p_value, Paired(6, 0).p_value, Paired(2, 2).p_value
         (0.0625, 0.03125, 1.0)
@@ -89,7 +87,7 @@ class Paired(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """ "more" or "fewer", where that would be chance in fewer than 5 % of cases; else "undecided"."""
+        """ "more" or "fewer" if p is below 5 %, else "undecided"."""
         if self.p_value >= ALPHA:
             return "undecided"
         return "more" if self.mine > self.theirs else "fewer"

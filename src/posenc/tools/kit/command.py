@@ -1,4 +1,4 @@
-"""What the commands of the command line share. torch and rich are imported when they are used, not before."""
+"""What the commands share: options, errors and exit codes. torch and rich are imported only when they are used."""
 
 import argparse
 import sys
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 class Parser(argparse.ArgumentParser):
-    """Takes options by their whole names, and says in one line what is wrong. Its commands are parsed likewise."""
+    """A parser without abbreviated options, whose errors are one line. Subcommands use it too."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **{**options, "allow_abbrev": False})
 
     def error(self, message: str) -> NoReturn:
-        """Ends with exit code 2."""
+        """Exits with code 2."""
         self.exit(2, f"posenc: error: {message} (see {self.prog} --help)\n")
 
 
 class List(argparse.Action):
-    """Words that are lists each, as one list; it has something in it."""
+    """Joins the lists of several arguments into one, which must not be empty."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -40,16 +40,16 @@ class List(argparse.Action):
         setattr(namespace, self.dest, items)
 
 
-NONE: list[Any] = []  # of numbers, where "none" was asked for
+NONE: list[Any] = []  # the value of "none", where numbers are expected
 
 
 def names(text: str) -> list[str]:
-    """What commas part."""
+    """The items of a comma-separated list."""
     return [name for name in text.split(",") if name]
 
 
 def decimals(text: str) -> list[float]:
-    """The same, as numbers."""
+    """The items as numbers."""
     try:
         return NONE if text == "none" else [float(number) for number in names(text)]
     except ValueError:
@@ -57,31 +57,31 @@ def decimals(text: str) -> list[float]:
 
 
 def whole_numbers(text: str) -> list[int]:
-    """The same, as whole numbers."""
+    """The items as integers."""
     try:
         return NONE if text == "none" else [int(number) for number in names(text)]
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be whole numbers, got {text!r}") from None
 
 
-# The option of commands that take names of schemes and nothing else that needs a configuration.
+# The option --schemes of commands without a configuration.
 SCHEMES: dict[str, Any] = {
     "nargs": "+",
     "type": names,
     "action": List,
     "metavar": "SCHEME",
-    "help": "names of the catalog, joined by + to compose, or my.py:MyScheme; commas or spaces part them",
+    "help": "catalog names, combined by +, or my.py:MyScheme; separated by commas or spaces",
 }
 
 
 def _word(text: str) -> list[str]:
-    if not text:  # the folder one is in, to pathlib
+    if not text:  # pathlib reads it as the current folder
         raise argparse.ArgumentTypeError("must name a file, a folder or a glob, got ''")
     return [text]
 
 
 def add_options(parser: argparse._ActionsContainer, kind: type[Configuration]) -> None:
-    """One option for each field of a configuration that says what it is for."""
+    """Adds an option for each field of a configuration that has a help text."""
     for item in fields(kind):
         if not item.metadata["help"]:
             continue
@@ -104,13 +104,13 @@ def add_options(parser: argparse._ActionsContainer, kind: type[Configuration]) -
 
 
 def given(arguments: argparse.Namespace, kind: type[Configuration]) -> dict[str, Any]:
-    """The values that the command line has for the fields of a configuration."""
+    """The values on the command line for the fields of a configuration."""
     return {item.name: getattr(arguments, item.name) for item in fields(kind) if hasattr(arguments, item.name)}
 
 
 def words(error: BaseException) -> str:
-    """What an error says, in one line: of a file, its name and what is wrong with it; of one that came through a scheme
-    of the user's own, the line there and its kind."""
+    """An error in one line: for a file error, the file and the reason; for an error raised in the user's own scheme,
+    its location and type."""
     if place := place_of(error):
         return f"{place}: {type(error).__name__}: {' '.join(str(error).split())}"
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
@@ -119,7 +119,7 @@ def words(error: BaseException) -> str:
 
 
 def failed(line: str, code: int = 1) -> int:
-    """Says what failed, and gives the exit code."""
+    """Prints the error and returns the exit code."""
     print(f"posenc: error: {' '.join(line.split())}", file=sys.stderr)
     return code
 
@@ -127,8 +127,8 @@ def failed(line: str, code: int = 1) -> int:
 def measured(
     measure: Callable[["Progress"], list["Record"]], out: Path, check: Callable[["Record"], None] = lambda record: None
 ) -> tuple[list["Record"], str]:
-    """The records, and in words what stopped the measuring, if something did. What refuses it before it has begun is
-    raised: what lies in ``out`` may be another's."""
+    """The records, and the reason in words if measuring stopped early. An error before the first measurement is raised,
+    since the records in ``out`` may belong to another run."""
     from rich.console import Console
 
     from posenc.tools.kit.progress import for_console
@@ -139,8 +139,8 @@ def measured(
         return measure(progress), ""
     except (KeyboardInterrupt, Exception) as error:
         interrupted = isinstance(error, KeyboardInterrupt)
-        said = interrupted or isinstance(error, ValueError | OSError | RuntimeError) or place_of(error)
-        if not said or not (interrupted or progress.begun):
+        expected = interrupted or isinstance(error, ValueError | OSError | RuntimeError) or place_of(error)
+        if not expected or not (interrupted or progress.begun):
             raise
         records = read(out, check)
         why = "interrupted" if interrupted else words(error)
@@ -148,7 +148,7 @@ def measured(
 
 
 def stdout() -> "Console":
-    """Where tables are printed."""
+    """The console that tables are printed to."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else 120)  # in a file nothing says how wide it will be shown
+    return Console(width=None if sys.stdout.isatty() else 120)  # a file has no width

@@ -1,4 +1,4 @@
-"""A configuration: choices in one frozen value, each declared once with its help and what it must be.
+"""Configurations: frozen dataclasses whose fields have a help text and constraints.
 
 The fields of a `Configuration` are also the options of a command line (`posenc.tools.kit.command.add_options`).
 """
@@ -28,15 +28,15 @@ def option(
     choices: tuple[str, ...] = (),
     commas: bool = True,
 ) -> T:
-    """A field, ``what`` it is for, and what its value must be, or each value of a list: a whole number of at ``least``
-    so much, a number ``above`` another, or one of the ``choices``. ``commas`` of a list on the command line part it.
-    Without ``what`` it is no option there."""
+    """A field with its help text and the constraint on its value, or on each value of a list: an integer of at
+    ``least`` this, a number ``above`` this, or one of the ``choices``. ``commas``: a list on the command line is split
+    at commas. Without a help text the field is not a command-line option."""
     metadata = {"help": what, "least": least, "above": above, "choices": choices, "commas": commas}
     return field(default=default, metadata=metadata)
 
 
 class ConfigError(ValueError):
-    """A value that is wrong, or a name that there is not; ``field`` is its name."""
+    """A wrong value or an unknown name; ``field`` is the name."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(message)
@@ -45,10 +45,11 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True)
 class Configuration:
-    """Checked when it is made: a wrong value is a `ConfigError` that names the field, what was expected and what came.
+    """A configuration, checked when it is made: a wrong value is a `ConfigError` with the field, the expected and the
+    actual value.
 
-    Lists become tuples, whole numbers floats where a float belongs, and paths text; all else must be as declared. What
-    concerns several fields a subclass checks in ``check``.
+    Lists become tuples, integers become floats where a float is declared, and paths become strings. Subclasses check
+    constraints between fields in ``check``.
     """
 
     def __post_init__(self) -> None:
@@ -61,7 +62,7 @@ class Configuration:
         self.check()
 
     def check(self) -> None:
-        """ConfigError for values that are wrong together."""
+        """ConfigError for values that do not fit together."""
 
     def require(self, name: str, fine: bool, expected: str) -> None:
         """ConfigError unless ``fine``."""
@@ -70,7 +71,7 @@ class Configuration:
 
     @classmethod
     def from_mapping(cls: type[C], values: Mapping[str, Any]) -> C:
-        """A configuration from names and values. `ConfigError` for a name that there is not, with the closest one."""
+        """A configuration from names and values. `ConfigError` for an unknown name, with the closest one."""
         for name in values:
             try:
                 check_name("key", name, [item.name for item in fields(cls)])
@@ -84,17 +85,17 @@ class Configuration:
 
 
 def fingerprint(identity: Mapping[str, Any]) -> str:
-    """A short name that changes when anything in ``identity`` does."""
+    """A hash of ``identity``."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """In what two identities differ, in words; empty where they do not."""
+    """How two identities differ, in words; empty if they are equal."""
     return ", ".join(f"{k} {there.get(k)!r} there and {here[k]!r} here" for k in here if there.get(k) != here[k])
 
 
 def _checked(name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:
-    """The value as the field has it. ValueError for one that is none of its kind, or outside its limits."""
+    """The converted value. ValueError for a wrong type or a violated constraint."""
     if get_origin(kind) is tuple:
         if not isinstance(value, list | tuple):
             raise ValueError(f"{name} must be a list, got {shown(value)}")

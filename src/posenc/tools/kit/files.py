@@ -1,4 +1,4 @@
-"""Files that survive hard use: written whole or not at all, and read without guessing at what is not as expected."""
+"""Atomic writing and strict reading of files."""
 
 import errno
 import json
@@ -13,7 +13,7 @@ from typing import Any, NoReturn, get_args, get_origin
 
 WRITING = ".writing"  # the end of a file's name until it is whole
 
-# What `require` can ask for, as errors say it.
+# The types that `require` checks, as errors name them.
 WORDS: dict[Any, str] = {
     str: "text",
     bool: "true or false",
@@ -30,7 +30,7 @@ WORDS: dict[Any, str] = {
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Lets an OSError name ``path``, and nothing that only the code knows."""
+    """Makes an OSError name ``path`` instead of a temporary file."""
     try:
         yield
     except OSError as error:
@@ -46,12 +46,11 @@ def put(descriptor: int, data: bytes) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file all or nothing: whatever stops the process here leaves what was there before.
+    """Writes a file atomically: if interrupted, the old file remains.
 
-    Through a symbolic link the file that it leads to is written. What is there and is no regular file, such as a device
-    or a pipe, is written to as it is, since another in its place would be something else.
+    Symbolic links are followed. A path that is not a regular file, such as a device or a pipe, is written to directly.
 
-    Raises OSError, naming ``path``, where the disk does not take it; what it took is removed again.
+    Raises OSError, naming ``path``, if it cannot be written; a partial file is removed.
     """
     with naming(path):
         if _is_special(path):
@@ -70,8 +69,8 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Makes the folder of ``path``. OSError, naming ``path``, where `write_whole` could not write it; what is there
-    stays as it is."""
+    """Makes the folder of ``path``. OSError, naming ``path``, if `write_whole` could not write it. An existing file is
+    not changed."""
     with naming(path):
         if _is_special(path):
             if path.is_dir():
@@ -89,7 +88,7 @@ def require_writable(path: Path) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Whether something is there that is no regular file."""
+    """Whether the path exists but is not a regular file."""
     try:
         return not stat.S_ISREG(os.stat(path).st_mode)
     except FileNotFoundError:
@@ -103,7 +102,7 @@ def _target(path: Path) -> tuple[Path, Path]:
 
 
 def parse(text: str) -> dict[str, Any]:
-    """The object that ``text`` is in JSON. ValueError for anything else, a name that comes twice, NaN and infinity."""
+    """Parses a JSON object. ValueError for anything else, duplicate names, NaN and infinity."""
     try:
         value = json.loads(text, object_pairs_hook=_each_once, parse_constant=_not_json)
     except json.JSONDecodeError as error:
@@ -116,7 +115,7 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def packaged(package: str, name: str) -> dict[str, Any]:
-    """What a file of JSON in a package holds. ValueError, naming it, for one that is no object of JSON."""
+    """The contents of a JSON file in a package. ValueError, naming it, if it is not a JSON object."""
     try:
         return parse(files(package).joinpath(name).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -124,7 +123,7 @@ def packaged(package: str, name: str) -> dict[str, Any]:
 
 
 def require(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
-    """ValueError for the first of the names in ``kinds`` that is missing in ``values`` or of another kind."""
+    """ValueError for the first name in ``kinds`` that is missing in ``values`` or has another type."""
     for name, kind in kinds.items():
         if name not in values:
             raise ValueError(f"{name} is missing")

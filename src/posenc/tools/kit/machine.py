@@ -1,4 +1,4 @@
-"""What a measurement was made with: versions of what computes it, and the machine."""
+"""Describes what a measurement was made with: software versions and the machine."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ UNKNOWN = "not known"
 
 
 def versions() -> dict[str, str]:
-    """Of everything that numbers can depend on."""
+    """The versions of the packages that results may depend on."""
     import numpy  # what asks for nothing but the machine needs none
 
     return {
@@ -29,7 +29,7 @@ def versions() -> dict[str, str]:
 
 
 def device_of(name: str) -> torch.device:
-    """The device of that name. ValueError for one that is not here."""
+    """The device of that name. ValueError if it is not available."""
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
@@ -39,7 +39,7 @@ def device_of(name: str) -> torch.device:
 
 
 def clock_of(device: torch.device) -> Callable[[Callable[[], object]], float]:
-    """The seconds that a call takes, with what a GPU was given to do; what it was given before is waited for."""
+    """The seconds that a call takes. On a GPU, synchronises before and after it."""
 
     def seconds(call: Callable[[], object]) -> float:
         if device.type == "cuda":
@@ -54,7 +54,7 @@ def clock_of(device: torch.device) -> Callable[[Callable[[], object]], float]:
 
 
 def machine(device: torch.device) -> dict[str, object]:
-    """What times depend on; what the system does not tell is said to be not known."""
+    """The facts that times depend on; "not known" if the system does not report one."""
     processors = _processors()
     return {
         "processor": _first(processors, "model name") or platform.processor() or platform.machine(),
@@ -70,7 +70,7 @@ def machine(device: torch.device) -> dict[str, object]:
 
 
 def _processors() -> list[dict[str, str]]:
-    """What Linux says of each logical core; nothing elsewhere."""
+    """The entry of each logical core in Linux's /proc/cpuinfo; empty elsewhere."""
     try:
         text = CPUINFO.read_text(encoding="utf-8")
     except OSError:
@@ -84,19 +84,19 @@ def _first(processors: list[dict[str, str]], name: str) -> str:
 
 
 def _vector_units(processors: list[dict[str, str]]) -> str:
-    """Those that torch uses, and those that are there."""
+    """The vector units that torch uses, and those of the processor."""
     flags = (_first(processors, "flags") or _first(processors, "Features")).split()
     there = ", ".join(unit for unit in UNITS if unit in flags) or "none"
     return f"torch uses {torch.backends.cpu.get_cpu_capability()}; there: {there if flags else UNKNOWN}"
 
 
 def _physical(processors: list[dict[str, str]]) -> int:
-    """Cores that are not two threads of one; 0 where that is not told."""
+    """The number of physical cores; 0 if unknown."""
     return len({(each.get("physical id"), each["core id"]) for each in processors if "core id" in each})
 
 
 def _denormals() -> str:
-    """What becomes of numbers too small to be normal, of which a bias that falls with the distance makes many."""
+    """Whether denormal numbers are kept or flushed to zero; a bias that falls with distance produces many."""
     half = torch.tensor(torch.finfo(torch.float32).tiny) / 2
     return "kept" if half.item() > 0 else "flushed to zero"
 

@@ -1,4 +1,4 @@
-"""How much memory a computation needs at its peak, and how much it keeps."""
+"""Measures the peak memory of a computation, and what it keeps."""
 
 import gc
 import os
@@ -10,10 +10,10 @@ from torch.autograd.profiler import profile
 
 
 def peak_bytes(function: Callable[[], object], device: torch.device | str = "cpu") -> int:
-    """The most bytes of tensors that ``function()`` holds at any one time, beyond what was there before.
+    """The peak bytes of tensors that ``function()`` allocates beyond those before the call.
 
-    On CUDA the allocator counts. On the CPU nobody does, so the profiler notes every allocation and release of one
-    call, and the peak is that of their running sum.
+    On CUDA the allocator counts. On the CPU the profiler records every allocation and release of one call, and the peak
+    is that of their running sum.
     """
     device = torch.device(device)
     if device.type == "cuda":
@@ -27,9 +27,9 @@ def peak_bytes(function: Callable[[], object], device: torch.device | str = "cpu
 
 
 def kept_bytes(function: Callable[[], object], device: torch.device | str = "cpu") -> int:
-    """How many more bytes of tensors there are after ``function()`` than before, what it gives dropped.
+    """The bytes of tensors still allocated after ``function()``, not counting its result.
 
-    On the CPU the release of a tensor is only seen where it was made within a call of this function or of `peak_bytes`.
+    On the CPU the release of a tensor is seen only if it was made within a call of this function or of `peak_bytes`.
     """
     device = torch.device(device)
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""What a command line names of anyone's code: ``module:name`` or ``path/to/file.py:name``, imported."""
+"""Imports user code that a command line names: ``module:name`` or ``path/to/file.py:name``."""
 
 import importlib
 import os
@@ -15,7 +15,7 @@ FORM = "module:name or path/to/file.py:name"
 
 
 class TargetError(ValueError):
-    """The code that is named failed: the message says which error, and ``shown`` is its traceback through that code."""
+    """User code failed: the message has the error, and ``shown`` is the traceback through that code."""
 
     def __init__(self, doing: str, error: BaseException) -> None:
         said = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(":")
@@ -30,10 +30,10 @@ class TargetError(ValueError):
 
 
 def named(text: str, what: str) -> tuple[Any, ModuleType]:
-    """What ``module:name`` or ``path/to/file.py:name`` says, and its module; ``what`` is the argument that says it, for
-    errors.
+    """The object that ``module:name`` or ``path/to/file.py:name`` names, and its module; ``what`` is the argument's
+    name in errors.
 
-    Raises ValueError for what is not there, and `TargetError` where the code of the module fails.
+    Raises ValueError if it does not exist, and `TargetError` if the module's code fails.
     """
     where, _, name = text.rpartition(":")
     if not where or not name.isidentifier():

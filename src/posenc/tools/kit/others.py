@@ -1,4 +1,4 @@
-"""How busy other processes kept the machine while something was timed."""
+"""Measures how busy other processes keep the machine during timing."""
 
 import os
 import time
@@ -23,9 +23,9 @@ def now() -> Moment:
 
 
 def others(begin: Moment, end: Moment, cores: int) -> float | None:
-    """How many cores other processes, or a host that lends them, kept busy in the mean; None where it is not known.
+    """The mean number of cores kept busy by other processes or by the host of a virtual machine; None if unknown.
 
-    The system counts in ticks, so up to one of each core may be no one's: it is taken off, and short times say little.
+    The system counts in ticks, so one tick of each core is subtracted; short times say little.
     """
     if begin.every is None or end.every is None or end.wall <= begin.wall:
         return None

@@ -1,4 +1,4 @@
-"""A page: one HTML file that needs nothing else, from a template of the room that writes it."""
+"""Renders a self-contained HTML page from a template."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is being done, and how long it will take."""
+"""Progress of a command: what is being done, and the time left."""
 
 import time
 
@@ -11,7 +11,7 @@ SURE_SHARE, SURE_AFTER = 0.05, 20.0
 
 
 class Progress:
-    """Keeps count of work done and to do, in any unit; shows nothing. `for_console` gives one that does."""
+    """Counts work done and to do, in any unit, without output. `for_console` returns one that prints."""
 
     def __init__(self) -> None:
         self.begun = False
@@ -19,12 +19,12 @@ class Progress:
         self._first = (0.0, 0.0)  # the work done, and when, after the first of it: before, things are set up
 
     def begin(self, total: float) -> None:
-        """There is ``total`` work ahead."""
+        """Starts with ``total`` work to do."""
         self.begun = True
         self._total, self._done = total, 0.0
 
     def skip(self, work: float) -> None:
-        """Takes off work that was done before: it took no time now, so it tells nothing about the time left."""
+        """Removes work that was done earlier, so that it does not affect the estimate of the time left."""
         self._total -= work
 
     def advance(self, work: float, stage: str, detail: str = "") -> None:
@@ -35,17 +35,17 @@ class Progress:
         self._show(stage, detail)
 
     def say(self, line: str) -> None:
-        """A line that stays."""
+        """Prints a permanent line."""
 
     def __enter__(self) -> "Progress":
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Takes down what was shown, whatever ends it."""
+        """Removes the display."""
 
     @property
     def left(self) -> str:
-        """The time left at the pace so far, as minutes and seconds; empty as long as that is a guess."""
+        """The estimated time left, in minutes and seconds; empty until there is enough data."""
         done, since = self._done - self._first[0], time.monotonic() - self._first[1]
         if not done or (since < SURE_AFTER and done < SURE_SHARE * self._total):
             return ""

@@ -1,10 +1,9 @@
-"""Records: one JSON line per measurement, written as it is made, so that whatever stops a run, they stay.
+"""Reads and writes records: one JSON line per measurement, written at once, so that an interrupted run keeps them.
 
-Every record says what was measured (``kind``, ``scheme`` and, where it has them, ``seed``, ``length`` and ``trial``),
-the result, the ``time``, and the ``fingerprint`` of what all records of its folder share. What many records share word
-for word, such as the configuration and the machine, stands once in a line of its own, ``about`` with a name for it, and
-records after it give that name; whoever reads them gets all of it in each.
-"""
+Every record has its primary key (``kind``, ``scheme`` and, where they apply, ``seed``, ``length`` and ``trial``), the
+result, the ``time``, and the ``fingerprint`` of what all records of its folder share. Values that many records share,
+such as the configuration and the machine, are written once, in a line ``about`` with a name; later records refer to
+that name, and reading puts the values back into each."""
 
 import json
 import os
@@ -25,13 +24,13 @@ Record = dict[str, Any]
 
 FILE = "records.jsonl"
 
-# What a measurement is of: no two records of a folder share all of these (None where a kind has no such field).
+# The primary key of a record, unique in a folder (None where a kind has no such field).
 KEY = ("kind", "scheme", "seed", "length", "trial")
 
 ABOUT = "about"
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
-# What every record must have, by name.
+# The fields of every record.
 EVERY = {"kind": str, "scheme": str, "fingerprint": str, "time": str}
 
 Check: TypeAlias = Callable[[Record], None]
@@ -39,10 +38,10 @@ Check: TypeAlias = Callable[[Record], None]
 
 
 class Records:
-    """The records of a folder, open to append to; a context manager, which one process at a time can hold.
+    """The records of a folder, open for appending: a context manager that one process at a time can hold.
 
-    A last line that was cut off by a crash is removed, and ``notice`` says so. ValueError, naming the line, for any
-    other that is damaged, is not a record, or repeats a measurement; and where another process has the folder open.
+    An incomplete last line, left by a crash, is removed, and ``notice`` says so. ValueError, naming the line, for any
+    other line that is damaged, is not a record, or repeats a measurement; and if another process has the folder open.
     """
 
     def __init__(self, folder: Path, check: Check = lambda record: None) -> None:
@@ -77,7 +76,7 @@ class Records:
         return iter(self._records)
 
     def numbered(self) -> Iterator[tuple[int, Record]]:
-        """Each record with the number of its line."""
+        """Each record with its line number."""
         return zip(self._lines, self._records, strict=True)
 
     def __len__(self) -> int:
@@ -89,17 +88,17 @@ class Records:
         return (kind, scheme, seed, length, trial) in self._keys
 
     def require_sources(self, schemes: Iterable[str]) -> None:
-        """ValueError where measurements of a scheme are of another text of its file, or were before it had one."""
+        """ValueError if the source file of a scheme has changed since its measurements."""
         for scheme, record in product(schemes, self):
             if record["scheme"] == scheme and record.get("source", "") != source_of(scheme):
                 raise ValueError(f"{scheme} is not as it was when {self.path} was written: give another folder")
 
     def append(self, record: Mapping[str, Any], about: Mapping[str, Any] = NOTHING) -> Record:
-        """Adds a record, with the time and the ``source`` of a scheme of one's own, as a line that is on the disk when
-        this returns. ``about`` is what it shares with many others. Gives the whole of it.
+        """Appends a record, with the time and the ``source`` of a user's scheme, and waits until it is on the disk.
+        ``about`` is what it shares with many others. Returns the whole record.
 
-        Raises ValueError for what `read` would refuse; OSError where the disk does not take it, and leaves the file as
-        it was; OSError too where the file is not as this process left it, since lines would be mixed with another's.
+        Raises ValueError for what `read` would reject; OSError if it cannot be written, leaving the file unchanged, or
+        if the file was changed by another process.
         """
         source = {"source": source_of(record["scheme"])} if ":" in record["scheme"] else {}
         own = {**record, **source, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
@@ -131,12 +130,12 @@ class Records:
 
 
 def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What the record is a measurement of."""
+    """The primary key of a record."""
     return tuple(record.get(name) for name in KEY)
 
 
 def read(folder: Path, check: Check = lambda record: None) -> list[Record]:
-    """The whole records of a folder, as far as they are written; none where there are none.
+    """The complete records of a folder; empty if there are none.
 
     Raises ValueError, naming the line, as `Records` does.
     """
@@ -147,8 +146,7 @@ def read(folder: Path, check: Check = lambda record: None) -> list[Record]:
 def made_with(
     records: Iterable[Mapping[str, Any]], facts: Callable[[Mapping[str, Any]], Mapping[str, Any]]
 ) -> list[tuple[str, str]]:
-    """What records were made with, and when: their ``facts``, by name. More than one value of a fact is said, not
-    hidden."""
+    """The ``facts`` that records were made with, by name, and when. If a fact has several values, all are listed."""
     found: dict[str, dict[str, None]] = {}
     times = []
     for record in records:
@@ -164,8 +162,8 @@ def made_with(
 
 
 def _parse(path: Path, check: Check) -> tuple[list[Record], list[int], dict[str, Record], int]:
-    """The records, the numbers of their lines, what they share by its name, and the bytes of all that: what follows is
-    a last line that was not written to its end."""
+    """The records, their line numbers, the shared values by name, and the number of bytes parsed; any bytes after that
+    are an incomplete last line."""
     *lines, rest = path.read_bytes().split(b"\n")
     if lines and not rest and b"\0" in lines[-1]:  # of a long line, a crash can leave the end without the middle
         lines.pop()
@@ -195,7 +193,7 @@ def _parse(path: Path, check: Check) -> tuple[list[Record], list[int], dict[str,
 
 
 def _require(record: Record, check: Check) -> None:
-    """ValueError for a record without what every record has, or that its check refuses."""
+    """ValueError for a record that lacks a required field or fails its check."""
     require(record, EVERY)
     require(record, {name: int for name in ("seed", "length") if record.get(name) is not None})
     check(record)

@@ -1,4 +1,4 @@
-"""Scalings by the names that commands take, and LongRoPE's lists from a file."""
+"""Scalings by their command-line names, and LongRoPE's factors from a file."""
 
 import json
 from collections.abc import Callable, Mapping

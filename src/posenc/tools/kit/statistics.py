@@ -1,6 +1,6 @@
-"""What repeated measurements say of a mean, and how sure it is: Student's t over seeds and windows, and tests of it.
+"""Confidence intervals and tests of a mean over seeds and windows, with Student's t.
 
-All of it takes arrays with any leading axes, so that thousands of made-up comparisons can be judged at once.
+All functions take arrays with any leading axes, so that thousands of simulated comparisons can be tested at once.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -33,20 +33,18 @@ class Mean(NamedTuple):
     fewest: Floats
 
     def half(self, level: float = LEVEL) -> Floats:
-        """Half of the interval that holds the true mean in a share ``level`` of all cases."""
+        """Half the width of the confidence interval at ``level``."""
         with np.errstate(invalid="ignore"):  # 0 x infinity
             half = stdtrit(self.freedom, (1 + level) / 2) * self.error
         return np.where(self.error == 0, 0.0, half)
 
     def p_value(self) -> Floats:
-        """How often a mean would come out as far from zero, or further, were the true one zero; no less often than
-        this, as `holm` needs it.
+        """The two-sided p-value of a mean of zero, conservative, as `holm` needs it.
 
-        It is by the fewest degrees of freedom (Mickey & Brown 1966). Estimated ones are worst where the variance came
-        out too small by chance, and among 66 pairs the smallest p-value is usually such a case: of twelve equal schemes
-        with three seeds, Holm's tests with estimated ones call some scheme worse in 0.17 to 0.54 of cases, by how much
-        windows add to the variance. An interval of 95 % they cost little.
-        """
+        It uses the fewest degrees of freedom (Mickey & Brown 1966). Estimated ones are worst where the variance came
+        out too small by chance, and among 66 pairs the smallest p-value is usually such a case: for twelve equal
+        schemes with three seeds, Holm's tests with estimated ones call some scheme worse in 0.17 to 0.54 of cases,
+        depending on how much windows add to the variance. For a 95 % interval the difference is small."""
         with np.errstate(divide="ignore", invalid="ignore"):  # without any spread, all is sure
             p = 2 * stdtr(self.fewest, -np.abs(self.mean / self.error))
         return np.where(self.error == 0, np.where(self.mean == 0, 1.0, 0.0), p)
@@ -55,18 +53,18 @@ class Mean(NamedTuple):
 def mean_of(values: ArrayLike) -> Mean:
     """The mean over seeds and windows of ``values`` (..., seeds, windows), where every seed has the same windows.
 
-    The model is of two crossed random effects, y_sw = mu + a_s + b_w + e_sw: a training is better or worse than
-    another on all windows, and a window is easier or harder for all trainings. With the mean squares MS of seeds, of
-    windows and of what is left,
+    The model has two crossed random effects, y_sw = mu + a_s + b_w + e_sw: a training is better or worse than another
+    on all windows, and a window is easier or harder for all trainings. With the mean squares MS of seeds, of windows
+    and of the residual,
 
         Var(mean) = max(MS_s + MS_w - MS_e, MS_s, MS_w) / (S W)
 
-    The sum is unbiased. It falls below one of the two others where the variance of seeds, or of windows, is estimated
-    below zero, which no variance is. Its degrees of freedom are Satterthwaite's (1946), at least 1:
-    Var^2 / sum of MS^2 / df. Of one seed (or one window) there are windows (or seeds) alone, with W - 1 degrees: that
-    says nothing of other seeds. Of a single number nothing is known, so its error is infinite.
+    The sum is unbiased. It is below one of the two others where the variance of seeds, or of windows, is estimated
+    below zero. The degrees of freedom are Satterthwaite's (1946), at least 1: Var^2 / sum of MS^2 / df. With one seed
+    (or one window) the error is over windows (or seeds) only, with W - 1 degrees of freedom, and does not cover other
+    seeds. The error of a single number is infinite.
 
-    Raises ValueError for fewer axes, or for none of something.
+    Raises ValueError for fewer axes or an empty one.
     """
     array = np.asarray(values, dtype=np.float64)
     if array.ndim < 2 or array.size == 0:
@@ -96,8 +94,7 @@ def mean_interval(values: ArrayLike) -> Interval:
     """The mean of ``values`` and its 95 % interval, as `mean_of` has them.
 
     ``values`` is (windows,), one number per evaluation window, or (seeds, windows), a row per training seed with the
-    same windows in every row. One seed says nothing of how much seeds differ: the interval then covers the choice of
-    windows alone.
+    same windows in every row. With one seed the interval covers only the choice of windows.
 
     >>> mean_interval([2.0, 2.0, 2.0])
     Interval(mean=2.0, low=2.0, high=2.0)
@@ -131,9 +128,9 @@ def wilson(right: int, of: int) -> Interval:
 
 
 def holm(p_values: ArrayLike, alpha: float = ALPHA) -> Flags:
-    """Which of the tests (..., tests) are significant, where any false one among all comes in ``alpha`` of cases at
-    most, however the tests depend on one another (Holm 1979): the smallest is held against alpha / tests, the next
-    against alpha / (tests - 1), and so on until one fails.
+    """Which of the tests (..., tests) are significant, with a family-wise error rate of at most ``alpha`` under any
+    dependence (Holm 1979): the smallest p-value is compared with alpha / tests, the next with alpha / (tests - 1), and
+    so on until one fails.
 
     >>> holm([0.01, 0.04, 0.03]).tolist()
     [True, False, False]
@@ -148,13 +145,11 @@ def holm(p_values: ArrayLike, alpha: float = ALPHA) -> Flags:
 
 
 def verdict(difference: Mean, margin: float, differs: bool | None = None) -> str:
-    """A paired difference of three seeds or more in words.
+    """The verdict on a paired difference over three seeds or more.
 
-    "lower" or "higher": its 95 % interval excludes zero, or ``differs``, as a test of several at once says. "tied": two
-    one-sided tests at 5 % (Schuirmann 1987) tell it from -margin and from margin, so its 90 % interval lies between
-    them. Both may hold: "lower, within the margin" is a difference that is there and does not matter. Neither:
-    "undecided", by so few seeds.
-    """
+    "lower" or "higher": the 95 % interval excludes zero, or ``differs`` is true (from a test with correction). "tied":
+    two one-sided tests at 5 % (Schuirmann 1987) place it within ±margin, so its 90 % interval lies within. Both may
+    hold: "lower, within the margin" is a real difference too small to matter. Neither: "undecided"."""
     mean = float(difference.mean)
     differs = abs(mean) > float(difference.half()) if differs is None else differs
     small = abs(mean) + float(difference.half(1 - 2 * ALPHA)) < margin

@@ -1,8 +1,7 @@
-"""How figures look: one colour-blind-safe palette, and one look per scheme, the same in every figure.
+"""The style of figures: a colour-blind-safe palette, and the same look for a scheme in every figure.
 
-A look is a colour *and* a marker *and* a dash pattern, so that no figure depends on colour alone. It follows from the
-scheme's name only, never from which other schemes are drawn beside it, so two reports can be held side by side.
-"""
+A look is a colour, a marker and a dash pattern, so that no figure depends on colour alone. It depends only on the
+scheme's name, not on the other schemes in a figure, so reports can be compared."""
 
 import io
 import zlib
@@ -136,9 +135,10 @@ def saved(figure: Figure, kind: str = "png", dark: bool = False) -> bytes:
 
 
 def apart(wanted: Sequence[float], gap: float) -> list[float]:
-    """Ascending heights, moved as little as need be to stand ``gap`` apart, above 0 where there is room, and below 1.
+    """Moves ascending heights to be at least ``gap`` apart, below 1 and, if there is room, above 0.
 
-    Pushing up from the bottom and down from the top both give the gap; so does their mean, which favours neither.
+    Pushing up from the bottom and pushing down from the top both give the gap; so does their mean, which favours
+    neither.
 
     >>> [round(y, 2) for y in apart([0.5, 0.5, 0.9], 0.1)]
     [0.45, 0.55, 0.9]

@@ -1,10 +1,9 @@
-"""Timing in turns: every competitor once a round, in an order drawn anew, and what the rounds say of a ratio.
+"""Interleaved timing: each round runs every competitor once, in random order, and compares times within a round.
 
-What is compared is the ratio of two times of the same round, so that a machine that is busy for a while slows both.
-Since which of two comes first is a toss of a coin in every round, whatever befalls the machine is as likely to slow
-one as the other: the rounds' ratios are above the true one in half of the rounds, each round for itself, however the
-machine's noise hangs together. `spread` needs no more. A fixed order would not do: what comes at every other call, or
-a load that rises while a round lasts, slows the same competitor each time.
+Two times of the same round are compared as a ratio, so that a machine that is busy for a while slows both. Since their
+order is random in every round, noise is equally likely to slow either: each round's ratio exceeds the true one with
+probability one half, independently, even if the noise is autocorrelated. `spread` needs no more. In a fixed order,
+noise with a period of a few calls, or a load that rises during a round, would always slow the same competitor.
 
 >>> order = orders(("plain", "ours"), seed=0)
 >>> next(order), next(order), next(order)
@@ -26,20 +25,19 @@ FEWEST = 5  # values: all of four hold the median in 7 of 8 cases only
 
 
 def orders(names: Sequence[str], seed: int | str) -> Iterator[tuple[str, ...]]:
-    """The order of each round, without end: a fresh permutation of all names, the same for the same ``seed``."""
+    """Yields the order of each round: a random permutation of all names, the same for the same ``seed``."""
     rng = random.Random(seed)
     while True:
         yield tuple(rng.sample(names, len(names)))
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """The median, and the interval from the k-th smallest to the k-th largest value, with the largest k that makes it
-    hold the true median in 9 of 10 cases, whatever the values are drawn from. Fewer than 5 have no such interval: of
-    these all, which hold it in less.
+    """The median and its distribution-free 90 % confidence interval, from the k-th smallest to the k-th largest value
+    with the largest such k. Fewer than 5 values have no 90 % interval; then it is their range.
 
-    ``values`` are in the order they were measured. Where neighbours are alike, as when one competitor is slow for some
-    rounds and the others are not, n values say no more than n (1 - r) / (1 + r) that know nothing of one another, by
-    the lag-one correlation r of being above the median (as of a first-order autoregression); k is then that of so many.
+    ``values`` are in the order they were measured. If neighbours are correlated, as when one competitor is slow for
+    some rounds, n values count as n (1 - r) / (1 + r) independent ones, where r is the lag-one autocorrelation of being
+    above the median (as in a first-order autoregression); k is that of this number.
 
     >>> spread([4.0, 1.0, 2.0, 5.0, 3.0])
     (3.0, 1.0, 5.0)
@@ -59,7 +57,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def ratios(seconds: Sequence[float], baseline: Sequence[float]) -> Spread:
-    """Of the times of a competitor over those of the baseline, round by round.
+    """The times of a competitor divided by those of the baseline, round by round.
 
     >>> ratios([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])
     (2.0, 2.0, 3.0)
@@ -68,8 +66,7 @@ def ratios(seconds: Sequence[float], baseline: Sequence[float]) -> Spread:
 
 
 def _independent(sides: Sequence[int]) -> int:
-    """How many values that know nothing of one another say as much as these, of which each is above (1), at (0) or
-    below (-1) the median."""
+    """The effective number of independent values; each value is above (1), at (0) or below (-1) the median."""
     alike = sum(one * other for one, other in pairwise(sides)) / max(len(sides) - 1, 1)
     correlation = max(0.0, alike)  # where neighbours differ the interval is wide enough as it is
     return math.floor(len(sides) * (1 - correlation) / (1 + correlation))

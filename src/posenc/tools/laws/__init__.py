@@ -1,1 +1,1 @@
-"""What a scheme's mathematics promises, measured: functions that return data and assert nothing."""
+"""Measures the mathematical properties (laws) of schemes, as data without assertions."""

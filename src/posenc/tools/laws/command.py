@@ -1,4 +1,4 @@
-"""``posenc laws``: what every scheme's mathematics promises, measured. torch is imported when it runs, not before."""
+"""``posenc laws``: measures the mathematical properties of schemes. torch is imported only when it runs."""
 
 import argparse
 import sys
@@ -10,18 +10,18 @@ from posenc.tools.kit.command import SCHEMES, failed, stdout
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     laws = commands.add_parser(
         "laws",
-        help="what each scheme's mathematics promises, measured",
-        description="Measures every law on every scheme and prints the tables. The exit code is 1 where a scheme does "
-        "not have a law that the catalog claims for it, or has one that it does not claim.",
+        help="measure the mathematical properties (laws) of each scheme",
+        description="Measures every law on every scheme and prints the tables. The exit code is 1 if a measured law "
+        "disagrees with the catalog.",
     )
     laws.set_defaults(run=run)
     laws.add_argument("--schemes", default=[], **SCHEMES)
-    laws.add_argument("--json", type=Path, metavar="FILE", help="write the findings there as JSON")
-    laws.add_argument("--html", type=Path, metavar="FILE", help="write the findings there as a page")
+    laws.add_argument("--json", type=Path, metavar="FILE", help="write the results to a JSON file")
+    laws.add_argument("--html", type=Path, metavar="FILE", help="write the results to an HTML page")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures, prints and writes. 0: all as the catalog claims; 1: it is not; 2: wrong use."""
+    """Measures the laws. Exit codes 0: all agree with the catalog; 1: some disagree; 2: wrong usage."""
     from posenc.schemes.catalog import entries_of
     from posenc.tools.kit.files import write_whole
     from posenc.tools.laws.table import as_json, audit_all, text_tables
@@ -31,13 +31,15 @@ def run(arguments: argparse.Namespace) -> int:
             entries_of(name)
     except ValueError as error:
         return failed(f"{error} (see posenc laws --help)", code=2)
-    if arguments.html is not None:  # before all is measured: drawing must be possible
+    if arguments.html is not None:  # a missing package must fail before measuring
         from posenc.tools.laws.page import as_html
     audits = audit_all(arguments.schemes)
     console = stdout()
     for table in text_tables(audits):
         console.print(table)
-    console.print("Yes, no or not applicable, and the number behind it. --html FILE says in words what was measured.")
+    console.print(
+        "Each cell: yes, no or not applicable, with the measured number. --html FILE explains what was measured."
+    )
     if arguments.json is not None:
         write_whole(arguments.json, as_json(audits).encode())
     if arguments.html is not None:

@@ -1,4 +1,4 @@
-"""What falls with distance under a rotation, and what does not: the bound, a key that undoes it, and the average."""
+"""Long-term decay of rotations: the upper bound, a key that peaks at any distance, and the average score."""
 
 from dataclasses import dataclass
 

@@ -10,7 +10,7 @@ from posenc.tools.laws.table import TABLES, Audit, cell, definition, head, verdi
 
 
 def as_html(audits: Sequence[Audit], shape: Shape = SHAPE) -> str:
-    """One page that needs nothing else."""
+    """A self-contained page."""
     return page(
         "posenc.tools.laws",
         "laws.html.j2",

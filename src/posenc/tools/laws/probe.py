@@ -1,5 +1,4 @@
-"""What a scheme does to tokens of known content, its vectors, scores and outputs, with every door open; and what
-measuring a law of it gives."""
+"""Measures a scheme's vectors, scores and outputs on tokens of known content."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,10 +38,10 @@ EPS = 2.0**-52  # float64, in which everything is measured unless it says otherw
 
 @dataclass(frozen=True)
 class Finding:
-    """What measuring a law gave.
+    """The result of measuring a law.
 
-    ``holds`` is None where the law makes no sense for the scheme; ``words`` then say why, and otherwise what ``value``
-    is. ``threshold`` is what the value was held against, and ``numbers`` whatever else was measured on the way.
+    ``holds`` is None if the law does not apply to the scheme; ``words`` then give the reason, otherwise they explain
+    ``value``. ``threshold`` is the limit for the value, and ``numbers`` has further measurements.
     """
 
     holds: bool | None
@@ -58,7 +57,7 @@ def not_applicable(words: str) -> Finding:
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A scheme among fixed random contents and fixed random projections, so that what it does can be measured.
+    """A scheme with fixed random contents and projections, so that its effect can be measured.
 
     ``build`` makes the scheme for a shape; parameters are drawn at ``seed``. Everything is in ``dtype``: the content,
     the projections and the scheme's parameters, as in a model of that dtype. Raises what the scheme does where it
@@ -110,7 +109,7 @@ class Probe:
         raise refused
 
     def refusal(self, axes: int) -> ValueError | None:
-        """What the scheme, as it is built, says to tokens of so many coordinates; None: it takes them."""
+        """The scheme's error for tokens with this many coordinates; None if it accepts them."""
         places = torch.arange(2)[:, None].expand(2, axes)
         positions = Positions(places[None] if axes > 1 else places[None, :, 0], segment=torch.zeros(1, 2).long())
         x = self.content(2, equal=True)
@@ -121,7 +120,7 @@ class Probe:
         return None
 
     def with_axes(self, axes: int) -> "Probe | None":
-        """The same scheme, built for so many coordinates per token; None where there is no such thing."""
+        """The scheme, built for this many coordinates per token; None if that is not possible."""
         if self.refusal(axes) is None:
             return self
         if axes == 1:  # a shape without a grid has been refused
@@ -277,7 +276,7 @@ class Probe:
     # -- where it ends ------------------------------------------------------------------------------------------------
 
     def encodes(self, places: Sequence[int]) -> bool:
-        """Whether tokens at these places have an encoding, of finite numbers."""
+        """Whether tokens at these positions have a finite encoding."""
         try:
             found = self.internals(places, places)
         except PositionError:
@@ -286,7 +285,7 @@ class Probe:
 
     @cached_property
     def limit(self) -> int | None:
-        """The last place that a token can have beside one at 0, found by bisection; None if there is no end."""
+        """The largest position of a token next to one at 0, found by bisection; None if there is no limit."""
         if self.encodes([0, FARTHEST]):
             return None
         low, high = 0, FARTHEST
@@ -303,12 +302,12 @@ class Probe:
 
     @cached_property
     def sees_coordinates(self) -> bool:
-        """Whether it makes any difference where the tokens are, their order being the same."""
+        """Whether coordinates affect the scheme, for a fixed order."""
         return self._tells(torch.tensor([0, 2, 3, 5, 7, 9, 11, 14]))
 
     @cached_property
     def sees_places(self) -> bool:
-        """Whether their coordinates or their order make any difference."""
+        """Whether coordinates or order affect the scheme."""
         return self.sees_coordinates or self._tells(torch.tensor([5, 0, 9, 2, 14, 7, 11, 3]))
 
     def _tells(self, far: Tensor) -> bool:

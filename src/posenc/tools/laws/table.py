@@ -1,4 +1,4 @@
-"""Every scheme held to every law: the tables, as text and as JSON."""
+"""Audits schemes for all laws, and makes the tables as text and JSON."""
 
 import inspect
 import json
@@ -31,7 +31,7 @@ class Audit:
 
     @property
     def disagreements(self) -> tuple[str, ...]:
-        """The laws that are claimed and were not found to hold, or hold and are not claimed."""
+        """The laws whose measurement disagrees with the catalog."""
         if self.claims is None:
             return ()
         return tuple(law for law in LAWS if (law in self.claims) != (self.findings[law].holds is True))
@@ -116,7 +116,7 @@ _SHORT: dict[str, Callable[[Finding], str]] = {
     "fixed_ahead": lambda finding: finding.words.partition(": ")[2].partition(" ")[0] if finding.holds else "",
     "hinders": lambda finding: f"{finding.value:.2f}" if finding.holds else "",
 }
-"""What stands beside a verdict; a law that is not here needs no number."""
+"""The number beside a verdict; laws that are not here need none."""
 
 
 def verdict(finding: Finding) -> str:
@@ -132,7 +132,7 @@ def cell(law: str, finding: Finding) -> str:
 
 
 def definition(law: str) -> str:
-    """What a law or a question means, in its own words."""
+    """The definition of a law or a question."""
     return inspect.cleandoc((LAWS | QUESTIONS)[law].__doc__ or "").replace("\n", " ")
 
 

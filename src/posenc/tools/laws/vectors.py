@@ -1,4 +1,4 @@
-"""The laws of what positions look like: the vectors of token doors, and the pattern of scores over distances."""
+"""Laws of the vectors that encode positions, and of the pattern of scores over distances."""
 
 from dataclasses import dataclass, replace
 

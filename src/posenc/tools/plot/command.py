@@ -1,7 +1,4 @@
-"""``posenc plot``: the figures of schemes, by name, as PNG or SVG.
-
-matplotlib and torch are imported when a figure is drawn, so that ``posenc --help`` answers at once.
-"""
+"""``posenc plot``: draws figures of schemes as PNG or SVG. matplotlib and torch are imported only when it runs."""
 
 import argparse
 import importlib
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Entry:
-    """One figure: the function ``posenc.tools.plot.<home>.<name>``, and what it shows in a line."""
+    """One figure: the function ``posenc.tools.plot.<home>.<name>``, with one line about it."""
 
     name: str
     home: str
@@ -32,27 +29,27 @@ class Entry:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The arguments that the command line can give it, with their defaults."""
+        """The arguments that the command line can set, with their defaults."""
         parameters = inspect.signature(self.function).parameters
         return {name: parameter.default for name, parameter in parameters.items() if name in OPTIONS}
 
 
 FIGURES = (
-    Entry("overview", "overview", "every scheme of a family in a small panel: what it does to two tokens"),
-    Entry("lines", "vectors", "single dimensions of the added vectors, over positions"),
+    Entry("overview", "overview", "a small panel for each scheme of a family: its effect on every pair of tokens"),
+    Entry("lines", "vectors", "single dimensions of the added vectors, against position"),
     Entry("table", "vectors", "heat map of the table of added vectors"),
     Entry(
-        "similarity", "vectors", "cosine of every two positions' vectors; the scheme 'minilm' is a real model's table"
+        "similarity", "vectors", "cosine similarity of the vectors of all positions; 'minilm' is a real model's table"
     ),
-    Entry("bias", "pairs", "matrices of what is added to the score, or multiplies it, per head"),
-    Entry("bias_by_distance", "pairs", "the same as lines against distance, scheme by scheme on common axes"),
-    Entry("shaw_window", "sentences", "Shaw: which vector each pair of words uses, and where the window clips"),
+    Entry("bias", "pairs", "matrices of the bias added to the scores (or the factor), per head"),
+    Entry("bias_by_distance", "pairs", "the bias against distance, all schemes on common axes"),
+    Entry("shaw_window", "sentences", "Shaw: the vector used by each pair of words, and where distances are clipped"),
     Entry("distance_aware_factor", "pairs", "DA-Transformer: the family f(R; v) and its bounds"),
     Entry("transformer_xl_terms", "sentences", "Transformer-XL: the four terms of a score on a sentence"),
-    Entry("attention", "sentences", "attention on a sentence without positions and with them"),
-    Entry("rope_rotation", "rotations", "RoPE: the turn of each pair of channels, position by position"),
+    Entry("attention", "sentences", "attention weights on a sentence, without positions and with them"),
+    Entry("rope_rotation", "rotations", "RoPE: the rotation of each pair of channels, position by position"),
     Entry("rope_phases", "rotations", "RoPE: the angle of every pair at every position"),
-    Entry("rope_decay", "rotations", "RoPE: the bound that falls with distance, and scores that need not"),
+    Entry("rope_decay", "rotations", "RoPE: the bound decays with distance; scores need not"),
     Entry("spectrum", "spectra", "wavelengths of rotary pairs before and after scalings, against the trained length"),
     Entry("relative_index", "grids", "the 2N - 1 distances of N tokens and their indices in the table"),
     Entry("relative_to_absolute", "grids", "how products with 2N - 1 distances become scores of N keys"),
@@ -65,7 +62,7 @@ _PLACE: dict[str, Any] = {"type": int, "nargs": 2, "metavar": ("ROW", "COLUMN")}
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "schemes": SCHEMES,
-    "family": {"metavar": "FAMILY", "help": "which schemes: add, rotate, bands, score or content"},
+    "family": {"metavar": "FAMILY", "help": "family of schemes: add, rotate, bands, score or content"},
     "sentence": {"metavar": "WORDS", "help": "the words to draw, in quotes"},
     "length": {**_NUMBER, "help": "positions, the largest distance, or the trained length"},
     "dim": {**_NUMBER, "help": "width of the model"},
@@ -74,10 +71,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dimensions": {**_NUMBERS, "help": "which dimensions of the vectors, from 0"},
     "pairs": {**_NUMBER, "help": "how many pairs of channels, from the first"},
     "max_distance": {**_NUMBER, "help": "Shaw's window to either side"},
-    "positions": {**_NUMBERS, "help": "which words to frame, from 1"},
+    "positions": {**_NUMBERS, "help": "words to highlight, from 1"},
     "grid": {**_PLACE, "metavar": ("ROWS", "COLUMNS"), "help": "tokens in rows and columns"},
     "pixel": {**_PLACE, "help": "the pixel that offsets are counted from, from 0"},
-    "peak": {**_NUMBER, "help": "the distance that the key is built for"},
+    "peak": {**_NUMBER, "help": "the distance at which the constructed key scores highest"},
     "draws": {**_NUMBER, "help": "how many Gaussian queries and keys"},
     "v": {"type": float, "nargs": "+", "metavar": "V", "help": "values of DA-Transformer's v"},
     "w": {"type": float, "metavar": "W", "help": "DA-Transformer's weight of the distance"},
@@ -87,18 +84,18 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "help": "linear, ntk, dynamic, yarn, llama3, proportional or longrope:FILE",
     },
     "base": {"type": float, "metavar": "B", "help": "base of the rotary frequencies"},
-    "factor": {"type": float, "metavar": "S", "help": "wanted length by trained length"},
+    "factor": {"type": float, "metavar": "S", "help": "target length divided by trained length"},
     "causal": {
         "action": argparse.BooleanOptionalAction,
-        "help": "no key after its query, or every key; left out: as each scheme is made for",
+        "help": "with a causal mask or without (default: as each scheme is meant to be used)",
     },
     "common": {"action": "store_true", "help": "one axis of biases for all schemes"},
 }
-"""What figures can be given on the command line, by the name of their argument. Each figure has defaults of its own."""
+"""The command-line options of figures, by argument name. Each figure has its own defaults."""
 
 
 class _Help(argparse.Action):
-    """Help for all figures at once, or for the one that was named before it, which knows its options' defaults."""
+    """Help for all figures, or, after the name of a figure, for that one with its defaults."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(nargs=0, default=argparse.SUPPRESS, **options)
@@ -126,7 +123,7 @@ class _Help(argparse.Action):
 
 
 def find(name: str) -> Entry:
-    """The figure of that name; ValueError, naming those there are, for another."""
+    """The figure of that name. ValueError, with the known names, for another."""
     check_type("figure", name, str)
     known = {entry.name: entry for entry in FIGURES}
     check_name("figure", name, list(known))
@@ -134,10 +131,8 @@ def find(name: str) -> Entry:
 
 
 def save(figure: "Figure", path: Path, dark: bool = False) -> None:
-    """Writes a PNG or an SVG, by the file's ending; the same figure gives the same bytes.
-
-    Raises ValueError for another ending.
-    """
+    """Writes a PNG or an SVG, by the file's suffix; the same figure gives the same bytes. ValueError for another
+    suffix."""
     from matplotlib.figure import Figure
 
     from posenc.tools.kit.files import write_whole
@@ -157,27 +152,27 @@ def _check_ending(path: Path) -> None:
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser(
         "plot",
-        help="draw how the schemes work",
-        description="Draws a figure of positional encodings as PNG or SVG. posenc plot --list names the figures, and "
-        "posenc plot FIGURE --help the options of one with its defaults.",
+        help="draw figures of how the schemes work",
+        description="Draws a figure of positional encodings as PNG or SVG. posenc plot --list lists the figures; "
+        "posenc plot FIGURE --help shows the options of one with their defaults.",
         add_help=False,
     )
     parser.set_defaults(run=run)
-    parser.add_argument("-h", "--help", action=_Help, help="this; after the name of a figure, its options and defaults")
-    parser.add_argument("figure", nargs="?", metavar="FIGURE", help="which figure: see --list")
-    parser.add_argument("--list", action="store_true", help="name every figure, and its options with their defaults")
+    parser.add_argument("-h", "--help", action=_Help, help="show this; after FIGURE, its options and defaults")
+    parser.add_argument("figure", nargs="?", metavar="FIGURE", help="the figure to draw: see --list")
+    parser.add_argument("--list", action="store_true", help="list every figure, with its options and their defaults")
     _add_general(parser)
     _add_options(parser.add_argument_group("options of figures", "Their defaults: posenc plot FIGURE --help"), OPTIONS)
 
 
 def _add_general(parser: argparse.ArgumentParser) -> None:
-    """What every figure takes."""
+    """Adds the options that every figure has."""
     parser.add_argument("--out", type=Path, metavar="FILE", help="a .png or .svg file (default: FIGURE.png)")
-    parser.add_argument("--dark", action="store_true", help="light on dark (default: dark on light)")
+    parser.add_argument("--dark", action="store_true", help="dark background (default: light)")
 
 
 def _add_options(parser: argparse._ActionsContainer, names: Mapping[str, Any]) -> None:
-    """The options of these names; with their defaults where names have some."""
+    """Adds the options of these names, with the defaults that ``names`` gives."""
     for name in names:
         known = dict(OPTIONS[name])
         if names is not OPTIONS:
@@ -186,7 +181,7 @@ def _add_options(parser: argparse._ActionsContainer, names: Mapping[str, Any]) -
 
 
 def _default(value: Any) -> str:
-    """A default as the command line would be given it."""
+    """A default, as it is written on the command line."""
     if value is None:
         return "see above"
     if isinstance(value, bool):
@@ -197,7 +192,7 @@ def _default(value: Any) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Draws the figure asked for, writes it and says where. 0 done, 1 something is not installed, 2 wrong use."""
+    """Draws a figure and prints its path. Exit codes 0: done; 1: a package is missing; 2: wrong usage."""
     try:
         if arguments.list:
             width = max(len(entry.name) for entry in FIGURES)
@@ -211,7 +206,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         return failed(f"{error} (see posenc plot --list)", code=2)
     except ModuleNotFoundError as error:
-        if "pip install" not in str(error):  # a plain one is for the caller to explain
+        if "pip install" not in str(error):  # the caller explains it
             raise
         return failed(str(error))
     save(figure, out, arguments.dark)
@@ -234,7 +229,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Entry, dict[str, Any]]:
 
 
 def _given(defaults: Mapping[str, Any]) -> str:
-    """The options of a figure with their defaults, as one would type them; in brackets what has none to type."""
+    """The options of a figure with their defaults; in brackets those without a value."""
     return " ".join(
         f"[{flag}]" if value is None or isinstance(value, bool) else f"{flag} {_default(value)}"
         for flag, value in ((_flags([name]), value) for name, value in defaults.items())

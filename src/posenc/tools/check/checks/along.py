@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc.tools.check.calls import instead
-from posenc.tools.check.captured import UNHEARD, heard_in, of_all_tokens, of_one_token
+from posenc.tools.check.captured import NO_SCORES, captured_in, of_all_tokens, of_one_token
 from posenc.tools.check.heads import Attention
 from posenc.tools.check.outcome import Outcome, near
 from posenc.tools.check.subjects import Batch, Subject, require
@@ -64,23 +64,24 @@ class Seen(NamedTuple):
 
 
 def scores_of_one_token(subject: Subject, made: Any, batch: Batch) -> list[Seen]:
-    """What every attention in a run of one and the same token makes of it. NotApplicableError where none is heard."""
+    """What every attention in a run of one and the same token makes of it. NotApplicableError where none is
+    captured."""
     batch = of_one_token(batch).pick(range(batch.tokens), 0)
     if isinstance(subject, Attention):
         scores = weights_by_values(subject, made, batch).log()
         return [Seen("attention", _hidden(scores), list(range(batch.tokens)))]
-    all_of_it = heard_in(subject, made, batch)
-    heard = of_all_tokens(all_of_it, batch)
-    require(heard, UNHEARD)
+    all_of_it = captured_in(subject, made, batch)
+    captured = of_all_tokens(all_of_it, batch)
+    require(captured, NO_SCORES)
     require(
         not all_of_it.called & BLURS, "nothing to do: a convolution, or a pass over tokens, comes before the scores"
     )
-    another = heard_in(subject, made, replace(batch, ids=[[2] * batch.tokens]))
+    another = captured_in(subject, made, replace(batch, ids=[[2] * batch.tokens]))
     of_places = [x for inputs in another.inputs for x in inputs]  # where they are the same
-    of_tokens = [[x for x in inputs if not any(torch.equal(x, y) for y in of_places)] for _, inputs in heard]
+    of_tokens = [[x for x in inputs if not any(torch.equal(x, y) for y in of_places)] for _, inputs in captured]
     # Before the first attention there may be no linear layer, as in this package's own: tokens are as they came.
     alike = [_alike(inputs, batch.tokens, n > 0) for n, inputs in enumerate(of_tokens)]
-    return [Seen(f"attention {n}", _hidden(s[0]), *alike[n]) for n, (s, _) in enumerate(heard)]
+    return [Seen(f"attention {n}", _hidden(s[0]), *alike[n]) for n, (s, _) in enumerate(captured)]
 
 
 def _hidden(scores: Tensor) -> Tensor:
@@ -89,8 +90,8 @@ def _hidden(scores: Tensor) -> Tensor:
 
 def _alike(inputs: list[Tensor], tokens: int, later: bool) -> tuple[list[int], bool]:
     """The tokens of which linear layers are given the same as of the one in the middle, and whether all are told apart;
-    where none was heard, no token in a ``later`` attention, and all of them in the first. ``inputs``: those that go by
-    what the tokens are, and so not the table of Transformer-XL, which has as many rows."""
+    where none was captured, no token in a ``later`` attention, and all of them in the first. ``inputs``: those that go
+    by what the tokens are, and so not the table of Transformer-XL, which has as many rows."""
     flat = [x.flatten(0, -2).double() for x in inputs if x.shape[:-1].numel() == tokens]
     given = [x for x in flat if x.abs().max()]
     if not given:

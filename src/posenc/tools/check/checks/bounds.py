@@ -175,10 +175,10 @@ def _causal(plan: Plan) -> Iterator[Case]:
 CHECK = Check(
     number=19,
     name="bounds",
-    rule="What is past the end is refused by name, slopes are right for any number of heads, and neither other rows, "
-    "nor later tokens, nor what a window hides count.",
-    why="An index past a table wraps around, is clamped, or stops the device; and a batch as long as its rows hides "
-    "which is which.",
+    rule="Positions past the end are rejected with the limit, slopes are right for any number of heads, and neither "
+    "other rows, nor later tokens, nor keys outside a window matter.",
+    why="An index past a table wraps around, is clamped, or crashes the device; and if batch size and length are "
+    "equal, swapped axes go unnoticed.",
     pains=(14, 16, 18),
     remedy="Compare positions with the limit before the look-up, and raise an error with the number; take each size "
     "from its own axis.",

@@ -154,9 +154,9 @@ def _documents(plan: Plan) -> Iterator[Case]:
 CHECK = Check(
     number=8,
     name="cache",
-    rule="Fed to a cache in chunks, or a prompt and then token by token, tokens come out as they do all at once.",
-    why="A new token that is given the wrong position, or a mask that is aligned at the wrong corner, makes a model "
-    "generate by other rules than those it was trained by; it still speaks, only worse.",
+    rule="With a cache, in chunks or as a prompt and then token by token, outputs equal those of one pass.",
+    why="With wrong positions of new tokens, or a mask aligned to the wrong corner, generation differs from training; "
+    "the text is still plausible, but worse.",
     pains=(5, 6),
     remedy="Give new tokens the positions that follow the cached ones, and let their mask end at the lower right.",
     trials=(

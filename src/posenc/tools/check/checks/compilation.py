@@ -221,8 +221,9 @@ def _graphs(plan: Plan, claim: str, every: int = 1, needs: tuple[str, ...] = ())
 CHECK = Check(
     number=18,
     name="compile and export",
-    rule="One real graph, at most 2 compilations for 8 lengths, and one exported program for all, that equal eager.",
-    why="Branches on data break graphs, lengths that are numbers compile anew, and complex numbers cannot be exported.",
+    rule="One real graph, at most 2 compilations for 8 lengths, and one exported program for all lengths, all equal to "
+    "eager.",
+    why="Branches on data break graphs, lengths as constants recompile, and complex numbers cannot be exported.",
     pains=(10, 15),
     remedy="Branch on no values, take sizes from shapes, read no numbers out of tensors, and use no complex numbers.",
     trials=(

@@ -174,8 +174,8 @@ def refusals(plan: Plan, known: bool) -> Iterator[Case]:
 CHECK = Check(
     number=14,
     name="configuration",
-    rule="Frequencies and lengths are those of the configuration; each option counts, and an unknown one is refused.",
-    why="A key that is misread or passed over leaves a model that runs, with the frequencies of another.",
+    rule="Frequencies and lengths match the configuration; each option has an effect, and an unknown one is rejected.",
+    why="If a key is misread or ignored, the model runs with wrong frequencies.",
     pains=(7,),
     remedy="Read each option where it is used, and raise a ValueError that names one which is unknown or has no "
     "meaning.",

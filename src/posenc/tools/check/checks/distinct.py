@@ -122,8 +122,8 @@ def _of_outputs(plan: Plan) -> Iterator[Case]:
 CHECK = Check(
     number=2,
     name="distinct",
-    rule="In low precision, no position looks like the one before it, up to the last.",
-    why="Where two positions have the same bits, the order of their tokens is lost, and nothing says so.",
+    rule="In low precision, adjacent positions stay distinct, up to the last.",
+    why="If two positions have the same bits, the order of their tokens is lost without an error.",
     pains=(1,),
     remedy="Compute phases and distances in float32, with autocast switched off, from integer positions.",
     trials=(

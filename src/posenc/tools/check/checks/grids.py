@@ -346,8 +346,8 @@ def _pairs_of_patches(plan: Plan) -> Iterator[Case]:
 CHECK = Check(
     number=20,
     name="grids",
-    rule="Rows and columns count each as itself, in grids of any shape; text among images is at its position.",
-    why="An axis taken for the other, or a cache slot taken for a position, passes every test on square images.",
+    rule="Rows and columns are distinguished in grids of any shape; text between images has the right positions.",
+    why="Swapped axes, or a cache slot used as a position, pass every test on square images.",
     pains=(12, 13),
     remedy="Take row and column as n // width and n % width, with the width of this very grid, and each axis by "
     "itself.",

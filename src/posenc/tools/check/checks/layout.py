@@ -135,11 +135,11 @@ def _of_the_rest(plan: Plan) -> Iterator[Case]:
 CHECK = Check(
     number=15,
     name="layout",
-    rule="Channels are paired and turned as claimed, the others stay as they are, and lengths stay but for the claimed "
+    rule="Channels are paired and rotated as claimed, the others are unchanged, and norms change only by the claimed "
     "scale.",
-    why="The layouts have the same shapes: weights of one, run in the other, give text that is only a little worse.",
+    why="The layouts have the same shapes: weights of one, run in the other, are wrong without an error.",
     pains=(8,),
-    remedy="Pair the channels as the weights were trained, and turn `rotary_dim` of them alone.",
+    remedy="Pair the channels as in training, and rotate only `rotary_dim` of them.",
     trials=(
         Trial("pairs", pairs_keep_to_themselves, _cases, {"claims": ("layout",)}, claims=("layout", "rotary_dim")),
         Trial("direction", pairs_turn_as_claimed, _one_on, claims=("direction",)),

@@ -95,7 +95,7 @@ def _once(plan: Plan) -> Iterator[Case]:
 CHECK = Check(
     number=4,
     name="life cycle",
-    rule="Copied, pickled, cast to half precision and back, saved and loaded, it is what it was; no table is saved.",
+    rule="Copying, pickling, casting to half precision and back, saving and loading change nothing; no table is saved.",
     why="Tables in buffers are rounded with the module and never recover, and saved ones overrule the configuration.",
     pains=(2,),
     remedy="Keep no table that follows from the options: compute it in forward from integers, or keep it out of "

@@ -91,8 +91,8 @@ def _left(plan: Plan) -> Iterator[Case]:
 CHECK = Check(
     number=17,
     name="memory",
-    rule="Where linear memory is claimed, twice the tokens need less than 2.5 times as much; no call leaves anything.",
-    why="A bias for every pair undoes a fused kernel, and one that is kept on the module keeps its graph alive.",
+    rule="If linear memory is claimed, twice the tokens need less than 2.5 times as much; no call leaks memory.",
+    why="A bias matrix of all pairs defeats a fused kernel, and one stored on the module keeps its graph alive.",
     pains=(9, 10),
     remedy="Make no matrix of all pairs: compute a bias within the kernel, block by block.",
     trials=(

@@ -38,8 +38,8 @@ def loaded_is_as_built(subject: Subject, batch: Batch, assign: bool, tolerance: 
 CHECK = Check(
     number=3,
     name="meta",
-    rule='What is built on "meta", given memory, reset and loaded from a state_dict equals a normal build.',
-    why="Large models are built without memory, and only parameters are loaded: tables in buffers then hold garbage.",
+    rule='A module built on "meta", materialised, reset and loaded from a state_dict equals a normal build.',
+    why="Large models are built on meta, and only parameters are loaded: tables in buffers then hold garbage.",
     pains=(2,),
     remedy="Compute tables in forward, or fill them in `reset_parameters` too, since no state_dict holds them.",
     trials=(

@@ -115,11 +115,11 @@ def _leaks(plan: Plan, gradients: bool = False) -> Iterator[Case]:
 CHECK = Check(
     number=11,
     name="packing",
-    rule="Each packed document comes out as it does alone, and nothing about another one changes a bit of it.",
-    why="Documents that see one another, or that go on counting where the last one ended, teach a model texts that "
-    "nobody wrote; the loss hardly shows it.",
+    rule="Each packed document gives the same output as alone, and no other document changes a bit of it.",
+    why="If documents attend to each other, or positions continue across them, the model trains on wrong texts; the "
+    "loss hardly shows it.",
     pains=(4,),
-    remedy="Let tokens see those of their own document alone, and count positions from 0 in each.",
+    remedy="Mask attention between documents, and count positions from 0 in each.",
     trials=(
         Trial("alone, with positions", documents_equal_themselves_alone, _with_positions),
         Trial("alone, with documents alone", documents_equal_themselves_alone, _by_documents),

@@ -43,7 +43,7 @@ def padding_inside_changes_nothing(subject: Subject, batch: Batch, tolerance: fl
 
 def goes_by_the_index(subject: Subject, made: Any, row: Batch, tolerance: float) -> bool:
     """Whether all of a row with padding between its tokens goes by how far they are apart in it: more padding at the
-    ends changes nothing, and scores are those of the row without padding, where they are heard.
+    ends changes nothing, and scores are those of the row without padding, where they are captured.
 
     Not so of what is causal: a prompt that ends with padding is continued, and has it inside. Nor of a window, which
     would show fewer tokens than it says."""
@@ -125,8 +125,8 @@ def _contents(plan: Plan) -> Iterator[Case]:
 CHECK = Check(
     number=7,
     name="padding",
-    rule="Real tokens come out as they do without padding, whether it is left, right, inside, or mixed by row.",
-    why="Where positions are read off the index, left-padded rows of a batch are answered as if they stood elsewhere.",
+    rule="Tokens give the same output as without padding, whether it is left, right, inside, or mixed by row.",
+    why="If positions are taken from the index, left-padded rows of a batch get wrong positions.",
     pains=(3,),
     remedy="Take positions from the mask, or from the caller, not from the index; hide padding before the softmax.",
     trials=(

@@ -156,7 +156,7 @@ def _small(plan: Plan, tokens: int) -> Iterator[Case]:
 CHECK = Check(
     number=16,
     name="backend parity",
-    rule="Every backend gives the same outputs and gradients, for one token and around the sizes of blocks.",
+    rule="Every backend gives the same outputs and gradients, for one token and around block sizes.",
     why="A fused kernel that drops a bias, its gradient or its alignment still gives plausible numbers.",
     pains=(9, 10, 11),
     remedy="Pass bias, mask, scale and alignment to every backend, and write the gradient of each.",

@@ -38,10 +38,10 @@ def _cases(plan: Plan, needs: tuple[str, ...] = ()) -> Iterator[Case]:
 CHECK = Check(
     number=10,
     name="permutation",
-    rule="Tokens put in another order, with their positions, come out the same, in that order.",
-    why="What reads a position off the index of a tensor is right until tokens are sorted, dropped, merged or sharded.",
+    rule="Permuting tokens together with their positions permutes the outputs in the same way.",
+    why="Code that takes positions from a tensor index is right until tokens are sorted, dropped, merged or sharded.",
     pains=(3,),
-    remedy="Go by the positions that are given, and by nothing else: no arange over the index.",
+    remedy="Use only the given positions: no arange over the index.",
     trials=(
         Trial("text", outputs_are_permuted, _cases),
         Trial("packed documents", outputs_are_permuted, _cases, {"needs": ("document",)}),

@@ -204,8 +204,8 @@ def _late(plan: Plan) -> Iterator[Case]:
 CHECK = Check(
     number=1,
     name="phase",
-    rule="In bfloat16, float16 and under autocast, far positions are as exact as near ones.",
-    why="bfloat16 holds no odd integer above 256: positions or phases in it make neighbours one and the same.",
+    rule="In bfloat16, float16 and under autocast, large positions are as precise as small ones.",
+    why="bfloat16 cannot represent odd integers above 256: positions or phases in it make neighbours equal.",
     pains=(1,),
     remedy="Compute positions, phases, sines and cosines in float32, with autocast switched off, from integer "
     "positions; cast the result.",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.tools.check.captured import EXCHANGED, UNHEARD, of_one_token, onlookers, scores_of, sums_in
+from posenc.tools.check.captured import EXCHANGED, NO_SCORES, of_one_token, onlookers, scores_of, sums_in
 from posenc.tools.check.heads import Attention, Bias, Rotary, asked
 from posenc.tools.check.layers import Layer, Model
 from posenc.tools.check.measure import fastest
@@ -139,18 +139,18 @@ def sums_heard_are_its(
         len(batch.ids) == 2 and all(len(set(row)) == 1 for row in batch.ids),
         "nothing to do: the rows are not of one token each",
     )
-    heard, front = sums_in(subject, subject.make(**changed), batch), subject.registers
+    captured, front = sums_in(subject, subject.make(**changed), batch), subject.registers
     wanted = {name: torch.tensor(x, dtype=torch.float64)[0, front:] for name, x in {"": expected, **others}.items()}
     wanted = {name: x - x[:1] for name, x in wanted.items()}
-    told = wanted.pop("")
-    heard = [x for x in heard if x.shape == told.shape]  # several where something else is added, too
-    require(heard, "let positions be added to tokens before anything else is done to both, for no such sum was heard")
+    ours = wanted.pop("")
+    captured = [x for x in captured if x.shape == ours.shape]  # several where something else is added, too
+    require(captured, "add positions to tokens before any other operation on both, for no such sum was observed")
     far = float(subject.places(batch).max()) if batch.grid is None else 0.0
-    tolerance = (4 * far + 64) * UNIT * max(float(x.abs().max()) for x in (told, *heard))
-    if any(near(told, x, tolerance).ok for x in heard):
+    tolerance = (4 * far + 64) * UNIT * max(float(x.abs().max()) for x in (ours, *captured))
+    if any(near(ours, x, tolerance).ok for x in captured):
         return Outcome(True, "", "")
-    _, says, shows = near(told, heard[0], tolerance)
-    return Outcome(False, says, shows + name_of(heard[0], told, wanted, tolerance / float(told.abs().max())))
+    _, says, shows = near(ours, captured[0], tolerance)
+    return Outcome(False, says, shows + name_of(captured[0], ours, wanted, tolerance / float(ours.abs().max())))
 
 
 def scores_heard_are_its(
@@ -158,9 +158,9 @@ def scores_heard_are_its(
 ) -> Outcomes:
     """The scores that a softmax is given for tokens that are all the same, at positions that differ, against what the
     scheme leaves open: what it adds, and some sum of its forms, the same for all pairs of a head."""
-    at, heard = onlookers(subject, batch), scores_of(subject, subject.make(**changed), of_one_token(batch))
-    require(heard, UNHEARD)
-    came, front = heard[0][0][:, at], subject.registers
+    at, captured = onlookers(subject, batch), scores_of(subject, subject.make(**changed), of_one_token(batch))
+    require(captured, NO_SCORES)
+    came, front = captured[0][0][:, at], subject.registers
     told, open_to = (torch.tensor(x, dtype=torch.float64) for x in (expected, forms))
     if came.shape != told.shape:
         yield "shape", Outcome(False, str(tuple(told.shape)), str(tuple(came.shape)))
@@ -184,7 +184,7 @@ def scores_heard_are_its(
         left = wanted
         if len(basis) and float(basis.abs().max()) > 0:
             left = wanted - basis.T @ torch.linalg.lstsq(basis.T, wanted[:, None], driver="gelsd").solution[:, 0]
-        size = max(float(x[here].abs().max()) for x in (heard[0][0][:, at][head], came[head]))
+        size = max(float(x[here].abs().max()) for x in (captured[0][0][:, at][head], came[head]))
         far = float(subject.places(batch).max()) if batch.grid is None and len(basis) else 0.0
         tolerance = (4 * far + 64) * UNIT * size
         shown = torch.zeros_like(came[head])
@@ -199,9 +199,9 @@ def scores_of_contents_are_its(
     subject: Layer, batch: Batch, expected: Any, changed: Mapping[str, Any] = {}
 ) -> Outcomes:
     """The scores that a softmax is given, against those of the scheme for the same queries and keys."""
-    at, heard = onlookers(subject, batch), scores_of(subject, subject.make(**changed), batch)
-    require(heard, UNHEARD)
-    came, told = heard[0][:, :, at], torch.tensor(expected, dtype=torch.float64)
+    at, captured = onlookers(subject, batch), scores_of(subject, subject.make(**changed), batch)
+    require(captured, NO_SCORES)
+    came, told = captured[0][:, :, at], torch.tensor(expected, dtype=torch.float64)
     seen = came.isfinite() & told.isfinite()
     seen[..., : subject.registers] = False
 
@@ -364,9 +364,9 @@ def _parameters(plan: Plan) -> Iterator[Case]:
 CHECK = Check(
     number=21,
     name="published",
-    rule="It is the scheme that it is said to be: with the same parameters, posenc's gives the same.",
-    why="A bucket that begins one token late, the slope of another head, a ramp the wrong way round: every law holds, "
-    "and weights that were trained elsewhere give another text.",
+    rule="It is the scheme that it claims to be: with the same parameters it equals posenc's.",
+    why="With a bucket that begins one token late, the slope of another head, or a reversed ramp, every law holds, but "
+    "published weights give wrong results.",
     pains=(7, 8, 16),
     remedy="Compute it as the paper and its authors' code do: the docstring of the scheme in posenc has the formula.",
     trials=(

@@ -207,9 +207,9 @@ def _trained(plan: Plan) -> Iterator[Case]:
 CHECK = Check(
     number=5,
     name="purity",
-    rule="A call writes nothing into its inputs and nothing on the module but tables that stay as they are, and no "
-    "call changes what another gives.",
-    why="Tables that grow in a call keep the precision, the mode and the configuration of whoever called first.",
+    rule="A call changes neither its inputs nor the module, except constant tables, and no call affects the result of "
+    "another.",
+    why="Tables that grow in a call keep the precision, mode and configuration of the first call.",
     pains=(5, 6, 15),
     remedy="Write nothing on the module or into the inputs: make tables new in each call, or by the length, dtype "
     "and device alone.",

@@ -69,10 +69,10 @@ def _cases(plan: Plan, lse: bool = False, zigzag: bool = False, documents: bool 
 CHECK = Check(
     number=12,
     name="sharding",
-    rule="Shards of a sequence, with the positions that tokens have in the whole, give together what the whole gives.",
+    rule="Shards of a sequence, with their positions in the whole, together give the output of the whole.",
     why="Under context parallelism, a rank that counts its own tokens from 0 has the right shapes and wrong distances.",
     pains=(16, 17),
-    remedy="Give each shard the positions that its tokens have in the whole, and heads their number in the whole.",
+    remedy="Give each shard the positions of its tokens in the whole sequence, and heads their index among all heads.",
     trials=(
         Trial("contiguous, merged by log-sum-exp", merged_shards_equal_the_whole, _cases, {"lse": True}),
         Trial("zigzag, merged by log-sum-exp", merged_shards_equal_the_whole, _cases, {"lse": True, "zigzag": True}),

@@ -141,10 +141,10 @@ def _absolute(plan: Plan) -> Iterator[Case]:
 CHECK = Check(
     number=6,
     name="shift",
-    rule="Moving all positions by the same amount changes nothing in relative schemes, and something in absolute ones; "
-    "moving some of them changes something in both.",
-    why="What is called relative and is not answers a text by where it stands in the window: in a later chunk, behind "
-    "padding, it is another text.",
+    rule="Shifting all positions by the same amount changes nothing in relative schemes and something in absolute "
+    "ones; shifting some of them changes something in both.",
+    why="If a scheme claims to be relative and is not, the same text gives another result in a later chunk or behind "
+    "padding.",
     pains=(1, 3),
     remedy="Compute scores from the difference of the positions that are given, never from the index or from the "
     "length.",

@@ -81,10 +81,10 @@ def _far(plan: Plan) -> Iterator[Case]:
 CHECK = Check(
     number=13,
     name="threshold",
-    rule="Around the length from which on a scheme does something else, a cache gives what comes at once; and a long "
-    "input leaves nothing behind for a short one.",
-    why="Frequencies that follow the length disagree with keys that were rotated when the text was short; what a long "
-    "request made may go on to answer short ones.",
+    rule="Around the length at which a scheme changes its behaviour, a cache gives the result of one pass; and a long "
+    "input does not affect later short ones.",
+    why="Frequencies that depend on the length disagree with keys cached at a shorter length; and those of a long "
+    "request may be reused for short ones.",
     pains=(6,),
     remedy="Choose frequencies by each row's own length, store keys unrotated where they change, and keep nothing "
     "between calls.",

@@ -54,7 +54,7 @@ def _any(plan: Plan) -> Iterator[Case]:
 CHECK = Check(
     number=9,
     name="unequal lengths",
-    rule="Some tokens that ask all others get what they get where all ask all: the last of them, or any.",
+    rule="Fewer queries than keys, the last or any of them, give the outputs that they have among all queries.",
     why="Indices that are right in a square are wrong in a rectangle: in decoding, in cross-attention, in a block.",
     pains=(5, 11, 18),
     remedy="Align queries with the last of the keys, and take sizes from queries and keys each by itself.",

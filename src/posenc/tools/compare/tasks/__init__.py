@@ -1,6 +1,6 @@
-"""What a comparison can train on and test: each file of this folder is a task, by its name, and ends with a ``TASK``.
+"""The tasks of a comparison: each file of this folder is a task of that name, and ends with a ``TASK``.
 
-A task is imported when it is asked for, so that its name can be told before torch is loaded.
+A task is imported only when it is used, so that names can be listed without loading torch.
 """
 
 import importlib
@@ -20,7 +20,7 @@ TASKS = tuple(file.name for file in pkgutil.iter_modules(__path__))
 
 
 def task_of(name: str) -> "Task":
-    """The task of that name. `ConfigError`, naming those there are, for another."""
+    """The task of that name. `ConfigError`, with the known names, for another."""
     try:
         check_name("task", name, TASKS)
     except ValueError as error:
@@ -29,7 +29,7 @@ def task_of(name: str) -> "Task":
 
 
 def complete(config: CompareConfig) -> CompareConfig:
-    """The same with the task's own test lengths where none are given. `ConfigError` for what does not fit the task.
+    """The configuration with the task's test lengths if none are given. `ConfigError` for what does not fit the task.
 
     >>> complete(CompareConfig(train_length=64)).test_lengths
     (32, 64, 128, 256, 512)
@@ -42,7 +42,7 @@ def complete(config: CompareConfig) -> CompareConfig:
 
 
 def configured(values: Mapping[str, Any]) -> CompareConfig:
-    """A configuration from names and values, with the task's own for those not given.
+    """A configuration from names and values, with the task's defaults for the others.
 
     >>> configured({"task": "digits"}).test_lengths
     (6, 8, 12, 16)

@@ -100,7 +100,7 @@ function firstChoice({ begin, compare_with: other, command, why, claims, unknown
             element("ul", {}, ...ours.map((words) => element("li", {}, words))),
         );
     return [
-        element("p", { class: "group" }, `Begin with ${begin}`),
+        element("p", { class: "group" }, `Start with ${begin}`),
         element(
             "ul",
             { class: "answers", "aria-label": "First choice" },
