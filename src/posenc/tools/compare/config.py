@@ -128,7 +128,8 @@ class CompareConfig(Configuration):
         return found
 
     def to_toml(self, made_with: Mapping[str, str] | None = None) -> str:
-        """The TOML text that `posenc.tools.compare.saved` reads as this configuration, with the versions it was made with."""
+        """The TOML text that `posenc.tools.compare.saved` reads as this configuration, with the versions it was made
+        with."""
 
         # JSON's strings, numbers, arrays and booleans are valid TOML. TOML has no null, so such fields are left out.
         def lines(values: Mapping[str, Any]) -> str:
