@@ -276,7 +276,9 @@ NEAR = (
         ('band.give_vectors(d_lines.values, band.by_distance(work, "by distance", weights), do)', "pass"),
         at("shaw values", "text", "both"),
     ),
-    Mutant("faint weights are no longer faint", pairwise, "FAINT", -8.0, at("learned slope", "text", "both")),
+    Mutant(
+        "faint weights are no longer faint", pairwise, "LOWEST_LOG_WEIGHT", -8.0, at("learned slope", "text", "both")
+    ),
 )
 
 # --- far pairs --------------------------------------------------------------------------------------------------------

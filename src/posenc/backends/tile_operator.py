@@ -46,7 +46,7 @@ def by_name(name: str) -> Callable[..., Any]:
     return found
 
 
-def _told(
+def _decoded(
     rows: int,
     tables: Sequence[Tensor],
     names: str,
@@ -65,7 +65,7 @@ def _told(
         setattr(lines, name, by_name(function))
     for name, table in zip(names.split(), tables, strict=True):
         setattr(lines, name, table)
-    lines.falls = lines.bias is not None and bool(lines.bias.amin() < pairwise.FAINT / 2)
+    lines.falls = lines.bias is not None and bool(lines.bias.amin() < pairwise.LOWEST_LOG_WEIGHT / 2)
     return plan, lines
 
 
@@ -87,7 +87,7 @@ def _tiled(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Output and log-sum-exp and, for the backward pass, the unrounded output, and the output and log-sum-exp of the
     keys far to the right. The last three are empty if they are not needed."""
-    plan, lines = _told(query.size(0), tables, names, queries, keys, seen, form, apply, skip_below)
+    plan, lines = _decoded(query.size(0), tables, names, queries, keys, seen, form, apply, skip_below)
     dtype = torch.promote_types(query.dtype, torch.float32)
     out = value.new_zeros((*query.shape[:3], value.size(-1)), dtype=dtype)
     lse = query.new_full(query.shape[:3], -torch.inf, dtype=dtype)
@@ -153,7 +153,7 @@ def _tiled_backward(
     skip_below: float,
 ) -> list[Tensor]:
     """The gradients of query, key, value, and of the tables."""
-    plan, lines = _told(query.size(0), tables, names, queries, keys, seen, form, apply, skip_below)
+    plan, lines = _decoded(query.size(0), tables, names, queries, keys, seen, form, apply, skip_below)
     dtype = lse.dtype
     d_lines = lines.zeros()
     dq, dk, dv = (x.new_zeros(x.shape, dtype=dtype) for x in (query, key, value))
