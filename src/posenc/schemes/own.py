@@ -93,7 +93,7 @@ def _module(text: str) -> tuple[ModuleType, str]:
         try:
             spec.loader.exec_module(module)
         except Exception as error:
-            raise ValueError(f"{where} cannot be run: {_said(error)}") from error
+            raise ValueError(f"{where} cannot be run: {_described(error)}") from error
         _MODULES[path] = module, digest
     return _MODULES[path]
 
@@ -134,7 +134,7 @@ def _guarded(text: str, build: Callable[[Shape], Scheme]) -> Callable[[Shape], S
         try:
             made = build(shape)
         except Exception as error:
-            raise ValueError(f"{text} cannot be built: {_said(error)}") from error
+            raise ValueError(f"{text} cannot be built: {_described(error)}") from error
         if not isinstance(made, Scheme):
             raise ValueError(f"{text} must build a Scheme, got {shown(made)}")
         return made
@@ -142,5 +142,5 @@ def _guarded(text: str, build: Callable[[Shape], Scheme]) -> Callable[[Shape], S
     return guarded
 
 
-def _said(error: Exception) -> str:
+def _described(error: Exception) -> str:
     return ": ".join(filter(None, (place_of(error), type(error).__name__, " ".join(str(error).split()))))
