@@ -65,11 +65,12 @@ study: $(LAB) kernel ## set up, go on with the study of which scheme is best, wr
 tables: $(DEV) ## write the tables of schemes into README.md and docs/schemes.md
 	$(BIN)/python docs/tables.py
 
-pictures: $(DEV) ## draw every scheme for docs/schemes.md and photograph the explorer, on light and on dark paper
+pictures: $(DEV) ## draw every scheme for docs/schemes.md, photograph the explorer, light and dark, and draw the house
 	@for family in add rotate bands score content; do \
 		$(BIN)/posenc plot overview --family $$family --out docs/images/overview_$$family.png && \
 		$(BIN)/posenc plot overview --family $$family --out docs/images/overview_$$family-dark.png --dark || exit 1; \
 	done
+	@$(BIN)/python docs/house.py
 	@$(BIN)/python -m tests.explore.screenshots
 
 # With Python 3.11 or later, which the API of posenc.huggingface needs.

@@ -55,6 +55,8 @@ def settings_of(arguments: argparse.Namespace) -> list[Settings]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the benchmark. Exit codes 0: done; 1: interrupted or failed, after partial tables; 2: wrong usage."""
+    if arguments.compare:
+        return compared(arguments)
     try:
         precisions = settings_of(arguments)
         from posenc.tools.bench.run import bench, check  # imports torch, which wrong arguments need not wait for
