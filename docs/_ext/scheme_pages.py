@@ -120,7 +120,7 @@ def _parameters(entry: Entry) -> str:
     """Which parameters its picture is of."""
     if Law.PARAMETER_FREE in entry.laws:
         return ""
-    if entry.scheme.begins_as_nothing:
+    if entry.scheme.zero_initialized:
         return ". As it begins it changes nothing, so its parameters are drawn at random here, to have something to see"
     return ", untrained: with parameters as it begins"
 

@@ -74,11 +74,11 @@ class Schedule(nn.Module):
         return self._layers[whole("layer", layer, 0, len(self) - 1)][0]
 
     def __repr__(self) -> str:
-        said: dict[tuple[int, Window], list[int]] = {}
+        layers_of: dict[tuple[int, Window], list[int]] = {}
         for layer, kind in enumerate(self._layers):
-            said.setdefault(kind, []).append(layer)
+            layers_of.setdefault(kind, []).append(layer)
         words = []
-        for (scheme, window), layers in said.items():
+        for (scheme, window), layers in layers_of.items():
             parts: Any = self.schemes[scheme].parts
             names = " + ".join(f"{type(part).__name__}({part.extra_repr()})" for part in parts)
             names += "" if any(part.doors for part in parts) else " (no position)"

@@ -44,7 +44,7 @@ class Scheme(nn.Module):
     ``features``.
     """
 
-    begins_as_nothing: ClassVar[bool] = False
+    zero_initialized: ClassVar[bool] = False
     """Whether the parameters are initialized to zeros and have no effect until trained. Figures and measurements of the
     scheme alone then draw them from N(0, 1)."""
 
@@ -247,17 +247,17 @@ class Scheme(nn.Module):
 
     def extra_repr(self) -> str:
         """The constructor arguments that are kept as attributes."""
-        said = []
+        arguments = []
         for name, parameter in inspect.signature(type(self)).parameters.items():
             value = getattr(self, name, parameter)
             several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             if several or value is parameter or inspect.ismethod(value) or isinstance(value, Tensor | nn.Module):
                 continue
             if parameter.default is parameter.empty:
-                said.append(repr(value))
+                arguments.append(repr(value))
             elif parameter.kind is not parameter.KEYWORD_ONLY or value != parameter.default:
-                said.append(f"{name}={value!r}")
-        return ", ".join(said)
+                arguments.append(f"{name}={value!r}")
+        return ", ".join(arguments)
 
 
 def is_scheme(x: object) -> bool:
@@ -283,10 +283,10 @@ def wanted_by(scheme: Scheme) -> Mapping[str, Feature]:
 
 
 @torch.no_grad()
-def awakened(scheme: Scheme) -> Scheme:
+def with_random_parameters(scheme: Scheme) -> Scheme:
     """The same scheme, with the parameters of its zero-initialized parts drawn from N(0, 1), so that they show."""
     for part in scheme.parts:
-        for parameter in part.parameters() if part.begins_as_nothing else ():
+        for parameter in part.parameters() if part.zero_initialized else ():
             nn.init.normal_(parameter)
     return scheme
 
@@ -299,7 +299,7 @@ def _parts(x: Any) -> tuple[Any, ...]:
 M = TypeVar("M", bound=nn.Module)
 
 
-def undrawn(kind: type[M], *sizes: int, **how: Any) -> M:
+def uninitialized(kind: type[M], *sizes: int, **how: Any) -> M:
     """An uninitialized PyTorch layer, whose parameters the scheme's `reset_parameters` initializes."""
     device = torch.empty(0).device  # the default device, which ``with torch.device(...)`` sets
     made: M = nn.utils.skip_init(kind, *sizes, **how, device=device)

@@ -798,9 +798,9 @@ LONG = 300
 TILES, BAND = "and the mask splits into tiles", "computed one band at a time"
 KERNEL = "the kernel computes the scores on the fly"
 TAKEN: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str, str]] = {
-    "nothing": (lambda: None, {"is_causal": True}, "sdpa", "the fused kernel alone"),
-    "rotation": (lambda: RoPE(HEAD_DIM), {"is_causal": True}, "sdpa", "the fused kernel alone"),
-    "folds": (lambda: AbsoluteInAttention(LONG, HEAD_DIM), {"is_causal": True}, "sdpa", "the fused kernel alone"),
+    "nothing": (lambda: None, {"is_causal": True}, "sdpa", "the fused kernel suffices"),
+    "rotation": (lambda: RoPE(HEAD_DIM), {"is_causal": True}, "sdpa", "the fused kernel suffices"),
+    "folds": (lambda: AbsoluteInAttention(LONG, HEAD_DIM), {"is_causal": True}, "sdpa", "the fused kernel suffices"),
     "linear": (lambda: ALiBi(HEADS), {"is_causal": True}, "native", KERNEL),
     "both ways": (lambda: ALiBi(HEADS, "bidirectional"), {}, "native", KERNEL),
     "window": (lambda: Shaw(HEAD_DIM, 3), {"is_causal": True}, "native", KERNEL),
@@ -931,7 +931,7 @@ def test_distances_on_both_sides_of_a_gap_take_no_table() -> None:
     positions = Positions.cat([near, Positions.arange(30, start=LONG).shift(2**40)])
     q, k = torch.randn(1, HEADS, 30, HEAD_DIM), torch.randn(1, HEADS, LONG + 30, HEAD_DIM)
     where = {"query_positions": positions[LONG:], "key_positions": positions}
-    with pytest.raises(ValueError, match="a term needs a table of all distances between the least and the greatest"):
+    with pytest.raises(ValueError, match="a term needs a table of all distances, whose range is too large"):
         posenc.attention(q, k, k, scheme, **where, backend="tiled")
     taken = posenc.attention(q, k, k, scheme, **where)
     torch.testing.assert_close(taken, posenc.attention(q, k, k, scheme, **where, backend="reference"))

@@ -302,12 +302,12 @@ def test_what_keeps_it_from_being_built_is_said(
 
 def test_windows_is_told_so(fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(library, "os", SimpleNamespace(name="nt", environ={}))
-    assert refusal() == "it is for Linux and macOS alone"
+    assert refusal() == "it is only for Linux and macOS"
     assert main(["kernel"]) == 1
     assert main(["kernel", "--build"]) == 1
     assert (
         capsys.readouterr().err.splitlines()[-1]
-        == "posenc: error: the kernel is not built: it is for Linux and macOS alone"
+        == "posenc: error: the kernel is not built: it is only for Linux and macOS"
     )
 
 
@@ -320,7 +320,7 @@ def test_windows_is_told_so(fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys
         ),
         (r"printf 'x.h: error: \253caf\351\273\n' >&2; exit 1", "its C++ does not compile here: x.h: error: �caf�"),
         ("exit 3", "its C++ does not compile here: code 3"),
-        ("exit 0", "has written no library"),
+        ("exit 0", "wrote no library"),
     ],
 )
 def test_a_level_that_does_not_compile_is_left_out(before: str, said: str, compiler: Callable[..., Path]) -> None:
@@ -337,7 +337,7 @@ def test_a_compiler_that_hangs_is_stopped_with_what_it_has_started(
     monkeypatch.setattr(build, "LIMIT", 0.5)
     compiler(f"sleep 600 & echo $! > {shlex.quote(str(fresh / 'pid'))}; wait")
     (outcome,) = build.build(build.BUILT, [("float", V4)])
-    assert outcome.reason == f"{fresh / 'a compiler'} has not ended after 0.5 s"
+    assert outcome.reason == f"{fresh / 'a compiler'} did not finish within 0.5 s"
     started = int((fresh / "pid").read_text())
     try:
         state = Path(f"/proc/{started}/stat").read_text().rpartition(")")[2].split()[0]
@@ -695,7 +695,7 @@ def test_without_a_library_calls_go_another_way_and_explain_says_how_to_have_one
     assert (explained.backend, explained.refusals["native"]) == ("tiled", NO_LIBRARY)
     with pytest.raises(ValueError, match="backend 'native' cannot run this: the CPU kernel has not been built"):
         posenc.attention(q, q, q, ALiBi(2), is_causal=True, backend="native")
-    with pytest.raises(RuntimeError, match=r"^posenc's own kernel cannot run: the CPU kernel has not been built"):
+    with pytest.raises(RuntimeError, match=r"^posenc's kernel cannot run: the CPU kernel has not been built"):
         library.library(torch.float32)
     assert library.level(torch.float32) is None
 

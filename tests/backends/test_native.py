@@ -32,7 +32,7 @@ def test_a_library_that_says_something_else_of_a_call_is_refused(monkeypatch: py
     found = structures.differences(kernel)
     assert {"SPAN", "Turn.query_cos", "Turn.interleaved", "Extra.x"} <= set(found)
     assert not any(name.startswith(("Call.", "Table.")) for name in found)
-    with pytest.raises(RuntimeError, match=r"call.h and structures.py do not say the same of Extra.batch, Extra.head"):
+    with pytest.raises(RuntimeError, match=r"call.h and structures.py differ in Extra.batch, Extra.head"):
         operator._check_fields.__wrapped__(kernel)
 
 
@@ -329,7 +329,7 @@ def test_a_cap_is_right_to_the_last_digits(dtype: torch.dtype) -> None:
 def test_two_networks_at_once_are_refused() -> None:
     q = torch.randn(1, 2, 200, 16)
     told = posenc.explain(q, q, q, FIRE(2) + FIRE(2), is_causal=True)
-    assert told.refusals["native"] == "there is more than one broken line of both coordinates"
+    assert told.refusals["native"] == "there is more than one piecewise linear function of both coordinates"
 
 
 # --- threads ----------------------------------------------------------------------------------------------------------

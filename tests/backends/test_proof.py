@@ -280,7 +280,11 @@ FAULTS = (
     ),
     fault(
         "values are left out by what scores turn out to be",
-        *("forward.h", "counts |= !(tops[r] < floor[at + r] + call.faint);", "counts |= !(tops[r] < floor[at + r]);"),
+        *(
+            "forward.h",
+            "counts |= !(tops[r] < floor[at + r] + call.skip_threshold);",
+            "counts |= !(tops[r] < floor[at + r]);",
+        ),
         "output",
     ),
     fault(

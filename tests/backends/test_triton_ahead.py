@@ -54,10 +54,8 @@ def has_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_on_the_cpu_it_says_so() -> None:
     q = torch.randn(1, 2, 40, 16)
-    assert posenc.explain(q, q, q, Shaw(16, 5)).refusals["triton"] == "it runs on CUDA devices alone"
-    with pytest.raises(
-        ValueError, match="backend 'triton' cannot run this: it runs on CUDA devices alone; these can: "
-    ):
+    assert posenc.explain(q, q, q, Shaw(16, 5)).refusals["triton"] == "it runs only on CUDA devices"
+    with pytest.raises(ValueError, match="backend 'triton' cannot run this: it runs only on CUDA devices; these can: "):
         posenc.attention(q, q, q, Shaw(16, 5), backend="triton")
 
 
@@ -72,8 +70,8 @@ def test_where_kernels_are_interpreted_auto_does_not_take_them(
 
 
 REFUSED = {
-    "it computes in float32, bfloat16 and float16 alone": (lambda: Shaw(16, 5), 16, torch.float64, {}),
-    "it takes 256 channels at most, got 257": (lambda: Shaw(257, 5), 257, torch.float32, {}),
+    "it supports only float32, bfloat16 and float16": (lambda: Shaw(16, 5), 16, torch.float64, {}),
+    "it supports at most 256 channels, got 257": (lambda: Shaw(257, 5), 257, torch.float32, {}),
     "a key is multiplied with a vector": (lambda: disentangled(16, 2), 16, torch.float32, {}),
     "a score term is a function of the score that the kernel does not support": (softcap, 16, torch.float32, {}),
     "it does not support attn_mask and dropout": (lambda: Shaw(16, 5), 16, torch.float32, {"dropout_p": 0.1}),
@@ -102,9 +100,9 @@ AUTO: list[tuple[Scheme | None, str, str]] = [
     (Relative1D(300, 16), "triton", "vectors depend on distance"),
     (TransformerXL(2, 16), "triton", "vectors depend on distance"),
     (RoPE(16) + Shaw(16, 5), "triton", "vectors depend on distance"),
-    (ALiBi(2), "flex", "one fused kernel"),
-    (DistanceAware(2), "flex", "one fused kernel"),
-    (RoPE(16), "sdpa", "the fused kernel alone"),
+    (ALiBi(2), "flex", "a fused kernel"),
+    (DistanceAware(2), "flex", "a fused kernel"),
+    (RoPE(16), "sdpa", "the fused kernel suffices"),
 ]
 
 

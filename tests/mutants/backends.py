@@ -17,10 +17,10 @@ import pytest
 
 from posenc.backends import call, choice, chunked, request, sdpa
 from posenc.backends.call import Backend
-from posenc.backends.tiled import backend as tiled
 from posenc.backends.tiled import band, far, fused, pairwise
-from posenc.backends.tiled import operator as tile_operator
-from posenc.positions import layout, positions, tiles
+from posenc.backends.tiled.backend import backend as tiled
+from posenc.backends.tiled.backend import operator as tile_operator
+from posenc.positions.positions import layout, positions, tiles
 from posenc.schemes import distance_aware
 from tests.backends import test_parity, test_turns
 from tests.mutants import Mutant
@@ -279,7 +279,9 @@ NEAR = (
         ('band.give_vectors(d_lines.values, band.by_distance(work, "by distance", weights), do)', "pass"),
         at("shaw values", "text", "both"),
     ),
-    Mutant("faint weights are no longer faint", pairwise, "FAINT", -8.0, at("learned slope", "text", "both")),
+    Mutant(
+        "faint weights are no longer faint", pairwise, "LOWEST_LOG_WEIGHT", -8.0, at("learned slope", "text", "both")
+    ),
 )
 
 # --- far pairs --------------------------------------------------------------------------------------------------------

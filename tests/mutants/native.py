@@ -91,7 +91,7 @@ MUTANTS = (
         "the kernel leaves out all that is fainter than what a row has",
         library,
         "bounds.h",
-        ("return !(most < floor + call.faint);", "return !(most < floor);"),
+        ("return !(most < floor + call.skip_threshold);", "return !(most < floor);"),
         partial(test_skipping.test_what_is_left_out_weighs_no_more_than_is_said, "alibi", 600),
     ),
     Source(
@@ -105,7 +105,7 @@ MUTANTS = (
         "the kernel leaves out scores that a query turns out to have",
         library,
         "forward.h",
-        ("counts |= !(tops[r] < floor[at + r] + call.faint);", "counts |= !(tops[r] < floor[at + r]);"),
+        ("counts |= !(tops[r] < floor[at + r] + call.skip_threshold);", "counts |= !(tops[r] < floor[at + r]);"),
         partial(test_skipping.test_what_is_left_out_weighs_no_more_than_is_said, "alibi", 3),
     ),
     source(

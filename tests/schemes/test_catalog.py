@@ -13,7 +13,7 @@ import posenc
 from docs import tables
 from posenc import Positions
 from posenc.encoding.features import projected_at_random
-from posenc.scheme import awakened
+from posenc.scheme import with_random_parameters
 from posenc.schemes.catalog import CATALOG, entries_in
 from posenc.schemes.entry import FORMULA, Entry, Law, Shape
 from tests.cases import CASES
@@ -152,7 +152,7 @@ def test_what_is_for_decoders_hides_later_keys_or_rewards_them_or_takes_them_for
     grid = None if axes == 1 else (*[1] * (axes - 1), tokens)
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
-        scheme = awakened(entry.build(Shape(8 * heads, heads, 8, tokens, causal=causal, grid=grid)))
+        scheme = with_random_parameters(entry.build(Shape(8 * heads, heads, 8, tokens, causal=causal, grid=grid)))
     encoding = scheme(at, dtype=torch.float64)
     x = torch.zeros(1, tokens, heads, 8, dtype=torch.float64)
     x[..., -1] = 2

@@ -10,7 +10,7 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, PositionError, Positions
 from posenc.encoding.features import projected_at_random
-from posenc.scheme import awakened
+from posenc.scheme import with_random_parameters
 from posenc.schemes.catalog import CATALOG, Entry, Shape
 
 HEADS, KV_HEADS, HEAD_DIM, TOKENS = 12, 4, 6, 9
@@ -47,7 +47,7 @@ def segments(entry: Entry, positions: Positions) -> Positions:
 
 def built(entry: Entry, shape: Shape = SHAPE) -> posenc.Scheme:
     torch.default_generator.manual_seed(0)
-    return awakened(entry.build(shape).double())
+    return with_random_parameters(entry.build(shape).double())
 
 
 def scores(scheme: posenc.Scheme, positions: Positions, x: Tensor) -> Tensor:

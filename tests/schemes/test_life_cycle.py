@@ -185,7 +185,7 @@ def test_a_cast_to_half_precision_and_back_rounds_what_is_learned_and_nothing_el
 
 @pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
 def test_parameter_free_schemes_are_untouched_by_casts(entry: posenc.schemes.catalog.Entry) -> None:
-    if "parameter_free" in entry.laws or entry.scheme.begins_as_nothing:
+    if "parameter_free" in entry.laws or entry.scheme.zero_initialized:
         assert_same_encoding(build(entry.name).bfloat16().float(), build(entry.name))
     else:
         with pytest.raises(AssertionError):

@@ -110,7 +110,7 @@ class Call:
                 check_heads(term.num_heads, term.scheme, self.raw_block())
 
     @property
-    def shown(self) -> Tensor | None:
+    def bool_attn_mask(self) -> Tensor | None:
         """``attn_mask`` as bool: a float mask is True where it is not -inf."""
         return self.bool_mask if self.attn_mask is None or self.bool_mask is not None else self.attn_mask != -torch.inf
 

@@ -29,7 +29,7 @@ def dense_logits(call: Call) -> Float[Tensor, "batch heads queries keys"]:
     grouped = query.unflatten(1, (key.size(1), query.size(1) // key.size(1)))
     scores = torch.einsum("bgrid,bgjd->bgrij", grouped, key).flatten(1, 2) * call.scale
     for piece in call.pieces:
-        scores = dense(piece, scores, block, call.visibility, call.shown)
+        scores = dense(piece, scores, block, call.visibility, call.bool_attn_mask)
     return scores
 
 

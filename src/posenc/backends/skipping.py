@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from posenc.backends.call import Call
 from posenc.backends.eligible import line_of
-from posenc.encoding.horizon import faint
+from posenc.encoding.horizon import skip_threshold
 from posenc.encoding.pieces import Bias, Clock, Fold, Meeting
 from posenc.lowering.forms import ENTRIES_PER_TOKEN, meets
 from posenc.positions.positions import PADDING
@@ -108,7 +108,7 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
             most = most + (_blocks(here, size)[..., None] + _blocks(-there, size)[..., None, :]).to(most.dtype)
             score = score + (here - there[..., own : own + query.size(2)]).to(score.dtype)
     least = -_blocks(-score, size)[..., None]
-    return ~(most < least + faint(call.skip_below, call.key.size(2)))  # NaN is computed
+    return ~(most < least + skip_threshold(call.skip_below, call.key.size(2)))  # NaN is computed
 
 
 def _own_keys(call: Call) -> int | None:

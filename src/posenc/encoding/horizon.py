@@ -19,7 +19,7 @@ def skipped_by_default(dtype: torch.dtype) -> float:
     return 2**-61 if dtype == torch.float64 else SKIP_BELOW
 
 
-def faint(skip_below: float, keys: int) -> float:
+def skip_threshold(skip_below: float, keys: int) -> float:
     """The threshold relative to a row's log-sum-exp below which scores may be skipped: if all ``keys`` have it, their
     weights sum to ``skip_below``. -inf if nothing may be skipped."""
     return math.log(skip_below) - math.log(keys) if skip_below > 0 else -math.inf
@@ -51,6 +51,6 @@ def horizon(
             spread = spread + 2 * scale * u * key_norm
         else:
             return torch.full((1,), length)
-    counts = ~(bias - bias[:, :1] < faint(skip_below, length) - spread)
+    counts = ~(bias - bias[:, :1] < skip_threshold(skip_below, length) - spread)
     last = torch.where(counts, torch.arange(length), 0).amax(-1)
     return last + 1

@@ -194,15 +194,15 @@ def agree(layout: Layout, coords: Tensor, order: Tensor, document: Tensor) -> bo
     rows = layout.rows
     if rows is None or len(rows) not in (1, document.size(0)):
         return rows is None
-    said_coords, said_order = coords.clone(), torch.zeros_like(order)
-    said_document = torch.full_like(document, PADDING)
+    stated_coords, stated_order = coords.clone(), torch.zeros_like(order)
+    stated_document = torch.full_like(document, PADDING)
     for n in range(document.size(0)):
         for span in layout.of_row(n):
             where, step = slice(span.start, span.stop), torch.arange(span.stop - span.start)
-            said_document[n, where], said_order[n, where] = span.document, span.order + span.order_step * step
+            stated_document[n, where], stated_order[n, where] = span.document, span.order + span.order_step * step
             if span.coords is not None:
                 line = torch.stack([c + s * step for c, s in zip(span.coords, span.steps, strict=True)], -1)
-                said_coords[n, where] = line.reshape(coords[n, where].shape).to(coords.dtype)
-    seen = said_document != PADDING
-    same = torch.equal(said_document, document) and torch.equal(said_coords, coords)
-    return same and torch.equal(said_order[seen], order[seen])
+                stated_coords[n, where] = line.reshape(coords[n, where].shape).to(coords.dtype)
+    seen = stated_document != PADDING
+    same = torch.equal(stated_document, document) and torch.equal(stated_coords, coords)
+    return same and torch.equal(stated_order[seen], order[seen])

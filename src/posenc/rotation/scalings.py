@@ -43,13 +43,13 @@ class _Scaling:
     needs_lengths: ClassVar[bool] = False
 
     def __repr__(self) -> str:
-        said = []
+        arguments = []
         for f in fields(self):  # type: ignore[arg-type]  # every subclass is a dataclass
             value = getattr(self, f.name)
             is_always = f.name in ("factor", "original_length") and value not in (None, 1.0)  # even Llama3's defaults
             if is_always or f.default is MISSING or value != f.default:
-                said.append(f"{f.name}={_listed(value) if isinstance(value, tuple) else repr(value)}")
-        return f"{type(self).__name__}({', '.join(said)})"
+                arguments.append(f"{f.name}={_listed(value) if isinstance(value, tuple) else repr(value)}")
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
     def _set(self, **values: Any) -> None:
         """Sets the checked values on a frozen dataclass."""

@@ -37,7 +37,7 @@ class CoPE(Scheme):
     authors' code (facebookresearch/RAM, projects/cope).
     """
 
-    begins_as_nothing = True
+    zero_initialized = True
 
     def __init__(self, head_dim: int, max_positions: int, *, scaled: bool = True) -> None:
         super().__init__()

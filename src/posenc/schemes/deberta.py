@@ -15,7 +15,7 @@ from posenc.encoding.encoding import Context, Rotation
 from posenc.encoding.pieces import Distance, Meeting
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import in_double
-from posenc.scheme import Scheme, undrawn
+from posenc.scheme import Scheme, uninitialized
 from posenc.schemes.entry import Entry, Law
 
 
@@ -76,7 +76,7 @@ class DeBERTa(Scheme):
         check_flag("normalized", normalized)
         self.normalized = normalized
         self.relative = Relative(2 * self.span, self.width, normalized)
-        self.query, self.key = (undrawn(nn.Linear, self.width, self.num_heads * self.head_dim) for _ in range(2))
+        self.query, self.key = (uninitialized(nn.Linear, self.width, self.num_heads * self.head_dim) for _ in range(2))
         self.reset_parameters()
 
     @property
@@ -172,7 +172,7 @@ class Relative(nn.Module):
 
     def __init__(self, rows: int, width: int, normalized: bool) -> None:
         super().__init__()
-        self.rows = undrawn(nn.Embedding, rows, width)
+        self.rows = uninitialized(nn.Embedding, rows, width)
         self.norm = nn.LayerNorm(width, eps=1e-7) if normalized else None
 
 

@@ -11,7 +11,7 @@ from posenc.arguments import number, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import BrokenLine, Function
 from posenc.positions.positions import Positions
-from posenc.scheme import Scheme, undrawn
+from posenc.scheme import Scheme, uninitialized
 from posenc.schemes.entry import Entry, Law
 
 EPSILON = 1e-6
@@ -47,7 +47,10 @@ class FIRE(Scheme):
         self.num_heads, self.hidden = whole("num_heads", num_heads), whole("hidden", hidden)
         self.length = number("length", length, above=0)
         self.c, self.multiple = (nn.Parameter(torch.empty(())) for _ in range(2))
-        self.inner, self.outer = undrawn(nn.Linear, 1, self.hidden), undrawn(nn.Linear, self.hidden, self.num_heads)
+        self.inner, self.outer = (
+            uninitialized(nn.Linear, 1, self.hidden),
+            uninitialized(nn.Linear, self.hidden, self.num_heads),
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

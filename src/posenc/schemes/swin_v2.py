@@ -14,7 +14,7 @@ from posenc.arguments import sides, whole
 from posenc.encoding.encoding import Context, Rotation
 from posenc.encoding.pieces import Bias, Distance
 from posenc.positions.positions import Positions
-from posenc.scheme import Scheme, undrawn
+from posenc.scheme import Scheme, uninitialized
 from posenc.schemes.entry import Entry, Law
 
 STEEPEST = math.log(100)
@@ -54,8 +54,8 @@ class SwinV2(Scheme):
         self.trained = self.grid if trained is None else sides(trained, "trained")
         self.tau = nn.Parameter(torch.empty(self.num_heads))
         self.inner, self.outer = (
-            undrawn(nn.Linear, 2, self.hidden),
-            undrawn(nn.Linear, self.hidden, self.num_heads, bias=False),
+            uninitialized(nn.Linear, 2, self.hidden),
+            uninitialized(nn.Linear, self.hidden, self.num_heads, bias=False),
         )
         self.reset_parameters()
 

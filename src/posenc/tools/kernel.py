@@ -70,12 +70,12 @@ def _show(precision: str, is_test: bool) -> list[str]:
             continue
         is_taken = not isinstance(taken, build.UnavailableError) and there.path == taken.path
         if wrong:
-            said = f"not used: wrong answers ({'; '.join(wrong)})"
+            status = f"not used: wrong answers ({'; '.join(wrong)})"
             reasons += [f"{there.path.name} gives wrong answers"] if is_test else []
         else:
-            said = "taken" if is_taken else "there"
-            said += ", gives the known answers" if is_test or is_taken else ""
-        print(f"  {candidate.level:9} {said}")
+            status = "taken" if is_taken else "there"
+            status += ", gives the known answers" if is_test or is_taken else ""
+        print(f"  {candidate.level:9} {status}")
         print(f"            {there.path}")
         print(f"            by {there.record.compiler}: {there.record.command}")
         is_before &= not is_taken

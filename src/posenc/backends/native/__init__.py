@@ -1,3 +1,3 @@
-"""The kernel for the CPU. To import any part of it registers its operators."""
+"""The CPU kernel. Importing any module of this package registers its operators."""
 
 from posenc.backends.native import operator as operator

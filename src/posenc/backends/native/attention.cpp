@@ -1,18 +1,16 @@
-// Attention with positions on the CPU, forward and backward: one parallel loop over tasks that share nothing.
+// Attention with positions on the CPU, forward and backward: a parallel loop over independent tasks.
 //
-// A task holds some queries of the heads of one key head, or some of its keys, and walks over blocks of the others.
-// Rows are queries and columns are keys, or distances: what queries q_i give by vectors of the distance, M[i][r] = q_i
-// . a(r), belongs to the pair (i, j = i + r), so that the matrix M *is* the matrix of scores with rows that begin one
-// place further each. It is written to, and read from, a block of scores with the row stride ld + 1, and nothing is
-// gathered or copied.
+// A task has some queries of the heads of one key head, or some of its keys, and iterates over blocks of the others.
+// Rows are queries and columns are keys, or distances: the products of queries q_i with vectors by distance, M[i][r] =
+// q_i . a(r), belong to the pairs (i, j = i + r), so M *is* the matrix of scores with each row shifted by one more
+// column. It is written to, and read from, a block of scores with the row stride ld + 1; nothing is gathered or copied.
 
 #include "backward.h"
 #include "fields.h"
 #include "forward.h"
 
-// For Python: whether this processor and system let it run, whether its instructions multiply numbers of half the width,
-// whether both sides say the same of a call, and the numbers
-// that each thread needs to work in, of no more threads than there are tasks.
+// For Python: whether the processor and system can run it, whether it multiplies in bfloat16, the fields of structures
+// to compare, and the size of each thread's work memory, which also limits threads to the number of tasks.
 extern "C" int64_t posenc_usable() { return is_usable(); }
 extern "C" int64_t posenc_multiplies_halves() { return MULTIPLIES_HALVES; }
 extern "C" int64_t posenc_span() { return SPAN; }

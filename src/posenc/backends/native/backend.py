@@ -1,4 +1,4 @@
-"""The native backend: what goes by distance, on the CPU, in one loop over tasks that share nothing."""
+"""The native backend: posenc's CPU kernel for terms by distance, one parallel loop over independent tasks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from posenc.encoding.pieces import Bias, Distance, Function, Meeting, Piece
 
 def _refuses(call: Call) -> str | None:
     if call.query.device.type != "cpu":
-        return "it runs on the CPU alone"
+        return "it runs only on the CPU"
     of_line = [piece for piece in call.pieces if not is_planar(piece)]
     if sum(isinstance(piece, Function) and piece.broken is not None for piece in of_line) > 1:
-        return "there is more than one broken line of both coordinates"
-    shown = tuple(_shown(piece) for piece in of_line)
-    lines = replace(call, pieces=shown)
-    if len(shown) < len(call.pieces) and any(isinstance(piece, Function) for piece in shown):
-        return "a function of the score stands beside terms of several coordinates"
+        return "there is more than one piecewise linear function of both coordinates"
+    by_tiles = tuple(_for_tiles(piece) for piece in of_line)
+    lines = replace(call, pieces=by_tiles)
+    if len(by_tiles) < len(call.pieces) and any(isinstance(piece, Function) for piece in by_tiles):
+        return "a function of the score is combined with terms of several coordinates"
     return (
         refused_plane(call)
         or TILED.refuses(lines)
@@ -35,9 +35,9 @@ def _refuses(call: Call) -> str | None:
     )
 
 
-def _shown(piece: Piece) -> Piece:
-    """The piece as tiles are to take it: what a bias hides is a score of -inf here as any other, and a broken line is
-    looked up as a bias of the distance is."""
+def _for_tiles(piece: Piece) -> Piece:
+    """The piece for the tiled backend's checks: the kernel supports biases of -inf, and looks up a piecewise linear
+    function like a bias."""
     if isinstance(piece, Bias):
         return replace(piece, hides=False)
     if isinstance(piece, Function) and piece.broken is not None:
@@ -47,7 +47,7 @@ def _shown(piece: Piece) -> Piece:
 
 def _given(call: Call) -> Given:
     given = Given(call)
-    if call.key_norms is not None and given.key is call.key:  # of a key that a vector is added to it is another
+    if call.key_norms is not None and given.key is call.key:  # a vector added to the key changes its norm
         given.tensors["key_norms"] = call.key_norms.to(call.dtype)
     return given
 
@@ -55,7 +55,7 @@ def _given(call: Call) -> Given:
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     call.check()
     given = _given(call)
-    pairs: list[int] = []  # those that are turned, as the operator takes them
+    pairs: list[int] = []  # the operator's ``turn``
     if call.turn is not None:
         for side, x, turn in (("query", call.query, call.turn.query), ("key", call.key, call.turn.key)):
             for name in ("cos", "sin"):
@@ -69,21 +69,21 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def keeps_bfloat16(call: Call) -> bool:
-    """Whether queries, keys and values are taken in bfloat16 as they are: where the processor multiplies it, and no key
-    meets vectors. Else half precision is widened to float32."""
+    """Whether the kernel multiplies in bfloat16: if the processor supports it, and no key is multiplied with vectors.
+    Otherwise half precision is converted to float32."""
     meets = any(isinstance(p, Meeting) and p.side == "key" and not is_planar(p) for p in call.pieces)
     return call.query.dtype == torch.bfloat16 and not meets and multiplies_bfloat16()
 
 
 def _operands(call: Call, given: Given) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value in the precision that the kernel takes them in."""
+    """Query, key and value in the kernel's dtype."""
     dtype = torch.bfloat16 if keeps_bfloat16(call) else call.dtype
     return call.query.to(dtype), given.key.to(dtype), call.value.to(dtype)
 
 
 @torch.no_grad()
 def leaves_out(call: Call) -> bool:
-    """Whether the kernel leaves out, unread, what is too faint in this call."""
+    """Whether the kernel skips keys below ``skip_below`` in this call without reading them."""
     given = _given(call)
     query, key, _ = _operands(call, given)
     return len(bounds_of(query, key, given.tensors, given.function, call.scale, call.skip_below)) > 0

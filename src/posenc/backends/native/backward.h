@@ -1,4 +1,4 @@
-// The backward pass of one task: the keys of a key head, or a part of them, and all queries that see them.
+// The backward pass of one task: the keys of a key head, or a part of them, and all queries that attend to them.
 
 #pragma once
 
@@ -16,14 +16,14 @@ public:
         kv = task % call.kv_heads, slot = task / call.kv_heads, part = slot % call.parts;
         for (b = slot / call.parts; b < call.batch; b += call.slots / call.parts) {
             if (!call.dq_sums.x) std::fill(dq_of_task, dq_of_task + groups * call.queries * D, Real(0));
-            // Each key is of one part.
+            // Each key belongs to one part.
             for (int64_t block = part; block * COLUMNS < call.keys; block += call.parts) block_of_keys(block * COLUMNS);
             finish_queries();
         }
     }
 
 private:
-    // Sums of the gradients of query i, before they are turned back.
+    // The accumulated gradient of query i, before the inverse rotation.
     Real* dq_row(int64_t h, int64_t i) const {
         if (call.dq_sums.x) return row_of(call.dq_sums, part * call.batch + b, h, i);
         return dq_of_task + ((h - kv * groups) * call.queries + i) * D;
@@ -43,7 +43,7 @@ private:
         }
     }
 
-    // The keys from `begin` on, in all tiles.
+    // The block of keys from `begin` on, in all tiles.
     void block_of_keys(int64_t begin) {
         const int64_t end = std::min(begin + COLUMNS, call.keys);
         bool is_seen = false;
@@ -69,7 +69,7 @@ private:
         }
     }
 
-    // The keys that a block has in a tile; the first of them is number `at` of the block.
+    // The keys of a block that are in a tile; the first of them is number `at` of the block.
     void keys_of(const Part& p, int64_t at) {
         const int64_t count = p.last - p.first;
         pack_keys(p);
@@ -145,7 +145,7 @@ private:
         return r.from;
     }
 
-    // The output's gradients, in numbers; of half the width, in words too.
+    // The gradients of the output as Real; in half precision also as words.
     const Real* row_of_dout(const Side& side, int64_t i, int64_t rows) {
 #if HALF
         copy_rows(side, i, rows, nullptr, 1, dout, dout_words);
@@ -155,7 +155,7 @@ private:
 #endif
     }
 
-    // Of the rows strip .. strip + count of a block the weights, and their gradients with respect to scores.
+    // The weights of the rows strip .. strip + count of a block, and the gradients of their scores.
     void gradients_of_scores(const Part& p, int64_t h, int64_t i, int64_t strip, int64_t count, int64_t left,
                              int64_t right, const Queries& met, const Operands& operands, const Real* given,
                              int64_t given_row, int64_t value_from) {
@@ -195,14 +195,14 @@ private:
         }
     }
 
-    // Pairs that a strip has no product for, and those beside the block, are read with it: they are 0.
+    // Sets pairs that the strip did not compute, and those next to the block, to 0, since products read them.
     void clear(Real* row, int64_t left, int64_t right, int64_t low, int64_t high) const {
         if (low >= high) low = high = left;
         std::fill(row + left - MARGIN, row + low, Real(0));
         std::fill(row + high, row + right + MARGIN, Real(0));
     }
 
-    // The gradients of all that the weights of a block, and its scores, are made of.
+    // Accumulates all gradients of a block, given its weights and the gradients of its scores.
     void give(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right, const Queries& met,
               const Turned& turned, const Real* given, int64_t given_row) {
         const int64_t seen = std::min(right, p.last - p.first), row = (b * call.heads + h) * call.queries + i;

@@ -1,7 +1,8 @@
-// Which columns of a block no query of some rows can see anything of, whatever the contents.
+// Finds columns of a block that are negligible for all queries of some rows, whatever the values.
 //
-// s_ij <= scale |q_i| |k_j| + b(r) + |what q_i meets| + clocks. Where that lies so far below a score that the row has
-// already, or its log-sum-exp, that all such keys together weigh less than is asked for, the pair is not computed.
+// s_ij <= scale |q_i| |k_j| + b(r) + |products of q_i with vectors| + cumulative features. If this is so far below a
+// score of the row, or its log-sum-exp, that all such keys together have less than skip_below of the weight, the pair
+// is skipped.
 
 #pragma once
 
@@ -9,9 +10,9 @@
 
 namespace {
 
-constexpr int64_t SPAN = 64;  // keys, or entries, of which the greatest is known
+constexpr int64_t SPAN = 64;  // keys, or entries, per maximum
 
-// Some rows of a head: what bounds their scores from above, and the least that any of them is known to have.
+// Upper bounds of the scores of some rows of a head, and a lower bound of their largest scores.
 struct Bound {
     const Call& call;
     const Part& p;
@@ -38,7 +39,7 @@ struct Bound {
         floor = least(floors, rows);
     }
 
-    // Whether the span of keys may count, of which the columns left .. right are seen.
+    // Whether a span of keys, with visible columns left .. right, must be computed.
     bool counts(int64_t span, int64_t left, int64_t right) const {
         Real most = query * call.key_most[(b * call.kv_heads + kv) * spans + span] + meeting;
         if (call.bias.x) {
@@ -49,10 +50,10 @@ struct Bound {
             most += greatest(call.bias_most + line + low, high - low + 1);
         }
         if (call.clock_least) most += Real(clock - call.clock_least[(b * call.heads + h) * spans + span]);
-        return !(most < floor + call.faint);
+        return !(most < floor + call.skip_threshold);
     }
 
-    // Takes off left .. right, to either side, what does not count.
+    // Removes negligible columns from both ends of left .. right.
     void narrow(int64_t& left, int64_t& right) const {
         int64_t from = left, to = std::min(right, p.last - p.first);
         while (from < to) {
@@ -70,8 +71,8 @@ struct Bound {
     }
 };
 
-// The score of query i with the key that it sees nearest to the distance 0, at least: q is the query as products take
-// it. A key has room for its numbers.
+// A lower bound of the score of query i with its visible key nearest to distance 0: q is the query as used in products,
+// `room` is a buffer for a key.
 Real nearest(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, const Real* q, Real* room) {
     const int64_t kv = h / (call.heads / call.kv_heads);
     const int64_t low = std::max(p.tile->first, i + p.tile->low), high = std::min(p.tile->last - 1, i + p.tile->high);

@@ -1,4 +1,4 @@
-"""What scores can be at most, from lengths of vectors: by it the kernel leaves out what nobody can see."""
+"""Upper bounds of scores, from norms of vectors, by which the kernel skips keys of negligible weight."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.backends.native.structures import SPAN
-from posenc.encoding.horizon import faint
+from posenc.encoding.horizon import skip_threshold
 
-UNBOUNDED = ("key_vectors", "plane", "by_row", "by_column", "away")  # of which no bound is made
-FEWEST_KEYS = 256  # that are worth the asking
-FEWEST_QUERIES = 16  # that are worth to measure all keys for, where nobody keeps their lengths
+UNBOUNDED = ("key_vectors", "plane", "by_row", "by_column", "away")  # terms without a bound
+FEWEST_KEYS = 256  # the minimum for which bounds pay off
+FEWEST_QUERIES = 16  # the minimum for which computing the norms of all keys pays off
 
 
 def bounds_of(
     query: Tensor, key: Tensor, given: Mapping[str, Tensor], function: Sequence[int], scale: float, skip_below: float
 ) -> dict[str, Tensor]:
-    """The tensors of `bounds.h`, by name; none where no key can be too faint.
+    """The tensors of `bounds.h`, by name; empty if no key can be skipped.
 
-    ``given`` is what the operator is given by name: a bias (heads or 1, entries, 1) that falls far enough, or clocks
-    (batch, heads, tokens), are what makes a key faint. What a function makes of scores has no such bound. "key_norms"
-    (batch, kv_heads, keys) are the lengths of keys where the caller keeps them.
+    ``given`` are the operator's tensors by name. Keys can be skipped because of a bias (heads or 1, entries, 1) that
+    decays far enough, or of cumulative features (batch, heads, tokens). A function of the score has no such bound.
+    "key_norms" (batch, kv_heads, keys) are the norms of keys, if the caller has them.
     """
     keys, bias = key.size(2), given.get("bias")
     if function[0] or any(name in given for name in UNBOUNDED) or skip_below <= 0 or keys < FEWEST_KEYS:
         return {}
     key_norms = given.get("key_norms")
-    if key_norms is None and query.size(2) < FEWEST_QUERIES:  # the kernel leaves out what its scores show to be faint
+    if key_norms is None and query.size(2) < FEWEST_QUERIES:  # the kernel checks computed scores instead
         return {}
-    if "key_clock" not in given and (bias is None or not _falls(bias, faint(skip_below, keys))):
+    if "key_clock" not in given and (bias is None or not _falls(bias, skip_threshold(skip_below, keys))):
         return {}
     shift = given.get("shift")
     moved = query if shift is None else query + shift[:, None]
@@ -51,19 +51,19 @@ def bounds_of(
 
 
 def _falls(bias: Tensor, by: float) -> bool:
-    """Whether a bias falls so far that a key may be too faint to be seen, by it alone. One with NaN does not."""
+    """Whether a bias decays so far that keys can be skipped because of it alone. False with NaN."""
     least, most = torch.aminmax(bias)
     return bool(least - most < by)
 
 
 def _lengths(x: Tensor) -> Tensor:
     found = torch.linalg.vector_norm(x, dim=-1)
-    # A bound, and no copy of x in single precision: rounded to bfloat16, the length may be less by 2**-9 of itself.
+    # An upper bound without a float32 copy of x: the norm rounded to bfloat16 may be too low by a factor of 1 - 2**-9.
     return found if found.dtype != torch.bfloat16 else found.float() * (1 + 2**-8)
 
 
 def _growth(given: Mapping[str, Tensor]) -> Tensor | float:
-    """How much longer a query and a key may become together by being turned: what is not turned keeps its length."""
+    """The largest factor by which the rotation can increase |q| |k|: other channels keep their norm."""
     if "query_cos" not in given:
         return 1.0
     most = [torch.hypot(given[f"{side}_cos"], given[f"{side}_sin"]).amax().clamp(min=1.0) for side in ("query", "key")]
@@ -71,6 +71,6 @@ def _growth(given: Mapping[str, Tensor]) -> Tensor | float:
 
 
 def _greatest(x: Tensor) -> Tensor:
-    """Of (..., n) the greatest of every `SPAN`, (..., spans)."""
+    """The maximum of every `SPAN` elements of (..., n), (..., spans)."""
     missing = -x.size(-1) % SPAN
     return F.pad(x, (0, missing), value=-torch.inf).unflatten(-1, (-1, SPAN)).amax(-1)

@@ -1,5 +1,5 @@
-// What is a broken line of a number of each pair, x = away(r) share_i. As r rises x falls, so that along a row of
-// scores each line holds for columns side by side, and which ones is told beforehand: no pair is asked where it stands.
+// Piecewise linear functions of x = away(r) share_i. x decreases with r, so each piece applies to contiguous columns of
+// a row of scores, which are known beforehand: no search per pair.
 
 #pragma once
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-// Runs f(left, right, n) over columns of query i, of those that have an entry, whose x lies on the n-th line.
+// Calls f(left, right, n) for the columns of query i, among those with an entry, whose x is in the n-th piece.
 template <typename F>
 void over_lines(const Call& call, const Part& p, int64_t b, int64_t i, int64_t left, int64_t right, F f) {
     const Broken& t = call.broken;
@@ -21,7 +21,7 @@ void over_lines(const Call& call, const Part& p, int64_t b, int64_t i, int64_t l
     }
 }
 
-// Adds to the scores of query i what the broken line of its head gives.
+// Adds the piecewise linear function of the head to the scores of query i.
 void add_broken(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, int64_t left, int64_t right,
                 Real* s) {
     const Broken& t = call.broken;
@@ -35,7 +35,7 @@ void add_broken(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i
     });
 }
 
-// The gradients of what `add_broken` adds, given those of the scores of query i.
+// The backward pass of `add_broken`, given the gradients of the scores of query i.
 void give_broken(const Call& call, const Part& p, int64_t part, int64_t slot, int64_t b, int64_t h, int64_t i,
                  int64_t left, int64_t right, const Real* d_s) {
     const Broken& t = call.broken;

@@ -1,4 +1,4 @@
-// What a task of the backward pass works in.
+// The buffers of a task of the backward pass.
 
 #pragma once
 
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t ROWS = 64;      // queries of a block
 constexpr int64_t COLUMNS = 256;  // keys of a block
-static_assert(MARGIN >= ROWS, "rows of a block begin one column further each");
+static_assert(MARGIN >= ROWS, "each row of a block starts one column later");
 static_assert(ROWS % (2 * WORDS) == 0 && COLUMNS % PANEL == 0, "");
 
 struct Buffers {
@@ -17,14 +17,13 @@ struct Buffers {
     // Rows of queries and of the output's gradients; keys and values in panels; vectors by distance.
     Real *q, *unshifted, *dout, *vectors, *value_vectors, *keys_as_rows, *whole;
     Word *q_words, *dout_words, *keys, *values, *rows;
-    // Weights, the gradients of scores, and what a function of the score was given: rows of queries, columns of keys.
+    // Weights, gradients of scores, and scores before the function: rows are queries, columns are keys.
     Real *weights, *d_s, *bare;
-    // Gradients of a block of queries, of its keys in a tile, and their sums over tiles and of the task.
+    // Gradients of a block of queries and of its keys in a tile, and their sums over tiles and over the task.
     Real *d_q, *d_m, *d_k, *d_v, *d_clock, *sums, *dk_sums, *dv_sums, *dq_of_task;
-    // Keys that meet vectors, channel by channel.
+    // Keys to multiply with vectors, transposed.
     Real *turned_keys, *d_turned_keys, *turned_x, *d_turned;
-    // Of numbers of half the width: operands of sums over queries ("down") and over keys. Of these d_k and d_v have a
-    // row for each channel.
+    // In half precision: operands of sums over queries ("down") and over keys. d_k and d_v then have a row per channel.
     Word *q_down, *dout_down, *keys_down, *weights_down, *d_s_down, *d_s_words;
     static constexpr int64_t ld = COLUMNS + 2 * MARGIN, HALF_ROWS = ROWS / 2;
 
@@ -70,7 +69,7 @@ struct Buffers {
         d_s_words = r.take<Word>(half((ROWS + STRIP) * COLUMNS / 2));
     }
 
-    // Whether products over keys would read some that are not turned.
+    // Whether products over keys need a copy, since the stored keys are not rotated.
     bool copies_keys() const { return !IS_HALF && call.turn.query_cos; }
 
     static int64_t stride() { return turned_stride(ROWS, COLUMNS); }

@@ -1,10 +1,10 @@
-"""The C++ of this folder, made into libraries and kept: one for each precision and level of processor.
+"""Builds the C++ sources of this folder into libraries, one for each precision and processor level.
 
-The standard library alone: posenc's build reads this file before there is a torch. Nothing of torch goes into the
-libraries either: they take pointers and numbers.
+Uses only the standard library, since posenc's build imports this file before torch is installed. The libraries do not
+link to torch either: they take pointers and numbers.
 
-Beside each library lies its record, which says of which sources it is, who built it, and the digest of its bytes. The
-record is written last and in one step, so that what it names is whole.
+Next to each library is its record: its sources, its compiler, and the digest of the file. The record is written last
+and atomically, so the library that it names is complete.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from posenc.backends.native.processor import Level
 
 SOURCES = Path(__file__).parent
-BUILT = SOURCES / "built"  # what was built with posenc
-# What the compiler is told of each; `REALS` of library.py has the tensors that they are for.
+BUILT = SOURCES / "built"  # libraries built with posenc
+# The compiler flags of each precision; `REALS` of library.py has their dtypes.
 PRECISIONS = {"float": ("-DREAL=float",), "double": ("-DREAL=double",), "bfloat16": ("-DREAL=float", "-DHALF=1")}
 FLAGS = ("-O3", "-ffp-contract=fast", "-std=c++17", "-fPIC", "-pthread", "-shared")
-COMPILERS = ("c++", "g++", "clang++")  # where CXX names none
-LIMIT = 600.0  # seconds that a compiler may take
-MAKING = ".making-"  # folders of what is being built
+COMPILERS = ("c++", "g++", "clang++")  # if CXX is not set
+LIMIT = 600.0  # the time limit of the compiler in seconds
+MAKING = ".making-"  # the prefix of temporary build folders
 
 
 class UnavailableError(Exception):
-    """Why there is no library, in words that end a sentence."""
+    """Why there is no library, as the end of a sentence."""
 
 
 class Compiler(NamedTuple):
@@ -50,7 +50,7 @@ class Compiler(NamedTuple):
 
 
 class Record(NamedTuple):
-    """What is told of a library, beside it."""
+    """The metadata of a library, stored next to it."""
 
     precision: str
     level: str
@@ -58,7 +58,7 @@ class Record(NamedTuple):
     file: str
     size: int
     digest: str
-    system: str  # and architecture
+    system: str  # with the architecture
     compiler: str
     command: str
 
@@ -66,45 +66,45 @@ class Record(NamedTuple):
 class Outcome(NamedTuple):
     precision: str
     level: str
-    reason: str | None  # why it was not built; None where it is there
+    reason: str | None  # why it was not built; None if it was
 
 
-# --- what there is ----------------------------------------------------------------------------------------------------
+# --- records ----------------------------------------------------------------------------------------------------------
 
 
 def sources() -> list[Path]:
-    """The C++, by name."""
+    """The C++ files, sorted by name."""
     return sorted(path for path in SOURCES.iterdir() if path.suffix in (".cpp", ".h"))
 
 
 def version() -> str:
-    """Of the sources, by their text."""
+    """The digest of the sources."""
     return hashlib.sha256(b"\0".join(path.read_bytes() for path in sources())).hexdigest()[:16]
 
 
 def identity(precision: str, level: Level, processor: str = "") -> str:
-    """By which a library of these sources is told from one of others; ``processor`` where it is for that one alone."""
-    told = (version(), *FLAGS, *PRECISIONS[precision], *level.flags, system(), processor)
-    return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16]
+    """The identity of a library of these sources; ``processor`` if it is only for that processor."""
+    parts = (version(), *FLAGS, *PRECISIONS[precision], *level.flags, system(), processor)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 def system() -> str:
-    """The system and architecture that a library is for."""
+    """The operating system and architecture of a library."""
     return f"{platform.system()} {platform.machine()}"
 
 
-def record_path(folder: Path, precision: str, level: str, told: str) -> Path:
-    """Where the record of a library of this identity lies, if it is there."""
-    return folder / f"attention-{precision}-{level}-{told}.json"
+def record_path(folder: Path, precision: str, level: str, identity: str) -> Path:
+    """The path of the record of a library of this identity."""
+    return folder / f"attention-{precision}-{level}-{identity}.json"
 
 
 def read(path: Path) -> Record | None:
-    """What the record at ``path`` says, its library seen to be whole; None where there is none. UnavailableError, in
-    words, for a library that cannot be used."""
+    """The record at ``path``, after checking that its library is complete; None if there is none. UnavailableError for
+    a library that cannot be used."""
     record, found = _record(path), None
     if record is not None:
         found = _content(path.with_name(record.file))
-        if found is None:  # replaced by another, between the two
+        if found is None:  # replaced by another in the meantime
             record = _record(path)
             found = record and _content(path.with_name(record.file))
     if record is None:
@@ -152,7 +152,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def compiler() -> Compiler:
-    """The machine's, or the one that CXX names, with the options that come with it there."""
+    """The compiler in CXX with its options, or the first one found."""
     try:
         named = shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:
@@ -171,17 +171,16 @@ def compiler() -> Compiler:
 
 
 def build(folder: Path, wanted: Sequence[tuple[str, Level]], processor: str = "", days: float = 0) -> list[Outcome]:
-    """Sees to it that ``folder`` has the libraries ``wanted``, precisions with their levels, as the compiler at hand
-    builds them from these sources. One process at a time builds; others wait, and find what it has built. Libraries of
-    other sources that nobody has used for so many ``days`` are removed. UnavailableError where there is no compiler, or
-    the folder cannot be written to."""
+    """Builds the ``wanted`` libraries, precisions with levels, in ``folder``, unless they are up to date. Only one
+    process builds at a time; others wait and use its libraries. Libraries of other sources that were not used for
+    ``days`` are removed. UnavailableError if there is no compiler or the folder is not writable."""
     if os.name != "posix":
-        raise UnavailableError("it is for Linux and macOS alone")
+        raise UnavailableError("it is only for Linux and macOS")
     by = compiler()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with lock(folder / ".lock") as is_held:
-            if is_held:  # whoever made them was killed
+            if is_held:  # their process was killed
                 for left in folder.glob(f"{MAKING}*"):
                     shutil.rmtree(left, ignore_errors=True)
             kept = {
@@ -203,8 +202,8 @@ def build_best(
     days: float = 0,
     fault: Callable[[str, Level], str | None] = lambda precision, level: None,
 ) -> list[Outcome]:
-    """For each precision the first of its levels that can be built, and in which ``fault`` finds none; what came of
-    every level that was tried. The rest as in `build`."""
+    """Builds, for each precision, the first level that compiles and for which ``fault`` returns None. Returns the
+    outcome of every level that was tried. See `build` for the other arguments."""
     left = {precision: list(of) for precision, of in levels.items()}
     outcomes = []
     while wanted := [(precision, of.pop(0)) for precision, of in left.items() if of]:
@@ -216,7 +215,7 @@ def build_best(
 
 
 def _is_fresh(path: Path, by: Compiler, command: str) -> bool:
-    """Whether what lies there is what this compiler builds with these options."""
+    """Whether the library was built by this compiler with this command."""
     try:
         record = read(path)
     except UnavailableError:
@@ -235,7 +234,7 @@ def _command(by: Compiler, precision: str, level: Level) -> str:
 def _made(
     by: Compiler, wanted: Sequence[tuple[str, Level]], kept: dict[tuple[str, str], Path]
 ) -> dict[tuple[str, str], str]:
-    """Builds the libraries, and gives the reasons of those that could not be built."""
+    """Builds the libraries, and returns the reasons of those that failed."""
     folder = next(iter(kept.values())).parent
     reasons = {}
     with tempfile.TemporaryDirectory(prefix=MAKING, dir=folder) as making:
@@ -246,14 +245,14 @@ def _made(
             if isinstance(told, UnavailableError):
                 reasons[precision, level.name] = str(told)
             elif not to.exists():
-                reasons[precision, level.name] = f"{by.command[0]} has written no library"
+                reasons[precision, level.name] = f"{by.command[0]} wrote no library"
             else:
                 _keep(to, kept[precision, level.name], precision, level, by)
     return reasons
 
 
 def _keep(made: Path, path: Path, precision: str, level: Level, by: Compiler) -> None:
-    """The library beside its record, in the place of the one before."""
+    """Stores the library and its record, replacing the previous ones."""
     content = made.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     named = f"attention-{precision}-{level.name}-{digest[:16]}.so"
@@ -271,7 +270,7 @@ def _keep(made: Path, path: Path, precision: str, level: Level, by: Compiler) ->
 
 
 def write(path: Path, text: str) -> None:
-    """A whole file or none, whatever happens meanwhile."""
+    """Writes a file atomically."""
     with tempfile.TemporaryDirectory(prefix=".writing-", dir=path.parent) as writing:
         part = Path(writing) / path.name
         with part.open("w", encoding="utf-8") as file:
@@ -287,7 +286,7 @@ def write(path: Path, text: str) -> None:
 
 
 def _remove_old(folder: Path, days: float) -> None:
-    """All but the libraries of these sources, and what somebody has used within so many days."""
+    """Removes all libraries except those of these sources and those used within ``days``."""
     old = time.time() - days * 86_400
     there = {*folder.glob("attention-*"), *folder.glob("proof-*")}
     keep = {path for path in there if path.stat().st_mtime > old}
@@ -302,15 +301,15 @@ def _remove_old(folder: Path, days: float) -> None:
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[bool]:
-    """One process at a time; gives whether that is so, which not every file system can see to. The system frees the
-    lock of a process that ends, however it ends."""
+    """A lock between processes; yields whether it is held, which not every file system supports. The system releases
+    it when the process ends."""
     import fcntl  # not on Windows
 
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(path.open("w"))
             fcntl.flock(file, fcntl.LOCK_EX)
-            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)  # a process forked meanwhile has the file open, too
+            stack.callback(fcntl.flock, file, fcntl.LOCK_UN)  # a forked process also has the file open
             is_held = True
         except OSError:
             is_held = False
@@ -318,8 +317,8 @@ def lock(path: Path) -> Iterator[bool]:
 
 
 def _output(commands: Sequence[Sequence[str]], limit: float | None = None) -> list[str | UnavailableError]:
-    """What the commands print, or why one failed: as many at a time as there are cores for this process. One that
-    takes longer than the limit is stopped."""
+    """The outputs of the commands, or why they failed. Runs one per core at a time, and kills those that exceed the
+    limit."""
     found: list[str | UnavailableError] = []
     at_once = cores()
     for n in range(0, len(commands), at_once):
@@ -328,13 +327,13 @@ def _output(commands: Sequence[Sequence[str]], limit: float | None = None) -> li
 
 
 def cores() -> int:
-    """Those that this process may run on, which may be fewer than the machine has."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _of_several(commands: Iterable[Sequence[str]], limit: float) -> list[str | UnavailableError]:
     english = {**os.environ, "LC_ALL": "C"}
-    oldest = sysconfig.get_config_var("MACOSX_DEPLOYMENT_TARGET")  # the oldest system that Python is for
+    oldest = sysconfig.get_config_var("MACOSX_DEPLOYMENT_TARGET")  # the oldest system that this Python supports
     if oldest:
         english.setdefault("MACOSX_DEPLOYMENT_TARGET", str(oldest))
     started: list[subprocess.Popen[str] | UnavailableError] = []
@@ -351,7 +350,7 @@ def _of_several(commands: Iterable[Sequence[str]], limit: float) -> list[str | U
                     encoding="utf-8",
                     errors="replace",
                     env=english,
-                    start_new_session=True,  # to be stopped with the programs that it starts
+                    start_new_session=True,  # to kill it with its child processes
                 )
             except OSError as error:
                 started.append(UnavailableError(f"{command[0]} does not run: {error}"))
@@ -372,7 +371,7 @@ def _end_of(process: subprocess.Popen[str], name: str, until: float, limit: floa
     try:
         out, told = process.communicate(timeout=max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
-        return UnavailableError(f"{name} has not ended after {limit:g} s")
+        return UnavailableError(f"{name} did not finish within {limit:g} s")
     if process.returncode == 0:
         return out
     first = next((line for line in told.splitlines() if "error" in line), told.strip() or f"code {process.returncode}")

@@ -1,4 +1,4 @@
-// Every field of the structures that Python fills in: `operator.py` holds its own against them.
+// Every field of the structures that Python fills in, which `structures.py` compares with its own.
 
 #pragma once
 
@@ -29,7 +29,7 @@ static const Field FIELDS[] = {
     OF(Call, d_query_clock), OF(Call, d_key_clock), OF(Call, query_most), OF(Call, key_most), OF(Call, bias_most),
     OF(Call, meeting_most), OF(Call, clock_least), OF(Call, tiles), OF(Call, count), OF(Call, batch), OF(Call, heads),
     OF(Call, kv_heads), OF(Call, queries), OF(Call, keys), OF(Call, width), OF(Call, value_width), OF(Call, function),
-    OF(Call, is_last), OF(Call, threads), OF(Call, slots), OF(Call, parts), OF(Call, scale), OF(Call, faint),
+    OF(Call, is_last), OF(Call, threads), OF(Call, slots), OF(Call, parts), OF(Call, scale), OF(Call, skip_threshold),
     OF(Call, work), OF(Call, work_size), OF(Call, pool),
 };
 

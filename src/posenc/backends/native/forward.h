@@ -7,12 +7,12 @@
 namespace {
 
 constexpr int64_t FEW = 4;
-constexpr int64_t KEYS = 512;  // of a block, forward
-static_assert(MARGIN >= STRIP + PANEL, "rows of a strip begin one column further each, and whole panels are written");
+constexpr int64_t KEYS = 512;  // keys of a block in the forward pass
+static_assert(MARGIN >= STRIP + PANEL, "each row of a strip starts one column later, and whole panels are written");
 
-// Queries of a task, of each head of a group: whole strips. Keys are packed for each task anew, which costs products of
-// half the width most, so tasks of these are larger where that leaves some for every thread. No digit of the output
-// depends on it: strips begin at multiples of STRIP, and blocks of keys at multiples of KEYS, whatever the task.
+// The number of queries of a task, per head of a group, in whole strips. Every task packs keys, whose relative cost is
+// highest in half precision, so its tasks are larger if there are enough for all threads. The output does not depend on
+// the size: strips start at multiples of STRIP, and blocks of keys at multiples of KEYS.
 int64_t size_of_task(const Call& call) {
     int64_t size = 256;
     while (size < (IS_HALF ? 1024 : 512) && call.batch * call.heads * (call.queries / (2 * size)) >= 2 * call.threads)
@@ -25,7 +25,7 @@ int64_t tasks_forward(const Call& call) {
     return (call.queries + size - 1) / size * call.batch * call.kv_heads;
 }
 
-// The greatest score of a row, of those that are numbers; columns are whole panels.
+// The largest score of a row, ignoring NaN; columns are whole panels.
 inline Real most_of(const Real* row, int64_t left, int64_t right) {
     Vec most = all(NONE), other = most;
     for (int64_t j = left; j < right; j += PANEL) {
@@ -39,10 +39,10 @@ inline Real most_of(const Real* row, int64_t left, int64_t right) {
 
 class Forward {
     const Call& call;
-    const int64_t groups, size, D, E, V, columns;  // columns: V, and those that are added
+    const int64_t groups, size, D, E, V, columns;  // columns: V, padded
     int64_t b = 0, kv = 0, start = 0, stop = 0;
-    // For each row: the queries, the sums so far, and of its scores the greatest, the sum of weights and those of far
-    // keys, and what is known to be reached.
+    // For each row: the queries, the accumulated output, the largest score, the sum of weights and those beyond each
+    // end of the values' table, and a lower bound of the largest score.
     Real *q, *unshifted, *o, *m, *l, *l_low, *l_high, *floor;
     Real *vectors, *turned, *s, *room;
     Word *q_words, *keys, *values, *weights, *rows;
@@ -76,7 +76,7 @@ public:
 
     void run(int64_t task) {
         const int64_t chunks = (call.queries + size - 1) / size;
-        const int64_t chunk = chunks - 1 - task / (call.batch * call.kv_heads);  // those with the most keys come first
+        const int64_t chunk = chunks - 1 - task / (call.batch * call.kv_heads);  // chunks with the most keys first
         b = task / call.kv_heads % call.batch, kv = task % call.kv_heads;
         start = chunk * size, stop = std::min(call.queries, start + size);
         begin();
@@ -88,7 +88,7 @@ public:
             const int64_t last = std::min(tile.last, p.stop + tile.high);
             if (call.query_most) reach_nearest(p);
             if (first >= last) continue;
-            for (int64_t block = (last - 1) / KEYS; block >= first / KEYS; block--) {  // the nearest to the end first
+            for (int64_t block = (last - 1) / KEYS; block >= first / KEYS; block--) {  // the last block first
                 p.first = std::max(tile.first, block * KEYS);
                 p.last = std::min(tile.last, (block + 1) * KEYS);
                 block_of_keys(p);
@@ -98,10 +98,10 @@ public:
     }
 
 private:
-    // Entries of a table that a task reaches over in a block of keys, in whole panels.
+    // The number of table entries that a task uses in a block of keys, in whole panels.
     int64_t window() const { return rounded(KEYS + size, PANEL) + PANEL; }
 
-    // Whether packing keys and vectors costs more than it saves: a token or a few against a cache.
+    // Whether packing keys and vectors costs more than it saves, as in decoding.
     bool is_few() const { return call.queries * groups <= FEW; }
 
     int64_t row_at(int64_t g, int64_t i) const { return g * size + i - start; }
@@ -173,7 +173,7 @@ private:
         }
     }
 
-    // Some rows from query i on, which is number `at` of all, in the columns left .. right.
+    // Some rows from query i on, which is row `at` of the task, in the columns left .. right.
     void strip(const Part& p, int64_t h, int64_t i, int64_t count, int64_t at, int64_t left, int64_t right,
                const Operands& given) {
         const bool meets = call.meeting.x;
@@ -185,9 +185,9 @@ private:
         bool counts = false;
         for (int64_t r = 0; r < count; r++) {
             tops[r] = most_of(s + r * ld, left, right);
-            counts |= !(tops[r] < floor[at + r] + call.faint);
+            counts |= !(tops[r] < floor[at + r] + call.skip_threshold);
         }
-        // The greatest of a row leaves NaN out: a strip that seems too faint is looked through for it.
+        // most_of ignores NaN, so a negligible strip is searched for it.
         for (int64_t r = 0; r < count && !counts; r++) counts = std::isnan(greatest(s + r * ld + left, right - left));
         if (!counts) return;
         for (int64_t r = 0; r < count; r++)
@@ -210,7 +210,7 @@ private:
                      entry(call.values, h, near.from), V, PANEL, o + at * columns, columns);
     }
 
-    // Scores of query i become weights, in place and as words; sums of before are brought down to the greatest score.
+    // Replaces the scores of query i by weights, also as words, and rescales earlier sums to the new largest score.
     void weigh_row(const Part& p, int64_t i, int64_t at, int64_t left, int64_t right, int64_t seen, Real top, Real* row,
                    Word* words) {
         const Real highest = std::max(m[at], top), offset = highest == NONE ? Real(0) : highest;

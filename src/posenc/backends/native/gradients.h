@@ -1,4 +1,4 @@
-// Gradients of what is added to scores, given those of the scores of a row.
+// Gradients of the terms of scores, given those of the scores of a row.
 
 #pragma once
 
@@ -10,8 +10,8 @@ Real* gradient(const Table& t, int64_t slot, int64_t head, int64_t n) {
     return t.gradient + slot * t.slot + (head / t.share * t.entries + n) * t.width;
 }
 
-// Adds to the gradients of a table of width 1, `line`, those of the pairs of query i: f(j) gives them for LANES columns
-// from j on. Columns are whole vectors.
+// Adds the gradients of the pairs of query i to `line`, those of a table of width 1: f(j) returns them for LANES
+// columns from j on. Columns are whole vectors.
 template <typename F>
 void give_along(const Part& p, Real* line, int64_t i, int64_t left, int64_t right, const Table& t, F f) {
     const int64_t place = p.place(i, 0, t), end = t.entries - 1;
@@ -33,8 +33,8 @@ void give_along(const Part& p, Real* line, int64_t i, int64_t left, int64_t righ
     line[end] += sum(after);
 }
 
-// Back through f(s; c): the gradients of a row of f(s) become those of s, and those of c go to `line`, unless it is
-// null. Columns are whole vectors.
+// The backward pass of f(s; c): replaces the gradients of a row of f(s) by those of s, and adds those of c to `line`,
+// unless it is null. Columns are whole vectors.
 void apply_backward(const Call& call, const Part& p, int64_t h, int64_t i, int64_t left, int64_t right,
                     const Real* bare, Real* d_s, Real* line) {
     const bool is_cap = call.function == CAP;
@@ -62,8 +62,8 @@ void add(Real* to, const Real* x, Real times, int64_t n) {
     for (int64_t d = 0; d < n; d++) to[d] += times * x[d];
 }
 
-// The gradients of a product of rows x_i with vectors of the distance, given those of the pairs: of the vectors into
-// their table, and of the rows into d_x, unless that is null.
+// The backward pass of a product of rows x_i with vectors by distance, given the gradients of the pairs: adds those of
+// the vectors to their table, and those of the rows to d_x, unless it is null.
 void by_distance_backward(const Part& p, int64_t i, int64_t rows, int64_t left, int64_t right, const Table& t,
                           int64_t h, int64_t slot, const Real* x, int64_t x_row, const Real* d_s, int64_t ld,
                           Real* d_x, Real* sums) {
@@ -77,7 +77,7 @@ void by_distance_backward(const Part& p, int64_t i, int64_t rows, int64_t left, 
             multiply(near.to - near.from, t.width, rows, pairs, 1, ld + 1, x, x_row, PANEL,
                      gradient(t, slot, h, near.from), t.width);
     }
-    // Summed over these rows first, since there are far more pairs than the last digits of a running sum can hold.
+    // Summed over these rows first, since a single running sum over all pairs would lose precision.
     std::fill(sums, sums + 2 * t.width, Real(0));
     bool past = false;
     for (int64_t r = 0; r < rows; r++) {
@@ -96,8 +96,8 @@ void by_distance_backward(const Part& p, int64_t i, int64_t rows, int64_t left, 
     add(gradient(t, slot, h, t.entries - 1), sums + t.width, 1, t.width);
 }
 
-// Adds to delta of a head what its output and the gradients of that give: of a row of scores the gradients are those of
-// its weights, less delta, times the weights.
+// Adds dout . out to delta of a head: the gradients of a row of scores are those of its weights, minus delta, times the
+// weights.
 void give_output(const Call& call, int64_t b, int64_t h) {
     for (int64_t i = 0; i < call.queries; i++) {
         const Stored *out = row_of(call.out, b, h, i), *given = row_of(call.dout, b, h, i);

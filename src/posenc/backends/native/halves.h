@@ -1,8 +1,8 @@
-// Products of matrices of numbers of half the width, summed in single precision: by the processor's matrix or vector
-// units for them where it has some, else widened.
+// Products of bfloat16 matrices, accumulated in float32, by the processor's matrix or vector instructions for bfloat16
+// or, without these, converted to float32.
 //
-// Two numbers that are summed over one after the other are a word. a is (rows, words); b is packed in panels (words,
-// PANEL). Words come by 16, and columns by PANEL.
+// A word is two numbers that are consecutive in the sum. a is (rows, words); b is packed in panels (words, PANEL).
+// Words are a multiple of 16, and columns of PANEL.
 
 #pragma once
 
@@ -19,18 +19,18 @@ constexpr bool MULTIPLIES_HALVES = true;
 #else
 constexpr bool MULTIPLIES_HALVES = false;
 #endif
-constexpr int64_t WORDS = 16;  // that one instruction of the matrix unit takes of a row
+constexpr int64_t WORDS = 16;  // words of a row per instruction of the matrix unit
 
 #if HALF
 
 #if defined(__AMX_BF16__)
 static_assert(PANEL == 32, "a panel is two tiles wide");
 
-// c, of 16 or 32 rows and a panel of columns.
+// A block of c with 16 or 32 rows and a panel of columns.
 template <bool IS_TALL>
 inline void block_of_tiles(int64_t words, const Word* a, int64_t a_row, const Word* b, Real* c, int64_t c_row,
                            bool adds) {
-    asm volatile("" ::: "memory");  // compilers do not know that tiles are read from memory
+    asm volatile("" ::: "memory");  // compilers do not know that tile instructions access memory
     if (adds) {
         _tile_loadd(0, c, c_row * 4);
         _tile_loadd(1, c + 16, c_row * 4);
@@ -58,7 +58,7 @@ inline void block_of_tiles(int64_t words, const Word* a, int64_t a_row, const Wo
     if constexpr (IS_TALL) _tile_stored(3, c + 16 * c_row + 16, c_row * 4);
 }
 
-// Up to 32 rows. Those of a that there are not are read, and must be readable; those of c are left alone.
+// Up to 32 rows. Missing rows of a are read, so they must be readable; those of c are not written.
 void some_halves(int64_t rows, int64_t words, const Word* a, int64_t a_row, const Word* b, Real* c, int64_t c_row,
                  bool adds) {
     if (rows == 32) return block_of_tiles<true>(words, a, a_row, b, c, c_row, adds);
@@ -115,7 +115,7 @@ inline void some_halves(int64_t rows, int64_t words, const Word* a, int64_t a_ro
 }
 #endif
 
-// c = a b, or c += a b. Panel p of b begins at b + p * b_panel.
+// c = a b, or c += a b. Panel p of b starts at b + p * b_panel.
 void multiply_halves(int64_t rows, int64_t columns, int64_t words, const Word* a, int64_t a_row, const Word* b,
                      int64_t b_panel, Real* c, int64_t c_row, bool adds) {
     for (int64_t row = 0; row < rows; row += ROWS_OF_HALVES)
@@ -124,7 +124,7 @@ void multiply_halves(int64_t rows, int64_t columns, int64_t words, const Word* a
                         b + column / PANEL * b_panel, c + row * c_row + column, c_row, adds);
 }
 
-// Rows of numbers as rows of words, which are 0 from `width` on.
+// Converts a row to words, which are 0 from `width` on.
 inline void round_row(const Real* x, int64_t width, int64_t words, Word* to) {
     Stored* found = reinterpret_cast<Stored*>(to);
     for (int64_t d = 0; d < width; d += LANES) store(found + d, load(x + d));
@@ -133,14 +133,13 @@ inline void round_row(const Real* x, int64_t width, int64_t words, Word* to) {
 
 inline void store_words(Word* to, Ints words) { std::memcpy(to, &words, sizeof words); }
 
-// Two rows of numbers as one of words.
+// Converts two rows to one row of words.
 inline void pair_rows(const Real* x, const Real* y, int64_t width, Word* to) {
     for (int64_t d = 0; d < width; d += LANES) store_words(to + d, paired(load(x + d), load(y + d)));
 }
 
-// `count` rows (count, width) summed over as an operand b: panels (panel, words, PANEL), of which each begins `panel`
-// words after the one before; a row that is missing, up to 2 * words, is 0. row(n) is the address of row n, as it is
-// stored.
+// Packs `count` stored rows (count, width), which are summed over, as an operand b: panels (panel, words, PANEL), each
+// starting `panel` words after the previous one; missing rows, up to 2 * words, are 0. row(n) is the address of row n.
 template <typename F>
 void pack_down(int64_t count, int64_t width, int64_t words, int64_t panel, Word* to, F row) {
     const Stored zeros[LANES]{};
@@ -156,8 +155,8 @@ void pack_down(int64_t count, int64_t width, int64_t words, int64_t panel, Word*
     }
 }
 
-// Rows of numbers, `ld` apart, in the columns left .. right as an operand b that is summed over them: panels of `words`
-// words each, of which the rows that there are not are 0.
+// Packs rows with stride `ld` in the columns left .. right, which are summed over, as an operand b: panels of `words`
+// words each, where missing rows are 0.
 inline void round_down(const Real* x, int64_t ld, int64_t count, int64_t left, int64_t right, int64_t words, Word* to) {
     for (int64_t j = left; j < right; j += PANEL)
         for (int64_t r = 0; r < rounded(count, 2 * WORDS); r += 2) {
@@ -172,7 +171,7 @@ inline void round_down(const Real* x, int64_t ld, int64_t count, int64_t left, i
         }
 }
 
-// Rows of numbers side by side as an operand a that is summed over them: a row of `words` words for each channel.
+// Packs contiguous rows, which are summed over, as an operand a: a row of `words` words for each channel.
 inline void turn_down(const Real* x, int64_t count, int64_t width, int64_t words, Word* to) {
     for (int64_t d = 0; d < width; d += LANES)
         for (int64_t r = 0; r < rounded(count, 2 * WORDS); r += 2) {
@@ -183,7 +182,7 @@ inline void turn_down(const Real* x, int64_t count, int64_t width, int64_t words
         }
 }
 
-// What the matrix unit is told of its tiles: all of 16 rows of 64 bytes. Elsewhere nothing.
+// Configures the tiles of the matrix unit, all with 16 rows of 64 bytes. Does nothing without a matrix unit.
 struct Tiles {
 #if defined(__AMX_BF16__)
     struct alignas(64) Shape {
@@ -200,11 +199,11 @@ struct Tiles {
         asm volatile("" ::: "memory");
         _tile_loadconfig(&wanted);
     }
-    ~Tiles() { before.palette ? _tile_loadconfig(&before) : _tile_release(); }  // others may count on theirs
+    ~Tiles() { before.palette ? _tile_loadconfig(&before) : _tile_release(); }  // restores the caller's configuration
 #endif
 };
 
-// Whether the system lets this process use what it is built for.
+// Whether the system lets this process use the matrix unit, if it is built for it.
 inline bool is_usable() {
 #if defined(__AMX_BF16__) && defined(__linux__)
     return syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ARCH_REQ_XCOMP_PERM of the tiles' data

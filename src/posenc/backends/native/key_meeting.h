@@ -1,7 +1,7 @@
-// Keys that meet vectors of the distance: s_ij += k_j . a(j - i).
+// Products of keys with vectors by distance: s_ij += k_j . a(j - i).
 //
-// For one query and some keys side by side these are vectors side by side, so with both transposed it is a product of
-// each channel's keys with that channel's vectors, which begin one entry further back for each query.
+// For one query, contiguous keys have contiguous vectors. With both transposed, it is an elementwise product of each
+// channel's keys with that channel's vectors, which start one entry earlier for each query.
 
 #pragma once
 
@@ -9,15 +9,15 @@
 
 namespace {
 
-constexpr int CHANNELS = 8;  // that the registers hold at once
+constexpr int CHANNELS = 8;  // channels that fit into registers
 
-// The entries of a table that some queries and columns left .. right reach over, channel by channel, those past its
-// ends too: entry n of channel d is x[d * stride + n].
+// The transposed entries of a table for some queries and columns left .. right, including repeated end entries: entry n
+// of channel d is x[d * stride + n].
 struct Turned {
     Real* x;
     int64_t stride, first, count;  // `first` in the table
 
-    // The entry of query number r and a column.
+    // The entry of query i and a column.
     int64_t at(const Part& p, int64_t i, int64_t column, const Table& t) const { return p.place(i, column, t) - first; }
 };
 
@@ -52,7 +52,7 @@ void meet_rows(int64_t rows, int64_t width, const Real* keys, const Real* vector
     if constexpr (R > 1) meet_rows<R - 1>(rows, width, keys, vectors, stride, s, ld);
 }
 
-// Adds to the scores of a strip what its keys, which are packed, give by the vectors.
+// Adds the products of packed keys with the vectors to the scores of a strip.
 inline void meet_keys(const Part& p, int64_t i, int64_t rows, int64_t left, int64_t right, const Table& t,
                       const Real* keys, const Turned& vectors, Real* s, int64_t ld) {
     for (int64_t column = left; column < right; column += LANES)
@@ -60,8 +60,8 @@ inline void meet_keys(const Part& p, int64_t i, int64_t rows, int64_t left, int6
                          vectors.x + vectors.at(p, i, column, t), vectors.stride, s + column, ld);
 }
 
-// The gradients of `meet_keys`, given those of the scores of rows i .. i + rows, which are 0 beside the columns: of the
-// keys into d_keys, and of the vectors into d_vectors, both channel by channel.
+// The backward pass of `meet_keys`, given the gradients of the scores of rows i .. i + rows, which are 0 outside the
+// columns: adds those of the keys to d_keys, and writes those of the vectors to d_vectors, both transposed.
 void meet_keys_backward(const Part& p, int64_t i, int64_t rows, int64_t left, int64_t right, const Table& t,
                         const Real* keys, int64_t keys_stride, const Turned& vectors, const Real* d_s, int64_t ld,
                         Real* d_keys, Real* d_vectors) {
@@ -80,7 +80,7 @@ void meet_keys_backward(const Part& p, int64_t i, int64_t rows, int64_t left, in
             }
         }
     if (!t.gradient) return;
-    const int64_t shift = vectors.at(p, i, 0, t);  // of query i + r the entry n belongs to the column n - shift + r
+    const int64_t shift = vectors.at(p, i, 0, t);  // entry n of query i + r is for the column n - shift + r
     for (int64_t d = 0; d < t.width; d += CHANNELS)
         for (int64_t n = 0; n < vectors.count; n += LANES) {
             Vec total[CHANNELS]{};

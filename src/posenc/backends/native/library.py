@@ -1,8 +1,8 @@
-"""The library of the kernel for the processor at hand, and the threads that it runs on.
+"""Finds and loads the kernel's library for this processor.
 
-It was built with posenc, or by `posenc kernel --build`; no call of attention builds one. The best that there is of
-these sources, for this processor, is taken. Before it is used it computes known answers, once for each library,
-processor and version of posenc; one that does not compute them is set aside.
+Libraries are built with posenc or by `posenc kernel --build`; attention itself never builds one. The best library of
+these sources for this processor is used. Before its first use it is tested against known answers, once for each
+library, processor and version of posenc; a library that fails is not used.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from posenc.backends.native import build, processor
 from posenc.backends.native.build import Record, UnavailableError
 from posenc.backends.native.proof import failures, on_trial
 
-# The precisions that there are, each a library.
+# The precisions, each with its own library.
 REALS = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "bfloat16"}
 SWITCH = "POSENC_NATIVE"
-OFF = ("0", "false", "no", "off")  # of the switch
-# That a library has.
+OFF = ("0", "false", "no", "off")  # values of the switch
+# The functions of a library.
 FUNCTIONS = (
     *("posenc_usable", "posenc_multiplies_halves", "posenc_fields", "posenc_span"),
     *("posenc_work", "posenc_forward", "posenc_backward"),
 )
-BEGUN = "begun"  # what is remembered of a proof, once for each time, until it has ended
-TRIES = 3  # that may be begun and not end: a process may also be killed for another reason
-ELSEWHERE = "it is for Linux and macOS alone"
-DAYS = 30  # that what nobody uses is kept in the cache
+BEGUN = "begun"  # stored once for each test that has started and not finished
+TRIES = 3  # unfinished tests before a library is rejected: the process may be killed for other reasons
+ELSEWHERE = "it is only for Linux and macOS"
+DAYS = 30  # unused libraries are kept in the cache this long
 
 
 class Found(NamedTuple):
-    """A library that is loaded."""
+    """A loaded library."""
 
     kernel: ctypes.CDLL
     record: Record
@@ -50,14 +50,14 @@ class Found(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """Where the record of a library would lie."""
+    """The path of a possible library's record."""
 
     level: str
     path: Path
 
 
 def candidates(precision: str) -> list[Candidate]:
-    """Of these sources, for this processor, the best level first: with posenc, then in the cache."""
+    """The possible libraries of these sources for this processor, best level first, in posenc and then in the cache."""
     here = processor.identity()
     folders: list[tuple[Path, str]] = [(build.BUILT, "")]
     with contextlib.suppress(UnavailableError):
@@ -70,8 +70,8 @@ def candidates(precision: str) -> list[Candidate]:
 
 
 def load(path: Path) -> Found | None:
-    """The library of the record at ``path``, loaded and not yet proved; None where there is none. UnavailableError, in
-    words, for one that cannot be used."""
+    """Loads the library of the record at ``path``, without testing it; None if there is none. UnavailableError for one
+    that cannot be used."""
     record = build.read(path)
     if record is None:
         return None
@@ -83,7 +83,7 @@ def load(path: Path) -> Found | None:
     lacks = [name for name in FUNCTIONS if not hasattr(kernel, name)]
     if lacks:
         raise UnavailableError(f"{file.name} has no {lacks[0]}")
-    if not kernel.posenc_usable():  # which asks the system too, once for each process
+    if not kernel.posenc_usable():  # also requests the matrix unit from the system, once per process
         raise UnavailableError(f"{file.name} needs the processor's matrix unit, which the system does not grant")
     with contextlib.suppress(OSError):
         os.utime(path)  # it is in use
@@ -91,21 +91,21 @@ def load(path: Path) -> Found | None:
 
 
 def faults(found: Found, again: bool = False) -> tuple[str, ...]:
-    """The families of terms of whose known answers the library computes others; () where it is right. Computed once, or
-    ``again``, and remembered in the cache where that can be written to. UnavailableError where they cannot be
-    computed, or where the process has ended `TRIES` times while they were."""
+    """The terms for which the library gives wrong answers; () if it is right. Computed once, or ``again``, and stored
+    in the cache if it is writable. UnavailableError if they cannot be computed, or the process has crashed
+    `TRIES` times while computing them."""
     try:
         stamp = cache() / f"proof-{_identity(found.record)}.json"
-    except UnavailableError:  # nothing can be remembered
+    except UnavailableError:  # results cannot be stored
         return _computed(found)
-    told = None if again else _told(stamp)
-    if told is not None and BEGUN not in told:
-        return told
+    known = None if again else _stored(stamp)
+    if known is not None and BEGUN not in known:
+        return known
     with build.lock(stamp.with_name(".proof")) as is_held:
-        told = _told(stamp)  # by another process, meanwhile
-        begun = told.count(BEGUN) if told else 0  # and not ended; without a lock, another may still be at it
-        if told is not None and not begun and not again:
-            return told
+        known = _stored(stamp)  # by another process in the meantime
+        begun = known.count(BEGUN) if known else 0  # without a lock, another process may still be running
+        if known is not None and not begun and not again:
+            return known
         if begun >= TRIES and is_held and not again:
             raise UnavailableError(
                 f"{found.path.name}: a self-test of this library crashed or was killed {TRIES} times "
@@ -113,64 +113,64 @@ def faults(found: Found, again: bool = False) -> tuple[str, ...]:
             )
         _remember(stamp, (BEGUN,) * min(begun + 1, TRIES))
         try:
-            told = _computed(found)
+            known = _computed(found)
         except BaseException:
             stamp.unlink(missing_ok=True)
             raise
-        _remember(stamp, told)
-    return told
+        _remember(stamp, known)
+    return known
 
 
-def _told(stamp: Path) -> tuple[str, ...] | None:
+def _stored(stamp: Path) -> tuple[str, ...] | None:
     try:
-        told = json.loads(stamp.read_bytes())
+        faults = json.loads(stamp.read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    is_told = isinstance(told, list) and all(isinstance(one, str) for one in told)
-    return tuple(told) if is_told else None
+    is_valid = isinstance(faults, list) and all(isinstance(one, str) for one in faults)
+    return tuple(faults) if is_valid else None
 
 
-def _remember(stamp: Path, told: tuple[str, ...]) -> None:
+def _remember(stamp: Path, faults: tuple[str, ...]) -> None:
     with contextlib.suppress(OSError):  # a full disk
-        build.write(stamp, json.dumps(told))
+        build.write(stamp, json.dumps(faults))
 
 
 def _identity(record: Record) -> str:
-    """Of a library, the processor and machine, and this version of all that takes part in the proof."""
+    """The digest of the library, the processor and machine, and all code and data of the test."""
     files = sorted(path for path in build.SOURCES.iterdir() if path.suffix in (".py", ".json"))
-    told = (record.digest, processor.identity(), platform.node(), torch.__version__)
-    return hashlib.sha256("\0".join((*told, *(path.read_text() for path in files))).encode()).hexdigest()[:24]
+    parts = (record.digest, processor.identity(), platform.node(), torch.__version__)
+    return hashlib.sha256("\0".join((*parts, *(path.read_text() for path in files))).encode()).hexdigest()[:24]
 
 
 def _computed(found: Found) -> tuple[str, ...]:
-    """And warns of what is wrong."""
+    """Tests the library, and warns about wrong answers."""
     try:
-        with compat.outside_compilation():  # the first call of all may be one that is compiled
-            told = failures(found.kernel, found.record.precision)
+        with compat.outside_compilation():  # the first call may be during compilation
+            wrong = failures(found.kernel, found.record.precision)
     except (RuntimeError, ValueError) as error:
         raise UnavailableError(f"{found.path.name} cannot compute its known answers: {error}") from error
-    if told:
-        by, what = found.record.compiler, in_short(told)
+    if wrong:
+        by, what = found.record.compiler, in_short(wrong)
         logging.getLogger("posenc").warning(
             "posenc's kernel gives wrong answers as built here by %s: not used (%s)", by, what
         )
-    return told
+    return wrong
 
 
 def in_short(families: Sequence[str], most: int = 3) -> str:
-    """The first of them, and how many more."""
+    """The first few, and the number of the others."""
     rest = len(families) - most
     return "; ".join(families[:most]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 def is_off() -> bool:
-    """Whether the user has turned the kernel off."""
+    """Whether the user has disabled the kernel."""
     return os.environ.get(SWITCH, "1").lower() in OFF
 
 
 @functools.cache
 def find(precision: str) -> Found | UnavailableError:
-    """The library that is taken, or why there is none."""
+    """The library to use, or why there is none."""
     if is_off():
         return UnavailableError(f"{SWITCH}={os.environ[SWITCH]} turns it off")
     if os.name != "posix":
@@ -202,33 +202,33 @@ def _load(real: str) -> ctypes.CDLL | UnavailableError:
 
 
 def missing(dtype: torch.dtype) -> str | None:
-    """Why the kernel cannot run in this precision on this machine; None where it can."""
+    """Why the kernel cannot run in this precision on this machine; None if it can."""
     found = _load(REALS[dtype])
     return str(found) if isinstance(found, UnavailableError) else None
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether the library for bfloat16 has instructions that multiply it, so that it need not be widened."""
+    """Whether the library for bfloat16 multiplies in bfloat16, without converting to float32."""
     found = _load(REALS[torch.bfloat16])
     return not isinstance(found, UnavailableError) and bool(found.posenc_multiplies_halves())
 
 
-# What torch.compiler.assume_constant_result does, which imports the whole compiler.
+# Same as torch.compiler.assume_constant_result, which would import the whole compiler.
 missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 multiplies_bfloat16._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def library(dtype: torch.dtype) -> ctypes.CDLL:
-    """The library for this precision. RuntimeError where there is none."""
+    """The library for this precision. RuntimeError if there is none."""
     found = on_trial() or _load(REALS[dtype])
     if isinstance(found, UnavailableError):
-        raise RuntimeError(f"posenc's own kernel cannot run: {found}")
+        raise RuntimeError(f"posenc's kernel cannot run: {found}")
     return found
 
 
 def level(dtype: torch.dtype) -> str | None:
-    """What the library for this precision uses of the processor, a level of `processor.py`; None without a library. One
-    for this very processor uses all that its best level has, unless its compiler knew no instructions for bfloat16."""
+    """The level of `processor.py` of the library for this precision; None without a library. A library built for this
+    processor has its best level, unless the compiler did not support bfloat16 instructions."""
     found = find(REALS[dtype])
     if isinstance(found, UnavailableError):
         return None
@@ -239,14 +239,14 @@ def level(dtype: torch.dtype) -> str | None:
 
 
 def pool() -> int | None:
-    """The address of what runs a function on the threads that PyTorch keeps; None where it is not known."""
+    """The address of OpenMP's function that runs a task on PyTorch's threads; None if unknown."""
     found = compat.openmp("GOMP_parallel")
     return None if found is None else ctypes.cast(found, ctypes.c_void_p).value
 
 
 def cache() -> Path:
-    """Where `posenc kernel --build` keeps libraries, and what was proved is remembered: in the user's cache.
-    UnavailableError where there is none, it cannot be written to, or others may write there too."""
+    """The folder in the user's cache for libraries of `posenc kernel --build` and for test results. UnavailableError if
+    it does not exist, is not writable, or others may write to it."""
     if os.name != "posix":
         raise UnavailableError(ELSEWHERE)
     base = os.environ.get("XDG_CACHE_HOME")
@@ -264,10 +264,10 @@ def cache() -> Path:
 
 
 def _no_execution(folder: Path) -> str:
-    """In words, where the system executes nothing that lies in a folder."""
+    """The end of an error message for a folder mounted noexec."""
     return f" from {folder}, which is mounted noexec" if executes_nothing(folder) else ""
 
 
 def executes_nothing(folder: Path) -> bool:
-    """Whether the system executes nothing that lies in a folder, and so loads no library from there."""
+    """Whether a folder is mounted noexec, so that no library can be loaded from it."""
     return bool(os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0))

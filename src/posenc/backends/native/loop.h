@@ -1,4 +1,4 @@
-// Tasks over threads, and the memory that each works in.
+// A parallel loop over tasks, and the work memory of each thread.
 
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace {
 
-// Memory that is handed out piece by piece; without a beginning, pieces are only counted.
+// An arena allocator; with null memory it only counts.
 struct Room {
     Real* x;
     int64_t taken = 0;
@@ -23,9 +23,9 @@ struct Room {
     }
 };
 
-// Runs all tasks, each thread the next one that nobody has: a thread that waits for a core holds nobody up. Each thread
-// has `size` numbers of `work` for itself. They are the threads of `pool`, which PyTorch keeps: others would have to
-// wait for them, since for a while they keep their cores awake. Without a pool they are new ones.
+// Runs all tasks with dynamic scheduling, so that a thread waiting for a core does not delay the others. Each thread
+// has `size` elements of `work`. Uses PyTorch's threads through `pool`, since these spin for a while after their last
+// work and would compete with others. Without a pool, starts new threads.
 template <typename Task>
 struct Loop {
     int64_t tasks, size;
@@ -38,7 +38,7 @@ struct Loop {
         Real* mine = loop.work + loop.threads++ * loop.size;
 #if defined(__x86_64__) || defined(__i386__)
         const unsigned mode = _mm_getcsr();
-        _mm_setcsr(mode | 0x8040);  // denormal numbers are taken for 0
+        _mm_setcsr(mode | 0x8040);  // flush denormals to zero
 #endif
         {
             [[maybe_unused]] const Tiles tiles;
@@ -57,7 +57,7 @@ void run(const Call& call, int64_t tasks, Task task) {
     std::vector<std::thread> others;
     try {
         for (int64_t n = 1; n < call.threads; n++) others.emplace_back(loop.enter, &loop);
-    } catch (...) {  // the system gives no more threads: those that there are do the work
+    } catch (...) {  // the system allows no more threads: use those that were started
     }
     loop.enter(&loop);
     for (auto& other : others) other.join();

@@ -1,4 +1,4 @@
-// Vectors of the compiler's: exponentials, sums, greatest numbers, and numbers of half the width.
+// SIMD vectors by compiler extensions: exponentials, sums, maxima, and bfloat16.
 
 #pragma once
 
@@ -29,8 +29,7 @@ constexpr Real NONE = -std::numeric_limits<Real>::infinity();
 constexpr Real LOG2_E = Real(1.4426950408889634);
 
 typedef std::conditional_t<sizeof(Real) == 4, uint32_t, uint64_t> Whole;
-// What packed operands of products are made of: numbers or, of half the width, two of them that are summed over one
-// after the other.
+// The element of packed operands of products: a number or, in half precision, two that are consecutive in the sum.
 typedef std::conditional_t<IS_HALF, Whole, Real> Word;
 typedef Real Vec __attribute__((vector_size(BYTES), aligned(sizeof(Real)), may_alias));
 typedef Whole Ints __attribute__((vector_size(BYTES), aligned(sizeof(Real)), may_alias));
@@ -53,7 +52,7 @@ inline Real wide(Stored x) {
     return found;
 }
 
-// The lower half of each number has the bits of the nearest number of half the width; of two such, the even one.
+// Rounds to bfloat16, to nearest even, in the lower half of each element.
 inline Ints halves(Vec x) {
 #if defined(__AVX512BF16__) && defined(__AVX512VL__)
     return reinterpret_cast<Ints>(
@@ -69,15 +68,15 @@ inline void store(Stored* to, Vec x) {
     *reinterpret_cast<Shorts*>(to) = __builtin_convertvector(halves(x), Shorts);
 }
 
-// Two numbers a word, a first.
+// Words of two numbers each, a first.
 inline Ints paired(Vec a, Vec b) { return halves(a) | halves(b) << 16; }
 #endif
 
-// 2^x of an x up to 0, or about; 0 where that would be a denormal number, and NaN of NaN.
+// 2^x for x up to about 0; 0 instead of denormals; propagates NaN.
 inline Vec power_of_two(Vec x) {
     constexpr bool is_single = sizeof(Real) == 4;
 #if defined(__AVX512F__)
-    const Vec least = all(is_single ? -200 : -1200), t = least > x ? least : x;  // NaN stays
+    const Vec least = all(is_single ? -200 : -1200), t = least > x ? least : x;  // propagates NaN
     Vec n;
     if constexpr (is_single)
         n = reinterpret_cast<Vec>(_mm512_roundscale_ps(reinterpret_cast<__m512>(t), 8));
@@ -90,7 +89,7 @@ inline Vec power_of_two(Vec x) {
 #endif
     const Vec f = t - n;  // within half of 0
     Vec p;
-    if constexpr (is_single) {  // the polynomial of least relative error; 2e-8 with its numbers rounded
+    if constexpr (is_single) {  // minimax polynomial, relative error 2e-8 with rounded coefficients
         constexpr Real c[] = {1, 0.6931471824645996, 0.24022646248340607, 0.05550328642129898, 0.009618489071726799,
                               0.0013399930903688073, 0.0001534581242594868};
         p = all(c[6]);
@@ -115,8 +114,8 @@ inline Vec power_of_two(Vec x) {
 #endif
 }
 
-// e^x for any x that e^x can be told of; 0 where it would be a denormal number, and NaN of NaN. With n = round(x / ln 2),
-// the sum of r^k / k! for r = x - n ln 2, which is at most 0.35, times 2^n.
+// e^x where it does not overflow; 0 instead of denormals; propagates NaN. With n = round(x / ln 2), 2^n times the sum
+// of r^k / k! for r = x - n ln 2, which is at most 0.35.
 inline Vec exponential(Vec x) {
     constexpr bool is_single = sizeof(Real) == 4;
     constexpr int bits = is_single ? 23 : 52, terms = is_single ? 7 : 13;
@@ -124,7 +123,7 @@ inline Vec exponential(Vec x) {
     Vec n = x * LOG2_E + shift;
     const Ints power = reinterpret_cast<Ints>(n) << bits;
     n = n - shift;
-    // ln 2 in two parts, of which the first has so few digits that n times it is exact.
+    // ln 2 in two parts; the first has so few digits that n times it is exact.
     const Vec r = is_single ? x - n * Real(0.693359375) + n * Real(2.12194440e-4)
                             : x - n * Real(6.93145751953125e-1) - n * Real(1.42860682030941723212e-6);
     Vec p = all(0);
@@ -140,8 +139,7 @@ inline Vec exponential(Vec x) {
     return x < Real(is_single ? -87.3 : -708.0) ? Vec{} : x == x ? found : x;
 }
 
-// tanh x = -m / (2 + m) for x from 0 on, with m = e^-2x - 1: by its own sum where x is small, or its digits would be
-// lost.
+// tanh x = -m / (2 + m) for x >= 0, with m = e^-2x - 1; for small x, m is a series, to avoid cancellation.
 inline Vec tangent(Vec x) {
     constexpr int terms = sizeof(Real) == 4 ? 7 : 13;
     const Vec y = x < all(0) ? x * Real(2) : x * Real(-2);
@@ -153,7 +151,7 @@ inline Vec tangent(Vec x) {
     return x < all(0) ? -found : found;
 }
 
-// Joins an array of W numbers, halves by halves: f takes two vectors.
+// Reduces an array of W numbers by halves: f takes two vectors.
 template <int W, typename F>
 inline Real joined(const Real* x, F f) {
     if constexpr (W == 1) {
@@ -169,7 +167,7 @@ inline Real sum(Vec x) {
     return joined<LANES>(reinterpret_cast<const Real*>(&x), [](auto a, auto b) { return a + b; });
 }
 
-// The sum of x[j] over from .. to, in several sums at a time, which a sum one by one would wait for.
+// The sum of x[j] over from .. to, with several independent partial sums.
 inline Real sum_of(const Real* x, int64_t from, int64_t to) {
     Vec total{};
     int64_t j = from;
@@ -188,7 +186,7 @@ inline Real sum_of_products(const Real* x, const Real* y, int64_t from, int64_t 
     return s;
 }
 
-// What f leaves of n numbers, in vectors; `none` of none.
+// Reduces n numbers by f, vector by vector; `none` is the identity.
 template <typename F>
 inline Real of_all(const Real* x, int64_t n, Real none, F f) {
     Vec found = all(none);
@@ -201,7 +199,7 @@ inline Real of_all(const Real* x, int64_t n, Real none, F f) {
     return joined<LANES>(reinterpret_cast<const Real*>(&found), f);
 }
 
-// The greatest, and the least, of n numbers; NaN if there is one.
+// The maximum, and the minimum, of n numbers; NaN if there is one.
 inline Real greatest(const Real* x, int64_t n) {
     return of_all(x, n, NONE, [](auto a, auto b) { return ((a > b) | (a != a)) ? a : b; });
 }

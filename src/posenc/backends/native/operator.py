@@ -1,4 +1,4 @@
-"""Attention by the kernel as an operator, with another for its derivative."""
+"""The custom operator of the CPU kernel, and its derivative."""
 
 import ctypes
 import functools
@@ -15,12 +15,12 @@ from posenc.backends.native.library import library, pool
 from posenc.backends.native.structures import NUMBERS, ROWS, Call, differences, rows, table, tiles_of
 from posenc.backends.native.structures import turn as turn_of
 from posenc.backends.operands import TABLES, differentiate
-from posenc.encoding.horizon import faint
+from posenc.encoding.horizon import skip_threshold
 from posenc.positions.layout import unflat
 from posenc.positions.tiles import Visibility, tiles
 from posenc.rotation.phases import PairLayout
 
-# custom_op reads annotations as types: no `from __future__ import annotations` here, which makes them strings.
+# custom_op evaluates annotations, so no `from __future__ import annotations` here.
 
 CHANNELS = 16  # rows of channels are a multiple of this
 OF_TURN = ("query_cos", "query_sin", "key_cos", "key_sin")
@@ -46,11 +46,11 @@ def _run(is_backward: bool, like: Tensor, call: Call) -> None:
 def _check_fields(kernel: ctypes.CDLL) -> None:
     found = differences(kernel)
     if found:
-        raise RuntimeError(f"call.h and structures.py do not say the same of {', '.join(found)}")
+        raise RuntimeError(f"call.h and structures.py differ in {', '.join(found)}")
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The precision of scores, sums and tables."""
+    """The dtype of scores, sums and tables."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -70,7 +70,7 @@ def _call(
     threads: int,
 ) -> Call:
     batch, heads, queries, width = query.shape
-    for name, x in {"key": key, "value": value, **given}.items():  # the kernel would read whatever stands there
+    for name, x in {"key": key, "value": value, **given}.items():  # the kernel does not check dtypes
         wanted = query.dtype if name in ("key", "value") else _wide(query.dtype)
         if name.endswith("clock") or name in ("lines", "share"):
             wanted = torch.float64
@@ -84,7 +84,7 @@ def _call(
     call = Call(**dict(zip(NUMBERS, numbers, strict=False)), threads=threads, scale=scale)
     call.q, call.k, call.v = rows(query), rows(key), rows(value)
     for name, x in given.items():
-        if name == "key_norms" or name in OF_TURN:  # of the first bounds are made
+        if name == "key_norms" or name in OF_TURN:  # key_norms are only used for bounds
             continue
         if name in OF_PLANE or name in PLACES:
             setattr(call.places, name, x.data_ptr())
@@ -106,7 +106,7 @@ def _call(
         call.turn = turn_of(given, *turn)
     for name, x in bounds.items():
         setattr(call, name, x.data_ptr())
-    call.faint = faint(skip_below, key.size(2))
+    call.skip_threshold = skip_threshold(skip_below, key.size(2))
     call.tiles = ctypes.cast(found, ctypes.c_void_p)
     return call
 
@@ -133,16 +133,16 @@ def _native(
     turn: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp. ``given`` are the tensors of these names, of which the ``learned`` get gradients;
-    ``lows`` the distance of the first entry of each table there may be; ``skip_below`` the share of a row's weight that
-    may be left out; ``turn`` is the first channel and 1 if interleaved, else 0, of queries and keys that are still to
-    be turned by cos and sin as ``given``, or nothing."""
+    ``lows`` the distance of the first entry of each possible table; ``skip_below`` the fraction of a row's weight that
+    may be skipped; ``turn`` is empty or, if queries and keys are to be rotated by cos and sin in ``given``, the first
+    channel and 1 if interleaved, else 0."""
     with compat.by_itself() as threads:
         width = value.size(-1)
         query, key, value = map(_aligned, (query, key, value))
         out = value.new_empty((*query.shape[:3], value.size(-1)))
         lse = query.new_empty(query.shape[:3], dtype=_wide(query.dtype))
         found = _found(queries, keys, seen, query.size(0))
-        inputs = _named(names, given)  # kept: the kernel has no more than their addresses
+        inputs = _named(names, given)  # kept alive, since the kernel only has their addresses
         bounds = bounds_of(query, key, inputs, function, scale, skip_below)
         call = _call(query, key, value, inputs, lows, {}, found, function, scale, turn, bounds, skip_below, threads)
         call.out, call.lse = rows(out), rows(lse[..., None])
@@ -154,7 +154,7 @@ def _named(listed: str, given: Sequence[Tensor]) -> dict[str, Tensor]:
     named = dict(zip(listed.split(), given, strict=True))
     if "key_place" in named:
         named["run_end"] = _run_ends(named["key_place"])
-    for names in (OF_TURN[:2], OF_TURN[2:]):  # of cos and sin the same steps, and tokens side by side
+    for names in (OF_TURN[:2], OF_TURN[2:]):  # cos and sin need equal strides and contiguous tokens
         angles = [named[name] for name in names if name in named]
         if any(x.stride() != angles[0].stride() or x.stride()[2:] != (x.size(-1), 1) for x in angles):
             named |= {name: named[name].contiguous() for name in names}
@@ -162,7 +162,7 @@ def _named(listed: str, given: Sequence[Tensor]) -> dict[str, Tensor]:
 
 
 def _run_ends(place: Tensor) -> Tensor:
-    """Of keys at (rows, keys, 2) for each the end of those after it whose second coordinate alone rises, by one."""
+    """For each key at (rows, keys, 2), the end of the run in which only the second coordinate increases, by one."""
     keys = place.size(1)
     pace = place.diff(dim=1)
     breaks = (pace[..., 0] != 0) | (pace[..., 1] != 1)
@@ -172,7 +172,7 @@ def _run_ends(place: Tensor) -> Tensor:
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """x with rows of a multiple of 16 channels, side by side; those added are 0."""
+    """x padded with zeros to a multiple of 16 channels, contiguous along channels."""
     missing = -x.size(-1) % CHANNELS
     x = F.pad(x, (0, missing)) if missing else x
     return x if x.stride(-1) == 1 else x.contiguous()
@@ -203,7 +203,7 @@ def _native_backward(
     skip_below: float,
     turn: Sequence[int],
 ) -> list[Tensor]:
-    """The gradients of query, key and value, and of what is learned."""
+    """The gradients of query, key and value, and of learned tensors."""
     with compat.by_itself() as threads:
         batch, heads, kv_heads = query.size(0), query.size(1), key.size(1)
         widths = [x.size(-1) for x in (query, key, value)]
@@ -211,17 +211,17 @@ def _native_backward(
         inputs = _named(names, given)
         wanted = learned.split()
         of_tables = [name for name in wanted if name in TABLES]
-        # Rows of the batch, and parts of the keys, whose gradients are summed apart: enough for all threads.
+        # Groups of batch rows, and parts of the keys, whose gradients are accumulated separately, for all threads.
         slots = (
             min(batch, -(-2 * threads // kv_heads)) if of_tables or "plane" in wanted or "lines" in wanted else batch
         )
         parts = max(1, threads // (slots * kv_heads))
         real = _wide(query.dtype)
         out, dout = _aligned(out), _aligned(dout)
-        delta = lse.new_zeros(lse.shape)  # to which the kernel adds what the output gives
+        delta = lse.new_zeros(lse.shape)  # the kernel adds dout . out
         if dlse is not None:
             delta -= dlse.masked_fill(lse == -torch.inf, 0.0)
-        # Sums of several parts, and of the same precision, are made where they end; else each task has its own.
+        # dq is accumulated in place if there are several parts or no rounding; otherwise each task has its own.
         is_summed_here = parts > 1 or real == query.dtype
         dq = query.new_zeros((parts, *query.shape), dtype=real) if is_summed_here else query.new_empty(query.shape)
         dk, dv = (x.new_zeros(x.shape) for x in (key, value))
@@ -270,7 +270,7 @@ def _native_backward(
             gradient = _cut(_sum(tables[name] if name in tables else others[name]), of[name].size(-1))
             if name in TABLES and inputs[name].size(0) == 1:
                 gradient = gradient.sum(0, keepdim=True)
-            elif name == "share":  # one number of each query for all heads, and maybe for all rows
+            elif name == "share":  # one number per query for all heads, and possibly all batch rows
                 gradient = gradient.sum(1).sum_to_size(of[name].shape)
             grads.append(gradient.to(inputs[name].dtype))
         return grads

@@ -1,4 +1,4 @@
-// Where the pairs of a block stand: in a tile, and in a plane of two coordinates.
+// The indices of pairs: columns of a block, entries of tables, and planes of two coordinates.
 
 #pragma once
 
@@ -15,25 +15,25 @@ T* row_of(const Rows<T>& t, int64_t b, int64_t h, int64_t i) {
     return t.x + b * t.batch + h * t.head + i * t.row;
 }
 
-// The part of a tile that some queries and keys have in common, as seen from a block of scores.
+// The intersection of a tile with some queries and keys, relative to a block of scores.
 struct Part {
     const Tile* tile;
     int64_t start, stop, first, last;  // queries and keys
 
-    // The first column that query i sees, and the one after its last.
+    // The first visible column of query i, and the one after its last.
     int64_t low(int64_t i) const { return std::clamp(std::max(first, i + tile->low), first, last) - first; }
     int64_t high(int64_t i) const { return std::clamp(std::min(last, i + tile->high + 1), first, last) - first; }
-    // The column at which the entry n of a table stands for query i.
+    // The column of entry n of a table for query i.
     int64_t column(int64_t i, int64_t n, const Table& t) const { return n + t.low - tile->distance + i - first; }
-    // The entry of a table that query i has at a column.
+    // The entry of a table for query i and a column.
     int64_t place(int64_t i, int64_t column, const Table& t) const {
         return first + column - i + tile->distance - t.low;
     }
 };
 
-// Runs f(left, right, row, column) over columns of query i of which the keys have one first coordinate and a second
-// that rises by one: `row` is the entry of the first, `column` that of the second at `left`. Entries that there are
-// not, which only pairs may want that nobody sees, are the nearest.
+// Calls f(left, right, row, column) for runs of columns of query i whose keys have equal first coordinates and second
+// coordinates that increase by one: `row` is the entry of the first, `column` that of the second at `left`. Missing
+// entries, which only masked pairs have, are clamped.
 template <typename F>
 void over_places(const Call& call, const Part& p, int64_t b, int64_t i, int64_t left, int64_t right, F f) {
     const Places& t = call.places;
@@ -53,7 +53,7 @@ void over_places(const Call& call, const Part& p, int64_t b, int64_t i, int64_t 
     }
 }
 
-// Adds to the scores of query i what goes by two coordinates.
+// Adds the terms by two coordinates to the scores of query i.
 void add_places(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, int64_t left, int64_t right,
                 Real* s) {
     const Places& t = call.places;
@@ -73,7 +73,7 @@ void add_places(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i
     });
 }
 
-// The gradients of what `add_places` adds, given those of the scores of query i.
+// The backward pass of `add_places`, given the gradients of the scores of query i.
 void give_places(const Call& call, const Part& p, int64_t part, int64_t slot, int64_t b, int64_t h, int64_t i,
                  int64_t left, int64_t right, const Real* d_s) {
     const Places& t = call.places;

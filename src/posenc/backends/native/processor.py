@@ -1,6 +1,6 @@
-"""What the processor at hand can do, in levels that a compiler can be told.
+"""Processor levels: instruction sets that libraries are compiled for.
 
-The standard library alone: posenc's build reads this file before there is a torch.
+Uses only the standard library, since posenc's build imports this file before torch is installed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _BF16 = _V4 | {"avx512_bf16"}
 
 
 class Level(NamedTuple):
-    """What a library may use of a processor: what a compiler is told, and what Linux must list of the processor."""
+    """An instruction set: its compiler flags, and the processor flags that Linux must list."""
 
     name: str
     flags: tuple[str, ...] = ()
     needs: frozenset[str] = frozenset()
-    precisions: tuple[str, ...] = ()  # those alone that it is built for; none: all
+    precisions: tuple[str, ...] = ()  # only these; empty: all
 
 
-# The best first. What is not listed has its compiler's default alone.
+# Best first. Other architectures have only the compiler's default.
 LEVELS = {
     "x86_64": (
         Level(
@@ -45,51 +45,51 @@ LEVELS = {
         Level("baseline", ("-march=x86-64",)),
     )
 }
-NATIVE = Level("native", ("-march=native",))  # for the processor at hand alone, when asked for
+NATIVE = Level("native", ("-march=native",))  # only for this processor, on request
 ALIASES = {"amd64": "x86_64", "aarch64": "arm64"}
-# What macOS calls otherwise than Linux.
+# macOS names of flags to Linux names.
 MACOS = {"avx1.0": "avx", "sse4.1": "sse4_1", "sse4.2": "sse4_2", "lzcnt": "abm"}
 
 
 def machine() -> str:
-    """The architecture, by one name on all systems."""
-    told = platform.machine().lower()
-    return ALIASES.get(told, told)
+    """The architecture, with the same name on all systems."""
+    architecture = platform.machine().lower()
+    return ALIASES.get(architecture, architecture)
 
 
 def levels(precision: str | None = None) -> tuple[Level, ...]:
-    """Those of this architecture, the best first; of a precision, those that it is built for."""
+    """The levels of this architecture, best first, optionally those of a precision."""
     all_levels = LEVELS.get(machine(), (Level("baseline"),))
     return tuple(x for x in all_levels if precision is None or not x.precisions or precision in x.precisions)
 
 
 def runnable(precision: str | None = None) -> tuple[Level, ...]:
-    """Of these, what the processor at hand can run."""
+    """The levels that this processor supports."""
     return tuple(level for level in levels(precision) if level.needs <= flags())
 
 
 @functools.cache
 def flags() -> frozenset[str]:
-    """What the processor knows and the system lets it use, by Linux's names; empty where nobody tells."""
+    """The processor flags, by Linux's names; empty if unknown."""
     if sys.platform == "darwin":
-        told = " ".join(_sysctl(f"machdep.cpu.{name}") for name in ("features", "leaf7_features", "extfeatures"))
-        return frozenset(MACOS.get(name, name) for name in told.lower().split())
+        features = " ".join(_sysctl(f"machdep.cpu.{name}") for name in ("features", "leaf7_features", "extfeatures"))
+        return frozenset(MACOS.get(name, name) for name in features.lower().split())
     return frozenset((_line("flags") or _line("Features")).split())
 
 
 def name() -> str:
-    """The processor's, as the system has it."""
-    told = _sysctl("machdep.cpu.brand_string") if sys.platform == "darwin" else _line("model name")
-    return told or platform.processor() or machine()
+    """The processor's name."""
+    brand = _sysctl("machdep.cpu.brand_string") if sys.platform == "darwin" else _line("model name")
+    return brand or platform.processor() or machine()
 
 
 def identity() -> str:
-    """By which what is for this processor alone is told from what is for another."""
+    """The digest that identifies this kind of processor."""
     return hashlib.sha256(" ".join((machine(), name(), *sorted(flags()))).encode()).hexdigest()[:16]
 
 
 def _line(wanted: str) -> str:
-    """What Linux says of the first core under this name."""
+    """The value of this field of the first core in /proc/cpuinfo."""
     try:
         with CPUINFO.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:

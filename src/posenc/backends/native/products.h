@@ -1,4 +1,4 @@
-// Products of matrices whose rows may be shifted, and operands of them that are packed.
+// Matrix products with strided rows, and packing of their operands.
 
 #pragma once
 
@@ -6,10 +6,10 @@
 
 namespace {
 
-constexpr int PANEL = 2 * LANES;     // columns of a packed panel, of which the registers hold REGISTER_ROWS rows
-constexpr int64_t PRODUCTS = 64;     // that are summed before they are added to the rest
+constexpr int PANEL = 2 * LANES;     // columns of a packed panel, of which REGISTER_ROWS rows fit into registers
+constexpr int64_t PRODUCTS = 64;     // products per partial sum
 
-// Of numbers as they are stored, b may be of half the width of those of a.
+// b may be stored in half precision.
 template <typename B>
 inline Real dot(const Real* a, const B* b, int64_t n) {
     Vec s{};
@@ -17,7 +17,7 @@ inline Real dot(const Real* a, const B* b, int64_t n) {
     return sum(s);
 }
 
-// c[row][column] += a[row] . b[column]: for a few rows, which are not worth packing b.
+// c[row][column] += a[row] . b[column], for a few rows, for which packing b does not pay off.
 template <typename B>
 inline void dots(int64_t rows, int64_t columns, int64_t k, const Real* a, int64_t a_row, const B* b, int64_t b_row,
                  Real* c, int64_t c_row) {
@@ -26,7 +26,7 @@ inline void dots(int64_t rows, int64_t columns, int64_t k, const Real* a, int64_
             c[row * c_row + column] += dot(a + row * a_row, b + column * b_row, k);
 }
 
-// c[row][column] = sum over k of a[row][k] b[k][column], for R rows and C vectors of columns; or it is added to c.
+// c[row][column] = or += the sum over k of a[row][k] b[k][column], for R rows and C vectors of columns.
 template <int R, int C, typename B>
 inline void block(const Real* a, int64_t a_row, int64_t a_k, const B* b, int64_t b_k, Real* c, int64_t c_row, int64_t k,
                   bool adds) {
@@ -59,7 +59,7 @@ template <int R, int C>
 void some_rows(int64_t rows, const Real* a, int64_t a_row, int64_t a_k, const Real* b, int64_t b_k, Real* c,
                int64_t c_row, int64_t k, bool adds) {
     if (rows == R) {
-        // Of so many products at a time, since the digits of a sum are lost to those of the one before.
+        // Partial sums, for smaller rounding errors.
         for (int64_t n = 0; n < k; n += PRODUCTS)
             block<R, C>(a + n * a_k, a_row, a_k, b + n * b_k, b_k, c, c_row, std::min(PRODUCTS, k - n), adds || n);
         return;
@@ -67,7 +67,7 @@ void some_rows(int64_t rows, const Real* a, int64_t a_row, int64_t a_k, const Re
     if constexpr (R > 1) some_rows<R - 1, C>(rows, a, a_row, a_k, b, b_k, c, c_row, k, adds);
 }
 
-// The same for any number of rows, and columns by LANES. Panel p of b begins at b + p * b_panel.
+// The same for any number of rows, and a multiple of LANES columns. Panel p of b starts at b + p * b_panel.
 void multiply(int64_t rows, int64_t columns, int64_t k, const Real* a, int64_t a_row, int64_t a_k, const Real* b,
               int64_t b_k, int64_t b_panel, Real* c, int64_t c_row, bool adds = true) {
     for (int64_t column = 0; column < columns; column += PANEL, b += b_panel)
@@ -82,7 +82,7 @@ void multiply(int64_t rows, int64_t columns, int64_t k, const Real* a, int64_t a
         }
 }
 
-// c += a b for a few rows, which would read b once for each panel: it is read row by row, once.
+// c += a b for a few rows, which reads b only once, row by row.
 template <typename B>
 inline void weigh(int64_t rows, int64_t columns, int64_t k, const Real* a, int64_t a_row, const B* b, int64_t b_k,
                   Real* c, int64_t c_row) {
@@ -101,8 +101,8 @@ inline void weigh(int64_t rows, int64_t columns, int64_t k, const Real* a, int64
 }
 
 #if defined(__AVX512F__)
-// Of 16 rows of 16 words each the columns, in place: of each two rows that are STEP apart, blocks of STEP words change
-// places, and again with half the STEP.
+// Transposes 16 rows of 16 words in place: swaps blocks of STEP words between rows that are STEP apart, then repeats
+// with half the STEP.
 template <int STEP = 8>
 inline void transpose(__m512i (&x)[16]) {
     alignas(64) uint32_t low[16], high[16];
@@ -122,8 +122,8 @@ inline void transpose(__m512i (&x)[16]) {
 }
 #endif
 
-// `count` rows of `width` numbers or words each, given by their addresses, as the columns of a panel (width, PANEL);
-// the columns of no row are zeros.
+// Packs `count` rows of `width` elements, given by their addresses, as the columns of a panel (width, PANEL); missing
+// columns are zeros.
 template <typename T>
 void pack_panel(const T* const* rows, int64_t count, int64_t width, T* to) {
     if (count < PANEL) std::fill(to, to + width * PANEL, T(0));
@@ -144,8 +144,8 @@ void pack_panel(const T* const* rows, int64_t count, int64_t width, T* to) {
         for (int64_t d = 0; d < width; d++) std::memcpy(to + d * PANEL + n, rows[n] + d, sizeof(T));
 }
 
-// Rows first .. last as panels (panel, width, PANEL), side by side from `to` on: row(n) is the address of row n, which
-// needs to stay as it is until those of its panel were asked for.
+// Packs rows first .. last as contiguous panels (panel, width, PANEL) from `to` on: row(n) is the address of row n,
+// which must stay valid until all rows of its panel were requested.
 template <typename T, typename F>
 void pack(int64_t first, int64_t last, int64_t width, T* to, F row) {
     for (int64_t n = first; n < last; n += PANEL, to += width * PANEL) {

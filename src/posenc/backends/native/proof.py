@@ -1,16 +1,16 @@
-"""Known answers: what a library of the kernel must compute before attention is given to it.
+"""Known-answer tests that a library of the kernel must pass before it is used.
 
-A compiler may make wrong code of right C++, which its user would never see. So a library is asked `questions`, and what
-it answers, output, log-sum-exp and every gradient, is compared with what the reference says in double precision. Of
-each tensor x three numbers are kept in `known.json`: its length |x|, and the projection sum_n x_n e^(i a_n) at angles
-that no order of n repeats. An error e of one entry moves the projection by |e|, whichever entry it is, and errors of
-many do not cancel: of independent ones it is about the length of their vector.
+A compiler can generate wrong code from correct C++ without anyone noticing. So a library computes the `questions`, and
+its output, log-sum-exp and gradients are compared with those of the reference in float64. `known.json` stores three
+numbers for each tensor x: its norm |x|, and the complex projection sum_n x_n e^(i a_n) with non-repeating angles a_n.
+An error e in a single entry changes the projection by |e|, and errors in many entries do not cancel: for independent
+errors the change is about their norm.
 
-How far it may be off is known too, in roundings: ``off`` is how far the reference in single precision is from that in
-double precision, so it holds what the sums of this very question cancel, and ``least`` is the least that a kernel that
-keeps log-sum-exps is off by. It sums in another order, and may be off by `MARGIN` times the greater. Where numbers of
-half the width are multiplied, weights, outputs and gradients of scores are rounded to them, each by itself: `MARGIN`
-times that rounding of |x|, or ``off`` roundings of it where sums cancel more.
+The tolerance is stored in units of rounding: ``off`` is the error of the reference in float32 against float64, which
+includes the cancellation in this question, and ``least`` is the minimum error of a kernel that stores log-sum-exps.
+Sums in another order may differ by `MARGIN` times the larger of both. In half precision, weights, outputs and gradients
+of scores are rounded separately: the tolerance is `MARGIN` times that rounding of |x|, or ``off`` roundings if sums
+cancel more.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from posenc.positions.layout import flat
 
 KNOWN = Path(__file__).with_name("known.json")
 MARGIN = 8.0
-BLIND = -100.0  # in the place of the log-sum-exp of a query that sees nothing
+BLIND = -100.0  # replaces the log-sum-exp of a fully masked query
 IN_DOUBLE = ("query_clock", "key_clock", "lines", "share")
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Dtypes of tokens and of tables, the unit roundoff of sums and, where it is greater, of products, and the inputs
-    that a library of this precision does not take."""
+    """The dtypes of tokens and tables, the unit roundoff of sums and, if larger, of products, and the inputs that a
+    library of this precision does not support."""
 
     of_tokens: torch.dtype
     of_tables: torch.dtype
@@ -61,15 +61,15 @@ _trial = threading.local()
 
 
 def on_trial() -> ctypes.CDLL | None:
-    """The library that this thread is trying, and calls in the place of the one that is kept."""
+    """The library that this thread is testing, to call instead of the loaded one."""
     return getattr(_trial, "kernel", None)
 
 
 def failures(kernel: ctypes.CDLL, precision: str) -> tuple[str, ...]:
-    """What a library gets wrong: for every question of which an answer is wrong its name, and which answers.
+    """The questions that a library answers wrongly, with the names of the wrong tensors.
 
-    ``precision``: a name of `PRECISIONS`, that of the library; ValueError for another. It is tried in a thread of its
-    own, where none of the modes holds that the caller may have set.
+    ``precision`` is that of the library, a name in `PRECISIONS`. Runs in a new thread, so that modes set by the caller
+    do not apply.
     """
     check_choice("precision", precision, tuple(PRECISIONS))
     with ThreadPoolExecutor(1) as pool:
@@ -77,7 +77,7 @@ def failures(kernel: ctypes.CDLL, precision: str) -> tuple[str, ...]:
 
 
 def _failures(kernel: ctypes.CDLL, precision: Precision) -> tuple[str, ...]:
-    torch.get_num_threads()  # PyTorch sets the number of a thread when it is first asked
+    torch.get_num_threads()  # PyTorch initializes it per thread on first use
     setting = getattr(ctypes.CDLL(None), "omp_set_num_threads", None)
     _trial.kernel = kernel
     found = []
@@ -86,7 +86,7 @@ def _failures(kernel: ctypes.CDLL, precision: Precision) -> tuple[str, ...]:
             if any(name in question.given[0] for name in precision.untaken):
                 continue
             if setting is not None:
-                setting(question.place.threads)  # of loops that this thread begins
+                setting(question.place.threads)  # for parallel loops started by this thread
             known = _known()[question.name]
             wrong = [name for name, x in answers(question, precision).items() if is_off(x, known[name], precision)]
             if wrong:
@@ -96,12 +96,12 @@ def _failures(kernel: ctypes.CDLL, precision: Precision) -> tuple[str, ...]:
 
 @functools.cache
 def _known() -> dict[str, dict[str, list[float]]]:
-    """Of every question and answer: projection (2), length, ``off`` and ``least``."""
+    """For every question and answer: projection (2), norm, ``off`` and ``least``."""
     return dict(json.loads(KNOWN.read_text()))
 
 
 def answers(question: Question, precision: Precision) -> dict[str, Tensor]:
-    """What the operator makes of a question, by name."""
+    """The operator's answers to a question, by name."""
     dtypes = dict.fromkeys(IN_DOUBLE, torch.float64) | dict.fromkeys(FIXED[:3], torch.int64)
     query, key, value, dout, dlse = (x.to(precision.of_tokens) for x in question.tensors.values())
     tensors, lows, function = question.given
@@ -125,7 +125,7 @@ def answers(question: Question, precision: Precision) -> dict[str, Tensor]:
 
 
 def named(out: Tensor, lse: Tensor, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Answers by the names that a report has."""
+    """The answers by their names in reports."""
     words = {name: f"gradient of the {name.replace('_', ' ')}" for name in gradients}
     of = {words[name]: x for name, x in gradients.items()}
     return {"output": out, "log-sum-exp": lse.masked_fill(lse == -torch.inf, BLIND), **of}
@@ -139,16 +139,16 @@ def _wave() -> Tensor:
 
 
 def measured(x: Tensor) -> list[float]:
-    """The projection of x, two numbers, and its length."""
+    """The projection of x, two numbers, and its norm."""
     line = x.detach().double().flatten()
     once = line if len(line) <= P else F.pad(line, (0, -len(line) % P)).view(-1, P).sum(0)
-    # Not a product of matrices: that adds one by one, in an order that each processor has of its own, and of thousands
-    # of numbers it would be off by more than a library in double precision may be. `sum` adds pairs of pairs.
+    # Not a matrix product, whose summation order depends on the processor and whose error for thousands of numbers
+    # exceeds the tolerance in float64. `sum` uses pairwise summation.
     return [*(_wave()[:, : len(once)] * once).sum(1).tolist(), torch.linalg.vector_norm(line).item()]
 
 
 def is_off(x: Tensor, known: list[float], precision: Precision) -> bool:
-    """Whether an answer is further from what is known than rounding explains. One that is no number is."""
+    """Whether an answer differs from the known one by more than rounding explains, or is NaN."""
     c, s, length = (a - b for a, b in zip(measured(x), known, strict=False))
     *_, size, off, least = known
     of_sums, of_products = MARGIN * max(off, least), max(MARGIN * size, off)

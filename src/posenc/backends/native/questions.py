@@ -1,7 +1,7 @@
-"""What the kernel is asked before it is used: every kind of term, in every kind of place.
+"""The inputs of the kernel's known-answer tests: every kind of term with every kind of positions.
 
-All numbers are made by a formula of whole numbers, the same on every machine: multiples of 1/64, so that each is exact
-in every precision.
+All numbers are computed by integer arithmetic, the same on every machine, and are multiples of 1/64, which are exact in
+every precision. They depend on the names of terms, so renaming a term changes its known answers.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from posenc.positions.tiles import Visibility, distances, tiles
 
 P = 65521  # a prime
 ANGLES = ("query_cos", "query_sin", "key_cos", "key_sin")
-FIXED = ("query_place", "key_place", "ends", "key_norms", *ANGLES)  # of what is given, what has no gradient
-TAIL = 6  # from here on a clipped table goes on as it is
+FIXED = ("query_place", "key_place", "ends", "key_norms", *ANGLES)  # tensors without a gradient
+TAIL = 6  # clipped tables are constant from this distance on
 COLUMNS = 29  # tokens in a row, where they have two coordinates
-BREAKS = (41 / 1024, 171 / 1024, 1023 / 1024)  # of a broken line; no x is one of them, as all are multiples of 1/512
+BREAKS = (41 / 1024, 171 / 1024, 1023 / 1024)  # of a piecewise linear function; all x are multiples of 1/512
 
 
 @functools.cache
 def scattered() -> Tensor:
-    """(40503 n^2 mod P) / P for n = 1 .. P: numbers from 0 to 1 of which no stretch is like another."""
+    """(40503 n^2 mod P) / P for n = 1 .. P: aperiodic numbers from 0 to 1."""
     n = torch.arange(1, P + 1, dtype=torch.int64)
     return (n * n * 40503 % P).double() / P
 
 
 @functools.cache
 def _line() -> Tensor:
-    """The numbers of all questions, twice over."""
+    """The numbers of all questions, repeated once."""
     return (scattered() * 128).floor().sub(64).div(64).repeat(2)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Positions of queries and keys, who sees whom, and the sizes of all that is asked there."""
+    """Positions of queries and keys, visibility, and sizes."""
 
     query_positions: Callable[[], Positions]
     key_positions: Callable[[], Positions]
@@ -50,7 +50,7 @@ class Place:
     batch: int
     heads: int
     kv_heads: int
-    per_head: bool  # whether tables are of each head, or of all
+    per_head: bool  # whether each head has its own table
     scale: float
     width: int = 16
     value_width: int = 16
@@ -59,7 +59,7 @@ class Place:
 
 @functools.cache
 def _packed() -> Positions:
-    """Two rows: three documents; and one of which the coordinates leave some out, with padding after it."""
+    """Two rows: three documents; and one document with a gap in its coordinates, then padding."""
     packed = Positions.packed([[37, 50, 16], [90]])
     coords = packed.coords.clone()
     coords[1, 41:] += 23
@@ -74,7 +74,7 @@ def _window(n: int) -> Visibility:
     return Visibility(is_causal=True, left=n - 1, right=0)
 
 
-# Blocks of the kernel are of 64, 256 and 512 tokens: the lengths are multiples of none and go past each.
+# The kernel has blocks of 64, 256 and 512 tokens: the lengths are not multiples of them and exceed each.
 PLACES = {
     "window of 9": Place(_text(131), _text(131), _window(9), 1, 4, 2, True, 1.0),
     "window of 40": Place(_text(530), _text(530), _window(40), 1, 2, 1, False, 0.7),
@@ -87,7 +87,7 @@ PLACES = {
 
 @dataclass(frozen=True)
 class Question:
-    """A term, given by tensors in the names of the operator, in a place."""
+    """A term with a `Place`."""
 
     term: str
     place_name: str
@@ -126,8 +126,8 @@ class Question:
 
     @functools.cached_property
     def reach(self) -> tuple[int, int]:
-        """The least and the greatest difference of any coordinate, key less query: of pairs that may be seen, or where
-        there are two coordinates of any."""
+        """The lowest and highest difference of any coordinate, key minus query: of unmasked pairs or, with two
+        coordinates, of all pairs."""
         if self.is_planar:
             x, y = self.query_positions.coords, self.key_positions.coords
             return int(y.min() - x.max()), int(y.max() - x.min())
@@ -136,12 +136,12 @@ class Question:
         return seen
 
     def numbers(self, what: str, *shape: int) -> Tensor:
-        """Numbers for something, in double precision, from -1 to 63/64."""
+        """Numbers from -1 to 63/64 in float64, which depend on the names of the question and of ``what``."""
         start = zlib.crc32(f"{self.name}: {what}".encode()) % P
         return _line()[start : start + math.prod(shape)].reshape(shape)
 
     def table(self, what: str, width: int, ends: tuple[int, int]) -> Tensor:
-        """Of all distances from one end to the other, (heads or 1, entries, width)."""
+        """A table of all distances from one end to the other, (heads or 1, entries, width)."""
         return self.numbers(what, self.place.heads if self.place.per_head else 1, ends[1] - ends[0] + 1, width)
 
     @functools.cached_property
@@ -158,24 +158,24 @@ class Question:
         }
         found = {name: self.numbers(name, at.batch, *shape) for name, shape in shapes.items()}
         found["query"] = found["query"] * 4
-        if self.skips:  # a key that is far from most queries, and loud enough to count
+        if self.skips:  # a key far from most queries, with a norm too large to be skipped
             loud = torch.arange(found["key"].size(2)) == 100
             found["key"] = torch.where(loud[:, None], found["key"] * 32, found["key"])
         return found
 
     @functools.cached_property
     def given(self) -> tuple[dict[str, Tensor], dict[str, int], list[int]]:
-        """What the operator is given by name, where its tables begin, and its function."""
+        """The operator's tensors by name, the first entries of its tables, and its function."""
         return TERMS[self.term](self)
 
     @property
     def turn(self) -> list[int]:
-        """The first channel of queries and keys that are turned, and whether pairs are interleaved; or nothing."""
+        """The first rotated channel, and whether pairs are interleaved; empty without a rotation."""
         return TURNS.get(self.term, [])
 
     @property
     def skips(self) -> bool:
-        """Whether what is too faint is left out."""
+        """Whether negligible keys are skipped."""
         return "faint" in self.term
 
 
@@ -184,13 +184,13 @@ NO_FUNCTION, RELU, RELU_LAST, CAP, CAP_LAST = [0, 0], [1, 0], [1, 1], [2, 0], [2
 
 
 def _tables(*names: str, tail: int | None = TAIL, function: list[int] = NO_FUNCTION) -> Callable[[Question], Term]:
-    """Tables by distance, clipped or of all distances."""
+    """Tables by distance, clipped or for all distances."""
 
     def make(ask: Question) -> Term:
         ends = ask.reach if tail is None else (-tail, tail)
         widths = {"vectors": ask.place.width, "key_vectors": ask.place.width, "values": ask.place.value_width}
         found = {name: ask.table(name, widths.get(name, 1), ends) for name in names}
-        if "factor" in found:  # a cap is no 0
+        if "factor" in found:  # a cap must not be 0
             found["factor"] = found["factor"] / 2 + 1.5
         return found, dict.fromkeys(names, ends[0]), function
 
@@ -198,7 +198,7 @@ def _tables(*names: str, tail: int | None = TAIL, function: list[int] = NO_FUNCT
 
 
 def _also(*terms: Callable[[Question], Term], **more: Callable[[Question], Tensor]) -> Callable[[Question], Term]:
-    """All of these at once, with the function of the last; and more tensors."""
+    """All of these terms, with the function of the last, and more tensors."""
 
     def make(ask: Question) -> Term:
         found: dict[str, Tensor] = {}
@@ -214,7 +214,7 @@ def _also(*terms: Callable[[Question], Term], **more: Callable[[Question], Tenso
 
 
 def _feature(ask: Question) -> Term:
-    """A feature of the query, of another width than its own, meets vectors."""
+    """The product of vectors with a feature of another width than the query."""
     at, width = ask.place, 11
     meeting = ask.numbers("meeting", at.batch, at.heads, len(ask.query_positions), width)
     return {"meeting": meeting, "vectors": ask.table("vectors", width, (-TAIL, TAIL))}, {"vectors": -TAIL}, NO_FUNCTION
@@ -228,7 +228,7 @@ TURNS = {"turned queries and keys (half)": [0, 0], "turned queries and keys (som
 
 
 def _turned(pairs: int) -> Callable[[Question], Term]:
-    """Queries and keys that are turned as they are read, each head by angles of its own or all alike."""
+    """Queries and keys that the kernel rotates, with the same angles for all heads or separate ones."""
 
     def make(ask: Question) -> Term:
         at, found = ask.place, dict[str, Tensor]()
@@ -236,7 +236,7 @@ def _turned(pairs: int) -> Callable[[Question], Term]:
             ("query", at.heads, ask.query_positions),
             ("key", at.kv_heads, ask.key_positions),
         ):
-            # Of the numbers (1 - t^2) / (1 + t^2) and 2t / (1 + t^2) the squares sum to 1, and no library makes them.
+            # (1 - t^2) / (1 + t^2) and 2t / (1 + t^2) are a cos and sin that need no math library.
             t = ask.numbers(f"{side} angles", 1, heads if at.per_head else 1, len(positions), pairs)
             found[f"{side}_cos"], found[f"{side}_sin"] = (1 - t * t) / (1 + t * t), 2 * t / (1 + t * t)
         return found, {}, NO_FUNCTION
@@ -248,14 +248,14 @@ def _clock(side: str) -> Callable[[Question], Tensor]:
     def make(ask: Question) -> Tensor:
         positions = ask.query_positions if side == "query" else ask.key_positions
         readings = ask.numbers(f"{side} clock", ask.place.batch, ask.place.heads, len(positions))
-        # One that goes on lets far keys fade.
+        # An increasing one makes distant keys negligible.
         return readings - positions.coords[:, None] / 2.0 if ask.skips else readings
 
     return make
 
 
 def _falling(ask: Question) -> Term:
-    """A bias that falls so far that most keys are too faint."""
+    """A bias that decays so far that most keys are negligible."""
     low, high = ask.reach
     r = torch.arange(low, high + 1, dtype=torch.float64)
     line = -r.abs() / 2 + ask.table("bias", 1, ask.reach)[..., 0]
@@ -267,12 +267,12 @@ def _lengths_of_keys(ask: Question) -> Tensor:
 
 
 def _broken(ask: Question) -> Term:
-    """Four lines of x = away(r) share."""
+    """A piecewise linear function of x = away(r) share with four pieces."""
     low, high = ask.reach
     away = torch.arange(low, high + 1).neg().clamp(min=0).double() / 64
     share = (2.0 ** -(ask.query_positions.coords % 4).double()).expand(ask.place.batch, -1)
     least = torch.tensor(BREAKS, dtype=torch.float64) / share[..., None]
-    # Of `away`, which falls as the distance rises, those past the n-th break come before the n-th end.
+    # `away` decreases with the distance: entries beyond the n-th break come before the n-th end.
     ends = len(away) - torch.searchsorted(away.flip(0), least.contiguous(), right=True)
     lines = ask.numbers("lines", ask.place.heads, len(BREAKS) + 1, 2)
     tensors = {"away": away[None, :, None], "share": share.contiguous(), "lines": lines, "ends": ends}
@@ -280,7 +280,7 @@ def _broken(ask: Question) -> Term:
 
 
 def _plane(*names: str) -> Callable[[Question], Term]:
-    """What goes by two coordinates."""
+    """Terms by two coordinates."""
 
     def make(ask: Question) -> Term:
         at, entries = ask.place, ask.reach[1] - ask.reach[0] + 1
@@ -324,8 +324,8 @@ TERMS: Mapping[str, Callable[[Question], Term]] = {
     "what is too faint (bias, vectors)": _also(_falling, _tables("vectors"), shift=_shift, key_norms=_lengths_of_keys),
     "what is too faint (clocks)": _also(_tables(), query_clock=_clock("query"), key_clock=_clock("key")),
 }
-MANY_KEYS = ("all keys", "few queries")  # enough to leave out some
-# Threads share out keys, whatever is added to scores: some terms show it. On a busy machine they wait for one another.
+MANY_KEYS = ("all keys", "few queries")  # enough to skip some
+# Threads share keys in the same way for every term: a few terms suffice, since on a busy machine threads wait.
 SHARED = (
     "bias (a line)",
     "vectors that queries meet (clipped)",
@@ -336,7 +336,7 @@ SHARED = (
 
 
 def questions() -> Iterator[Question]:
-    """All of them, made anew, so that nobody keeps their tensors."""
+    """All questions, newly created, so that their tensors are not kept."""
     for term in TERMS:
         for place in PLACES:
             if (place in MANY_KEYS or "faint" not in term) and (place != "two threads" or term in SHARED):

@@ -1,4 +1,4 @@
-// The scores of some queries in a block of keys: lines and vectors by distance, functions, and what is hidden.
+// The scores of some queries in a block of keys: biases and vectors by distance, functions, and the mask.
 
 #pragma once
 
@@ -7,12 +7,12 @@
 
 namespace {
 
-// Rows of scores that are worked on at once.
+// Rows of scores that are processed at once.
 constexpr int64_t STRIP = IS_HALF ? 32 : REGISTER_ROWS;
-constexpr int64_t MARGIN = 64;  // columns beside a block of scores, which its shifted rows reach over
-constexpr int64_t CAP = 2;  // of the functions of a score, c tanh(s / c); another is max(s, 0) c
+constexpr int64_t MARGIN = 64;  // columns next to a block of scores, which its shifted rows use
+constexpr int64_t CAP = 2;  // the function c tanh(s / c); the other one is max(s, 0) c
 
-// A table's rows that some queries reach over in a block, clamped to the table: `from` up to `to`.
+// The entries of a table for some queries in a block, clamped to the table: `from` up to `to`.
 struct Reach {
     int64_t from, to;
 };
@@ -22,7 +22,7 @@ Reach reach(const Part& p, int64_t i, int64_t rows, int64_t left, int64_t right,
             std::clamp<int64_t>(p.place(i, right - 1, t) + 1, 0, t.entries)};
 }
 
-// The numbers that a table of width 1 has from an entry on, for LANES columns; the end entries go on.
+// The entries of a table of width 1 from `place` on, for LANES columns; the end entries are repeated.
 inline Vec numbers(const Real* line, int64_t place, int64_t entries) {
     if (place >= 0 && place + LANES <= entries) return load(line + place);
     if (place >= entries - 1) return all(line[entries - 1]);
@@ -32,7 +32,7 @@ inline Vec numbers(const Real* line, int64_t place, int64_t entries) {
     return load(found);
 }
 
-// Runs f(column, numbers) over columns, which are whole vectors, with the numbers that a table of width 1 has there.
+// Calls f(column, numbers) for columns, which are whole vectors, with the entries of a table of width 1.
 template <typename F>
 void along(const Part& p, int64_t h, int64_t i, int64_t left, int64_t right, const Table& t, F f) {
     const Real* line = t.x + h * t.head;
@@ -40,19 +40,19 @@ void along(const Part& p, int64_t h, int64_t i, int64_t left, int64_t right, con
     for (int64_t j = left; j < right; j += LANES) f(j, numbers(line, place + j, t.entries));
 }
 
-// Adds to the scores of query i in the columns left .. right what is a number for each pair.
+// Adds the terms that are a number for each pair to the scores of query i in the columns left .. right.
 void add_lines(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, int64_t left, int64_t right, Real* s) {
     if (call.bias.x) along(p, h, i, left, right, call.bias, [s](int64_t j, Vec c) { store(s + j, load(s + j) + c); });
     if (call.places.query_place) add_places(call, p, b, h, i, left, right, s);
     if (call.broken.lines) add_broken(call, p, b, h, i, left, right, s);
-    if (call.query_clock) {  // readings grow with the text, in double precision; differences do not
+    if (call.query_clock) {  // float64 sums grow with the text; their differences do not
         const double own = call.query_clock[(b * call.heads + h) * call.queries + i];
         const double* others = call.key_clock + (b * call.heads + h) * call.keys + p.first;
         for (int64_t j = left; j < std::min(right, p.last - p.first); j++) s[j] += static_cast<Real>(own - others[j]);
     }
 }
 
-// What a query gives by the table's end entries, where it reaches past them: constants of its row.
+// Adds a query's products with the end entries of a table, where columns are beyond them.
 void add_ends(const Part& p, int64_t i, int64_t left, int64_t right, const Table& t, Real low, Real high, Real* s) {
     const int64_t inside = std::clamp(p.column(i, 0, t), left, right);
     const int64_t outside = std::clamp(p.column(i, t.entries, t), inside, right);
@@ -60,7 +60,7 @@ void add_ends(const Part& p, int64_t i, int64_t left, int64_t right, const Table
     for (int64_t j = outside; j < right; j++) s[j] += high;
 }
 
-// Sums of a row of pairs whose entries lie before the table's first, and past its last.
+// The sums of a row of pairs whose entries are before the table's first and after its last.
 void ends(const Part& p, int64_t i, int64_t left, int64_t right, const Table& t, const Real* row, Real& low,
           Real& high) {
     const int64_t inside = std::clamp(p.column(i, 0, t), left, right);
@@ -82,8 +82,8 @@ void hide(const Part& p, int64_t i, int64_t left, int64_t right, Real* s) {
     for (int64_t j = std::max(left, p.high(i)); j < right; j++) s[j] = NONE;
 }
 
-// Adds to the pairs of some rows x_i what they give by vectors of the distance, which are packed from entry `begin` on;
-// or as they stand in the table, where `packed` is null.
+// Adds the products of some rows x_i with vectors by distance, which are packed from entry `begin` on or, if `packed`
+// is null, read from the table.
 void by_vectors(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right, const Table& t,
                 const Real* x, int64_t x_row, const Real* packed, int64_t begin, Real* s, int64_t ld) {
     const Reach near = reach(p, i, rows, left, right, t);
@@ -103,16 +103,15 @@ void by_vectors(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left,
     }
 }
 
-// The scale that queries have before their products with keys: one that is exact. What is left of it comes after, since
-// a query that is scaled first would be rounded once more.
+// The scale is applied to queries only if it is a power of two, which is exact; otherwise to the products, to avoid
+// rounding queries once more.
 Real before(const Call& call) {
     int power;
     return std::frexp(call.scale, &power) == 0.5 ? Real(call.scale) : Real(1);
 }
 Real after(const Call& call) { return before(call) == 1 ? Real(call.scale) : Real(1); }
 
-// Some queries of a head in three forms: as products with keys take them, in numbers and in words, and as they meet
-// vectors.
+// Some queries of a head: for products with keys, as Real and as words, and for products with vectors.
 struct Queries {
     const Real* numbers;
     const Word* words;
@@ -120,7 +119,7 @@ struct Queries {
     int64_t meeting_row;
 };
 
-// Keys and vectors by distance in panels; null where a few queries take them as they stand.
+// Packed keys and vectors by distance; null for a few queries, which read them unpacked.
 struct Operands {
     const Word* keys;
     const Real* vectors;
@@ -155,8 +154,8 @@ void products_with_keys(const Call& call, const Part& p, const Side& keys, int64
             for (int64_t j = left; j < right; j += LANES) store(s + r * ld + j, load(s + r * ld + j) * scale);
 }
 
-// Scores of `rows` queries from i on in the columns left .. right of a block; s is that of query i and key p.first.
-// What a function of the score is given goes to `bare`, unless it is null.
+// The scores of `rows` queries from i on in the columns left .. right of a block; s is that of query i and key p.first.
+// The scores before the function are copied to `bare`, unless it is null.
 void scores(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right,
             const Queries& q, const Operands& given, Real* s, int64_t ld, Real* bare, Real* room) {
     const auto function = [&](int64_t r) {
@@ -182,14 +181,14 @@ void scores(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, in
     }
 #endif
     for (int64_t r = 0; r < rows; r++) {
-        // After the products, so that a large bias is rounded once and not at every step of theirs.
+        // After the products, so that a large bias is rounded only once.
         add_lines(call, p, b, h, i + r, left, right, s + r * ld);
         if (call.function && call.is_last) function(r);
         hide(p, i + r, left, right, s + r * ld);
     }
 }
 
-// Some rows side by side, in numbers and, where products take them, in words.
+// Copies rows contiguously as Real and, in half precision, as words.
 void copy_rows(const Side& from, int64_t start, int64_t rows, const Real* plus, Real scale, Real* to, Word* words) {
     for (int64_t r = 0; r < rows; r++) {
         from.copy(start + r, plus, scale, to + r * from.width);

@@ -1,4 +1,4 @@
-"""What the library is given of a call: the structures of `call.h`, which says the same field by field."""
+"""The structures of `call.h` for ctypes, field by field."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor
 from posenc.backends.operands import TABLES
 from posenc.positions.tiles import Tile
 
-ANY = 2**40  # a bound that no index reaches
-SPAN = 64  # keys, or entries of a table, of which the greatest is told, as in bounds.h
+ANY = 2**40  # a limit beyond any index
+SPAN = 64  # keys, or entries of a table, per maximum, as in bounds.h
 
 _i64 = ctypes.c_int64
 
@@ -26,7 +26,7 @@ def _numbers(*names: str) -> tuple[tuple[str, Any], ...]:
 
 
 class Rows(ctypes.Structure):
-    """A tensor (batch, heads, rows, channels), the channels side by side."""
+    """A tensor (batch, heads, rows, channels), contiguous along channels."""
 
     _fields_ = (*_pointers("x"), *_numbers("batch", "head", "row"))
 
@@ -38,7 +38,7 @@ class Table(ctypes.Structure):
 
 
 class Turn(ctypes.Structure):
-    """Angles that queries and keys are turned by."""
+    """The rotation of queries and keys."""
 
     _fields_ = (
         *_pointers("query_cos", "query_sin", "key_cos", "key_sin"),
@@ -47,7 +47,7 @@ class Turn(ctypes.Structure):
 
 
 class Places(ctypes.Structure):
-    """What goes by two coordinates."""
+    """Terms by two coordinates."""
 
     _fields_ = (
         *_pointers("query_place", "key_place", "run_end"),
@@ -57,7 +57,7 @@ class Places(ctypes.Structure):
 
 
 class Broken(ctypes.Structure):
-    """A broken line."""
+    """A piecewise linear function."""
 
     _fields_ = (*_pointers("lines", "share", "ends", "d_lines", "d_share"), *_numbers("segments", "batch"))
 
@@ -77,7 +77,7 @@ NUMBERS = (
 
 
 class Call(ctypes.Structure):
-    """A call, whole."""
+    """A call of the kernel."""
 
     _fields_ = (
         *((name, Rows) for name in ROWS),
@@ -88,7 +88,7 @@ class Call(ctypes.Structure):
         *_pointers("shift", "d_shift", "query_clock", "key_clock", "d_query_clock", "d_key_clock", *BOUNDS, "tiles"),
         *_numbers(*NUMBERS),
         ("scale", ctypes.c_double),
-        ("faint", ctypes.c_double),
+        ("skip_threshold", ctypes.c_double),
         *_pointers("work"),
         *_numbers("work_size"),
         *_pointers("pool"),
@@ -104,7 +104,7 @@ STRUCTURES |= {"Tile": OfTile, "Call": Call}
 
 
 def differences(kernel: ctypes.CDLL) -> list[str]:
-    """The fields, by name, of which the library and this file do not say the same place and size."""
+    """The names of fields whose offset or size differs between the library and this file."""
     found = ctypes.POINTER(_Field)()
     kernel.posenc_fields.restype = _i64
     count = kernel.posenc_fields(ctypes.byref(found))
@@ -120,14 +120,14 @@ def differences(kernel: ctypes.CDLL) -> list[str]:
 
 
 def rows(x: Tensor) -> Rows:
-    """Of (batch, heads, rows, channels)."""
+    """The `Rows` of (batch, heads, rows, channels)."""
     assert x.stride(-1) == 1
     return Rows(x.data_ptr(), *x.stride()[:3])
 
 
 def table(x: Tensor, low: int, gradient: Tensor | None, groups: int) -> Table:
-    """Of (heads, entries, width), with gradients (slots, heads, entries, width); or of one table for all heads, with
-    one gradient for each key head."""
+    """The `Table` of (heads, entries, width), with gradients (slots, heads, entries, width); or of one table for all
+    heads, with a gradient for each key head."""
     head = x.stride(0) if x.size(0) > 1 else 0
     given = (None, 0) if gradient is None else (gradient.data_ptr(), gradient.stride(0))
     share = 1 if x.size(0) > 1 else groups
@@ -135,7 +135,7 @@ def table(x: Tensor, low: int, gradient: Tensor | None, groups: int) -> Table:
 
 
 def turn(given: dict[str, Tensor], first: int, interleaved: int) -> Turn:
-    """Of cos and sin (rows or 1, heads or 1, tokens, pairs), by the names that `Turn` has."""
+    """The `Turn` of cos and sin (rows or 1, heads or 1, tokens, pairs), by the names of its fields."""
     names = ("query_cos", "query_sin", "key_cos", "key_sin")
     steps = [
         x.stride(axis) if x.size(axis) > 1 else 0 for x in (given["query_cos"], given["key_cos"]) for axis in (0, 1)

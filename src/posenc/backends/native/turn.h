@@ -1,4 +1,4 @@
-// Rows of queries, keys and values as products take them: turned by angles, rounded, and packed.
+// Rotates, rounds and packs rows of queries, keys and values for products.
 
 #pragma once
 
@@ -6,7 +6,7 @@
 
 namespace {
 
-// Turns a row by angles, or back by them (sign -1).
+// Rotates a row, or inverts the rotation (sign -1).
 inline void turn_row(const Turn& t, const Real* cos, const Real* sin, Real sign, Real* x) {
     Real *a = x + t.first, *b = a + t.pairs;
     int64_t k = 0;
@@ -30,7 +30,7 @@ inline void turn_row(const Turn& t, const Real* cos, const Real* sin, Real sign,
     }
 }
 
-// The rows of a head, and the angles that they are turned by, if they are.
+// The rows of a head, with their rotation, if any.
 struct Side {
     const Call& call;
     const Stored* x;
@@ -56,7 +56,7 @@ struct Side {
         if (cos) turn_row(call.turn, cos + n * call.turn.pairs, sin + n * call.turn.pairs, sign, to);
     }
 
-    // Row n in `to`, with a vector added and scaled by a power of two. It is as exact as what is stored.
+    // Copies row n to `to`, rotated, plus a vector, times a power of two, with the precision of Stored.
     void copy(int64_t n, const Real* plus, Real scale, Real* to) const {
         const Stored* from = x + n * row;
         for (int64_t d = 0; d < width; d += LANES) store(to + d, load(from + d));
@@ -72,7 +72,7 @@ struct Side {
         }
     }
 
-    // Row n: where it stands, or in the room.
+    // Row n: its address if it needs no conversion, otherwise a copy in `room`.
     const Real* numbers(int64_t n, Real* room) const {
 #if !HALF
         if (!cos) return x + n * row;
@@ -84,7 +84,7 @@ struct Side {
     int64_t words() const { return words_of_width(width); }
     static int64_t words_of_width(int64_t width) { return IS_HALF ? rounded(width, 2 * WORDS) / 2 : width; }
 
-    // Row n as words, of which rows have a room each; `whole` has room for the numbers of one.
+    // Row n as words, in `room` if it needs a conversion; `whole` is a buffer for one row.
     const Word* packed(int64_t n, Word* room, [[maybe_unused]] Real* whole) const {
 #if HALF
         if (!cos && width % (2 * WORDS) == 0) return reinterpret_cast<const Word*>(x + n * row);
@@ -101,7 +101,7 @@ struct Side {
 #endif
     }
 
-    // Rows first .. last as panels.
+    // Packs rows first .. last into panels.
     void pack_rows(int64_t first, int64_t last, Word* to, Word* room, Real* whole) const {
         pack(first, last, words(), to, [&](int64_t n) { return packed(n, room + n % PANEL * words(), whole); });
     }

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from posenc.backends.tiled import band, fused
 from posenc.backends.tiled.lines import Lines
-from posenc.encoding.horizon import faint
+from posenc.encoding.horizon import skip_threshold
 from posenc.positions.layout import unflat
 from posenc.positions.tiles import Tile, Visibility, tiles
 
@@ -197,7 +197,7 @@ def _horizons(
     than that, plus the threshold of ``skip_below``, is negligible.
     """
     kv_heads, groups = key.size(1), query.size(1) // key.size(1)
-    below = -faint(plan.skip_below, key.size(2))
+    below = -skip_threshold(plan.skip_below, key.size(2))
     if slopes is None or below == math.inf:
         never = [[NEVER] * kv_heads for _ in range(groups)]
         return never, never

@@ -41,7 +41,7 @@ from posenc.backends.tiled.lines import Lines
 # custom_op evaluates annotations, so no `from __future__ import annotations` here.
 
 
-def _told(
+def _decoded(
     rows: int,
     tables: Sequence[Tensor],
     names: str,
@@ -60,7 +60,7 @@ def _told(
         setattr(lines, name, by_name(function))
     for name, table in zip(names.split(), tables, strict=True):
         setattr(lines, name, table)
-    lines.falls = lines.bias is not None and bool(lines.bias.amin() < pairwise.FAINT / 2)
+    lines.falls = lines.bias is not None and bool(lines.bias.amin() < pairwise.LOWEST_LOG_WEIGHT / 2)
     return plan, lines
 
 
@@ -82,7 +82,7 @@ def _tiled(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Output and log-sum-exp and, for the backward pass, the unrounded output, and the output and log-sum-exp of the
     keys far to the right. The last three are empty if they are not needed."""
-    plan, lines = _told(query.size(0), tables, names, queries, keys, seen, form, apply, skip_below)
+    plan, lines = _decoded(query.size(0), tables, names, queries, keys, seen, form, apply, skip_below)
     dtype = torch.promote_types(query.dtype, torch.float32)
     out = value.new_zeros((*query.shape[:3], value.size(-1)), dtype=dtype)
     lse = query.new_full(query.shape[:3], -torch.inf, dtype=dtype)
@@ -148,7 +148,7 @@ def _tiled_backward(
     skip_below: float,
 ) -> list[Tensor]:
     """The gradients of query, key, value, and of the tables."""
-    plan, lines = _told(query.size(0), tables, names, queries, keys, seen, form, apply, skip_below)
+    plan, lines = _decoded(query.size(0), tables, names, queries, keys, seen, form, apply, skip_below)
     dtype = lse.dtype
     d_lines = lines.zeros()
     dq, dk, dv = (x.new_zeros(x.shape, dtype=dtype) for x in (query, key, value))

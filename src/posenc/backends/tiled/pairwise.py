@@ -17,7 +17,7 @@ from posenc.backends.tiled.lines import Lines
 Pullback: TypeAlias = Callable[[Tensor], tuple[Tensor, ...]]
 
 PIECE = 2**17  # scores that a function is applied to at a time
-FAINT = -80.0  # log weights below this are set to -inf: denormal numbers are slow
+LOWEST_LOG_WEIGHT = -80.0  # log weights below this are set to -inf: denormal numbers are slow
 
 
 def _key_meets(band: Band, keys: Tensor, table: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor, Tensor]]:
@@ -138,7 +138,7 @@ def _weights(scores: Tensor, offset: Tensor, lines: Lines) -> Tensor:
     """e^(scores - offset) in place; if the bias is so low that weights would be denormal, they are 0."""
     scores.sub_(offset)
     if lines.falls:
-        F.threshold(scores, FAINT, -torch.inf, inplace=True)
+        F.threshold(scores, LOWEST_LOG_WEIGHT, -torch.inf, inplace=True)
     return scores.exp_()
 
 

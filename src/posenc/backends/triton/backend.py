@@ -1,4 +1,4 @@
-"""The triton backend: vectors by distance on a GPU, in fused kernels that lay out no number for each distance."""
+"""The triton backend: attention with vectors by distance on a GPU, without storing products for every distance."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from posenc.backends.triton.operator import is_interpreted, missing
 from posenc.encoding.pieces import Meeting
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-WIDEST = 256  # channels that a block of a GPU's memory holds beside its scores
+WIDEST = 256  # the maximum number of channels, which must fit into shared memory with a block of scores
 
 
 def _refuses(call: Call) -> str | None:
     device = call.query.device.type
     if device != "cuda" and not (device == "cpu" and is_interpreted()):
-        return "it runs on CUDA devices alone"
+        return "it runs only on CUDA devices"
     if call.query.dtype not in DTYPES:
-        return "it computes in float32, bfloat16 and float16 alone"
+        return "it supports only float32, bfloat16 and float16"
     features = [piece.feature for piece in call.pieces if isinstance(piece, Meeting) and piece.feature is not None]
     joined = sum(call.query_features[name].size(-1) for name in features if name in call.query_features)
     widest = max(call.query.size(-1) + joined, call.value.size(-1))
     if widest > WIDEST:
-        return f"it takes {WIDEST} channels at most, got {widest}"
+        return f"it supports at most {WIDEST} channels, got {widest}"
     return unfit(call) or unknown_piece(call, ("relu times",)) or missing()
 
 

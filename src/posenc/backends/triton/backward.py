@@ -1,4 +1,4 @@
-"""The backward kernels: over blocks of queries, for their gradients and those of tables; and over blocks of keys."""
+"""The backward kernels: over blocks of queries, for the gradients of queries and tables, and over blocks of keys."""
 
 import triton
 import triton.language as tl
@@ -33,7 +33,7 @@ def backward_queries(
     BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
     FUNCTION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A block of queries of one head, as in the forward kernel. Gradients of tables are added up in memory."""
+    """A block of queries of one head, as in the forward kernel. Gradients of tables are accumulated atomically."""
     task, h = tasks + tl.program_id(0) * 5, tl.program_id(1).to(tl.int64)
     b = (tl.load(task) + tl.program_id(2)).to(tl.int64)
     i0, stop = tl.load(task + 1), tl.load(task + 2)
@@ -44,7 +44,7 @@ def backward_queries(
     q_i = rows(q + b * q_batch + h * q_head, q_row, i0, mine, D, BLOCK, BLOCK_D)
     do = rows(dout + row * queries * V, V, i0, mine, V, BLOCK, BLOCK_V)
     lse_i = tl.load(lse + row * queries + i, mask=mine, other=float("inf"))
-    lse_i = tl.where(lse_i == -float("inf"), float("inf"), lse_i)  # what sees nothing has no weights
+    lse_i = tl.where(lse_i == -float("inf"), float("inf"), lse_i)  # fully masked rows have no weights
     delta_i = tl.load(delta + row * queries + i, mask=mine, other=0.0)
     x, x_scale, low, high, zero = q_i, scale, None, None, None
     do_low, do_high = None, None
@@ -67,7 +67,7 @@ def backward_queries(
         zero = tl.load(query_clock + i0)
     acc = tl.zeros((BLOCK, BLOCK_D), tl.float32)  # of the product with keys
     acc_x = tl.zeros((BLOCK, BLOCK_E), tl.float32)  # of the product with vectors
-    # Sums over the pairs of a row that lie past either end of a table.
+    # Sums over the pairs of a row beyond either end of a table.
     b_low, b_high = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     x_low, x_high = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     p_low, p_high = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
@@ -134,7 +134,7 @@ def backward_queries(
         acc_x += x_high[:, None] * entry(vectors, vectors_entries - 1, E, BLOCK_E)[None, :]
         acc_x *= x_scale
         if meeting is None:
-            acc += acc_x  # as wide, since the query itself meets the vectors
+            acc += acc_x  # the same width, since the query itself is multiplied with the vectors
         if d_meeting is not None:
             put_rows(d_meeting + row * queries * E, i0, mine, acc_x, E, BLOCK, BLOCK_E)
     put_rows(dq + row * queries * D, i0, mine, acc, D, BLOCK, BLOCK_D)
@@ -162,7 +162,7 @@ def backward_keys(
     BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
     FUNCTION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """A block of keys of one key head, and all queries of its group that see them."""
+    """A block of keys of one key head, and all queries of its group that attend to them."""
     task, of_keys = tasks + tl.program_id(0) * 5, tl.program_id(1).to(tl.int64)
     b = (tl.load(task) + tl.program_id(2)).to(tl.int64)
     j0, stop = tl.load(task + 1), tl.load(task + 2)

@@ -1,4 +1,4 @@
-"""The forward kernel: a block of queries of one head, and all keys that they see."""
+"""The forward kernel: a block of queries of one head, and all keys that they attend to."""
 
 import triton
 import triton.language as tl
@@ -35,7 +35,7 @@ def forward(
     row = b * heads + h  # of (batch, heads)
     k, v = k + b * k_batch + h // groups * k_head, v + b * v_batch + h // groups * v_head
     q_i = rows(q + b * q_batch + h * q_head, q_row, i0, mine, D, BLOCK, BLOCK_D)
-    # What each table needs is read or made once; what is None is left out when the kernel is compiled.
+    # Values per row are computed once. Branches on None are resolved at compile time.
     x, x_scale, low, high, zero = q_i, scale, None, None, None
     if bias is not None:
         bias += h * bias_head
@@ -53,7 +53,7 @@ def forward(
         zero = tl.load(query_clock + i0)
     m_i, l_i = tl.full((BLOCK,), -float("inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
     acc = tl.zeros((BLOCK, BLOCK_V), tl.float32)
-    l_low, l_high = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)  # past the ends of the values
+    l_low, l_high = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)  # beyond the ends of the values
     for n in range(tl.load(task + 3), tl.load(task + 4)):
         tile = tiles + n * 10
         first = tl.maximum(tl.load(tile + 2), tl.maximum(i0, tl.load(tile)) + tl.load(tile + 4))
@@ -83,6 +83,6 @@ def forward(
     if values is not None:
         acc += l_low[:, None] * entry(values + h * values_head, 0, V, BLOCK_V)[None, :]
         acc += l_high[:, None] * entry(values + h * values_head, values_entries - 1, V, BLOCK_V)[None, :]
-    l_safe = tl.where(l_i == 0, 1.0, l_i)  # what sees nothing gives zeros
+    l_safe = tl.where(l_i == 0, 1.0, l_i)  # fully masked rows give zeros
     put_rows(out + row * queries * V, i0, mine, acc / l_safe[:, None], V, BLOCK, BLOCK_V)
     tl.store(lse + row * queries + i, tl.where(l_i == 0, -float("inf"), m_i + tl.log(l_safe)), mask=mine)

@@ -1,4 +1,4 @@
-"""Attention by the kernels as an operator, with another for its derivative."""
+"""The custom operator of the Triton kernels, and its derivative."""
 
 import functools
 import importlib
@@ -12,24 +12,24 @@ from torch import Tensor
 from posenc.backends.operands import differentiate
 from posenc.backends.triton.tasks import TABLES, Tasks, tasks_of
 
-# custom_op reads annotations as types: no `from __future__ import annotations` here, which makes them strings.
+# custom_op evaluates annotations, so no `from __future__ import annotations` here.
 
-NARROW = 128  # bytes: the rows that the registers can hold beside a block of 64 (docs/log.md)
-SMALLEST = 16  # channels and tokens along a side of a product
+NARROW = 128  # bytes per row that fit into registers with a block of 64 (docs/log.md)
+SMALLEST = 16  # the minimum size of tl.dot
 HOW = {"num_warps": 8, "num_stages": 1, "enable_fp_fusion": True}
-BLOCKS = (64, 32, 16)  # tokens along a side of a block of scores; the first for which the device has room
-OTHERS = ("meeting", "shift", "query_clock", "key_clock")  # what is given beside tables
+BLOCKS = (64, 32, 16)  # sizes of a block of scores; the first that fits on the device is used
+OTHERS = ("meeting", "shift", "query_clock", "key_clock")  # inputs other than tables
 
 Tensors = dict[str, Tensor | None]
 
 
 def is_interpreted() -> bool:
-    """Whether kernels are run line by line on the CPU, which is for tests alone."""
+    """Whether Triton's interpreter runs the kernels on the CPU, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def missing() -> str | None:
-    """Why the kernels cannot run in this process; None where they can."""
+    """Why the kernels cannot run in this process; None if they can."""
     try:
         language = importlib.import_module("triton.language")
     except ImportError:
@@ -37,19 +37,19 @@ def missing() -> str | None:
     return None if hasattr(language, "gather") else "it needs Triton 3.2 or later"
 
 
-# What torch.compiler.assume_constant_result does, which imports the whole compiler.
+# Same as torch.compiler.assume_constant_result, which would import the whole compiler.
 is_interpreted._dynamo_marked_constant = missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @functools.cache
 def _kernel(name: str) -> Any:
-    """One of the kernels, which are made when they are first needed: Triton is imported no sooner."""
+    """A kernel by name. Triton is imported on first use."""
     module = importlib.import_module(f"posenc.backends.triton.{name.split('_')[0]}")
     return getattr(module, name)
 
 
 class _Launch:
-    """What all kernels are given of a call, and how they are called."""
+    """The arguments of a call that all kernels share, and their launch."""
 
     def __init__(
         self,
@@ -70,13 +70,14 @@ class _Launch:
         blocks = {f"BLOCK_{name}": max(SMALLEST, 1 << (width - 1).bit_length()) for name, width in widths.items()}
         widest = max(blocks.values()) * query.element_size()
         self.blocks = BLOCKS if widest <= NARROW else BLOCKS[1:]
-        # Single precision is single unless PyTorch's own products were allowed to be less.
+        # TF32 only if PyTorch's matrix products may use it.
         precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
         precision = "exact" if is_interpreted() else precision
         self.known = {**widths, **blocks, "FUNCTION": known * (1 + is_last), "PRECISION": precision}
 
     def __call__(self, name: str, side: int, made: Callable[[], Tensors]) -> Tensors:
-        """Runs a kernel over the blocks of queries (side 0) or of keys (1) on the tensors ``made``, and gives these."""
+        """Runs a kernel over blocks of queries (side 0) or keys (side 1) on the tensors from ``made``, and returns
+        them."""
         heads, queries = self.query.shape[1:3]
         given: dict[str, Any] = {"heads": heads, "groups": heads // self.key.size(1), "scale": self.scale}
         given |= {"queries": queries, "keys": self.key.size(2)}
@@ -96,7 +97,7 @@ class _Launch:
                 tasks, results = self.tasks(block), made()
                 work = {"tasks": tasks.tasks[side], "tiles": tasks.tiles[side]}
                 grid = (work["tasks"].size(0), of_blocks, tasks.rows)
-                if 0 in grid:  # nobody sees anything
+                if 0 in grid:  # everything is masked
                     return results
                 try:
                     _kernel(name)[grid](**given, **work, **results, **self.known, BLOCK=block, **HOW)
@@ -108,12 +109,12 @@ class _Launch:
         raise AssertionError
 
 
-_CAPTURED: list[Tasks] = []  # a graph reads these whenever it is replayed
+_CAPTURED: list[Tasks] = []  # a CUDA graph reads them when it is replayed
 
 
-def _tasks(like: Tensor, *told: Sequence[int]) -> Callable[[int], Tasks]:
+def _tasks(like: Tensor, *numbers: Sequence[int]) -> Callable[[int], Tasks]:
     def of(block: int) -> Tasks:
-        found = tasks_of(*map(tuple, told), like.size(0), block, like.is_cuda)
+        found = tasks_of(*map(tuple, numbers), like.size(0), block, like.is_cuda)
         if like.is_cuda and torch.cuda.is_current_stream_capturing():
             _CAPTURED.append(found)
         return found.on(like.device)
@@ -137,7 +138,7 @@ def _triton(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp. ``given`` are the tensors of these names, of which the ``learned`` get gradients;
-    ``lows`` the distance of the first entry of each table there may be."""
+    ``lows`` the distance of the first entry of each possible table."""
     inputs = dict(zip(names.split(), given, strict=True))
     launch = _Launch(query, key, value, inputs, function, scale, _tasks(query, queries, keys, seen, lows))
 
@@ -168,7 +169,7 @@ def _triton_backward(
     function: Sequence[int],
     scale: float,
 ) -> list[Tensor]:
-    """The gradients of query, key and value, and of what is learned."""
+    """The gradients of query, key and value, and of learned tensors."""
     inputs, wanted = dict(zip(names.split(), given, strict=True)), learned.split()
     launch = _Launch(query, key, value, inputs, function, scale, _tasks(query, queries, keys, seen, lows))
     delta = (dout.float() * out.float()).sum(-1)

@@ -1,21 +1,22 @@
-"""What the kernels are made of: a block of scores, and the way between keys and distances.
+"""Building blocks of the kernels: a block of scores, and conversions between layouts by key and by distance.
 
-Query i and key j of a block are i0 + a and j0 + c. Vectors by distance stand in the columns w = c - a + BLOCK - 1 of a
-window, from the last query's first key to the first query's last key, so a block of pairs by key is a block of pairs by
-distance with each row moved one place further: a gather along the row, either way.
+Query i and key j of a block are i0 + a and j0 + c. Vectors by distance are in the columns w = c - a + BLOCK - 1 of a
+window, from the last query's first key to the first query's last key. A block of pairs by key is thus a block by
+distance with each row shifted by one more column: a gather along rows, in either direction.
 
-The entry of a pair in a table is j - i + base; tables go on with their end entries, which give a number per row.
+The entry of a pair in a table is j - i + base. Beyond its ends a table repeats its end entries, whose products are a
+number per row.
 """
 
 import triton
 import triton.language as tl
 
-# No `from __future__ import annotations` here: Triton reads annotations, to tell what is known when it compiles.
+# No `from __future__ import annotations` here: Triton evaluates annotations to find constexpr arguments.
 
 
 @triton.jit
 def places(x, stride, i0, COUNT: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
-    """Where COUNT rows of x from i0 on stand: far from x perhaps, and near to one another, so in 32 bits from there."""
+    """Pointers to COUNT rows of x from i0 on: a 64-bit offset to the first row, and 32-bit offsets from there."""
     return (
         x
         + tl.cast(i0, tl.int64) * stride
@@ -25,22 +26,22 @@ def places(x, stride, i0, COUNT: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
 
 @triton.jit
 def rows(x, stride, i0, mine, WIDTH: tl.constexpr, COUNT: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
-    """Rows of x from i0 on, (COUNT, BLOCK_WIDTH); 0 where they are not ``mine``, and past their width."""
+    """Rows of x from i0 on, (COUNT, BLOCK_WIDTH); 0 where ``mine`` is false, and beyond their width."""
     there = mine[:, None] & (tl.arange(0, BLOCK_WIDTH) < WIDTH)[None, :]
     return tl.load(places(x, stride, i0, COUNT, BLOCK_WIDTH), mask=there, other=0.0)
 
 
 @triton.jit
 def put_rows(x, i0, mine, block, WIDTH: tl.constexpr, COUNT: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
-    """Writes rows of x from i0 on, which lie side by side."""
+    """Writes contiguous rows of x from i0 on."""
     there = mine[:, None] & (tl.arange(0, BLOCK_WIDTH) < WIDTH)[None, :]
     tl.store(places(x, WIDTH, i0, COUNT, BLOCK_WIDTH), block.to(x.dtype.element_ty), mask=there)
 
 
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr):
-    """a b in single precision, (rows, columns). Triton's interpreter would multiply bfloat16 as the whole numbers that
-    hold it, so where it is at work, and the precision "exact", it is handed what they stand for."""
+    """a b in float32, (rows, columns). Triton's interpreter would multiply the integer representation of bfloat16, so
+    with it, where the precision is "exact", inputs are converted first."""
     if PRECISION == "exact":
         return tl.dot(a.to(tl.float32), b.to(tl.float32))
     return tl.dot(a, b, input_precision=PRECISION)
@@ -55,15 +56,15 @@ def entry(table, n, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
 
 @triton.jit
 def window(table, entries, from_, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
-    """Entries of a table in the columns of a window that begins at entry ``from_``, (2 BLOCK, BLOCK_WIDTH); 0 where
-    there is none."""
+    """The entries of a table in a window that starts at entry ``from_``, (2 BLOCK, BLOCK_WIDTH); 0 outside the
+    table."""
     n = from_ + tl.arange(0, 2 * BLOCK)
     return rows(table, WIDTH, from_, (n >= 0) & (n < entries), WIDTH, 2 * BLOCK, BLOCK_WIDTH)
 
 
 @triton.jit
 def reaches(entries, from_, BLOCK: tl.constexpr):
-    """Whether a window that begins at entry ``from_`` holds an entry of the table at all."""
+    """Whether a window that starts at entry ``from_`` overlaps the table."""
     return (from_ + 2 * BLOCK - 2 >= 0) & (from_ < entries)
 
 
@@ -76,7 +77,7 @@ def by_key(x, BLOCK: tl.constexpr):
 
 @triton.jit
 def by_distance(x, BLOCK: tl.constexpr):
-    """(BLOCK, BLOCK) by key as (BLOCK, 2 BLOCK) by distance, with 0 where a distance belongs to no key."""
+    """(BLOCK, BLOCK) by key as (BLOCK, 2 BLOCK) by distance, with 0 for distances without a key."""
     a, w = tl.arange(0, BLOCK)[:, None], tl.arange(0, 2 * BLOCK)[None, :]
     c = w + a - (BLOCK - 1)
     return tl.where((c >= 0) & (c < BLOCK), tl.gather(x, tl.minimum(tl.maximum(c, 0), BLOCK - 1), 1), 0.0)
@@ -84,7 +85,7 @@ def by_distance(x, BLOCK: tl.constexpr):
 
 @triton.jit
 def ends(x, table, entries, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
-    """What rows x give by the first and by the last entry of a table, (BLOCK,) each."""
+    """The products of rows x with the first and the last entry of a table, (BLOCK,) each."""
     first, last = entry(table, 0, WIDTH, BLOCK_WIDTH), entry(table, entries - 1, WIDTH, BLOCK_WIDTH)
     return tl.sum(x.to(tl.float32) * first[None, :], 1), tl.sum(x.to(tl.float32) * last[None, :], 1)
 
@@ -94,9 +95,9 @@ def by_vectors(
     x, low, high, pair, base, apart, table, entries,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, BLOCK_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """What rows x give by the vectors of a table, (BLOCK, BLOCK): ``low`` and ``high`` by those at its ends.
+    """The products of rows x with the vectors of a table, (BLOCK, BLOCK); ``low`` and ``high`` are those with its ends.
 
-    ``apart`` is how much further the first key stands than the first query."""
+    ``apart`` is the index of the first key minus that of the first query."""
     n, from_ = pair + base, apart + base - (BLOCK - 1)
     s = tl.broadcast_to(tl.where(from_ < 0, low, high)[:, None], (BLOCK, BLOCK))
     if reaches(entries, from_, BLOCK):
@@ -108,7 +109,7 @@ def by_vectors(
 
 @triton.jit
 def past_ends(pairs, n, entries, from_, BLOCK: tl.constexpr):
-    """Sums of each row of pairs whose entries n lie before a table's first, and past its last, (BLOCK,) each."""
+    """For each row, the sums of pairs whose entries n are before and after the table, (BLOCK,) each."""
     total = tl.sum(pairs, 1)
     low, high = tl.where(from_ < 0, total, 0.0), tl.where(from_ < 0, 0.0, total)
     if reaches(entries, from_, BLOCK):
@@ -118,13 +119,13 @@ def past_ends(pairs, n, entries, from_, BLOCK: tl.constexpr):
 
 @triton.jit
 def numbers(table, entries, n):
-    """The numbers that a table of width 1 has at entries n, of any shape."""
+    """The values of a table of width 1 at entries n, of any shape, clamped to the table."""
     return tl.load(table + tl.minimum(tl.maximum(n, 0), entries - 1))
 
 
 @triton.jit
 def relu(s):
-    """NaN stays NaN."""
+    """ReLU that propagates NaN."""
     return tl.where(s <= 0, 0.0, s)
 
 
@@ -134,11 +135,11 @@ def scores(
     bias, bias_entries, vectors, vectors_entries, factor, factor_entries,
     E: tl.constexpr, BLOCK: tl.constexpr, BLOCK_E: tl.constexpr, FUNCTION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The scores of queries from i0 on with keys from j0 on, -inf where a key is not seen; those that a function is
-    applied to, what it multiplies by, and j - i; (BLOCK, BLOCK) each.
+    """The scores of queries from i0 on with keys from j0 on, -inf where masked; the scores before the function, its
+    factor, and j - i; (BLOCK, BLOCK) each.
 
-    ``x`` meets the vectors. Clocks are counted from ``zero``, so that what is near is subtracted in all its digits.
-    FUNCTION 1 comes first, 2 comes last, 0 is none.
+    ``x`` is multiplied with the vectors. Cumulative features are relative to ``zero``, for exact differences of near
+    tokens. FUNCTION 1 comes first, 2 comes last, 0 is none.
     """
     i, j = i0 + tl.arange(0, BLOCK), j0 + tl.arange(0, BLOCK)
     start, stop, first, last = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
@@ -156,7 +157,7 @@ def scores(
             by_vectors(x, low, high, pair, base, j0 - i0, vectors, vectors_entries, E, BLOCK, BLOCK_E, PRECISION)
             * x_scale
         )
-    # After the products, so that a large bias is rounded once.
+    # After the products, so that a large bias is rounded only once.
     if bias is not None:
         s += numbers(bias, bias_entries, pair + tl.load(tile + 6))
     if query_clock is not None:
@@ -175,8 +176,8 @@ def scores(
 
 @triton.jit
 def to_scores(p, dp, delta, bare, c, FUNCTION: tl.constexpr):
-    """The gradients, given those of the weights p: of what terms by distance are added to, of the scaled product of
-    query and key, and of the factor c."""
+    """The gradients of the sum of terms, of the scaled product of query and key, and of the factor c, given those of
+    the weights p."""
     ds = p * (dp - delta[:, None])
     terms, product, dc = ds, ds, ds
     if FUNCTION != 0:
@@ -187,14 +188,14 @@ def to_scores(p, dp, delta, bare, c, FUNCTION: tl.constexpr):
     return terms, product, dc
 
 
-# -- gradients of tables, which many blocks add to --------------------------------------------------------------------
+# -- gradients of tables, added by many blocks ------------------------------------------------------------------------
 
 
 @triton.jit
 def give_window(
     table, entries, from_, given, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BLOCK_WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Adds (2 BLOCK, BLOCK_WIDTH) to the entries of a window that begins at entry ``from_``."""
+    """Adds (2 BLOCK, BLOCK_WIDTH) to the entries of a window that starts at entry ``from_``."""
     n, d = from_ + tl.arange(0, 2 * BLOCK), tl.arange(0, BLOCK_WIDTH)
     there = ((n >= 0) & (n < entries))[:, None] & (d < WIDTH)[None, :]
     tl.atomic_add(places(table, WIDTH, from_, 2 * BLOCK, BLOCK_WIDTH), given, mask=there, sem="relaxed")
@@ -202,7 +203,7 @@ def give_window(
 
 @triton.jit
 def give_line(table, entries, from_, pairs, BLOCK: tl.constexpr):
-    """Adds the sum of pairs (BLOCK, BLOCK) of each distance to a table of width 1."""
+    """Adds the sums of pairs (BLOCK, BLOCK) by distance to a table of width 1."""
     if reaches(entries, from_, BLOCK):
         n = from_ + tl.arange(0, 2 * BLOCK)
         given = tl.sum(by_distance(pairs, BLOCK), 0)
@@ -211,7 +212,7 @@ def give_line(table, entries, from_, pairs, BLOCK: tl.constexpr):
 
 @triton.jit
 def give_ends(table, entries, low, high, x, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
-    """Adds what rows x, (BLOCK, BLOCK_WIDTH), give to a table's first and last entry, times these numbers."""
+    """Adds the sums of rows x, (BLOCK, BLOCK_WIDTH), times ``low`` and ``high`` to a table's first and last entry."""
     d = tl.arange(0, BLOCK_WIDTH)
     x = x.to(tl.float32)
     tl.atomic_add(table + d, tl.sum(low[:, None] * x, 0), mask=d < WIDTH, sem="relaxed")

@@ -1,8 +1,7 @@
-"""What the kernels' programs are to do, as numbers on the device, told from layouts and without reading anything there.
+"""The tasks of the kernels' programs, as integers on the device, from layouts and without reading from the device.
 
 A tile is ten numbers: queries start .. stop, keys first .. last, low <= j - i <= high, and for each of `TABLES` the
-entry at which j = i stands. A task is five: the row of the batch, the tokens start .. stop of its block, and its tiles
-from .. to.
+entry of j = i. A task is five: the batch row, the tokens start .. stop of its block, and the range of its tiles.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from posenc.backends import operands as given
 from posenc.positions.layout import Layout, unflat
 from posenc.positions.tiles import Tile, Visibility, tiles
 
-TABLES = ("bias", "vectors", "values", "factor")  # of those that there are, what the kernels take
+TABLES = ("bias", "vectors", "values", "factor")  # those that the kernels support
 LOWS = tuple(given.TABLES.index(name) for name in TABLES)
-ANY = 2**30  # further than any index reaches, and half of what an int32 holds
-KEPT = 256  # lists of tasks: a batch has the same in every layer
+ANY = 2**30  # beyond any index, and half the range of int32
+KEPT = 256  # cached lists of tasks: a batch has the same in every layer
 
 Numbers = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """``side`` 0: blocks of queries, each with the tiles that its queries are in; 1: blocks of keys.
+    """Side 0: blocks of queries, each with its tiles; side 1: blocks of keys.
 
-    Tasks are (count, 5) and tiles (tiles, 10), int32. ``rows``: of how many rows of the batch each task is.
+    Tasks are (count, 5) and tiles (tiles, 10), int32. ``rows`` is the number of batch rows of each task.
     """
 
     tasks: tuple[Tensor, Tensor]
@@ -40,7 +39,7 @@ class Tasks:
     rows: int
 
     def on(self, device: torch.device) -> Tasks:
-        """The same there. From pinned memory, so that nothing waits, and a graph can be captured."""
+        """The tasks on a device, copied asynchronously from pinned memory, so that a CUDA graph can be captured."""
         if device.type == "cpu":
             return self
         tasks, tiles = (tuple(x.to(device, non_blocking=True) for x in pair) for pair in (self.tasks, self.tiles))
@@ -51,7 +50,7 @@ class Tasks:
 def tasks_of(
     queries: Numbers, keys: Numbers, seen: Numbers, lows: Numbers, rows: int, block: int, is_pinned: bool
 ) -> Tasks:
-    """The tasks of a call, in memory that a device reads by itself where it is pinned."""
+    """The tasks of a call, optionally in pinned memory."""
     of_queries, of_keys = unflat(queries), unflat(keys)
     found = list(tiles(of_queries, of_keys, Visibility.unflat(seen), rows))
     sides = (
@@ -73,7 +72,7 @@ def _tensor(numbers: list[int], width: int, is_pinned: bool) -> Tensor:
 def _side(
     found: Sequence[Tile], layout: Layout, first: str, last: str, lows: Numbers, block: int
 ) -> tuple[list[int], list[int]]:
-    """Tasks for the blocks of every span that a tile touches, and the tiles, span by span."""
+    """Tasks for the blocks of every span with tiles, and the tiles, span by span."""
     assert layout.rows is not None
     starts = [[span.start for span in row] for row in layout.rows]
 
@@ -90,7 +89,7 @@ def _side(
         each = range(start, stop, block)
         tasks += [(row, at, min(at + block, stop), count, count + len(of_span)) for at in each]
         count += len(of_span)
-    # The last queries see the most keys, so they begin first.
+    # The last queries have the most keys, so they start first.
     return [number for task in reversed(tasks) for number in task], numbers
 
 

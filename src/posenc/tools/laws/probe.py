@@ -16,7 +16,7 @@ from posenc.encoding.features import projected_at_random
 from posenc.lowering.block import Block
 from posenc.lowering.forms import bucket
 from posenc.positions.positions import PositionError, Positions
-from posenc.scheme import Scheme, awakened
+from posenc.scheme import Scheme, with_random_parameters
 from posenc.schemes.catalog import entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
 from posenc.schemes.nope import NoPE
@@ -93,7 +93,7 @@ class Probe:
         is drawn from N(0, 1), or there would be nothing to measure."""
         with torch.random.fork_rng(devices=()):
             torch.default_generator.manual_seed(self.seed)
-            return awakened(self.build(self.shape)).to(self.dtype).requires_grad_(False)
+            return with_random_parameters(self.build(self.shape)).to(self.dtype).requires_grad_(False)
 
     # -- tokens -------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from posenc.arguments import check_type, shown, whole
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Visibility
 from posenc.positions.visibility import visible
-from posenc.scheme import Scheme, awakened
+from posenc.scheme import Scheme, with_random_parameters
 from posenc.schemes.catalog import catalog, entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
 from posenc.tools.kit import style
@@ -46,7 +46,7 @@ class Named:
     @property
     def title(self) -> str:
         """Its name, and a warning where nothing has trained its numbers: they are those it begins with, or random."""
-        random = any(part.begins_as_nothing for part in self.scheme.parts)
+        random = any(part.zero_initialized for part in self.scheme.parts)
         return f"{self.name}, {'drawn at random' if random else 'untrained'}" if self.fresh else self.name
 
 
@@ -68,7 +68,7 @@ def named(schemes: Schemes, shape: Shape, doors: Sequence[str] = ()) -> list[Nam
         for name in schemes:
             entries_of(name)  # a wrong name is said before anything is built
             with fixed_draws():
-                scheme = awakened(scheme_from_names(name, shape))
+                scheme = with_random_parameters(scheme_from_names(name, shape))
             found.append(Named(name, scheme, fresh=any(True for _ in scheme.parameters())))
     if not found:
         raise ValueError("schemes must name at least one, got none")

@@ -144,7 +144,7 @@ def sums_heard_are_its(
     wanted = {name: x - x[:1] for name, x in wanted.items()}
     ours = wanted.pop("")
     captured = [x for x in captured if x.shape == ours.shape]  # several where something else is added, too
-    require(captured, "add positions to tokens before any other operation on both, for no such sum was observed")
+    require(captured, "let positions be added to tokens before any other operation on both: no such sum was observed")
     far = float(subject.places(batch).max()) if batch.grid is None else 0.0
     tolerance = (4 * far + 64) * UNIT * max(float(x.abs().max()) for x in (ours, *captured))
     if any(near(ours, x, tolerance).ok for x in captured):
