@@ -158,7 +158,7 @@ def test_it_prints_and_writes_tables_and_pictures(
     assert "price training, alibi, 64" in shown.err
     names = {path.name for path in tmp_path.iterdir()}
     pictures = {"price.png", "price_by_length.png", "growth.png", "rope.png", "peers.png", "decode.png"}
-    assert names == {"bench.md", "bench.json", "records.jsonl", "settings.json", *pictures}
+    assert names == {"bench.md", "bench.json", "records.jsonl", "config.toml", *pictures}
     for picture in pictures:
         assert f"({picture})" in (tmp_path / "bench.md").read_text(encoding="utf-8")
 
@@ -221,7 +221,7 @@ def test_an_attention_of_ones_own_has_its_folder(
     assert "The price" not in shown.out
     assert "mine training, alibi, 64" in shown.err
     names = {path.name for path in (tmp_path / "runs" / "bench-mine-quick").iterdir()}
-    assert names == {"bench.md", "bench.json", "records.jsonl", "settings.json", "mine.png"}
+    assert names == {"bench.md", "bench.json", "records.jsonl", "config.toml", "mine.png"}
 
 
 def test_another_benchmark_in_the_folder_is_1_and_stays(
@@ -233,6 +233,6 @@ def test_another_benchmark_in_the_folder_is_1_and_stays(
     before = (tmp_path / "records.jsonl").read_bytes()
     capsys.readouterr()
     assert main([*words, "--dtype", "bfloat16"]) == 1
-    message = "holds another benchmark, with dtype 'float32' there and 'bfloat16' here: give another folder with --out"
+    message = "holds another benchmark, with dtype 'float32' there and 'bfloat16' here: give another folder"
     assert message in capsys.readouterr().err
     assert (tmp_path / "records.jsonl").read_bytes() == before

@@ -9,7 +9,7 @@ import torch
 from posenc.tools.compare.compare import build_model, compare
 from posenc.tools.compare.config import CompareConfig
 from posenc.tools.compare.evaluate import plan
-from posenc.tools.compare.saved import from_toml
+from posenc.tools.compare.tasks import from_toml
 from posenc.tools.kit.progress import Progress
 from posenc.tools.kit.records import FILE, Record, key, read
 from tests.compare.small import SCHEMES, small_config, untimed, write_text

@@ -66,12 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         return refused(error, "bench")
 
-    from posenc.tools.bench import pictures, tables  # a missing matplotlib must fail before an hour of timing
+    from posenc.tools.bench import pictures, results, tables  # a missing matplotlib must fail before an hour of timing
 
     out = arguments.out or Path("runs/bench" + "-mine" * bool(precisions[0].mine) + "-quick" * arguments.quick)
     for settings in precisions:
         folder = out / settings.dtype if len(precisions) > 1 else out
-        records, stopped = measured(partial(bench, settings, folder), folder)
+        records, stopped = measured(partial(bench, settings, folder), folder, results.check)
         if records:
             path = tables.write(records, folder, pictures.write(records, folder))
             console = stdout()

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from posenc.tools.compare.config import CompareConfig
-from posenc.tools.compare.tasks import TASKS, configured
+from posenc.tools.compare.tasks import TASKS, configured, from_toml
 from posenc.tools.kit.command import add_options, failed, given, measured, refused, stdout, words
 
 
@@ -30,8 +30,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def _configuration(arguments: argparse.Namespace) -> CompareConfig:
     """The values of the file, overridden by those of the command line."""
-    from posenc.tools.compare.saved import from_toml
-
     values = given(arguments, CompareConfig)
     if arguments.config is None:
         return configured(values)
