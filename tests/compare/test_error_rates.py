@@ -80,7 +80,7 @@ def test_of_twelve_equal_schemes_one_is_called_worse_as_seldom_as_is_said(seeds:
     assert within(rate, ALPHA, count)
 
 
-@pytest.mark.parametrize(("seeds", "least"), [(5, 0.2), (10, 0.95)])
+@pytest.mark.parametrize(("seeds", "least"), first_of([(5, 0.2), (10, 0.95)]))
 def test_a_difference_of_a_tenth_of_a_bit_is_found(seeds: int, least: float) -> None:
     """With five seeds, between two schemes; among twelve, not to err over 66 pairs costs more seeds."""
     pairs = list(combinations(range(12), 2))
@@ -97,8 +97,7 @@ def test_a_difference_of_a_tenth_of_a_bit_is_found(seeds: int, least: float) -> 
     assert among > least
 
 
-@pytest.mark.parametrize("tails", TAILS)
-@pytest.mark.parametrize("seeds", [3, 5, 10])
+@pytest.mark.parametrize(("seeds", "tails"), first_of(itertools.product([3, 5, 10], TAILS)))
 def test_schemes_apart_by_the_margin_are_called_tied_as_seldom_as_is_said(seeds: int, tails: str) -> None:
     count = 4000
     found = differences(seeds, count, tails)

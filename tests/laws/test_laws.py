@@ -22,7 +22,7 @@ from tests.oracles import rope as rope_oracle
 from tests.sampled import first_of
 
 WIDE = Shape(dim=128, num_heads=1, head_dim=128, max_positions=1024)
-# Of schemes that are like another, `make test` goes by explorer/data/laws.json, which tests/explore holds to the claims.
+# Of schemes that are like another `make test` goes by what was measured before, as the explorer keeps it.
 AUDITED = [pytest.param(entry, id=entry.name, marks=[pytest.mark.more] * (entry.name in ALIKE)) for entry in CATALOG]
 
 
