@@ -163,6 +163,7 @@ def test_it_prints_and_writes_tables_and_pictures(
         assert f"({picture})" in (tmp_path / "bench.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.more
 def test_of_several_precisions_each_has_a_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,7 +100,7 @@ def test_the_forward_pass_is_the_oracles(name: str, kind: type[Model]) -> None:
     model = zoo.model(kind, case.scheme(), **way)
     cut_features(model, case)
     if kind is Encoder and looks_back(model.trunk.schedule):
-        with pytest.raises(ValueError, match="encodes keys behind the query alone"):
+        with pytest.raises(ValueError, match="encodes only keys up to the query"):
             model(ids, positions)
         return
     real = zoo.real(positions)
