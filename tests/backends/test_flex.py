@@ -11,7 +11,8 @@ from torch._dynamo.utils import counters
 from torch.autograd import forward_ad
 
 from posenc import AbsoluteInAttention, DistanceAware, Positions, RoPE, Scheme, Shaw
-from posenc.backends.call import Backend, Call
+from posenc.backends.backend import Backend
+from posenc.backends.call import Call
 from posenc.backends.flex import FLEX, _block_mask
 from posenc.backends.reference import REFERENCE
 from posenc.backends.request import Request

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from posenc.backends import call, choice, chunked, request, sdpa
-from posenc.backends.call import Backend
+from posenc.backends.backend import Backend
 from posenc.backends.tiled import backend as tiled
 from posenc.backends.tiled import band, far, fused, pairwise
 from posenc.backends.tiled import operator as tile_operator

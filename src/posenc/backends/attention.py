@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -18,7 +17,7 @@ from posenc.backends.plan import planned
 from posenc.backends.reference import dense_logits
 from posenc.backends.request import Request
 from posenc.encoding.encoding import Encoding
-from posenc.encoding.pieces import Fold, adds, gives_weights
+from posenc.encoding.pieces import gives_weights
 from posenc.lowering.forms import added
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Window
@@ -209,19 +208,17 @@ def _bind_pairs(call: Call) -> None:
     few = call.part(slice(0, 1), slice(0, 1))  # a single pair is enough to check heads and widths
     pieces = [sliced(piece, slice(0, 1), slice(0, 1)) for piece in call.pieces]
 
-    def shape_of(x: Any) -> Any:
-        return None if x is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    def shape_of(x: Tensor) -> Tensor:
+        return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
     with compat.without_numbers():
         query, key = shape_of(few.query), shape_of(few.key)
         # Without copies, torch would warn about the gradient of a view of a table.
-        pieces = [
-            replace(p, query=shape_of(p.query), key=shape_of(p.key)) if isinstance(p, Fold) else p for p in pieces
-        ]
+        pieces = [piece.mapped(lambda side, x: shape_of(x)) for piece in pieces]
     pair = replace(few, query=query, key=key).block()
     for piece in pieces:
         with suppress(RuntimeError):
-            if adds(piece):
+            if piece.adds:
                 added(piece, pair)
 
 

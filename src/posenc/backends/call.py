@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import and_
@@ -15,9 +14,9 @@ from torch import Tensor
 from posenc import compat
 from posenc.encoding.features import NOTHING, Features
 from posenc.encoding.horizon import SKIP_BELOW
-from posenc.encoding.pieces import Fold, Function, Piece, Value
+from posenc.encoding.pieces import Piece, Value
 from posenc.lowering.block import Block
-from posenc.lowering.forms import check, check_heads
+from posenc.lowering.distances import check, check_heads
 from posenc.positions.layout import Layout
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Visibility
@@ -113,8 +112,8 @@ class Call:
     def check(self) -> None:
         """ValueError or PositionError if the positions do not match a term."""
         for term in (*self.pieces, *self.values):
-            check(getattr(term, "distance", None), self.raw_block())
-            if isinstance(term, Function):
+            check(term.distance, self.raw_block())
+            if term.num_heads is not None:
                 check_heads(term.num_heads, term.scheme, self.raw_block())
 
     @property
@@ -199,31 +198,5 @@ def counted(positions: Positions, chunk: int | None) -> Shaped[Tensor, "rows tok
 
 def sliced(piece: Piece, queries: slice, keys: slice) -> Piece:
     """A piece for some of the queries and keys: slices tensors that it has for each of them."""
-    if not isinstance(piece, Fold):
-        return piece
-    query, key = piece.query, piece.key
-    query = query if query is None or query.size(2) == 1 else query[:, :, queries]
-    key = key if key is None or key.size(2) == 1 else key[:, :, keys]
-    return replace(piece, query=query, key=key)
-
-
-@dataclass(frozen=True)
-class Backend:
-    """An implementation of attention.
-
-    ``refuses(call)`` is None if it supports the call, else the reason; it does not read tensor values. ``run(call)``
-    returns the output (B, H, M, d_v) in the query's dtype and, if ``return_lse``, the log-sum-exp (B, H, M) of every
-    row of scores. Queries and keys are already rotated, unless it ``turns`` them itself.
-
-    A query without any visible key gives zeros in the output and in every gradient, and a log-sum-exp of -inf. The
-    log-sum-exp is differentiable like the output.
-    """
-
-    name: str
-    refuses: Callable[[Call], str | None]
-    run: Callable[[Call], tuple[Tensor, Tensor | None]]
-    turns: bool = False
-
-    def __call__(self, call: Call) -> tuple[Tensor, Tensor | None]:
-        """Runs the call, after rotating queries and keys unless the backend does."""
-        return self.run(call if self.turns else call.turned())
+    part = {"query": queries, "key": keys}
+    return piece.mapped(lambda side, x: x if x.size(2) == 1 else x[:, :, part[side]])

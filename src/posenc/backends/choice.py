@@ -9,13 +9,13 @@ from typing import NamedTuple
 import torch
 
 from posenc.arguments import check_choice
-from posenc.backends.call import Backend, Call
+from posenc.backends.backend import Backend
+from posenc.backends.call import Call
 from posenc.backends.chunked import CHUNKED
 from posenc.backends.flex import FLEX
 from posenc.backends.native.backend import NATIVE, keeps_bfloat16, leaves_out
 from posenc.backends.native.crossover import why_ahead
 from posenc.backends.native.operator import CHANNELS
-from posenc.backends.plane import is_planar
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.skipping import computed_share
@@ -83,7 +83,7 @@ class _Asked:
     def __init__(self, call: Call) -> None:
         self.call = call
         self.has_few_queries = call.has_few_queries
-        self.has_plane = any(map(is_planar, call.pieces))
+        self.has_plane = any(piece.is_planar for piece in call.pieces)
         self.ahead: str | None = None  # why the kernel is faster without score terms
         self._known: dict[str, bool] = {}
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from posenc.backends.call import Backend, Call
+from posenc.backends.backend import Backend
+from posenc.backends.call import Call
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA
-from posenc.encoding.pieces import Row
 from posenc.positions.positions import PADDING
 from posenc.positions.tiles import tiles
 
@@ -53,7 +53,7 @@ def _spans(call: Call, starts: list[int], rows: int) -> list[tuple[int, int]]:
     """For each block of queries, the range of keys that any of them may attend to."""
     query, key = call.query_positions, call.key_positions
     keys = call.key.size(2)
-    if any(isinstance(piece, Row) for piece in call.pieces):  # a Row gets all keys
+    if any(piece.reads_rows for piece in call.pieces):  # a Row gets all keys
         return [(0, keys)] * len(starts)
     if torch.compiler.is_compiling():
         runs = query.layout.run, key.layout.run
@@ -90,4 +90,4 @@ def _spans(call: Call, starts: list[int], rows: int) -> list[tuple[int, int]]:
     return [(int(a), int(b)) if a < b else (0, 0) for a, b in zip(first, last, strict=True)]
 
 
-CHUNKED = Backend("chunked", refuses=lambda call: None, run=_run)
+CHUNKED = Backend("chunked", _run)

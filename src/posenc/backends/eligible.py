@@ -1,4 +1,4 @@
-"""Whether a call can be computed tile by tile from its layouts, as the native, triton and tiled backends do."""
+"""What the backends that compute tile by tile, native, triton and tiled, ask of a call and of its terms."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ import torch
 from torch import Tensor
 
 from posenc.arguments import one_or
+from posenc.backends.backend import Unless, never
 from posenc.backends.call import Call
-from posenc.encoding.pieces import Bias, Clock, Distance, Fold, Function, Row
+from posenc.encoding.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Row, Term, Value
 from posenc.lowering.block import Block
-from posenc.lowering.forms import ENTRIES_PER_TOKEN
+from posenc.lowering.distances import ENTRIES_PER_TOKEN
 from posenc.positions.layout import Span
 from posenc.positions.tiles import distances, tiles
 
+# -- of a call --------------------------------------------------------------------------------------------------------
 
-def unfit(call: Call) -> str | None:
-    """Why a backend that needs no table of all distances cannot run a call from its tiles; None if it can."""
+
+def inputs(call: Call) -> str | None:
+    """Why a call cannot be computed from its tiles, whatever its terms."""
     if call.attn_mask is not None or call.dropout_p:
         return "it does not support attn_mask and dropout"
     if call.is_forward_mode:
@@ -31,49 +34,89 @@ def unfit(call: Call) -> str | None:
         return "an input is empty"
     if call.layouts is None:
         return "the layout of the positions is unknown: use positions.with_layout(), or a constructor of Positions"
-    reason = _refused_piece(call)
-    if reason is not None:
-        return reason
-    if goes_by_distance(call) and not _has_distances(call):
+    return None
+
+
+def order(call: Call) -> str | None:
+    """Why terms of supported kinds cannot be computed in this order, or so many of them."""
+    folds = [piece for piece in call.pieces if isinstance(piece, Fold)]
+    on_key = any(piece.key is not None for piece in folds)
+    changing = [n for n, piece in enumerate(call.pieces) if _changes(piece)]
+    if len(changing) > 1 or any(n not in (0, len(call.pieces) - 1) for n in changing):
+        return "a score term that is a function of the score is between other terms"
+    if on_key and any(piece.query is not None for piece in folds):
+        return "vectors are added to both query and key, and their product is an unwanted cross term"
+    if on_key and changing[:1] == [0] and len(call.pieces) > 1:
+        return "a score term needs the score before a vector is added to the key"
+    if changing[:1] == [0] and folds:
+        return "a score term needs the score before a vector is added to the query"
+    if sum(isinstance(piece, Clock) for piece in call.pieces) > 1:
+        return "there is more than one cumulative feature"
+    return None
+
+
+def _changes(piece: Piece) -> bool:
+    """Whether it is a function of the score, and not a piecewise linear one of both coordinates."""
+    return isinstance(piece, Function) and not piece.reads_coordinates
+
+
+def lines_known(call: Call) -> str | None:
+    """Why a call's distances are unknown."""
+    if distances_of(call) and not _has_distances(call):
         return "a term depends on distance, and coordinates are not known to increase by one with the tokens"
     return None
 
 
-def _refused_piece(call: Call) -> str | None:
-    functions = [n for n, piece in enumerate(call.pieces) if isinstance(piece, Function)]
-    for n, piece in enumerate(call.pieces):
-        if isinstance(piece, Row):
-            return "a score term needs whole rows of scores"
-        if isinstance(piece, Bias) and piece.hides:
-            return "a score term masks keys"
-        distance = getattr(piece, "distance", None)
-        if distance is not None and distance.axis != 0:
-            return "a score term depends on several coordinates"
-        if (
-            isinstance(piece, Fold)
-            and piece.query is not None
-            and not (piece.query.dim() == 4 and piece.query.size(0) == piece.query.size(2) == 1)
-        ):
-            return "a vector added to the query differs from token to token"
-        if isinstance(piece, Fold) and piece.key is not None and not one_or(piece.key.size(1), call.key.size(1)):
-            return "a vector added to the key differs from query head to query head"
-        if isinstance(piece, Function):
-            if piece.reads_coordinates:
-                return "a score term is a function of both coordinates"
-            if len(functions) > 1 or n not in (0, len(call.pieces) - 1):
-                return "a score term that is a function of the score is between other terms"
-            if not all(_is_named(f) for f in (piece.apply, piece.derivative) if f is not None):
-                return "a score term's function is not at module level, so an operator cannot find it by name"
-    if any(isinstance(p, Fold) and p.key is not None for p in call.pieces):
-        if any(isinstance(p, Fold) and p.query is not None for p in call.pieces):
-            return "vectors are added to both query and key, and their product is an unwanted cross term"
-        if functions[:1] == [0] and len(call.pieces) > 1:
-            return "a score term needs the score before a vector is added to the key"
-    if functions[:1] == [0] and any(isinstance(p, Fold) for p in call.pieces):
-        return "a score term needs the score before a vector is added to the query"
-    if sum(isinstance(p, Clock) for p in call.pieces) > 1:
-        return "there is more than one cumulative feature"
-    return None
+LONG = "a term needs a table of all distances, whose range is too large"
+
+
+def long_tables(call: Call) -> str | None:
+    """Why the table of a term that is not constant at large distances cannot be stored."""
+    is_long = any(distance.tail != "constant" for distance in distances_of(call)) and is_spread(call)
+    return LONG if is_long else None
+
+
+# -- of a term --------------------------------------------------------------------------------------------------------
+
+
+def _is_between_axes(term: Term, call: Call) -> bool:
+    return term.is_planar
+
+
+def _differs_between_queries(piece: Fold, call: Call) -> bool:
+    query = piece.query
+    return query is not None and not (query.dim() == 4 and query.size(0) == query.size(2) == 1)
+
+
+def _differs_between_heads(piece: Fold, call: Call) -> bool:
+    return piece.key is not None and not one_or(piece.key.size(1), call.key.size(1))
+
+
+def _has_no_name(piece: Function, call: Call) -> bool:
+    return not all(_is_named(f) for f in (piece.apply, piece.derivative) if f is not None)
+
+
+ONE_AXIS = Unless("a score term depends on several coordinates", _is_between_axes)
+HIDES = Unless("a score term masks keys", lambda piece, call: piece.hides)
+SAME_FOR_QUERIES = Unless("a vector added to the query differs from token to token", _differs_between_queries)
+SAME_FOR_GROUPS = Unless("a vector added to the key differs from query head to query head", _differs_between_heads)
+BY_DISTANCE = Unless("a score term is a function of both coordinates", lambda piece, call: piece.reads_coordinates)
+NAMED = Unless("a score term's function is not at module level, so an operator cannot find it by name", _has_no_name)
+NO_ROWS = never("a score term needs whole rows of scores")
+
+KINDS: dict[type[Term], tuple[Unless, ...]] = {
+    Bias: (HIDES, ONE_AXIS),
+    Meeting: (ONE_AXIS,),
+    Fold: (SAME_FOR_QUERIES, SAME_FOR_GROUPS),
+    Clock: (),
+    Function: (ONE_AXIS, BY_DISTANCE, NAMED),
+    Row: NO_ROWS,
+    Value: (ONE_AXIS,),
+}
+"""What tiles can do with each kind; a backend may do more, or less."""
+
+
+# -- names of functions -----------------------------------------------------------------------------------------------
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -99,8 +142,14 @@ def _is_named(function: Callable[..., object]) -> bool:
 _is_named._dynamo_marked_constant = name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def goes_by_distance(call: Call) -> bool:
-    return any(getattr(term, "distance", None) is not None for term in (*call.pieces, *call.values))
+# -- distances --------------------------------------------------------------------------------------------------------
+
+
+def distances_of(call: Call) -> list[Distance]:
+    """Those of lines of distances: of all terms that are not planar, and of piecewise linear functions."""
+    found = [term.distance for term in (*call.values, *call.pieces) if not term.is_planar]
+    broken = [Distance(p.scheme) for p in call.pieces if isinstance(p, Function) and p.reads_coordinates]
+    return [distance for distance in found if distance is not None] + broken
 
 
 def _has_distances(call: Call) -> bool:
@@ -137,7 +186,7 @@ def reach_of(call: Call) -> tuple[int, int]:
         return _reach_of_runs(query, key, call)
     found = list(tiles(*call.layouts, call.visibility, call.query.size(0)))
     reached = distances(found)
-    assert reached is not None or not goes_by_distance(call)
+    assert reached is not None or not distances_of(call)
     return reached or (0, 0)
 
 

@@ -38,9 +38,10 @@ from torch.nn.attention import flex_attention as flex
 from torch.nn.attention.flex_attention import BlockMask
 
 from posenc import compat
-from posenc.backends.call import Backend, Call
+from posenc.backends.backend import Backend, Unless, never
+from posenc.backends.call import Call
 from posenc.backends.skipping import counted_blocks, orders_seen, seen_blocks
-from posenc.encoding.pieces import Fold, Piece, is_content_free
+from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting, Piece, Row, Term, Value
 from posenc.lowering.block import Block
 from posenc.lowering.folding import fold
 from posenc.lowering.forms import ScoreFunction, function
@@ -51,7 +52,23 @@ SHORTEST = 16  # the minimum length on CPU, by padding
 COMPILATIONS = 256  # the maximum number of compilations
 
 
-def _refuses(call: Call) -> str | None:
+KINDS: dict[type[Term], tuple[Unless, ...]] = {
+    Bias: (),
+    Meeting: (),
+    Fold: (),
+    Clock: (),
+    Function: (
+        Unless(
+            "a score term is a function of both coordinates, which FlexAttention does not support",
+            lambda piece, call: piece.reads_coordinates,
+        ),
+    ),
+    Row: never("a score term needs whole rows of scores, but FlexAttention processes one score at a time"),
+    Value: never("the value door needs the attention weights, which FlexAttention does not return"),
+}
+
+
+def _inputs(call: Call) -> str | None:
     query, device = call.query, call.query.device.type
     if device not in ("cpu", "cuda"):
         return f"FlexAttention runs on CPU and CUDA, but the query is on {device}"
@@ -59,16 +76,22 @@ def _refuses(call: Call) -> str | None:
         return "FlexAttention has no float64"
     if query.numel() == 0 or call.value.numel() == 0:
         return "FlexAttention needs at least one query, key and channel"
-    if len(call.values) > 0:
-        return "the value door needs the attention weights, which FlexAttention does not return"
+    return None
+
+
+def _score_mods(call: Call) -> str | None:
     # Whether there are score_mods depends on the positions, not on queries and keys: the first ones suffice.
     few = call.part(slice(0, 1), slice(0, 1))
     few = replace(few, query_positions=call.query_positions, key_positions=call.key_positions)
-    if isinstance(functions := _functions(few, few.raw_block()), str):
-        return functions
+    functions = _functions(few, few.raw_block())
+    return functions if isinstance(functions, str) else None
+
+
+def _ways(call: Call) -> str | None:
+    query, is_cuda = call.query, call.query.device.type == "cuda"
     if call.dropout_p > 0:
         return "FlexAttention has no dropout"
-    if device == "cuda":
+    if is_cuda:
         narrowest = min(query.size(-1), call.value.size(-1))
         if narrowest < 16:
             return f"FlexAttention needs at least 16 channels on CUDA, got {narrowest}"
@@ -76,7 +99,7 @@ def _refuses(call: Call) -> str | None:
         return "FlexAttention does not return the log-sum-exp on CPU"
     elif torch.compiler.is_compiling():
         return "FlexAttention on CPU is compiled separately and cannot be part of a compiled graph"
-    return _derivative(call)
+    return None
 
 
 def _derivative(call: Call) -> str | None:
@@ -160,7 +183,7 @@ def _functions(call: Call, block: Block, left: tuple[Piece, ...] | None = None) 
     functions = []
     for piece in call.pieces if left is None else left:
         # A term that reads only positions needs no cast of query and key.
-        made = function(piece, call.raw_block() if is_content_free(piece) else block)
+        made = function(piece, call.raw_block() if piece.is_content_free else block)
         if isinstance(made, str):
             return made
         functions.append(made)
@@ -278,11 +301,8 @@ def _more(x: Tensor, tokens: int) -> Tensor:
 
 
 def _padded_piece(piece: Piece, queries: int, keys: int) -> Piece:
-    if not isinstance(piece, Fold):
-        return piece
-    query, key = piece.query, piece.key
-    query = query if query is None or query.size(2) == 1 else _more(query, queries)
-    return replace(piece, query=query, key=key if key is None or key.size(2) == 1 else _more(key, keys))
+    more = {"query": queries, "key": keys}
+    return piece.mapped(lambda side, x: x if x.size(2) == 1 else _more(x, more[side]))
 
 
 def _stretched(positions: Positions, tokens: int) -> Positions:
@@ -290,4 +310,4 @@ def _stretched(positions: Positions, tokens: int) -> Positions:
     return positions[torch.arange(tokens, device=positions.device).clamp(max=last)]
 
 
-FLEX = Backend("flex", refuses=_refuses, run=_run)
+FLEX = Backend("flex", _run, KINDS, first=(_inputs,), last=(_score_mods, _ways, _derivative))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from posenc.backends.call import Call
-from posenc.backends.eligible import is_spread, line_of, reach_of
-from posenc.backends.plane import is_planar, tables_of_plane
+from posenc.backends.eligible import line_of, reach_of
+from posenc.backends.plane import tables_of_plane
 from posenc.encoding.pieces import Bias, BrokenLine, Clock, Distance, Fold, Function, Meeting
 from posenc.lowering.block import Block
 from posenc.lowering.forms import check_width, meets
@@ -38,8 +38,8 @@ class Given:
     """
 
     def __init__(self, call: Call) -> None:
-        planar = [piece for piece in call.pieces if isinstance(piece, Bias | Meeting) and is_planar(piece)]
-        self.call = call = replace(call, pieces=tuple(piece for piece in call.pieces if not is_planar(piece)))
+        planar = [piece for piece in call.pieces if piece.is_planar and isinstance(piece, Bias | Meeting)]
+        self.call = call = replace(call, pieces=tuple(piece for piece in call.pieces if not piece.is_planar))
         self.reach = reach_of(call)
         self.key = call.key
         self.tensors: dict[str, Tensor] = {}
@@ -168,20 +168,6 @@ class Given:
             self.call.visibility.flat(),
             self.function,
         )
-
-
-def unknown_piece(call: Call, functions: Collection[str], keys_meet: bool = False) -> str | None:
-    """Why a kernel that takes `Given` cannot run pieces that tiles support; None if it can. ``functions`` are the
-    functions of the score that it supports; ``keys_meet``: it supports "key_vectors"."""
-    for piece in call.pieces:
-        if isinstance(piece, Meeting) and piece.side == "key" and not keys_meet:
-            return "a key is multiplied with a vector"
-        if isinstance(piece, Function) and (piece.formula not in functions or piece.distance is None):
-            return "a score term is a function of the score that the kernel does not support"
-    distances = [getattr(term, "distance", None) for term in (*call.pieces, *call.values)]
-    if any(d is not None and d.tail != "constant" for d in distances) and is_spread(call):
-        return "a term needs a table of all distances, whose range is too large"
-    return None
 
 
 # -- an operator's derivative -----------------------------------------------------------------------------------------

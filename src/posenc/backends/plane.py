@@ -15,33 +15,18 @@ from torch import Tensor
 
 from posenc.backends.call import Call
 from posenc.backends.eligible import line_of
-from posenc.encoding.pieces import Bias, Meeting, Piece, Value
+from posenc.encoding.pieces import Bias, Meeting, Piece
 from posenc.lowering.block import Block
-from posenc.lowering.forms import ENTRIES_PER_TOKEN, check_width, meets
+from posenc.lowering.distances import ENTRIES_PER_TOKEN
+from posenc.lowering.forms import check_width, meets
 
 ENTRIES_OF_PLANE = 64  # for each token: of 64 x 64 patches there are two, of 16 x 256 thirty-two
 FEW_ENTRIES = 2**14
 
 
-def is_planar(piece: Piece | Value) -> bool:
-    """Whether it depends on both of two coordinates, or on one of them."""
-    distance = getattr(piece, "distance", None)
-    return distance is not None and (distance.axis is None or distance.axes > 1)
-
-
 def refused_plane(call: Call) -> str | None:
     """Why the planar pieces of a call cannot be tables; None if they can."""
-    if any(is_planar(term) for term in call.values):
-        return "vectors of the output depend on several coordinates"
-    pieces: list[Bias | Meeting] = []
-    for piece in call.pieces:
-        if not is_planar(piece):
-            continue
-        if not isinstance(piece, Bias | Meeting) or (isinstance(piece, Meeting) and piece.side == "key"):
-            return "a score term that is neither a bias nor a product with the query depends on several coordinates"
-        pieces.append(piece)
-        if isinstance(piece, Meeting) and piece.distance.axis is None:
-            return "a vector depends on several coordinates at once"
+    pieces = [piece for piece in call.pieces if piece.is_planar]
     if not pieces:
         return None
     for positions in (call.query_positions, call.key_positions):
@@ -58,13 +43,13 @@ def refused_plane(call: Call) -> str | None:
     return None
 
 
-def _reach(call: Call, pieces: Sequence[Bias | Meeting]) -> tuple[int, int] | None:
+def _reach(call: Call, pieces: Sequence[Piece]) -> tuple[int, int] | None:
     """The lowest and highest difference of any coordinate, key minus query, with an entry; None: unknown."""
     ends = [positions.layout.bounds for positions in (call.query_positions, call.key_positions)]
     if ends[0] is None or ends[1] is None:
         return None
     low, high = int(ends[1][0] - ends[0][1]), int(ends[1][1] - ends[0][0])
-    reaches = [piece.distance.reach for piece in pieces]
+    reaches = [piece.distance.reach for piece in pieces if piece.distance is not None]
     if all(reach is not None for reach in reaches):
         most = max(side - 1 for reach in reaches for side in reach or ())
         low, high = max(low, -most), min(high, most)

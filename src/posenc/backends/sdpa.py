@@ -9,22 +9,33 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.backends.call import Backend, Call
-from posenc.encoding.pieces import Bias, Piece, Row, adds, is_content_free
+from posenc.backends.backend import Backend, Unless, never
+from posenc.backends.call import Call
+from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting, Piece, Row, Term, Value
 from posenc.lowering.folding import fold
 from posenc.lowering.forms import added
 from posenc.positions.visibility import same_run, sees_all
 
+KINDS: dict[type[Term], tuple[Unless, ...]] = {
+    Bias: (),
+    Meeting: (),
+    Fold: (),
+    Clock: (),
+    Function: (
+        Unless(
+            "a score term is not additive, and the fused kernel only adds a mask", lambda piece, call: not piece.adds
+        ),
+    ),
+    Row: never("a score term needs whole rows of scores, which the fused kernel does not provide"),
+    Value: never("the value door needs the attention weights, which the fused kernel does not return"),
+}
 
-def _refuses(call: Call) -> str | None:
-    if len(call.values) > 0:
-        return "the value door needs the attention weights, which the fused kernel does not return"
-    if any(isinstance(piece, Row) for piece in call.pieces):
-        return "a score term needs whole rows of scores, which the fused kernel does not provide"
-    if any(not adds(piece) for piece in call.pieces):
-        return "a score term is not additive, and the fused kernel only adds a mask"
-    if call.return_lse:
-        return "the fused kernel does not return the log-sum-exp"
+
+def _wants_lse(call: Call) -> str | None:
+    return "the fused kernel does not return the log-sum-exp" if call.return_lse else None
+
+
+def _wants_wide_mask(call: Call) -> str | None:
     is_half = call.query.dtype != call.dtype
     if is_half and call.query.device.type != "cpu" and (call.pieces or _is_float(call.attn_mask)):
         return f"the fused kernel supports a float32 mask with {call.query.dtype} only on the CPU"
@@ -63,7 +74,7 @@ def _bias(call: Call, left: tuple[Piece, ...]) -> Tensor | None:
     bias = call.attn_mask.to(call.dtype) if call.attn_mask is not None and _is_float(call.attn_mask) else None
     for piece in left:
         # Do not cast a whole cache for a term that does not read it.
-        term = added(piece, call.raw_block() if is_content_free(piece) else call.block())
+        term = added(piece, call.raw_block() if piece.is_content_free else call.block())
         bias = term if bias is None else bias + term
     return bias
 
@@ -109,4 +120,4 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     return out if blind is None else out.masked_fill(blind, 0.0), None
 
 
-SDPA = Backend("sdpa", refuses=_refuses, run=_run)
+SDPA = Backend("sdpa", _run, KINDS, last=(_wants_lse, _wants_wide_mask))

@@ -18,7 +18,8 @@ from posenc.backends.call import Call
 from posenc.backends.eligible import line_of
 from posenc.encoding.horizon import skip_threshold
 from posenc.encoding.pieces import Bias, Clock, Fold, Meeting
-from posenc.lowering.forms import ENTRIES_PER_TOKEN, meets
+from posenc.lowering.distances import ENTRIES_PER_TOKEN
+from posenc.lowering.forms import meets
 from posenc.positions.positions import PADDING
 from posenc.positions.tiles import Visibility
 

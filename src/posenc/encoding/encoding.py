@@ -33,7 +33,7 @@ from posenc.encoding.features import (
     features_of_both,
     wanted_by_both,
 )
-from posenc.encoding.pieces import Fold, Piece, Row, Value, check_sequence, reads_vectors
+from posenc.encoding.pieces import Piece, Value, check_sequence, reads_vectors
 from posenc.encoding.pytree import register, tensors_of
 from posenc.encoding.staleness import MadeWith, check_fresh, is_inference
 from posenc.positions.positions import Positions
@@ -161,7 +161,7 @@ class Encoding:
         if len(brought) > 1 or (brought and self._scale not in (None, brought[0])):
             both = brought if len(brought) > 1 else [self._scale, *brought]
             raise ValueError(one_scale(both))
-        if banded and any(isinstance(piece, Row) for piece in self.pieces):
+        if banded and any(piece.reads_rows for piece in self.pieces):
             raise ValueError(
                 "a score term that needs whole rows of scores cannot be composed with a scheme that rotates distant "
                 "pairs differently"
@@ -365,8 +365,8 @@ class Encoding:
         tensors autograd cannot save."""
         if not self._of_inference or not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
             return
-        folds = tuple(piece for piece in self.pieces if isinstance(piece, Fold))
-        if any(x.is_inference() for x in tensors_of((self.rotations, folds))):
+        of_pieces = tuple(piece.tensors for piece in self.pieces)
+        if any(x.is_inference() for x in tensors_of((self.rotations, of_pieces))):
             raise ValueError(
                 "the encoding was made under torch.inference_mode() and cannot be used for training: call the scheme "
                 "with the positions again, once in every forward pass"

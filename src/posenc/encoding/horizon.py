@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from posenc.encoding.pieces import Bias, Fold, Meeting, Piece
+from posenc.encoding.pieces import Piece
 
 SKIP_BELOW = 2**-32  # a 256th of float32 rounding
 
@@ -33,24 +33,14 @@ def horizon(
 
     The score of a query's own key is at least b(0) - scale |q| |k|, and no score exceeds b(-d) + scale |q| |k|.
     """
-    spread = 2 * scale * query_norm * key_norm
+    spread: Tensor | float = 2 * scale * query_norm * key_norm
     back = -torch.arange(length)
     bias = torch.zeros(1, length, dtype=torch.float64)
     for piece in pieces:
-        if isinstance(piece, Bias) and piece.distance.axis == 0 and piece.distance.axes == 1:
-            reach = length if piece.distance.reach is None else piece.distance.reach[0]
-            bias = bias + piece.at(back.clamp(min=1 - reach)).detach().double().cpu()
-        elif isinstance(piece, Meeting) and piece.distance.axis == 0 and piece.feature is None:
-            reach = length if piece.distance.reach is None else piece.distance.reach[0]
-            longest = piece.at(back.clamp(min=1 - reach)).detach().norm(dim=-1).amax(-1, keepdim=True).double().cpu()
-            more = 0.0 if piece.shift is None else piece.shift.detach().norm(dim=-1, keepdim=True).double().cpu()
-            met = query_norm if piece.side == "query" else key_norm
-            spread = spread + 2 * scale * (met + more) * longest
-        elif isinstance(piece, Fold) and piece.key is None and piece.query is not None and piece.query.size(2) == 1:
-            u = piece.query.detach()[0, :, 0].norm(dim=-1, keepdim=True).double().cpu()
-            spread = spread + 2 * scale * u * key_norm
-        else:
+        limits = piece.limits(back, query_norm, key_norm, scale)
+        if limits is None:
             return torch.full((1,), length)
+        bias, spread = bias + limits[0], spread + limits[1]
     counts = ~(bias - bias[:, :1] < skip_threshold(skip_below, length) - spread)
     last = torch.where(counts, torch.arange(length), 0).amax(-1)
     return last + 1

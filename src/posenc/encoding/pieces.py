@@ -16,7 +16,7 @@ backends run: dense, by distance or in a compiled kernel. Backends recognize kin
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import torch
@@ -49,8 +49,62 @@ class Distance:
     num_heads: int | None = None
 
 
+class Term:
+    """What is true of a term of a score or of the output, unless its kind says otherwise."""
+
+    scheme: str  # for errors
+    distance: Distance | None = None  # what it depends on the distance by
+    num_heads: int | None = None  # the number of heads it is for, unless its distance says so; None: any
+
+    @property
+    def is_planar(self) -> bool:
+        """Whether it depends on both of two coordinates, or on one of them."""
+        return self.distance is not None and (self.distance.axis is None or self.distance.axes > 1)
+
+
+class Piece(Term):
+    """A score term. A kind is a frozen dataclass of this class, and overrides what is not true of it.
+
+    What a piece computes is its form (`posenc.lowering.forms.FORMS`), and which kinds a backend supports its table.
+    """
+
+    adds: bool = True  # it only adds to the score
+    hides: bool = False  # some of the numbers are -inf
+    reads_rows: bool = False  # it needs whole rows of scores
+    gives_weights: bool = False  # the scores are logarithms of weights then, which must not be normalized
+    feature: str | None = None  # the feature of a layer that it needs
+
+    @property
+    def is_content_free(self) -> bool:
+        """Whether it adds a term that depends only on positions."""
+        return False
+
+    @property
+    def reads_vectors(self) -> bool:
+        """Whether it reads queries or keys separately, not only their product."""
+        return False
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Its tensors of queries and keys, (batch or 1, heads or 1, tokens or 1, ...)."""
+        return ()
+
+    def mapped(self, change: Change) -> Piece:
+        """The same piece with ``change(side, x)`` in place of each of `tensors`: sliced, padded or cast."""
+        return self
+
+    def limits(self, back: Tensor, query_norm: float, key_norm: float, scale: float) -> Limits | None:
+        """The numbers it adds at the distances ``back`` <= 0, (heads or 1, distances), and by how much its scores of
+        two keys differ otherwise at most, for queries and keys of these norms, (heads or 1, 1); None: unknown."""
+        return None
+
+
+Change: TypeAlias = Callable[[Literal["query", "key"], Tensor], Tensor]
+Limits: TypeAlias = tuple[Tensor | float, Tensor | float]
+
+
 @dataclass(frozen=True)
-class Bias:
+class Bias(Piece):
     """Adds a number per head and distance: s_ij + at(r)[h].
 
     ``at`` takes distances of any shape (..., or (..., axes) with several axes) and returns (heads or 1, ...).
@@ -58,12 +112,20 @@ class Bias:
     """
 
     at: Callable[[Tensor], Tensor]
-    distance: Distance
+    distance: Distance = field()  # without the default of a piece
     hides: bool = False
+
+    is_content_free = True
+
+    def limits(self, back: Tensor, query_norm: float, key_norm: float, scale: float) -> Limits | None:
+        """Its numbers."""
+        if self.is_planar or self.distance.axis != 0:
+            return None
+        return self.at(_within(self.distance, back)).detach().double().cpu(), 0.0
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Meeting(Piece):
     """Adds the product of the query with a vector per distance: s_ij + scale (q_i + shift) . vectors(r).
 
     ``vectors`` takes distances (...) and returns (heads or 1, ..., head_dim). ``shift`` (heads, head_dim) is added to
@@ -75,7 +137,7 @@ class Meeting:
     """
 
     vectors: Callable[[Tensor], Tensor]
-    distance: Distance
+    distance: Distance = field()
     side: Literal["query", "key"] = "query"
     shift: Float[Tensor, "heads head_dim"] | None = None
     feature: str | None = None
@@ -94,9 +156,23 @@ class Meeting:
         if self.feature is not None and (self.side == "key" or self.shift is not None):
             raise ValueError("a Meeting with a feature must have side='query' and no shift")
 
+    @property
+    def reads_vectors(self) -> bool:
+        """Whether there is no feature in place of the query."""
+        return self.feature is None
+
+    def limits(self, back: Tensor, query_norm: float, key_norm: float, scale: float) -> Limits | None:
+        """The product of the norms."""
+        if self.distance.axis != 0 or self.feature is not None:
+            return None
+        longest = self.at(_within(self.distance, back)).detach().norm(dim=-1).amax(-1, keepdim=True).double().cpu()
+        more = 0.0 if self.shift is None else self.shift.detach().norm(dim=-1, keepdim=True).double().cpu()
+        met = query_norm if self.side == "query" else key_norm
+        return 0.0, 2 * scale * (met + more) * longest
+
 
 @dataclass(frozen=True)
-class Fold:
+class Fold(Piece):
     """Adds the product of a vector with the key or the query: s_ij + scale u_i . k_j with ``query`` = u, or
     s_ij + scale q_i . w_j with ``key`` = w. Either is (batch or 1, heads or 1, tokens or 1, head_dim)."""
 
@@ -104,13 +180,33 @@ class Fold:
     query: Tensor | None = None
     key: Tensor | None = None
 
+    reads_vectors = True
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those that there are."""
+        return tuple(x for x in (self.query, self.key) if x is not None)
+
+    def mapped(self, change: Change) -> Fold:
+        """The vectors changed."""
+        query, key = self.query, self.key
+        query = None if query is None else change("query", query)
+        return replace(self, query=query, key=None if key is None else change("key", key))
+
+    def limits(self, back: Tensor, query_norm: float, key_norm: float, scale: float) -> Limits | None:
+        """The product of the norms."""
+        if self.key is not None or self.query is None or self.query.size(2) != 1:
+            return None
+        u = self.query.detach()[0, :, 0].norm(dim=-1, keepdim=True).double().cpu()
+        return 0.0, 2 * scale * u * key_norm
+
 
 @dataclass(frozen=True)
-class Clock:
+class Clock(Piece):
     """Adds the difference of a cumulative feature: s_ij + F_i - F_j, with F the named feature of queries and keys,
     (batch, heads, tokens)."""
 
-    feature: str
+    feature: str = field()
 
 
 def _none(*_: Tensor) -> tuple[Tensor, ...]:
@@ -135,7 +231,7 @@ class BrokenLine:
 
 
 @dataclass(frozen=True)
-class Function:
+class Function(Piece):
     """Any elementwise function of the score: s_ij becomes apply(s_ij, *c).
 
     - ``apply`` is a module-level function, not a closure, and depends only on its arguments, so that it can be named.
@@ -161,13 +257,18 @@ class Function:
     num_heads: int | None = None
 
     @property
+    def is_content_free(self) -> bool:
+        """Whether it only adds."""
+        return self.adds
+
+    @property
     def reads_coordinates(self) -> bool:
         """Whether the coefficients depend on both coordinates instead of their distance."""
         return self.distance is None and self.coefficients is not _none
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Piece):
     """Any function of a row of scores: apply(scores, visible, query, key, query_positions, key_positions) -> scores.
 
     Scores are (batch, heads, queries, keys) with all keys of the call; ``visible`` (None: all) broadcasts to them.
@@ -181,16 +282,19 @@ class Row:
     gives_weights: bool = False
     reads_vectors: bool = True
 
+    adds = False
+    reads_rows = True
+
 
 @dataclass(frozen=True)
-class Value:
+class Value(Term):
     """Adds to the output the attention-weighted mean of a vector per distance: o_i + sum_j a_ij vectors(r).
 
     ``vectors`` takes distances (...) and returns (heads or 1, ..., value_dim).
     """
 
     vectors: Callable[[Tensor], Tensor]
-    distance: Distance
+    distance: Distance = field()
 
     def __post_init__(self) -> None:
         _check_tail(self.distance)
@@ -203,30 +307,20 @@ def _check_tail(distance: Distance) -> None:
         )
 
 
-Piece: TypeAlias = Bias | Meeting | Fold | Clock | Function | Row
-
-
-def adds(piece: Piece) -> bool:
-    """Whether it only adds to the score."""
-    return not isinstance(piece, Row) and (not isinstance(piece, Function) or piece.adds)
-
-
-def is_content_free(piece: Piece) -> bool:
-    """Whether it adds a term that depends only on positions."""
-    return isinstance(piece, Bias) or (isinstance(piece, Function) and piece.adds)
+def _within(distance: Distance, r: Tensor) -> Tensor:
+    """Distances along one axis, clamped to those with an entry."""
+    return r if distance.reach is None else r.clamp(1 - distance.reach[0], distance.reach[0] - 1)
 
 
 def reads_vectors(piece: Piece) -> bool:
-    """Whether it reads queries or keys separately, not only their product."""
-    if isinstance(piece, Row):
-        return piece.reads_vectors
-    return isinstance(piece, Fold) or (isinstance(piece, Meeting) and piece.feature is None)
+    """Whether a piece reads queries or keys separately, not only their product."""
+    return piece.reads_vectors
 
 
 def check_sequence(pieces: tuple[Piece, ...]) -> None:
     """ValueError for pieces in an order that gives wrong scores."""
-    hiding = next((n for n, piece in enumerate(pieces) if isinstance(piece, Bias) and piece.hides), None)
-    if hiding is not None and any(isinstance(p, Function) and not p.adds for p in pieces[hiding:]):
+    hiding = next((n for n, piece in enumerate(pieces) if piece.hides), None)
+    if hiding is not None and any(not p.adds and not p.reads_rows for p in pieces[hiding:]):
         raise ValueError(
             "a function of the score comes after a bias that masks keys with -inf, which it would map to a finite "
             "score: compose the scheme of the function before that of the bias"
@@ -240,4 +334,4 @@ def check_sequence(pieces: tuple[Piece, ...]) -> None:
 
 def gives_weights(pieces: tuple[Piece, ...]) -> bool:
     """Whether the final scores are logarithms of weights, which must not be normalized."""
-    return any(isinstance(piece, Row) and piece.gives_weights for piece in pieces)
+    return any(piece.gives_weights for piece in pieces)

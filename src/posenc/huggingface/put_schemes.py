@@ -16,7 +16,7 @@ from posenc.huggingface.layers import attentions, has_window, rescale, rotaries
 from posenc.huggingface.patched import Patched, named, text_config
 from posenc.huggingface.placing import PLAN, Plan
 from posenc.huggingface.rotary import PosencRotary, read_turns
-from posenc.lowering.forms import coordinates
+from posenc.lowering.distances import coordinates
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, check_window
 from posenc.schedule import Schedule, ranges

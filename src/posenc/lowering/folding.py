@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from posenc.encoding.pieces import Fold, Function, Meeting, Piece, Row
+from posenc.encoding.pieces import Fold, Meeting, Piece
 from posenc.lowering.block import Block
-from posenc.lowering.forms import check, check_width, coordinates, meets
+from posenc.lowering.distances import check, coordinates
+from posenc.lowering.forms import check_width, meets
 
 
 def fold(pieces: Sequence[Piece], block: Block) -> tuple[Tensor, Tensor, tuple[Piece, ...]]:
@@ -25,7 +26,7 @@ def fold(pieces: Sequence[Piece], block: Block) -> tuple[Tensor, Tensor, tuple[P
     both = [piece for piece in pieces if isinstance(piece, Fold)]
     on_query = any(piece.query is not None for piece in both)
     for n, piece in enumerate(pieces):
-        if isinstance(piece, Function | Row) and not (isinstance(piece, Function) and piece.adds):
+        if not piece.adds:
             return block.query, block.key, tuple(pieces)
         if isinstance(piece, Fold) and piece.key is None:
             assert piece.query is not None

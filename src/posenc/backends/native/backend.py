@@ -2,47 +2,74 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from posenc.backends.call import Backend, Call
+from posenc.backends import eligible
+from posenc.backends.backend import Backend, Unless
+from posenc.backends.call import Call
 from posenc.backends.native import operator
 from posenc.backends.native.bounds import bounds_of
 from posenc.backends.native.library import missing, multiplies_bfloat16
-from posenc.backends.operands import FUNCTIONS, Given, unknown_piece
-from posenc.backends.plane import is_planar, refused_plane
-from posenc.backends.tiled.backend import TILED
-from posenc.encoding.pieces import Bias, Distance, Function, Meeting, Piece
+from posenc.backends.operands import FUNCTIONS, Given
+from posenc.backends.plane import refused_plane
+from posenc.encoding.pieces import Bias, Function, Meeting, Term, Value
 
 
-def _refuses(call: Call) -> str | None:
-    if call.query.device.type != "cpu":
-        return "it runs only on the CPU"
-    of_line = [piece for piece in call.pieces if not is_planar(piece)]
-    if sum(isinstance(piece, Function) and piece.broken is not None for piece in of_line) > 1:
+def _of_score(reason: str, holds: Callable[[Function, Call], bool]) -> Unless:
+    """A condition on functions that are not piecewise linear ones of both coordinates."""
+    return Unless(reason, lambda piece, call: piece.broken is None and holds(piece, call))
+
+
+BESIDE = "a score term that is neither a bias nor a product with the query depends on several coordinates"
+
+KINDS: dict[type[Term], tuple[Unless, ...]] = eligible.KINDS | {
+    Bias: (),  # biases of -inf and planes too
+    Meeting: (
+        Unless(BESIDE, lambda piece, call: piece.is_planar and piece.side == "key"),
+        Unless("a vector depends on several coordinates at once", lambda piece, call: piece.distance.axis is None),
+    ),
+    Function: (
+        Unless(BESIDE, lambda piece, call: piece.is_planar),
+        _of_score(*eligible.BY_DISTANCE),
+        _of_score(*eligible.NAMED),
+        _of_score(
+            "a score term is a function of the score that the kernel does not support",
+            lambda piece, call: piece.formula not in FUNCTIONS or piece.distance is None,
+        ),
+    ),
+    Value: (Unless("vectors of the output depend on several coordinates", lambda term, call: term.is_planar),),
+}
+
+
+def _device(call: Call) -> str | None:
+    return None if call.query.device.type == "cpu" else "it runs only on the CPU"
+
+
+def _functions(call: Call) -> str | None:
+    """Why functions of this call cannot be combined, with one another or with planar terms."""
+    functions = [piece for piece in call.pieces if isinstance(piece, Function)]
+    if sum(piece.broken is not None for piece in functions) > 1:
         return "there is more than one piecewise linear function of both coordinates"
-    by_tiles = tuple(_for_tiles(piece) for piece in of_line)
-    lines = replace(call, pieces=by_tiles)
-    if len(by_tiles) < len(call.pieces) and any(isinstance(piece, Function) for piece in by_tiles):
+    if any(piece.broken is None for piece in functions) and any(piece.is_planar for piece in call.pieces):
         return "a function of the score is combined with terms of several coordinates"
-    return (
-        refused_plane(call)
-        or TILED.refuses(lines)
-        or unknown_piece(lines, FUNCTIONS, keys_meet=True)
-        or missing(call.dtype)
-    )
+    return None
 
 
-def _for_tiles(piece: Piece) -> Piece:
-    """The piece for the tiled backend's checks: the kernel supports biases of -inf, and looks up a piecewise linear
-    function like a bias."""
-    if isinstance(piece, Bias):
-        return replace(piece, hides=False)
-    if isinstance(piece, Function) and piece.broken is not None:
-        return Bias(piece.broken.away, Distance(piece.scheme))
-    return piece
+def _long_tables(call: Call) -> str | None:
+    """Why a table of distances cannot be stored. Functions, products with keys, and entries that end are not supported
+    over such ranges either, though their tables may be short."""
+    is_other = any(isinstance(p, Function) or (isinstance(p, Meeting) and p.side == "key") for p in call.pieces)
+    is_other = is_other or any(distance.reach is not None for distance in eligible.distances_of(call))
+    if is_other and eligible.distances_of(call) and eligible.is_spread(call):
+        return eligible.LONG
+    return eligible.long_tables(call)
+
+
+def _missing(call: Call) -> str | None:
+    return missing(call.dtype)
 
 
 def _given(call: Call) -> Given:
@@ -81,7 +108,7 @@ def _pairs(call: Call) -> list[int]:
 def keeps_bfloat16(call: Call) -> bool:
     """Whether the kernel multiplies in bfloat16: if the processor supports it, and no key is multiplied with vectors.
     Otherwise half precision is converted to float32."""
-    meets = any(isinstance(p, Meeting) and p.side == "key" and not is_planar(p) for p in call.pieces)
+    meets = any(isinstance(p, Meeting) and p.side == "key" and not p.is_planar for p in call.pieces)
     return call.query.dtype == torch.bfloat16 and not meets and multiplies_bfloat16()
 
 
@@ -99,4 +126,11 @@ def leaves_out(call: Call) -> bool:
     return len(bounds_of(query, key, given.tensors, given.function, call.scale, call.skip_below)) > 0
 
 
-NATIVE = Backend("native", refuses=_refuses, run=_run, turns=True)
+NATIVE = Backend(
+    "native",
+    _run,
+    KINDS,
+    first=(_device, eligible.inputs),
+    last=(refused_plane, _functions, eligible.order, eligible.lines_known, _long_tables, _missing),
+    turns=True,
+)

@@ -7,8 +7,20 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from posenc.backends.call import Backend, Call
-from posenc.backends.eligible import goes_by_distance, is_spread, line_of, name_of, reach_of, unfit
+from posenc.backends.backend import Backend
+from posenc.backends.call import Call
+from posenc.backends.eligible import (
+    KINDS,
+    LONG,
+    distances_of,
+    inputs,
+    is_spread,
+    line_of,
+    lines_known,
+    name_of,
+    order,
+    reach_of,
+)
 from posenc.backends.tiled import operator as operator
 from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting
 from posenc.lowering.forms import check_width, meets
@@ -18,11 +30,9 @@ from posenc.positions.tiles import distances, tiles
 BANDS = 8  # up to this many band widths of keys, most pairs are near (measured: docs/log.md)
 
 
-def _refuses(call: Call) -> str | None:
-    reason = unfit(call)
-    if reason is None and goes_by_distance(call) and is_spread(call) and _learned(call, width_of(call)) is None:
-        return "a term needs a table of all distances, whose range is too large"
-    return reason
+def _long_lines(call: Call) -> str | None:
+    """Why a table of all distances, which is needed unless terms are linear from somewhere on, cannot be stored."""
+    return LONG if distances_of(call) and is_spread(call) and _learned(call, width_of(call)) is None else None
 
 
 def width_of(call: Call) -> int | None:
@@ -33,7 +43,7 @@ def width_of(call: Call) -> int | None:
     for piece in (*call.pieces, *call.values):
         if isinstance(piece, Function) or (isinstance(piece, Meeting) and piece.side == "key"):
             return None  # differs from key to key even at large distances
-        distance = getattr(piece, "distance", None)
+        distance = piece.distance
         if distance is None:
             continue
         if distance.tail is None or distance.reach is not None:
@@ -202,4 +212,4 @@ def _looks_right(call: Call) -> bool:
     return call.visibility.furthest is None or ahead + call.visibility.furthest > 0
 
 
-TILED = Backend("tiled", refuses=_refuses, run=_run)
+TILED = Backend("tiled", _run, KINDS, first=(inputs,), last=(order, lines_known, _long_lines))

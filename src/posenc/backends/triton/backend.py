@@ -5,17 +5,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from posenc.backends.call import Backend, Call
-from posenc.backends.eligible import unfit
-from posenc.backends.operands import Given, unknown_piece
+from posenc.backends import eligible
+from posenc.backends.backend import Backend, Unless
+from posenc.backends.call import Call
+from posenc.backends.operands import Given
 from posenc.backends.triton.operator import is_interpreted, missing
-from posenc.encoding.pieces import Meeting
+from posenc.encoding.pieces import Function, Meeting, Term
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256  # the maximum number of channels, which must fit into shared memory with a block of scores
 
 
-def _refuses(call: Call) -> str | None:
+KINDS: dict[type[Term], tuple[Unless, ...]] = eligible.KINDS | {
+    Meeting: (
+        *eligible.KINDS[Meeting],
+        Unless("a key is multiplied with a vector", lambda piece, call: piece.side == "key"),
+    ),
+    Function: (
+        *eligible.KINDS[Function],
+        Unless(
+            "a score term is a function of the score that the kernel does not support",
+            lambda piece, call: piece.formula != "relu times" or piece.distance is None,
+        ),
+    ),
+}
+
+
+def _inputs(call: Call) -> str | None:
     device = call.query.device.type
     if device != "cuda" and not (device == "cpu" and is_interpreted()):
         return "it runs only on CUDA devices"
@@ -26,7 +42,11 @@ def _refuses(call: Call) -> str | None:
     widest = max(call.query.size(-1) + joined, call.value.size(-1))
     if widest > WIDEST:
         return f"it supports at most {WIDEST} channels, got {widest}"
-    return unfit(call) or unknown_piece(call, ("relu times",)) or missing()
+    return None
+
+
+def _missing(call: Call) -> str | None:
+    return missing()
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
@@ -37,4 +57,10 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     return out, lse if call.return_lse else None
 
 
-TRITON = Backend("triton", refuses=_refuses, run=_run)
+TRITON = Backend(
+    "triton",
+    _run,
+    KINDS,
+    first=(_inputs, eligible.inputs),
+    last=(eligible.order, eligible.lines_known, eligible.long_tables, _missing),
+)

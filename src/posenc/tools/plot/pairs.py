@@ -18,7 +18,7 @@ from torch import Tensor
 
 from posenc.arguments import check_flag, number, shown, whole
 from posenc.encoding.features import projected_at_random
-from posenc.encoding.pieces import Bias, Meeting, Piece, Row, adds
+from posenc.encoding.pieces import Bias, Meeting, Piece
 from posenc.lowering.block import Block
 from posenc.lowering.forms import dense
 from posenc.positions.positions import Positions
@@ -49,7 +49,7 @@ def effect(scheme: Scheme, query_positions: Positions, key_positions: Positions,
     """
     encoding = scheme(query_positions, key_positions, doors=("score", "value"))
     pieces = encoding.pieces
-    kinds = {None if isinstance(piece, Row) else adds(piece) for piece in pieces}
+    kinds = {None if piece.reads_rows else piece.adds for piece in pieces}
     if kinds not in ({True}, {False}):
         raise ValueError(
             "schemes must add to the score or multiply it, got one that does both, neither, or needs the whole row"

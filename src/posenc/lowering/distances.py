@@ -1,0 +1,120 @@
+"""The distances between queries and keys of a block, and tables of those that occur."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from posenc.encoding.pieces import Distance
+from posenc.lowering.block import Block
+from posenc.positions.positions import Positions
+from posenc.positions.visibility import check_reach
+
+# A table has every distance between the lowest and the highest coordinate if these are at most this many per query and
+# key; otherwise only the distances that occur, if they can be read.
+ENTRIES_PER_TOKEN = 8
+
+
+def coordinates(distance: Distance, positions: Positions) -> Tensor:
+    """(rows, tokens) along the term's axis, or (rows, tokens, axes). Raises ValueError for a wrong number of axes."""
+    coords, scheme = positions.coords, distance.scheme
+    if distance.integral and coords.dtype != torch.int64:
+        raise ValueError(f"{scheme} looks distances up in a table and needs int64 coordinates, got {coords.dtype}")
+    axes, wanted = 1 if coords.dim() == 2 else coords.size(2), distance.axes
+    if distance.axis is None:
+        wanted = axes if distance.reach is None else len(distance.reach)
+    elif wanted == 1:
+        return positions.scalar(scheme)
+    if coords.dim() != 3 or axes != wanted:
+        raise ValueError(f"{scheme} takes {wanted} coordinates per token, got positions of {axes}")
+    return coords if distance.axis is None else coords[..., distance.axis]
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The distances of a block's pairs, ``entries`` (entries[, axes]), and the index of each pair's distance:
+    clamp(p_j - p_i, low, high) - low, or a tensor."""
+
+    entries: Tensor
+    low: int | float = 0
+    index: Tensor | None = None
+
+    def of_pairs(self, x: Tensor, y: Tensor) -> Tensor:
+        """The index of every pair, (rows, queries, keys)."""
+        if self.index is not None:
+            return self.index
+        return self.of_distance(apart(x, y))
+
+    def of_distance(self, r: Tensor) -> Tensor:
+        """The index of distances along one axis."""
+        return r.clamp(self.low, self.low + self.entries.size(0) - 1) - self.low
+
+
+def table_of(distance: Distance, block: Block, x: Tensor, y: Tensor) -> Table | None:
+    """The table of distances; None if values would have to be read and cannot be."""
+    if distance.tail == "constant" and distance.integral:
+        return _line(-distance.past, distance.past, x)
+    if distance.axis is None:
+        return None
+    bounds = block.query_positions.layout.bounds, block.key_positions.layout.bounds
+    is_whole = not (x.is_floating_point() or y.is_floating_point())
+    if is_whole and bounds[0] is not None and bounds[1] is not None:
+        low, high = bounds[1][0] - bounds[0][1], bounds[1][1] - bounds[0][0]  # ints, or symbolic ints in a graph
+        if high - low < ENTRIES_PER_TOKEN * (x.size(-1) + y.size(-1)):
+            return _line(low, high, x)
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or type(x) is not Tensor:
+        return None
+    entries, index = torch.unique(apart(x, y), return_inverse=True)
+    return Table(entries, index=index)
+
+
+def _line(low: int | float, high: int | float, like: Tensor) -> Table:
+    # Not converted with int(), which would specialize a graph to one length.
+    return Table(torch.arange(low, high + 1, device=like.device), low)
+
+
+def check(distance: Distance | None, block: Block) -> None:
+    """ValueError or PositionError if the positions or heads do not match the term."""
+    if distance is None:
+        return
+    check_heads(distance.num_heads, distance.scheme, block)
+    for positions in (block.query_positions, block.key_positions):
+        coordinates(distance, positions)
+    if distance.reach is not None:
+        axis = 0 if distance.axis is None else distance.axis
+        check_reach(block.query_positions, block.key_positions, distance.reach, distance.scheme, axis)
+
+
+def check_heads(made_for: int | None, scheme: str, block: Block) -> None:
+    """ValueError for another number of query heads than the term was made for. A table of one head would otherwise
+    broadcast."""
+    if made_for is not None:
+        fits = block.query.size(1) == made_for if block.heads is None else block.heads.stop <= made_for
+        if not fits:
+            raise block.wrong_heads(scheme, made_for)
+
+
+def along(distance: Distance, block: Block) -> tuple[Tensor, Tensor]:
+    """The coordinates of queries and keys, checked."""
+    check(distance, block)
+    return coordinates(distance, block.query_positions), coordinates(distance, block.key_positions)
+
+
+def apart(x: Tensor, y: Tensor) -> Tensor:
+    """p_j - p_i of every pair; for floating coordinates in float64 if the device supports it, since float32 would
+    round."""
+    if (x.is_floating_point() or y.is_floating_point()) and x.device.type != "mps":
+        x, y = x.double(), y.double()
+    return y[:, None] - x[:, :, None]
+
+
+def within_reach(distance: Distance, r: Tensor) -> Tensor:
+    """Distances clamped to those with an entry. ``reach`` was checked before, so only masked pairs are clamped."""
+    if distance.reach is None:
+        return r
+    if distance.axis is not None:
+        return r.clamp(1 - distance.reach[0], distance.reach[0] - 1)
+    parts = [part.clamp(1 - n, n - 1) for part, n in zip(r.unbind(-1), distance.reach, strict=True)]
+    return torch.stack(parts, -1)
