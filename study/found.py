@@ -13,9 +13,8 @@ from posenc.tools.compare.compare import digest_of
 from posenc.tools.compare.config import CompareConfig, Rate
 from posenc.tools.compare.puzzle import Puzzle
 from posenc.tools.compare.results import check
-from posenc.tools.compare.saved import from_toml
 from posenc.tools.compare.summary import Estimate, Summary
-from posenc.tools.compare.tasks import complete, task_of
+from posenc.tools.compare.tasks import complete, from_toml, task_of
 from posenc.tools.compare.tuning import chosen
 from posenc.tools.kit.records import Record, read
 from posenc.tools.kit.statistics import holm, verdict

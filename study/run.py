@@ -17,8 +17,8 @@ from typing import Any
 
 from posenc.tools.compare.compare import compare
 from posenc.tools.compare.config import CompareConfig, Rate
-from posenc.tools.compare.saved import from_toml
 from posenc.tools.compare.summary import Summary
+from posenc.tools.compare.tasks import from_toml
 from posenc.tools.compare.tuning import chosen, trials
 from posenc.tools.kit.records import read
 from study.texts import fetch

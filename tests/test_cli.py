@@ -63,6 +63,7 @@ def test_dir_lists_what_is_public() -> None:
     assert all(getattr(posenc, name) is not None for name in dir(posenc))
 
 
+@pytest.mark.more
 def test_no_file_hides_a_public_name() -> None:
     script = (
         "import importlib, pkgutil, types, posenc, posenc.tools.check\n"

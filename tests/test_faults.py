@@ -184,7 +184,7 @@ def test_off_the_cpu_no_float32_mask_is_laid_beside_half_precision(dtype: torch.
     query = torch.empty(1, HEADS, TOKENS, HEAD_DIM, dtype=dtype, device="meta")
     said = posenc.explain(query, query, query, ALiBi(HEADS), is_causal=True)
     assert said.backend != "sdpa"
-    assert f"no float32 mask beside {dtype}" in said.refusals["sdpa"]
+    assert f"supports a float32 mask with {dtype} only on the CPU" in said.refusals["sdpa"]
     assert (
         "sdpa" not in posenc.explain(query.float(), query.float(), query.float(), ALiBi(HEADS), is_causal=True).refusals
     )

@@ -26,6 +26,15 @@ def is_transformed() -> bool:
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def is_undisturbed() -> bool:
+    """Whether operations run at once and as written: nothing compiles, traces, transforms or replaces them."""
+    return (
+        not (torch.compiler.is_compiling() or is_forward_mode() or is_transformed())
+        and torch._C._len_torch_dispatch_stack() == torch._C._len_torch_function_stack() == 0
+        and torch._C._get_tracing_state() is None
+    )
+
+
 def assert_later(condition: Tensor, message: str) -> None:
     """An asynchronous assertion in a compiled graph or on a device: a RuntimeError with this message."""
     torch._assert_async(condition, message)

@@ -18,7 +18,7 @@ from posenc.encoding.encoding import DOORS, TURNED_IN_PAIRS, Context, Encoding, 
 from posenc.encoding.features import Feature, wanted_by_both
 from posenc.encoding.horizon import SKIP_BELOW, horizon
 from posenc.encoding.pieces import Piece, Value
-from posenc.encoding.staleness import made_with
+from posenc.encoding.staleness import is_counted, made_with
 from posenc.positions.positions import Positions
 from posenc.rotation.maps import one_scale
 
@@ -222,6 +222,7 @@ class Scheme(nn.Module):
             wanted=self.features,
             _scale=self.scale if rotation is None and {"score", "value"} & set(doors) else None,
             _made_with=made_with(self),
+            _is_counted=is_counted(self),
         )
 
     @property

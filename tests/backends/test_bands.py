@@ -38,9 +38,9 @@ def called(scheme: Scheme, place: str, monkeypatch: pytest.MonkeyPatch, **how: o
     """The call that attention makes of it."""
     seen: list[Call] = []
 
-    def keep(call: Call, backend: str) -> Callable[[], tuple[Tensor, Tensor | None]]:
+    def keep(call: Call, backend: str) -> Callable[[Call], tuple[Tensor, Tensor | None]]:
         seen.append(call)
-        return lambda: (call.value[:, :, :1].expand(-1, HEADS // KV_HEADS, len(call.query_positions), -1), None)
+        return lambda call: (call.value[:, :, :1].expand(-1, HEADS // KV_HEADS, len(call.query_positions), -1), None)
 
     x, y = PLACES[place].positions(TOKENS)
     with monkeypatch.context() as patch:

@@ -14,7 +14,7 @@ from posenc import AbsoluteInAttention, DistanceAware, Positions, RoPE, Scheme, 
 from posenc.backends.call import Backend, Call
 from posenc.backends.flex import FLEX, _block_mask
 from posenc.backends.reference import REFERENCE
-from posenc.backends.request import bound, call_of
+from posenc.backends.request import Request
 from posenc.positions.tiles import Visibility
 from posenc.positions.visibility import visible
 from posenc.schemes.catalog import Shape
@@ -79,7 +79,8 @@ def called(
     dropout_p: float = 0.0,
     return_lse: bool = False,
 ) -> Call:
-    return call_of(q, k, v, bound(q, k, v, scheme, *at), mask, is_causal, None, dropout_p, None, return_lse, None)
+    asked = Request(q, k, v, scheme, *at, mask, is_causal, dropout_p=dropout_p, return_lse=return_lse)
+    return asked.checked()[-1]
 
 
 def run(backend: Backend, call: Call) -> Tensor:

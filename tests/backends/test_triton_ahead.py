@@ -16,7 +16,7 @@ import posenc
 from posenc import ALiBi, DistanceAware, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL
 from posenc.backends import choice
 from posenc.backends.call import Call
-from posenc.backends.request import bound, call_of
+from posenc.backends.request import Request
 from posenc.backends.triton import backend, operator
 from posenc.backends.triton.tasks import ANY, tasks_of
 from posenc.positions.layout import flat, unflat
@@ -42,7 +42,7 @@ class Elsewhere(Tensor):
 def on_cuda(scheme: Scheme, width: int = 16, dtype: torch.dtype = torch.float32, dropout_p: float = 0.0) -> Call:
     """A causal call over 300 tokens, as it would be there."""
     q = torch.empty(1, 2, 300, width, dtype=dtype)
-    call = call_of(q, q, q, bound(q, q, q, scheme, None, None), None, True, None, dropout_p, None, False, None)
+    *_, call = Request(q, q, q, scheme, None, None, is_causal=True, dropout_p=dropout_p).checked()
     return replace(call, query=q.as_subclass(Elsewhere))
 
 

@@ -81,6 +81,7 @@ def test_flex_attention_has_no_backward_pass_on_the_cpu() -> None:
         compared(settings, "alibi", 64, training=True).makes[peers.FLEX]()
 
 
+@pytest.mark.more
 def test_a_peer_that_is_missing_is_a_dash_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LeftOutError, match="No module named 'no_such_peer'"):
         peers.imported("no_such_peer")

@@ -8,6 +8,7 @@ from matplotlib.text import Text
 from posenc.tools.bench import pictures
 from posenc.tools.bench.cases import all_schemes
 from tests.bench.made_up import everything, prices
+from tests.sampled import first_of
 
 
 def drawn(name: str, records: list) -> Figure:  # type: ignore[type-arg]
@@ -80,7 +81,7 @@ def test_the_price_is_drawn_at_a_length_that_most_schemes_have() -> None:
     assert "The price of position at 1,024 tokens" in words(drawn("price", records))
 
 
-@pytest.mark.parametrize("name", pictures.FIGURES)
+@pytest.mark.parametrize("name", first_of(pictures.FIGURES))
 def test_no_word_is_cut_off_or_lies_on_another_name(name: str) -> None:
     records = [*prices(all_schemes(), (512, 1024, 2048)), *[r for r in everything() if "price" not in r["kind"]]]
     figure = drawn(name, records)

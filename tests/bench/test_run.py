@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from posenc.tools.bench import cases, run
 from posenc.tools.bench.measure import Inputs, LeftOutError, Work
 from posenc.tools.bench.run import bench, groups, grown
 from posenc.tools.bench.settings import Settings
+from posenc.tools.kit import saved
 from posenc.tools.kit.machine import clock_of
 from posenc.tools.kit.progress import Progress
 from posenc.tools.kit.records import key, read
@@ -293,11 +295,28 @@ def test_grown_tells_the_line_from_the_square() -> None:
 # -- folders ----------------------------------------------------------------------------------------------------------
 
 
-def test_records_without_settings_are_not_this_benchmarks(tmp_path: Path) -> None:
+def test_records_without_a_configuration_are_not_this_benchmarks(tmp_path: Path) -> None:
     settings = replace(SMALL, only=("decode",), schemes=("nope",))
     bench(settings, tmp_path)
-    (tmp_path / "settings.json").unlink()
-    with pytest.raises(ValueError, match=r"holds records but no settings\.json to tell of what: give another folder"):
+    (tmp_path / "config.toml").unlink()
+    with pytest.raises(ValueError, match=r"holds records but no config\.toml to tell of what: give another folder"):
+        bench(settings, tmp_path)
+
+
+def test_an_older_folder_is_resumed(tmp_path: Path) -> None:
+    """It has ``settings.json`` instead of ``config.toml``."""
+    settings = replace(SMALL, only=("decode",), schemes=("nope",))
+    (record,) = bench(settings, tmp_path)
+    about = {part: record[part] for part in ("settings", "versions", "machine", "kernel")}
+    (tmp_path / "settings.json").write_text(json.dumps(about))
+    (tmp_path / "config.toml").unlink()
+    assert bench(settings, tmp_path) == [record]
+    assert saved.identity_in(tmp_path, Settings.from_mapping)["machine"]["cores"] == record["machine"]["cores"]
+    (tmp_path / "config.toml").unlink()
+    with pytest.raises(ValueError, match=r"holds another benchmark, with heads \d+ there and 3 here: give another"):
+        bench(replace(settings, heads=3), tmp_path)
+    (tmp_path / "settings.json").write_text("{")
+    with pytest.raises(ValueError, match=r"settings\.json is not JSON \(.* at column 2\): give another folder"):
         bench(settings, tmp_path)
 
 
@@ -319,8 +338,8 @@ def test_another_build_of_the_kernel_is_another_benchmark(tmp_path: Path, monkey
         bench(settings, tmp_path)
 
 
-def test_a_damaged_description_is_named(whole: Path, tmp_path: Path) -> None:
+def test_a_damaged_configuration_is_named(whole: Path, tmp_path: Path) -> None:
     shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "settings.json").write_text("{")
-    with pytest.raises(ValueError, match=r"settings\.json is not what a benchmark has saved \(.* at column 2\): give"):
+    (tmp_path / "config.toml").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.toml, line 1, is not TOML: "):
         bench(SMALL, tmp_path)

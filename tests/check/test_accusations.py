@@ -103,6 +103,7 @@ class Buffered(nn.Module):
         return x + self.drawn
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("build", "what"),
     [(DrawnElsewhere, "the parameter 'table'"), (Buffered, "the buffer 'drawn'"), (Output, "its outputs")],
@@ -127,6 +128,7 @@ def test_a_hook_that_does_not_seed_is_named() -> None:
         check(Layer(build=DrawnElsewhere, call=placed, seed=sow_nothing))
 
 
+@pytest.mark.more
 def test_a_hook_draws_other_parameters_and_scripts_hold_it() -> None:
     subject = Layer(build=DrawnElsewhere, call=placed, relative=True, max_positions=64, seed=sow_all)
     assert torch.equal(subject.make().table, subject.make().table)
@@ -157,6 +159,7 @@ def test_a_call_that_draws_is_found_and_its_draws_are_named() -> None:
 # -- ends --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.more
 def test_positions_that_it_lacks_are_no_finding_where_none_are_claimed() -> None:
     free = trials(Layer(build=FromZeros, call=placed, relative=False, jitter=0.5), 13)
     assert free["long, then short"].status != FINDING
@@ -202,6 +205,7 @@ def test_parameters_that_begin_as_zeros_are_moved() -> None:
 # -- options and axes --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.more
 def test_an_option_of_one_axis_is_looked_for_off_the_diagonal() -> None:
     sections = Rotary(build=Sections, call=turned_both, axes=3, varied={"sections": (4, 2, 2)})
     assert trials(sections, 14)["options count"].status == PASSED
@@ -228,6 +232,7 @@ def test_expectations_of_one_coordinate_refuse_what_is_off_the_diagonal() -> Non
         first_axis([1, 2])
 
 
+@pytest.mark.more
 def test_a_finding_with_several_axes_stays_on_the_diagonal() -> None:
     wrong = replace(CORRECT[5], base=100.0)
     assert wrong.axes == 3

@@ -151,8 +151,8 @@ def test_a_file_is_imported_as_a_part_of_its_package(target: str) -> None:
         (["mine:"], "TARGET must be module:name or path/to/file.py:name, got 'mine:'"),
         (["mine:a.b"], "TARGET must be module:name or path/to/file.py:name, got 'mine:a.b'"),
         (["other.py:one"], "and there is no file 'other.py'"),
-        (["my-file.py:one"], "nothing can be imported from 'my-file.py'"),
-        (["json.py:one"], "json.py cannot be imported: the module 'json' is"),
+        (["my-file.py:one"], "my-file.py must have a name that scripts can import"),
+        (["json.py:one"], "json.py must have a name that scripts can import, and no other module has: rename it"),
         (["no_such_module:one"], "there is no module 'no_such_module', here or installed"),
         (["mine.deeper:one"], "there is no module 'mine.deeper', here or installed"),
         (["mine:tow"], "mine has no 'tow'; it has Rotary, nothing, rotate, Net"),
@@ -241,10 +241,16 @@ def test_an_error_while_importing_shows_where_it_was_made(capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("import no_such_thing_at_all\n", "importing mine.py failed: ModuleNotFoundError: No module named 'no_such_"),
-        ("one = (\n", "importing mine.py failed: SyntaxError: '(' was never closed (mine.py, line 1)"),
-        ("raise SystemExit(3)\n", "importing mine.py failed: SystemExit: 3"),
-        ("def one(): raise RuntimeError('no such\\nthing')\n", "mine.py:one() failed: RuntimeError: no such thing"),
+        (
+            "import no_such_thing_at_all\n",
+            "importing mine.py failed: mine.py:1: ModuleNotFoundError: No module named 'no_such_",
+        ),
+        ("one = (\n", "importing mine.py failed: mine.py:1: SyntaxError: '(' was never closed (mine.py, line 1)"),
+        ("raise SystemExit(3)\n", "importing mine.py failed: mine.py:1: SystemExit: 3"),
+        (
+            "def one(): raise RuntimeError('no such\\nthing')\n",
+            "mine.py:one() failed: mine.py:1: RuntimeError: no such thing",
+        ),
         ("def one(a): pass\n", "mine.py:one() failed: TypeError: one() missing 1 required positional argument: 'a'"),
     ],
 )

@@ -87,6 +87,7 @@ def unchanged(made: Any, x: Tensor, positions: Tensor) -> Tensor:
     return x
 
 
+@pytest.mark.more
 def test_without_anything_to_train_there_are_no_gradients() -> None:
     found = trials(Bias(build=no_options, call=lines), 16)
     assert found["gradients are derivatives"].reason == "give it a `jitter`, for no gradient is above the rounding"
@@ -96,6 +97,7 @@ def test_without_anything_to_train_there_are_no_gradients() -> None:
     )
 
 
+@pytest.mark.more
 def test_backends_are_named_or_there_is_nothing_to_compare() -> None:
     plain = parity.attention()
     assert (
@@ -138,6 +140,7 @@ def lengths_alone(made: Any, query_length: int, key_length: int) -> Tensor:
     return (-(keys - keys[key_length - query_length :, None]).abs() / 4).double()[None]
 
 
+@pytest.mark.more
 def test_lengths_as_numbers_are_compiled_and_cannot_be_left_open_in_a_program() -> None:
     found = trials(Bias(build=no_options, call=lengths_alone, compiles=True, exports=True), 18)
     assert found["compiled"].status == PASSED
@@ -156,6 +159,7 @@ def test_without_a_compiler_nothing_is_said_of_graphs() -> None:
         )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("missing", ["onnx", "onnxruntime"])
 def test_what_onnx_needs_is_said(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def find(name: str) -> object:

@@ -13,6 +13,7 @@ from posenc.tools.check.checks.bounds import published_slopes
 from posenc.tools.check.run import FINDING, NOT_APPLICABLE, PASSED, Result
 from tests.check.mutants import bounds, configuration, grids, layout, phase
 from tests.check.mutants.phase import Turn, turn
+from tests.sampled import first_of
 
 NUMBERS = (1, 2, 14, 15, 19, 20)
 
@@ -111,7 +112,7 @@ APPLY: dict[str, tuple[Subject, set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", APPLY)
+@pytest.mark.parametrize("name", first_of(APPLY))
 def test_what_is_right_passes_what_applies(name: str) -> None:
     subject, apply = APPLY[name]
     found = statuses(subject)
@@ -250,7 +251,7 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "facts", "end"), ENDS)
+@pytest.mark.parametrize(("kind", "facts", "end"), first_of(ENDS))
 def test_no_position_past_the_end_is_asked_for(kind: type[Subject], facts: dict[str, Any], end: int) -> None:
     distinct = {"distinct_to": end} if kind is Bias or "base" in facts else {}
     options: dict[str, Any] = {"options": {"end": end}, "max_positions": end, "relative": True}

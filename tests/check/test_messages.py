@@ -18,6 +18,7 @@ from posenc.tools.check.prepare import USUAL, prepared
 from posenc.tools.check.run import NOT_APPLICABLE
 from posenc.tools.check.trial import NOTHING_TO_DO
 from tests.check.small import nothing, rotate
+from tests.sampled import first_of
 
 
 def with_ids(made: Any, x: Tensor, position_ids: Tensor) -> Tensor:
@@ -158,7 +159,7 @@ BEGINNINGS = ("claim ", "let ", "name in ", "give ", "build ", "run ", "install 
 BARE_ROTARY = Rotary(build=nothing, call=rotate)
 
 
-@pytest.mark.parametrize("subject", [BARE, BARE_ROTARY], ids=["layer", "rotation"])
+@pytest.mark.parametrize("subject", first_of([BARE_ROTARY, BARE]))
 def test_reasons_begin_with_what_can_be_done(subject: Subject) -> None:
     quick = [entry.number for entry in CHECKS if entry.number not in (1, 5)]
     trials = [trial for result in check(subject, checks=quick).results for trial in result.trials]

@@ -12,6 +12,7 @@ from posenc.tools.check import Batch, Bias, Layer, Rotary, Subject, check
 from posenc.tools.check.checks.sharding import shards
 from posenc.tools.check.run import FINDING, NOT_APPLICABLE, PASSED, Result
 from tests.check.mutants import attention_functions, biases, claims, layers, models, rotations, told
+from tests.sampled import first_of
 
 NUMBERS = tuple(range(6, 14))
 
@@ -44,7 +45,7 @@ APPLY = {
 }
 
 
-@pytest.mark.parametrize("name", APPLY)
+@pytest.mark.parametrize("name", first_of(APPLY))
 def test_what_is_right_passes_what_applies(name: str) -> None:
     subject, apply = APPLY[name]
     found = {number: result.status for number, result in results(subject).items()}
@@ -71,6 +72,7 @@ def test_phases_in_float32_are_no_finding() -> None:
     assert {r.status for r in results(replace(rotations.ROTARY, call=turn_in_float32)).values()} == {PASSED}
 
 
+@pytest.mark.more
 def test_positions_may_have_several_axes() -> None:
     subject = replace(rotations.ROTARY, call=turn_on_two_axes, axes=2)
     assert {r.status for r in results(subject).values()} == {PASSED}
@@ -136,7 +138,7 @@ ENDS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "end"), ENDS)
+@pytest.mark.parametrize(("kind", "end"), first_of(ENDS))
 def test_no_position_past_the_end_is_asked_for(kind: str, end: int) -> None:
     claims = {"options": {"end": end}, "max_positions": end, "relative": True}
     threshold = {"threshold": min(end, 16)} if kind == "rotation" else {}

@@ -22,6 +22,7 @@ from posenc.tools.check.repeat import part_of
 from posenc.tools.check.standalone import MARK, check_sources, literal, script
 from posenc.tools.check.trial import Case, Trial
 from tests.check.small import RIGHT, WRONG, nothing, run_alone
+from tests.sampled import first_of
 
 BATCH = Batch(ids=[[3, 1, 4, 1]], positions=[[0, 1, 2, 3]])
 Project = Callable[..., ModuleType]
@@ -89,9 +90,10 @@ def test_it_runs_in_an_empty_folder_without_posenc(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_every_trial_has_what_it_uses_and_no_name_twice(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", first_of([9, 1]))
+def test_every_trial_has_what_it_uses_and_no_name_twice(step: int, tmp_path: Path) -> None:
     trials = {trial.function: trial for entry in CHECKS for trial in entry.trials}
-    for function, trial in trials.items():
+    for function, trial in list(trials.items())[::step]:
         made = script(WRONG, trial, Case(BATCH), "")
         body = ast.parse(made).body
         imported = [node for node in body if isinstance(node, ast.ImportFrom)]
@@ -261,6 +263,7 @@ def test_imports_of_any_form_are_followed(project: Project) -> None:
     assert "options={'of': part_of('package.mine', 'thrice')}" in made
 
 
+@pytest.mark.more
 def test_a_file_that_uses_posenc_itself_needs_it(project: Project) -> None:
     mine = project(
         mine="""
@@ -277,6 +280,7 @@ def test_a_file_that_uses_posenc_itself_needs_it(project: Project) -> None:
     assert (done.returncode, done.stdout.splitlines()[0]) == (1, "expected: a finding"), done.stderr
 
 
+@pytest.mark.more
 def test_a_file_that_is_run_is_held_by_its_own_name(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     text = """

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from posenc.tools.check import Model, NotApplicableError, check, hugging_face
 from posenc.tools.check.trial import Plan
+from tests.sampled import first_of
 
 BLOCKED = "import runpy, sys; sys.modules['posenc'] = None; runpy.run_path(sys.argv[1], run_name='__main__')"
 
@@ -243,7 +244,7 @@ def test_packed_documents_are_told_by_positions_alone() -> None:
             subject.call(model, ids, positions=torch.tensor([row]), document=document)
 
 
-@pytest.mark.parametrize("build", [decoder, by_index, encoder, encoder_by_index], ids=lambda build: build.__name__)
+@pytest.mark.parametrize("build", first_of([by_index, decoder, encoder, encoder_by_index]))
 def test_learned_positions_that_are_not_told_are_off_behind_padding(build: Any) -> None:
     report = check(hugging_face(build, relative=False), checks=[7, 8, 10])
     ends = ("with a mask alone, at the ends", "with a mask alone, inside too")
@@ -283,6 +284,7 @@ def build_with_transformers(family: str, attn_implementation: str = "sdpa") -> A
     return transformers.AutoModelForCausalLM.from_config(config)
 
 
+@pytest.mark.more
 def test_llama_goes_by_positions() -> None:
     pytest.importorskip("transformers")
     subject = hugging_face(build_with_transformers, options={"family": "llama"}, relative=True, documents=True)
@@ -292,6 +294,7 @@ def test_llama_goes_by_positions() -> None:
     assert {result.status for result in report.results} == {"passed"}
 
 
+@pytest.mark.more
 def test_gpt2_leaves_left_padding_to_who_calls_it(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     subject = hugging_face(build_with_transformers, options={"family": "gpt2"}, relative=False)

@@ -17,6 +17,7 @@ BEGINNING = """
 import itertools, os, signal, sys, threading, time
 from posenc.tools.check import watch
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell has put into the background
 watch.LEAVE, watch.INTERRUPTED = 0.3, ((0.1, signal.SIGINT), (0.6, signal.SIGKILL))
 
 def work():
@@ -38,7 +39,7 @@ def started(folder: Path, work: str, seconds: float) -> "subprocess.Popen[str]":
 
 
 ENDED = "posenc: error: mine:one: 7. padding: the subject ended the process, with exit code"
-STAYS = "posenc: error: mine:one: 7. padding: the subject does not return, and nothing stops it (mine.py, line 11)"
+STAYS = "posenc: error: mine:one: 7. padding: the subject does not return, and nothing stops it (mine.py, line 12)"
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from posenc.tools.compare.config import CompareConfig
-from posenc.tools.compare.saved import from_toml, saved_identity
-from posenc.tools.compare.tasks import complete
+from posenc.tools.compare.tasks import complete, configured, from_toml
+from posenc.tools.kit import saved
 from posenc.tools.kit.configuration import fingerprint
 
 
@@ -102,15 +102,15 @@ def test_what_a_saved_configuration_was_made_with_is_a_table(tmp_path: Path) -> 
     path = tmp_path / "config.toml"
     path.write_text("steps = 7\nmade_with = 3\n")
     with pytest.raises(ValueError, match=r"config.toml, line 2: made_with must be a table, got 3$"):
-        saved_identity(path)
+        saved.identity_in(tmp_path, configured)
 
 
 def test_saved_configuration_is_read_as_the_same(tmp_path: Path) -> None:
     config = CompareConfig(text=('a "quoted" name.txt', "ü\\n.txt"), learning_rate=1e-5, kv_heads=2, seeds=(3, 4))
     path = tmp_path / "config.toml"
-    path.write_text(config.to_toml({"torch": "2.0"}), encoding="utf-8")
+    saved.save(tmp_path, config, {"torch": "2.0"})
     assert from_toml(path) == complete(config)
-    assert saved_identity(path) == complete(config).identity(torch="2.0")
+    assert saved.identity_in(tmp_path, configured) == complete(config).identity(torch="2.0")
 
 
 def test_fingerprint_changes_with_what_changes_a_measurement_and_nothing_else() -> None:

@@ -5,6 +5,7 @@ by 0.021 bits per byte, and over 64 windows the choice of text adds a third of t
 heavy-tailed (Student's t with 3 degrees of freedom), as those of real text are. `pytest -s` prints the rates.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from itertools import combinations
@@ -14,6 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from posenc.tools.kit.statistics import ALPHA, Mean, holm, mean_of, verdict
+from tests.sampled import first_of
 
 SEEDS_SD, WINDOWS, SHARE, MARGIN = 0.021, 64, 1 / 3, 0.02
 TAILS = ("normal", "heavy")
@@ -64,9 +66,7 @@ def test_equal_schemes_are_called_different_as_seldom_as_is_said(seeds: int, tai
         assert rate > 0.25 if seeds == 1 else rate > 0.07
 
 
-@pytest.mark.parametrize("share", [0.03, 1 / 3, 3])
-@pytest.mark.parametrize("tails", TAILS)
-@pytest.mark.parametrize("seeds", [3, 5, 10])
+@pytest.mark.parametrize(("seeds", "tails", "share"), first_of(itertools.product([3, 5, 10], TAILS, [1 / 3, 0.03, 3])))
 def test_of_twelve_equal_schemes_one_is_called_worse_as_seldom_as_is_said(seeds: int, tails: str, share: float) -> None:
     """Whatever share windows add to the variance."""
     pairs = np.array(list(combinations(range(12), 2)))
@@ -80,7 +80,7 @@ def test_of_twelve_equal_schemes_one_is_called_worse_as_seldom_as_is_said(seeds:
     assert within(rate, ALPHA, count)
 
 
-@pytest.mark.parametrize(("seeds", "least"), [(5, 0.2), (10, 0.95)])
+@pytest.mark.parametrize(("seeds", "least"), first_of([(5, 0.2), (10, 0.95)]))
 def test_a_difference_of_a_tenth_of_a_bit_is_found(seeds: int, least: float) -> None:
     """With five seeds, between two schemes; among twelve, not to err over 66 pairs costs more seeds."""
     pairs = list(combinations(range(12), 2))
@@ -97,8 +97,7 @@ def test_a_difference_of_a_tenth_of_a_bit_is_found(seeds: int, least: float) -> 
     assert among > least
 
 
-@pytest.mark.parametrize("tails", TAILS)
-@pytest.mark.parametrize("seeds", [3, 5, 10])
+@pytest.mark.parametrize(("seeds", "tails"), first_of(itertools.product([3, 5, 10], TAILS)))
 def test_schemes_apart_by_the_margin_are_called_tied_as_seldom_as_is_said(seeds: int, tails: str) -> None:
     count = 4000
     found = differences(seeds, count, tails)

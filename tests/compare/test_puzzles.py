@@ -20,6 +20,7 @@ from posenc.tools.compare.puzzle import ASKED, PARTS, Puzzle, part_of, row_of
 from posenc.tools.compare.tasks import TASKS, configured, task_of
 from posenc.tools.compare.train import batch
 from posenc.tools.kit.records import key
+from tests.sampled import first_of
 
 PUZZLES = {name: task for name in TASKS if isinstance(task := task_of(name), Puzzle)}
 TINY: dict[str, Any] = {"layers": 1, "dim": 16, "heads": 2, "batch_size": 8, "windows": 16, "steps": 2}
@@ -135,7 +136,7 @@ def test_training_has_rows_of_every_length_up_to_its_own(name: str) -> None:
 # -- who gets which rows ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PUZZLES)
+@pytest.mark.parametrize("name", first_of(PUZZLES))
 def test_no_row_is_for_two_parts(name: str) -> None:
     puzzle, size = PUZZLES[name], PUZZLES[name].least + 1
     drawn = {part: {said(row) for row in puzzle.draw(part, np.random.default_rng(0), 300, size)} for part in set(PARTS)}
@@ -205,7 +206,7 @@ def test_one_wrong_character_makes_a_row_wrong_and_those_that_are_given_do_not_c
         assert tester.measure("accuracy", length)["accuracy"][0] == float(row[place] < ASKED)
 
 
-@pytest.mark.parametrize("name", PUZZLES)
+@pytest.mark.parametrize("name", first_of(PUZZLES))
 def test_exact_match_is_what_greedy_decoding_gives(name: str) -> None:
     """With a model that was trained a little, so that some rows are right and some are wrong."""
     puzzle, config = PUZZLES[name], tiny(name, "rope", windows=64)
@@ -253,6 +254,7 @@ def test_no_more_letters_are_sorted_than_there_are_and_no_more_places_asked_for_
         configured({"task": "sort", "train_length": 53, "test_lengths": (20,)})
 
 
+@pytest.mark.more
 def test_a_model_learns_to_copy(tmp_path: Path) -> None:
     """Guessing would copy one row of seven million."""
     settings = {"steps": 200, "layers": 2, "dim": 32, "batch_size": 32, "windows": 64, "test_lengths": (4,)}
@@ -260,6 +262,7 @@ def test_a_model_learns_to_copy(tmp_path: Path) -> None:
     assert np.mean(records["accuracy", "rope", 0, 4]["accuracy"]) > 0.1
 
 
+@pytest.mark.more
 def test_a_comparison_writes_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = "--task copy --schemes nope,learned --train-length 4 --steps 2 --layers 1 --dim 16 --heads 2 --windows 8"
     assert main(["compare", *words.split(), "--batch-size", "4", "--out", str(tmp_path)]) == 0

@@ -120,7 +120,7 @@ def test_another_search_does_not_go_on_with_it(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="line 4, must hold the list that this search tries next"):
         run(record=record)
     record.write_text("".join([*lines[:3], json.dumps({"loss": 1}) + "\n"]))
-    with pytest.raises(ValueError, match="line 4, is no line of a search: 'factors'"):
+    with pytest.raises(ValueError, match=r"line 4, is not a line of a search \(factors is missing"):
         run(record=record)
 
 
@@ -139,7 +139,7 @@ def test_another_search_does_not_go_on_with_it(tmp_path: Path) -> None:
 def test_a_file_that_is_no_record_is_left_as_it_is(tmp_path: Path, held: bytes) -> None:
     record = tmp_path / "notes.txt"
     record.write_bytes(held)
-    with pytest.raises(ValueError, match="line 1, is no line of a search"):
+    with pytest.raises(ValueError, match="line 1, is not a line of a search"):
         run(record=record)
     assert record.read_bytes() == held
 

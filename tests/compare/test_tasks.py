@@ -26,6 +26,7 @@ from posenc.tools.kit.progress import Progress
 from posenc.tools.kit.records import key
 from tests.compare.small import write_text
 from tests.compare.test_compare import Interrupting, untimed
+from tests.sampled import first_of
 
 TINY: dict[str, Any] = {"layers": 1, "dim": 16, "heads": 2, "batch_size": 4, "windows": 8, "steps": 2}
 SIZES = {"text": 16, "digits": 4, "classify": 8, "copy": 4}  # the puzzles differ in their rows alone: one for all
@@ -85,6 +86,7 @@ TASK = Mirror()
 """
 
 
+@pytest.mark.more
 def test_a_new_task_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mirror.py").write_text(NEW)
     monkeypatch.setattr(tasks, "__path__", [*tasks.__path__, str(tmp_path)])
@@ -96,8 +98,14 @@ def test_a_new_task_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "<h1>Mirrored words</h1>" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
+# A scheme that learns nothing, one with an end, and one that is refused where there is no second coordinate.
+FEW = {"rope", "learned", "relative_2d"}
+
+
 @pytest.mark.parametrize("task", SIZES)
-@pytest.mark.parametrize("scheme", [entry.name for entry in catalog()])
+@pytest.mark.parametrize(
+    "scheme", [pytest.param(e.name, marks=[pytest.mark.more] * (e.name not in FEW)) for e in catalog()]
+)
 def test_every_scheme_takes_a_step_or_is_refused_with_its_reason(task: str, scheme: str, tmp_path: Path) -> None:
     changes = {"text": (str(write_text(tmp_path / "text")),)} if task == "text" else {}
     config, rules = tiny(task, scheme, **changes), task_of(task)
@@ -301,8 +309,7 @@ def test_schemes_of_two_coordinates_get_a_grid_and_the_others_a_line() -> None:
 # -- both -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("task", ["digits", "classify"])
-@pytest.mark.parametrize("at", [2, 4])
+@pytest.mark.parametrize(("task", "at"), first_of([("digits", 4), ("digits", 2), ("classify", 2), ("classify", 4)]))
 def test_interrupted_and_resumed_is_the_same_as_never_stopped(task: str, at: int, tmp_path: Path) -> None:
     config = tiny(task, "nope", "relative_2d" if task == "digits" else "learned")
     whole = compare(config, tmp_path / "whole")
@@ -314,6 +321,7 @@ def test_interrupted_and_resumed_is_the_same_as_never_stopped(task: str, at: int
         compare(tiny("digits" if task == "classify" else "classify"), tmp_path / "out")
 
 
+@pytest.mark.more
 def test_a_task_learns(tmp_path: Path) -> None:
     settings = {"steps": 150, "layers": 2, "dim": 32, "batch_size": 32, "windows": 32, "test_lengths": (8,)}
     records = compare(tiny("classify", "nope", "alibi", "shaw", **settings), tmp_path)

@@ -26,6 +26,7 @@ from posenc.tools.kit.configuration import ConfigError
 from posenc.tools.kit.records import Record, key
 from tests.compare.small import small_config, untimed, write_text
 from tests.compare.test_compare import Interrupting, diverging
+from tests.sampled import first_of
 
 TUNED: dict[str, Any] = {"tune": True, "tune_rates": (0.01, 0.001), "tune_multipliers": (1.0, 10.0), "steps": 3}
 
@@ -109,7 +110,7 @@ def test_a_comparison_that_tunes_records_every_trial_and_trains_at_the_best(tmp_
     assert list((tmp_path / "out" / "checkpoints").iterdir()) == []
 
 
-@pytest.mark.parametrize("at", [2, 8, 14])
+@pytest.mark.parametrize("at", first_of([8, 2, 14]))
 def test_tuning_goes_on_where_it_was_stopped(tmp_path: Path, at: int) -> None:
     config = small_config(write_text(tmp_path / "text"), schemes=("t5",), **TUNED)
     whole = compare(config, tmp_path / "whole")
@@ -181,6 +182,7 @@ def write_echo(path: Path, size: int = 20_000, lag: int = 5) -> Path:
     return path
 
 
+@pytest.mark.more
 def test_a_table_that_learns_too_slowly_is_found_out(tmp_path: Path) -> None:
     """At the rate of the rest of the model T5's table cannot single out a distance in a brief training, and T5 seems no
     better than ALiBi; tuned, it is far ahead. Guessing costs 4.7 bits, and whoever knows the distance needs 0.9."""

@@ -509,7 +509,7 @@ def test_a_row_is_scaled_by_its_own_length() -> None:
     short = Positions.arange(5)
     alone, _ = plain(trial, scheme, {name: x[1:, :, :5] for name, x in n.items()}, short, short, True, "reference")
     torch.testing.assert_close(both[1:, :, :5], alone)
-    with pytest.raises(ValueError, match="row of several documents has no one length"):
+    with pytest.raises(ValueError, match="row of several documents has no single length"):
         scheme(LINES["packed"])
     lengths = torch.tensor([5, 6])
     scheme(LINES["packed"], context=Context(lengths=lengths))

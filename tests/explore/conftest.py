@@ -25,18 +25,18 @@ def javascript(executable: str) -> Iterator[node.Node]:
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shown() -> dict[str, Any]:
     return sample_content()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def address(shown: dict[str, Any]) -> Iterator[str]:
     with served(shown) as at:
         yield at
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module")  # for longer, and no other test of the process could run a loop of asyncio
 def browser() -> Iterator[Any]:
     with chromium() as started:
         yield started

@@ -62,6 +62,7 @@ def test_without_records_nothing_is_drawn_and_files_that_are_chosen_are(page: Wa
     )
 
 
+@pytest.mark.more
 def test_a_file_that_is_dropped_is_drawn(page: Watched, tmp_path: Path) -> None:
     page.open(f"{exported(tmp_path)}#figure=length-curves")
     page.until_drawn("length-curves")
@@ -74,6 +75,7 @@ def test_a_file_that_is_dropped_is_drawn(page: Watched, tmp_path: Path) -> None:
     page.page.wait_for_selector(f"{CURVES} table")
 
 
+@pytest.mark.more
 def test_records_that_are_named_are_drawn(page: Watched, tmp_path: Path) -> None:
     folder = saved(tmp_path, "run", made_up.records(seeds=(0, 1))).parent
     at = exported(tmp_path, records=[folder])
@@ -93,6 +95,7 @@ def test_records_that_are_named_are_drawn(page: Watched, tmp_path: Path) -> None
     assert "records must be from 0 to 0, got 7" in page.page.locator(".error:visible").inner_text()
 
 
+@pytest.mark.more
 def test_a_cell_of_the_laws_opens_by_the_keyboard(page: Watched, tmp_path: Path) -> None:
     page.open(f"{exported(tmp_path)}#figure=laws")
     page.until_drawn("laws")
@@ -118,6 +121,7 @@ def test_a_cell_of_the_laws_opens_by_the_keyboard(page: Watched, tmp_path: Path)
     page.page.wait_for_function("() => document.querySelectorAll('tbody tr').length < 10")
 
 
+@pytest.mark.more
 def test_which_scheme_changes_with_what_is_asked(page: Watched, tmp_path: Path) -> None:
     page.open(f"{exported(tmp_path)}#figure=which&which.longer=yes")
     page.until_drawn("which")

@@ -18,6 +18,7 @@ from tests.explore import cases_of_scores, cases_of_tokens
 from tests.explore.case import Case, contents, facts_of, options_of
 from tests.explore.compare import assert_alike, compare, job_of, largest, window_of
 from tests.explore.node import STATIC, Node
+from tests.sampled import first_of
 
 HEADS, HEAD_DIM, DIM, LIMIT = 4, 12, 48, 32
 
@@ -48,25 +49,31 @@ def cases(entry: Entry) -> Iterator[tuple[str, Case]]:
         yield from others.CASES.get(entry.name, {}).items()
 
 
-ALL = {f"{entry.name}: {name}": (entry, case) for entry in CATALOG for name, case in cases(entry)}
+ALL = {entry: dict(cases(entry)) for entry in CATALOG}
+# Every scheme once, at every kind of positions; its other options are much like it.
+TRIED = [
+    pytest.param(entry, name, id=f"{entry.name}: {name}", marks=[pytest.mark.more] * (number > 0))
+    for entry, of_entry in ALL.items()
+    for number, name in enumerate(of_entry)
+]
 
 
 def test_javascript_has_the_schemes_of_the_catalog(javascript: Node) -> None:
     assert sorted(javascript("names")) == sorted(entry.name for entry in CATALOG)
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_it_gives_the_numbers_of_the_reference(javascript: Node, name: str) -> None:
-    entry, case = ALL[name]
-    assert compare(javascript, entry.name, case) > 0
+@pytest.mark.parametrize(("entry", "name"), TRIED)
+def test_it_gives_the_numbers_of_the_reference(javascript: Node, entry: Entry, name: str) -> None:
+    assert compare(javascript, entry.name, ALL[entry][name]) > 0
 
 
 DRAWS = 200
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if "for encoders" not in name])  # who learn the same
-def test_parameters_begin_as_those_of_python(javascript: Node, name: str) -> None:
-    entry, case = ALL[name]
+# Encoders learn the same.
+@pytest.mark.parametrize(("entry", "name"), [one for one in TRIED if "for encoders" not in one.id])
+def test_parameters_begin_as_those_of_python(javascript: Node, entry: Entry, name: str) -> None:
+    case = ALL[entry][name]
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
         scheme = case.build()
@@ -166,7 +173,7 @@ MUTANTS = {
 }
 
 
-@pytest.mark.parametrize("words", MUTANTS)
+@pytest.mark.parametrize("words", first_of(MUTANTS))
 def test_a_wrong_formula_is_seen(executable: str, tmp_path: Path, words: str) -> None:
     name, file, right, wrong = MUTANTS[words]
     static = tmp_path / "static"

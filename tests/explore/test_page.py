@@ -12,6 +12,7 @@ import torch
 import posenc
 from posenc.tools.explore.page import explorer
 from tests.explore.browser import FIGURES, VIEWS, Watched, executable, watched
+from tests.sampled import first_of
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
 
@@ -37,7 +38,7 @@ def drawn(page: Watched, figure: str) -> bytes:
     return locator.screenshot(mask=[locator.locator("math")], mask_color="#ffffff")
 
 
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("figure", first_of(FIGURES))
 def test_a_figure_looks_as_it_did_and_moves(figure: str, page: Watched, address: str) -> None:
     """The drawing alone: a mean difference of 4 of 255, which a shifted curve or other colours exceed. Pictures are
     made anew by ``python -m tests.explore.pictures``. Then its controls are moved."""
@@ -86,7 +87,7 @@ def move(page: Watched, figure: str) -> None:
             assert not words, f"{value}: {words}"
 
 
-@pytest.mark.parametrize(("figure", "label"), [("product", "tokens"), ("vector-table", "positions")])
+@pytest.mark.parametrize(("figure", "label"), first_of([("product", "tokens"), ("vector-table", "positions")]))
 def test_a_slider_is_dragged_all_the_way(figure: str, label: str, page: Watched, address: str) -> None:
     """By mouse, where each step changes what other controls may be."""
     page.open(f"{address}#figure={figure}")
@@ -105,6 +106,7 @@ def test_a_slider_is_dragged_all_the_way(figure: str, label: str, page: Watched,
     assert len(values) >= 6, f"the slider stood at {sorted(values)}"
 
 
+@pytest.mark.more
 def test_the_focus_stays_on_a_button_that_is_drawn_anew(page: Watched, address: str) -> None:
     page.open(f"{address}#figure=sentence")
     page.until_drawn("sentence")
@@ -127,7 +129,7 @@ def test_pictures_that_differ_are_told_apart() -> None:
 # --- views ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", first_of(VIEWS))
 def test_a_view_is_accessible_and_fits(view: str, page: Watched, address: str) -> None:
     """By axe's rules, in light and dark; on a telephone nothing is wider than the screen; no other host is asked."""
     from axe_playwright_python.sync_playwright import Axe
@@ -152,6 +154,7 @@ def test_a_view_is_accessible_and_fits(view: str, page: Watched, address: str) -
 # --- controls -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.more
 def test_a_cell_is_read_by_the_arrow_keys(page: Watched, address: str) -> None:
     page.open(f"{address}#figure=seen")
     page.until_drawn("seen")
@@ -175,6 +178,7 @@ def test_what_the_address_says_wrong_is_said_in_place(browser: Any, address: str
         assert "names a view or a figure that there is not" in page.page.locator(".error").first.inner_text()
 
 
+@pytest.mark.more
 def test_an_address_cannot_reach_what_objects_inherit(page: Watched, address: str) -> None:
     page.open(f"{address}#figure=seen&__proto__.scheme=found&constructor.entries=1&seen.head=2")
     page.until_drawn("seen")
@@ -194,6 +198,7 @@ window.removeEventListener = (event, ...rest) => (remove(event, ...rest), (plots
 """
 
 
+@pytest.mark.more
 def test_plots_that_have_left_the_page_are_let_go(page: Watched, address: str) -> None:
     """Each plot of uPlot's listens to the window for changes of the ratio of pixels, as long as it is there."""
     page.page.add_init_script(PLOTS)
@@ -208,6 +213,7 @@ def test_plots_that_have_left_the_page_are_let_go(page: Watched, address: str) -
     assert there > 1
 
 
+@pytest.mark.more
 def test_light_and_dark_by_the_button(page: Watched, address: str) -> None:
     page.open(address)
     page.page.wait_for_selector("[data-figure]")
@@ -227,6 +233,7 @@ def test_the_keyboard_skips_to_the_figures(page: Watched, address: str) -> None:
     assert f"#view={VIEWS[1]}" in page.page.url
 
 
+@pytest.mark.more
 def test_going_back_shows_what_was_there(page: Watched, address: str) -> None:
     page.open(f"{address}#view={VIEWS[0]}")
     page.page.wait_for_selector("[data-figure]")
@@ -250,7 +257,7 @@ def test_the_export_is_below_3_mb(exported: Path) -> None:
     assert exported.stat().st_size < 3_000_000
 
 
-@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("view", first_of(VIEWS))
 def test_the_export_works_from_disk(view: str, page: Watched, exported: Path) -> None:
     page.open(f"file://{quote(str(exported))}#view={view}")
     page.page.wait_for_selector("[data-figure]")

@@ -62,6 +62,7 @@ def final(scheme: str, length: int, bits: float | None, seed: int = 0) -> dict[s
     return {**told, "kind": "final", "scheme": scheme, "seed": seed, "length": length, "bits": bits, "tokens": 8}
 
 
+@pytest.mark.more
 def test_a_report_without_a_finite_baseline_or_of_one_piece_is_drawn(tmp_path: Path) -> None:
     records = [final("none", 128, None), final("none", 256, 2.0), final("cropped", 128, None)]
     page = report.write(records, tmp_path).read_text()

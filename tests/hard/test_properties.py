@@ -16,7 +16,7 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, PositionError, Positions
 from posenc.backends import call, choice
-from posenc.backends.tiled.backend import backend as tiled
+from posenc.backends.tiled import backend as tiled
 from posenc.schemes.catalog import CATALOG
 from tests.backends.grounds import FAST, ROWS, projection, small_blocks
 from tests.backends.test_parity import check_close

@@ -17,10 +17,10 @@ import pytest
 
 from posenc.backends import call, choice, chunked, request, sdpa
 from posenc.backends.call import Backend
+from posenc.backends.tiled import backend as tiled
 from posenc.backends.tiled import band, far, fused, pairwise
-from posenc.backends.tiled.backend import backend as tiled
-from posenc.backends.tiled.backend import operator as tile_operator
-from posenc.positions.positions import layout, positions, tiles
+from posenc.backends.tiled import operator as tile_operator
+from posenc.positions import layout, positions, tiles
 from posenc.schemes import distance_aware
 from tests.backends import test_parity, test_turns
 from tests.mutants import Mutant

@@ -90,9 +90,7 @@ MUTANTS = (
     mutant("divides by the root of head_dim", scale(HEAD_DIM**-0.5), "scale"),
     mutant("divides for two terms and not three", scale((2 * HEAD_DIM) ** -0.5), "scale"),
     mutant("refuses what is further than its table", score(of_a_fixed_length), "score", of_any_length),
-    mutant(
-        "takes distances between indices", elsewhere(DeBERTa, index, index), "score", oracles("deberta", "permuted")
-    ),
+    mutant("takes distances between indices", elsewhere(DeBERTa, index, index), "score", oracles("deberta")),
     mutant(
         "does not draw its projections",
         lambda self: None,

@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc import Positions, RoPE, rotary
 from posenc.encoding.encoding import Context, Rotation
 from posenc.rotation.phases import PairLayout, PairRotation, _Turn, frequencies, phases
-from tests.cases import CASES, HEAD_DIM, positions_cases
+from tests.cases import HEAD_DIM
 from tests.mutants import Lawless, Mutant, Untrue, oracles
 from tests.schemes import test_against_oracles, test_life_cycle, test_precision, test_rope
 
@@ -83,9 +83,7 @@ def keeping_x(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, PairLayout], outpu
 HALF, INTERLEAVED = {"half": "half", "interleaved": "half"}, {"half": "interleaved", "interleaved": "interleaved"}
 COMPARED = oracles("rope")
 SEVERAL_AXES = partial(test_rope.test_each_axis_turns_the_pairs_of_its_own, "half")
-GRADIENT = partial(
-    test_against_oracles.test_gradients_are_the_oracles, CASES["rope"], positions_cases()["offset"], "reference"
-)
+GRADIENT = partial(test_against_oracles.test_gradients_are_the_oracles, "rope")
 KEPT = partial(test_rope.test_what_is_kept_for_the_gradient_is_the_angles_and_x_where_they_are_learned, "half")
 PRECISE = partial(test_precision.check_rope_phases, "built", "half")
 ROUNDED_ONCE = partial(

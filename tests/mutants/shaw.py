@@ -90,9 +90,7 @@ MUTANTS = (
     Mutant("takes query minus key", Shaw, "_rows", rows(lambda r, k: clipped(-r, k)), COMPARED),
     Mutant("is blind to direction", Shaw, "_rows", rows(lambda r, k: clipped(r.abs(), k)), COMPARED),
     Mutant("clips one too early", Shaw, "_rows", rows(lambda r, k: r.clamp(1 - k, k - 1) + k), COMPARED),
-    Mutant(
-        "takes distances between indices", Shaw, "score", elsewhere(Shaw, index, index), oracles("shaw", "permuted")
-    ),
+    Mutant("takes distances between indices", Shaw, "score", elsewhere(Shaw, index, index), oracles("shaw")),
     Mutant("does not divide by the root of head_dim", Shaw, "score", score(factor=HEAD_DIM**0.5), COMPARED),
     Mutant("lets keys meet the distance, not queries", Shaw, "score", score(side="key"), COMPARED),
     Mutant(

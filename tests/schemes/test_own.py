@@ -100,7 +100,7 @@ def test_an_entry_says_what_is_claimed(own: str) -> None:
     [
         ("Steeep", "the scheme of {own} must be one of Steep, Grid, .*, got 'Steeep' .did you mean 'Steep'"),
         ("Needs", "{own}:Needs must be built from dim, .*, got an __init__ that needs power: add a default, or"),
-        ("FailsWhenBuilt", "{own}:FailsWhenBuilt cannot be built: {own}:43: KeyError: 'head_dim'"),
+        ("FailsWhenBuilt", "building {own}:FailsWhenBuilt failed: {own}:43: KeyError: 'head_dim'"),
     ],
 )
 def test_what_is_wrong_is_named_with_the_line(own: str, name: str, message: str) -> None:
@@ -111,8 +111,8 @@ def test_what_is_wrong_is_named_with_the_line(own: str, name: str, message: str)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("import posenc\n\nx = 1 / 0\n", "my.py cannot be run: .*my.py:3: ZeroDivisionError: division by zero"),
-        ("import posenc\nclass X(:\n", "my.py cannot be run: .*my.py:2: SyntaxError"),
+        ("import posenc\n\nx = 1 / 0\n", "importing .*my.py failed: .*my.py:3: ZeroDivisionError: division by zero"),
+        ("import posenc\nclass X(:\n", "importing .*my.py failed: .*my.py:2: SyntaxError"),
     ],
 )
 def test_a_file_that_cannot_be_run_is_named_with_the_line(tmp_path: Path, text: str, message: str) -> None:
@@ -126,6 +126,29 @@ def test_a_file_that_is_not_there_is_named(name: str) -> None:
     message = f"scheme must be a name of the catalog or path/to/file.py:Name of an existing file, got '{name}'"
     with pytest.raises(ValueError, match=message):
         entries_of(name)
+
+
+@pytest.mark.parametrize("name", ["my.py", "my-own.py", "json.py"])
+def test_files_of_one_name_or_of_no_modules_are_told_apart(tmp_path: Path, name: str) -> None:
+    schemes = []
+    for i, folder in enumerate(("before", "after")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"beside_{i}.py").write_text(f"BASE = {10.0 + i}\n")
+        text = f"import posenc\nfrom beside_{i} import BASE\n\n\nclass Mine(posenc.RoPE):\n"
+        text += "    def __init__(self, head_dim):\n        super().__init__(head_dim, base=BASE)\n"
+        (tmp_path / folder / name).write_text(text)
+        schemes.append(scheme_from_names(f"{tmp_path / folder / name}:Mine", SHAPE))
+    assert [scheme.base for scheme in schemes] == [10.0, 11.0]
+    sources = [source_of(f"{tmp_path / folder / name}:Mine") for folder in ("before", "after")]
+    assert sources[0] != sources[1]
+
+
+def test_a_file_of_a_package_imports_as_a_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "of_a_package").mkdir()
+    (tmp_path / "of_a_package" / "__init__.py").write_text("")
+    (tmp_path / "of_a_package" / "base.py").write_text("from posenc import NoPE as Base\n")
+    (tmp_path / "of_a_package" / "mine.py").write_text("from .base import Base\n\n\nclass Mine(Base):\n    pass\n")
+    assert scheme_from_names(f"{tmp_path / 'of_a_package' / 'mine.py'}:Mine", SHAPE).doors == ()
 
 
 def test_it_is_compared_and_its_file_must_stay_as_it_was(

@@ -14,8 +14,9 @@ from posenc import compat
 from posenc.backends import ranges as bands
 from posenc.backends.call import Call, sliced
 from posenc.backends.choice import Explanation
+from posenc.backends.plan import planned
 from posenc.backends.reference import dense_logits
-from posenc.backends.request import bound, call_of, request
+from posenc.backends.request import Request
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import Fold, adds, gives_weights
 from posenc.lowering.forms import added
@@ -83,35 +84,35 @@ def attention(
 
     Returns (batch, heads, queries, value_dim) in the query's dtype. Scores are float32 for half-precision inputs.
     """
-    encoding, call = request(
+    asked = Request(
         query,
         key,
         value,
         encoding,
         query_positions,
         key_positions,
-        attn_mask=attn_mask,
-        is_causal=is_causal,
-        window=window,
-        sinks=sinks,
-        dropout_p=dropout_p,
-        scale=scale,
-        enable_gqa=enable_gqa,
-        return_lse=return_lse,
-        skip_below=skip_below,
-        key_norms=key_norms,
+        attn_mask,
+        is_causal,
+        window,
+        sinks,
+        dropout_p,
+        scale,
+        enable_gqa,
+        return_lse,
+        skip_below,
+        key_norms,
     )
-    run = bands.runner(call, backend)
+    encoding, call, run = planned(asked, backend)
     # Autocast would cast the bias together with the query: a bfloat16 ALiBi has 769 values over 4096 keys.
     with _without_autocast(query):
-        out, lse = run()
+        out, lse = run(call)
         if gives_weights(call.pieces):
             assert lse is not None
             out = (out.to(lse.dtype) * lse.exp()[..., None]).to(out.dtype)  # undo the normalization
         if sinks is not None:
             assert lse is not None
             out, lse = _with_sinks(out, lse, sinks)
-        out = encoding.rotate_output(out)
+        out = encoding.rotate_output(out) if encoding.rotations else out
     if not return_lse:
         return out
     assert lse is not None
@@ -142,8 +143,10 @@ def logits(
     ``is_causal`` and ``window`` do not mask the result. Schemes that depend on the whole row, such as CoPE, use them to
     know which keys a query attends to. Returns float32 for half-precision inputs, float64 for float64 inputs.
     """
-    encoding = bound(query, key, key, encoding, query_positions, key_positions)
-    call = call_of(query, key, key, encoding, None, is_causal, window, 0.0, scale, False, None)
+    asked = Request(
+        query, key, None, encoding, query_positions, key_positions, is_causal=is_causal, window=window, scale=scale
+    )
+    *_, call = asked.checked()
     with _without_autocast(query):
         return dense_logits(call.turned())
 
@@ -175,24 +178,25 @@ def explain(
     >>> print(posenc.explain(q, k, v, posenc.ALiBi(12), is_causal=True))
     native: every term depends on distance, and the kernel computes the scores on the fly
     """
-    _, call = request(
+    asked = Request(
         query,
         key,
         value,
         encoding,
         query_positions,
         key_positions,
-        attn_mask=attn_mask,
-        is_causal=is_causal,
-        window=window,
-        sinks=sinks,
-        dropout_p=dropout_p,
-        scale=scale,
-        enable_gqa=enable_gqa,
-        return_lse=return_lse,
-        skip_below=skip_below,
-        key_norms=key_norms,
+        attn_mask,
+        is_causal,
+        window,
+        sinks,
+        dropout_p,
+        scale,
+        enable_gqa,
+        return_lse,
+        skip_below,
+        key_norms,
     )
+    *_, call = asked.checked()
     _bind_pairs(call)
     return bands.explain(call)
 
@@ -223,4 +227,5 @@ def _bind_pairs(call: Call) -> None:
 
 def _without_autocast(x: Tensor) -> AbstractContextManager[object]:
     kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+    is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if is_on else nullcontext()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import and_
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -77,6 +78,13 @@ class Call:
     bands: tuple[Far, ...] = ()
     chunk: int | None = None
     turn: Turn | None = None
+    kept: dict[str, Any] | None = field(default=None, init=False)  # see `keeping`; a call made of this one has none
+
+    def keeping(self, kept: dict[str, Any]) -> Call:
+        """Gives the call, just made, a place for what a backend derives of it that no number in its tensors changes:
+        other calls of the same plan are given it too."""
+        object.__setattr__(self, "kept", kept)
+        return self
 
     def turned(self) -> Call:
         """The same call with queries and keys rotated."""

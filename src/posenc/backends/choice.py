@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 
@@ -34,8 +35,6 @@ FEW_FOR_KERNEL = 2**11
 MANY_KEYS = 2**13
 # With fewer pairs per tile than this, calls cost more than tiles save.
 PAIRS_PER_TILE = 2**12
-
-PLAIN = "nothing is added to the scores, so the fused kernel suffices"
 
 
 @dataclass(frozen=True)
@@ -77,52 +76,148 @@ def named(call: Call, name: str, needs_lse: str | None = None) -> Backend:
     return known[name]
 
 
-def choose(call: Call) -> tuple[Backend, str]:
-    """The backend for "auto", and the reason."""
-    batch, heads, queries, _ = call.query.shape
-    keys = call.key.size(2)
-    if call.is_forward_mode:
-        return REFERENCE, "no fused kernel has a forward-mode derivative"
-    dense = SDPA if SDPA.refuses(call) is None else REFERENCE
-    has_plane = any(map(is_planar, call.pieces))
-    if dense is SDPA and not has_plane and is_plain(call):  # does not load the kernel library
-        ahead = why_ahead(call)
-        if ahead is not None and NATIVE.refuses(call) is None:
-            return NATIVE, ahead
-        return SDPA, PLAIN
-    has_kernel = NATIVE.refuses(call) is None
-    is_even = call.query.size(3) % CHANNELS == 0  # else inputs are copied to pad channels
-    most = FEW_FOR_KERNEL if has_kernel and is_even else FEW_PAIRS
-    is_few = not torch.compiler.is_compiling() and queries * keys <= most
-    # A plane can also be folded into query and key, but they become wide.
-    is_plane = has_plane and has_kernel and not call.has_few_queries and not is_few
-    if dense is SDPA and has_plane and not is_plane and is_plain(call):
-        return SDPA, PLAIN
-    few = "there are few queries: dense rows of scores are cheapest"
-    if call.has_few_queries and has_kernel and _suits_few(call, dense is SDPA):
-        return NATIVE, "there are few queries, and the kernel reads keys only once"
-    if call.has_few_queries and dense is SDPA:
-        return SDPA, few
-    if dense is SDPA and is_few:
-        return SDPA, "there are few enough tokens for a dense mask"
-    if not call.has_few_queries and has_kernel and _is_worth_tiles(call):
-        return NATIVE, "every term depends on distance, and the kernel computes the scores on the fly"
-    is_tiled = TILED.refuses(call) is None and _is_worth_tiles(call)
-    width = width_of(call) if is_tiled else None
-    if is_tiled and width is not None and has_far_keys(call, width):
-        return TILED, "the scores are linear in distance beyond a cutoff, and the mask splits into tiles"
-    if call.has_few_queries:
-        return REFERENCE, few
-    is_cuda = call.query.device.type == "cuda"
-    if is_cuda and _meets_vectors(call) and TRITON.refuses(call) is None and _is_worth_tiles(call):
-        return TRITON, "vectors depend on distance, and the kernel computes their products on the fly"
-    if is_cuda and FLEX.refuses(call) is None:
-        return FLEX, "a fused kernel computes the score function on the fly"
-    if is_tiled:
-        return TILED, "the scores depend on distance, computed one band at a time"
-    if batch * heads * queries * keys <= FEW_SCORES:
-        return dense, "there are few enough scores for a dense mask" if dense is SDPA else "there are few scores"
-    return CHUNKED, "the scores are too many to hold at once"
+class _Asked:
+    """A call, and what is asked of it before it is run. What takes time is asked once; without
+    `functools.cached_property`, which a compiled graph does not know."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.has_few_queries = call.has_few_queries
+        self.has_plane = any(map(is_planar, call.pieces))
+        self.ahead: str | None = None  # why the kernel is faster without score terms
+        self._known: dict[str, bool] = {}
+
+    def takes(self, backend: Backend) -> bool:
+        """Whether the backend can run the call."""
+        if backend.name not in self._known:
+            self._known[backend.name] = backend.refuses(self.call) is None
+        return self._known[backend.name]
+
+    def is_plain(self) -> bool:
+        """Whether PyTorch's kernel needs no mask."""
+        if "plain" not in self._known:
+            self._known["plain"] = is_plain(self.call)
+        return self._known["plain"]
+
+    def is_worth_tiles(self) -> bool:
+        """Whether tiles have enough pairs on average. In a compiled graph, whether the layout is known."""
+        if "worth" not in self._known:
+            self._known["worth"] = _is_worth_tiles(self.call)
+        return self._known["worth"]
+
+    def has_few_tokens(self) -> bool:
+        """Whether there are few enough tokens for a dense mask."""
+        is_even = self.call.query.size(3) % CHANNELS == 0  # else inputs are copied to pad channels
+        most = FEW_FOR_KERNEL if self.takes(NATIVE) and is_even else FEW_PAIRS
+        return not torch.compiler.is_compiling() and self.call.query.size(2) * self.call.key.size(2) <= most
+
+    def has_few_scores(self) -> bool:
+        """Whether the scores of all heads can be held at once."""
+        batch, heads, queries, _ = self.call.query.shape
+        return batch * heads * queries * self.call.key.size(2) <= FEW_SCORES
+
+    def is_cuda(self) -> bool:
+        """Whether the queries are on a GPU."""
+        return self.call.query.device.type == "cuda"
+
+    # What the rows of `CHOICES` ask, in their order.
+
+    def is_forward_mode(self) -> bool:
+        """Tangents may be on their way."""
+        return self.call.is_forward_mode
+
+    def is_ahead(self) -> bool:
+        """No mask is needed, and the kernel is still faster. Does not load its library where it has no chance."""
+        if self.has_plane or not self.takes(SDPA) or not self.is_plain():
+            return False
+        self.ahead = why_ahead(self.call)
+        return self.ahead is not None and self.takes(NATIVE)
+
+    def needs_no_mask(self) -> bool:
+        """The fused kernel suffices. A plane can be folded into query and key too, but they become wide."""
+        if not self.takes(SDPA):
+            return False
+        is_plane = self.has_plane and self.takes(NATIVE) and not self.has_few_queries and not self.has_few_tokens()
+        return not is_plane and self.is_plain()
+
+    def suits_few_queries(self) -> bool:
+        """The kernel is faster for a few queries."""
+        return self.has_few_queries and self.takes(NATIVE) and _suits_few(self.call, self.takes(SDPA))
+
+    def has_few_rows(self) -> bool:
+        """A mask is a few rows."""
+        return self.has_few_queries and self.takes(SDPA)
+
+    def has_small_mask(self) -> bool:
+        """A mask is small."""
+        return self.takes(SDPA) and self.has_few_tokens()
+
+    def suits_kernel(self) -> bool:
+        """The kernel takes it, tile by tile."""
+        return not self.has_few_queries and self.takes(NATIVE) and self.is_worth_tiles()
+
+    def is_straight(self) -> bool:
+        """Tiles, of which most are straight."""
+        width = width_of(self.call) if self.is_tiled() else None
+        return width is not None and has_far_keys(self.call, width)
+
+    def has_few_dense_rows(self) -> bool:
+        """Scores are a few rows."""
+        return self.has_few_queries
+
+    def meets_vectors(self) -> bool:
+        """A GPU's kernel computes products with vectors on the fly."""
+        return self.is_cuda() and _meets_vectors(self.call) and self.takes(TRITON) and self.is_worth_tiles()
+
+    def has_function(self) -> bool:
+        """A GPU's kernel computes the score function on the fly."""
+        return self.is_cuda() and self.takes(FLEX)
+
+    def is_tiled(self) -> bool:
+        """Tiles."""
+        return self.takes(TILED) and self.is_worth_tiles()
+
+    def has_mask(self) -> bool:
+        """A mask can be held."""
+        return self.takes(SDPA) and self.has_few_scores()
+
+    def is_any(self) -> bool:
+        """Every call."""
+        return True
+
+
+class Choice(NamedTuple):
+    """A backend that "auto" takes, when, and why; None: as `why_ahead` says."""
+
+    backend: Backend
+    when: Callable[[_Asked], bool]
+    why: str | None
+
+
+FEW = "there are few queries: dense rows of scores are cheapest"
+ON_THE_FLY = "every term depends on distance, and the kernel computes the scores on the fly"
+VECTORS = "vectors depend on distance, and the kernel computes their products on the fly"
+
+CHOICES = (
+    Choice(REFERENCE, _Asked.is_forward_mode, "no fused kernel has a forward-mode derivative"),
+    Choice(NATIVE, _Asked.is_ahead, None),
+    Choice(SDPA, _Asked.needs_no_mask, "nothing is added to the scores, so the fused kernel suffices"),
+    Choice(NATIVE, _Asked.suits_few_queries, "there are few queries, and the kernel reads keys only once"),
+    Choice(SDPA, _Asked.has_few_rows, FEW),
+    Choice(SDPA, _Asked.has_small_mask, "there are few enough tokens for a dense mask"),
+    Choice(NATIVE, _Asked.suits_kernel, ON_THE_FLY),
+    Choice(
+        TILED, _Asked.is_straight, "the scores are linear in distance beyond a cutoff, and the mask splits into tiles"
+    ),
+    Choice(REFERENCE, _Asked.has_few_dense_rows, FEW),
+    Choice(TRITON, _Asked.meets_vectors, VECTORS),
+    Choice(FLEX, _Asked.has_function, "a fused kernel computes the score function on the fly"),
+    Choice(TILED, _Asked.is_tiled, "the scores depend on distance, computed one band at a time"),
+    Choice(SDPA, _Asked.has_mask, "there are few enough scores for a dense mask"),
+    Choice(REFERENCE, _Asked.has_few_scores, "there are few scores"),
+    Choice(CHUNKED, _Asked.is_any, "the scores are too many to hold at once"),
+)
+"""Read from the top: the first row that applies is taken, so each relies on those above it."""
 
 
 def _suits_few(call: Call, is_dense_fused: bool) -> bool:
@@ -149,6 +244,15 @@ def _is_worth_tiles(call: Call) -> bool:
     found = list(tiles(*call.layouts, call.visibility, call.query.size(0)))
     pairs = sum((t.stop - t.start) * (t.last - t.first) * (t.row.stop - t.row.start) for t in found)
     return pairs * call.query.size(1) >= PAIRS_PER_TILE * len(found)
+
+
+def choose(call: Call) -> tuple[Backend, str]:
+    """The backend for "auto", and the reason: the first row of `CHOICES` that applies."""
+    asked = _Asked(call)
+    for choice in CHOICES:
+        if choice.when(asked):
+            break
+    return choice.backend, choice.why or asked.ahead or ""
 
 
 def explain(call: Call) -> Explanation:

@@ -19,6 +19,8 @@ from posenc.lowering.forms import check_width, meets
 from posenc.positions.layout import flat
 
 TABLES = ("bias", "vectors", "values", "factor", "key_vectors", "away")
+# Those that no query, key or feature is part of.
+OF_POSITIONS = frozenset((*TABLES, "shift", "share", "lines", "ends", "query_cos", "query_sin", "key_cos", "key_sin"))
 FUNCTIONS = {"relu times": 1, "cap": 2}  # functions that kernels support, by `Function.formula`
 
 
@@ -147,6 +149,11 @@ class Given:
         self._put("away", low, away.to(self.call.dtype)[None])
         heads = block.query.size(1)
         self.tensors.update(share=share, lines=block.of_heads(lines, scheme).expand(heads, -1, -1), ends=ends)
+
+    @property
+    def is_of_positions(self) -> bool:
+        """Whether the tensors follow from positions and fixed parameters alone, so that another layer has the same."""
+        return OF_POSITIONS.issuperset(self.tensors) and not any(x.requires_grad for x in self.tensors.values())
 
     def arguments(self) -> tuple[object, ...]:
         """The arguments of an operator from ``given`` on, except the scale."""

@@ -22,22 +22,21 @@ from posenc.positions.positions import Positions
 from posenc.positions.tiles import Visibility
 
 MERGED = "which is needed to merge near and distant pairs, which are rotated differently"
-Run = Callable[[], tuple[Tensor, Tensor | None]]
+Run = Callable[[Call], tuple[Tensor, Tensor | None]]
 
 
 def runner(call: Call, backend: str) -> Run:
-    """A function that runs the call, with one backend or one for each band. Raises ValueError if the named backend
-    cannot run it."""
+    """A function that runs the call, with one backend or one for each band; a call without bands it runs like any other
+    with the same plan. Raises ValueError if the named backend cannot run it."""
     is_auto = isinstance(backend, str) and backend == "auto"
     if not call.bands:
-        chosen = choice.choose(call)[0] if is_auto else choice.named(call, backend)
-        return lambda: chosen(call)
+        return choice.choose(call)[0] if is_auto else choice.named(call, backend)
     if backend == "reference" or (is_auto and _is_dense(call)):
-        return lambda: REFERENCE(call)
+        return REFERENCE
     bands = [part for _, part in parts(call)]
     each = [choice.choose(part)[0] if is_auto else choice.named(part, backend, MERGED) for part in bands]
 
-    def run() -> tuple[Tensor, Tensor | None]:
+    def run(_: Call) -> tuple[Tensor, Tensor | None]:
         found = [backend(part) for backend, part in zip(each, bands, strict=True)]
         whole = []
         for out, lse in found:

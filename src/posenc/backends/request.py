@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,153 +26,135 @@ from posenc.scheme import Scheme, is_scheme
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def request(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    encoding: Encoding | Scheme | None,
-    query_positions: Positions | None,
-    key_positions: Positions | None,
-    *,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    window: Window,
-    sinks: Tensor | None,
-    dropout_p: float,
-    scale: float | None,
-    enable_gqa: bool,
-    return_lse: bool,
-    skip_below: float | None,
-    key_norms: Tensor | None,
-) -> tuple[Encoding, Call]:
-    """The encoding and the call for these arguments of `attention`. Raises its errors."""
-    check_flag("enable_gqa", enable_gqa)
-    _check_sinks(sinks, query)
-    encoding = bound(query, key, value, encoding, query_positions, key_positions)
-    call = call_of(
-        query,
-        key,
-        value,
-        encoding,
-        attn_mask,
-        is_causal,
-        window,
-        dropout_p,
-        scale,
-        return_lse,
-        sinks,
-        skip_below,
-        key_norms,
-    )
-    _check_direction(call, encoding.rotations)
-    _check_value_door(call)
-    return encoding, call
+@dataclass(eq=False)
+class Request:
+    """The arguments of `attention` and of `explain`; of `logits`, without a value, which then masks nothing either."""
 
+    query: Tensor
+    key: Tensor
+    value: Tensor | None
+    encoding: Encoding | Scheme | None
+    query_positions: Positions | None
+    key_positions: Positions | None
+    attn_mask: Tensor | None = None
+    is_causal: bool = False
+    window: Window = None
+    sinks: Tensor | None = None
+    dropout_p: float = 0.0
+    scale: float | None = None
+    enable_gqa: bool = False
+    return_lse: bool = False
+    skip_below: float | None = None
+    key_norms: Tensor | None = None
 
-def bound(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    encoding: Encoding | Scheme | None,
-    query_positions: Positions | None,
-    key_positions: Positions | None,
-) -> Encoding:
-    """The encoding, or the scheme bound to the positions, checked against the tensors."""
-    _check_tensors(query, key, value)
-    if isinstance(encoding, Tensor):
-        raise ValueError(
-            f"encoding must be an Encoding, a Scheme or None; pass a mask as attn_mask=, got {shown(encoding)}"
+    def bound(self) -> Encoding:
+        """The encoding, or the scheme bound to the positions, checked against the tensors."""
+        query, key, encoding = self.query, self.key, self.encoding
+        _check_tensors(query, key, key if self.value is None else self.value)
+        if isinstance(encoding, Tensor):
+            raise ValueError(
+                f"encoding must be an Encoding, a Scheme or None; pass a mask as attn_mask=, got {shown(encoding)}"
+            )
+        if isinstance(encoding, Schedule):
+            raise ValueError(BOUND_BY_LAYER)
+        if encoding is not None and not isinstance(encoding, Encoding) and not is_scheme(encoding):
+            check_type("encoding", encoding, Encoding, Scheme, None)
+        check_type("query_positions", self.query_positions, Positions, None)
+        check_type("key_positions", self.key_positions, Positions, None)
+        if isinstance(encoding, Encoding):
+            if self.query_positions is not None or self.key_positions is not None:
+                raise ValueError("encoding is bound to positions already: pass it without positions, or pass a scheme")
+            encoding.check(query, key)
+            encoding.check_token_doors()
+            return encoding
+        positions = _default_positions(query, key, self.query_positions, self.key_positions)
+        made = _of_scheme(encoding, *positions, torch.promote_types(query.dtype, torch.float32))
+        made.check(query, key)
+        return made
+
+    def settled(self, encoding: Encoding) -> dict[str, Any]:
+        """The fields of the call that are the same for every call with the same arguments, apart from the numbers in
+        their tensors. Raises the errors of all arguments but the encoding."""
+        query, key, attn_mask, scale, window = self.query, self.key, self.attn_mask, self.scale, self.window
+        if attn_mask is not None:
+            _check_mask(attn_mask, (*query.shape[:3], key.size(2)), query)
+        if not _is_number(self.dropout_p) or not 0 <= self.dropout_p < 1:
+            raise ValueError(f"dropout_p must be within [0, 1), got {shown(self.dropout_p)}")
+        if scale is None:
+            scale = encoding.scale if encoding.scale is not None else 1 / math.sqrt(query.size(-1))
+        elif not _is_number(scale) or not -math.inf < scale < math.inf:
+            raise ValueError(f"scale must be a finite number or None, got {shown(scale)}")
+        if attn_mask is not None and attn_mask.is_floating_point() and gives_weights(encoding.pieces):
+            raise ValueError(
+                "attn_mask must be bool, True = may attend, where scores are logarithms of weights that are not "
+                f"normalized again, got {shown(attn_mask)}"
+            )
+        _check_sinks(self.sinks, query)
+        if self.sinks is not None and gives_weights(encoding.pieces):
+            raise ValueError(f"sinks must be None for a scheme whose weights do not sum to 1, got {shown(self.sinks)}")
+        flag: object = self.is_causal
+        if not isinstance(flag, torch.SymBool):  # under torch.compile
+            check_flag("is_causal", flag)
+        check_flag("enable_gqa", self.enable_gqa)
+        check_flag("return_lse", self.return_lse)
+        if isinstance(window, Chunk):
+            encoding, window = encoding.in_chunks(window.size), None
+        left, right = check_window(window)
+        _check_norms(self.key_norms, key)
+        encoding.check_trained(query, key)
+        banded = encoding.banded
+        return {
+            "query_positions": encoding.query_positions,
+            "key_positions": encoding.key_positions,
+            "pieces": encoding.pieces,
+            "values": encoding.values,
+            "visibility": Visibility(self.is_causal, left, right),
+            "dropout_p": self.dropout_p,
+            "scale": scale,
+            "return_lse": self.return_lse or self.sinks is not None or gives_weights(encoding.pieces),
+            "heads": encoding.context.heads,
+            "skip_below": _share(self.skip_below, query.dtype),
+            "chunk": None if banded is None else banded.chunk,
+            "turn": _turn_left(encoding, query, key),
+        }
+
+    def call(self, encoding: Encoding, settled: Mapping[str, Any]) -> Call:
+        """The call, of what is `settled` and this request's tensors. Values are rotated, and so are queries and keys
+        (for each band of distances, where the encoding has bands) unless their rotation is left to the backend."""
+        query, key, value = self.query, self.key, self.key if self.value is None else self.value
+        attn_mask = self.attn_mask
+        bands: tuple[Far, ...] = ()
+        if attn_mask is not None:
+            attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.dim()) + attn_mask.shape)
+        if is_autocast(query):  # as PyTorch's own attention does
+            query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
+        if encoding.rotations:
+            value = encoding.rotate_value(value)
+            if settled["turn"] is None:
+                (query, key), *far = encoding.rotate_bands(query, key)
+                reaches = [band.reach for rotation in encoding.rotations for band in rotation.bands]
+                bands = tuple(Far(reach, *of_band) for reach, of_band in zip(reaches, far, strict=True))
+        return Call(
+            query,
+            key,
+            value,
+            attn_mask=attn_mask,
+            query_features=encoding.query_features,
+            key_features=encoding.key_features,
+            key_norms=self.key_norms,
+            bands=bands,
+            **settled,
         )
-    if isinstance(encoding, Schedule):
-        raise ValueError(BOUND_BY_LAYER)
-    if encoding is not None and not isinstance(encoding, Encoding) and not is_scheme(encoding):
-        check_type("encoding", encoding, Encoding, Scheme, None)
-    check_type("query_positions", query_positions, Positions, None)
-    check_type("key_positions", key_positions, Positions, None)
-    if isinstance(encoding, Encoding):
-        if query_positions is not None or key_positions is not None:
-            raise ValueError("encoding is bound to positions already: pass it without positions, or pass a scheme")
-        encoding.check(query, key)
-        encoding.check_token_doors()
-        return encoding
-    query_positions, key_positions = _default_positions(query, key, query_positions, key_positions)
-    made = _of_scheme(encoding, query_positions, key_positions, torch.promote_types(query.dtype, torch.float32))
-    made.check(query, key)
-    return made
 
-
-def call_of(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    encoding: Encoding,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    window: Window,
-    dropout_p: float,
-    scale: float | None,
-    return_lse: bool,
-    sinks: Tensor | None,
-    skip_below: float | None = None,
-    key_norms: Tensor | None = None,
-) -> Call:
-    """The call for these arguments. Values are rotated, and so are queries and keys (for each band of distances, where
-    the encoding has bands) unless their rotation is left to the backend."""
-    if attn_mask is not None:
-        _check_mask(attn_mask, (*query.shape[:3], key.size(2)), query)
-        attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.dim()) + attn_mask.shape)
-    if not _is_number(dropout_p) or not 0 <= dropout_p < 1:
-        raise ValueError(f"dropout_p must be within [0, 1), got {shown(dropout_p)}")
-    if scale is None:
-        scale = encoding.scale if encoding.scale is not None else 1 / math.sqrt(query.size(-1))
-    elif not _is_number(scale) or not -math.inf < scale < math.inf:
-        raise ValueError(f"scale must be a finite number or None, got {shown(scale)}")
-    if attn_mask is not None and attn_mask.is_floating_point() and gives_weights(encoding.pieces):
-        raise ValueError(
-            "attn_mask must be bool, True = may attend, where scores are logarithms of weights that are not normalized "
-            f"again, got {shown(attn_mask)}"
-        )
-    if sinks is not None and gives_weights(encoding.pieces):
-        raise ValueError(f"sinks must be None for a scheme whose weights do not sum to 1, got {shown(sinks)}")
-    flag: object = is_causal
-    if not isinstance(flag, torch.SymBool):  # under torch.compile
-        check_flag("is_causal", flag)
-    check_flag("return_lse", return_lse)
-    if isinstance(window, Chunk):
-        encoding, window = encoding.in_chunks(window.size), None
-    left, right = check_window(window)
-    if _is_autocast(query):  # as PyTorch's own attention does
-        query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
-    encoding.check_trained(query, key)
-    value = encoding.rotate_value(value)
-    turn, far = _turn_left(encoding, query, key), []
-    if turn is None:
-        (query, key), *far = encoding.rotate_bands(query, key)
-    _check_norms(key_norms, key)
-    banded = encoding.banded
-    reaches = () if banded is None else tuple(band.reach for band in banded.bands)
-    return Call(
-        query,
-        key,
-        value,
-        encoding.query_positions,
-        encoding.key_positions,
-        encoding.pieces,
-        encoding.values,
-        attn_mask,
-        Visibility(is_causal, left, right),
-        dropout_p,
-        scale,
-        return_lse or sinks is not None or gives_weights(encoding.pieces),
-        encoding.context.heads,
-        encoding.query_features,
-        encoding.key_features,
-        _share(skip_below, query.dtype),
-        key_norms,
-        bands=tuple(Far(reach, *of_band) for reach, of_band in zip(reaches, far, strict=True)),
-        chunk=None if banded is None else banded.chunk,
-        turn=turn,
-    )
+    def checked(self) -> tuple[Encoding, dict[str, Any], Call]:
+        """The encoding, what is `settled`, and the call. Raises the errors of `attention`, or of `logits`."""
+        encoding = self.bound()
+        settled = self.settled(encoding)
+        call = self.call(encoding, settled)
+        if self.value is not None:
+            _check_direction(call, encoding.rotations)
+            _check_value_door(call)
+        return encoding, settled, call
 
 
 def _turn_left(encoding: Encoding, query: Tensor, key: Tensor) -> Turn | None:
@@ -238,7 +223,7 @@ def _default_positions(
     return query_positions, key_positions
 
 
-def _is_autocast(x: Tensor) -> bool:
+def is_autocast(x: Tensor) -> bool:
     """Whether autocast would cast x: it does not cast float64 and does not support every device (meta)."""
     kind = x.device.type
     return x.dtype != torch.float64 and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
@@ -265,7 +250,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise ValueError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
         if x.device != query.device:
             raise ValueError(f"{name} must be on {query.device} like query, got {x.device}")
-        if x.dtype != query.dtype and not (_is_autocast(query) and _is_autocast(x)):
+        if x.dtype != query.dtype and not (is_autocast(query) and is_autocast(x)):
             raise ValueError(f"{name} must be {query.dtype} like query, got {x.dtype}")
         if x.size(0) != query.size(0):
             raise ValueError(f"{name} must have batch {query.size(0)} like query, got {x.size(0)}")

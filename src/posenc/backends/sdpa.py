@@ -69,7 +69,6 @@ def _bias(call: Call, left: tuple[Piece, ...]) -> Tensor | None:
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
-    call.check()
     query, key, left = _folded(call)
     width = call.value.size(-1)
     # Fused kernels need equal widths, and folded terms add channels.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -143,8 +144,10 @@ class Encoding:
     wanted: Mapping[str, Feature] = field(default_factory=lambda: NO_FEATURES)  # what layers must project
     _scale: float | None = field(default=None, repr=False)  # of rotations that were already applied
     _made_with: MadeWith = field(default=(), repr=False)
+    _is_counted: bool = field(default=False, repr=False)  # whether these are all that its terms read
     _of_inference: bool = field(default_factory=is_inference, repr=False)  # made in inference mode
     _opened: set[str] = field(default_factory=set, repr=False)  # token doors that the model opened itself
+    plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # `posenc.backends.plan`'s
 
     def __post_init__(self) -> None:
         check_type("query_positions", self.query_positions, Positions)
@@ -202,7 +205,9 @@ class Encoding:
                     raise ValueError(
                         f"feature {feature!r} of the {name} must be (batch, heads, {tokens}, ...), got {shown(x)}"
                     )
-        return replace(self, query_features=query, key_features=query if key is None else key, _opened=self._opened)
+        made = replace(self, query_features=query, key_features=query if key is None else key, _opened=self._opened)
+        object.__setattr__(made, "plans", self.plans)
+        return made
 
     def with_projected(self, query: Projected, key: Projected | None = None) -> Encoding:
         """The same encoding with its scheme's features, computed from a layer's projections of its hidden state.
@@ -350,6 +355,11 @@ class Encoding:
         """ValueError if a parameter changed or was freed after the encoding was made."""
         check_fresh(self._made_with, bool(self.pieces or self.values))
 
+    def learns(self) -> tuple[bool, ...] | None:
+        """Of each parameter that it was made with, whether it has a gradient; None if its terms may read others."""
+        is_known = self._is_counted or not (self.pieces or self.values)
+        return tuple(parameter.requires_grad for parameter, _ in self._made_with) if is_known else None
+
     def check_trained(self, *tensors: Tensor) -> None:
         """ValueError if one of the tensors requires a gradient and the encoding was made in inference mode, whose
         tensors autograd cannot save."""
@@ -386,6 +396,10 @@ class Encoding:
         if not torch.compiler.is_compiling():
             self._opened.add(door)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has tensors of its own, and so no plans."""
+        return {**vars(self), "plans": {}}
+
     def __add__(self, other: Encoding) -> Encoding:
         """The terms of both encodings, these first. Raises ValueError for different positions or heads, or for two
         different features of one name."""
@@ -410,6 +424,7 @@ class Encoding:
             wanted=wanted_by_both(self.wanted, other.wanted),
             _scale=self._scale if other._scale is None else other._scale,
             _made_with=self._made_with + other._made_with,
+            _is_counted=self._is_counted and other._is_counted,
             _of_inference=self._of_inference or other._of_inference,
             _opened=self._opened | other._opened,
         )

@@ -16,6 +16,14 @@ def made_with(module: nn.Module) -> MadeWith:
     return () if torch.compiler.is_compiling() else tuple((p, _version_of(p)) for p in module.parameters())
 
 
+def is_counted(module: nn.Module) -> bool:
+    """Whether a change of any number that a module holds is seen in `made_with`: not of buffers, of inference tensors
+    or in a compiled graph."""
+    if torch.compiler.is_compiling() or any(True for _ in module.buffers()):
+        return False
+    return all(type(p) is nn.Parameter and not p.is_inference() for p in module.parameters())
+
+
 def is_inference() -> bool:
     """Whether new tensors are inference tensors."""
     return not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()

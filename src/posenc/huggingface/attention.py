@@ -96,7 +96,10 @@ def attention(
     _check_others(others, is_patched=plan is not None)
     queries, keys, bias, seen = _visibility(module, query, key, attention_mask, is_causal, sliding_window)
     if plan is None:
-        encoding = Encoding(queries, keys, context=Context())
+        kept = attention_mask.kept if isinstance(attention_mask, Visible) else {}
+        if "bare" not in kept:  # one encoding for all layers, which keeps their plan
+            kept["bare"] = Encoding(queries, keys, context=Context())
+        encoding = kept["bare"]
     else:
         _check_read(plan)
         encoding, seen = planned(plan, query, queries, keys, bias, seen, attention_mask, position_ids)

@@ -255,7 +255,7 @@ class ForwardPass:
         encoding, token_doors = self.pairs(layer), self.tokens(layer)
         token_doors.check_added()
         is_kept_rotated = not needs_raw_keys(scheme)
-        if is_kept_rotated:
+        if is_kept_rotated and (self.cache is not None or token_doors.rotations):
             token_doors.check(query, key)
             query, key, value = (
                 token_doors.rotate_query(query),
@@ -295,5 +295,5 @@ class ForwardPass:
         lse: list[Tensor] = []
         if not isinstance(out, Tensor):
             out, *lse = out
-        out = token_doors.rotate_output(out) if is_kept_rotated else out
+        out = token_doors.rotate_output(out) if is_kept_rotated and token_doors.rotations else out
         return (out, lse[0]) if lse else out

@@ -94,6 +94,11 @@ class Layout:
     bounds: tuple[int | float, int | float] | None = None
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the coordinates of every token are known."""
+        return self.rows is not None and all(span.coords is not None for row in self.rows for span in row)
+
+    @property
     def run(self) -> Span | None:
         """The single span that covers every row, if there is one and its order increases; else None."""
         if self.rows is None or len(self.rows) != 1 or len(self.rows[0]) != 1:

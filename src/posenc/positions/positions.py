@@ -95,9 +95,10 @@ class Positions:
 
         On a GPU, where reading would synchronize, and in a compiled graph nothing is read: see `with_layout`.
         """
-        is_whole = self._layout.rows is not None and all(span.coords is not None for span in sum(self._layout.rows, ()))
-        if not (is_whole or self._is_read) and givens.is_readable(self.order):
-            self._set(_layout=read(self.coords, self.order, self.document), _is_read=True)
+        if not self._is_read and givens.is_readable(self.order):
+            self._set(_is_read=True)
+            if not self._layout.is_whole:
+                self._set(_layout=read(self.coords, self.order, self.document))
         return self._layout
 
     def with_layout(self, layout: Layout | None = None) -> Positions:

@@ -193,11 +193,7 @@ class PairRotation:
         # inductor fuses plain operations best, and they support forward-mode derivatives.
         if torch.compiler.is_compiling() or compat.is_forward_mode():
             return _as_one_expression(x, cos, sin, self.layout)
-        is_kept = x.requires_grad or cos.requires_grad or sin.requires_grad
-        if not (is_kept and torch.is_grad_enabled()) and not compat.is_transformed():
-            return _Turn.forward(x, cos, sin, self.layout)
-        turned: Tensor = _Turn.apply(x, cos, sin, self.layout)  # type: ignore[no-untyped-call]
-        return turned
+        return _turned(x, cos, sin, self.layout)
 
 
 def turned_to(
@@ -242,6 +238,15 @@ def _turn_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: PairLay
     out[..., 2 * pairs :] = x[..., 2 * pairs :]
 
 
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:
+    """The turn, with a derivative where one is asked for: PyTorch binds its arguments anew in every call."""
+    is_kept = x.requires_grad or cos.requires_grad or sin.requires_grad
+    if not (is_kept and torch.is_grad_enabled()) and not compat.is_transformed():
+        return _Turn.forward(x, cos, sin, layout)
+    turned: Tensor = _Turn.apply(x, cos, sin, layout)  # type: ignore[no-untyped-call]
+    return turned
+
+
 class _Turn(torch.autograd.Function):
     """The rotation in eager mode, where every operation is a pass over memory."""
 
@@ -272,7 +277,7 @@ class _Turn(torch.autograd.Function):
         (gradient,), (cos, sin, x) = gradients, ctx.saved_tensors
         of_x = None
         if ctx.needs_input_grad[0]:
-            of_x = _Turn.apply(gradient, cos, -sin, ctx.layout)  # type: ignore[no-untyped-call]
+            of_x = _turned(gradient, cos, -sin, ctx.layout)
         if x is None:
             return of_x, None, None, None
         (a, b), (c, d) = (_pairs(t.to(cos.dtype), cos.size(-1), ctx.layout) for t in (x, gradient))

@@ -6,12 +6,8 @@ its ``__init__`` takes, unless the file has an ``ENTRY`` of that class.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import inspect
 import re
-import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from posenc.arguments import check_name, shown
+from posenc.own import TargetError, digest_of, imported
 
 if TYPE_CHECKING:  # imported inside functions, so that this module works without torch
     from posenc.scheme import Scheme
@@ -28,9 +25,6 @@ FORM = "path/to/file.py:Name"
 # Separates the schemes of several layers. Not the ~ of a home folder or of PROGRA~1.
 BETWEEN = re.compile(r"(?<=[^+~])~(?!\d)")
 SIZES = ("dim", "num_heads", "head_dim", "max_positions", "grid")
-
-_FILES: dict[str, str] = {}  # paths of executed files, as in tracebacks, to those that the user wrote
-_MODULES: dict[str, tuple[ModuleType, str]] = {}  # with a digest of the file
 
 
 def entry_of(text: str) -> Entry:
@@ -42,7 +36,7 @@ def entry_of(text: str) -> Entry:
     from posenc.schemes.entry import Entry
 
     where, _, name = text.rpartition(":")
-    module, _ = _module(text)
+    module = _module(text)
     kinds = {k: v for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Scheme)}
     entry = getattr(module, "ENTRY", None)
     if name == "ENTRY" and isinstance(entry, Entry):
@@ -58,44 +52,14 @@ def entry_of(text: str) -> Entry:
 def source_of(names: str) -> str:
     """The digests of the files of a composition's (or several layers') user schemes, as executed; empty without any."""
     parts = (part for layer in BETWEEN.split(names) for part in layer.split("+"))
-    return "".join(_module(part)[1] for part in parts if ":" in part)
+    return "".join(digest_of(_module(part)) for part in parts if ":" in part)
 
 
-def place_of(error: BaseException) -> str:
-    """The last line of a user's file in an error's traceback, ``my.py:12``; empty if there is none."""
-    if isinstance(error, SyntaxError) and error.filename in _FILES:
-        return f"{_FILES[error.filename]}:{error.lineno}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _FILES]
-    return f"{_FILES[frames[-1].filename]}:{frames[-1].lineno}" if frames else ""
-
-
-def place_in(file: str, where: str) -> None:
-    """Makes `place_of` find lines of this file too, and call it ``where``."""
-    _FILES[file] = where
-
-
-def _module(text: str) -> tuple[ModuleType, str]:
+def _module(text: str) -> ModuleType:
     where = text.rpartition(":")[0]
-    file = Path(where)
-    if file.suffix != ".py" or not file.is_file():
+    if Path(where).suffix != ".py" or not Path(where).is_file():
         raise ValueError(f"scheme must be a name of the catalog or {FORM} of an existing file, got {text!r}")
-    path = str(file.resolve())
-    if path not in _MODULES:
-        _FILES[path], digest = where, hashlib.sha256(file.read_bytes()).hexdigest()[:16]
-        # A unique name, in sys.modules so that pickle can import it.
-        name = f"{file.stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        sys.path.insert(0, str(Path(path).parent))  # the file can import its neighbors, like a script
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            raise ValueError(f"{where} cannot be run: {_described(error)}") from error
-        _MODULES[path] = module, digest
-    return _MODULES[path]
+    return imported(where, "scheme")
 
 
 def _without_entry(text: str, kind: type[Scheme]) -> Entry:
@@ -134,13 +98,9 @@ def _guarded(text: str, build: Callable[[Shape], Scheme]) -> Callable[[Shape], S
         try:
             made = build(shape)
         except Exception as error:
-            raise ValueError(f"{text} cannot be built: {_described(error)}") from error
+            raise TargetError(f"building {text}", error) from error
         if not isinstance(made, Scheme):
             raise ValueError(f"{text} must build a Scheme, got {shown(made)}")
         return made
 
     return guarded
-
-
-def _described(error: Exception) -> str:
-    return ": ".join(filter(None, (place_of(error), type(error).__name__, " ".join(str(error).split()))))

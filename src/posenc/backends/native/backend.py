@@ -53,19 +53,29 @@ def _given(call: Call) -> Given:
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
-    call.check()
-    given = _given(call)
-    pairs: list[int] = []  # the operator's ``turn``
+    key, rest = call.key, None if call.kept is None else call.kept.get("native")
+    if rest is None:
+        given = _given(call)
+        key, rest = given.key, (*_arguments(call, given), call.scale, call.skip_below, _pairs(call))
+        if call.kept is not None and key is call.key and given.is_of_positions:
+            call.kept["native"] = rest
+    out, lse = torch.ops.posenc.native(*_operands(call, key), *rest)
+    return out.to(call.query.dtype), lse if call.return_lse else None
+
+
+def _arguments(call: Call, given: Given) -> tuple[object, ...]:
+    """Those of the operator that are given, with cos and sin where the kernel rotates."""
     if call.turn is not None:
         for side, x, turn in (("query", call.query, call.turn.query), ("key", call.key, call.turn.key)):
             for name in ("cos", "sin"):
                 angle = getattr(turn, name).to(call.dtype)
                 given.tensors[f"{side}_{name}"] = angle.expand(-1, -1, x.size(2), -1)
-        pairs = [call.turn.query.first, operator.LAYOUTS.index(call.turn.query.layout)]
-    rest = (*given.arguments(), call.scale, call.skip_below, pairs)
-    query, key, value = _operands(call, given)
-    out, lse = torch.ops.posenc.native(query, key, value, *rest)
-    return out.to(call.query.dtype), lse if call.return_lse else None
+    return given.arguments()
+
+
+def _pairs(call: Call) -> list[int]:
+    """The operator's ``turn``."""
+    return [] if call.turn is None else [call.turn.query.first, operator.LAYOUTS.index(call.turn.query.layout)]
 
 
 def keeps_bfloat16(call: Call) -> bool:
@@ -75,17 +85,17 @@ def keeps_bfloat16(call: Call) -> bool:
     return call.query.dtype == torch.bfloat16 and not meets and multiplies_bfloat16()
 
 
-def _operands(call: Call, given: Given) -> tuple[Tensor, Tensor, Tensor]:
+def _operands(call: Call, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value in the kernel's dtype."""
     dtype = torch.bfloat16 if keeps_bfloat16(call) else call.dtype
-    return call.query.to(dtype), given.key.to(dtype), call.value.to(dtype)
+    return call.query.to(dtype), key.to(dtype), call.value.to(dtype)
 
 
 @torch.no_grad()
 def leaves_out(call: Call) -> bool:
     """Whether the kernel skips keys below ``skip_below`` in this call without reading them."""
     given = _given(call)
-    query, key, _ = _operands(call, given)
+    query, key, _ = _operands(call, given.key)
     return len(bounds_of(query, key, given.tensors, given.function, call.scale, call.skip_below)) > 0
 
 

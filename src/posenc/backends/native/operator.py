@@ -111,7 +111,8 @@ def _call(
     return call
 
 
-def _found(queries: Sequence[int], keys: Sequence[int], seen: Sequence[int], batch: int) -> Any:
+@functools.lru_cache(maxsize=16)  # of all layers, forward and backward, the same numbers give the same tiles
+def _found(queries: tuple[int, ...], keys: tuple[int, ...], seen: tuple[int, ...], batch: int) -> Any:
     return tiles_of(tiles(unflat(queries), unflat(keys), Visibility.unflat(seen), batch))
 
 
@@ -141,7 +142,7 @@ def _native(
         query, key, value = map(_aligned, (query, key, value))
         out = value.new_empty((*query.shape[:3], value.size(-1)))
         lse = query.new_empty(query.shape[:3], dtype=_wide(query.dtype))
-        found = _found(queries, keys, seen, query.size(0))
+        found = _found(tuple(queries), tuple(keys), tuple(seen), query.size(0))
         inputs = _named(names, given)  # kept alive, since the kernel only has their addresses
         bounds = bounds_of(query, key, inputs, function, scale, skip_below)
         call = _call(query, key, value, inputs, lows, {}, found, function, scale, turn, bounds, skip_below, threads)
@@ -229,7 +230,7 @@ def _native_backward(
         for name in of_tables:
             x = inputs[name]
             tables[name] = x.new_zeros((slots * parts, heads if x.size(0) > 1 else kv_heads, *x.shape[1:]))
-        found = _found(queries, keys, seen, batch)
+        found = _found(tuple(queries), tuple(keys), tuple(seen), batch)
         bounds = bounds_of(query, key, inputs, function, scale, skip_below)
         call = _call(query, key, value, inputs, lows, tables, found, function, scale, turn, bounds, skip_below, threads)
         call.slots, call.parts = slots * parts, parts

@@ -53,7 +53,6 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     assert call.layouts is not None
     queries, keys = call.layouts
     block = call.raw_block()
-    call.check()
     heads, dtype, device = call.query.size(1), call.dtype, call.query.device
     width = _learned(call, width_of(call))
     if width is not None and not has_far_keys(call, width) and not is_spread(call):

@@ -1,13 +1,11 @@
 """``posenc bench``: times and memory of positional encodings. torch is imported only when it runs."""
 
 import argparse
-import sys
 from functools import partial
 from pathlib import Path
 
 from posenc.tools.bench.settings import DTYPES, QUICK, SECTIONS, Settings
-from posenc.tools.kit.command import List, add_options, failed, given, measured, names, stdout
-from posenc.tools.kit.named import TargetError
+from posenc.tools.kit.command import List, add_options, failed, given, measured, names, refused, stdout
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -65,18 +63,15 @@ def run(arguments: argparse.Namespace) -> int:
 
         for settings in precisions:
             check(settings)
-    except TargetError as error:
-        sys.stderr.write(error.shown)
-        return failed(str(error), code=2)
     except ValueError as error:
-        return failed(f"{error} (see posenc bench --help)", code=2)
+        return refused(error, "bench")
 
-    from posenc.tools.bench import pictures, tables  # a missing matplotlib must fail before an hour of timing
+    from posenc.tools.bench import pictures, results, tables  # a missing matplotlib must fail before an hour of timing
 
     out = arguments.out or Path("runs/bench" + "-mine" * bool(precisions[0].mine) + "-quick" * arguments.quick)
     for settings in precisions:
         folder = out / settings.dtype if len(precisions) > 1 else out
-        records, stopped = measured(partial(bench, settings, folder), folder)
+        records, stopped = measured(partial(bench, settings, folder), folder, results.check)
         if records:
             path = tables.write(records, folder, pictures.write(records, folder))
             console = stdout()

@@ -2,38 +2,24 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from posenc.tools.bench import tables
 from posenc.tools.bench.cells import SPREAD, Record, Table, baseline_cells, lengths_of, of, one, ratio_cell
+from posenc.tools.bench.results import check
 from posenc.tools.kit import records
-from posenc.tools.kit.files import require
 
 # Where one of these differs, the machine is another; a new kernel of Linux or a new torch is the same machine.
 MACHINE = ("processor", "physical cores", "cores", "threads", "device")
 # Where one of these differs, the calls are others.
 CALLS = ("dtype", "heads", "head_dim", "rotated", "cache")
-NEEDED: dict[str, Any] = {
-    "length": int,
-    "baseline": str,
-    "others": float | None,
-    **dict.fromkeys(("results", "settings", "machine", "versions"), dict),
-}
 
 
 def read(folder: Path) -> list[Record]:
     """The records of a folder. ValueError where there are none, and for those that no benchmark has made."""
-    found = records.read(folder, _check)
+    found = records.read(folder, check)
     if not found:
         raise ValueError(f"--compare must name folders with records of posenc bench, got {folder}, which has none")
     return [*found]
-
-
-def _check(record: Record) -> None:
-    require(record, NEEDED)
-    for result in record["results"].values():
-        if "left_out" not in result:
-            require(result, {"seconds": list[float], "ratio": list[float]})
 
 
 def environments(before: Sequence[Record], after: Sequence[Record]) -> Table:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import posenc
 from posenc.arguments import shown
-from posenc.schemes.own import place_in
+from posenc.own import named, place_in
 from posenc.tools.bench.cases import (
     PHASES,
     PLAIN,
@@ -30,7 +30,6 @@ from posenc.tools.bench.cases import (
 )
 from posenc.tools.bench.measure import Inputs, LeftOutError, Make, Work
 from posenc.tools.bench.settings import AUTO, Settings
-from posenc.tools.kit.named import named
 
 MINE = "mine"
 # The truth is in float64: up to so many tokens the dense definition (1.8 GB at 2,048), beyond it what auto takes.

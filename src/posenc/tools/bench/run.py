@@ -1,9 +1,8 @@
 """``posenc bench``: the groups that were asked for, measured one by one, each recorded when it is made."""
 
-import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -15,17 +14,17 @@ from posenc.arguments import check_name, check_type
 from posenc.backends.choice import BACKENDS
 from posenc.backends.native import library
 from posenc.backends.native.build import cores
-from posenc.tools.bench import cases, mine, peers
+from posenc.tools.bench import cases, mine, peers, results
 from posenc.tools.bench.measure import Clock, LeftOutError, Make, Work, beyond, race
 from posenc.tools.bench.neighbours import neighbours
 from posenc.tools.bench.settings import AUTO, Settings
-from posenc.tools.kit.configuration import differences, fingerprint
-from posenc.tools.kit.files import parse, write_whole
+from posenc.tools.kit import saved
+from posenc.tools.kit.configuration import fingerprint
 from posenc.tools.kit.machine import clock_of, device_of, machine, versions
 from posenc.tools.kit.progress import Progress
 from posenc.tools.kit.records import Record, Records
 
-FILE = "settings.json"
+OLDER = "settings.json"  # what older folders are of
 # A call is left out where it would need more than this share of the memory.
 SHARE = 0.5
 # A call of so many tokens or fewer is made without asking what it will need: no score fills a gigabyte there.
@@ -90,8 +89,12 @@ def bench(
         "machine": machine(device),
         "kernel": kernel(),
     }
-    with Records(out) as records, progress:
-        _claim(out, about, empty=not len(records))
+    with Records(out, results.check) as records, progress:
+        made_with = mine.source(settings) | {part: about[part] for part in ("versions", "machine", "kernel")}
+        if len(records):
+            there = saved.identity_in(out, Settings.from_mapping, OLDER)
+            saved.require_same(out, there.pop("settings", {}) | there, settings.identity(**made_with), "benchmark")
+        saved.save(out, settings, made_with)
         if records.notice:
             progress.say(records.notice)
         planned = list(groups(settings))
@@ -220,20 +223,3 @@ def grown(a: int, bytes_a: float, b: int, bytes_b: float, length: int) -> float:
 def _load() -> float:
     """How many processes wanted a core in the last minute; 0 where that is not told."""
     return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else 0.0
-
-
-def _claim(out: Path, about: Mapping[str, Mapping[str, Any]], *, empty: bool) -> None:
-    """Saves what this benchmark is. ValueError, saying what differs, if ``out`` has records of another."""
-    path, another = out / FILE, "give another folder with --out"
-    text = json.dumps(about, indent=1) + "\n"
-    if not empty:
-        if not path.exists():
-            raise ValueError(f"{out} holds records but no {FILE} to tell of what: {another}")
-        try:
-            there, here = parse(path.read_text(encoding="utf-8")), json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{path} is not what a benchmark has saved ({error}): {another}") from None
-        differ = ", ".join(filter(None, (differences(there.get(part, {}), here[part]) for part in here)))
-        if differ:
-            raise ValueError(f"{out} holds another benchmark, with {differ}: {another}")
-    write_whole(path, text.encode())

@@ -23,6 +23,8 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 class Settings(Configuration):
     """The configuration of ``posenc bench``."""
 
+    EXTENSIBLE = ("only", "lengths", "schemes")
+
     only: tuple[str, ...] = option(
         (), "sections to measure (default: all but mine; with --mine, only mine)", choices=tuple(SECTIONS)
     )
@@ -71,10 +73,6 @@ class Settings(Configuration):
         self.require("lengths", all(n & (n - 1) == 0 for n in self.lengths), "powers of two from 64 on")
         self.require("rotated", len(self.rotated) == 4, "(batch, heads, tokens, head_dim)")
         object.__setattr__(self, "lengths", tuple(sorted(set(self.lengths))))
-
-    def identity(self) -> dict[str, Any]:
-        """What all records of a folder share: every choice that changes a measurement."""
-        return {name: value for name, value in self.to_dict().items() if name not in ("only", "lengths", "schemes")}
 
 
 QUICK: dict[str, Any] = {

@@ -2,12 +2,11 @@
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from posenc.tools.kit.command import failed, stdout
+from posenc.tools.kit.command import failed, refused, stdout
 
 if TYPE_CHECKING:
     from posenc.tools.check.run import Report
@@ -105,7 +104,6 @@ def _check(arguments: argparse.Namespace) -> int:
     from posenc.tools.check.run import BEFORE, SECONDS, Interrupted, check, checked_seconds, ready
     from posenc.tools.check.state import OF_PYTHON, kept
     from posenc.tools.kit.files import write_whole
-    from posenc.tools.kit.named import TargetError
     from posenc.tools.kit.progress import Progress, for_console
 
     given = {name: getattr(arguments, name) for name in ("checks", "lengths", "longest", "seed", "seconds")}
@@ -126,11 +124,8 @@ def _check(arguments: argparse.Namespace) -> int:
                 raise ValueError(f"{name}: {error}") from error
         for name, subject in subjects.items():
             reports.append(check(subject, name=name, progress=progress, **settings))
-    except TargetError as error:
-        sys.stderr.write(error.shown)
-        return failed(str(error), code=2)
     except ValueError as error:
-        return failed(f"{' '.join(str(error).split())} (see posenc check --help)", code=2)
+        return refused(error, "check")
     except Interrupted as stop:
         reports.append(stop.report)
         interrupted = True
@@ -167,7 +162,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     try:
         text = explained(arguments.explain or None)
     except ValueError as error:
-        return failed(f"{error} (see posenc check --help)", code=2)
+        return refused(error, "check")
     stdout().print(text, highlight=False, markup=False, soft_wrap=True)
     return 0
 

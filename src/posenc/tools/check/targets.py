@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from posenc.own import FORM, TargetError, is_importable, named
 from posenc.scheme import Scheme
 from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Law
@@ -13,7 +14,6 @@ from posenc.tools.check.layers import Layer, Model, call_module
 from posenc.tools.check.standalone import is_at_top_level
 from posenc.tools.check.subjects import Subject
 from posenc.tools.kit import decoder
-from posenc.tools.kit.named import FORM, TargetError, named
 
 
 def subjects_of(target: str, dim: int | None = None, **claims: Any) -> dict[str, Subject]:
@@ -31,9 +31,12 @@ def subjects_of(target: str, dim: int | None = None, **claims: Any) -> dict[str,
         return _of_pretrained(target, dim, claims)
     if ":" not in target or "+" in target:
         return {target: _of_schemes(target, dim, claims)}
-    value, _ = named(target, "TARGET")
+    value, module = named(target, "TARGET")
     if isinstance(value, type) and issubclass(value, Scheme):
         return {target: _of_schemes(target, dim, claims)}
+    if not is_importable(module):
+        file = target.rpartition(":")[0]
+        raise ValueError(f"{file} must have a name that scripts can import, and no other module has: rename it")
     if callable(value) and not isinstance(value, Subject | nn.Module):
         build = value
         try:

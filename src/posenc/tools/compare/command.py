@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 
 from posenc.tools.compare.config import CompareConfig
-from posenc.tools.compare.tasks import TASKS, configured
-from posenc.tools.kit.command import add_options, failed, given, measured, stdout, words
+from posenc.tools.compare.tasks import TASKS, configured, from_toml
+from posenc.tools.kit.command import add_options, failed, given, measured, refused, stdout, words
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -30,8 +30,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 def _configuration(arguments: argparse.Namespace) -> CompareConfig:
     """The values of the file, overridden by those of the command line."""
-    from posenc.tools.compare.saved import from_toml
-
     values = given(arguments, CompareConfig)
     if arguments.config is None:
         return configured(values)
@@ -52,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         check(config)
     except ValueError as error:
-        return failed(f"{error} (see posenc compare --help)", code=2)
+        return refused(error, "compare")
 
     from posenc.tools.compare import report  # a missing matplotlib must fail before hours of training
     from posenc.tools.compare.results import check as check_record

@@ -24,14 +24,14 @@ from posenc.tools.compare import checkpoint as checkpoints
 from posenc.tools.compare import results
 from posenc.tools.compare.checkpoint import Reached
 from posenc.tools.compare.config import CompareConfig, Rate
-from posenc.tools.compare.folder import CHECKPOINTS, CONFIG, VERSIONS, check_folder, clear, made_names, name_of
+from posenc.tools.compare.folder import CHECKPOINTS, VERSIONS, check_folder, clear, made_names, name_of
 from posenc.tools.compare.layers import position_from
 from posenc.tools.compare.task import Loaded, Task
 from posenc.tools.compare.tasks import complete, task_of
 from posenc.tools.compare.train import TRAINING, TUNING, DivergedError, batch, optimizer_for, rate_of, step_of, train
 from posenc.tools.compare.tuning import chosen, losses, trials
+from posenc.tools.kit import saved
 from posenc.tools.kit.configuration import fingerprint
-from posenc.tools.kit.files import write_whole
 from posenc.tools.kit.machine import clock_of, device_of, machine, versions
 from posenc.tools.kit.memory import peak_bytes
 from posenc.tools.kit.progress import Progress
@@ -126,7 +126,7 @@ def compare(
         }
         lab = _Lab(config, out, task, loaded, device, about, records, progress, stop, build)
         progress.begin(lab.work)  # from here on, what fails has kept records
-        write_whole(out / CONFIG, config.to_toml(made_with).encode())
+        saved.save(out, config, made_with)
         without = (f"{name} is left out: {reason}" for name, reason in left_out.items())
         for line in filter(None, (records.notice, *clear(out, made), loaded.about, loaded.notice, *without)):
             progress.say(line)

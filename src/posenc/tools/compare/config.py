@@ -1,8 +1,6 @@
 """The configuration of a comparison: every choice that changes a measurement, in one frozen value."""
 
-import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +8,6 @@ from posenc.tools.kit.configuration import ConfigError, Configuration, option
 
 # Fewer evaluation windows than this give no useful interval.
 MIN_WINDOWS = 8
-
-# Fields that may change between runs into one folder, since they do not change any single measurement. The text and the
-# plan are identified by their bytes, not their paths, and the rates by the records of each training.
-EXTENSIBLE = ("schemes", "seeds", "text", "rates", "reference", "timed", "plan")
-
-# The table of a saved configuration that the user cannot set.
-MADE_WITH = "made_with"
 
 
 @dataclass(frozen=True)
@@ -40,6 +31,9 @@ class Rate:
 @dataclass(frozen=True)
 class CompareConfig(Configuration):
     """The configuration of ``posenc compare``; `posenc.tools.compare.tasks.complete` adds the task's defaults."""
+
+    # The text and the plan are identified by their bytes, not their paths; the rates by the records of each training.
+    EXTENSIBLE = ("schemes", "seeds", "text", "rates", "reference", "timed", "plan")
 
     task: str = option("text", "the task; the defaults below are those of text")
     schemes: tuple[str, ...] = option(
@@ -127,16 +121,8 @@ class CompareConfig(Configuration):
             found[scheme] = value
         return found
 
-    def to_toml(self, made_with: Mapping[str, str] | None = None) -> str:
-        """The TOML text that `from_toml` reads as this configuration, with the versions it was made with."""
-
-        # JSON's strings, numbers, arrays and booleans are valid TOML. TOML has no null, so such fields are left out.
-        def lines(values: Mapping[str, Any]) -> str:
-            return "".join(f"{k} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in values.items() if v is not None)
-
-        return lines(self.to_dict()) + (f"\n[{MADE_WITH}]\n{lines(made_with)}" if made_with else "")
-
-    def identity(self, **made_with: str) -> dict[str, Any]:
-        """What all records of one comparison share: these fields, and the versions they were made with."""
-        omitted = {"task"} if self.task == "text" else set()  # the first records have no task: all were of text
-        return {name: v for name, v in self.to_dict().items() if name not in {*EXTENSIBLE, *omitted}} | made_with
+    def identity(self, **made_with: Any) -> dict[str, Any]:
+        identity = super().identity(**made_with)
+        if self.task == "text":  # the first records have no task: all were of text
+            del identity["task"]
+        return identity

@@ -8,13 +8,12 @@ from urllib.parse import quote
 from posenc.tools.compare import checkpoint as checkpoints
 from posenc.tools.compare import results
 from posenc.tools.compare.config import CompareConfig
-from posenc.tools.compare.saved import from_toml, saved_identity
-from posenc.tools.compare.tasks import configured
+from posenc.tools.compare.tasks import configured, from_toml
+from posenc.tools.kit import saved
 from posenc.tools.kit.configuration import differences, fingerprint
 from posenc.tools.kit.files import WRITING
 from posenc.tools.kit.records import Record, Records
 
-CONFIG = "config.toml"
 CHECKPOINTS = "checkpoints"
 OLD_SUFFIX = ".pt"  # of checkpoints that were pickles
 VERSIONS = ("posenc", "torch", "numpy")  # whose versions two measurements must share to be of one comparison
@@ -28,9 +27,9 @@ def name_of(scheme: str, seed: int, trial: int | None = None) -> str:
 def made_names(out: Path, config: CompareConfig) -> frozenset[str]:
     """The names of the checkpoints that the comparison in ``out`` makes, by the configuration it saved and by this one.
     Nothing else is ever removed, and nothing at all without a saved configuration."""
-    if not (out / CONFIG).exists():
+    if not (out / saved.FILE).exists():
         return frozenset()
-    both = (from_toml(out / CONFIG), config)
+    both = (from_toml(out / saved.FILE), config)
     tried = [None, *range(max(len(each.tune_rates) * max(len(each.tune_multipliers), 1) for each in both))]
     schemes = {scheme for each in both for scheme in each.schemes}
     seeds = {seed for each in both for seed in (*each.seeds, *each.tune_seeds)}
@@ -45,16 +44,12 @@ def _there(out: Path, made: frozenset[str], suffix: str) -> list[Path]:
 def check_folder(out: Path, identity: dict[str, Any], records: Records, made: frozenset[str]) -> None:
     """ValueError, saying what differs, if another comparison has records in ``out``, and, naming the line, for a record
     that is of another. Where nothing was measured, another's checkpoints, of the names ``made``, are removed."""
-    path = out / CONFIG
-    if path.exists():
-        differ = differences(saved_identity(path), identity)
-        if differ and len(records):
-            raise ValueError(f"{out} holds another comparison, with {differ}: give another folder")
-        if differ:
-            for checkpoint in _there(out, made, checkpoints.SUFFIX):
-                checkpoint.unlink()
-    elif len(records):
-        raise ValueError(f"{out} holds records but no {CONFIG} to tell of what: give another folder")
+    there = saved.identity_in(out, configured)
+    if len(records):
+        saved.require_same(out, there, identity, "comparison")
+    elif there and differences(there, identity):
+        for checkpoint in _there(out, made, checkpoints.SUFFIX):
+            checkpoint.unlink()
     for line, record in records.numbered():
         if of_another := _of_another(record, identity):
             raise ValueError(f"{records.path}, line {line}, is not of this comparison ({of_another}): remove that line")

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,8 +26,10 @@ from torch import Tensor
 from posenc.arguments import check_type, number, shown, whole
 from posenc.rotation.phases import frequencies
 from posenc.rotation.scalings import LongRoPE, NTKAware, PositionInterpolation, YaRN
+from posenc.tools.kit.files import naming_line, parse, put, require, whole_lines, write_whole
 
 STEP, ROOM, CHANCE = 0.01, 1.25, 0.3
+LINE = "a line of a search"
 TRIES = 100  # of one mutation or crossover, until it is a list that was not tried
 
 Factors: TypeAlias = "tuple[float, ...]"
@@ -201,55 +202,34 @@ def _in_json(of: Mapping[str, Any] | None) -> Any:
 def _append(record: Path, trial: Trial) -> None:
     told = None if math.isinf(trial.loss) else trial.loss
     line = json.dumps({"factors": trial.factors, "loss": told, "origin": trial.origin}) + "\n"
-    with record.open("a", encoding="utf-8") as file:
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
+    with record.open("ab", buffering=0) as file:
+        put(file.fileno(), line.encode())
 
 
 def _read(record: Path, asked: dict[str, Any]) -> list[Trial]:
     """The trials of the record, which is created if missing. An incomplete last line is removed, once the file is known
     to be the record of this search."""
-    header = json.dumps({"search": asked}) + "\n"
-    text = ""
-    if record.exists():
-        try:
-            text = record.read_bytes().decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{record}, line 1, is no line of a search: {error}") from None
-    if header.startswith(text):  # none, or one that was cut off before the first list
-        record.parent.mkdir(parents=True, exist_ok=True)
-        record.write_text(header, encoding="utf-8")
+    header = (json.dumps({"search": asked}) + "\n").encode()
+    data = record.read_bytes() if record.exists() else b""
+    if header.startswith(data):  # none, or one that was cut off before the first list
+        write_whole(record, header)
         return []
-    end = text.rfind("\n") + 1
-    first, *lines = text[:end].split("\n")[:-1] or [text]
-    before = _parsed(record, 1, first).get("search")
-    if not isinstance(before, dict):
-        raise ValueError(f"{record}, line 1, is no line of a search: it does not say of which")
+    lines, size = whole_lines(data)
+    with naming_line(record, 1, LINE):
+        of = parse((lines or [data])[0].decode())
+        require(of, {"search": dict})
     for name, value in asked.items():
-        if before.get(name) != value:
+        if (before := of["search"].get(name)) != value:
             raise ValueError(
-                f"record must be of this search, but {record} has {name} {shown(before.get(name))}, not {shown(value)}"
+                f"record must be of this search, but {record} has {name} {shown(before)}, not {shown(value)}"
             )
     found = []
-    for line, words in enumerate(lines, start=2):
-        told = _parsed(record, line, words)
-        try:
-            loss = math.inf if told["loss"] is None else float(told["loss"])
-            found.append(Trial(tuple(map(float, told["factors"])), loss, told["origin"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{record}, line {line}, is no line of a search: {error}") from None
-    if end < len(text):
-        record.write_text(text[:end], encoding="utf-8")
+    for i, line in enumerate(lines[1:], 2):
+        with naming_line(record, i, LINE):
+            told = parse(line.decode())
+            require(told, {"factors": list[float], "loss": float | None, "origin": str})
+        loss = math.inf if told["loss"] is None else float(told["loss"])
+        found.append(Trial(tuple(map(float, told["factors"])), loss, told["origin"]))
+    if size < len(data):
+        write_whole(record, data[:size])
     return found
-
-
-def _parsed(record: Path, line: int, words: str) -> dict[str, Any]:
-    """What a line says."""
-    try:
-        told = json.loads(words)
-    except ValueError as error:
-        raise ValueError(f"{record}, line {line}, is no line of a search: {error}") from None
-    if not isinstance(told, dict):
-        raise ValueError(f"{record}, line {line}, is no line of a search: {shown(told)}")
-    return told

@@ -5,7 +5,7 @@ import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posenc.tools.kit.command import SCHEMES, failed
+from posenc.tools.kit.command import SCHEMES, failed, refused
 
 if TYPE_CHECKING:
     import socket
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         shown = content(arguments.schemes, arguments.records)
     except ValueError as error:
-        return failed(f"{error} (see posenc explore --help)", code=2)
+        return refused(error, "explore")
     if arguments.export is not None:
         return _export(shown, arguments.export)
     return _serve(shown, arguments.port, open_browser=not arguments.no_browser)

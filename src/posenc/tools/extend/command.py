@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from posenc.tools.extend.settings import Extension
-from posenc.tools.kit.command import add_options, failed, given, measured, stdout, words
+from posenc.tools.kit.command import add_options, failed, given, measured, refused, stdout, words
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         check(settings)
     except ValueError as error:
-        return failed(f"{error} (see posenc extend --help)", code=2)
+        return refused(error, "extend")
 
     from posenc.tools.extend import report, results  # a missing matplotlib must fail before an hour of measuring
 
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         records, stopped = measured(lambda progress: extend(settings, out, progress), out, results.check)
     except ValueError as error:  # refused before the first pass
-        return failed(f"{error} (see posenc extend --help)", code=2)
+        return refused(error, "extend")
     if records:
         try:
             path = report.write(records, out)

@@ -5,13 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from posenc.tools.extend import results
 from posenc.tools.extend.settings import Extension
-from posenc.tools.kit.configuration import ConfigError, differences
-from posenc.tools.kit.files import parse
+from posenc.tools.kit import saved
+from posenc.tools.kit.configuration import ConfigError
 from posenc.tools.kit.records import Record, Records
 
-CONFIG = "extend.json"
+OLDER = "extend.json"  # what older folders are of
 CHECKPOINTS = "checkpoints"
 SEARCH = "search.jsonl"
 KEPT = ("final", "windows")  # whose defaults depend on what was asked for when the folder was begun
@@ -22,7 +21,7 @@ OF_LONGROPE = ("search", "factors")
 def continued(settings: Extension, out: Path) -> Extension:
     """The settings, with those of the folder where none are given. ConfigError for lengths that are too short for its
     final tokens."""
-    there = _identity(out) if (out / CONFIG).exists() else {}
+    there = identity_in(out)
     kept = {name: there[name] for name in KEPT if getattr(settings, name) is None and isinstance(there.get(name), int)}
     final = kept.get("final", 0)
     if settings.lengths and settings.lengths[0] < final:
@@ -35,30 +34,22 @@ def continued(settings: Extension, out: Path) -> Extension:
 
 
 def require_same(out: Path, identity: Mapping[str, Any], records: Records) -> None:
-    """ValueError, saying what differs, if another extension has records in ``out``."""
-    if not (out / CONFIG).exists():
-        if len(records):
-            raise ValueError(f"{out} holds records but no {CONFIG} to tell of what: give another folder")
+    """ValueError, saying what differs, if another extension has results in ``out``."""
+    trained, searched = (out / CHECKPOINTS).exists(), (out / SEARCH).exists()
+    if not (len(records) or searched or trained):
         return
-    there, here = _identity(out), results.plain(identity)
-    trained = (out / CHECKPOINTS).exists()
-    if not len(records) and not (out / SEARCH).exists() and not trained:
-        return
-    without: tuple[str, ...] = () if there.get("train") or here["train"] else OF_TRAINING
-    if not (trained or (out / SEARCH).exists() or any(map(_of_longrope, records))):
+    there = identity_in(out)
+    without: tuple[str, ...] = () if there.get("train") or identity["train"] else OF_TRAINING
+    if not (trained or searched or any(map(_of_longrope, records))):
         without += OF_LONGROPE
-    if differ := differences(there, {name: value for name, value in here.items() if name not in without}):
-        raise ValueError(f"{out} holds another extension, with {differ}: give another folder")
+    here = {name: value for name, value in identity.items() if name not in without}
+    saved.require_same(out, there, here, "extension")
 
 
 def _of_longrope(record: Record) -> bool:
     return bool(record["scheme"].partition(",")[0] == "longrope")
 
 
-def _identity(out: Path) -> dict[str, Any]:
-    """The identity that is saved in the folder."""
-    path = out / CONFIG
-    try:
-        return parse(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not as this command writes it ({error}): give another folder") from None
+def identity_in(out: Path) -> dict[str, Any]:
+    """The identity that is saved in the folder, empty if there is none."""
+    return saved.identity_in(out, Extension.from_mapping, OLDER)

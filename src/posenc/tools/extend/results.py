@@ -10,7 +10,6 @@ Every record has all that made it: ``configuration``, ``text``, ``model``, what 
 ``machine``.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,13 +42,3 @@ def check(record: Record) -> None:
     if expected is None:
         raise ValueError(f"its kind is {record['kind']!r}")
     require(record, {**SHARED, **expected})
-
-
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values after a round trip through JSON."""
-    found: dict[str, Any] = json.loads(json.dumps(values))
-    return found
-
-
-def to_json(values: Mapping[str, Any]) -> bytes:
-    return (json.dumps(values, indent=2, sort_keys=True) + "\n").encode()

@@ -22,8 +22,8 @@ from posenc.tools.extend.resolve import check, pairs_of, scaling_of
 from posenc.tools.extend.settings import CROPPED, PLAIN, PUZZLES, Extension
 from posenc.tools.extend.text import Tokens
 from posenc.tools.extend.tune import prepared, tune
+from posenc.tools.kit import saved
 from posenc.tools.kit.configuration import fingerprint
-from posenc.tools.kit.files import write_whole
 from posenc.tools.kit.machine import clock_of, device_of, machine, versions
 from posenc.tools.kit.progress import Progress
 from posenc.tools.kit.records import Record, Records
@@ -49,15 +49,14 @@ def extend(settings: Extension, out: str | Path, progress: Progress | None = Non
         if by_default:
             settings = _with_room(settings, loaded, text, progress)
         told = {**versions(), "transformers": _transformers_version()}
-        made_with = {name: told[name] for name in ("posenc", "torch", "transformers")}
-        identity = {
-            **settings.identity(),
-            **made_with,
+        made_with: dict[str, Any] = {name: told[name] for name in ("posenc", "torch", "transformers")}
+        made_with |= {
             "longest": settings.lengths[-1],
             "weights": loaded.digest,
             "text_digest": text.digest,
             "factors": _factors_digest(settings.factors),
         }
+        identity = settings.identity(**made_with)
         model = f"{loaded.about}, trained at {settings.trained:,}"
         about = {
             "fingerprint": fingerprint(identity),
@@ -73,7 +72,7 @@ def extend(settings: Extension, out: str | Path, progress: Progress | None = Non
             run = _Run(settings, source, loaded, text, out, records, about, progress)
             run.try_all()  # before hours of passes: whatever will be refused
             progress.begin(run.work())
-            write_whole(out / folder.CONFIG, results.to_json(identity))
+            saved.save(out, settings, made_with)
             for line in filter(None, (records.notice, model, text.about, f"memory: {memory}", run.pace())):
                 progress.say(line)
             for name in settings.scalings:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from posenc.tools.kit.configuration import ConfigError, Configuration, option
 
@@ -13,13 +12,12 @@ CROPPED = "cropped"  # the unscaled model, given no more tokens than it was trai
 PUZZLES = {"passkey": "a number that occurs once in a text", "item": "the word with a given number in a list"}
 TASKS = ("text", *PUZZLES)
 
-# Fields that may change between runs into one folder, since they do not change any single measurement.
-EXTENSIBLE = ("scalings", "lengths", "tasks", "depths", "trials", "text")
-
 
 @dataclass(frozen=True)
 class Extension(Configuration):
     """The configuration of ``posenc extend``."""
+
+    EXTENSIBLE = ("scalings", "lengths", "tasks", "depths", "trials", "text")
 
     model: str = option("smollm2")
     scalings: tuple[str, ...] = option(
@@ -130,10 +128,6 @@ class Extension(Configuration):
                 yield from (
                     (kind, trial * 1000 + depth, length) for depth in self.depths for trial in range(self.trials)
                 )
-
-    def identity(self) -> dict[str, Any]:
-        """What all records of a folder share."""
-        return {name: value for name, value in self.to_dict().items() if name not in EXTENSIBLE}
 
     def name(self, scaling: str) -> str:
         """The name of a scaling in records and reports, which says if it was fine-tuned."""

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
-from posenc.schemes.own import place_of
+from posenc.own import TargetError, place_of, said
 from posenc.tools.kit.configuration import Configuration
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ def given(arguments: argparse.Namespace, kind: type[Configuration]) -> dict[str,
 def words(error: BaseException) -> str:
     """An error in one line: for a file error, the file and the reason; for an error raised in the user's own scheme,
     its location and type."""
-    if place := place_of(error):
-        return f"{place}: {type(error).__name__}: {' '.join(str(error).split())}"
+    if place_of(error):
+        return said(error)
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__
@@ -122,6 +122,14 @@ def failed(line: str, code: int = 1) -> int:
     """Prints the error and returns the exit code."""
     print(f"posenc: error: {' '.join(line.split())}", file=sys.stderr)
     return code
+
+
+def refused(error: ValueError, command: str) -> int:
+    """Prints an error of wrong usage, with the traceback if the user's own code failed, and returns exit code 2."""
+    if isinstance(error, TargetError):
+        sys.stderr.write(error.shown)
+        return failed(str(error), code=2)
+    return failed(f"{error} (see posenc {command} --help)", code=2)
 
 
 def measured(

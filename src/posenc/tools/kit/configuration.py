@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from posenc.arguments import check_choice, check_flag, check_name, meant, number, shown, whole
 
@@ -52,6 +52,9 @@ class Configuration:
     constraints between fields in ``check``.
     """
 
+    EXTENSIBLE: ClassVar[tuple[str, ...]] = ()
+    """The fields in which results of one folder may differ, since they change no single measurement."""
+
     def __post_init__(self) -> None:
         for item in fields(self):
             try:
@@ -83,6 +86,10 @@ class Configuration:
         """Names and values, as JSON has them."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
+    def identity(self, **made_with: Any) -> dict[str, Any]:
+        """What all results of one folder share: these fields, and what they were made with."""
+        return {name: v for name, v in self.to_dict().items() if name not in self.EXTENSIBLE} | made_with
+
 
 def fingerprint(identity: Mapping[str, Any]) -> str:
     """A hash of ``identity``."""
@@ -91,7 +98,14 @@ def fingerprint(identity: Mapping[str, Any]) -> str:
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     """How two identities differ, in words; empty if they are equal."""
-    return ", ".join(f"{k} {there.get(k)!r} there and {here[k]!r} here" for k in here if there.get(k) != here[k])
+    parts = []
+    for name, value in here.items():
+        other = there.get(name)
+        if isinstance(value, Mapping):
+            parts.append(differences(other if isinstance(other, Mapping) else {}, value))
+        elif other != value:
+            parts.append(f"{name} {other!r} there and {value!r} here")
+    return ", ".join(filter(None, parts))
 
 
 def _checked(name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:

@@ -37,6 +37,24 @@ def naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, os.fspath(path)) from error
 
 
+@contextmanager
+def naming_line(path: Path, number: int, what: str) -> Iterator[None]:
+    """Makes a ValueError name a damaged line, which should be ``what``: a record."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}, line {number}, is not {what} ({error}): mend or remove that line") from None
+
+
+def whole_lines(data: bytes) -> tuple[list[bytes], int]:
+    """The lines of a file that is appended to line by line, and their bytes; any bytes after that are an incomplete
+    last line."""
+    *lines, rest = data.split(b"\n")
+    if lines and not rest and b"\0" in lines[-1]:  # of a long line, a crash can leave the end without the middle
+        lines.pop()
+    return lines, sum(len(line) + 1 for line in lines)
+
+
 def put(descriptor: int, data: bytes) -> None:
     """Writes all of ``data`` and waits until it is on the disk."""
     left = memoryview(data)

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 from posenc.arguments import shown
 from posenc.schemes.own import source_of
 from posenc.tools.kit.configuration import fingerprint
-from posenc.tools.kit.files import naming, parse, put, require
+from posenc.tools.kit.files import naming, naming_line, parse, put, require, whole_lines
 
 Record = dict[str, Any]
 
@@ -164,15 +164,13 @@ def made_with(
 def _parse(path: Path, check: Check) -> tuple[list[Record], list[int], dict[str, Record], int]:
     """The records, their line numbers, the shared values by name, and the number of bytes parsed; any bytes after that
     are an incomplete last line."""
-    *lines, rest = path.read_bytes().split(b"\n")
-    if lines and not rest and b"\0" in lines[-1]:  # of a long line, a crash can leave the end without the middle
-        lines.pop()
+    lines, size = whole_lines(path.read_bytes())
     records: list[Record] = []
     numbers: list[int] = []
     told: dict[str, Record] = {}
     seen: dict[tuple[Any, ...], int] = {}
     for number, line in enumerate(lines, 1):
-        try:
+        with naming_line(path, number, "a record"):
             record = parse(line.decode())
             if (about := record.pop(ABOUT, None)) is not None:
                 require({ABOUT: about}, {ABOUT: str})
@@ -185,11 +183,9 @@ def _parse(path: Path, check: Check) -> tuple[list[Record], list[int], dict[str,
             _require(record, check)
             if (first := seen.setdefault(key(record), number)) != number:
                 raise ValueError(f"it repeats the measurement of line {first}")
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}, is not a record ({error}): mend or remove that line") from None
         records.append(record)
         numbers.append(number)
-    return records, numbers, told, sum(len(line) + 1 for line in lines)
+    return records, numbers, told, size
 
 
 def _require(record: Record, check: Check) -> None:

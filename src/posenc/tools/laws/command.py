@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from posenc.tools.kit.command import SCHEMES, failed, stdout
+from posenc.tools.kit.command import SCHEMES, refused, stdout
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         for name in arguments.schemes:
             entries_of(name)
     except ValueError as error:
-        return failed(f"{error} (see posenc laws --help)", code=2)
+        return refused(error, "laws")
     if arguments.html is not None:  # a missing package must fail before measuring
         from posenc.tools.laws.page import as_html
     audits = audit_all(arguments.schemes)

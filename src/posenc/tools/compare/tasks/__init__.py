@@ -7,10 +7,12 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posenc.arguments import check_name
 from posenc.tools.compare.config import CompareConfig
+from posenc.tools.kit import saved
 from posenc.tools.kit.configuration import ConfigError
 
 if TYPE_CHECKING:
@@ -49,3 +51,8 @@ def configured(values: Mapping[str, Any]) -> CompareConfig:
     """
     task = CompareConfig.from_mapping({"task": values["task"]} if "task" in values else {}).task
     return complete(CompareConfig.from_mapping({**task_of(task).defaults, **values}))
+
+
+def from_toml(path: str | Path, **overrides: Any) -> CompareConfig:
+    """The configuration of a TOML file, with ``overrides`` applied. ValueError as `saved.from_toml` raises it."""
+    return saved.from_toml(path, configured, **overrides)

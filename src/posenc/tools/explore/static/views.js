@@ -1,34 +1,34 @@
 // Which figures there are, in which view, in which order.
 
-import { figure as allocation } from "posenc/tools/plot/allocation.js";
-import { figure as biasByDistance } from "posenc/tools/plot/bias-by-distance.js";
-import { figure as clocks } from "posenc/tools/plot/clocks.js";
-import { figure as distanceAware } from "posenc/tools/plot/distance-aware.js";
-import { figure as doors } from "posenc/tools/plot/doors.js";
-import { figure as fox } from "posenc/tools/plot/fox.js";
-import { figure as laws } from "posenc/tools/plot/laws.js";
-import { figure as lengthCost } from "posenc/tools/plot/length-cost.js";
-import { figure as lengthCurves } from "posenc/tools/plot/length-curves.js";
-import { figure as linearMap } from "posenc/tools/plot/linear-map.js";
-import { figure as pairLayouts } from "posenc/tools/plot/pair-layouts.js";
-import { figure as predictChannel } from "posenc/tools/plot/predict-channel.js";
-import { figure as predictFar } from "posenc/tools/plot/predict-far.js";
-import { figure as predictOrder } from "posenc/tools/plot/predict-order.js";
-import { figure as product } from "posenc/tools/plot/product.js";
-import { figure as relative2d } from "posenc/tools/plot/relative-2d.js";
-import { figure as ropeDecay } from "posenc/tools/plot/rope-decay.js";
-import { figure as scalings } from "posenc/tools/plot/scalings.js";
-import { figure as schedule } from "posenc/tools/plot/schedule.js";
-import { figure as scheme } from "posenc/tools/plot/scheme.js";
-import { figure as seen } from "posenc/tools/plot/seen.js";
-import { figure as sentence } from "posenc/tools/plot/sentence.js";
-import { figure as similarity } from "posenc/tools/plot/similarity.js";
-import { figure as transformerXL } from "posenc/tools/plot/transformer-xl.js";
-import { figure as vectorLines } from "posenc/tools/plot/vector-lines.js";
-import { figure as vectorTable } from "posenc/tools/plot/vector-table.js";
-import { figure as vectors2d } from "posenc/tools/plot/vectors-2d.js";
-import { figure as which } from "posenc/tools/plot/which.js";
-import { figure as windows } from "posenc/tools/plot/windows.js";
+import { figure as allocation } from "posenc/figures/allocation.js";
+import { figure as biasByDistance } from "posenc/figures/bias-by-distance.js";
+import { figure as clocks } from "posenc/figures/clocks.js";
+import { figure as distanceAware } from "posenc/figures/distance-aware.js";
+import { figure as doors } from "posenc/figures/doors.js";
+import { figure as fox } from "posenc/figures/fox.js";
+import { figure as laws } from "posenc/figures/laws.js";
+import { figure as lengthCost } from "posenc/figures/length-cost.js";
+import { figure as lengthCurves } from "posenc/figures/length-curves.js";
+import { figure as linearMap } from "posenc/figures/linear-map.js";
+import { figure as pairLayouts } from "posenc/figures/pair-layouts.js";
+import { figure as predictChannel } from "posenc/figures/predict-channel.js";
+import { figure as predictFar } from "posenc/figures/predict-far.js";
+import { figure as predictOrder } from "posenc/figures/predict-order.js";
+import { figure as product } from "posenc/figures/product.js";
+import { figure as relative2d } from "posenc/figures/relative-2d.js";
+import { figure as ropeDecay } from "posenc/figures/rope-decay.js";
+import { figure as scalings } from "posenc/figures/scalings.js";
+import { figure as schedule } from "posenc/figures/schedule.js";
+import { figure as scheme } from "posenc/figures/scheme.js";
+import { figure as seen } from "posenc/figures/seen.js";
+import { figure as sentence } from "posenc/figures/sentence.js";
+import { figure as similarity } from "posenc/figures/similarity.js";
+import { figure as transformerXL } from "posenc/figures/transformer-xl.js";
+import { figure as vectorLines } from "posenc/figures/vector-lines.js";
+import { figure as vectorTable } from "posenc/figures/vector-table.js";
+import { figure as vectors2d } from "posenc/figures/vectors-2d.js";
+import { figure as which } from "posenc/figures/which.js";
+import { figure as windows } from "posenc/figures/windows.js";
 
 export const VIEWS = [
     {

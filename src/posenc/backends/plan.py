@@ -1,0 +1,90 @@
+"""One plan for one pass: what attention decides before it reads a number, made once and kept with the encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from posenc import compat
+from posenc.backends.call import Call
+from posenc.backends.native.library import missing
+from posenc.backends.ranges import Run, runner
+from posenc.backends.request import Request, is_autocast
+from posenc.encoding.encoding import Encoding
+from posenc.positions.tiles import Chunk
+
+OPTIONS = frozenset((bool, int, float, str, type(None), Chunk))
+TENSORS = frozenset((Tensor, nn.Parameter, type(None)))
+MOST = 16  # plans of one encoding: layers with other windows, heads or dtypes have plans of their own
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The checked arguments (`Request.settled`), the backend, and what it derives of them (`Call.kept`). It has none of
+    a layer's tensors."""
+
+    settled: Mapping[str, Any]
+    run: Run
+    kept: dict[str, Any] = field(default_factory=dict)
+
+
+def planned(request: Request, backend: str) -> tuple[Encoding, Call, Run]:
+    """The encoding, the call and what runs it. Raises the errors of `attention`.
+
+    A plan belongs to an encoding, an immutable value, and to everything else that a check or a choice reads; whether
+    parameters or doors have changed since is checked in every call.
+    """
+    encoding, signature = request.encoding, signature_of(request, backend)
+    if signature is not None and isinstance(encoding, Encoding):
+        plan = encoding.plans.get(signature)
+        if plan is not None:
+            encoding.check_fresh()
+            encoding.check_token_doors()
+            return encoding, request.call(encoding, plan.settled).keeping(plan.kept), plan.run
+    bound, settled, call = request.checked()
+    run = runner(call, backend)
+    call.check()
+    if signature is not None and not call.bands:
+        plan = Plan(settled, run)
+        if len(bound.plans) >= MOST:
+            bound.plans.clear()
+        bound.plans[signature] = plan
+        call.keeping(plan.kept)
+    return bound, call, run
+
+
+def signature_of(request: Request, backend: str) -> Hashable:
+    """All that a plan depends on besides its encoding. None if no plan may be kept: without an encoding to keep it with
+    or if its terms may read what nobody counts, for tensors of other classes, and where operations are traced."""
+    encoding, query, window = request.encoding, request.query, request.window
+    if not isinstance(encoding, Encoding) or not compat.is_undisturbed():
+        return None
+    learns = encoding.learns()
+    if learns is None or request.query_positions is not None or request.key_positions is not None:
+        return None
+    tensors = [query, request.key, request.value, request.attn_mask, request.sinks, request.key_norms]
+    tensors += [*encoding.query_features.values(), *encoding.key_features.values()]
+    ends = window if type(window) is tuple else (window,)
+    options = (request.is_causal, request.dropout_p, request.scale, request.enable_gqa, request.return_lse, *ends)
+    options += (request.skip_below, backend)
+    kinds = tuple(map(type, options))  # since True == 1 == 1.0
+    if not OPTIONS.issuperset(kinds) or not TENSORS.issuperset(map(type, tensors)) or query is None:
+        return None
+    autocast = torch.get_autocast_dtype(query.device.type) if is_autocast(query) else None
+    return (
+        tuple(x if x is None else (x.shape, x.stride(), x.dtype, x.device, x.requires_grad) for x in tensors),
+        (*encoding.query_features, None, *encoding.key_features),
+        options,
+        kinds,
+        learns,
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        autocast,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_num_threads(),
+        missing(torch.promote_types(query.dtype, torch.float32)) if query.device.type == "cpu" else None,
+    )
