@@ -88,7 +88,8 @@ def called(
     return_lse: bool = False,
 ) -> Call:
     asked = Request(q, k, v, scheme, *at, mask, is_causal, dropout_p=dropout_p, return_lse=return_lse)
-    return asked.checked()[-1]
+    encoding = asked.bound()
+    return asked.call(encoding, asked.settled(encoding))
 
 
 def run(backend: Backend, call: Call) -> Tensor:

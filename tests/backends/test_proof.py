@@ -184,8 +184,8 @@ FAULTS = (
         "the gradient of a feature is scaled",
         *(
             "backward.h",
-            "h, i + r), d_m + r * E, 1, E);",
-            "h, i + r), d_m + r * E, call.scale, E);",
+            "h, i), d_meeting + r * E, 1, E);",
+            "h, i), d_meeting + r * E, call.softmax_scale, E);",
             "gradient of the meeting",
         ),
         "vectors that features",
@@ -203,7 +203,7 @@ FAULTS = (
     ),
     fault(
         "the mass past a table of values is another's",
-        *("forward.h", "l_high[at] * fade + high;", "l_high[at] * fade + low;", "output"),
+        *("forward.h", "l_high[at] * alpha + high;", "l_high[at] * alpha + low;", "output"),
         "values by distance (clipped)",
     ),
     fault(
@@ -294,18 +294,18 @@ FAULTS = (
     ),
     fault(
         "the last key of a step of decoding has no value",
-        *("forward.h", "weigh(count, V, seen - left,", "weigh(count, V, seen - left - 1,", "output"),
+        *("forward.h", "weigh(rows, V, seen - left,", "weigh(rows, V, seen - left - 1,", "output"),
         places=("few queries",),
     ),
     fault(
         "weights of a block before are not brought down",
-        *("forward.h", "l[at] = l[at] * fade + sum(total);", "l[at] = l[at] + sum(total);"),
+        *("forward.h", "l_i[at] = l_i[at] * alpha + sum(total);", "l_i[at] = l_i[at] + sum(total);"),
         "log-sum-exp",
         places=("window of 40", "all keys", "packed", "few queries"),  # of which keys are of several blocks, or tiles
     ),
     fault(
         "every head has the values of the first key head",
-        *("backward.h", "of_values{call, row_of(call.v, b, kv, 0)", "of_values{call, row_of(call.v, b, 0, 0)"),
+        *("buffers.h", "of_values{call, row_of(call.v, b, kv, 0)", "of_values{call, row_of(call.v, b, 0, 0)"),
         "gradient of the query",
         places=[name for name, place in PLACES.items() if place.kv_heads > 1],
     ),
@@ -317,14 +317,14 @@ FAULTS = (
     ),
     fault(
         "keys are of every part",
-        *("backward.h", "int64_t block = part;", "int64_t block = 0;", "gradient of the value"),
+        *("backward.h", "int64_t n_block = part;", "int64_t n_block = 0;", "gradient of the value"),
         places=("two threads",),
     ),
     fault(
         "a log-sum-exp is off in the seventh digit",
         "forward.h",
-        "std::log(l[at])",
-        "std::log(l[at]) * 1.0000001",
+        "std::log(l)",
+        "std::log(l) * 1.0000001",
         "log-sum-exp",
     ),
 )
@@ -383,8 +383,8 @@ HALVES = {
     "the gradients of queries are of one block of keys": (
         Wrong(
             "backward.h",
-            "add(dq_row(h, i + r), d_q + r * width, call.scale, D);",
-            "std::copy(d_q, d_q + D, dq_row(h, i + r));",
+            "add(dq_row(block.h, block.i + r), dq + r * width, call.softmax_scale, D);",
+            "std::copy(dq, dq + D, dq_row(block.h, block.i + r));",
         ),
         "gradient of the query",
     ),

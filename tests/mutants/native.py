@@ -63,7 +63,7 @@ MUTANTS = (
         "the kernel's weights of a block before are not brought down",
         library,
         "forward.h",
-        ("l[at] = l[at] * fade + sum(total);", "l[at] = l[at] + sum(total);"),
+        ("l_i[at] = l_i[at] * alpha + sum(total);", "l_i[at] = l_i[at] + sum(total);"),
         partial(test_parity.test_so_it_is_over_blocks_of_their_real_size, *LONG, torch.device("cpu")),
     ),
     source(

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from posenc import compat
+from posenc.backends import ranges as bands
 from posenc.backends.call import Call
 from posenc.backends.native.library import missing
-from posenc.backends.ranges import Run, runner
 from posenc.backends.request import Request, is_autocast
 from posenc.encoding.encoding import Encoding
 from posenc.positions.tiles import Chunk
@@ -28,11 +28,11 @@ class Plan:
     a layer's tensors."""
 
     settled: Mapping[str, Any]
-    run: Run
+    run: bands.Run
     kept: dict[str, Any] = field(default_factory=dict)
 
 
-def planned(request: Request, backend: str) -> tuple[Encoding, Call, Run]:
+def planned(request: Request, backend: str) -> tuple[Encoding, Call, bands.Run]:
     """The encoding, the call and what runs it. Raises the errors of `attention`.
 
     A plan belongs to an encoding, an immutable value, and to everything else that a check or a choice reads; whether
@@ -46,7 +46,7 @@ def planned(request: Request, backend: str) -> tuple[Encoding, Call, Run]:
             encoding.check_token_doors()
             return encoding, request.call(encoding, plan.settled).keeping(plan.kept), plan.run
     bound, settled, call = request.checked()
-    run = runner(call, backend)
+    run = bands.runner(call, backend)
     call.check()
     if signature is not None and not call.bands:
         plan = Plan(settled, run)

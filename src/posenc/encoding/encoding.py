@@ -396,10 +396,6 @@ class Encoding:
         if not torch.compiler.is_compiling():
             self._opened.add(door)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy has tensors of its own, and so no plans."""
-        return {**vars(self), "plans": {}}
-
     def __add__(self, other: Encoding) -> Encoding:
         """The terms of both encodings, these first. Raises ValueError for different positions or heads, or for two
         different features of one name."""

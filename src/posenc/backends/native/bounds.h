@@ -16,22 +16,12 @@ constexpr int64_t SPAN = 64;  // keys, or entries, per maximum
 struct Bound {
     const Call& call;
     const Part& p;
-    int64_t b, h, kv, i, rows, spans;
-    Real query, meeting, floor;
-    double clock;
+    const int64_t b, h, i, rows, kv = h / (call.heads / call.kv_heads), spans = (call.keys + SPAN - 1) / SPAN;
+    Real query, meeting = 0, floor;
+    double clock = 0;
 
-    Bound(const Call& c, const Part& part, int64_t batch, int64_t head, int64_t first, int64_t count,
-          const Real* floors)
-        : call(c),
-          p(part),
-          b(batch),
-          h(head),
-          kv(head / (c.heads / c.kv_heads)),
-          i(first),
-          rows(count),
-          spans((c.keys + SPAN - 1) / SPAN),
-          meeting(0),
-          clock(0) {
+    Bound(const Call& c, const Block& block, const Real* floors)
+        : call(c), p(block.p), b(block.b), h(block.h), i(block.i), rows(block.rows) {
         const int64_t at = (b * call.heads + h) * call.queries + i;
         query = greatest(call.query_most + at, rows);
         if (call.meeting_most) meeting = greatest(call.meeting_most + at, rows);
@@ -70,6 +60,11 @@ struct Bound {
         right = from < to ? rounded(to, PANEL) : left;
     }
 };
+
+// Removes columns of a block that are negligible next to known scores of its rows, if there are bounds.
+void narrow(const Call& call, Block& block, const Real* floors) {
+    if (call.query_most) Bound(call, block, floors).narrow(block.left, block.right);
+}
 
 // A lower bound of the score of query i with its visible key nearest to distance 0: q is the query as used in products,
 // `room` is a buffer for a key.

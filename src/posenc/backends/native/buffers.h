@@ -1,4 +1,4 @@
-// The buffers of a task of the backward pass.
+// The buffers of a task of the backward pass, and what fills them.
 
 #pragma once
 
@@ -6,73 +6,138 @@
 
 namespace {
 
-constexpr int64_t ROWS = 64;      // queries of a block
-constexpr int64_t COLUMNS = 256;  // keys of a block
-static_assert(MARGIN >= ROWS, "each row of a block starts one column later");
-static_assert(ROWS % (2 * WORDS) == 0 && COLUMNS % PANEL == 0, "");
-
 struct Buffers {
-    const Call& call;
-    const int64_t groups, D, E, V, words_of_keys, words_of_values;
-    // Rows of queries and of the output's gradients; keys and values in panels; vectors by distance.
-    Real *q, *unshifted, *dout, *vectors, *value_vectors, *keys_as_rows, *whole;
-    Word *q_words, *dout_words, *keys, *values, *rows;
-    // Weights, gradients of scores, and scores before the function: rows are queries, columns are keys.
-    Real *weights, *d_s, *bare;
-    // Gradients of a block of queries and of its keys in a tile, and their sums over tiles and over the task.
-    Real *d_q, *d_m, *d_k, *d_v, *d_clock, *sums, *dk_sums, *dv_sums, *dq_of_task;
-    // Keys to multiply with vectors, transposed.
-    Real *turned_keys, *d_turned_keys, *turned_x, *d_turned;
-    // In half precision: operands of sums over queries ("down") and over keys. d_k and d_v then have a row per channel.
-    Word *q_down, *dout_down, *keys_down, *weights_down, *d_s_down, *d_s_words;
-    static constexpr int64_t ld = COLUMNS + 2 * MARGIN, HALF_ROWS = ROWS / 2;
+    static constexpr int64_t BLOCK_M = 64, BLOCK_N = 256;  // queries and keys of a block
+    static constexpr int64_t ld = BLOCK_N + 2 * MARGIN, HALF_M = BLOCK_M / 2;
+    static_assert(MARGIN >= BLOCK_M, "each row of a block starts one column later");
+    static_assert(BLOCK_M % (2 * WORDS) == 0 && BLOCK_N % PANEL == 0, "");
 
-    Buffers(const Call& c, Room& r)
-        : call(c), groups(c.heads / c.kv_heads), D(c.width), E(c.vectors.width), V(c.value_width),
-          words_of_keys(Side::words_of_width(D)), words_of_values(Side::words_of_width(V)) {
-        const int64_t window = rounded(COLUMNS + ROWS, PANEL) + PANEL, K = c.key_vectors.width;
-        const auto half = [](int64_t count) { return IS_HALF ? count : 0; };
-        q = r.take(ROWS * D);
-        unshifted = r.take(c.vectors.x && !c.meeting.x ? ROWS * D : 0);
-        dout = r.take(half(ROWS * V));
-        vectors = r.take(window * E);
-        value_vectors = r.take(window * c.values.width);
-        keys_as_rows = r.take(copies_keys() ? COLUMNS * D : 0);
-        keys = r.take<Word>(COLUMNS * words_of_keys);
-        values = r.take<Word>(COLUMNS * words_of_values);
-        rows = r.take<Word>(PANEL * std::max(words_of_keys, words_of_values));
-        whole = r.take(half(std::max(D, V)));
-        for (Real** each : {&weights, &d_s, &bare}) {
-            *each = r.take(ROWS * ld);
-            if (*each) std::fill(*each, *each + ROWS * ld, Real(0));
-            if (*each) *each += MARGIN;
+    const Call& call;
+    Room& room;
+    const int64_t groups = call.heads / call.kv_heads, D = call.width, E = call.vectors.width, V = call.value_width;
+    const int64_t K = call.key_vectors.width, window = rounded(BLOCK_N + BLOCK_M, PANEL) + PANEL;
+    const int64_t words_of_keys = Side::words_of_width(D), words_of_values = Side::words_of_width(V);
+    // Whether products over keys need a copy, since the stored keys are not rotated.
+    const bool copies_keys = !IS_HALF && call.turn.query_cos;
+
+    // Of a block of queries: rows of them, also without the shift, and of dout.
+    Real* const q = room.take(BLOCK_M * D);
+    Real* const unshifted = room.take(call.vectors.x && !call.meeting.x ? BLOCK_M * D : 0);
+    Real* const dout = room.take(half(BLOCK_M * V));
+    // Of a block of keys: panels of keys and values, keys as rows, and vectors by distance.
+    Word* const k = room.take<Word>(BLOCK_N * words_of_keys);
+    Word* const v = room.take<Word>(BLOCK_N * words_of_values);
+    Real* const keys_as_rows = room.take(copies_keys ? BLOCK_N * D : 0);
+    Real* const vectors = room.take(window * E);
+    Real* const value_vectors = room.take(window * call.values.width);
+    Word* const rows_of_panel = room.take<Word>(PANEL * std::max(words_of_keys, words_of_values));
+    Real* const one_row = room.take(half(std::max(D, V)));
+    // Weights, gradients of scores, and scores before the function: rows are queries, columns are keys.
+    Real* const weights = pairs();
+    Real* const ds = pairs();
+    Real* const bare = pairs();
+    // Gradients of a block of queries and of the keys of a block in a tile; sums over tiles, and over a task.
+    Real* const dq = room.take(BLOCK_M * rounded(D, PANEL));
+    Real* const d_meeting = room.take(BLOCK_M * E);
+    Real* const dk = room.take(BLOCK_N * D);
+    Real* const dv = room.take(BLOCK_N * V);
+    Real* const d_clock = room.take(BLOCK_N);
+    Real* const sums = room.take(2 * std::max(E, call.values.width));
+    Real* const dk_sums = room.take(BLOCK_N * D);
+    Real* const dv_sums = room.take(BLOCK_N * V);
+    Real* const dq_sums = room.take(call.dq_sums.x ? 0 : groups * call.queries * D);
+    // Keys that meet vectors, and these vectors, transposed, with their gradients.
+    Real* const turned_keys = room.take_inside(ld * K, MARGIN);
+    Real* const d_turned_keys = room.take_inside(ld * K, MARGIN);
+    Real* const turned = room.take(stride() * K);
+    Real* const d_turned = room.take(stride() * K);
+    // In half precision: operands of sums over queries ("down") and over keys. dk and dv then have a row per channel.
+    Word* const q_words = room.take<Word>(half((BLOCK_M + STRIP) * words_of_keys));
+    Word* const dout_words = room.take<Word>(half((BLOCK_M + STRIP) * words_of_values));
+    Word* const q_down = room.take<Word>(half(rounded(D, STRIP) * HALF_M));
+    Word* const dout_down = room.take<Word>(half(rounded(V, STRIP) * HALF_M));
+    Word* const k_down = room.take<Word>(half(BLOCK_N / 2 * rounded(D, PANEL)));
+    Word* const weights_down = room.take<Word>(half(BLOCK_N * HALF_M));
+    Word* const ds_down = room.take<Word>(half(BLOCK_N * HALF_M));
+    Word* const ds_words = room.take<Word>(half((BLOCK_M + STRIP) * BLOCK_N / 2));
+
+    int64_t b = 0, kv = 0;  // row of the batch, key head
+
+    Buffers(const Call& c, Room& r) : call(c), room(r) {}
+
+    static int64_t stride() { return turned_stride(BLOCK_M, BLOCK_N); }
+
+    // What the pairs of a block are made of; `values_from` is the first entry of the packed vectors of values.
+    struct Given {
+        Queries queries;
+        Operands operands;
+        const Real* dout;
+        int64_t dout_row, values_from;
+    };
+
+    void pack_keys(const Part& p) {
+        const int64_t count = p.last - p.first;
+        const Side side = Side::of_keys(call, b, kv), of_values{call, row_of(call.v, b, kv, 0), call.v.row, V};
+        side.pack_rows(p.first, p.last, k, rows_of_panel, one_row);
+        of_values.pack_rows(p.first, p.last, v, rows_of_panel, one_row);
+        if (copies_keys)
+            for (int64_t j = 0; j < count; j++) side.copy(p.first + j, nullptr, 1, keys_as_rows + j * D);
+        if (call.key_vectors.x) {
+            std::fill(turned_keys - MARGIN, turned_keys - MARGIN + D * ld, Real(0));
+            std::fill(d_turned_keys - MARGIN, d_turned_keys - MARGIN + D * ld, Real(0));
+            for (int64_t j = 0; j < count; j++)
+                for (int64_t d = 0; d < D; d++) turned_keys[d * ld + j] = wide(row_of(call.k, b, kv, p.first + j)[d]);
         }
-        d_q = r.take(ROWS * rounded(D, PANEL));
-        d_m = r.take(ROWS * E);
-        for (Real** each : {&d_k, &dk_sums}) *each = r.take(COLUMNS * D);
-        for (Real** each : {&d_v, &dv_sums}) *each = r.take(COLUMNS * V);
-        d_clock = r.take(COLUMNS);
-        sums = r.take(2 * std::max(E, c.values.width));
-        dq_of_task = r.take(c.dq_sums.x ? 0 : groups * c.queries * D);
-        for (Real** each : {&turned_keys, &d_turned_keys}) {
-            *each = r.take(ld * K);
-            if (*each) *each += MARGIN;
-        }
-        for (Real** each : {&turned_x, &d_turned}) *each = r.take(stride() * K);
-        q_words = r.take<Word>(half((ROWS + STRIP) * words_of_keys));
-        dout_words = r.take<Word>(half((ROWS + STRIP) * words_of_values));
-        q_down = r.take<Word>(half(rounded(D, STRIP) * HALF_ROWS));
-        dout_down = r.take<Word>(half(rounded(V, STRIP) * HALF_ROWS));
-        keys_down = r.take<Word>(half(COLUMNS / 2 * rounded(D, PANEL)));
-        weights_down = r.take<Word>(half(COLUMNS * HALF_ROWS));
-        d_s_down = r.take<Word>(half(COLUMNS * HALF_ROWS));
-        d_s_words = r.take<Word>(half((ROWS + STRIP) * COLUMNS / 2));
+#if HALF
+        pack_down(count, D, rounded(count, PANEL) / 2, BLOCK_N / 2 * PANEL, k_down, [&](int64_t n) {
+            Word* room = rows_of_panel + n % 2 * words_of_keys;
+            return reinterpret_cast<const Stored*>(side.packed(p.first + n, room, one_row));
+        });
+#endif
     }
 
-    // Whether products over keys need a copy, since the stored keys are not rotated.
-    bool copies_keys() const { return !IS_HALF && call.turn.query_cos; }
+    // Copies the queries of a block, and packs the vectors by distance that they meet.
+    Given prepared(const Block& block) {
+        const auto& [p, b, h, i, rows, left, right] = block;
+        copy_rows(Side::of_queries(call, b, h), i, rows, call.shift ? call.shift + h * D : nullptr, before(call), q,
+                  q_words);
+        const int64_t dout_row = IS_HALF ? V : call.dout.row;
+        Given given{{q, q_words, unshifted, D}, {k, vectors, 0, {}}, rows_of_dout(block), dout_row, 0};
+        if (call.meeting.x)
+            given.queries.meeting = row_of(call.meeting, b, h, i), given.queries.meeting_row = call.meeting.row;
+        if (call.vectors.x && !call.meeting.x) copy_scaled(call, b, h, i, rows, unshifted);
+        if (call.vectors.x)
+            given.operands.vectors_from =
+                pack_vectors(reach(p, i, rows, left, right, call.vectors), call.vectors, h, vectors);
+        if (call.values.x)
+            given.values_from =
+                pack_vectors(reach(p, i, rows, left, right, call.values), call.values, h, value_vectors);
+        if (call.key_vectors.x)
+            given.operands.turned = turn(p, h, i, rows, left, right, call.key_vectors, turned, stride());
+        return given;
+    }
 
-    static int64_t stride() { return turned_stride(ROWS, COLUMNS); }
+    // The gradients of the output as Real; in half precision also as words.
+    const Real* rows_of_dout(const Block& block) {
+        const Side side{call, row_of(call.dout, b, block.h, 0), call.dout.row, V};
+#if HALF
+        copy_rows(side, block.i, block.rows, nullptr, 1, dout, dout_words);
+        return dout;
+#else
+        return side.x + block.i * side.row;
+#endif
+    }
+
+private:
+    static int64_t half(int64_t count) { return IS_HALF ? count : 0; }
+
+    // A number for each pair of a block, zero, with MARGIN columns on both sides.
+    Real* pairs() {
+        Real* found = room.take(BLOCK_M * ld);
+        if (!found) return found;
+        std::fill(found, found + BLOCK_M * ld, Real(0));
+        return found + MARGIN;
+    }
 };
 
 }  // namespace

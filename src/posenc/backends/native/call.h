@@ -70,7 +70,7 @@ struct Tile {
 };
 
 struct Call {
-    Rows<Stored> q, k, v, out, dout;
+    Rows<Stored> q, k, v, o, dout;
     Rows<Real> lse, meeting, delta;
     Rows<Stored> dq, dk, dv;   // dq is null if only dq_sums is needed
     Rows<Real> dq_sums;        // (part, batch), heads, queries, width; null: each task accumulates and writes dq
@@ -91,7 +91,7 @@ struct Call {
     const double* clock_least;   // (batch, heads, spans)
     const Tile* tiles;
     int64_t count, batch, heads, kv_heads, queries, keys, width, value_width, function, is_last, threads, slots, parts;
-    double scale, skip_threshold;  // skip_threshold: scores below log-sum-exp + this are negligible
+    double softmax_scale, skip_threshold;  // skip_threshold: scores below log-sum-exp + this are negligible
     Real* work;  // `work_size` elements for each thread
     int64_t work_size;
     void (*pool)(void (*)(void*), void*, unsigned, unsigned);  // GOMP_parallel of the OpenMP that PyTorch uses, or null

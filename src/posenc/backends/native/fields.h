@@ -22,15 +22,15 @@ static const Field FIELDS[] = {
     OF(Broken, lines), OF(Broken, share), OF(Broken, ends), OF(Broken, d_lines), OF(Broken, d_share),
     OF(Broken, segments), OF(Broken, batch), OF(Tile, batch), OF(Tile, batch_end), OF(Tile, start), OF(Tile, stop),
     OF(Tile, first), OF(Tile, last), OF(Tile, low), OF(Tile, high), OF(Tile, distance), OF(Call, q), OF(Call, k),
-    OF(Call, v), OF(Call, out), OF(Call, dout), OF(Call, lse), OF(Call, meeting), OF(Call, delta), OF(Call, dq),
+    OF(Call, v), OF(Call, o), OF(Call, dout), OF(Call, lse), OF(Call, meeting), OF(Call, delta), OF(Call, dq),
     OF(Call, dk), OF(Call, dv), OF(Call, dq_sums), OF(Call, d_meeting), OF(Call, bias), OF(Call, vectors),
     OF(Call, values), OF(Call, factor), OF(Call, key_vectors), OF(Call, away), OF(Call, turn), OF(Call, places),
     OF(Call, broken), OF(Call, shift), OF(Call, d_shift), OF(Call, query_clock), OF(Call, key_clock),
     OF(Call, d_query_clock), OF(Call, d_key_clock), OF(Call, query_most), OF(Call, key_most), OF(Call, bias_most),
     OF(Call, meeting_most), OF(Call, clock_least), OF(Call, tiles), OF(Call, count), OF(Call, batch), OF(Call, heads),
     OF(Call, kv_heads), OF(Call, queries), OF(Call, keys), OF(Call, width), OF(Call, value_width), OF(Call, function),
-    OF(Call, is_last), OF(Call, threads), OF(Call, slots), OF(Call, parts), OF(Call, scale), OF(Call, skip_threshold),
-    OF(Call, work), OF(Call, work_size), OF(Call, pool),
+    OF(Call, is_last), OF(Call, threads), OF(Call, slots), OF(Call, parts), OF(Call, softmax_scale),
+    OF(Call, skip_threshold), OF(Call, work), OF(Call, work_size), OF(Call, pool),
 };
 
 #undef OF

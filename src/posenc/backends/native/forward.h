@@ -6,23 +6,23 @@
 
 namespace {
 
-constexpr int64_t FEW = 4;
-constexpr int64_t KEYS = 512;  // keys of a block in the forward pass
+constexpr int64_t FEW = 4;  // queries in decoding
 static_assert(MARGIN >= STRIP + PANEL, "each row of a strip starts one column later, and whole panels are written");
 
 // The number of queries of a task, per head of a group, in whole strips. Every task packs keys, whose relative cost is
 // highest in half precision, so its tasks are larger if there are enough for all threads. The output does not depend on
-// the size: strips start at multiples of STRIP, and blocks of keys at multiples of KEYS.
-int64_t size_of_task(const Call& call) {
+// the size: strips start at multiples of STRIP, and blocks of keys at multiples of BLOCK_N.
+int64_t block_m(const Call& call) {
     int64_t size = 256;
     while (size < (IS_HALF ? 1024 : 512) && call.batch * call.heads * (call.queries / (2 * size)) >= 2 * call.threads)
         size *= 2;
     return rounded(std::max<int64_t>(1, size * call.kv_heads / call.heads), STRIP);
 }
 
+int64_t blocks_m(const Call& call) { return (call.queries + block_m(call) - 1) / block_m(call); }
+
 int64_t tasks_forward(const Call& call) {
-    const int64_t size = size_of_task(call);
-    return (call.queries + size - 1) / size * call.batch * call.kv_heads;
+    return blocks_m(call) * call.batch * call.kv_heads;
 }
 
 // The largest score of a row, ignoring NaN; columns are whole panels.
@@ -38,47 +38,51 @@ inline Real most_of(const Real* row, int64_t left, int64_t right) {
 }
 
 class Forward {
+    static constexpr int64_t BLOCK_N = 512, ld = BLOCK_N + 2 * MARGIN;  // keys of a block, and columns of its scores
+    static constexpr int64_t words_of_weights = BLOCK_N / 2 + WORDS;
+
     const Call& call;
-    const int64_t groups, size, D, E, V, columns;  // columns: V, padded
-    int64_t b = 0, kv = 0, start = 0, stop = 0;
-    // For each row: the queries, the accumulated output, the largest score, the sum of weights and those beyond each
-    // end of the values' table, and a lower bound of the largest score.
-    Real *q, *unshifted, *o, *m, *l, *l_low, *l_high, *floor;
-    Real *vectors, *turned, *s, *room;
-    Word *q_words, *keys, *values, *weights, *rows;
-    static constexpr int64_t ld = KEYS + 2 * MARGIN, words_of_weights = KEYS / 2 + WORDS;
+    Room& room;
+    const int64_t groups = call.heads / call.kv_heads, BLOCK_M = block_m(call);
+    const int64_t D = call.width, E = call.vectors.width, V = call.value_width;
+    const int64_t words = Side::words_of_width(D), columns = IS_HALF ? rounded(V, PANEL) : V;
+    const int64_t rows = groups * BLOCK_M + STRIP;
+    // Entries of a table that a task uses in a block of keys, in whole panels.
+    const int64_t window = rounded(BLOCK_N + BLOCK_M, PANEL) + PANEL;
+    // Whether packing keys and vectors costs more than it saves, as in decoding.
+    const bool is_few = call.queries * groups <= FEW;
+
+    // For each row: the query, also without the shift, the accumulated output, the largest score, the sums of weights,
+    // of all and of those beyond each end of the values' table, and a lower bound of the largest score.
+    Real* const q = room.take(rows * D);
+    Real* const unshifted = room.take(call.vectors.x && !call.meeting.x ? rows * D : 0);
+    Real* const o = room.take(rows * columns);
+    Real* const m_i = room.take(rows);
+    Real* const l_i = room.take(rows);
+    Real* const l_low = room.take(rows);
+    Real* const l_high = room.take(rows);
+    Real* const floor = room.take(rows);
+    // Of a block of keys: panels of keys and of vectors by distance, vectors for keys, the scores of a strip, one key.
+    Word* const k = room.take<Word>(BLOCK_N * words);
+    Real* const vectors = room.take(window * E);
+    Real* const turned = room.take(turned_stride(BLOCK_M, BLOCK_N) * call.key_vectors.width);
+    Real* const s = room.take_inside(STRIP * ld, MARGIN);
+    Real* const one_key = room.take(D);
+    Word* const rows_of_panel = room.take<Word>(PANEL * words);
+    // In half precision: queries, values and the weights of a strip.
+    Word* const q_words = room.take<Word>(IS_HALF ? rows * words : 0);
+    Word* const v = room.take<Word>(IS_HALF ? BLOCK_N / 2 * columns : 0);
+    Word* const weights = room.take<Word>(IS_HALF ? STRIP * words_of_weights : 0);
+
+    int64_t b = 0, kv = 0, start = 0, stop = 0;  // row of the batch, key head, queries
 
 public:
-    Forward(const Call& c, Room& r)
-        : call(c),
-          groups(c.heads / c.kv_heads),
-          size(size_of_task(c)),
-          D(c.width),
-          E(c.vectors.width),
-          V(c.value_width),
-          columns(IS_HALF ? rounded(c.value_width, PANEL) : c.value_width) {
-        const int64_t all_rows = groups * size + STRIP, words = Side::words_of_width(D);
-        q = r.take(all_rows * D);
-        unshifted = r.take(call.vectors.x && !call.meeting.x ? all_rows * D : 0);
-        o = r.take(all_rows * columns);
-        for (Real** each : {&m, &l, &l_low, &l_high, &floor}) *each = r.take(all_rows);
-        keys = r.take<Word>(KEYS * words);
-        vectors = r.take(window() * E);
-        turned = r.take(turned_stride(size, KEYS) * call.key_vectors.width);
-        s = r.take(STRIP * ld);
-        s = s ? s + MARGIN : s;
-        room = r.take(D);
-        rows = r.take<Word>(PANEL * words);
-        q_words = r.take<Word>(IS_HALF ? all_rows * words : 0);
-        values = r.take<Word>(IS_HALF ? KEYS / 2 * columns : 0);
-        weights = r.take<Word>(IS_HALF ? STRIP * words_of_weights : 0);
-    }
+    Forward(const Call& c, Room& r) : call(c), room(r) {}
 
     void run(int64_t task) {
-        const int64_t chunks = (call.queries + size - 1) / size;
-        const int64_t chunk = chunks - 1 - task / (call.batch * call.kv_heads);  // chunks with the most keys first
+        const int64_t m_block = blocks_m(call) - 1 - task / (call.batch * call.kv_heads);  // those of most keys first
         b = task / call.kv_heads % call.batch, kv = task % call.kv_heads;
-        start = chunk * size, stop = std::min(call.queries, start + size);
+        start = m_block * BLOCK_M, stop = std::min(call.queries, start + BLOCK_M);
         begin();
         for (int64_t n = 0; n < call.count; n++) {
             const Tile& tile = call.tiles[n];
@@ -86,11 +90,11 @@ public:
             if (b < tile.batch || b >= tile.batch_end || p.start >= p.stop) continue;
             const int64_t first = std::max(tile.first, p.start + tile.low);
             const int64_t last = std::min(tile.last, p.stop + tile.high);
-            if (call.query_most) reach_nearest(p);
+            if (call.query_most) raise_floors(p);
             if (first >= last) continue;
-            for (int64_t block = (last - 1) / KEYS; block >= first / KEYS; block--) {  // the last block first
-                p.first = std::max(tile.first, block * KEYS);
-                p.last = std::min(tile.last, (block + 1) * KEYS);
+            for (int64_t n_block = (last - 1) / BLOCK_N; n_block >= first / BLOCK_N; n_block--) {  // the last first
+                p.first = std::max(tile.first, n_block * BLOCK_N);
+                p.last = std::min(tile.last, (n_block + 1) * BLOCK_N);
                 block_of_keys(p);
             }
         }
@@ -98,125 +102,136 @@ public:
     }
 
 private:
-    // The number of table entries that a task uses in a block of keys, in whole panels.
-    int64_t window() const { return rounded(KEYS + size, PANEL) + PANEL; }
-
-    // Whether packing keys and vectors costs more than it saves, as in decoding.
-    bool is_few() const { return call.queries * groups <= FEW; }
-
-    int64_t row_at(int64_t g, int64_t i) const { return g * size + i - start; }
+    int64_t row_at(int64_t h, int64_t i) const { return (h - kv * groups) * BLOCK_M + i - start; }
 
     void begin() {
-        for (int64_t g = 0; g < groups; g++) {
-            const int64_t h = kv * groups + g, at = g * size;
+        for (int64_t h = kv * groups; h < (kv + 1) * groups; h++) {
+            const int64_t at = row_at(h, start);
             const Side queries = Side::of_queries(call, b, h);
             copy_rows(queries, start, stop - start, call.shift ? call.shift + h * D : nullptr, before(call), q + at * D,
-                      q_words + at * queries.words());
-            if (call.vectors.x && !call.meeting.x)
-                for (int64_t i = start; i < stop; i++)
-                    for (int64_t d = 0; d < D; d++)
-                        unshifted[row_at(g, i) * D + d] = wide(row_of(call.q, b, h, i)[d]) * Real(call.scale);
+                      q_words + at * words);
+            if (call.vectors.x && !call.meeting.x) copy_scaled(call, b, h, start, stop - start, unshifted + at * D);
         }
-        std::fill(o, o + groups * size * columns, Real(0));
-        std::fill(m, m + groups * size, NONE);
-        std::fill(floor, floor + groups * size, NONE);
-        for (Real* each : {l, l_low, l_high}) std::fill(each, each + groups * size, Real(0));
+        std::fill(o, o + groups * BLOCK_M * columns, Real(0));
+        for (Real* each : {m_i, floor}) std::fill(each, each + groups * BLOCK_M, NONE);
+        for (Real* each : {l_i, l_low, l_high}) std::fill(each, each + groups * BLOCK_M, Real(0));
     }
 
-    void reach_nearest(const Part& p) {
-        for (int64_t g = 0; g < groups; g++)
+    // No row's largest score is below that with its nearest key.
+    void raise_floors(const Part& p) {
+        for (int64_t h = kv * groups; h < (kv + 1) * groups; h++)
             for (int64_t i = p.start; i < p.stop; i++) {
-                const int64_t at = row_at(g, i);
-                floor[at] = std::max(floor[at], nearest(call, p, b, kv * groups + g, i, q + at * D, room));
+                const int64_t at = row_at(h, i);
+                floor[at] = std::max(floor[at], nearest(call, p, b, h, i, q + at * D, one_key));
             }
     }
 
     void block_of_keys(const Part& p) {
-        const bool few = is_few();
-        const Side side = Side::of_keys(call, b, kv);
-        const int64_t words = side.words();
-        int64_t packed_head = -1, packed_low = 0, packed_high = 0;
-        Operands given{few ? nullptr : keys, few ? nullptr : vectors, 0, {}};
-        for (int64_t g = 0; g < groups; g++) {
-            const int64_t h = kv * groups + g;
-            int64_t least = p.low(p.start) / PANEL * PANEL, most = rounded(p.high(p.stop - 1), PANEL);
-            if (call.query_most)
-                Bound(call, p, b, h, p.start, p.stop - p.start, floor + row_at(g, p.start)).narrow(least, most);
-            if (least >= most) continue;
-            if (!few && (least < packed_low || most > packed_high)) {
-                packed_low = packed_high > packed_low ? std::min(packed_low, least) : least;
-                packed_high = std::max(packed_high, most);
-                const int64_t high = std::min(packed_high, p.last - p.first);
-                side.pack_rows(p.first + packed_low, p.first + high, keys + packed_low * words, rows, room);
-#if HALF
-                pack_down(high - packed_low, V, rounded(high - packed_low, PANEL) / 2, KEYS / 2 * PANEL,
-                          values + packed_low / 2 * PANEL,
-                          [&](int64_t n) { return row_of(call.v, b, kv, p.first + packed_low + n); });
-#endif
-            }
-            if (call.vectors.x && !few && (packed_head < 0 || call.vectors.head)) {
-                const Reach r = reach(p, p.start, p.stop - p.start, 0, p.last - p.first, call.vectors);
-                pack(r.from, r.to, E, vectors, [&](int64_t n) { return entry(call.vectors, h, n); });
-                given.vectors_from = r.from;
-                packed_head = h;
-            }
-            if (call.key_vectors.x && !few)
-                given.turned = turn(p, h, p.start, p.stop - p.start, least, most, call.key_vectors, turned,
-                                    turned_stride(size, KEYS));
+        Packed packed{};
+        for (int64_t h = kv * groups; h < (kv + 1) * groups; h++) {
+            Block block = Block::seen_by(p, b, h, p.start, p.stop - p.start);
+            narrow(call, block, floor + row_at(h, p.start));
+            if (block.empty()) continue;
+            if (!is_few) pack_block(block, packed);
             for (int64_t i = p.start, count; i < p.stop; i += count) {
                 count = std::min<int64_t>(STRIP - i % STRIP, p.stop - i);
-                int64_t left = std::max(p.low(i) / PANEL * PANEL, least);
-                int64_t right = std::min(rounded(p.high(i + count - 1), PANEL), most);
-                if (call.query_most) Bound(call, p, b, h, i, count, floor + row_at(g, i)).narrow(left, right);
-                if (left < right) strip(p, h, i, count, row_at(g, i), left, right, given);
+                strip(block.of_rows(i, count), row_at(h, i), packed.operands);
             }
         }
     }
 
-    // Some rows from query i on, which is row `at` of the task, in the columns left .. right.
-    void strip(const Part& p, int64_t h, int64_t i, int64_t count, int64_t at, int64_t left, int64_t right,
-               const Operands& given) {
+    // What is packed of a block of keys: some columns of keys and values, and vectors, which may be those of a head.
+    struct Packed {
+        Operands operands;
+        int64_t left, right;
+    };
+
+    // Packs what the heads before this one have not.
+    void pack_block(const Block& block, Packed& packed) {
+        const Part& p = block.p;
+        if (!packed.operands.keys || block.left < packed.left || block.right > packed.right) {
+            packed.left = packed.operands.keys ? std::min(packed.left, block.left) : block.left;
+            packed.right = std::max(packed.right, block.right);
+            packed.operands.keys = k;
+            pack_keys(p, packed.left, std::min(packed.right, p.last - p.first));
+        }
+        if (call.vectors.x && (!packed.operands.vectors || call.vectors.head)) {
+            const Reach r = reach(p, p.start, p.stop - p.start, 0, p.last - p.first, call.vectors);
+            packed.operands.vectors = vectors;
+            packed.operands.vectors_from = pack_vectors(r, call.vectors, block.h, vectors);
+        }
+        if (call.key_vectors.x)
+            packed.operands.turned = turn(p, block.h, block.i, block.rows, block.left, block.right, call.key_vectors,
+                                          turned, turned_stride(BLOCK_M, BLOCK_N));
+    }
+
+    void pack_keys(const Part& p, int64_t left, int64_t right) {
+        const Side side = Side::of_keys(call, b, kv);
+        side.pack_rows(p.first + left, p.first + right, k + left * words, rows_of_panel, one_key);
+#if HALF
+        pack_down(right - left, V, rounded(right - left, PANEL) / 2, BLOCK_N / 2 * PANEL, v + left / 2 * PANEL,
+                  [&](int64_t n) { return row_of(call.v, b, kv, p.first + left + n); });
+#endif
+    }
+
+    // Attention of some rows, of which query i is row `at` of the task, to some keys.
+    void strip(Block block, int64_t at, const Operands& given) {
+        narrow(call, block, floor + at);
+        if (block.empty()) return;
         const bool meets = call.meeting.x;
-        const Queries queries{q + at * D, q_words + at * Side::words_of_width(D),
-                              meets ? row_of(call.meeting, b, h, i) : unshifted + at * D, meets ? call.meeting.row : D};
-        scores(call, p, b, h, i, count, left, right, queries, given, s, ld, nullptr, room);
-        const int64_t seen = std::min(right, p.last - p.first);
+        const Queries queries{q + at * D, q_words + at * words,
+                              meets ? row_of(call.meeting, b, block.h, block.i) : unshifted + at * D,
+                              meets ? call.meeting.row : D};
+        scores(call, block, queries, given, s, ld, nullptr, one_key);
         Real tops[STRIP];
+        if (!counts(block, at, tops)) return;
+        for (int64_t r = 0; r < block.rows; r++)
+            softmax_row(block, block.i + r, at + r, tops[r], s + r * ld, weights + r * words_of_weights);
+        multiply_values(block, !given.keys, o + at * columns);
+    }
+
+    // Whether some score of a strip is not negligible; `tops` are the largest of each row.
+    bool counts(const Block& block, int64_t at, Real* tops) const {
+        const auto& [p, b, h, i, rows, left, right] = block;
         bool counts = false;
-        for (int64_t r = 0; r < count; r++) {
+        for (int64_t r = 0; r < rows; r++) {
             tops[r] = most_of(s + r * ld, left, right);
             counts |= !(tops[r] < floor[at + r] + call.skip_threshold);
         }
         // most_of ignores NaN, so a negligible strip is searched for it.
-        for (int64_t r = 0; r < count && !counts; r++) counts = std::isnan(greatest(s + r * ld + left, right - left));
-        if (!counts) return;
-        for (int64_t r = 0; r < count; r++)
-            weigh_row(p, i + r, at + r, left, right, seen, tops[r], s + r * ld, weights + r * words_of_weights);
-        const Stored* seen_values = row_of(call.v, b, kv, p.first + left);
-        if (!given.keys) {
-            weigh(count, V, seen - left, s + left, ld, seen_values, call.v.row, o + at * columns, columns);
+        for (int64_t r = 0; r < rows && !counts; r++) counts = std::isnan(greatest(s + r * ld + left, right - left));
+        return counts;
+    }
+
+    // o += weights v, for the rows of a block.
+    void multiply_values(const Block& block, bool unpacked, Real* o) {
+        const auto& [p, b, h, i, rows, left, right] = block;
+        const int64_t seen = block.end();
+        const Stored* values = row_of(call.v, b, kv, p.first + left);
+        if (unpacked) {
+            weigh(rows, V, seen - left, s + left, ld, values, call.v.row, o, columns);
         } else {
 #if HALF
-            multiply_halves(count, columns, rounded(right - left, PANEL) / 2, weights, words_of_weights,
-                            values + left / 2 * PANEL, KEYS / 2 * PANEL, o + at * columns, columns, true);
+            multiply_halves(rows, columns, rounded(right - left, PANEL) / 2, weights, words_of_weights,
+                            v + left / 2 * PANEL, BLOCK_N / 2 * PANEL, o, columns, true);
 #else
-            multiply(count, V, seen - left, s + left, ld, 1, seen_values, call.v.row, PANEL, o + at * columns, columns);
+            multiply(rows, V, seen - left, s + left, ld, 1, values, call.v.row, PANEL, o, columns);
 #endif
         }
         if (!call.values.x) return;
-        const Reach near = reach(p, i, count, left, seen, call.values);
+        const Reach near = reach(p, i, rows, left, seen, call.values);
         if (near.from < near.to)
-            multiply(count, V, near.to - near.from, s + p.column(i, near.from, call.values), ld + 1, 1,
-                     entry(call.values, h, near.from), V, PANEL, o + at * columns, columns);
+            multiply(rows, V, near.to - near.from, s + p.column(i, near.from, call.values), ld + 1, 1,
+                     entry(call.values, h, near.from), V, PANEL, o, columns);
     }
 
     // Replaces the scores of query i by weights, also as words, and rescales earlier sums to the new largest score.
-    void weigh_row(const Part& p, int64_t i, int64_t at, int64_t left, int64_t right, int64_t seen, Real top, Real* row,
-                   Word* words) {
-        const Real highest = std::max(m[at], top), offset = highest == NONE ? Real(0) : highest;
-        const Real fade = m[at] == offset ? Real(1) : std::exp(m[at] - offset);
-        const bool keeps = !IS_HALF || call.values.x || is_few();
-        m[at] = highest;
+    void softmax_row(const Block& block, int64_t i, int64_t at, Real top, Real* row, Word* words) {
+        const int64_t left = block.left, right = block.right;
+        const Real highest = std::max(m_i[at], top), offset = highest == NONE ? Real(0) : highest;
+        const Real alpha = m_i[at] == offset ? Real(1) : std::exp(m_i[at] - offset);
+        const bool keeps = !IS_HALF || call.values.x || is_few;
+        m_i[at] = highest;
         floor[at] = std::max(floor[at], highest);
         Vec total{};
         for (int64_t j = left; j < right; j += LANES) {
@@ -229,34 +244,35 @@ private:
             (void)words;
 #endif
         }
-        l[at] = l[at] * fade + sum(total);
-        if (fade != Real(1))
-            for (int64_t d = 0; d < columns; d++) o[at * columns + d] *= fade;
+        l_i[at] = l_i[at] * alpha + sum(total);
+        if (alpha != Real(1))
+            for (int64_t d = 0; d < columns; d++) o[at * columns + d] *= alpha;
         if (!call.values.x) return;
         Real low, high;
-        ends(p, i, left, seen, call.values, row, low, high);
-        l_low[at] = l_low[at] * fade + low;
-        l_high[at] = l_high[at] * fade + high;
+        ends(block.p, i, left, block.end(), call.values, row, low, high);
+        l_low[at] = l_low[at] * alpha + low;
+        l_high[at] = l_high[at] * alpha + high;
         std::fill(row + left - MARGIN / 2, row + left, Real(0));
         std::fill(row + right, row + right + MARGIN / 2, Real(0));
     }
 
+    // Divides by the sums of weights, and writes output and log-sum-exp.
     void end() {
-        for (int64_t g = 0; g < groups; g++)
+        for (int64_t h = kv * groups; h < (kv + 1) * groups; h++)
             for (int64_t i = start; i < stop; i++) {
-                const int64_t h = kv * groups + g, at = row_at(g, i);
-                Stored* to = row_of(call.out, b, h, i);
-                const Real share = l[at] > 0 ? 1 / l[at] : l[at] == 0 ? Real(0) : l[at];
-                Real* found = o + at * columns;
-                for (int64_t d = 0; d < V; d++) found[d] *= share;
+                const int64_t at = row_at(h, i);
+                const Real l = l_i[at], inverse = l > 0 ? 1 / l : l == 0 ? Real(0) : l;
+                Real* row = o + at * columns;
+                for (int64_t d = 0; d < V; d++) row[d] *= inverse;
                 if (call.values.x) {
-                    const Real low = l_low[at] * share, high = l_high[at] * share;
+                    const Real low = l_low[at] * inverse, high = l_high[at] * inverse;
                     const Real *first = entry(call.values, h, 0),
                                *last = entry(call.values, h, call.values.entries - 1);
-                    for (int64_t d = 0; d < V; d++) found[d] += low * first[d] + high * last[d];
+                    for (int64_t d = 0; d < V; d++) row[d] += low * first[d] + high * last[d];
                 }
-                for (int64_t d = 0; d < V; d += LANES) store(to + d, load(found + d));
-                *row_of(call.lse, b, h, i) = l[at] == 0 ? NONE : (m[at] == NONE ? Real(0) : m[at]) + std::log(l[at]);
+                Stored* to = row_of(call.o, b, h, i);
+                for (int64_t d = 0; d < V; d += LANES) store(to + d, load(row + d));
+                *row_of(call.lse, b, h, i) = l == 0 ? NONE : (m_i[at] == NONE ? Real(0) : m_i[at]) + std::log(l);
             }
     }
 };

@@ -64,9 +64,10 @@ void add(Real* to, const Real* x, Real times, int64_t n) {
 
 // The backward pass of a product of rows x_i with vectors by distance, given the gradients of the pairs: adds those of
 // the vectors to their table, and those of the rows to d_x, unless it is null.
-void by_distance_backward(const Part& p, int64_t i, int64_t rows, int64_t left, int64_t right, const Table& t,
-                          int64_t h, int64_t slot, const Real* x, int64_t x_row, const Real* d_s, int64_t ld,
-                          Real* d_x, Real* sums) {
+void by_distance_backward(const Block& block, const Table& t, int64_t slot, const Real* x, int64_t x_row,
+                          const Real* d_s, int64_t ld, Real* d_x, Real* sums) {
+    const Part& p = block.p;
+    const int64_t h = block.h, i = block.i, rows = block.rows, left = block.left, right = block.end();
     const Reach near = reach(p, i, rows, left, right, t);
     const Real* pairs = d_s + p.column(i, near.from, t);
     if (near.from < near.to) {
@@ -96,13 +97,13 @@ void by_distance_backward(const Part& p, int64_t i, int64_t rows, int64_t left, 
     add(gradient(t, slot, h, t.entries - 1), sums + t.width, 1, t.width);
 }
 
-// Adds dout . out to delta of a head: the gradients of a row of scores are those of its weights, minus delta, times the
+// Adds dout . o to delta of a head: the gradients of a row of scores are those of its weights, minus delta, times the
 // weights.
 void give_output(const Call& call, int64_t b, int64_t h) {
     for (int64_t i = 0; i < call.queries; i++) {
-        const Stored *out = row_of(call.out, b, h, i), *given = row_of(call.dout, b, h, i);
+        const Stored *o = row_of(call.o, b, h, i), *dout = row_of(call.dout, b, h, i);
         Vec total{};
-        for (int64_t d = 0; d < call.value_width; d += LANES) total += load(out + d) * load(given + d);
+        for (int64_t d = 0; d < call.value_width; d += LANES) total += load(o + d) * load(dout + d);
         *row_of(call.delta, b, h, i) += sum(total);
     }
 }

@@ -21,6 +21,12 @@ struct Room {
         taken += rounded((count * sizeof(T) + sizeof(Real) - 1) / sizeof(Real), 16);
         return found;
     }
+
+    // The same, with `margin` of them before what is returned.
+    Real* take_inside(int64_t count, int64_t margin) {
+        Real* found = take(count);
+        return found ? found + margin : nullptr;
+    }
 };
 
 // Runs all tasks with dynamic scheduling, so that a thread waiting for a core does not delay the others. Each thread

@@ -81,7 +81,7 @@ def _call(
     if key.shape[:3] != value.shape[:3]:
         raise RuntimeError(f"the kernel takes as many values as keys, got {value.shape} and {key.shape}")
     numbers = (len(found), batch, heads, key.size(1), queries, key.size(2), width, value.size(-1), *function)
-    call = Call(**dict(zip(NUMBERS, numbers, strict=False)), threads=threads, scale=scale)
+    call = Call(**dict(zip(NUMBERS, numbers, strict=False)), threads=threads, softmax_scale=scale)
     call.q, call.k, call.v = rows(query), rows(key), rows(value)
     for name, x in given.items():
         if name == "key_norms" or name in OF_TURN:  # key_norms are only used for bounds
@@ -146,7 +146,7 @@ def _native(
         inputs = _named(names, given)  # kept alive, since the kernel only has their addresses
         bounds = bounds_of(query, key, inputs, function, scale, skip_below)
         call = _call(query, key, value, inputs, lows, {}, found, function, scale, turn, bounds, skip_below, threads)
-        call.out, call.lse = rows(out), rows(lse[..., None])
+        call.o, call.lse = rows(out), rows(lse[..., None])
         _run(False, query, call)
         return _cut(out, width), lse
 
@@ -234,7 +234,7 @@ def _native_backward(
         bounds = bounds_of(query, key, inputs, function, scale, skip_below)
         call = _call(query, key, value, inputs, lows, tables, found, function, scale, turn, bounds, skip_below, threads)
         call.slots, call.parts = slots * parts, parts
-        call.out = rows(out)
+        call.o = rows(out)
         call.lse, call.delta, call.dout = rows(lse[..., None]), rows(delta[..., None]), rows(dout)
         call.dk, call.dv = rows(dk), rows(dv)
         if is_summed_here:

@@ -12,6 +12,28 @@ constexpr int64_t STRIP = IS_HALF ? 32 : REGISTER_ROWS;
 constexpr int64_t MARGIN = 64;  // columns next to a block of scores, which its shifted rows use
 constexpr int64_t CAP = 2;  // the function c tanh(s / c); the other one is max(s, 0) c
 
+// The scores of `rows` queries of a head from i on, in the columns left .. right of a block of keys.
+struct Block {
+    const Part& p;
+    int64_t b, h, i, rows, left, right;
+
+    // Those that some query sees, in whole panels.
+    static Block seen_by(const Part& p, int64_t b, int64_t h, int64_t i, int64_t rows) {
+        return {p, b, h, i, rows, p.low(i) / PANEL * PANEL, rounded(p.high(i + rows - 1), PANEL)};
+    }
+
+    // Some of its queries, and the columns that they see.
+    Block of_rows(int64_t from, int64_t count) const {
+        const Block seen = seen_by(p, b, h, from, count);
+        return {p, b, h, from, count, std::max(seen.left, left), std::min(seen.right, right)};
+    }
+
+    bool empty() const { return left >= right; }
+
+    // The end of the columns that have a key.
+    int64_t end() const { return std::min(right, p.last - p.first); }
+};
+
 // The entries of a table for some queries in a block, clamped to the table: `from` up to `to`.
 struct Reach {
     int64_t from, to;
@@ -82,10 +104,11 @@ void hide(const Part& p, int64_t i, int64_t left, int64_t right, Real* s) {
     for (int64_t j = std::max(left, p.high(i)); j < right; j++) s[j] = NONE;
 }
 
-// Adds the products of some rows x_i with vectors by distance, which are packed from entry `begin` on or, if `packed`
-// is null, read from the table.
-void by_vectors(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right, const Table& t,
-                const Real* x, int64_t x_row, const Real* packed, int64_t begin, Real* s, int64_t ld) {
+// Adds the products of the rows x_i of a block with vectors by distance, which are packed from entry `begin` on or, if
+// `packed` is null, read from the table.
+void by_vectors(const Block& block, const Table& t, const Real* x, int64_t x_row, const Real* packed, int64_t begin,
+                Real* s, int64_t ld) {
+    const auto& [p, b, h, i, rows, left, right] = block;
     const Reach near = reach(p, i, rows, left, right, t);
     if (near.from < near.to && !packed) {
         dots(rows, near.to - near.from, t.width, x, x_row, entry(t, h, near.from), t.width,
@@ -107,9 +130,9 @@ void by_vectors(const Part& p, int64_t h, int64_t i, int64_t rows, int64_t left,
 // rounding queries once more.
 Real before(const Call& call) {
     int power;
-    return std::frexp(call.scale, &power) == 0.5 ? Real(call.scale) : Real(1);
+    return std::frexp(call.softmax_scale, &power) == 0.5 ? Real(call.softmax_scale) : Real(1);
 }
-Real after(const Call& call) { return before(call) == 1 ? Real(call.scale) : Real(1); }
+Real after(const Call& call) { return before(call) == 1 ? Real(call.softmax_scale) : Real(1); }
 
 // Some queries of a head: for products with keys, as Real and as words, and for products with vectors.
 struct Queries {
@@ -127,17 +150,17 @@ struct Operands {
     Turned turned;
 };
 
-// s = q . k in the columns left .. right of a block.
-void products_with_keys(const Call& call, const Part& p, const Side& keys, int64_t rows, int64_t left, int64_t right,
-                        const Queries& q, const Word* packed, Real* s, int64_t ld, Real* room) {
+// s = q . k in a block.
+void products_with_keys(const Call& call, const Block& block, const Side& keys, const Queries& q, const Word* packed,
+                        Real* s, int64_t ld, Real* room) {
+    const auto& [p, b, h, i, rows, left, right] = block;
     const int64_t words = keys.words();
     if (!packed) {
         for (int64_t r = 0; r < rows; r++) std::fill(s + r * ld + left, s + r * ld + right, Real(0));
-        const int64_t seen = std::min(right, p.last - p.first);
         if (!keys.cos)
-            dots(rows, seen - left, call.width, q.numbers, call.width, keys.x + (p.first + left) * keys.row, keys.row,
-                 s + left, ld);
-        for (int64_t j = left; j < seen && keys.cos; j++)
+            dots(rows, block.end() - left, call.width, q.numbers, call.width, keys.x + (p.first + left) * keys.row,
+                 keys.row, s + left, ld);
+        for (int64_t j = left; j < block.end() && keys.cos; j++)
             dots(rows, 1, call.width, q.numbers, call.width, keys.numbers(p.first + j, room), 0, s + j, ld);
     } else {
 #if HALF
@@ -154,26 +177,26 @@ void products_with_keys(const Call& call, const Part& p, const Side& keys, int64
             for (int64_t j = left; j < right; j += LANES) store(s + r * ld + j, load(s + r * ld + j) * scale);
 }
 
-// The scores of `rows` queries from i on in the columns left .. right of a block; s is that of query i and key p.first.
-// The scores before the function are copied to `bare`, unless it is null.
-void scores(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, int64_t rows, int64_t left, int64_t right,
-            const Queries& q, const Operands& given, Real* s, int64_t ld, Real* bare, Real* room) {
-    const auto function = [&](int64_t r) {
+// The scores of a block; s is that of query i and key p.first. The scores before the function are copied to `bare`,
+// unless it is null.
+void scores(const Call& call, const Block& block, const Queries& q, const Operands& given, Real* s, int64_t ld,
+            Real* bare, Real* room) {
+    const auto& [p, b, h, i, rows, left, right] = block;
+    const auto function = [&, left = left, right = right](int64_t r) {
         if (bare) std::copy(s + r * ld + left, s + r * ld + right, bare + r * ld + left);
-        apply(call, p, h, i + r, left, right, s + r * ld);
+        apply(call, block.p, block.h, block.i + r, left, right, s + r * ld);
     };
     const Side keys = Side::of_keys(call, b, h / (call.heads / call.kv_heads));
-    products_with_keys(call, p, keys, rows, left, right, q, given.keys, s, ld, room);
+    products_with_keys(call, block, keys, q, given.keys, s, ld, room);
     if (call.function && !call.is_last)
         for (int64_t r = 0; r < rows; r++) function(r);
     if (call.vectors.x)
-        by_vectors(p, h, i, rows, left, right, call.vectors, q.meeting, q.meeting_row, given.vectors,
-                   given.vectors_from, s, ld);
+        by_vectors(block, call.vectors, q.meeting, q.meeting_row, given.vectors, given.vectors_from, s, ld);
 #if !HALF
     if (call.key_vectors.x && given.keys) {
         meet_keys(p, i, rows, left, right, call.key_vectors, given.keys, given.turned, s, ld);
     } else if (call.key_vectors.x) {
-        for (int64_t j = left; j < std::min(right, p.last - p.first); j++) {
+        for (int64_t j = left; j < block.end(); j++) {
             const Real* key = keys.numbers(p.first + j, room);
             for (int64_t r = 0; r < rows; r++)
                 s[r * ld + j] += dot(key, entry(call.key_vectors, h, p.place(i + r, j, call.key_vectors)), call.width);
@@ -186,6 +209,19 @@ void scores(const Call& call, const Part& p, int64_t b, int64_t h, int64_t i, in
         if (call.function && call.is_last) function(r);
         hide(p, i + r, left, right, s + r * ld);
     }
+}
+
+// Packs the entries of a table that are in reach; gives the first of them.
+int64_t pack_vectors(Reach r, const Table& t, int64_t h, Real* to) {
+    pack(r.from, r.to, t.width, to, [&](int64_t n) { return entry(t, h, n); });
+    return r.from;
+}
+
+// Copies queries of a head times softmax_scale, not rotated, as vectors by distance meet them.
+void copy_scaled(const Call& call, int64_t b, int64_t h, int64_t start, int64_t rows, Real* to) {
+    for (int64_t n = 0; n < rows; n++)
+        for (int64_t d = 0; d < call.width; d++)
+            to[n * call.width + d] = wide(row_of(call.q, b, h, start + n)[d]) * Real(call.softmax_scale);
 }
 
 // Copies rows contiguously as Real and, in half precision, as words.

@@ -68,7 +68,7 @@ class OfTile(ctypes.Structure):
     _fields_ = _numbers("batch", "batch_end", "start", "stop", "first", "last", "low", "high", "distance")
 
 
-ROWS = ("q", "k", "v", "out", "dout", "lse", "meeting", "delta", "dq", "dk", "dv", "dq_sums", "d_meeting")
+ROWS = ("q", "k", "v", "o", "dout", "lse", "meeting", "delta", "dq", "dk", "dv", "dq_sums", "d_meeting")
 BOUNDS = ("query_most", "key_most", "bias_most", "meeting_most", "clock_least")
 NUMBERS = (
     *("count", "batch", "heads", "kv_heads", "queries", "keys", "width", "value_width"),
@@ -87,7 +87,7 @@ class Call(ctypes.Structure):
         ("broken", Broken),
         *_pointers("shift", "d_shift", "query_clock", "key_clock", "d_query_clock", "d_key_clock", *BOUNDS, "tiles"),
         *_numbers(*NUMBERS),
-        ("scale", ctypes.c_double),
+        ("softmax_scale", ctypes.c_double),
         ("skip_threshold", ctypes.c_double),
         *_pointers("work"),
         *_numbers("work_size"),

@@ -1,0 +1,338 @@
+"""A plan is made once for all layers of a pass, and anew for everything that it depends on."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+import posenc
+from posenc import T5, ALiBi, FoX, Positions, RoPE, Scheme
+from posenc.backends.native import library
+from posenc.backends.plan import MOST
+from posenc.backends.request import Request
+from posenc.encoding.encoding import Encoding
+from posenc.encoding.pieces import Bias, Distance
+
+HEADS, TOKENS, HEAD_DIM = 2, 64, 16
+
+
+def drawn(*shape: int, **how: Any) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value = (torch.randn(shape or (1, HEADS, TOKENS, HEAD_DIM), **how) for _ in range(3))
+    return query, key, value
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """The requests that a plan was made for."""
+    requests: list[Request] = []
+    checked = Request.checked
+
+    def noted(self: Request) -> Any:
+        requests.append(self)
+        return checked(self)
+
+    monkeypatch.setattr(Request, "checked", noted)
+    return requests
+
+
+@pytest.mark.parametrize("scheme", [ALiBi(HEADS), T5(HEADS), RoPE(HEAD_DIM)], ids=repr)
+def test_layers_of_a_pass_share_a_plan(scheme: Scheme, made: list[Request]) -> None:
+    """And each has its own numbers."""
+    encoding = scheme(Positions.arange(TOKENS))
+    for _ in range(3):
+        layer = drawn()
+        out = posenc.attention(*layer, encoding, is_causal=True)
+        fresh = posenc.attention(*layer, scheme(Positions.arange(TOKENS)), is_causal=True)
+        torch.testing.assert_close(out, fresh, rtol=0, atol=0)
+    assert len([request for request in made if request.encoding is encoding]) == 1
+
+
+# --- what it depends on -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def set_to(read: Callable[[], Any], write: Callable[[Any], None], value: Any) -> Any:
+    before = read()
+    write(value)
+    try:
+        yield
+    finally:
+        write(before)
+
+
+@contextmanager
+def switched_off() -> Any:
+    def forget() -> None:
+        library.find.cache_clear()
+        library._load.cache_clear()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(library.SWITCH, "0")
+        forget()
+        yield
+    forget()
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "visibility": {"is_causal": False},
+    "window": {"window": 9},
+    "a window on both sides": {"window": (9, 2)},
+    "chunks": {"window": posenc.Chunk(16)},
+    "scale": {"scale": 0.5},
+    "dropout": {"dropout_p": 0.5},
+    "log-sum-exp": {"return_lse": True},
+    "skipping": {"skip_below": 0.0},
+    "backend": {"backend": "reference"},
+    "grouped queries": {"enable_gqa": True},
+    "sinks": {"sinks": torch.zeros(HEADS)},
+    "a mask": {"attn_mask": torch.ones(TOKENS, TOKENS, dtype=torch.bool)},
+    "norms of keys": {"key_norms": torch.full((1, HEADS, TOKENS), 99.0)},
+}
+TENSORS: dict[str, tuple[Tensor, Tensor, Tensor]] = {
+    "dtype": drawn(dtype=torch.float64),
+    "batch": drawn(3, HEADS, TOKENS, HEAD_DIM),
+    "width": drawn(1, HEADS, TOKENS, 32),
+    "strides": tuple(x.transpose(1, 2) for x in drawn(1, TOKENS, HEADS, HEAD_DIM)),  # type: ignore[dict-item]
+    "a gradient": drawn(requires_grad=True),
+}
+STATES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "deterministic": lambda: set_to(
+        torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True
+    ),
+    "threads": lambda: set_to(torch.get_num_threads, torch.set_num_threads, torch.get_num_threads() + 1),
+    "the kernel": switched_off,
+}
+CHANGES = [*OPTIONS, *TENSORS, *STATES]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_plan_is_made_anew_for_another(change: str, made: list[Request]) -> None:
+    encoding, before = ALiBi(HEADS, form="bidirectional")(Positions.arange(TOKENS)), drawn()
+    how = {"is_causal": True, **OPTIONS.get(change, {})}
+    layer = TENSORS.get(change, before)
+    posenc.attention(*before, encoding, is_causal=True)
+    with STATES.get(change, nullcontext)():
+        torch.manual_seed(0)
+        found = posenc.attention(*layer, encoding, **how)
+        assert len(made) == 2
+        torch.manual_seed(0)
+        fresh = posenc.attention(*layer, ALiBi(HEADS, form="bidirectional")(Positions.arange(TOKENS)), **how)
+        torch.testing.assert_close(found, fresh, rtol=0, atol=0)
+    assert len(made) == 3
+
+
+def test_a_kernel_that_is_switched_off_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding, layer = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn()
+    posenc.attention(*layer, encoding, is_causal=True)
+    with switched_off():
+        monkeypatch.setattr("posenc.backends.native.operator.library", lambda dtype: pytest.fail("it was run"))
+        posenc.attention(*layer, encoding, is_causal=True)
+
+
+def test_a_plan_for_true_is_none_for_one() -> None:
+    encoding, layer = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn()
+    posenc.attention(*layer, encoding, is_causal=True)
+    with pytest.raises(ValueError, match="is_causal must be"):
+        posenc.attention(*layer, encoding, is_causal=1)  # type: ignore[arg-type]
+
+
+def test_a_plan_for_one_device_is_none_for_another() -> None:
+    encoding, layer = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn()
+    posenc.attention(*layer, encoding, is_causal=True)
+    with pytest.raises(ValueError, match="query is on meta"):
+        posenc.attention(*(x.to("meta") for x in layer), encoding, is_causal=True)
+
+
+@pytest.mark.parametrize("wrong", [{"dropout_p": 1.5}, {"backend": "none"}, {"window": 0}], ids=str)
+def test_what_is_refused_is_refused_each_time(wrong: dict[str, Any]) -> None:
+    encoding, layer = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"^{next(iter(wrong))} must be"):
+            posenc.attention(*layer, encoding, is_causal=True, **wrong)
+
+
+# --- parameters, features and positions -------------------------------------------------------------------------------
+
+
+def test_a_changed_parameter_is_noticed() -> None:
+    scheme, layer = T5(HEADS), drawn()
+    with torch.no_grad():
+        encoding = scheme(Positions.arange(TOKENS))
+        posenc.attention(*layer, encoding, is_causal=True)
+        next(scheme.parameters()).add_(1.0)
+        with pytest.raises(ValueError, match="made before the scheme's parameters changed"):
+            posenc.attention(*layer, encoding, is_causal=True)
+
+
+def test_a_parameter_that_begins_to_learn_has_a_gradient() -> None:
+    scheme, layer = T5(HEADS).requires_grad_(False), drawn(requires_grad=True)
+    encoding = scheme(Positions.arange(TOKENS))
+    posenc.attention(*layer, encoding, is_causal=True)
+    scheme.requires_grad_(True)
+    out = posenc.attention(*layer, encoding, is_causal=True)
+    assert isinstance(out, Tensor)
+    out.square().sum().backward()  # type: ignore[no-untyped-call]
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in scheme.parameters())
+
+
+class Kept(Scheme):
+    """A bias of the distance by a number in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("slope", torch.tensor(-1.0))
+
+    def score(self, query_positions: Positions, key_positions: Positions, context: Any = None) -> tuple[Bias, ...]:
+        return (Bias(self.bias, Distance("Kept", tail="linear")),)
+
+    def bias(self, r: Tensor) -> Tensor:
+        slope: Tensor = self.slope  # type: ignore[assignment]
+        return (slope * r.abs())[None]
+
+
+def by_hand(scheme: Kept, positions: Positions) -> Encoding:
+    return Encoding(positions, positions, pieces=scheme.score(positions, positions))
+
+
+@pytest.mark.parametrize("bind", [Scheme.__call__, by_hand])
+def test_what_nobody_counts_is_read_anew(bind: Callable[[Kept, Positions], Encoding]) -> None:
+    """A buffer, and terms of an encoding that no scheme has made."""
+    scheme, layer = Kept(), drawn()
+    with torch.no_grad():
+        encoding = bind(scheme, Positions.arange(TOKENS))
+        posenc.attention(*layer, encoding)
+        scheme.slope.zero_()  # type: ignore[operator, union-attr]
+        torch.testing.assert_close(posenc.attention(*layer, encoding), posenc.attention(*layer))
+
+
+def test_so_are_the_parameters_of_inference_mode() -> None:
+    with torch.inference_mode():
+        scheme, layer = T5(HEADS), drawn()
+        encoding = scheme(Positions.arange(TOKENS))
+        posenc.attention(*layer, encoding, is_causal=True)
+        torch.nn.init.zeros_(next(scheme.parameters()))
+        found = posenc.attention(*layer, encoding, is_causal=True)
+        torch.testing.assert_close(found, posenc.attention(*layer, is_causal=True))
+
+
+def test_layers_share_a_plan_and_have_their_own_features(made: list[Request]) -> None:
+    encoding, layer = FoX(HEADS)(Positions.arange(TOKENS)), drawn()
+    for _ in range(2):
+        of_layer = encoding.with_projected({"forgotten": torch.randn(1, HEADS, TOKENS)})
+        found = posenc.attention(*layer, of_layer, is_causal=True)
+        torch.testing.assert_close(found, posenc.attention(*layer, of_layer, is_causal=True, backend="reference"))
+    assert len(made) == 2  # one for each backend
+    wrong = {"forgotten": torch.randn(1, 1, TOKENS).expand(1, HEADS + 1, TOKENS)}
+    with pytest.raises(ValueError, match="feature 'forgotten' of the query must be"):
+        posenc.attention(*layer, encoding.with_features(wrong), is_causal=True)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda encoding: encoding.pairs,
+        lambda encoding: encoding.in_chunks(8),
+        lambda encoding: encoding + RoPE(HEAD_DIM)(encoding.query_positions),
+        lambda encoding: torch.utils._pytree.tree_map(torch.clone, encoding),
+    ],
+    ids=["pairs", "chunks", "sum", "pytree"],
+)
+def test_another_encoding_has_plans_of_its_own(other: Callable[[Encoding], Encoding]) -> None:
+    encoding = ALiBi(HEADS)(Positions.arange(TOKENS))
+    posenc.attention(*drawn(), encoding, is_causal=True)
+    assert len(encoding.plans) == 1
+    assert other(encoding).plans == {}
+
+
+# --- where none is kept -----------------------------------------------------------------------------------------------
+
+
+class Watching(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Overriding(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("state", [Watching, Overriding, forward_ad.dual_level])
+def test_no_plan_is_kept_or_used_where_operations_are_watched(
+    state: Callable[[], AbstractContextManager[Any]], made: list[Request]
+) -> None:
+    encoding, layer = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn()
+    with state():
+        posenc.attention(*layer, encoding, is_causal=True)
+        assert encoding.plans == {}
+    posenc.attention(*layer, encoding, is_causal=True)
+    with state():
+        posenc.attention(*layer, encoding, is_causal=True)
+    assert len(made) == 3
+
+
+def test_none_is_under_a_transformation(made: list[Request]) -> None:
+    encoding, (query, key, value) = RoPE(HEAD_DIM)(Positions.arange(TOKENS)), drawn()
+
+    def loss(query: Tensor) -> Tensor:
+        out = posenc.attention(query, key, value, encoding, is_causal=True, backend="reference")
+        assert isinstance(out, Tensor)
+        return out.square().sum()
+
+    loss(query)
+    torch.func.grad(loss)(query)
+    assert len(made) == 2
+
+
+def test_a_plan_holds_no_tensor_of_a_layer() -> None:
+    encoding, layer = T5(HEADS)(Positions.arange(TOKENS)), drawn()
+    posenc.attention(*layer, encoding, is_causal=True)
+    held = [weakref.ref(x) for x in layer]
+    assert encoding.plans
+    del layer
+    gc.collect()
+    assert [each() for each in held] == [None] * 3
+
+
+def test_plans_are_bounded() -> None:
+    encoding, layer = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn()
+    for n in range(2 * MOST):
+        posenc.attention(*layer, encoding, is_causal=True, scale=1.0 + n)
+        assert 1 <= len(encoding.plans) <= MOST
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("scheme", [ALiBi(HEADS), T5(HEADS)], ids=repr)
+def test_a_layer_that_is_computed_again_makes_the_same_graph(scheme: Scheme, reentrant: bool) -> None:
+    """Learned tables are no part of a plan: each layer has its own graph of them, which may be freed."""
+    query, key, value = drawn(requires_grad=True)
+    leaves = (query, key, value, *scheme.parameters())
+
+    def gradients(how: Callable[..., Any]) -> tuple[Tensor, ...]:
+        encoding, x = scheme(Positions.arange(TOKENS)), query
+        for _ in range(3):
+            x = how(lambda x: posenc.attention(x, key, value, encoding, is_causal=True), x)
+        for leaf in leaves:
+            leaf.grad = None
+        x.square().sum().backward()  # type: ignore[no-untyped-call]
+        return tuple(leaf.grad.clone() for leaf in leaves if leaf.grad is not None)
+
+    plain = gradients(lambda layer, x: layer(x))
+    again = gradients(lambda layer, x: checkpoint(layer, x, use_reentrant=reentrant))
+    assert len(plain) == len(again) == len(leaves)
+    torch.testing.assert_close(again, plain)
