@@ -1,7 +1,11 @@
-"""The tables of schemes in README.md and docs/schemes.md, generated from the catalog by ``make tables``."""
+"""The tables of schemes in README.md and docs/schemes.md, generated from the catalog, and that of kinds in
+docs/design.md, from the backends, by ``make tables``."""
 
 from pathlib import Path
 
+from posenc.backends.backend import Backend
+from posenc.backends.choice import BACKENDS
+from posenc.encoding.pieces import Term
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry, Law
 
@@ -47,10 +51,28 @@ def _of_door(door: str) -> tuple[str, str, str]:
     return door, HAPPENS[door], ", ".join(entry.title for entry in CATALOG if door in (entry.doors or ("none",)))
 
 
+def _kinds() -> str:
+    """Which backend supports which kind of term: a row for each kind, and one for each condition."""
+    told = [backend for backend in BACKENDS if backend.kinds is not None]
+    rows = [("term", *(f"`{backend.name}`" for backend in told))]
+    for kind in dict.fromkeys(kind for backend in told for kind in backend.kinds or ()):
+        reasons = [_conditions(backend, kind) for backend in told]
+        rows.append((f"`{kind.__name__}`", *("yes" if backend.supports(kind) else "no" for backend in told)))
+        for reason in sorted(set().union(*reasons)):
+            rows.append((f"… if {reason}", *("no" if reason in each else "" for each in reasons)))
+    return _table(*rows)
+
+
+def _conditions(backend: Backend, kind: type[Term]) -> set[str]:
+    """Why the backend supports some terms of the kind, and not others."""
+    return {reason for reason, _ in (backend.kinds or {})[kind]} if backend.supports(kind) else set()
+
+
 def tables() -> dict[str, list[str]]:
     """Each file's tables, as Markdown."""
     claims = {entry.name: ", ".join(_word(law) for law in MAIN if law in entry.laws) for entry in CATALOG}
     return {
+        "docs/design.md": [_kinds()],
         "README.md": [_table(("door", "what happens there", "schemes"), *map(_of_door, HAPPENS))],
         "docs/schemes.md": [
             _table(

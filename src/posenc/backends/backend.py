@@ -60,6 +60,12 @@ class Backend:
         """Why it cannot run the call; None if it can. Does not read tensor values."""
         return _answer(self.first, call) or self._refuses_term(call) or _answer(self.last, call)
 
+    def supports(self, kind: type[Term]) -> bool:
+        """Whether it supports terms of the kind, where their conditions hold."""
+        if self.kinds is None:
+            return True
+        return kind in self.kinds and not any(condition.holds is _always for condition in self.kinds[kind])
+
     def _refuses_term(self, call: Call) -> str | None:
         if self.kinds is None:
             return None

@@ -1,0 +1,87 @@
+"""A kind of score term that is not in the library: what it needs, and what backends do with it."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import posenc
+from posenc import Positions, Scheme
+from posenc.backends import chunked
+from posenc.backends.choice import BACKENDS
+from posenc.encoding.encoding import Context
+from posenc.encoding.pieces import Change, Piece
+from posenc.lowering import forms
+from posenc.lowering.block import Block
+
+HEADS, TOKENS = 2, 37
+
+
+@dataclass(frozen=True)
+class Loudness(Piece):
+    """Adds a number of each key: s_ij + g_j, (1, heads, keys, 1)."""
+
+    of_keys: Tensor
+
+    def mapped(self, change: Change) -> Piece:
+        return replace(self, of_keys=change("key", self.of_keys))
+
+
+class OfLoudness(forms.Form):
+    def added(self, piece: Any, block: Block) -> Tensor:
+        return piece.of_keys.to(block.dtype).mT
+
+
+class Loud(Scheme):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1, HEADS, TOKENS, 1, dtype=torch.float64))
+
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
+    ) -> tuple[Piece, ...]:
+        return (Loudness(self.weight),)
+
+
+@pytest.fixture
+def has_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(forms.FORMS, Loudness, OfLoudness())
+
+
+def tensors() -> list[Tensor]:
+    return [torch.randn(1, HEADS, TOKENS, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked", "auto"])
+@pytest.mark.usefixtures("has_form")
+def test_a_new_kind_runs_where_every_kind_does(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is held to the same numbers as a mask; small blocks must each have the numbers of their own keys."""
+    monkeypatch.setattr(chunked, "ROWS", 5)
+    monkeypatch.setattr(chunked, "SCORES", 1)
+    scheme, (q, k, v) = Loud(), tensors()
+    leaves = [q, k, v, scheme.weight]
+    window = {"is_causal": True, "window": 9}
+    found = posenc.attention(q, k, v, scheme, **window, backend=backend)
+    mask = scheme.weight.mT.expand(1, HEADS, TOKENS, TOKENS)
+    expected = posenc.attention(q, k, v, **window, attn_mask=mask, backend="reference")
+    torch.testing.assert_close(found, expected)
+    gradients = zip(*(torch.autograd.grad(out.square().sum(), leaves) for out in (found, expected)), strict=True)
+    for mine, other in gradients:
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.usefixtures("has_form")
+def test_every_other_backend_says_that_it_does_not_support_it() -> None:
+    explained = posenc.explain(*tensors(), Loud())
+    assert explained.backend == "reference"
+    others = {backend.name for backend in BACKENDS} - {"reference", "chunked"}
+    assert explained.refusals.keys() == others
+    for name in ("sdpa", "native", "tiled"):
+        assert explained.refusals[name] == "it does not support terms of the kind Loudness"
+
+
+def test_a_kind_without_a_form_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"^a piece must be of a kind that has a form, got Loudness: add it to FORMS$"):
+        posenc.attention(*tensors(), Loud())
