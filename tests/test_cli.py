@@ -1,3 +1,4 @@
+import ast
 import inspect
 import subprocess
 import sys
@@ -61,6 +62,20 @@ def test_python_m_posenc() -> None:
 def test_dir_lists_what_is_public() -> None:
     assert dir(posenc) == sorted([*posenc.__all__, "__version__"])
     assert all(getattr(posenc, name) is not None for name in dir(posenc))
+
+
+def test_type_checkers_are_told_of_every_public_name_where_it_is() -> None:
+    """`_HOMES` and `_ROOMS` say it once more, since no name may be imported before it is used."""
+    tree = ast.parse(Path(posenc.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    told = {}
+    for line in block.body:
+        assert isinstance(line, ast.ImportFrom)
+        (name,) = line.names
+        assert name.name == name.asname  # else it would not be public
+        told[name.name] = str(line.module).removeprefix("posenc").removeprefix(".")
+    rooms = {name: home.rpartition(".")[0] for name, home in posenc._ROOMS.items()}
+    assert told == posenc._HOMES | rooms
 
 
 @pytest.mark.more

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from posenc.backends.attention import explain as explain
     from posenc.backends.attention import logits as logits
     from posenc.backends.merging import merge as merge
+    from posenc.encoding import pieces as pieces
     from posenc.encoding.encoding import Context as Context
     from posenc.encoding.encoding import Encoding as Encoding
     from posenc.positions import training as training

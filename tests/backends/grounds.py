@@ -29,7 +29,7 @@ from posenc.backends import chunked
 from posenc.backends.choice import BACKENDS
 from posenc.backends.tiled import backend as tiled
 from posenc.backends.tiled import band, far, fused, pairwise
-from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting, Piece, Row, Value
+from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting, Piece, Row, Value, gives_weights
 from posenc.schemes.catalog import CATALOG, Entry, Shape
 from posenc.schemes.t5 import T5
 from tests import awkward
@@ -78,19 +78,16 @@ def _grid(shape: Shape) -> tuple[int, int]:
 
 
 def _of_entry(entry: Entry) -> Kind:
-    fractional = "fractional" in entry.laws
-    if entry.axes == "two":
-        return Kind(lambda shape: entry.build(replace(shape, grid=_grid(shape))), fractional, axes=2)
-    looks_back = entry.name in ("alibi", "t5", "xpos")
-    normalises = entry.name != "stick_breaking"
-    return Kind(
-        entry.build,
-        fractional,
-        entry.least_axes,
-        needs_segments=entry.needs_segments,
-        looks_back=looks_back,
-        normalises=normalises,
+    has_grid = entry.axes == "two"
+    kind = Kind(
+        (lambda shape: entry.build(replace(shape, grid=_grid(shape)))) if has_grid else entry.build,
+        "fractional" in entry.laws,
+        2 if has_grid else entry.least_axes,
+        entry.needs_segments,
     )
+    found = kind.build(Shape(HEADS * 6, HEADS, 6, max_positions=16))(kind.at(Positions.arange(3)))
+    looks_back = any(piece.looks_back for piece in found.pieces) or any(turn.refuses for turn in found.rotations)
+    return replace(kind, looks_back=looks_back, normalises=not gives_weights(found.pieces))
 
 
 KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {

@@ -1,5 +1,6 @@
 """The catalog: it finds every scheme, entries are true of their schemes, and the documentation shows what they say."""
 
+import functools
 import importlib
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ import posenc
 from docs import tables
 from posenc import Positions
 from posenc.encoding.features import projected_at_random
-from posenc.scheme import with_random_parameters
+from posenc.scheme import Composition, with_random_parameters
 from posenc.schemes.catalog import CATALOG, entries_in
 from posenc.schemes.entry import FORMULA, Entry, Law, Shape
 from tests.cases import CASES
@@ -35,6 +36,48 @@ def test_catalog_files_oracles_and_public_names_are_of_the_same_schemes() -> Non
     classes = {value for value in map(posenc.__getattr__, posenc.__all__) if isinstance(value, type)}
     public = {scheme for scheme in classes if issubclass(scheme, posenc.Scheme) and scheme is not posenc.Scheme}
     assert public == {entry.scheme for entry in CATALOG}
+
+
+def missing(entry: Entry) -> list[str]:
+    """What a scheme still needs beside its own file, in the words of CONTRIBUTING.md."""
+    name, title = entry.name, entry.title
+    needed = (
+        (f"tests/oracles/{name}.py", "CASES"),
+        (f"tests/mutants/{name}.py", "MUTANTS"),
+        ("src/posenc/__init__.py", f"    from posenc.schemes.{name} import {title} as {title}\n"),
+        ("src/posenc/__init__.py", f'    "{title}": "schemes.{name}",\n'),
+        ("src/posenc/tools/explore/static/math/catalog.js", f"    {name}: {title},\n"),
+        ("src/posenc/tools/explore/data/laws.json", f'\n"{name}": {{'),
+        ("README.md", title),
+        ("docs/schemes.md", f"| `{title}"),
+    )
+    return [f"{path}: {line.strip()}" for path, line in needed if line not in _text(TESTS.parent / path)]
+
+
+@functools.cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def test_nothing_that_a_scheme_needs_is_missing() -> None:
+    assert [line for entry in CATALOG for line in missing(entry)] == []
+
+
+def test_of_a_scheme_that_is_one_file_all_else_is_missing() -> None:
+    found = missing(replace(CATALOG[0], name="a_turn", scheme=Composition))
+    assert [line.partition(":")[0] for line in found] == [
+        "tests/oracles/a_turn.py",
+        "tests/mutants/a_turn.py",
+        "src/posenc/__init__.py",
+        "src/posenc/__init__.py",
+        "src/posenc/tools/explore/static/math/catalog.js",
+        "src/posenc/tools/explore/data/laws.json",
+        "README.md",
+        "docs/schemes.md",
+    ]
+    contributing = (TESTS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for line in found:
+        assert line.partition(":")[0].replace("a_turn", "<name>") in contributing
 
 
 SCHEME = """
