@@ -2,6 +2,7 @@
 kind, and which backend is to refuse what."""
 
 import copy
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,7 +29,7 @@ from posenc.backends import chunked
 from posenc.backends.choice import BACKENDS
 from posenc.backends.tiled import backend as tiled
 from posenc.backends.tiled import band, far, fused, pairwise
-from posenc.encoding.pieces import Meeting
+from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting, Piece, Row, Value
 from posenc.schemes.catalog import CATALOG, Entry, Shape
 from posenc.schemes.t5 import T5
 from tests import awkward
@@ -140,10 +141,6 @@ KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
     "of each key+shaw": Kind(lambda s: awkward.of_each_key(s.head_dim) + Shaw(s.head_dim, 5), fractional=False),
 }
 
-BANDED = frozenset({"re_rope", "self_extend", "dual_chunk", "re_rope leaky+shaw", "dual_chunk+alibi"})
-"""Those that turn far pairs otherwise than near ones."""
-
-
 TURNING = frozenset(entry.name for entry in CATALOG if "rotate" in entry.doors)
 """Those that turn channels, which come in pairs."""
 
@@ -174,35 +171,81 @@ def shape_of(name: str, heads: int = HEADS, tokens: int = 9) -> Shape:
 # Attention sees nothing of what is added to the input, so one of these stands for all.
 ADDING = frozenset(name for name in KINDS if built(name).doors == ("add",)) - {"learned"}
 ATTENDING = tuple(name for name in KINDS if name not in ADDING)
-VALUES = frozenset(name for name in KINDS if "value" in built(name).doors)
-NO_DISTANCE = frozenset(
-    {"nope", "learned", "rope on a grid", "fox", "capped", "of each key", "absolute_in_attention", "tupe"}
-) | {entry.name for entry in CATALOG if entry.doors == ("rotate",)}
-"""Those of which no term goes by distance."""
-ROWS = frozenset({"cope", "stick_breaking"})
-FUNCTIONS = frozenset(
-    {
-        "distance_aware",
-        "distance_aware+alibi",
-        "alibi+distance_aware",
-        "softcap",
-        "capped",
-        "squeezing",
-        "alibi+fire+softcap",
-        "capping",
-    }
-)
-"""Those with a term that does not just add."""
-NOT_NATIVE = frozenset({"capped", "squeezing"})
-"""Those with a function that the kernel does not know."""
-BROKEN = frozenset({"fire", "alibi+fire+softcap"})
-"""Those with a broken line of both coordinates."""
-KEYS_MEET = frozenset({"disentangled", "disentangled, wide", "deberta", "deberta in buckets"})
-"""Those whose keys meet vectors."""
-SEVERAL_AXES = frozenset({"relative_2d", "relative_2d per head", "swin", "swin_v2"})
-HIDING = frozenset({"alibi directed"})
-NOT_BY_DISTANCE = ROWS | SEVERAL_AXES | BROKEN | {"alibi directed", "interpolated"}
-"""Those of which a term goes by something else than one distance, or hides keys."""
+
+
+@functools.cache
+def encoded(name: str) -> Encoding:
+    """What the scheme makes of three tokens."""
+    return built(name)(KINDS[name].at(Positions.arange(3)))
+
+
+def kind_of(term: Piece | Value) -> str:
+    """The row of `TAKEN` that a term is of: not by what a backend says, but by what the term is."""
+    match term:
+        case Value():
+            return "vectors in the output"
+        case Row():
+            return "a function of whole rows"
+        case Fold():
+            return "a vector added to one side"
+        case Clock():
+            return "a clock"
+        case Function() if term.broken is not None:
+            return "a broken line of both coordinates"
+        case Function() if term.distance is None and term.adds:
+            return "a term of both coordinates"
+        case Function():
+            return {"relu times": "ReLU times a number", "cap": "a soft cap"}.get(term.formula or "", "a function")
+    assert isinstance(term, Bias | Meeting)
+    several = " of several coordinates" if term.distance.axis is None or term.distance.axes > 1 else ""
+    if isinstance(term, Bias):
+        return "a bias that hides keys" if term.hides else f"a bias{several}"
+    return f"vectors that {'keys' if term.side == 'key' else 'queries'} meet{several}"
+
+
+EVERY = "sdpa native triton tiled flex"
+TAKEN: dict[str, str] = {
+    "a bias": EVERY,
+    "a bias that hides keys": "sdpa native flex",
+    "a bias of several coordinates": "sdpa native flex",
+    "vectors that queries meet": EVERY,
+    "vectors that queries meet of several coordinates": "sdpa native flex",
+    "vectors that keys meet": "sdpa native tiled flex",
+    "a vector added to one side": EVERY,
+    "a clock": EVERY,
+    "ReLU times a number": "native triton tiled flex",
+    "a soft cap": "native tiled flex",
+    "a function": "tiled flex",
+    "a broken line of both coordinates": "sdpa native",
+    "a term of both coordinates": "sdpa",
+    "a function of whole rows": "",
+    "vectors in the output": "native triton tiled",
+}
+"""Which backend is to take which kind of term, where positions, inputs and other terms suit it; chunked and the
+reference take all. This is the only place in the tests that says so."""
+
+
+def takes(backend: str, name: str) -> bool:
+    """Whether the backend is to take every kind of term of the scheme."""
+    return backend in ("chunked", "reference") or all(backend in TAKEN[kind].split() for kind in kinds_of(name))
+
+
+def kinds_of(name: str) -> set[str]:
+    """The kinds of all terms of a scheme."""
+    return {kind_of(term) for term in (*encoded(name).pieces, *encoded(name).values)}
+
+
+def goes_by_one_distance(name: str) -> bool:
+    """Whether a term goes by the distance along one line, on which tokens must stand one after the other."""
+    terms = (*encoded(name).pieces, *encoded(name).values)
+    kinds = {kind_of(term) for term in terms if term.distance is not None}
+    return "a broken line of both coordinates" in kinds_of(name) or any("several" not in kind for kind in kinds)
+
+
+ROWS = frozenset(name for name in ATTENDING if "a function of whole rows" in kinds_of(name))
+VALUES = frozenset(name for name in ATTENDING if "vectors in the output" in kinds_of(name))
+BANDED = frozenset(name for name in ATTENDING if any(rotation.bands for rotation in encoded(name).rotations))
+"""Those that turn far pairs otherwise than near ones."""
 
 
 # --- where queries and keys stand -------------------------------------------------------------------------------------
@@ -521,23 +564,15 @@ def case(
 
 def refuses(backend: str, name: str, place: str, way: str | bool = "causal") -> bool:
     """Whether the backend is to refuse the scheme at that place; what is not said here it is to run."""
-    asked = WAYS[way] if isinstance(way, str) else Way()
+    asked, where = WAYS[way] if isinstance(way, str) else Way(), PLACES[place]
+    if not takes(backend, name):
+        return True
     if backend == "sdpa":
-        return name in VALUES | ROWS | FUNCTIONS | BANDED or asked.has_sinks
-    if backend in LINEAR[:2] and name in BANDED and not _are_windows(name, place, asked):
-        return True
-    if backend == "tiled":
-        if name in NOT_BY_DISTANCE or asked.has_mask or not PLACES[place].is_tiled:
-            return True
-        return name not in NO_DISTANCE and not PLACES[place].is_even
-    if backend == "native" and name in HIDING | BROKEN:
-        return asked.has_mask or not PLACES[place].is_tiled or not PLACES[place].is_even
-    if backend == "native" and name in SEVERAL_AXES:
-        return asked.has_mask or not PLACES[place].is_tiled
-    if backend == "triton" and name in KEYS_MEET | {"softcap", "capping"}:
-        return True
-    if backend in ("native", "triton"):
-        return name in NOT_NATIVE or refuses("tiled", name, place, way)
+        return name in BANDED or asked.has_sinks
+    if backend in ("native", "triton", "tiled"):
+        cut = name in BANDED and not _are_windows(name, place, asked)
+        unknown = not where.is_tiled or (goes_by_one_distance(name) and not where.is_even)
+        return cut or unknown or asked.has_mask
     return False
 
 

@@ -20,17 +20,24 @@ from posenc.positions.tiles import Visibility
 from posenc.positions.visibility import visible
 from posenc.schemes.catalog import Shape
 from tests.awkward import TrialCoPE, interpolated
-from tests.backends.grounds import ATTENDING, BANDED, BROKEN, KINDS, ROWS, VALUES, built, same
+from tests.backends.grounds import ATTENDING, BANDED, KINDS, built, encoded, same, takes
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")])
 HEADS, KV_HEADS, HEAD_DIM, VALUE_DIM = 4, 2, 16, 24
 KEYS, QUERIES = 200, 150  # between the same two powers of two, so that one compilation serves both
 
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, max_positions=KEYS)
-NOT_HERE = VALUES | ROWS | BANDED | BROKEN | {"learned", "interpolated", "clocked", "featured", "fox", "inkling"}
-SCHEMES = [n for n in ATTENDING if n not in NOT_HERE and ("score" in built(n).doors or n in ("nope", "rope", "tupe"))]
+NEEDING = {name for name in ATTENDING if any(piece.feature for piece in encoded(name).pieces)}
+SCHEMES = [
+    name
+    for name in ATTENDING
+    if takes("flex", name)
+    and name not in BANDED | NEEDING | {"learned"}
+    and ("score" in built(name).doors or name in ("nope", "rope", "tupe"))
+]
 """Those that it can run, that need no features of the tokens and add nothing to the input. What is turned before it is
 called stands for all that is."""
+REFUSED_SCHEMES = [name for name in ATTENDING if not takes("flex", name) and name not in BANDED | NEEDING]
 LEARNED_MAPS = {"swin_v2", "tupe"}  # what they learn goes into the query
 # What is not here is a compilation for each kind of positions; one of each kind of piece is tried in `make test`.
 MARKS = {
@@ -125,9 +132,11 @@ def test_every_scheme_is_what_the_reference_says(name: str, is_causal: bool, kin
 
 def test_the_schemes_tried_are_those_that_it_does_not_refuse() -> None:
     assert {"rope", "alibi", "transformer_xl", "distance_aware", "relative_1d", "relative_2d"} < set(SCHEMES)
-    for name in SCHEMES:
-        call = called(*qkv(KEYS, KEYS), made(name), positions_of("plain", name), is_causal=True)
-        assert FLEX.refuses(call) is None, name
+    assert {"shaw", "cope", "fire", "interpolated"} < set(REFUSED_SCHEMES)
+    for name in [*SCHEMES, *REFUSED_SCHEMES]:
+        q, k, v = qkv(KEYS, KEYS)
+        call = called(q, k, v[..., :HEAD_DIM], made(name), positions_of("plain", name), is_causal=True)
+        assert (FLEX.refuses(call) is None) == (name in SCHEMES), name
 
 
 @pytest.mark.slow

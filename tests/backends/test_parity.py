@@ -10,19 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
+from posenc.backends.choice import BACKENDS
 from posenc.backends.tiled import band, fused
 from tests.backends.grounds import (
     ATTENDING,
     FAST,
     HEADS,
-    KINDS,
     PLACES,
-    VALUES,
+    TAKEN,
     WAYS,
     Case,
     built,
     case,
     fits,
+    kinds_of,
     refuses,
     small_blocks,
     with_gradients,
@@ -227,8 +228,10 @@ def test_gradients_of_gradients_are_right_or_refused(name: str, backend: str) ->
 # --- what the comparison is worth -------------------------------------------------------------------------------------
 
 
-def test_every_scheme_with_a_value_door_is_known_to_have_one() -> None:
-    assert {name for name in KINDS if "value" in built(name).doors} == VALUES
+def test_every_kind_is_met_by_every_backend_that_is_to_take_it_and_by_every_other() -> None:
+    met = {(kind, name) for name in ATTENDING for kind in kinds_of(name)}
+    assert {kind for kind, _ in met} == TAKEN.keys()
+    assert {backend for told in TAKEN.values() for backend in told.split()} <= {backend.name for backend in BACKENDS}
 
 
 def test_a_backend_without_double_precision_says_so() -> None:

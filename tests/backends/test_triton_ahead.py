@@ -22,7 +22,7 @@ from posenc.backends.triton.tasks import ANY, tasks_of
 from posenc.positions.layout import flat, unflat
 from posenc.positions.tiles import Visibility, tiles
 from tests.awkward import clocked, disentangled, featured, softcap
-from tests.backends.grounds import PLACES
+from tests.backends.grounds import ATTENDING, BANDED, KINDS, PLACES, built, shape_of, takes
 from tests.backends.test_triton import INTERPRETED, MISSING
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="the kernels are interpreted in this process")
@@ -82,6 +82,18 @@ REFUSED = {
 def test_it_says_what_it_does_not_take(said: str, has_triton: None) -> None:
     make, width, dtype, how = REFUSED[said]
     assert backend.TRITON.refuses(on_cuda(make(), width, dtype, **how)) == said
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in ATTENDING if KINDS[name].axes == 1 and name not in BANDED | {"learned"}]
+)
+def test_it_takes_the_kinds_that_it_is_to_take(name: str, has_triton: None) -> None:
+    scheme = built(name, heads=2, tokens=300, dtype=torch.float32)
+    q = torch.empty(1, 2, 300, shape_of(name).head_dim)
+    positions = KINDS[name].at(Positions.arange(300))
+    *_, call = Request(q, q, q, scheme, positions, None, is_causal=True).checked()
+    refused = backend.TRITON.refuses(replace(call, query=q.as_subclass(Elsewhere)))
+    assert (refused is None) == takes("triton", name), refused
 
 
 def test_without_triton_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
 def _own_keys(call: Call) -> int | None:
     """The index difference of a query's own key, if every query is known to attend to its own and all terms have known
     upper bounds; else None."""
-    fades = any(isinstance(piece, Bias | Clock) for piece in call.pieces)
+    fades = any(piece.fades for piece in call.pieces)
     known = all(
         isinstance(p, Clock)
         or (isinstance(p, Bias) and not p.hides and p.distance.axis == 0 and p.distance.axes == 1)

@@ -61,6 +61,11 @@ class Term:
         """Whether it depends on both of two coordinates, or on one of them."""
         return self.distance is not None and (self.distance.axis is None or self.distance.axes > 1)
 
+    @property
+    def looks_back(self) -> str | None:
+        """If its entries are only for keys up to the query, the form for both sides."""
+        return None if self.distance is None else self.distance.looks_back
+
 
 class Piece(Term):
     """A score term. A kind is a frozen dataclass of this class, and overrides what is not true of it.
@@ -73,6 +78,8 @@ class Piece(Term):
     reads_rows: bool = False  # it needs whole rows of scores
     gives_weights: bool = False  # the scores are logarithms of weights then, which must not be normalized
     feature: str | None = None  # the feature of a layer that it needs
+    formula: str | None = None  # the function of the score that it is, for kernels that cannot call Python
+    fades: bool = False  # it may lower scores of distant keys, whatever queries and keys hold
 
     @property
     def is_content_free(self) -> bool:
@@ -116,6 +123,7 @@ class Bias(Piece):
     hides: bool = False
 
     is_content_free = True
+    fades = True
 
     def limits(self, back: Tensor, query_norm: float, key_norm: float, scale: float) -> Limits | None:
         """Its numbers."""
@@ -207,6 +215,8 @@ class Clock(Piece):
     (batch, heads, tokens)."""
 
     feature: str = field()
+
+    fades = True
 
 
 def _none(*_: Tensor) -> tuple[Tensor, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding.pieces import Bias, Meeting
+from posenc.encoding.pieces import Bias
 from posenc.huggingface.adapters import ADAPTERS, BOUND, adapted, is_adapted, unscaled
 from posenc.huggingface.attention import NAME, check_runs
 from posenc.huggingface.layers import attentions, has_window, rescale, rotaries
@@ -223,13 +223,13 @@ def _check_bound(base: Any, part: Scheme) -> None:
     at, name = Positions.arange(1, device=device), type(part).__name__
     pieces = part(at).pieces
     if part.for_decoders and False in sees:
-        other = next((p.distance.looks_back for p in pieces if isinstance(p, Bias) and p.distance.looks_back), None)
+        other = next((piece.looks_back for piece in pieces if piece.looks_back), None)
         raise ValueError(
             f"{name} {'as it is made ' * (other is not None)}encodes keys behind the query alone, and {named(base)} "
             f"lets a query see those after it: {f'make it with {other}' if other else 'take a scheme for both sides'}"
         )
     for piece in pieces:
-        if isinstance(piece, Bias | Meeting):
+        if piece.distance is not None:
             coordinates(piece.distance, at)
         if not isinstance(piece, Bias):
             continue

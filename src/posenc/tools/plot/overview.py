@@ -21,7 +21,7 @@ import posenc
 from posenc.arguments import check_name, check_type, whole
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.features import projected_at_random
-from posenc.encoding.pieces import Function, Piece, Row, gives_weights
+from posenc.encoding.pieces import Piece, gives_weights
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.catalog import CATALOG, entries_of
@@ -135,12 +135,12 @@ def family_of(scheme: Scheme, positions: Positions) -> str:
 
 
 def _goes_by_content(encoding: Encoding) -> bool:
-    return bool(encoding.wanted) or any(isinstance(piece, Row) or _caps(piece) for piece in encoding.pieces)
+    return bool(encoding.wanted) or any(piece.reads_rows or _caps(piece) for piece in encoding.pieces)
 
 
 def _caps(piece: Piece) -> bool:
     """Whether it looks at the score and at nothing else."""
-    return isinstance(piece, Function) and piece.formula == "cap"
+    return piece.formula == "cap"
 
 
 def _chosen(schemes: Schemes | None, family: str, length: int) -> list["_Panel"]:
