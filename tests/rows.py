@@ -14,7 +14,7 @@ def with_more(few: Iterable[Any], others: Iterable[Any], mark: pytest.MarkDecora
 
 @contextmanager
 def named(*row: object) -> Iterator[None]:
-    """For a row of a loop: what is raised in here says first which it was, and stays what it is, raised where it was."""
+    """For a row of a loop: an error raised in here keeps its type and place, and its message begins with the row."""
     try:
         yield
     except (Exception, pytest.fail.Exception) as error:
