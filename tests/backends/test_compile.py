@@ -15,6 +15,7 @@ from torch._functorch.aot_autograd import make_boxed_func
 from posenc import ExponentialDecay, FourierFeatures, NoPE, Positions, Relative2D, RoPE, Scheme, Swin, SwinV2, attention
 from posenc.schemes.catalog import CATALOG
 from tests.backends.grounds import Case, Model, attend, case, padded
+from tests.rows import with_more
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,17 +23,11 @@ pytestmark = [
         os.environ.get("POSENC_SHAPES") == "1", reason="torch.compile cannot see through the checks of shapes"
     ),
 ]
-LENGTHS = (5, 13, 34, 47, 50)
+LENGTHS = (5, 34, 50)
 # With those that are compiled for any length below, every door, and every kind of piece.
-SCHEMES = (
-    "exponential_decay",
-    "segment",
-    "alibi directed",
-    "disentangled",
-    "shaw keys+t5",
-    "squeezing",
-    "interpolated",
-    "cope",
+SCHEMES = with_more(
+    ["squeezing"],
+    ["exponential_decay", "segment", "alibi directed", "disentangled", "shaw keys+t5", "interpolated", "cope"],
 )
 
 
@@ -85,7 +80,8 @@ def test_a_graph_is_whole_and_real_and_gives_what_eager_gives(name: str) -> None
     graphs.check()
 
 
-@pytest.mark.parametrize("name", ["learned", "exponential_decay", "relative_2d", "shaw keys+t5"])
+@pytest.mark.more
+@pytest.mark.parametrize("name", ["exponential_decay", "relative_2d"])
 def test_so_it_is_at_positions_of_which_nothing_is_known(name: str) -> None:
     """Padded rows, as they come from a mask; so checks of range read values, in the graph."""
     it, graphs = case(name, "padded left and right", 33, True), Graphs()
@@ -101,31 +97,21 @@ def test_so_it_is_at_positions_of_which_nothing_is_known(name: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for the CPU needs g++")
-@pytest.mark.parametrize(
-    ("name", "backend"),
-    [("rope+alibi", "sdpa"), ("shaw", "tiled")],
-)
+@pytest.mark.parametrize(("name", "backend"), with_more([("rope+alibi", "sdpa")], [("shaw", "tiled")]))
 def test_what_the_compiler_makes_of_it_gives_what_eager_gives(name: str, backend: str) -> None:
     it = case(name, "text", 33)
     check_compiled(Model(it, backend), it, compiler="inductor")
 
 
 # In training, which has both graphs; or in the forward pass alone, where nothing learned asks for gradients either.
-COUNTED = [
-    pytest.param(
-        name,
-        backend,
-        way,
-        id=f"{name}-{backend}-{way}",
-        marks=pytest.mark.more if name in ("relative_1d", "relative_2d", "shaw keys+t5", "squeezing") else (),
-    )
-    for backend, way, names in (
-        ("auto", "forward", ("nope", "alibi")),
-        ("auto", "training", ("learned", "rope", "shaw", "relative_1d", "transformer_xl", "relative_2d")),
-        ("tiled", "training", ("rope+alibi", "shaw keys+t5", "squeezing")),
-    )
-    for name in names
-]
+COUNTED = with_more(
+    [("rope", "auto", "training")],
+    [
+        ("alibi", "auto", "forward"),
+        *((name, "auto", "training") for name in ("shaw", "transformer_xl", "relative_2d")),
+        *((name, "tiled", "training") for name in ("rope+alibi", "squeezing")),
+    ],
+)
 
 
 @pytest.mark.parametrize(("name", "backend", "way"), COUNTED)
@@ -152,12 +138,17 @@ def test_lengths_may_change_without_compiling_anew(name: str, backend: str, way:
     graphs.check()
 
 
-# Those that a symbol in the place of a size once stopped, and others of each kind; the rest is much like these.
-PLAINEST = {"nope", "rope", "pope", "query_scale", "string", "lie_re", "mixed_rope", "learned", "fox"}
+# Of those that a symbol in the place of a size once stopped, and of each kind, in minutes.
+SOME = ["rope", "lie_re", "learned", "fox"]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(e.name, marks=() if e.name in PLAINEST else pytest.mark.more) for e in CATALOG]
+    "name",
+    with_more(
+        with_more(SOME[:1], SOME[1:]),
+        (entry.name for entry in CATALOG if entry.name not in SOME),
+        pytest.mark.survey,
+    ),
 )
 def test_every_scheme_compiles_for_any_sizes(name: str) -> None:
     """``dynamic=True`` makes a symbol of every size, of heads and channels too."""
@@ -175,6 +166,7 @@ def test_every_scheme_compiles_for_any_sizes(name: str) -> None:
         torch.testing.assert_close((out, *found), (expected, *truth), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("scheme", [None, NoPE(), RoPE(8)], ids=str)
 def test_a_call_without_positions_compiles_for_any_sizes(scheme: Scheme | None) -> None:
     """For all queries, then for the last of them."""
@@ -214,6 +206,7 @@ def test_exponential_decay_refuses_negative_positions_in_a_graph_too() -> None:
     )
 
 
+@pytest.mark.more
 def test_relative_2d_refuses_distances_past_its_tables_in_a_graph_too() -> None:
     scheme, good = Relative2D((3, 5), 4), Positions.grid(3, 5).coords
     x = torch.randn(1, 2, 15, 4)
@@ -242,7 +235,7 @@ def test_fourier_features_draw_the_same_directions_in_a_graph() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("scheme", [SwinV2((3, 4), 2), Swin((3, 4), 2)], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("scheme", with_more([Swin((3, 4), 2)], [SwinV2((3, 4), 2)]), ids=lambda s: type(s).__name__)
 def test_a_grid_that_was_made_outside_of_the_graph(scheme: Scheme) -> None:
     """Its spans are known, and are no lines."""
     grid = Positions.grid(3, 4)

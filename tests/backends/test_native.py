@@ -14,8 +14,9 @@ import torch
 import posenc
 from posenc import FIRE, ALiBi, DistanceAware, Positions, Shaw, Softcap, compat
 from posenc.backends.native import backend, build, library, operator, processor, structures
+from posenc.backends.operands import Form
 from posenc.encoding.pieces import Fold
-from posenc.positions.layout import flat
+from posenc.positions.tiles import Tiling, Visibility
 from posenc.schemes.relative_1d import Relative1D
 from tests.awkward import Pieces
 
@@ -209,8 +210,8 @@ def test_what_is_added_to_keys_changes_neither_their_precision_nor_their_heads()
 
 def test_the_kernel_is_given_one_precision_alone() -> None:
     q = torch.randn(1, 2, 40, 16)
-    text = flat(Positions.arange(40).layout)
-    none = ([], "", "", [0] * 4, text, text, [0] * 5, [0, 0], 1.0, 0.0, [])
+    text = Positions.arange(40).layout
+    none = ([], "", "", Tiling(text, text, Visibility()).flat(), Form([0, 0], [0] * 7).flat(), 1.0, 0.0)
     with pytest.raises(RuntimeError, match=r"the kernel takes value in torch.float32, got torch.float64"):
         torch.ops.posenc.native(q, q, q.double(), *none)
     with pytest.raises(RuntimeError, match=r"the kernel takes as many values as keys, got "):

@@ -199,7 +199,7 @@ def test_the_comparison_sees_a_table_that_stands_one_distance_off(
 ) -> None:
     it = case("shaw keys", "text", TOKENS, "both", heads=3)
     right = operator.tasks_of
-    monkeypatch.setattr(operator, "tasks_of", lambda q, k, s, lows, *how: right(q, k, s, (0, lows[1] + 1, 0, 0), *how))
+    monkeypatch.setattr(operator, "tasks_of", lambda tiling, lows, *how: right(tiling, (0, lows[1] + 1, 0, 0), *how))
     with pytest.raises(AssertionError, match="output"):
         check_as_exact_as_the_reference(it, on)
 

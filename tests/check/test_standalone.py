@@ -81,6 +81,7 @@ def needs(made: str) -> str:
 # -- posenc's part -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.more
 def test_it_runs_in_an_empty_folder_without_posenc(tmp_path: Path) -> None:
     path = tmp_path / "finding.py"
     made = script(WRONG, CHECKS[6].trials[0].function and CHECKS[6].trials[0], Case(BATCH, {"tolerance": 0.0}), "")

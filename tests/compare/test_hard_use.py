@@ -225,7 +225,7 @@ DAMAGED = [  # the file, the line of it, what stands there, what then stands the
 ]
 
 
-@pytest.mark.parametrize(("name", "number", "there", "then", "message"), DAMAGED)
+@pytest.mark.parametrize(("name", "number", "there", "then", "message"), first_of(DAMAGED))
 def test_a_damaged_file_is_named_with_the_line(
     nursery: Nursery, whole: Path, tmp_path: Path, name: str, number: int, there: bytes, then: bytes, message: str
 ) -> None:

@@ -241,6 +241,7 @@ def test_a_single_length_and_a_single_scheme_can_be_drawn() -> None:
         assert figure.axes
 
 
+@pytest.mark.more
 def test_nothing_is_left_behind_in_the_process() -> None:
     code = (
         "import matplotlib, sys; from posenc.tools.compare import pictures; from tests.compare import made_up\n"

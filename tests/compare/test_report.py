@@ -195,6 +195,7 @@ def test_write_leaves_whole_files_only(tmp_path: Path) -> None:
     assert not list(path.parent.rglob("*.writing"))
 
 
+@pytest.mark.more
 def test_a_failed_write_leaves_the_old_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = tmp_path / "report.html"
     old.write_text("old")

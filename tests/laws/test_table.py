@@ -33,6 +33,7 @@ def printed(width: int = 120) -> str:
     return console.file.getvalue()
 
 
+@pytest.mark.more
 def test_every_scheme_is_held_to_every_law_and_asked_both_questions() -> None:
     for one in audits():
         assert one.findings.keys() == LAWS.keys() | QUESTIONS.keys()

@@ -53,8 +53,7 @@ def test_chunks_through_the_cache_are_the_full_forward(name: str, way: str, plac
         torch.testing.assert_close(in_chunks(model, ids, positions, chunk)[real], full, **CLOSE)
 
 
-@pytest.mark.parametrize("place", PROMPTS)
-@pytest.mark.parametrize("name", zoo.SCHEMES)
+@pytest.mark.parametrize(("name", "place"), zoo.in_turn(zoo.SCHEMES, list(PROMPTS), every=3))
 @torch.no_grad()
 def test_by_default_the_cache_continues_each_rows_last_document(name: str, place: str) -> None:
     """Without positions, what follows a prompt is what follows its last document in a run without any cache."""
@@ -261,7 +260,7 @@ def chosen_without_a_cache(
     return ids[:, start:]
 
 
-@pytest.mark.parametrize(("name", "way"), SCHEMES_AND_WAYS)
+@pytest.mark.parametrize(("name", "way"), zoo.one_way_each())
 def test_greedy_generation_is_repeated_full_forwards(name: str, way: str) -> None:
     model, ids = zoo.model(Decoder, name, **WAYS[way]), zoo.tokens()
     positions = zoo.segmented(Positions.arange(TOKENS))

@@ -89,8 +89,9 @@ def looks_back(scheme: Scheme) -> bool:
     return any(isinstance(piece, Bias) and piece.distance.looks_back for piece in pieces)
 
 
-@BOTH
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.axes == 1])
+@pytest.mark.parametrize(
+    ("name", "kind"), zoo.in_turn([name for name, case in CASES.items() if case.axes == 1], [Decoder, Encoder])
+)
 @torch.no_grad()
 def test_the_forward_pass_is_the_oracles(name: str, kind: type[Model]) -> None:
     """What the rest of this folder cannot see: that the model opens every door of its scheme, where it should."""
@@ -119,7 +120,7 @@ def gradients(model: nn.Module, objective: Tensor) -> list[Tensor]:
     ("kind", "name", "place"),
     [
         (kind, *run)
-        for first, kind in enumerate((Decoder, Encoder))  # every scheme at every place, in one of the two
+        for first, kind in enumerate((Decoder, Encoder))
         for run in zoo.in_turn(SCHEMES, [place for place in PLACES if place != "plain"], first)
     ],
 )
@@ -144,9 +145,10 @@ def test_every_document_is_what_it_is_alone(name: str, place: str, kind: type[Mo
     assert all(torch.isfinite(gradient).all() for gradient in careless)
 
 
-@BOTH
-@pytest.mark.parametrize("changed", [0, 1, 2])
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize(
+    ("kind", "name", "changed"),
+    [(kind, *run) for first, kind in enumerate((Decoder, Encoder)) for run in zoo.in_turn(SCHEMES, [0, 1, 2], first)],
+)
 def test_a_document_does_not_reach_another(name: str, changed: int, kind: type[Model]) -> None:
     """Nor does padding. To the bit: what is masked has a weight of exactly zero, and so has its gradient."""
     positions = zoo.segmented(Positions.packed([[4, 3, 4], [5, 1, 3]]))
@@ -165,8 +167,7 @@ def test_a_document_does_not_reach_another(name: str, changed: int, kind: type[M
     assert (gradient[: VOCAB // 2] != 0).any()
 
 
-@pytest.mark.parametrize("order", ["plain", "permuted"])
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize(("name", "order"), zoo.in_turn(SCHEMES, ["plain", "permuted"]))
 @torch.no_grad()
 def test_a_decoder_does_not_see_the_future(name: str, order: str) -> None:
     """To the bit, also where the tokens are shuffled: the future is what comes later in order, not in index."""
@@ -183,9 +184,14 @@ def test_a_decoder_does_not_see_the_future(name: str, order: str) -> None:
 # -- the encoder -------------------------------------------------------------------------------------------------------
 
 
-@BOTH
-@pytest.mark.parametrize("place", ["plain", "packed and padded"])
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize(
+    ("kind", "name", "place"),
+    [
+        (kind, *run)
+        for first, kind in enumerate((Decoder, Encoder))
+        for run in zoo.in_turn(SCHEMES, ["plain", "packed and padded"], first)
+    ],
+)
 @torch.no_grad()
 def test_tokens_carry_their_positions_with_them(name: str, place: str, kind: type[Model]) -> None:
     """Permuting tokens together with their positions permutes the outputs: no index is ever read."""
@@ -283,8 +289,13 @@ def test_layers_share_parameters_or_have_their_own(name: str) -> None:
         assert not any((a == b).any() for a, b in drawn)
 
 
-@BOTH
-@pytest.mark.parametrize(("name", "way"), [run for run in SCHEMES_AND_WAYS if run[0] in LEARNED])
+@pytest.mark.parametrize(
+    ("name", "way", "kind"),
+    [
+        (*run, kind)
+        for run, kind in zoo.in_turn([run for run in SCHEMES_AND_WAYS if run[0] in LEARNED], [Decoder, Encoder])
+    ],
+)
 def test_a_gradient_reaches_every_parameter(name: str, way: str, kind: type[Model]) -> None:
     model = zoo.model(kind, name, **WAYS[way])
     out = model(zoo.tokens(), PLACES["plain"])
@@ -392,7 +403,7 @@ def test_positions_that_do_not_fit_the_tokens(kind: type[Model]) -> None:
 # -- devices and precision ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "way"), [run for run in SCHEMES_AND_WAYS if run[0] in NAMES])
+@pytest.mark.parametrize(("name", "way"), zoo.one_way_each([run for run in SCHEMES_AND_WAYS if run[0] in NAMES]))
 @torch.no_grad()
 def test_construction_on_meta(name: str, way: str) -> None:
     """Weights come from a state_dict; what follows from the configuration needs none."""
@@ -409,16 +420,20 @@ def rms(x: Tensor) -> Tensor:
     return x.float().square().mean().sqrt()
 
 
-@BOTH
-@pytest.mark.parametrize("how", ["cast", "autocast"])
-@pytest.mark.parametrize("far", [False, True], ids=["near", "far"])
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "nope"])
+# Of a kind of model, a way and a distance, every two meet in two of three schemes.
+LOW = [(Decoder, "cast", True), (Encoder, "cast", False), (Decoder, "autocast", False), (Encoder, "autocast", True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "run"), zoo.in_turn([name for name in NAMES if name != "nope"], LOW, every=2), ids=str
+)
 @torch.no_grad()
-def test_bfloat16_loses_no_more_than_the_trunk_does(name: str, far: bool, how: str, kind: type[Model]) -> None:
+def test_bfloat16_loses_no_more_than_the_trunk_does(name: str, run: tuple[type[Model], str, bool]) -> None:
     """The budget is the error of the same trunk without positions, in bfloat16 against float32 with the same weights.
     Each door rounds at most once where the trunk rounds already (the sum, the turned query and key), so errors, which
     add in squares, grow by at most a factor of sqrt(2); 2 allows for chance. Far out too, at 2^20 where nothing ends
     before, since a phase taken in bfloat16 would be off there by thousands of radians."""
+    kind, how, far = run
     start = (
         (zoo.LONGEST if {"learned", "absolute_in_attention", "tupe"} & set(name.split("+")) else 2**20) - TOKENS
         if far
@@ -439,15 +454,11 @@ def test_bfloat16_loses_no_more_than_the_trunk_does(name: str, far: bool, how: s
     assert error(zoo.scheme(name, causal=kind is Decoder)) <= 2 * error(NoPE())
 
 
+@pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "way", "place"),
-    [
-        ("rope+alibi", "input", "plain"),
-        ("learned+segment", "per layer", "packed and padded"),
-        ("sinusoidal+rope", "every layer", "left padded"),
-        ("shaw", "per layer", "plain"),
-    ],
+    [("learned+segment", "per layer", "packed and padded"), ("shaw", "input", "left padded")],
 )
 def test_compiled_in_one_graph(name: str, way: str, place: str) -> None:
     """Forward and backward. With aot_eager: whether the graphs can be taken is posenc's matter, what a compiler makes

@@ -23,6 +23,7 @@ GRADIENT_CLOSE = {"rtol": 1e-10, "atol": 1e-11}
 
 Arguments = dict[str, Any]
 T = TypeVar("T")
+U = TypeVar("U")
 Model = Decoder | Encoder
 
 NAMES = (
@@ -107,10 +108,17 @@ def real(positions: Positions, rows: int = 2) -> Tensor:
     return positions.expand(rows).document != PADDING
 
 
-def in_turn(names: Iterable[T], places: Sequence[str], first: int = 0) -> list[tuple[T, str]]:
-    """Every name at every other place, and the next name at those between: so each place has half of the names, and
-    the other half where ``first`` is 1."""
-    return [(name, place) for a, name in enumerate(names, first) for b, place in enumerate(places) if (a + b) % 2 == 0]
+def in_turn(names: Iterable[T], places: Sequence[U], first: int = 0, every: int | None = None) -> list[tuple[T, U]]:
+    """Every name at one place of all, or at one of ``every`` so many, and the next name at the next: so the places
+    share the names evenly. Another ``first`` gives other pairs."""
+    n = every or len(places)
+    return [(name, place) for a, name in enumerate(names, first) for b, place in enumerate(places) if (a + b) % n == 0]
+
+
+def one_way_each(runs: Sequence[tuple[str, str]] = SCHEMES_AND_WAYS) -> list[tuple[str, str]]:
+    """Every scheme in one of its ways, and the next in the next."""
+    ways = {name: [way for other, way in runs if other == name] for name, _ in runs}
+    return [(name, of[number % len(of)]) for number, (name, of) in enumerate(ways.items())]
 
 
 def documents(positions: Positions, rows: int = 2) -> Iterator[tuple[int, Tensor, Positions]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,12 +16,37 @@ from posenc.backends.plane import tables_of_plane
 from posenc.encoding.pieces import Bias, BrokenLine, Clock, Distance, Fold, Function, Meeting
 from posenc.lowering.block import Block
 from posenc.lowering.forms import check_width, meets
-from posenc.positions.layout import flat
+from posenc.positions.tiles import Tiling
 
 TABLES = ("bias", "vectors", "values", "factor", "key_vectors", "away")
+POSSIBLE = (*TABLES, "plane")  # those that begin at some distance
+IN_DOUBLE = ("query_clock", "key_clock", "lines", "share")
 # Those that no query, key or feature is part of.
 OF_POSITIONS = frozenset((*TABLES, "shift", "share", "lines", "ends", "query_cos", "query_sin", "key_cos", "key_sin"))
 FUNCTIONS = {"relu times": 1, "cap": 2}  # functions that kernels support, by `Function.formula`
+
+
+class Form(NamedTuple):
+    """What an operator takes in whole numbers: a function of the score and whether it comes last; the distance of the
+    first entry of each possible table; and where the kernel rotates, the first channel and 1 if interleaved, else 0."""
+
+    function: Sequence[int]
+    lows: Sequence[int]
+    turn: Sequence[int] = ()
+
+    def low_of(self, name: str) -> int:
+        """The distance of the first entry of a table."""
+        return self.lows[POSSIBLE.index(name)]
+
+    def flat(self) -> list[int]:
+        """As one list."""
+        return [*self.function, *self.lows, *self.turn]
+
+    @staticmethod
+    def unflat(numbers: Sequence[int]) -> Form:
+        """The inverse of `flat`."""
+        past = 2 + len(POSSIBLE)
+        return Form(numbers[:2], numbers[2:past], numbers[past:])
 
 
 class Given:
@@ -155,7 +180,7 @@ class Given:
         """Whether the tensors follow from positions and fixed parameters alone, so that another layer has the same."""
         return OF_POSITIONS.issuperset(self.tensors) and not any(x.requires_grad for x in self.tensors.values())
 
-    def arguments(self) -> tuple[object, ...]:
+    def arguments(self, turn: Sequence[int] = ()) -> tuple[object, ...]:
         """The arguments of an operator from ``given`` on, except the scale."""
         is_learned = torch.is_grad_enabled()
         assert self.call.layouts is not None
@@ -163,10 +188,8 @@ class Given:
             [x.contiguous() for x in self.tensors.values()],
             " ".join(self.tensors),
             " ".join(name for name, x in self.tensors.items() if is_learned and x.requires_grad),
-            [self.lows.get(name, 0) for name in (*TABLES, "plane")],
-            *(flat(layout) for layout in self.call.layouts),
-            self.call.visibility.flat(),
-            self.function,
+            Tiling(*self.call.layouts, self.call.visibility).flat(),
+            Form(self.function, [self.lows.get(name, 0) for name in POSSIBLE], turn).flat(),
         )
 
 
@@ -192,19 +215,18 @@ def differentiate(forward: Any, backward: Any) -> None:
 
     def save(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
         query, key, value, given, *ctx.rest = inputs
-        ctx.none = tuple([] if x == [] else None for x in ctx.rest)  # PyTorch treats an empty list as a list of tensors
         ctx.save_for_backward(query, key, value, *output, *given)
         ctx.set_materialize_grads(False)
 
     def grads(ctx, dout, dlse):  # type: ignore[no-untyped-def]
         query, key, value, out, lse, *given = ctx.saved_tensors
         if dout is None and dlse is None:
-            return None, None, None, [None] * len(given), *ctx.none
+            return None, None, None, [None] * len(given), *(None,) * len(ctx.rest)
         dout = torch.zeros_like(out) if dout is None else dout.contiguous()
         found = backward(dout, dlse, query, key, value, out, lse, given, *ctx.rest)
         names, learned = ctx.rest[0].split(), ctx.rest[1].split()
         of = dict(zip(learned, found[3:], strict=True))
-        return *found[:3], [of.get(name) for name in names], *ctx.none
+        return *found[:3], [of.get(name) for name in names], *(None,) * len(ctx.rest)
 
     forward.register_fake(fake)
     backward.register_fake(fake_backward)

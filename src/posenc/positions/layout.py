@@ -7,7 +7,7 @@ arithmetic progressions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -353,9 +353,8 @@ def flat(layout: Layout) -> list[int]:
     return numbers
 
 
-def unflat(numbers: Sequence[int]) -> Layout:
-    """The inverse of `flat`."""
-    take = iter(numbers)
+def unflat(take: Iterator[int]) -> Layout:
+    """The inverse of `flat`, from numbers of which others may follow."""
     tokens, rows = next(take), []
     for _ in range(next(take)):
         spans = []

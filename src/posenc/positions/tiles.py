@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from posenc.arguments import shown, whole
-from posenc.positions.layout import Layout, Span
+from posenc.positions.layout import Layout, Span, flat, unflat
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Visibility:
         return [int(self.is_causal), int(has_left), self.left or 0, int(has_right), self.right or 0]
 
     @staticmethod
-    def unflat(numbers: Sequence[int]) -> Visibility:
-        """The inverse of `flat`."""
-        is_causal, has_left, left, has_right, right = numbers
+    def unflat(take: Iterator[int]) -> Visibility:
+        """The inverse of `flat`, from numbers of which others may follow."""
+        is_causal, has_left, left, has_right, right = (next(take) for _ in range(5))
         return Visibility(bool(is_causal), left if has_left else None, right if has_right else None)
 
 
@@ -123,6 +123,30 @@ def tiles(query: Layout, key: Layout, visibility: Visibility, rows: int) -> Iter
                     tile = _tile(row, q, k, visibility)
                     if tile is not None:
                         yield tile
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Two layouts and a visibility, as an operator takes them: in a list of whole numbers."""
+
+    query: Layout
+    key: Layout
+    visibility: Visibility
+
+    def tiles(self, rows: int) -> list[Tile]:
+        """The tiles of a batch of ``rows`` rows."""
+        return list(tiles(self.query, self.key, self.visibility, rows))
+
+    def flat(self) -> list[int]:
+        """As whole numbers."""
+        return [*self.visibility.flat(), *flat(self.query), *flat(self.key)]
+
+    @staticmethod
+    def unflat(numbers: Sequence[int]) -> Tiling:
+        """The inverse of `flat`."""
+        take = iter(numbers)
+        visibility = Visibility.unflat(take)
+        return Tiling(unflat(take), unflat(take), visibility)
 
 
 def _tile(row: slice, q: Span, k: Span, visibility: Visibility) -> Tile | None:

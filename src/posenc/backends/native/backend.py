@@ -83,7 +83,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     key, rest = call.key, None if call.kept is None else call.kept.get("native")
     if rest is None:
         given = _given(call)
-        key, rest = given.key, (*_arguments(call, given), call.scale, call.skip_below, _pairs(call))
+        key, rest = given.key, (*_arguments(call, given), call.scale, call.skip_below)
         if call.kept is not None and key is call.key and given.is_of_positions:
             call.kept["native"] = rest
     out, lse = torch.ops.posenc.native(*_operands(call, key), *rest)
@@ -92,17 +92,13 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
 
 def _arguments(call: Call, given: Given) -> tuple[object, ...]:
     """Those of the operator that are given, with cos and sin where the kernel rotates."""
-    if call.turn is not None:
-        for side, x, turn in (("query", call.query, call.turn.query), ("key", call.key, call.turn.key)):
-            for name in ("cos", "sin"):
-                angle = getattr(turn, name).to(call.dtype)
-                given.tensors[f"{side}_{name}"] = angle.expand(-1, -1, x.size(2), -1)
-    return given.arguments()
-
-
-def _pairs(call: Call) -> list[int]:
-    """The operator's ``turn``."""
-    return [] if call.turn is None else [call.turn.query.first, operator.LAYOUTS.index(call.turn.query.layout)]
+    if call.turn is None:
+        return given.arguments()
+    for side, x, turn in (("query", call.query, call.turn.query), ("key", call.key, call.turn.key)):
+        for name in ("cos", "sin"):
+            angle = getattr(turn, name).to(call.dtype)
+            given.tensors[f"{side}_{name}"] = angle.expand(-1, -1, x.size(2), -1)
+    return given.arguments([call.turn.query.first, operator.LAYOUTS.index(call.turn.query.layout)])
 
 
 def keeps_bfloat16(call: Call) -> bool:

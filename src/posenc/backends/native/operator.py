@@ -3,7 +3,6 @@
 import ctypes
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,12 +11,10 @@ from torch.nn import functional as F
 from posenc import compat
 from posenc.backends.native.bounds import bounds_of
 from posenc.backends.native.library import library, pool
-from posenc.backends.native.structures import NUMBERS, ROWS, Call, differences, rows, table, tiles_of
-from posenc.backends.native.structures import turn as turn_of
-from posenc.backends.operands import TABLES, differentiate
+from posenc.backends.native.structures import NUMBERS, ROWS, Call, differences, rows, table, tiles_of, turn
+from posenc.backends.operands import IN_DOUBLE, TABLES, Form, differentiate
 from posenc.encoding.horizon import skip_threshold
-from posenc.positions.layout import unflat
-from posenc.positions.tiles import Visibility, tiles
+from posenc.positions.tiles import Tiling
 from posenc.rotation.phases import PairLayout
 
 # custom_op evaluates annotations, so no `from __future__ import annotations` here.
@@ -30,16 +27,127 @@ OF_CHANNELS = ("vectors", "key_vectors", "values", "meeting", "shift")
 PLACES = ("query_place", "key_place", "run_end")
 OF_PLANE = ("plane", "by_row", "by_column")
 BROKEN = ("lines", "share", "ends")
+# The structure inside `Call` that has a tensor's address, if it is not the call itself.
+INSIDE = dict.fromkeys((*PLACES, *OF_PLANE), "places") | dict.fromkeys(BROKEN, "broken")
+# Of each slot, a group of batch rows and a part of the keys, there is a gradient; of other inputs of each part alone.
+OF_SLOTS = (*TABLES, "plane", "lines", "shift")
 
 
-def _run(is_backward: bool, like: Tensor, call: Call) -> None:
-    kernel = library(like.dtype)
-    _check_fields(kernel)
-    kernel.posenc_work.restype = ctypes.c_int64
-    call.work_size = kernel.posenc_work(ctypes.byref(call), ctypes.c_int64(is_backward))
-    work = like.new_empty(call.threads * call.work_size, dtype=_wide(like.dtype))
-    call.work, call.pool = work.data_ptr(), pool()
-    (kernel.posenc_backward if is_backward else kernel.posenc_forward)(ctypes.byref(call))
+class _Kernel:
+    """A call of the kernel, and the tensors that it has the addresses of."""
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        given: dict[str, Tensor],
+        tiling: Sequence[int],
+        form: Form,
+        scale: float,
+        skip_below: float,
+        threads: int,
+    ) -> None:
+        self.query, self.key, self.value = query, key, value = tuple(map(_aligned, tensors))
+        self.real = _wide(query.dtype)
+        self.given = _prepared(given)
+        self.tiles = tiles_of(Tiling.unflat(tiling).tiles(query.size(0)))
+        self.bounds = bounds_of(query, key, self.given, form.function, scale, skip_below)
+        self._check()
+        (batch, heads, queries, width), (kv_heads, keys) = query.shape, key.shape[1:3]
+        numbers = (len(self.tiles), batch, heads, kv_heads, queries, keys, width, value.size(-1), *form.function)
+        self.call = Call(**dict(zip(NUMBERS, numbers, strict=False)), threads=threads, softmax_scale=scale)
+        self.call.q, self.call.k, self.call.v = rows(query), rows(key), rows(value)
+        self._put_inputs(form)
+        for name, x in self.bounds.items():
+            setattr(self.call, name, x.data_ptr())
+        self.call.skip_threshold = skip_threshold(skip_below, keys)
+        self.call.tiles = ctypes.cast(self.tiles, ctypes.c_void_p)
+
+    def _check(self) -> None:
+        """RuntimeError for a dtype or shape that the kernel, which checks none, would misread."""
+        wanted = {"key": self.query.dtype, "value": self.query.dtype}
+        wanted |= dict.fromkeys(IN_DOUBLE, torch.float64) | dict.fromkeys((*PLACES, "ends"), torch.int64)
+        for name, x in {"key": self.key, "value": self.value, **self.given}.items():
+            dtype = wanted.get(name, self.real)
+            if x.dtype != dtype:
+                raise RuntimeError(f"the kernel takes {name} in {dtype}, got {x.dtype}")
+        key, value = self.key.shape, self.value.shape
+        if key[:3] != value[:3]:
+            raise RuntimeError(f"the kernel takes as many values as keys, got {value} and {key}")
+
+    def _put_inputs(self, form: Form) -> None:
+        call, given = self.call, self.given
+        for name, x in given.items():
+            if name in TABLES:
+                setattr(call, name, table(x, form.low_of(name), call.heads // call.kv_heads))
+            elif name in ROWS:
+                setattr(call, name, rows(x))
+            elif name not in OF_TURN and name != "key_norms":  # which are only used for bounds
+                setattr(self._place_of(name), name, x.data_ptr())
+        if "key_place" in given:
+            places = [given[name] for name in PLACES]
+            call.places.query_batch, call.places.key_batch, _ = (x.size(1) if x.size(0) > 1 else 0 for x in places)
+            call.places.low = form.low_of("plane")
+            call.places.entries = next(given[name].size(-1) for name in OF_PLANE if name in given)
+        if "lines" in given:
+            share = given["share"]
+            call.broken.segments, call.broken.batch = given["lines"].size(1), share.size(1) if share.size(0) > 1 else 0
+        if form.turn:
+            call.turn = turn(given, *form.turn)
+
+    def _place_of(self, name: str) -> ctypes.Structure:
+        found: ctypes.Structure = getattr(self.call, INSIDE[name]) if name in INSIDE else self.call
+        return found
+
+    def run(self, is_backward: bool) -> None:
+        """Runs a pass."""
+        kernel, call = library(self.query.dtype), self.call
+        _check_fields(kernel)
+        kernel.posenc_work.restype = ctypes.c_int64
+        call.work_size = kernel.posenc_work(ctypes.byref(call), ctypes.c_int64(is_backward))
+        work = self.query.new_empty(call.threads * call.work_size, dtype=self.real)
+        call.work, call.pool = work.data_ptr(), pool()
+        (kernel.posenc_backward if is_backward else kernel.posenc_forward)(ctypes.byref(call))
+
+    # -- the backward pass --------------------------------------------------------------------------------------------
+
+    def divide(self, wanted: Sequence[str]) -> None:
+        """Sets slots and parts, whose gradients are accumulated separately: enough for all threads."""
+        call = self.call
+        shares = any(name in TABLES or name in ("plane", "lines") for name in wanted)
+        slots = min(call.batch, -(-2 * call.threads // call.kv_heads)) if shares else call.batch
+        call.parts = max(1, call.threads // (slots * call.kv_heads))
+        call.slots = slots * call.parts
+
+    def gradient_of(self, name: str) -> Tensor:
+        """Zeros that the kernel adds the gradients of an input to, each slot's or part's apart."""
+        call, x = self.call, self.given[name]
+        shape = tuple(x.shape)
+        if name in TABLES:
+            shape = (call.heads if x.size(0) > 1 else call.kv_heads, *shape[1:])
+        elif name == "share":
+            shape = (call.batch, call.heads, call.queries)
+        several = 1 if name == "key_clock" else call.slots if name in OF_SLOTS else call.parts
+        made = x.new_zeros((several, *shape), dtype=torch.float64 if name in ("lines", "share") else self.real)
+        if name in TABLES:
+            place = getattr(call, name)
+            place.gradient, place.slot = made.data_ptr(), made.stride(0)
+        elif name == "meeting":
+            call.d_meeting = rows(made.flatten(0, 1))
+        else:
+            setattr(self._place_of(name), f"d_{name}", made.data_ptr())
+        return made
+
+    def query_gradient(self) -> Tensor:
+        """That of the queries, accumulated in place if there are several parts or no rounding; otherwise each task
+        accumulates and rounds its own. (parts or 1, batch, heads, queries, width)."""
+        parts, shape = self.call.parts, self.query.shape
+        if parts > 1 or self.real == self.query.dtype:
+            made = self.query.new_zeros((parts, *shape), dtype=self.real)
+            self.call.dq_sums = rows(made.flatten(0, 1))
+            return made
+        made = self.query.new_empty((1, *shape))
+        self.call.dq = rows(made[0])
+        return made
 
 
 @functools.cache
@@ -54,68 +162,6 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _call(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    given: dict[str, Tensor],
-    lows: Sequence[int],
-    gradients: dict[str, Tensor],
-    found: Any,
-    function: Sequence[int],
-    scale: float,
-    turn: Sequence[int],
-    bounds: dict[str, Tensor],
-    skip_below: float,
-    threads: int,
-) -> Call:
-    batch, heads, queries, width = query.shape
-    for name, x in {"key": key, "value": value, **given}.items():  # the kernel does not check dtypes
-        wanted = query.dtype if name in ("key", "value") else _wide(query.dtype)
-        if name.endswith("clock") or name in ("lines", "share"):
-            wanted = torch.float64
-        elif name in PLACES or name == "ends":
-            wanted = torch.int64
-        if x.dtype != wanted:
-            raise RuntimeError(f"the kernel takes {name} in {wanted}, got {x.dtype}")
-    if key.shape[:3] != value.shape[:3]:
-        raise RuntimeError(f"the kernel takes as many values as keys, got {value.shape} and {key.shape}")
-    numbers = (len(found), batch, heads, key.size(1), queries, key.size(2), width, value.size(-1), *function)
-    call = Call(**dict(zip(NUMBERS, numbers, strict=False)), threads=threads, softmax_scale=scale)
-    call.q, call.k, call.v = rows(query), rows(key), rows(value)
-    for name, x in given.items():
-        if name == "key_norms" or name in OF_TURN:  # key_norms are only used for bounds
-            continue
-        if name in OF_PLANE or name in PLACES:
-            setattr(call.places, name, x.data_ptr())
-        elif name in BROKEN:
-            setattr(call.broken, name, x.data_ptr())
-        elif name in TABLES:
-            setattr(call, name, table(x, lows[TABLES.index(name)], gradients.get(name), heads // key.size(1)))
-        else:
-            setattr(call, name, rows(x) if name in ROWS else x.data_ptr())
-    if "key_place" in given:
-        places = [given[name] for name in PLACES]
-        call.places.query_batch, call.places.key_batch, _ = (x.size(1) if x.size(0) > 1 else 0 for x in places)
-        call.places.low = lows[-1]
-        call.places.entries = next(given[name].size(-1) for name in OF_PLANE if name in given)
-    if "lines" in given:
-        share = given["share"]
-        call.broken.segments, call.broken.batch = given["lines"].size(1), share.size(1) if share.size(0) > 1 else 0
-    if turn:
-        call.turn = turn_of(given, *turn)
-    for name, x in bounds.items():
-        setattr(call, name, x.data_ptr())
-    call.skip_threshold = skip_threshold(skip_below, key.size(2))
-    call.tiles = ctypes.cast(found, ctypes.c_void_p)
-    return call
-
-
-@functools.lru_cache(maxsize=16)  # of all layers, forward and backward, the same numbers give the same tiles
-def _found(queries: tuple[int, ...], keys: tuple[int, ...], seen: tuple[int, ...], batch: int) -> Any:
-    return tiles_of(tiles(unflat(queries), unflat(keys), Visibility.unflat(seen), batch))
-
-
 @torch.library.custom_op("posenc::native", mutates_args=())
 def _native(
     query: Tensor,
@@ -124,35 +170,27 @@ def _native(
     given: Sequence[Tensor],
     names: str,
     learned: str,
-    lows: Sequence[int],
-    queries: Sequence[int],
-    keys: Sequence[int],
-    seen: Sequence[int],
-    function: Sequence[int],
+    tiling: Sequence[int],
+    form: Sequence[int],
     scale: float,
     skip_below: float,
-    turn: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp. ``given`` are the tensors of these names, of which the ``learned`` get gradients;
-    ``lows`` the distance of the first entry of each possible table; ``skip_below`` the fraction of a row's weight that
-    may be skipped; ``turn`` is empty or, if queries and keys are to be rotated by cos and sin in ``given``, the first
-    channel and 1 if interleaved, else 0."""
+    ``tiling`` and ``form`` the numbers of a `Tiling` and a `Form`; ``skip_below`` the fraction of a row's weight that
+    may be skipped. If the form has a turn, queries and keys are rotated by cos and sin in ``given``."""
     with compat.by_itself() as threads:
-        width = value.size(-1)
-        query, key, value = map(_aligned, (query, key, value))
-        out = value.new_empty((*query.shape[:3], value.size(-1)))
-        lse = query.new_empty(query.shape[:3], dtype=_wide(query.dtype))
-        found = _found(tuple(queries), tuple(keys), tuple(seen), query.size(0))
-        inputs = _named(names, given)  # kept alive, since the kernel only has their addresses
-        bounds = bounds_of(query, key, inputs, function, scale, skip_below)
-        call = _call(query, key, value, inputs, lows, {}, found, function, scale, turn, bounds, skip_below, threads)
-        call.o, call.lse = rows(out), rows(lse[..., None])
-        _run(False, query, call)
-        return _cut(out, width), lse
+        inputs = dict(zip(names.split(), given, strict=True))
+        kernel = _Kernel((query, key, value), inputs, tiling, Form.unflat(form), scale, skip_below, threads)
+        out = value.new_empty((*query.shape[:3], kernel.value.size(-1)))
+        lse = query.new_empty(query.shape[:3], dtype=kernel.real)
+        kernel.call.o, kernel.call.lse = rows(out), rows(lse[..., None])
+        kernel.run(False)
+        return _cut(out, value.size(-1)), lse
 
 
-def _named(listed: str, given: Sequence[Tensor]) -> dict[str, Tensor]:
-    named = dict(zip(listed.split(), given, strict=True))
+def _prepared(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors in the memory order of the kernel, and what it needs besides."""
+    named = dict(given)
     if "key_place" in named:
         named["run_end"] = _run_ends(named["key_place"])
     for names in (OF_TURN[:2], OF_TURN[2:]):  # cos and sin need equal strides and contiguous tokens
@@ -195,86 +233,53 @@ def _native_backward(
     given: Sequence[Tensor],
     names: str,
     learned: str,
-    lows: Sequence[int],
-    queries: Sequence[int],
-    keys: Sequence[int],
-    seen: Sequence[int],
-    function: Sequence[int],
+    tiling: Sequence[int],
+    form: Sequence[int],
     scale: float,
     skip_below: float,
-    turn: Sequence[int],
 ) -> list[Tensor]:
     """The gradients of query, key and value, and of learned tensors."""
     with compat.by_itself() as threads:
-        batch, heads, kv_heads = query.size(0), query.size(1), key.size(1)
-        widths = [x.size(-1) for x in (query, key, value)]
-        query, key, value = map(_aligned, (query, key, value))
-        inputs = _named(names, given)
-        wanted = learned.split()
-        of_tables = [name for name in wanted if name in TABLES]
-        # Groups of batch rows, and parts of the keys, whose gradients are accumulated separately, for all threads.
-        slots = (
-            min(batch, -(-2 * threads // kv_heads)) if of_tables or "plane" in wanted or "lines" in wanted else batch
-        )
-        parts = max(1, threads // (slots * kv_heads))
-        real = _wide(query.dtype)
+        inputs, wanted = dict(zip(names.split(), given, strict=True)), learned.split()
+        kernel = _Kernel((query, key, value), inputs, tiling, Form.unflat(form), scale, skip_below, threads)
+        call = kernel.call
+        kernel.divide(wanted)
         out, dout = _aligned(out), _aligned(dout)
         delta = lse.new_zeros(lse.shape)  # the kernel adds dout . out
         if dlse is not None:
             delta -= dlse.masked_fill(lse == -torch.inf, 0.0)
-        # dq is accumulated in place if there are several parts or no rounding; otherwise each task has its own.
-        is_summed_here = parts > 1 or real == query.dtype
-        dq = query.new_zeros((parts, *query.shape), dtype=real) if is_summed_here else query.new_empty(query.shape)
-        dk, dv = (x.new_zeros(x.shape) for x in (key, value))
-        tables: dict[str, Tensor] = {}
-        for name in of_tables:
-            x = inputs[name]
-            tables[name] = x.new_zeros((slots * parts, heads if x.size(0) > 1 else kv_heads, *x.shape[1:]))
-        found = _found(tuple(queries), tuple(keys), tuple(seen), batch)
-        bounds = bounds_of(query, key, inputs, function, scale, skip_below)
-        call = _call(query, key, value, inputs, lows, tables, found, function, scale, turn, bounds, skip_below, threads)
-        call.slots, call.parts = slots * parts, parts
-        call.o = rows(out)
-        call.lse, call.delta, call.dout = rows(lse[..., None]), rows(delta[..., None]), rows(dout)
+        call.o, call.dout, call.lse, call.delta = rows(out), rows(dout), rows(lse[..., None]), rows(delta[..., None])
+        dq, dk, dv = (
+            kernel.query_gradient(),
+            kernel.key.new_zeros(kernel.key.shape),
+            value.new_zeros(kernel.value.shape),
+        )
         call.dk, call.dv = rows(dk), rows(dv)
-        if is_summed_here:
-            call.dq_sums = rows(dq.flatten(0, 1))
-        else:
-            call.dq = rows(dq)
-        others: dict[str, Tensor] = {}
-        for name in OF_PLANE:
-            if name in wanted:
-                several = slots * parts if name == "plane" else parts
-                others[name] = query.new_zeros((several, *inputs[name].shape), dtype=real)
-                setattr(call.places, f"d_{name}", others[name].data_ptr())
-        if "lines" in wanted:
-            others["lines"] = inputs["lines"].new_zeros((slots * parts, *inputs["lines"].shape))
-            call.broken.d_lines = others["lines"].data_ptr()
-        if "share" in wanted:
-            others["share"] = inputs["share"].new_zeros((parts, *query.shape[:3]))
-            call.broken.d_share = others["share"].data_ptr()
-        if "meeting" in inputs:
-            others["meeting"] = query.new_zeros((parts, *inputs["meeting"].shape), dtype=real)
-            call.d_meeting = rows(others["meeting"].flatten(0, 1))
-        if "shift" in wanted:
-            others["shift"] = query.new_zeros((slots * parts, *inputs["shift"].shape), dtype=real)
-            call.d_shift = others["shift"].data_ptr()
-        if "query_clock" in wanted or "key_clock" in wanted:
-            others["query_clock"] = query.new_zeros((parts, *inputs["query_clock"].shape), dtype=real)
-            others["key_clock"] = query.new_zeros((1, *inputs["key_clock"].shape), dtype=real)
-            call.d_query_clock, call.d_key_clock = (others[f"{side}_clock"].data_ptr() for side in ("query", "key"))
-        _run(True, query, call)
-        dq = _sum(dq).to(query.dtype) if is_summed_here else dq
-        grads = [_cut(x, width) for x, width in zip((dq, dk, dv), widths, strict=True)]
-        of = dict(zip(names.split(), given, strict=True))
-        for name in wanted:
-            gradient = _cut(_sum(tables[name] if name in tables else others[name]), of[name].size(-1))
-            if name in TABLES and inputs[name].size(0) == 1:
-                gradient = gradient.sum(0, keepdim=True)
-            elif name == "share":  # one number per query for all heads, and possibly all batch rows
-                gradient = gradient.sum(1).sum_to_size(of[name].shape)
-            grads.append(gradient.to(inputs[name].dtype))
-        return grads
+        found = {name: kernel.gradient_of(name) for name in _given_gradients(wanted, kernel.given)}
+        kernel.run(True)
+        of_tokens = (_sum(dq).to(query.dtype), dk, dv)
+        return [
+            *(_cut(x, like.size(-1)) for x, like in zip(of_tokens, (query, key, value), strict=True)),
+            *(_finished(name, found[name], inputs[name]) for name in wanted),
+        ]
+
+
+def _given_gradients(wanted: Sequence[str], given: dict[str, Tensor]) -> list[str]:
+    """The inputs whose gradients the kernel computes: those that are wanted, and what it cannot leave out."""
+    clocks = ("query_clock", "key_clock")
+    needed = [name for name in wanted if name not in (*clocks, "meeting")]
+    needed += ["meeting"] if "meeting" in given else []
+    return needed + (list(clocks) if any(clock in wanted for clock in clocks) else [])
+
+
+def _finished(name: str, found: Tensor, x: Tensor) -> Tensor:
+    """The gradient of an input x, from those of slots or parts."""
+    gradient = _cut(_sum(found), x.size(-1))
+    if name in TABLES and x.size(0) == 1:
+        gradient = gradient.sum(0, keepdim=True)
+    elif name == "share":  # one number per query, shared by all heads and possibly all rows
+        gradient = gradient.sum(1).sum_to_size(x.shape)
+    return gradient.to(x.dtype)
 
 
 def _sum(x: Tensor) -> Tensor:

@@ -30,14 +30,13 @@ from torch.nn import functional as F
 
 from posenc.arguments import check_choice
 from posenc.backends.native.questions import FIXED, P, Question, questions, scattered
-from posenc.backends.operands import TABLES
+from posenc.backends.operands import IN_DOUBLE, POSSIBLE, Form
 from posenc.encoding.horizon import skipped_by_default
-from posenc.positions.layout import flat
+from posenc.positions.tiles import Tiling
 
 KNOWN = Path(__file__).with_name("known.json")
 MARGIN = 8.0
 BLIND = -100.0  # replaces the log-sum-exp of a fully masked query
-IN_DOUBLE = ("query_clock", "key_clock", "lines", "share")
 
 
 @dataclass(frozen=True)
@@ -111,13 +110,10 @@ def answers(question: Question, precision: Precision) -> dict[str, Tensor]:
         given,
         " ".join(tensors),
         " ".join(learned),
-        [lows.get(name, 0) for name in (*TABLES, "plane")],
-        *(flat(layout) for layout in question.layouts),
-        question.place.visibility.flat(),
-        function,
+        Tiling(*question.layouts, question.place.visibility).flat(),
+        Form(function, [lows.get(name, 0) for name in POSSIBLE], question.turn).flat(),
         question.place.scale,
         skipped_by_default(precision.of_tokens) if question.skips else 0.0,
-        question.turn,
     )
     out, lse = torch.ops.posenc.native(query, key, value, *rest)
     found = torch.ops.posenc.native_backward(dout, dlse.to(lse.dtype), query, key, value, out, lse, *rest)

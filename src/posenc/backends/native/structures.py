@@ -125,13 +125,11 @@ def rows(x: Tensor) -> Rows:
     return Rows(x.data_ptr(), *x.stride()[:3])
 
 
-def table(x: Tensor, low: int, gradient: Tensor | None, groups: int) -> Table:
-    """The `Table` of (heads, entries, width), with gradients (slots, heads, entries, width); or of one table for all
-    heads, with a gradient for each key head."""
-    head = x.stride(0) if x.size(0) > 1 else 0
-    given = (None, 0) if gradient is None else (gradient.data_ptr(), gradient.stride(0))
-    share = 1 if x.size(0) > 1 else groups
-    return Table(x.data_ptr(), given[0], head, low, x.size(1), x.size(2), given[1], share)
+def table(x: Tensor, low: int, groups: int) -> Table:
+    """The `Table` of (heads, entries, width); or of one table for all heads, with a gradient for each key head."""
+    several = x.size(0) > 1
+    step, share = (x.stride(0), 1) if several else (0, groups)
+    return Table(x.data_ptr(), None, step, low, x.size(1), x.size(2), 0, share)
 
 
 def turn(given: dict[str, Tensor], first: int, interleaved: int) -> Turn:

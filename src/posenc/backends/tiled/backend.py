@@ -24,8 +24,7 @@ from posenc.backends.eligible import (
 from posenc.backends.tiled import operator as operator
 from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting
 from posenc.lowering.forms import check_width, meets
-from posenc.positions.layout import flat
-from posenc.positions.tiles import distances, tiles
+from posenc.positions.tiles import Tiling, distances, tiles
 
 BANDS = 8  # up to this many band widths of keys, most pairs are near (measured: docs/log.md)
 
@@ -61,7 +60,6 @@ def has_far_keys(call: Call, width: int) -> bool:
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     assert call.layouts is not None
-    queries, keys = call.layouts
     block = call.raw_block()
     heads, dtype, device = call.query.size(1), call.dtype, call.query.device
     width = _learned(call, width_of(call))
@@ -146,9 +144,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         [x.contiguous() for x in present.values()],
         slopes,
         " ".join(present),
-        flat(queries),
-        flat(keys),
-        call.visibility.flat(),
+        Tiling(*call.layouts, call.visibility).flat(),
         [int(width is None), width or 0, lowest, int(is_last), int(keeps_right)],
         apply,
         call.scale,

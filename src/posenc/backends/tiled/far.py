@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from posenc.backends.tiled import band, fused
 from posenc.backends.tiled.lines import Lines
 from posenc.encoding.horizon import skip_threshold
-from posenc.positions.layout import unflat
-from posenc.positions.tiles import Tile, Visibility, tiles
+from posenc.positions.tiles import Tile, Tiling
 
 CHANNELS = 16  # extra channels, a multiple that keeps rows aligned
 NEVER = 2**62  # a horizon beyond all keys
@@ -43,15 +42,12 @@ class Plan:
 
 def planned(
     rows: int,
-    queries: Sequence[int],
-    keys: Sequence[int],
-    seen: Sequence[int],
+    tiling: Sequence[int],
     form: Sequence[int],
     skip_below: float,
 ) -> Plan:
     """Decodes the operator's integer arguments."""
-    visibility = Visibility.unflat(seen)
-    found = list(tiles(unflat(queries), unflat(keys), visibility, rows))
+    found = Tiling.unflat(tiling).tiles(rows)
     is_banded, width, lowest, _, keeps_right = form
     return Plan(found, None if is_banded else width, lowest, skip_below, bool(keeps_right))
 

@@ -45,16 +45,14 @@ def _decoded(
     rows: int,
     tables: Sequence[Tensor],
     names: str,
-    queries: Sequence[int],
-    keys: Sequence[int],
-    seen: Sequence[int],
+    tiling: Sequence[int],
     form: Sequence[int],
     apply: str,
     skip_below: float,
 ) -> tuple[Plan, Lines]:
     """The plan and the lines of the operators' arguments. ``names`` are the fields of `Lines` of the tables; ``apply``
     names the function and, if it has one, its derivative."""
-    plan = planned(rows, queries, keys, seen, form, skip_below)
+    plan = planned(rows, tiling, form, skip_below)
     lines = Lines(plan.lowest, is_last=bool(form[3]))
     for name, function in zip(("apply", "derivative"), apply.split(), strict=False):
         setattr(lines, name, by_name(function))
@@ -72,9 +70,7 @@ def _tiled(
     tables: Sequence[Tensor],
     slopes: Tensor | None,
     names: str,
-    queries: Sequence[int],
-    keys: Sequence[int],
-    seen: Sequence[int],
+    tiling: Sequence[int],
     form: Sequence[int],
     apply: str,
     scale: float,
@@ -82,7 +78,7 @@ def _tiled(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Output and log-sum-exp and, for the backward pass, the unrounded output, and the output and log-sum-exp of the
     keys far to the right. The last three are empty if they are not needed."""
-    plan, lines = _decoded(query.size(0), tables, names, queries, keys, seen, form, apply, skip_below)
+    plan, lines = _decoded(query.size(0), tables, names, tiling, form, apply, skip_below)
     dtype = torch.promote_types(query.dtype, torch.float32)
     out = value.new_zeros((*query.shape[:3], value.size(-1)), dtype=dtype)
     lse = query.new_full(query.shape[:3], -torch.inf, dtype=dtype)
@@ -139,16 +135,14 @@ def _tiled_backward(
     right: Tensor,
     right_lse: Tensor,
     names: str,
-    queries: Sequence[int],
-    keys: Sequence[int],
-    seen: Sequence[int],
+    tiling: Sequence[int],
     form: Sequence[int],
     apply: str,
     scale: float,
     skip_below: float,
 ) -> list[Tensor]:
     """The gradients of query, key, value, and of the tables."""
-    plan, lines = _decoded(query.size(0), tables, names, queries, keys, seen, form, apply, skip_below)
+    plan, lines = _decoded(query.size(0), tables, names, tiling, form, apply, skip_below)
     dtype = lse.dtype
     d_lines = lines.zeros()
     dq, dk, dv = (x.new_zeros(x.shape, dtype=dtype) for x in (query, key, value))
@@ -175,7 +169,7 @@ def _tiled_backward(
 
 
 @_tiled.register_fake
-def _(query, key, value, tables, slopes, names, queries, keys, seen, form, *_):  # type: ignore[no-untyped-def]
+def _(query, key, value, tables, slopes, names, tiling, form, *_):  # type: ignore[no-untyped-def]
     dtype = torch.promote_types(query.dtype, torch.float32)
     out = value.new_empty((*query.shape[:3], value.size(-1)))
     lse = query.new_empty(query.shape[:3], dtype=dtype)

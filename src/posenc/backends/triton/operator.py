@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.backends.operands import differentiate
+from posenc.backends.operands import Form, differentiate
 from posenc.backends.triton.tasks import TABLES, Tasks, tasks_of
 
 # custom_op evaluates annotations, so no `from __future__ import annotations` here.
@@ -57,14 +57,14 @@ class _Launch:
         key: Tensor,
         value: Tensor,
         given: dict[str, Tensor],
-        function: Sequence[int],
+        form: Form,
         scale: float,
-        tasks: Callable[[int], Tasks],
+        tiling: Sequence[int],
     ) -> None:
         self.query, self.key, self.value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
         self.given = {name: x.to(query.dtype) if name == "meeting" else x.contiguous() for name, x in given.items()}
-        self.scale, self.tasks = scale, tasks
-        known, is_last = function
+        self.scale, self.tasks = scale, _tasks(query, tiling, form.lows)
+        known, is_last = form.function
         vectors = self.given.get("vectors")
         widths = {"D": query.size(-1), "V": value.size(-1), "E": SMALLEST if vectors is None else vectors.size(-1)}
         blocks = {f"BLOCK_{name}": max(SMALLEST, 1 << (width - 1).bit_length()) for name, width in widths.items()}
@@ -112,9 +112,9 @@ class _Launch:
 _CAPTURED: list[Tasks] = []  # a CUDA graph reads them when it is replayed
 
 
-def _tasks(like: Tensor, *numbers: Sequence[int]) -> Callable[[int], Tasks]:
+def _tasks(like: Tensor, tiling: Sequence[int], lows: Sequence[int]) -> Callable[[int], Tasks]:
     def of(block: int) -> Tasks:
-        found = tasks_of(*map(tuple, numbers), like.size(0), block, like.is_cuda)
+        found = tasks_of(tuple(tiling), tuple(lows), like.size(0), block, like.is_cuda)
         if like.is_cuda and torch.cuda.is_current_stream_capturing():
             _CAPTURED.append(found)
         return found.on(like.device)
@@ -130,17 +130,14 @@ def _triton(
     given: Sequence[Tensor],
     names: str,
     learned: str,
-    lows: Sequence[int],
-    queries: Sequence[int],
-    keys: Sequence[int],
-    seen: Sequence[int],
-    function: Sequence[int],
+    tiling: Sequence[int],
+    form: Sequence[int],
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp. ``given`` are the tensors of these names, of which the ``learned`` get gradients;
-    ``lows`` the distance of the first entry of each possible table."""
+    ``tiling`` and ``form`` the numbers of a `Tiling` and a `Form`."""
     inputs = dict(zip(names.split(), given, strict=True))
-    launch = _Launch(query, key, value, inputs, function, scale, _tasks(query, queries, keys, seen, lows))
+    launch = _Launch(query, key, value, inputs, Form.unflat(form), scale, tiling)
 
     def made() -> Tensors:
         out = value.new_zeros((*query.shape[:3], value.size(-1)))
@@ -162,16 +159,13 @@ def _triton_backward(
     given: Sequence[Tensor],
     names: str,
     learned: str,
-    lows: Sequence[int],
-    queries: Sequence[int],
-    keys: Sequence[int],
-    seen: Sequence[int],
-    function: Sequence[int],
+    tiling: Sequence[int],
+    form: Sequence[int],
     scale: float,
 ) -> list[Tensor]:
     """The gradients of query, key and value, and of learned tensors."""
     inputs, wanted = dict(zip(names.split(), given, strict=True)), learned.split()
-    launch = _Launch(query, key, value, inputs, function, scale, _tasks(query, queries, keys, seen, lows))
+    launch = _Launch(query, key, value, inputs, Form.unflat(form), scale, tiling)
     delta = (dout.float() * out.float()).sum(-1)
     if dlse is not None:
         delta -= dlse.masked_fill(lse == -torch.inf, 0.0)

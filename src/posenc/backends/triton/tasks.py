@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from posenc.backends import operands as given
-from posenc.positions.layout import Layout, unflat
-from posenc.positions.tiles import Tile, Visibility, tiles
+from posenc.positions.layout import Layout
+from posenc.positions.tiles import Tile, Tiling
 
 TABLES = ("bias", "vectors", "values", "factor")  # those that the kernels support
 LOWS = tuple(given.TABLES.index(name) for name in TABLES)
@@ -47,21 +47,19 @@ class Tasks:
 
 
 @functools.lru_cache(KEPT)
-def tasks_of(
-    queries: Numbers, keys: Numbers, seen: Numbers, lows: Numbers, rows: int, block: int, is_pinned: bool
-) -> Tasks:
+def tasks_of(tiling: Numbers, lows: Numbers, rows: int, block: int, is_pinned: bool) -> Tasks:
     """The tasks of a call, optionally in pinned memory."""
-    of_queries, of_keys = unflat(queries), unflat(keys)
-    found = list(tiles(of_queries, of_keys, Visibility.unflat(seen), rows))
+    told = Tiling.unflat(tiling)
+    found = told.tiles(rows)
     sides = (
-        _side(found, of_queries, "start", "stop", lows, block),
-        _side(found, of_keys, "first", "last", lows, block),
+        _side(found, told.query, "start", "stop", lows, block),
+        _side(found, told.key, "first", "last", lows, block),
     )
     (query_tasks, query_tiles), (key_tasks, key_tiles) = (
         tuple(_tensor(numbers, width, is_pinned) for numbers, width in zip(side, (5, 6 + len(TABLES)), strict=True))
         for side in sides
     )
-    alike = len(of_queries.rows or ()) == len(of_keys.rows or ()) == 1
+    alike = len(told.query.rows or ()) == len(told.key.rows or ()) == 1
     return Tasks((query_tasks, key_tasks), (query_tiles, key_tiles), rows if alike else 1)
 
 
