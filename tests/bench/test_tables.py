@@ -1,12 +1,12 @@
 import io
-import json
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from posenc.tools.bench.cells import Table, number
-from posenc.tools.bench.tables import markdown, show, tables, write
+from posenc.tools.bench.report import markdown
+from posenc.tools.bench.tables import show, tables
+from posenc.tools.kit.report import Cell
 from tests.bench.made_up import disturbed, everything, limit, prices, record, taking
 
 
@@ -37,7 +37,7 @@ def test_what_auto_takes_may_change_with_length() -> None:
 def test_by_backend_a_dash_says_why() -> None:
     found = table("By backend: forward", everything())
     assert found.rows[2:] == [
-        ("alibi", "sdpa", "**2.00 ± 0.15**", "**2.00 ± 0.15**"),
+        ("alibi", "sdpa", Cell("2.00 ± 0.15", mark="best"), Cell("2.00 ± 0.15", mark="best")),
         ("alibi", "reference", "– (1)", "– (1)"),
     ]
     assert found.notes == ["too slow for words"]
@@ -220,21 +220,19 @@ def test_what_others_made_doubtful_is_marked_and_said() -> None:
     assert "Other processes kept" not in markdown(everything())
 
 
-def test_the_page_and_its_data(tmp_path: Path) -> None:
+def test_as_markdown() -> None:
     records = everything()
-    path = write(records, tmp_path, [tmp_path / "price.png"])
-    page = path.read_text(encoding="utf-8")
+    page = markdown(records, ["price"])
     assert page.startswith("# What position costs\n\n## Environment\n")
     assert "| alibi | sdpa | 2.00 ± 0.15 | 2.00 ± 0.15 |\n" in page
+    assert "| alibi | sdpa | **2.00 ± 0.15** | **2.00 ± 0.15** |\n" in page
     assert "(1) too slow for words" in page
-    assert page.endswith("![price](price.png)\n")
-    widths = {}
+    assert page.endswith("![price](figures/price.png)\n")
+    widths: dict[int, list[str]] = {}
     for line in page.splitlines():
         if line.startswith("|"):
             widths.setdefault(len(line.split("|")), []).append(line)
     assert sum(len(lines) for lines in widths.values()) == sum(len(each.rows) + 2 for each in tables(records))
-    assert json.loads((tmp_path / "bench.json").read_text()) == records
-    assert {each.name for each in tmp_path.iterdir()} == {"bench.md", "bench.json"}
 
 
 def test_a_bar_in_a_cell_does_not_end_it() -> None:

@@ -9,6 +9,7 @@ import pytest
 from posenc.tools.compare import accuracy, report
 from posenc.tools.compare.summary import Summary
 from posenc.tools.compare.tasks import configured, task_of
+from posenc.tools.kit.report import Cell
 from posenc.tools.kit.statistics import wilson
 from tests.compare.test_report import printed
 from tests.compare.test_summary import THREE
@@ -61,7 +62,7 @@ def test_one_scheme_alone_is_not_marked_as_the_best() -> None:
     for record in alone:
         record["configuration"] = {**record["configuration"], "schemes": ["rope"]}
     assert accuracy.observed(Summary(alone))[1].endswith("32 words: rope has 0.90; 0 of 3 solve it (0.00–0.56).")
-    assert not any(best for row in accuracy.rows(Summary(alone), "order") for *_, best in row["bits"])
+    assert not any(cell.mark == "best" for row in accuracy.table(Summary(alone), "order").cells for cell in row)
 
 
 @pytest.mark.parametrize("task", SCHEMES)
@@ -158,15 +159,15 @@ def test_shares_have_wilsons_interval_of_one_training_and_lie_between_0_and_1() 
 
 def test_all_pairs_stand_in_a_matrix_of_each_kind() -> None:
     summary = Summary(records("digits", THREE))
-    found = {each["title"]: each for each in accuracy.matrices(summary)}
+    found = {each.title: each for each in accuracy.matrices(summary) if each.rows}
     assert list(found) == [
         "At the training grid of 8 × 8 patches",
         "At 16 × 16 patches",
         "At 16 × 16 patches with fitted positions",
     ]
-    assert found["At 16 × 16 patches"]["schemes"] == ["nope", "sinusoidal"]
-    (_, cells), _ = found["At 16 × 16 patches"]["rows"]
-    assert cells == [("", "", ""), ("−0.800", "−0.930 to −0.670", "lower")]
+    assert [column.text for column in found["At 16 × 16 patches"].columns] == ["minus", "nope", "sinusoidal"]
+    (_, *cells), _ = found["At 16 × 16 patches"].rows
+    assert cells == ["", Cell("−0.800", ["−0.930 to −0.670", "lower"])]
 
 
 @pytest.mark.parametrize("task", SCHEMES)

@@ -1,5 +1,6 @@
 """What a report says of tuning, from made-up trials."""
 
+import re
 from itertools import combinations
 from statistics import mean
 from typing import Any
@@ -81,30 +82,31 @@ def test_every_trial_is_shown_and_the_best_of_a_scheme_is_marked() -> None:
         ["rope", "0.01", "30", "2.600", "3.600", "3.2"],
         ["rope", "0.03", "30", "2.700", "3.700", "3.2"],
     ]
-    assert [(t["scheme"], t["bits"]) for t in trials.page(Summary(records))["trials"] if t["best"]] == [
-        ("nope", "2.700"),
-        ("rope", "2.400"),
+    assert re.findall(r'class="number best">([^<]*)<', report.html(records, {}).partition("Every trial")[2]) == [
+        "2.700",
+        "2.400",
     ]
     assert Summary(records).missing() == []
     assert "How they were tuned" not in parsed(tuned()).text
 
 
 def test_what_fewer_trials_would_have_given() -> None:
-    found = trials.page(Summary(tuned("nope", "rope")))
-    assert found["budgets"] == [1, 5]
+    found = Summary(tuned("nope", "rope"))
+    assert trials.budgets(found) == [1, 5]
     # What diverged counts as the worst that did not: (2.9 + 2.8 + 2.7 + 2.72 + 2.9) / 5.
-    assert found["expected"] == [("nope", ["2.804", "2.700"]), ("rope", ["2.530", "2.400"])]
+    assert trials.expected(trials.of_scheme(found, "nope"), [1, 5]) == ["2.804", "2.700"]
+    assert trials.expected(trials.of_scheme(found, "rope"), [1, 5]) == ["2.530", "2.400"]
     many = [{**r, "trial": n} for n in range(23) for r in tuned("rope") if r.get("trial") == 0]
-    assert trials.page(Summary(many))["budgets"] == [1, 5, 10, 15, 20, 23]
+    assert trials.budgets(Summary(many)) == [1, 5, 10, 15, 20, 23]
     row = parsed(tuned("nope", "rope")).row("budgets", "rope")
     assert [cell.strip() for cell in row] == ["rope", "2.530", "2.400"]
 
 
 def test_schemes_with_other_numbers_of_trials_are_held_against_one_another_as_far_as_both_go() -> None:
     records = [r for r in tuned("nope", "rope") if (r["scheme"], r.get("trial")) != ("nope", 4)]
-    assert trials.page(Summary(records))["expected"][0] == ("nope", ["2.780", "–"])
+    assert parsed(records).row("budgets", "nope") == ["nope", "2.780", "–"]
     every = [{**r, "diverged": "so"} if r["kind"] == "trial" and r["scheme"] == "nope" else r for r in records]
-    assert trials.page(Summary(every))["expected"][0] == ("nope", ["diverged", "diverged"])
+    assert parsed(every).row("budgets", "nope") == ["nope", "diverged", "diverged"]
 
 
 def test_a_trial_is_the_mean_of_its_tuning_seeds_and_diverges_with_one() -> None:

@@ -11,6 +11,7 @@ from posenc.tools.extend import pictures, report
 from posenc.tools.extend.settings import Extension
 from posenc.tools.extend.summary import STRETCHES, Summary
 from posenc.tools.extend.verdicts import Paired
+from posenc.tools.kit.report import Cell
 from posenc.tools.kit.statistics import Interval
 
 EDGES = [0, 16, 32, 64, 96, 128, 160, 192, 224, 256]
@@ -96,7 +97,7 @@ def test_ties_are_said_where_they_are_shown_and_undecided_where_not() -> None:
     )
     assert found[1] == ("Estimated number of pieces for a 95 % interval of ±0.02 bits per byte: ntk at 256 tokens 120.")
     half = 2.3646 * 0.1 * math.sqrt(8 / 7) / math.sqrt(8)
-    cell = report._row(summary, "ntk")["cells"][-1][-1]
+    cell = Cell(*report._row(summary, "ntk")[-1]).notes[-1]
     assert cell == f"+0.010 (−{half - 0.01:.3f} to +{half + 0.01:.3f}) undecided"
     table = report.terminal_table(compared(8))
     marks = [str(cell)[-2:] for cell in list(table.columns[-1].cells)]
@@ -136,7 +137,7 @@ def test_the_report_names_the_pieces_and_what_the_model_may_have_seen(tmp_path: 
     records = [*compared(2), final("none", 128, 1.0, 0)]
     page = " ".join(report.write(records, tmp_path).read_text().split())
     table = page[page.index('<table id="pieces">') :].partition("</table>")[0]
-    assert '<th scope="row">book/1.txt</th><td class="number">1,001</td> <td class="number">1.590</td>' in table
+    assert '<th scope="row">book/1.txt</th> <td class="number">1,001</td> <td class="number">1.590</td>' in table
     assert table.count("<tr>") == 1 + 2
     seen = page[page.index('<p id="seen">') :].partition("</p>")[0]
     for words in (
@@ -160,13 +161,13 @@ def test_puzzles_have_an_interval_and_are_paired_with_those_of_none() -> None:
     assert summary.against_plain("passkey", "yarn", 256) == Paired(7, 1)
     assert summary.against_plain("passkey", "none", 256) is None
     assert summary.against_plain("item", "yarn", 256) is None
-    rows = {row["scaling"]: row["cells"] for row in report._puzzle_rows(summary, "passkey")}
+    rows = {str(row[0]): row[1:] for row in report._puzzle_rows(summary, "passkey")}
     # Wilson's intervals of 1, 7 and of 2 of 2, of the published formula; 7 and 1 of 8 tosses: 2 (1 + 8) / 256.
-    assert rows["none"] == [("1 of 10", ["2% to 40%", "3.0 bits"])]
-    assert rows["yarn"] == [("7 of 10", ["40% to 89%", "3.0 bits", "+7 −1, p 0.07: undecided"])]
-    assert rows["ntk"] == [("2 of 2", ["34% to 100%", "3.0 bits", "+1 −0, p 1: undecided"])]
+    assert rows["none"] == [Cell("1 of 10", ["2% to 40%", "3.0 bits"])]
+    assert rows["yarn"] == [Cell("7 of 10", ["40% to 89%", "3.0 bits", "+7 −1, p 0.07: undecided"])]
+    assert rows["ntk"] == [Cell("2 of 2", ["34% to 100%", "3.0 bits", "+1 −0, p 1: undecided"])]
     better = Summary([*puzzles("none", "1000000000"), *puzzles("yarn", "1111111111")])
-    assert report._puzzle_rows(better, "passkey")[1]["cells"][0][1][-1] == "+9 −0, p 0.0039: more"
+    assert Cell(*report._puzzle_rows(better, "passkey")[1][1]).notes[-1] == "+9 −0, p 0.0039: more"
 
 
 def test_how_to_read_it_says_what_is_there() -> None:

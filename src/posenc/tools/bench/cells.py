@@ -1,10 +1,12 @@
 """Makes table cells from records, with notes for those without a number."""
 
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from posenc.tools.kit import report
 from posenc.tools.kit.turns import ratios
 
 Record: TypeAlias = Mapping[str, Any]
@@ -12,19 +14,24 @@ Record: TypeAlias = Mapping[str, Any]
 PHASES = {"forward": "forward", "training": "a training step"}
 BUSY = 0.1  # of the cores: what others take beyond it makes times doubtful
 SIGN = "†"
+NUMBER = re.compile(r"[\d–∞]|$")
 SPREAD = "± half the interval that holds the true one in 9 of 10 cases"
 
 
 @dataclass
-class Table:
-    """Rows of words under a title, with a line before them and notes after them."""
+class Table(report.Table):
+    """A table with notes on the numbers that it lacks."""
 
-    title: str
-    lead: str
-    header: Sequence[str]
-    rows: list[Sequence[str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     foot: str = ""
+
+    @property
+    def columns(self) -> list[report.Column]:
+        """A column of numbers and dashes is aligned as numbers are."""
+        return [
+            report.Column(str(head), number=all(NUMBER.match(row[i].text) for row in self.cells))
+            for i, head in enumerate(self.header)
+        ]
 
     def dash(self, reason: str) -> str:
         """A dash for a missing number, with a reference to the note that explains it."""
@@ -44,7 +51,7 @@ class Table:
     def lines(self) -> list[str]:
         """What stands below the table."""
         found = [f"({number}) {note}" for number, note in enumerate(self.notes, 1)]
-        if any(cell.strip("*").endswith(SIGN) for row in self.rows for cell in row):
+        if any(cell.text.endswith(SIGN) for row in self.cells for cell in row):
             found.append(f"{SIGN} timed while other processes kept over {BUSY:.0%} of the cores busy")
         return [*found, self.foot] if self.foot else found
 

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from posenc.tools.bench.settings import DTYPES, QUICK, SECTIONS, Settings
-from posenc.tools.kit.command import List, add_options, failed, given, measured, names, refused, stdout
+from posenc.tools.kit.command import List, add_options, failed, given, names, refused, reported, stdout
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -66,19 +66,13 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         return refused(error, "bench")
 
-    from posenc.tools.bench import pictures, results, tables  # a missing matplotlib must fail before an hour of timing
+    from posenc.tools.bench import report, results, tables  # a missing matplotlib must fail before an hour of timing
 
     out = arguments.out or Path("runs/bench" + "-mine" * bool(precisions[0].mine) + "-quick" * arguments.quick)
     for settings in precisions:
         folder = out / settings.dtype if len(precisions) > 1 else out
-        records, stopped = measured(partial(bench, settings, folder), folder, results.check)
-        if records:
-            path = tables.write(records, folder, pictures.write(records, folder))
-            console = stdout()
-            tables.show(records, console)
-            console.print(f"{'Partial tables' if stopped else 'The tables'}: {path}", highlight=False, soft_wrap=True)
-        if stopped:
-            return failed(stopped)
+        if code := reported(partial(bench, settings, folder), folder, results.check, report.write, tables.show):
+            return code
     return 0
 
 

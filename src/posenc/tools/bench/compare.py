@@ -24,7 +24,7 @@ def read(folder: Path) -> list[Record]:
 
 def environments(before: Sequence[Record], after: Sequence[Record]) -> Table:
     """What each was made with, side by side."""
-    told = [{row[0]: row[1] for row in tables.environment(each).rows} for each in (before, after)]
+    told = [dict(tables.environment(each)) for each in (before, after)]
     rows = [(name, *(each.get(name, "") for each in told)) for name in told[0] | told[1]]
     groups = [{_place(record) for record in each} for each in (before, after)]
     alone = (f"{len(mine)}, {len(mine - its)} of them here alone" for mine, its in (groups, groups[::-1]))

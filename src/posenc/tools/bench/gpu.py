@@ -28,10 +28,10 @@ from posenc.tools.bench.cells import PHASES, SPREAD, Table
 from posenc.tools.bench.measure import Clock, Inputs, LeftOutError, Make, Work, race
 from posenc.tools.bench.run import check
 from posenc.tools.bench.settings import Settings
-from posenc.tools.bench.tables import as_markdown
 from posenc.tools.kit.command import SCHEMES, List, Parser, failed, given, stdout, whole_numbers
 from posenc.tools.kit.files import write_whole
 from posenc.tools.kit.machine import clock_of, machine, versions
+from posenc.tools.kit.report import Cell, as_markdown
 from posenc.tools.kit.turns import ratios
 
 Record = Mapping[str, Any]
@@ -175,22 +175,23 @@ def _environment(found: Record) -> Table:
 def _over(found: Record, phase: str, title: str, ratio: str) -> Table:
     mine = [record for record in found["attention"] if record["phase"] == phase]
     lengths = sorted({record["length"] for record in mine})
-    lead = f"The median, {SPREAD}. **Bold**: what auto takes."
+    lead = f"The median, {SPREAD}. Bold: what auto takes."
     table = Table(title, lead, ("scheme", "backend", *(f"{length:,}" for length in lengths)))
 
     def form(record: Record, way: str) -> str:
         if ratio not in record["results"][way]:
             return table.dash(f"{BARE} was left out")
         median, low, high = record["results"][way][ratio]
-        told = f"{median:.2f} ± {(high - low) / 2:.2f}"
-        return f"**{told}**" if way == record["auto"] else told
+        return f"{median:.2f} ± {(high - low) / 2:.2f}"
 
     for scheme in dict.fromkeys(record["scheme"] for record in mine):
         of_scheme = {record["length"]: record for record in mine if record["scheme"] == scheme}
         ways = dict.fromkeys(way for record in of_scheme.values() for way in record["results"])
         for way in ways:
             if way not in (cases.PLAIN, BARE):
-                table.rows.append((scheme, way, *(table.cell(of_scheme.get(n), way, form) for n in lengths)))
+                groups = map(of_scheme.get, lengths)
+                cells = [(table.cell(each, way, form), way == (each or {}).get("auto")) for each in groups]
+                table.rows.append((scheme, way, *(Cell(told, mark="best" if auto else "") for told, auto in cells)))
     return table
 
 

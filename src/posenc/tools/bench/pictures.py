@@ -4,7 +4,6 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from matplotlib.axes import Axes
@@ -13,7 +12,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 
 from posenc.tools.bench.cells import Record, amount, of, schemes, with_auto
 from posenc.tools.kit import style
-from posenc.tools.kit.files import write_whole
 from posenc.tools.kit.turns import Spread
 
 Block: TypeAlias = Mapping[str, Mapping[str, Spread | None]]
@@ -114,16 +112,6 @@ def mine(records: Sequence[Record], dark: bool = False) -> Figure | None:
 FIGURES: dict[str, Callable[[Sequence[Record], bool], Figure | None]] = {
     draw.__name__: draw for draw in (price, price_by_length, growth, rope, peers, decode, mine)
 }
-
-
-def write(records: Sequence[Record], out: Path) -> list[Path]:
-    """Draws everything that the records have something for, each file whole or not at all; gives the paths."""
-    written = []
-    for name, draw in FIGURES.items():
-        if figure := draw(records, False):
-            written.append(out / f"{name}.png")
-            write_whole(written[-1], style.saved(figure))
-    return written
 
 
 # -- drawing ----------------------------------------------------------------------------------------------------------

@@ -3,11 +3,9 @@
 A cell that has no number is a dash, and a note below the table says why.
 """
 
-import json
 import statistics
 from collections.abc import Iterable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from posenc.tools.bench.cells import (
@@ -32,13 +30,12 @@ from posenc.tools.bench.cells import (
     with_auto,
 )
 from posenc.tools.bench.limit import MEETING, PAIR, VALUE
-from posenc.tools.kit.files import write_whole
 from posenc.tools.kit.records import made_with
+from posenc.tools.kit.report import Cell
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-FILE, DATA = "bench.md", "bench.json"
 OF_THE_LIMIT = (
     "Of the limit, at the longest length: multiply-adds over the time, over {} × 10⁹ a second, the most that PyTorch's "
     "products of matrices made in this run on as many threads. Multiply-adds are head_dim times {} for each pair of "
@@ -48,7 +45,7 @@ OF_THE_LIMIT = (
 
 
 def tables(records: Sequence[Record]) -> list[Table]:
-    found = [environment(records)]
+    found = [Table("Environment", "", ("what", "with"), [*environment(records)])]
     for phase in PHASES:
         found += [_price(records, phase), _by_backend(records, phase)]
     for phase in PHASES:
@@ -71,33 +68,6 @@ def busy(records: Sequence[Record]) -> str:
     )
 
 
-def markdown(records: Sequence[Record], pictures: Iterable[Path] = ()) -> str:
-    """All tables and pictures as one page."""
-    parts = ["# What position costs\n"] + ([f"**{busy(records)}**\n"] if busy(records) else [])
-    parts += map(as_markdown, tables(records))
-    parts += [f"![{path.stem}]({path.name})\n" for path in pictures]
-    return "\n".join(parts)
-
-
-def as_markdown(table: Table) -> str:
-    """One table, with its title, the line before it and its notes."""
-    parts = [f"## {table.title}\n"]
-    if table.lead:
-        parts.append(table.lead + "\n")
-    rows = [table.header, ["---"] * len(table.header), *table.rows]
-    parts.append("".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in rows))
-    if table.lines:
-        parts.append("".join(f"{line}  \n" for line in table.lines))
-    return "\n".join(parts)
-
-
-def write(records: Sequence[Record], out: Path, pictures: Iterable[Path] = ()) -> Path:
-    """Writes ``bench.md`` and, for programs, ``bench.json``, each whole or not at all. Gives the path of the first."""
-    write_whole(out / DATA, (json.dumps(list(records), indent=1) + "\n").encode())
-    write_whole(out / FILE, markdown(records, pictures).encode())
-    return out / FILE
-
-
 def show(records: Sequence[Record], console: "Console") -> None:
     if busy(records):
         console.print(busy(records), style="bold", highlight=False, markup=False)
@@ -112,19 +82,19 @@ def printed(tables: Iterable[Table], console: "Console") -> None:
     for table in tables:
         console.print(f"[bold]{escape(table.title)}[/]", highlight=False)
         shown = Printed(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for column, name in enumerate(table.header):
-            shown.add_column(escape(name), no_wrap=column == 0)
-        for row in table.rows:
-            shown.add_row(*(escape(cell.replace("**", "")) for cell in row))
+        for index, column in enumerate(table.columns):
+            shown.add_column(escape(column.text), no_wrap=index == 0)
+        for row in table.cells:
+            shown.add_row(*(escape(cell.text) for cell in row))
         console.print(shown)
         for line in filter(None, (table.lead, *table.lines)):
-            console.print(escape(line.replace("**", "")), highlight=False)
+            console.print(escape(line), highlight=False)
 
 
 # -- the tables -------------------------------------------------------------------------------------------------------
 
 
-def environment(records: Sequence[Record]) -> Table:
+def environment(records: Sequence[Record]) -> list[tuple[str, str]]:
     """What they were made with."""
 
     def facts(record: Record) -> dict[str, object]:
@@ -145,7 +115,7 @@ def environment(records: Sequence[Record]) -> Table:
         rows.insert(-1, ("other processes", kept or "not known: this system does not tell"))
     if limit := limit_of(records):
         rows.insert(-1, ("the limit", f"{number(limit * 1e-9)} × 10⁹ multiply-adds a second"))
-    return Table("Environment", "", ("what", "with"), [*rows])
+    return rows
 
 
 def _with_share(
@@ -188,17 +158,17 @@ def _price(records: Sequence[Record], phase: str) -> Table:
 def _by_backend(records: Sequence[Record], phase: str) -> Table:
     found = of(records, f"price {phase}")
     lengths = lengths_of(found)
-    lead = "As above, for every backend. **Bold**: what auto takes."
+    lead = "As above, for every backend. Bold: what auto takes."
     table = Table(f"By backend: {PHASES[phase]}", lead, ("scheme", "backend", *(f"{n:,}" for n in lengths)))
     several = any(len(record["results"]) > 2 for record in found)
     for scheme in schemes(found) if several else ():
         mine = [record for record in found if record["scheme"] == scheme]
         for backend in dict.fromkeys(n for record in mine for n in record["results"] if n != record["baseline"]):
-            cells = []
+            cells: list[str | Cell] = []
             for length in lengths:
                 record = one(mine, scheme, length)
                 cell = table.cell(record, backend, ratio_cell)
-                cells.append(f"**{cell}**" if record and record.get("auto") == backend else cell)
+                cells.append(Cell(cell, mark="best") if record and record.get("auto") == backend else cell)
             table.rows.append((scheme, backend, *cells))
     return table
 

@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from posenc.tools.check import report, watch  # a missing package must fail before minutes of checking
+    from posenc.tools.check import page, report, watch  # a missing package must fail before minutes of checking
     from posenc.tools.check.run import BEFORE, SECONDS, Interrupted, check, checked_seconds, ready
     from posenc.tools.check.state import OF_PYTHON, kept
     from posenc.tools.kit.files import write_whole
@@ -138,7 +138,7 @@ def _check(arguments: argparse.Namespace) -> int:
     places = {} if arguments.out is None else {file: str(arguments.out / "scripts" / file) for file in scripts}
     for subject in data["subjects"]:
         console.print(report.shown(subject, places, arguments.quiet), highlight=False)
-    makers = {"json": report.as_json, "junit": report.as_junit, "html": report.as_html}
+    makers = {"json": report.as_json, "junit": report.as_junit, "html": page.as_html}
     texts = {Path(place): scripts[file] for file, place in places.items()}
     texts |= {path: makers[kind](data) for _, kind, path in _reports(arguments)}
     files = {path: text.encode("utf-8", "backslashreplace") for path, text in texts.items()}

@@ -1,4 +1,4 @@
-"""What reports say, as plain data, and the data as JSON, as JUnit's XML, as a page and for a terminal."""
+"""What reports say, as plain data, and the data as JSON, as JUnit's XML and for a terminal."""
 
 import json
 import re
@@ -16,7 +16,6 @@ from posenc.tools.check.run import FINDING, NOT_APPLICABLE, NOT_CHECKED, PASSED,
 from posenc.tools.check.standalone import given
 from posenc.tools.check.trial import Check, Trial, slug
 from posenc.tools.kit.machine import versions
-from posenc.tools.kit.page import page
 
 VERSION = 2  # of the data: since 2, what is not checked is not ok
 # The worst first.
@@ -27,7 +26,6 @@ STYLES = {
     PASSED: "green",
     NOT_APPLICABLE: "dim",
 }
-SIGNS = {FINDING: "✗", UNFINISHED: "?", NOT_CHECKED: "!", PASSED: "✓", NOT_APPLICABLE: "–"}
 LINE = 120  # characters of an input that are shown; the data has it whole
 Data = dict[str, Any]
 
@@ -99,13 +97,6 @@ def as_junit(data: Data) -> str:
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def as_html(data: Data) -> str:
-    """One HTML file that needs nothing else: a table of the checks, every finding with its script, and what was tried
-    or why it was not."""
-    subjects = [{**subject, "counts": _counts(subject)} for subject in data["subjects"]]
-    return page("posenc.tools.check", "check.html.j2", data=data, subjects=subjects, signs=SIGNS, shortened=shortened)
-
-
 def findings_of(result: Data) -> list[tuple[Data, Data]]:
     """The trials of a check that found something, each with what it found."""
     return [(trial, trial["finding"]) for trial in result["trials"] if trial["finding"] is not None]
@@ -135,11 +126,16 @@ def _about_check(result: Data) -> dict[str, str]:
     return {name: text for name, text in about.items() if text}
 
 
-def summary(subject: Data) -> str:
-    """How many checks ended how, and how many claims are not checked."""
+def counted(subject: Data) -> list[tuple[str, str]]:
+    """Each status that checks ended with, and in words how many did; the worst first."""
     one = len(subject["not_checked"]) == 1
     words = {FINDING: "with findings", NOT_CHECKED: "claim not checked" if one else "claims not checked"}
-    parts = [f"{count} {words.get(status, status)}" for status, count in _counts(subject).items()]
+    return [(status, f"{count} {words.get(status, status)}") for status, count in _counts(subject).items()]
+
+
+def summary(subject: Data) -> str:
+    """How many checks ended how, and how many claims are not checked."""
+    parts = [words for _, words in counted(subject)]
     return ", ".join(parts + [f"{len(subject['not_run'])} not run" for _ in subject["not_run"][:1]])
 
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -15,6 +14,7 @@ from posenc.tools.compare.sentences import how_verdicts_are_made, of_few_seeds, 
 from posenc.tools.compare.summary import Summary
 from posenc.tools.compare.task import Answers, listed
 from posenc.tools.kit import style
+from posenc.tools.kit.report import Cell, Figures, Paragraph, Part, Row, Section, Table
 from posenc.tools.kit.statistics import LEAST_SEEDS, wilson
 
 ACCURACY = "share of right answers"
@@ -52,19 +52,17 @@ def figures(task: Answers) -> dict[str, Callable[[Summary, bool], Figure]]:
     }
 
 
-def rows(summary: Summary, kind: str) -> list[dict[str, Any]]:
-    """The rows of one kind's table, one for each scheme that it is planned for."""
-    found = []
+def table(summary: Summary, kind: str) -> Table:
+    """The table of one kind of measurement: a row for every scheme planned for it."""
+    found = Table(answers(summary).kinds[kind].title, "", ["scheme", *tables.columns(summary)], id=kind)
     for scheme in _asked(summary, kind):
-        row = tables.row(summary, scheme, kind, highest)
-        row["solved"] = [solved(summary, kind, scheme, n) for n in summary.test_lengths]
-        if kind == "resized":
-            row["end"] = ""
-            row["bits"] = [
-                (*tables.cell(summary, "accuracy", scheme, n), False) if n == summary.train_length else cell
-                for n, cell in zip(summary.test_lengths, row["bits"], strict=True)
-            ]
-        found.append(row)
+        name = Cell(scheme) if kind == "resized" else tables.name_cell(summary, scheme, kind)
+        cells = []
+        for n in summary.test_lengths:
+            of = "accuracy" if kind == "resized" and n == summary.train_length else kind
+            best = of == kind and scheme in highest(summary, kind, n)
+            cells.append(tables.cell(summary, of, scheme, n, solved(summary, kind, scheme, n), best=best))
+        found.rows.append([name, *cells])
     return found
 
 
@@ -133,24 +131,33 @@ def not_concluded(summary: Summary) -> list[str]:
     ]
 
 
-def page(summary: Summary) -> dict[str, Any]:
-    """The template variables of these tasks."""
-    task = answers(summary)
-    return {
-        "title": task.title,
-        "kinds": task.kinds,
-        "tables": {kind: rows(summary, kind) for kind in task.kinds},
-        "matrices": matrices(summary),
-        "rows": [tables.row(summary, scheme, next(iter(task.kinds))) for scheme in summary.schemes],
-    }
+def numbers(summary: Summary) -> list[Part]:
+    """The part of the page of these tasks that a text's does not have."""
+    kinds = answers(summary).kinds
+    lead = (
+        "The share of right answers, with 95 % intervals, and how many seeds solve the task. Shaded (with three seeds "
+        "or more): the schemes that no other is shown to beat, if they are above chance."
+    )
+    costs: list[Row] = [[scheme, *tables.costs(summary, scheme)] for scheme in summary.schemes]
+    every = [
+        Paragraph(lead),
+        *(table(summary, kind) for kind in kinds),
+        *tables.why_undefined(summary, next(iter(kinds))),
+        *tables.pairs(matrices(summary)),
+    ]
+    return [
+        Figures({kind: each.caption for kind, each in kinds.items()}),
+        Section("All schemes", every),
+        Table("Cost", "", ["scheme", *tables.costs_of(summary)], costs, id="costs"),
+        Section("How they learned", [tables.figures("training", "training_by_time")]),
+    ]
 
 
-def matrices(summary: Summary) -> list[dict[str, Any]]:
-    """The differences between all pairs for each kind, at the training length and at the longest."""
+def matrices(summary: Summary) -> list[Table]:
+    """The differences between all pairs, at the training length and at the longest, of each kind."""
     task, trained = answers(summary), summary.train_length
     asked = product(task.kinds, dict.fromkeys((trained, max(summary.test_lengths, default=0))))
-    found = [tables.matrix(summary, kind, n, task.where(kind, n, trained)) for kind, n in asked]
-    return [each for each in found if each]
+    return [tables.matrix(summary, kind, n, task.where(kind, n, trained)) for kind, n in asked]
 
 
 def _asked(summary: Summary, kind: str) -> list[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from posenc.tools.compare.config import CompareConfig
 from posenc.tools.compare.tasks import TASKS, configured, from_toml
-from posenc.tools.kit.command import add_options, failed, given, measured, refused, stdout, words
+from posenc.tools.kit.command import add_options, given, refused, reported, words
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -55,17 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
     from posenc.tools.compare import report  # a missing matplotlib must fail before hours of training
     from posenc.tools.compare.results import check as check_record
 
-    out = arguments.out
-    records, stopped = measured(lambda progress: compare(config, out, progress), out, check_record)
-    if records:
-        try:
-            path = report.write(records, out)
-        except (KeyboardInterrupt, OSError) as error:
-            why = "interrupted" if isinstance(error, KeyboardInterrupt) else words(error)
-            if stopped:
-                return failed(f"{stopped}; no report could be written: {why}")  # first what stopped it
-            kept = f"{len(records)} records are kept in {out}; the same command writes it"
-            return failed(f"no report could be written: {why}; {kept}")
-        stdout().print(report.terminal_table(records))
-        stdout().print(f"{'A partial' if stopped else 'The'} report: {path}", highlight=False, soft_wrap=True)
-    return failed(stopped) if stopped else 0
+    return reported(
+        lambda progress: compare(config, arguments.out, progress),
+        arguments.out,
+        check_record,
+        report.write,
+        lambda records, console: console.print(report.terminal_table(records)),
+    )

@@ -3,7 +3,6 @@
 An incomplete run can be reported too; the report then lists what is missing.
 """
 
-import base64
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,59 +12,83 @@ from rich.table import Table
 from rich.text import Text
 
 from posenc.tools.compare import accuracy, pictures, sentences, tables, trials
-from posenc.tools.compare.summary import Record, Summary, multiple
+from posenc.tools.compare.summary import Record, Summary
 from posenc.tools.compare.task import Answers, Task
-from posenc.tools.kit import style
-from posenc.tools.kit.files import write_whole
-from posenc.tools.kit.page import page
+from posenc.tools.kit import page
+from posenc.tools.kit.report import Items, Paragraph, Part, Report, Section, Warn
 from posenc.tools.kit.statistics import LEAST_SEEDS
-
-FILE = "report.html"
-FOLDER = "figures"
 
 
 def write(records: Sequence[Record], out: str | Path) -> Path:
-    """Writes ``report.html`` and its pictures into the folder ``out``; returns the path of the report.
+    """Writes ``report.html`` and its pictures into the folder ``out``; returns the path of the report."""
+    summary = Summary(records)
+    return page.write(content(summary), Path(out), page.drawn(figures(summary.task), summary))
 
-    Each file is written atomically.
-    """
-    out, images, summary = Path(out), {}, Summary(records)
-    for name, draw in figures(summary.task).items():
-        images[name] = {dark: style.saved(draw(summary, dark), dark=dark) for dark in (False, True)}
-    for name, pair in images.items():
-        for dark, data in pair.items():
-            write_whole(out / FOLDER / f"{name}{'-dark' if dark else ''}.png", data)
-    write_whole(out / FILE, html(records, images).encode())
-    return out / FILE
+
+def html(records: Sequence[Record], images: page.Images) -> str:
+    """The page, with the images of each figure inside it."""
+    return page.html(content(Summary(records)), images)
 
 
 def figures(task: Task) -> dict[str, Callable[[Summary, bool], Figure]]:
     return accuracy.figures(task) if isinstance(task, Answers) else pictures.FIGURES
 
 
-def html(records: Sequence[Record], images: dict[str, dict[bool, bytes]]) -> str:
-    """The HTML page, with the PNGs of each figure embedded; ``images`` maps a name to {is_dark: PNG}."""
-    summary = Summary(records)
-    latest = summary.records[-1] if summary.records else {}
+def content(summary: Summary) -> Report:
+    """What the page says."""
     right_or_wrong = isinstance(summary.task, Answers)
-    sources = {
-        name: {dark: f"data:image/png;base64,{base64.b64encode(data).decode()}" for dark, data in pair.items()}
-        for name, pair in images.items()
-    }
-    words, numbers = (accuracy, accuracy) if right_or_wrong else (sentences, tables)
-    return page(
-        "posenc.tools.compare",
-        "accuracy.html.j2" if right_or_wrong else "report.html.j2",
-        summary=summary,
-        words=words,
-        about=(latest.get("text") or {}).get("about", ""),
-        images=sources,
-        times=[multiple(length, summary.train_length) for length in summary.test_lengths],
-        environment=tables.environment(summary),
+    words = accuracy if right_or_wrong else sentences
+    numbers = accuracy.numbers(summary) if right_or_wrong else tables.numbers(summary)
+    return Report(
+        title=f"posenc compare: {', '.join(summary.schemes)}",
+        heading=summary.task.title if isinstance(summary.task, Answers) else "Train short, test long",
+        lead=[_lead(summary)],
+        parts=[
+            *_warnings(summary),
+            Section("Results", [Items(words.observed(summary) or ["Nothing yet."], "results")]),
+            *numbers,
+            *trials.sections(summary),
+            Section("How to read this", [Items(words.how_to_read(summary))]),
+            Section("What must not be concluded", [Items(words.not_concluded(summary)), *_left_out(summary)]),
+        ],
         command=tables.command(summary),
-        trials=trials.page(summary),
-        **numbers.page(summary),
+        environment=tables.environment(summary),
     )
+
+
+def _lead(summary: Summary) -> str:
+    """What was compared, in which sizes, on what."""
+    task, lengths = summary.task, summary.test_lengths
+    about = str(((summary.records[-1] if summary.records else {}).get("text") or {}).get("about", ""))
+    if isinstance(task, Answers):
+        tested = f" and tested at {lengths[0]:,} to {lengths[-1]:,}" if lengths else ""
+        about = about.capitalize() if about.startswith("made") else about
+        said = f" {about}." if about else ""
+    else:
+        tested = f" and tested at up to {lengths[-1]:,}" if lengths else ""
+        said = f" Text: {about}." if about else ""
+    return (
+        f"{len(summary.schemes)} positional encodings in the same small model, trained at {summary.train_length:,} "
+        f"{task.lengths}{tested}.{said}"
+    )
+
+
+def _warnings(summary: Summary) -> list[Part]:
+    found: list[Part] = []
+    if missing := summary.missing():
+        said = "The report covers what was measured so far. Missing:"
+        found.append(Warn("This comparison is not finished.", said, missing, id="missing"))
+    elif not summary.records:
+        found.append(Warn("There are no records yet.", id="missing"))
+    if summary.left_out:
+        found.append(Warn(f"{summary.left_out} records of another comparison were ignored."))
+    return found
+
+
+def _left_out(summary: Summary) -> list[Part]:
+    left_out = "; ".join(f"{name} ({reason})" for name, reason in summary.task.left_out().items())
+    said = f"Schemes of the catalog that do not apply to this task: {left_out}."
+    return [Paragraph(said, faint=True)] if left_out else []
 
 
 def terminal_table(records: Sequence[Record]) -> Table:

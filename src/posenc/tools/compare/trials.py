@@ -6,6 +6,7 @@ from typing import Any
 
 from posenc.tools.compare.summary import Record, Summary
 from posenc.tools.compare.task import listed
+from posenc.tools.kit.report import Cell, Column, Part, Row, Section, Table
 
 BUDGETS = (1, 5, 10, 15)  # of trials; then on by fives, and all there are
 
@@ -84,40 +85,59 @@ def expected_best(bits: list[float], count: int) -> float:
     return sum(value * way for value, way in zip(sorted(bits), ways, strict=True)) / comb(n, count)
 
 
-def page(summary: Summary) -> dict[str, Any]:
-    """The tables of all trials and of the expected best of fewer."""
+def sections(summary: Summary) -> list[Part]:
+    """The tables of all trials and of the expected best of fewer; nothing where there are no trials."""
     found = {scheme: of_scheme(summary, scheme) for scheme in summary.schemes}
-    most = max(map(len, found.values()), default=0)
-    budgets = sorted({*(k for k in BUDGETS if k < most), *range(20, most, 5), *([most] if most else [])})
-    return {
-        "trials": [line for scheme, each in found.items() for line in _lines(scheme, each)],
-        "budgets": budgets,
-        "expected": [(scheme, _expected(each, budgets)) for scheme, each in found.items() if each],
-    }
+    if not any(found.values()):
+        return []
+    counts = budgets(summary)
+    lead = (
+        f"Loss on validation text or examples ({summary.task.unit}). The expected best of fewer trials, drawn from "
+        "those made, makes schemes with different numbers of trials comparable."
+    )
+    heads = [Column(str(count), "trials" if count > 1 else "trial") for count in counts]
+    best: list[Row] = [[scheme, *expected(each, counts)] for scheme, each in found.items() if each]
+    names = ("learning rate", "multiplier", "loss", "at the longest length", "seconds")
+    about = "Shaded: the best trial of a scheme. The multiplier applies to the learning rate of positional parameters."
+    rows = [row for scheme, each in found.items() for row in _rows(scheme, each)]
+    every = Table("", about, ["scheme", *map(Column, names)], rows, id="trials")
+    parts: list[Part] = [
+        Table("", lead, ["expected best of", *heads], best, id="budgets"),
+        Section("Every trial", [every], folded=True),
+    ]
+    return [Section("How they were tuned", parts)]
 
 
-def _lines(scheme: str, found: list[Trial]) -> list[dict[str, Any]]:
-    """A line for each trial, by learning rate and multiplier, with the best marked."""
+def budgets(summary: Summary) -> list[int]:
+    """The numbers of trials whose expected best is shown."""
+    most = max(len(of_scheme(summary, scheme)) for scheme in summary.schemes)
+    return sorted({*(k for k in BUDGETS if k < most), *range(20, most, 5), most})
+
+
+def _rows(scheme: str, found: list[Trial]) -> list[Row]:
+    """A row for each trial, by learning rate and multiplier, with the best marked."""
     best = min((trial.bits for trial in found if trial.bits is not None), default=None)
 
     def number(value: float | None, form: str, absent: str = "–") -> str:
         return absent if value is None else form.format(value)
 
     return [
-        {
-            "scheme": scheme,
-            "learning_rate": number(trial.learning_rate, "{:g}"),
-            "multiplier": number(trial.multiplier, "{:g}"),
-            "bits": number(trial.bits, "{:.3f}", "diverged"),
-            "longest": number(trial.longest, "{:.3f}"),
-            "seconds": number(trial.seconds, "{:.1f}"),
-            "best": trial.bits is not None and trial.bits == best,
-        }
+        [
+            scheme,
+            number(trial.learning_rate, "{:g}"),
+            number(trial.multiplier, "{:g}"),
+            Cell(
+                number(trial.bits, "{:.3f}", "diverged"),
+                mark="best" if trial.bits is not None and trial.bits == best else "",
+            ),
+            number(trial.longest, "{:.3f}"),
+            number(trial.seconds, "{:.1f}"),
+        ]
         for trial in sorted(found, key=lambda trial: (trial.learning_rate or 0, trial.multiplier or 0))
     ]
 
 
-def _expected(found: list[Trial], budgets: list[int]) -> list[str]:
+def expected(found: list[Trial], budgets: list[int]) -> list[str]:
     """The expected best of as many trials as each budget has. A diverged trial counts as the worst finite one;
     otherwise a draw of diverged trials would have no best."""
     learned = [trial.bits for trial in found if trial.bits is not None]

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from posenc.tools.extend.settings import Extension
-from posenc.tools.kit.command import add_options, failed, given, measured, refused, stdout, words
+from posenc.tools.kit.command import add_options, given, refused, reported
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -39,18 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     from posenc.tools.extend import report, results  # a missing matplotlib must fail before an hour of measuring
 
-    out = arguments.out
     try:
-        records, stopped = measured(lambda progress: extend(settings, out, progress), out, results.check)
+        return reported(
+            lambda progress: extend(settings, arguments.out, progress),
+            arguments.out,
+            results.check,
+            report.write,
+            lambda records, console: console.print(report.terminal_table(records)),
+        )
     except ValueError as error:  # refused before the first pass
         return refused(error, "extend")
-    if records:
-        try:
-            path = report.write(records, out)
-        except (KeyboardInterrupt, OSError) as error:
-            why = "interrupted" if isinstance(error, KeyboardInterrupt) else words(error)
-            return failed(f"{stopped + '; ' if stopped else ''}no report could be written: {why}; records are kept")
-        console = stdout()
-        console.print(report.terminal_table(records))
-        console.print(f"{'A partial' if stopped else 'The'} report: {path}", highlight=False, soft_wrap=True)
-    return failed(stopped) if stopped else 0

@@ -1,69 +1,96 @@
 """Writes the report of an extension: a self-contained HTML file, its pictures as PNGs, and a table for the terminal."""
 
-import base64
 import math
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from rich.table import Table as Printed
 
 from posenc.tools.compare.summary import multiple
 from posenc.tools.extend import pictures
 from posenc.tools.extend.settings import PUZZLES, Extension
 from posenc.tools.extend.summary import Record, Summary
 from posenc.tools.extend.verdicts import LEAST_PIECES, MARGIN, Gain, Paired
-from posenc.tools.kit import style
-from posenc.tools.kit.files import write_whole
-from posenc.tools.kit.page import page
+from posenc.tools.kit import page
+from posenc.tools.kit.command import command_of
 from posenc.tools.kit.records import made_with
+from posenc.tools.kit.report import Cell, Column, Figures, Items, Paragraph, Part, Report, Row, Section, Table, Warn
 from posenc.tools.kit.statistics import Interval, wilson
 
-FILE = "report.html"
-FOLDER = "figures"
+SEEN = (
+    "The model may have been trained on the test text; posenc cannot know. {} Memorised text has a lower loss than new "
+    "text, so the losses may be too low. Differences between scalings are less affected, since they compare the same "
+    "model on the same tokens. But memorised text needs little context, so the gain from more context may look too "
+    "small. Use --text with text that is newer than the model."
+)
+ANSWERS = "An answer is found if each of its tokens is the most likely one; bits are the loss of the whole answer."
 MARKS = {"lower": " <", "tied": " =", "higher": " >", "undecided": " ?"}  # in the table for the terminal
 
 
 def write(records: Sequence[Record], out: str | Path) -> Path:
     """Writes ``report.html`` and its pictures into the folder ``out``; returns the path of the report."""
-    out, summary = Path(out), Summary(records)
-    images: dict[str, dict[bool, str]] = {}
-    for name, draw in pictures.figures(summary).items():
-        for dark in (False, True):
-            data = style.saved(draw(summary, dark), dark=dark)
-            write_whole(out / FOLDER / f"{name}{'-dark' if dark else ''}.png", data)
-            images.setdefault(name, {})[dark] = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    summary = Summary(records)
+    return page.write(content(summary), Path(out), page.drawn(pictures.figures(summary), summary))
+
+
+def content(summary: Summary) -> Report:
+    """What the page says."""
     latest = summary.records[-1]
-    html = page(
-        "posenc.tools.extend",
-        "report.html.j2",
-        summary=summary,
-        images=images,
-        about=[latest["model"], latest["text"]["about"]],
-        final_lengths=_heads(summary, "final"),
-        rows=[_row(summary, s) for s in summary.scalings],
-        compared=compared(summary),
-        puzzles=[(kind, PUZZLES[kind], _heads(summary, kind), _puzzle_rows(summary, kind)) for kind in summary.kinds()],
-        observed=observed(summary),
-        pieces=_pieces(summary),
-        reading=reading(summary),
-        card=latest["card"],
+    parts: list[Part] = []
+    if missing := summary.missing():
+        said = "The report covers what was measured so far. Missing:"
+        parts.append(Warn("This run is not finished.", said, missing, id="missing"))
+    if found := observed(summary):
+        parts.append(Section("Results", [Items(found)]))
+    if summary.lengths_of("final"):
+        parts += _final(summary)
+    for kind in summary.kinds():
+        caption = "Answers found, by depth and length. Dotted: the trained length."
+        table = Table("", "", ["scaling", *_heads(summary, kind)], _puzzle_rows(summary, kind), id=kind)
+        parts.append(Section(f"{kind}: {PUZZLES[kind]}", [Figures({kind: caption}), table]))
+    return Report(
+        title=f"posenc extend: {', '.join(summary.scalings)}",
+        heading="Context extension",
+        lead=[latest["model"], latest["text"]["about"]],
+        parts=[
+            *parts,
+            Section("How to read this", [Items([*_scores(summary), *reading(summary), ANSWERS])]),
+            Section("What the model may have been trained on", [Paragraph(SEEN.format(latest["card"]), id="seen")]),
+        ],
         command=command(summary),
         environment=made_with(summary.records, _facts),
     )
-    write_whole(out / FILE, html.encode())
-    return out / FILE
+
+
+def _final(summary: Summary) -> list[Part]:
+    """The figures and tables of the final tokens."""
+    dashed = " Dashed: the unscaled model, given no more context than it was trained on." if summary.dashed() else ""
+    captions = {
+        "final": f"Bits per byte of the same final tokens against context length.{dashed} Bars: 95 % intervals over "
+        "pieces of text.",
+        "by_position": "Bits per token by position in the longest pieces, as means over intervals of positions; "
+        "shaded: beyond the trained length.",
+    }
+    lead = f"Bits per byte, with 95 % intervals over pieces of text (Student's t). {compared(summary)}"
+    heads: list[str | Column] = ["file", Column("byte"), *map(Column, summary.scalings)]
+    rows = [_row(summary, scaling) for scaling in summary.scalings]
+    about = "The file and byte offset of each piece, and the bits per byte of its final tokens at the longest length."
+    return [
+        Figures(captions),
+        Table("The same final tokens", lead, ["scaling", *_heads(summary, "final")], rows, id="scalings"),
+        Table("The pieces", about, heads, _pieces(summary), id="pieces"),
+    ]
 
 
 def _facts(record: Record) -> dict[str, Any]:
     return {**record["versions"], **record["machine"]}
 
 
-def _heads(summary: Summary, kind: str) -> list[tuple[str, str]]:
-    """The lengths of a table, each with its multiple of the trained length."""
-    return [(f"{length:,}", multiple(length, summary.trained)) for length in summary.lengths_of(kind)]
+def _heads(summary: Summary, kind: str) -> list[Column]:
+    """The lengths of a table, each with how many times the trained one it is."""
+    return [Column(f"{length:,}", multiple(length, summary.trained)) for length in summary.lengths_of(kind)]
 
 
 def compared(summary: Summary) -> str:
@@ -91,12 +118,15 @@ def _shown(value: Interval | None) -> tuple[str, str]:
     return f"{value.mean:.3f}", f"{value.low:.3f}–{value.high:.3f}" if math.isfinite(value.high) else "one piece"
 
 
-def _row(summary: Summary, scaling: str) -> dict[str, Any]:
-    cells = []
+def _row(summary: Summary, scaling: str) -> Row:
+    """The final bits of a scaling by length, with their paired differences."""
+    row: list[str | Cell] = [scaling]
     for length in summary.lengths_of("final"):
         gain = summary.gain(scaling, length) if length > summary.trained else None
-        cells.append((*_shown(summary.bits(scaling, length)), "" if gain is None else _difference(gain)))
-    return {"scaling": scaling, "cells": cells}
+        mean, interval = _shown(summary.bits(scaling, length))
+        notes = [interval, "" if gain is None else _difference(gain)]
+        row.append(Cell(mean, notes, "" if interval else "absent"))
+    return row
 
 
 def _difference(gain: Gain) -> str:
@@ -107,19 +137,19 @@ def _difference(gain: Gain) -> str:
     return f"{gain.mean:+.3f}{interval} {gain.verdict}".strip().replace("-", "−")
 
 
-def _puzzle_rows(summary: Summary, kind: str) -> list[dict[str, Any]]:
-    rows = []
+def _puzzle_rows(summary: Summary, kind: str) -> list[Row]:
+    rows: list[Row] = []
     for scaling in summary.scalings:
-        cells = []
+        row: list[str | Cell] = [scaling]
         for length in summary.lengths_of(kind):
             found, bits = summary.found(kind, scaling, length), summary.answer_bits(kind, scaling, length)
             paired = summary.against_plain(kind, scaling, length)
             share = wilson(*found) if found else None
-            words = [f"{share.low:.0%} to {share.high:.0%}"] if share else []
-            words += [f"{bits.mean:.1f} bits"] if bits else []
-            words += [_against(paired)] if paired else []
-            cells.append((f"{found[0]} of {found[1]}" if found else "missing", words))
-        rows.append({"scaling": scaling, "cells": cells})
+            notes = [f"{share.low:.0%} to {share.high:.0%}"] if share else []
+            notes += [f"{bits.mean:.1f} bits"] if bits else []
+            notes += [_against(paired)] if paired else []
+            row.append(Cell(f"{found[0]} of {found[1]}", notes) if found else Cell("missing", notes, "absent"))
+        rows.append(row)
     return rows
 
 
@@ -127,15 +157,29 @@ def _against(paired: Paired) -> str:
     return f"+{paired.mine} −{paired.theirs}, p {paired.p_value:.2g}: {paired.verdict}"
 
 
-def _pieces(summary: Summary) -> list[tuple[str, int, list[str]]]:
+def _pieces(summary: Summary) -> list[Row]:
     """The file and byte offset of each piece, and the bits of its final tokens with each scaling at the longest
     length."""
-    found = []
+    found: list[Row] = []
     for number, (file, byte) in sorted(summary.pieces().items()):
         rows = [summary.rows("final", s, summary.lengths_of("final")[-1]).get(number) for s in summary.scalings]
         bits = ["missing" if r is None else "not finite" if r["bits"] is None else f"{r['bits']:.3f}" for r in rows]
-        found.append((file, byte, bits))
+        found.append([file, f"{byte:,}", *bits])
     return found
+
+
+def _scores(summary: Summary) -> list[str]:
+    """Sentences on what the numbers are of."""
+    steps = summary.configuration.get("train")
+    return [
+        "The same tokens are scored at every length, so only the context before them differs. A scaling that does no "
+        "better than the cropped text makes no use of the context further back.",
+        f"Each scaling was fine-tuned for {steps} steps, which is brief."
+        if steps
+        else "Nothing was fine-tuned: the scalings were applied zero-shot. Some models then fail where a short "
+        "fine-tuning would suffice, so this does not show how good a scaling is after training.",
+        "none is the model unchanged, with the scaling of its configuration, if any.",
+    ]
 
 
 def reading(summary: Summary) -> list[str]:
@@ -202,26 +246,17 @@ def observed(summary: Summary) -> list[str]:
 
 def command(summary: Summary) -> str:
     """The command that repeats this run."""
-    given = summary.asked().to_dict()
-    words = ["posenc", "extend", str(given.pop("model"))]
-    default = Extension().to_dict()
-    for name, value in given.items():
-        if value == default.get(name):
-            continue
-        option = "--" + name.replace("_", "-")
-        if isinstance(value, list):
-            items = [str(item) for item in value]
-            words += [option, *(items if name == "text" else [",".join(items)])] if items else []
-        elif value is not None:
-            words += [option, str(value)]
-    return shlex.join(words)
+    given, default = summary.asked().to_dict(), Extension().to_dict()
+    model = str(given.pop("model"))
+    changed = {name: value for name, value in given.items() if value != default[name]}
+    return command_of(("posenc", "extend", model), changed, Extension)
 
 
-def terminal_table(records: Sequence[Record]) -> Table:
+def terminal_table(records: Sequence[Record]) -> Printed:
     """The main numbers, for a terminal."""
     summary = Summary(records)
     title = "Bits per byte of the same final tokens, by context length"
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title)
+    table = Printed(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title)
     table.add_column("scaling")
     for length in summary.lengths:
         table.add_column(f"{length:,}", justify="right")

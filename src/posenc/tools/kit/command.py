@@ -1,8 +1,9 @@
 """What the commands share: options, errors and exit codes. torch and rich are imported only when they are used."""
 
 import argparse
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
@@ -108,6 +109,25 @@ def given(arguments: argparse.Namespace, kind: type[Configuration]) -> dict[str,
     return {item.name: getattr(arguments, item.name) for item in fields(kind) if hasattr(arguments, item.name)}
 
 
+def command_of(words: Sequence[str], values: Mapping[str, Any], kind: type[Configuration]) -> str:
+    """The command line that gives these values of a configuration, as far as it has options for them."""
+    found, declared = [*words], {item.name: item for item in fields(kind) if item.metadata["help"]}
+    for name, value in values.items():
+        if name not in declared:
+            continue
+        option, item = "--" + name.replace("_", "-"), declared[name]
+        if isinstance(value, bool):
+            found.append(option if value else option.replace("--", "--no-", 1))
+        elif isinstance(value, list | tuple):
+            # A file name may contain a comma, so texts are separated by spaces.
+            items = [",".join(map(str, value))] if item.metadata["commas"] else [str(each) for each in value]
+            none = [option, "none"] if item.default else []  # an empty list must override a default
+            found += [option, *items] if value else none
+        elif value not in (None, ""):
+            found += [option, str(value)]
+    return shlex.join(found)
+
+
 def words(error: BaseException) -> str:
     """An error in one line: for a file error, the file and the reason; for an error raised in the user's own scheme,
     its location and type."""
@@ -153,6 +173,31 @@ def measured(
         records = read(out, check)
         why = "interrupted" if interrupted else words(error)
         return records, f"{why}: {len(records)} records are kept in {out}; the same command resumes"
+
+
+def reported(
+    measure: Callable[["Progress"], list["Record"]],
+    out: Path,
+    check: Callable[["Record"], None],
+    write: Callable[[list["Record"], Path], Path],
+    show: Callable[[list["Record"], "Console"], object],
+) -> int:
+    """Measures, writes a report of the records into ``out``, also if measuring stopped early, and shows them. Returns
+    the exit code. Raises what `measured` raises."""
+    records, stopped = measured(measure, out, check)
+    if records:
+        try:
+            path = write(records, out)
+        except (KeyboardInterrupt, OSError) as error:
+            why = (
+                f"no report could be written: {'interrupted' if isinstance(error, KeyboardInterrupt) else words(error)}"
+            )
+            kept = f"{len(records)} records are kept in {out}; the same command writes it"
+            return failed(f"{stopped}; {why}" if stopped else f"{why}; {kept}")  # first what stopped it
+        console = stdout()
+        show(records, console)
+        console.print(f"{'A partial' if stopped else 'The'} report: {path}", highlight=False, soft_wrap=True)
+    return failed(stopped) if stopped else 0
 
 
 def stdout() -> "Console":

@@ -1,0 +1,155 @@
+"""What a report says, as data: text, tables, figures and scripts. `posenc.tools.kit.page` makes a page of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple, TypeAlias
+
+
+class Column(NamedTuple):
+    """The head of a column of a table; numbers are aligned to the right. ``hint`` appears on hover."""
+
+    text: str
+    note: str = ""
+    number: bool = True
+    hint: str = ""
+
+
+class Cell(NamedTuple):
+    """A cell of a table, with smaller ``notes`` below it. ``mark`` is a class of the style sheet: best, absent, or a
+    status; ``hint`` appears on hover, and ``link`` is the id that the cell links to."""
+
+    text: str
+    notes: Sequence[str] = ()
+    mark: str = ""
+    hint: str = ""
+    link: str = ""
+
+
+Row: TypeAlias = Sequence[str | Cell]
+
+
+def cells(given: Row) -> list[Cell]:
+    return [each if isinstance(each, Cell) else Cell(each) for each in given]
+
+
+@dataclass
+class Table:
+    """Rows of text under a title, with a paragraph before them and ``lines`` after them. ``head`` is the column that
+    names the row."""
+
+    kind: ClassVar[str] = "table"
+    title: str
+    lead: str
+    header: Sequence[str | Column]
+    rows: list[Row] = field(default_factory=list)
+    id: str = field(default="", kw_only=True)
+    head: int = field(default=0, kw_only=True)
+
+    @property
+    def lines(self) -> Sequence[str]:
+        return ()
+
+    @property
+    def columns(self) -> list[Column]:
+        return [each if isinstance(each, Column) else Column(each, number=False) for each in self.header]
+
+    @property
+    def cells(self) -> list[list[Cell]]:
+        return list(map(cells, self.rows))
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A paragraph."""
+
+    kind: ClassVar[str] = "text"
+    words: str
+    faint: bool = False
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list, of which items may have notes: a list of their own. ``mark`` is a class of the style sheet."""
+
+    kind: ClassVar[str] = "items"
+    items: Row
+    mark: str = ""
+
+    @property
+    def cells(self) -> list[Cell]:
+        return cells(self.items)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures side by side: their names in the report's images, and their captions."""
+
+    kind: ClassVar[str] = "figures"
+    captions: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Labels with values."""
+
+    kind: ClassVar[str] = "facts"
+    facts: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Code:
+    """A command or a script, as it is."""
+
+    kind: ClassVar[str] = "code"
+    text: str
+
+
+@dataclass(frozen=True)
+class Warn:
+    """What a reader must know before the rest: a sentence in bold, and more."""
+
+    kind: ClassVar[str] = "warn"
+    title: str
+    words: str = ""
+    items: Sequence[str] = ()
+    id: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Parts under a heading; ``folded``, only the heading is seen at first. ``mark`` is a class of the style sheet."""
+
+    kind: ClassVar[str] = "section"
+    title: str
+    parts: "Sequence[Part]"
+    id: str = ""
+    mark: str = ""
+    folded: bool = False
+
+
+Part: TypeAlias = Table | Paragraph | Items | Figures | Facts | Code | Warn | Section
+
+
+@dataclass(frozen=True)
+class Report:
+    """A page: its title in the browser, its heading, paragraphs below that, its parts, and how to make it again: the
+    ``command``, and the ``environment`` it was made with."""
+
+    title: str
+    heading: str
+    lead: Sequence[str]
+    parts: Sequence[Part]
+    command: str = ""
+    environment: Sequence[tuple[str, str]] = ()
+
+
+def as_markdown(table: Table) -> str:
+    """One table, with its title, the line before it and those after it. The best cells are bold."""
+    head = [column.text for column in table.columns]
+    cells = [[f"**{cell.text}**" if cell.mark == "best" else cell.text for cell in row] for row in table.cells]
+    parts = [f"## {table.title}\n", *([f"{table.lead}\n"] if table.lead else [])]
+    rows = [head, ["---"] * len(head), *cells]
+    parts.append("".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in rows))
+    parts += ["".join(f"{line}  \n" for line in table.lines)] if table.lines else []
+    return "\n".join(parts)

@@ -1,0 +1,131 @@
+"""A report of every kind of part, as a page and as Markdown, and the command that repeats it."""
+
+import base64
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from posenc.tools.kit import page
+from posenc.tools.kit.command import command_of
+from posenc.tools.kit.configuration import Configuration, option
+from posenc.tools.kit.page import code, drawn, joined, sign, strong
+from posenc.tools.kit.report import (
+    Cell,
+    Code,
+    Column,
+    Facts,
+    Figures,
+    Items,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+    Warn,
+    as_markdown,
+)
+from tests.kit.pages import Page
+
+HOSTILE = '<b>"&'
+TABLE = Table(
+    "Sizes",
+    "In words.",
+    [Column("no."), "name", Column("length", "tokens", hint="of a text")],
+    [["1", Cell("a|b", link="folded"), Cell("12", ["±1", ""], "best")], ["2", HOSTILE, Cell("–", mark="absent")]],
+    id="sizes",
+    head=1,
+)
+REPORT = Report(
+    title=f"A title {HOSTILE}",
+    heading=f"A heading {HOSTILE}",
+    lead=["What it is of."],
+    parts=[
+        Warn("Not finished.", "Missing:", ["one", HOSTILE], id="missing"),
+        Section("Results", [Items([HOSTILE, Cell("with notes", ["a note"], "passed")], "results")]),
+        Figures({"loss": f"The loss {HOSTILE}", "not drawn": "It is left out."}),
+        TABLE,
+        Table("Nothing", "", ["name"]),
+        Section(
+            "All",
+            [Paragraph(joined("It is ", strong(HOSTILE), code("x"), sign("✓")), id="said")],
+            "folded",
+            folded=True,
+        ),
+        Section("Script", [Facts([("seed", "0")]), Code("python <file>")]),
+    ],
+    command="posenc anything",
+    environment=[("torch", "2.0")],
+)
+IMAGES = {"loss": {False: b"light", True: b"dark"}}
+
+
+def test_a_page_has_every_part_and_escapes_all_of_it() -> None:
+    text = page.html(REPORT, IMAGES)
+    parsed = Page(text)
+    assert parsed.open == []
+    assert "<b>" not in text
+    for words in ("A heading", "What it is of.", "Missing:", "a note", "In words.", "seed", "python <file>", HOSTILE):
+        assert words in parsed.text
+    assert "It is left out." not in text
+    assert parsed.tables == {
+        "sizes": [[" no.", " name", " length tokens"], [" 1", " a|b", " 12 ±1"], [" 2", f" {HOSTILE}", " –"]]
+    }
+    sources = [a.get("srcset", a.get("src")) for tag, a in parsed.tags if tag in ("source", "img")]
+    assert sources == [f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in (b"dark", b"light")]
+    heads = [a for tag, a in parsed.tags if tag == "th" and a["scope"] == "row"]
+    assert heads == [{"scope": "row"}, {"scope": "row"}]
+    assert parsed.text.rstrip().endswith("To repeat it\nposenc anything\n\ntorch2.0")
+
+
+def test_only_a_page_with_links_to_folded_parts_has_a_script() -> None:
+    assert ("script", {}) in Page(page.html(REPORT)).tags
+    without = Report("t", "h", [], [Section("All", [Paragraph("x")], folded=True)])
+    assert "script" not in {tag for tag, _ in Page(page.html(without)).tags}
+    assert "To repeat it" not in page.html(without)
+
+
+def test_it_is_written_with_its_pictures(tmp_path: Path) -> None:
+    path = page.write(REPORT, tmp_path / "new", IMAGES)
+    assert path == tmp_path / "new" / "report.html"
+    assert (path.parent / "figures" / "loss.png").read_bytes() == b"light"
+    assert (path.parent / "figures" / "loss-dark.png").read_bytes() == b"dark"
+
+
+def test_what_draws_nothing_has_no_image() -> None:
+    made = drawn({"one": lambda size, dark: Figure((size + dark, size)), "none": lambda size, dark: None}, 1)
+    assert list(made) == ["one"]
+    assert all(image.startswith(b"\x89PNG") for image in made["one"].values())
+    assert made["one"][True] != made["one"][False]
+
+
+def test_a_table_in_markdown() -> None:
+    assert as_markdown(TABLE) == (
+        "## Sizes\n\nIn words.\n\n| no. | name | length |\n| --- | --- | --- |\n| 1 | a/b | **12** |\n"
+        f"| 2 | {HOSTILE} | – |\n"
+    )
+
+
+@dataclass(frozen=True)
+class Choices(Configuration):
+    """Every kind of field."""
+
+    names: tuple[str, ...] = option((), "names")
+    text: tuple[str, ...] = option((), "files", commas=False)
+    rates: tuple[float, ...] = option((1.0,), "rates", above=0)
+    timed: bool = option(True, "whether")
+    left: int | None = option(None, "a number")
+    hidden: int = option(1)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"names": ["a", "b"], "text": ["a,b.txt", "c d"]}, "posenc x --names a,b --text a,b.txt 'c d'"),
+        ({"rates": [], "names": []}, "posenc x --rates none"),
+        ({"timed": False, "left": None, "hidden": 3, "unknown": 4}, "posenc x --no-timed"),
+        ({"timed": True, "left": 7}, "posenc x --timed --left 7"),
+    ],
+)
+def test_the_command_that_gives_a_configuration(values: dict[str, object], said: str) -> None:
+    assert command_of(("posenc", "x"), values, Choices) == said
