@@ -133,6 +133,15 @@ def test_a_plan_is_made_anew_for_another(change: str, made: list[Request]) -> No
     assert len(made) == 3
 
 
+def test_inference_mode_has_plans_of_its_own(made: list[Request]) -> None:
+    """What it makes cannot be trained with, so nothing of it may leave it."""
+    encoding, layer = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn()
+    for state in (torch.no_grad, torch.inference_mode):
+        with state():
+            posenc.attention(*layer, encoding, is_causal=True)
+    assert len(made) == 2
+
+
 def test_a_kernel_that_is_switched_off_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     encoding, layer = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn()
     posenc.attention(*layer, encoding, is_causal=True)
@@ -234,6 +243,8 @@ def test_layers_share_a_plan_and_have_their_own_features(made: list[Request]) ->
         found = posenc.attention(*layer, of_layer, is_causal=True)
         torch.testing.assert_close(found, posenc.attention(*layer, of_layer, is_causal=True, backend="reference"))
     assert len(made) == 2  # one for each backend
+    with pytest.raises(ValueError, match="needs the feature 'forgotten' of every query"):
+        posenc.attention(*layer, encoding.with_features({"other": torch.randn(1, HEADS, TOKENS)}), is_causal=True)
     wrong = {"forgotten": torch.randn(1, 1, TOKENS).expand(1, HEADS + 1, TOKENS)}
     with pytest.raises(ValueError, match="feature 'forgotten' of the query must be"):
         posenc.attention(*layer, encoding.with_features(wrong), is_causal=True)
