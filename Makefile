@@ -80,9 +80,11 @@ docs: $(DOCS) kernel ## set up and build the documentation, with an API and a pa
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/docs-cache docs build/docs
 	@echo "The documentation: $(CURDIR)/build/docs/index.html"
 
-# All checks on every scheme, backend and model, and on what is right; and what is exported: minutes, so not of
-# `make test`.
+# All checks on one subject of each kind, and on what is right; and what is exported: minutes, so not of `make test`.
 CHECKED := tests/check/test_own.py tests/check/test_mutants.py tests/backends/test_export.py
+
+# Hundreds of subjects of posenc check, and the bugs of the C++, of which each is a library to build: once a week.
+SURVEYED := tests/check/test_own.py tests/check/test_mutants.py tests/backends/test_proof.py tests/test_mutants.py
 
 # One thread a process: the processes share the cores already. Tests of a file stay in a process, which has what they
 # share, until the other has nothing left to do.
@@ -99,15 +101,15 @@ test: $(DEV) kernel ## set up and run the tests, all but those of `make check`, 
 	$(call browser)
 	$(PYTEST) -m "(not mutant or sample) and not more" $(addprefix --ignore=,$(CHECKED))
 
-check: $(DEV) kernel ## set up, run posenc check on posenc itself and on what is right, export to ONNX, try schemes alike
+check: $(DEV) kernel ## set up, run posenc check on posenc itself and on what is right, export to ONNX, try what is alike
 	$(PYTEST) -m "not mutant and not survey" $(CHECKED)
-	$(PYTEST) -m more --ignore=tests/check
+	$(PYTEST) -m more
 
-mutants: $(DEV) kernel ## set up, plant every bug there is a mutant of, and say what caught each
+mutants: $(DEV) kernel ## set up, plant the bugs there are mutants of, and say what caught each
 	$(PYTEST) -m "mutant and not survey" -q
 
-survey: $(DEV) kernel ## set up, run posenc check on what is much like what CI checks, and on code in other styles: minutes
-	$(PYTEST) -m survey tests/check/test_mutants.py tests/check/test_own.py -q
+survey: $(DEV) kernel ## set up, run posenc check on every scheme, backend and model, and on code in other styles: long
+	$(PYTEST) -m survey -q $(SURVEYED)
 
 # Triton is a gigabyte, so not of `make test`.
 triton: $(TRITON) kernel ## set up with Triton, run the kernels for GPUs in its interpreter, and compile them
