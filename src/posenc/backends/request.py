@@ -15,7 +15,7 @@ from posenc.arguments import check_flag, check_type, is_number, one_or, shown
 from posenc.backends.call import Call, Far, Turn
 from posenc.encoding.encoding import Context, Encoding, Rotation
 from posenc.encoding.horizon import skipped_by_default
-from posenc.encoding.pieces import Bias, gives_weights, reads_vectors
+from posenc.encoding.pieces import gives_weights, reads_vectors
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Visibility, Window, check_window, distances, tiles
 from posenc.rotation.maps import OfKeyHeads
@@ -303,7 +303,7 @@ def _check_norms(key_norms: Tensor | None, key: Tensor) -> None:
 
 def _check_direction(call: Call, rotations: tuple[Rotation, ...]) -> None:
     """ValueError if a term or a rotation for keys up to the query is used for keys after it, as far as is known."""
-    made = [piece.distance for piece in call.pieces if isinstance(piece, Bias) and piece.distance.looks_back]
+    made = [piece.distance for piece in call.pieces if piece.distance is not None and piece.looks_back]
     refusals = [rotation.refuses for rotation in rotations if rotation.refuses is not None]
     if not (made or refusals) or call.visibility.furthest == 0 or torch.compiler.is_compiling():
         return

@@ -10,7 +10,6 @@ from posenc.arguments import check_flag, check_type, shown, whole
 from posenc.backends.attention import attention
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.features import NOTHING, Features, Projected, check_wanted, continued, made
-from posenc.encoding.pieces import Bias, Clock
 from posenc.positions.layout import join, overlap
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Window
@@ -270,7 +269,7 @@ class ForwardPass:
                     "error leaves the cache unchanged"
                 )
             on_cpu = key.device.type == "cpu"
-            if on_cpu and is_kept_rotated and any(isinstance(piece, Bias | Clock) for piece in encoding.pieces):
+            if on_cpu and is_kept_rotated and any(piece.fades for piece in encoding.pieces):
                 of_keys[NORMS] = torch.linalg.vector_norm(
                     key, dim=-1, dtype=torch.promote_types(key.dtype, torch.float32)
                 )
