@@ -1,0 +1,216 @@
+// A figure on the page: drawn when it comes into sight, and whenever a control moves.
+
+import { controls } from "posenc/controls.js";
+import { element } from "posenc/elements.js";
+import { heat } from "posenc/heat.js";
+import { lines } from "posenc/lines.js";
+import { Differs } from "posenc/options.js";
+import { valuesOf } from "posenc/state.js";
+
+/** Asks the server, which runs posenc. Rejects with its words where it refuses, and where the page has no server. */
+async function ask(data, path, body) {
+    if (!data.server) throw new Error("this page was saved as a file, so posenc does not run behind it");
+    const answer = await fetch(`api/${path}`, {
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body: JSON.stringify(body),
+    });
+    const said = await answer.json();
+    if (!answer.ok) throw new Error(said.error ?? `the server answered ${answer.status}`);
+    return said;
+}
+
+/** One figure on the page: its controls, its picture, and the same in posenc. `page` is what all figures share. */
+export class Card {
+    constructor(figure, page) {
+        const { data } = page;
+        const state = page.state();
+        this.figure = figure;
+        this.page = page;
+        this.given = state.figures[figure.name] ?? {};
+        this.specs = (values) =>
+            typeof figure.controls === "function" ? figure.controls(values, this.app) : (figure.controls ?? []);
+        this.app = {
+            catalog: data.catalog,
+            data,
+            theme: page.theme,
+            ask: (path, body) => ask(data, path, body),
+            timings: page.timings,
+            heat: (box, options) => heat(box, page.theme, options),
+            lines: (box, options) => lines(box, page.theme, options),
+            set: (patch) => this.set(patch),
+            server: data.server,
+        };
+        const alone = state.figure === figure.name;
+        this.controls = element("div", { class: "controls" });
+        this.canvas = element("div", { class: "picture" });
+        this.error = element("p", { class: "error", role: "alert", hidden: true });
+        this.said = element("p", { class: "said", "aria-live": "polite" });
+        this.time = element("span", { class: "time" });
+        this.code = element("code");
+        this.agreed = element("p", { class: "agreed", "aria-live": "polite", hidden: true });
+        const copy = element("button", { type: "button", class: "copy", onclick: () => this.copy(copy) }, "Copy");
+        this.formula = element("div", { class: "formula", tabindex: "0", role: "group", "aria-label": "formula" });
+        this.formula.innerHTML = data.formulas[figure.name] ?? "";
+        this.lineOf = element("span");
+        this.line = element(
+            "div",
+            { class: "line" },
+            element("div", { class: "line-head" }, this.lineOf, copy),
+            element("pre", { tabindex: "0" }, this.code),
+        );
+        const heading = element(alone ? "h1" : "h3", { id: figure.name }, figure.title);
+        this.section = element(
+            "section",
+            { class: "figure", "aria-labelledby": figure.name, "data-figure": figure.name },
+            element(
+                "div",
+                { class: "figure-head" },
+                heading,
+                page.isFramed
+                    ? ""
+                    : alone
+                      ? element("a", { href: `#view=${page.viewOf(figure).name}` }, "All figures")
+                      : element(
+                            "a",
+                            { href: `#figure=${figure.name}`, "aria-label": `${figure.title}: this figure alone` },
+                            "Alone",
+                        ),
+            ),
+            element("p", { class: "see" }, figure.see),
+            this.controls,
+            this.error,
+            this.canvas,
+            this.said,
+            element("div", { class: "below" }, this.formula, this.line),
+            this.agreed,
+            this.time,
+        );
+        this.pending = 0;
+        this.showControls = controls(this.controls, (name, value) => this.move(name, value));
+    }
+
+    mount() {
+        if (this.draw) return;
+        this.draw = this.figure.mount(this.canvas, this.app);
+        try {
+            this.values = valuesOf(this.figure, this.given, this.specs);
+        } catch (error) {
+            this.values = { ...this.figure.defaults };
+            this.refused = error.message;
+        }
+        this.step(performance.now());
+    }
+
+    /** A control was moved. */
+    move(name, value) {
+        this.put(
+            this.figure.change
+                ? this.figure.change(this.values, name, value, this.app)
+                : { ...this.values, [name]: value },
+        );
+    }
+
+    set(patch) {
+        this.put({ ...this.values, ...patch });
+    }
+
+    put(values) {
+        this.refused = "";
+        this.values = values;
+        this.page.state().figures[this.figure.name] = this.values;
+        this.page.write();
+        const begun = performance.now();
+        this.pending ||= requestAnimationFrame(() => {
+            this.pending = 0;
+            if (this.section.isConnected) this.step(begun);
+        });
+    }
+
+    step(begun) {
+        const { figure, values } = this;
+        this.showControls(this.specs(values), { ...values, ...figure.shown?.(values, this.app) });
+        const from = performance.now();
+        try {
+            const numbers = figure.values(values, this.app);
+            const computed = performance.now();
+            this.keepingFocus(() => this.draw(values, numbers));
+            this.showLine(figure.line(values, this.app));
+            const waits = figure.waits?.(values) ?? false; // for an answer, which these lines would give away
+            this.line.hidden = waits || !this.code.textContent;
+            if (figure.formula) this.showFormula(figure.formula(values, this.app));
+            const drawn = performance.now();
+            this.fail(this.refused ?? "");
+            clearTimeout(this.later);
+            this.later = setTimeout(() => this.settle(values, numbers), 250);
+            requestAnimationFrame(() => {
+                const one = { compute: computed - from, draw: drawn - computed, step: performance.now() - begun };
+                (this.page.timings[figure.name] ??= []).push(one);
+                this.time.textContent = `${Math.max(1, Math.round(drawn - from))} ms for this step`;
+                window.posenc.drawn.add(figure.name);
+            });
+        } catch (error) {
+            this.fail(error.message);
+            clearTimeout(this.later); // what was said and checked is of another picture
+            [this.said.textContent, this.agreed.hidden] = ["", true];
+            if (!(error instanceof RangeError)) console.error(error);
+        }
+    }
+
+    /** What need not keep up with a hand: the sentence for a screen reader, and posenc's own numbers. */
+    async settle(values, numbers) {
+        this.said.textContent = this.figure.describe(values, numbers, this.app);
+        if (!this.page.data.server || !this.figure.check || this.figure.waits?.(values)) return;
+        try {
+            const words = await this.figure.check(values, numbers, this.app);
+            if (values !== this.values) return;
+            this.agreed.hidden = false;
+            this.agreed.className = "agreed";
+            this.agreed.textContent = words;
+        } catch (error) {
+            if (values !== this.values) return;
+            this.agreed.hidden = false;
+            this.agreed.className = "agreed not";
+            this.agreed.textContent =
+                error instanceof Differs ? error.message : `posenc did not check this: ${error.message}`;
+        }
+    }
+
+    /** Python, with the imports that it needs, or a command, which a line that begins with "#" is. */
+    showLine(line) {
+        const isCommand = line.startsWith("# ");
+        this.lineOf.textContent = isCommand ? "The same on the command line" : "The same in posenc";
+        const imports = isCommand || !line || /^import .*posenc/m.test(line) ? "" : "import torch, posenc\n\n";
+        this.code.textContent = isCommand ? line.replace(/^# /gm, "") : imports + line;
+    }
+
+    /** Draws, and gives the focus back to what stands in the place of the button that had it. */
+    keepingFocus(draw) {
+        const held = document.activeElement;
+        const all = () => [...this.canvas.querySelectorAll("a, button, input, select, summary, [tabindex]")];
+        const place = this.canvas.contains(held) ? all().indexOf(held) : -1;
+        draw();
+        if (place >= 0 && !held.isConnected) all()[place]?.focus({ preventScroll: true });
+    }
+
+    showFormula(mathml) {
+        if (mathml !== this.written) this.formula.innerHTML = this.written = mathml;
+    }
+
+    fail(message) {
+        this.error.hidden = !message;
+        this.error.textContent = message;
+        this.canvas.classList.toggle("stale", Boolean(message) && !this.refused);
+    }
+
+    async copy(button) {
+        try {
+            await navigator.clipboard.writeText(this.code.textContent);
+            button.textContent = "Copied";
+        } catch {
+            getSelection().selectAllChildren(this.code);
+            button.textContent = "Selected";
+        }
+        setTimeout(() => (button.textContent = "Copy"), 1500);
+    }
+}
