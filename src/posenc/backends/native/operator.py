@@ -3,6 +3,7 @@
 import ctypes
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +34,11 @@ INSIDE = dict.fromkeys((*PLACES, *OF_PLANE), "places") | dict.fromkeys(BROKEN, "
 OF_SLOTS = (*TABLES, "plane", "lines", "shift")
 
 
+@functools.lru_cache(maxsize=16)  # all layers, forward and backward, have the same numbers
+def _tiles(tiling: tuple[int, ...], rows: int) -> Any:
+    return tiles_of(Tiling.unflat(tiling).tiles(rows))
+
+
 class _Kernel:
     """A call of the kernel, and the tensors that it has the addresses of."""
 
@@ -49,7 +55,7 @@ class _Kernel:
         self.query, self.key, self.value = query, key, value = tuple(map(_aligned, tensors))
         self.real = _wide(query.dtype)
         self.given = _prepared(given)
-        self.tiles = tiles_of(Tiling.unflat(tiling).tiles(query.size(0)))
+        self.tiles = _tiles(tuple(tiling), query.size(0))
         self.bounds = bounds_of(query, key, self.given, form.function, scale, skip_below)
         self._check()
         (batch, heads, queries, width), (kv_heads, keys) = query.shape, key.shape[1:3]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ MIN_HEADS = 2  # the minimum number of heads per kernel call
 class Plan:
     """The operator's integer arguments, decoded."""
 
-    found: list[Tile]
+    found: tuple[Tile, ...]
     width: int | None  # W; None: every distance is near
     lowest: int
     skip_below: float  # the fraction of a row's weight that may be skipped
@@ -40,6 +41,11 @@ class Plan:
         return max(self.width, 1)
 
 
+@functools.lru_cache(maxsize=16)  # all layers, forward and backward, have the same numbers
+def _tiles(tiling: tuple[int, ...], rows: int) -> tuple[Tile, ...]:
+    return tuple(Tiling.unflat(tiling).tiles(rows))
+
+
 def planned(
     rows: int,
     tiling: Sequence[int],
@@ -47,7 +53,7 @@ def planned(
     skip_below: float,
 ) -> Plan:
     """Decodes the operator's integer arguments."""
-    found = Tiling.unflat(tiling).tiles(rows)
+    found = _tiles(tuple(tiling), rows)
     is_banded, width, lowest, _, keeps_right = form
     return Plan(found, None if is_banded else width, lowest, skip_below, bool(keeps_right))
 
