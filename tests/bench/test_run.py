@@ -104,6 +104,7 @@ def test_what_is_there_is_not_measured_again(whole: Path) -> None:
     assert clock.calls == 0
 
 
+@pytest.mark.more
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path, whole: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         bench(SMALL, tmp_path, clock=Counting(interrupt_at=40))

@@ -120,6 +120,7 @@ def test_what_is_right_passes_what_applies(name: str) -> None:
     assert {found[trial] for trial in apply} == {PASSED}
 
 
+@pytest.mark.more
 def test_a_table_that_refuses_when_it_is_compiled_passes() -> None:
     found = statuses(bounds.table(bounds.Table, compiles=True), (19,))
     assert found["positions past the end, compiled"] == PASSED

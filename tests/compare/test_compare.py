@@ -114,6 +114,7 @@ def test_another_configuration_is_refused_and_said_how_it_differs(whole: Path) -
     assert (whole / "out" / FILE).read_bytes() == before
 
 
+@pytest.mark.more
 def test_schemes_and_seeds_can_be_added_later(tmp_path: Path) -> None:
     text = write_text(tmp_path / "text")
     compare(small_config(text, schemes=("nope",)), tmp_path / "out")
@@ -213,6 +214,7 @@ def test_what_diverged_is_not_trained_again(whole: Path, tmp_path: Path, kept: i
     assert measured(compare(config, tmp_path / "out", build=refuse)) == planned(config)
 
 
+@pytest.mark.more
 def test_a_folder_in_which_nothing_was_measured_takes_a_corrected_command(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
@@ -262,6 +264,7 @@ def test_where_it_never_ran_even_a_file_of_its_names_stays(whole: Path, tmp_path
     assert [path.read_bytes() for path in folder.iterdir()] == [b"mine"] * 4
 
 
+@pytest.mark.more
 def test_old_checkpoints_are_said_once_and_stay(whole: Path, tmp_path: Path) -> None:
     said: list[str] = []
 

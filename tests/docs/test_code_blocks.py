@@ -29,6 +29,7 @@ COMMANDS = [
     for words in block.commands
 ]
 QUICK = ("laws", "plot", "schemes")
+LONG = ("in-your-model.md", "huggingface.md")  # they compile, and load transformers
 # What draws the pictures that are no figures of `posenc plot`.
 DRAWN_BY = {
     "compare": "make demo",
@@ -66,7 +67,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's
-@pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [pytest.param(p, id=p.name, marks=[pytest.mark.more] * (p.name in LONG)) for p in WITH_CODE]
+)
 def test_the_code_of_a_page_runs_from_top_to_bottom(
     page: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

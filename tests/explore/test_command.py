@@ -76,6 +76,7 @@ def test_a_port_that_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"--port {port} cannot be used: Address already in use" in capsys.readouterr().err
 
 
+@pytest.mark.more
 def test_it_serves_until_it_is_interrupted() -> None:
     command = [sys.executable, "-m", "posenc", "explore", "--port", "0", "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:

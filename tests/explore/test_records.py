@@ -143,6 +143,7 @@ def test_an_interval_has_95_of_100_cases(javascript: Node, tmp_path: Path) -> No
         assert found["measures"][0]["curves"]["nope"][0][:3] == pytest.approx([0.5, 0.5 - half, 0.5 + half], abs=1e-4)
 
 
+@pytest.mark.more
 def test_they_say_the_same_of_a_real_run(javascript: Node, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     compare(small_config(write_text(tmp_path / "text"), steps=2, seeds=(0, 1)), folder)

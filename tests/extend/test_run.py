@@ -99,6 +99,7 @@ def test_puzzles_and_the_report(
     assert summary.gain("none", 192) is not None
 
 
+@pytest.mark.more
 def test_fine_tuning_is_resumed_and_named(settings: Extension, tmp_path: Path) -> None:
     tuned = replace(settings, scalings=("linear",), lengths=(128,), train=3, train_length=32, learning_rate=1e-2)
     records = run.extend(tuned, tmp_path)

@@ -340,7 +340,7 @@ def test_da_without_weights_is_attention_on_positive_scores() -> None:
 # --- windows and tables ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("k", [1, 4, 16])
+@pytest.mark.parametrize("k", [1, 16])
 @pytest.mark.parametrize("doors", [{}, {"values": False}, {"keys": False}], ids=["both", "keys", "values"])
 def test_shaw_shares_a_vector_past_its_window_by_design(k: int, doors: dict[str, bool]) -> None:
     finding = unique(Probe(lambda shape: Shaw(shape.head_dim, k, **doors)))
