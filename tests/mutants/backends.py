@@ -20,7 +20,7 @@ from posenc.backends.call import Backend
 from posenc.backends.tiled import backend as tiled
 from posenc.backends.tiled import band, far, far_passes, fused, pairwise, plan
 from posenc.backends.tiled import operator as tile_operator
-from posenc.positions import layout, positions, tiles
+from posenc.positions import layout, tiles
 from posenc.schemes import distance_aware
 from tests.backends import test_parity, test_turns
 from tests.mutants import Mutant
@@ -100,14 +100,14 @@ TILES = (
         "a window is one key too wide",
         tiles,
         "_tile",
-        ("low = None if least is None else least + level", "low = None if least is None else least + level - 1"),
+        ("low, high = least + level, most", "low, high = least + level - 1, most"),
         at("nope", "text", "a window"),
     ),
     Line(
         "a window reaches a key further than asked to the right",
         tiles,
         "_tile",
-        ("high = None if most is None else most + level", "high = None if most is None else most + 1 + level"),
+        ("least + level, most + level", "least + level, most + level + 1"),
         at("nope", "text", "a window"),
     ),
     Line(
@@ -119,9 +119,9 @@ TILES = (
     ),
     Line(
         "padding is a document like any",
-        positions,
-        "read",
-        ("if first_document[n] == PADDING:", "if False:"),
+        layout,
+        "_spans",
+        ("if documents[n] == PADDING:", "if False:"),
         at("nope", "padded left and right", "both"),
     ),
     Line(
