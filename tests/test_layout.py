@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from posenc import Positions
-from posenc.positions.layout import Layout, Span, flat, unflat
+from posenc.positions.layout import Layout, Span
 from posenc.positions.positions import PADDING
-from posenc.positions.tiles import Visibility, distances, tiles
+from posenc.positions.tiles import Tiling, Visibility, distances, tiles
 from tests.test_positions import LAW, check_layout, positions_of_rows, seen_by_definition
 
 WINDOWS = st.none() | st.integers(0, 4)
@@ -110,9 +110,9 @@ def test_the_lines_of_an_image_are_one_span_by_order() -> None:
 @given(st.data(), st.integers(1, 3), VISIBILITIES)
 def test_a_layout_as_numbers_has_the_same_tiles(data: st.DataObject, rows: int, visibility: Visibility) -> None:
     positions = data.draw(runs(rows))
-    again = unflat(flat(positions.layout))
+    told = Tiling(positions.layout, positions.layout, visibility)
     expected = list(tiles(positions.layout, positions.layout, visibility, rows))
-    assert list(tiles(again, again, visibility, rows)) == expected
+    assert Tiling.unflat(told.flat()).tiles(rows) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -589,7 +589,6 @@ def small_blocks(patch: pytest.MonkeyPatch) -> None:
         (band, "ROWS", 16),
         (band, "KEYS", 25),
         (band, "SCORES", 2**12),  # some heads at once
-        (band, "NARROW", 6),
         (pairwise, "PIECE", 2**10),  # fewer of them
         (far, "SHARE", 1),
         (fused, "ROWS", 32),

@@ -19,8 +19,7 @@ from posenc.backends.call import Call
 from posenc.backends.request import Request
 from posenc.backends.triton import backend, operator
 from posenc.backends.triton.tasks import ANY, tasks_of
-from posenc.positions.layout import flat, unflat
-from posenc.positions.tiles import Visibility, tiles
+from posenc.positions.tiles import Tiling, Visibility
 from tests.awkward import clocked, disentangled, featured, softcap
 from tests.backends.grounds import ATTENDING, BANDED, KINDS, PLACES, built, shape_of, takes
 from tests.backends.test_triton import INTERPRETED, MISSING
@@ -144,11 +143,11 @@ def test_each_pair_that_is_seen_is_of_one_task_of_either_side(place: str) -> Non
     layouts = [p.with_layout().layout for p in PLACES[place].positions(45)]
     rows, block = 2, 16
     for seen in SEEN:
-        numbers = [tuple(flat(layout)) for layout in layouts]
-        made = tasks_of(*numbers, tuple(seen.flat()), (-3, 0, 7, 2**60), rows, block, False)
+        tiling = Tiling(*layouts, seen)
+        made = tasks_of(tuple(tiling.flat()), (-3, 0, 7, 2**60), rows, block, False)
         expected = {
             (b, i, j)
-            for tile in tiles(*(unflat(x) for x in numbers), seen, rows)
+            for tile in tiling.tiles(rows)
             for b in range(tile.row.start, tile.row.stop)
             for i, j in itertools.product(range(tile.start, tile.stop), range(tile.first, tile.last))
             if (tile.low is None or j - i >= tile.low) and (tile.high is None or j - i <= tile.high)

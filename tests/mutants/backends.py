@@ -18,9 +18,9 @@ import pytest
 from posenc.backends import call, choice, chunked, request, sdpa
 from posenc.backends.backend import Backend
 from posenc.backends.tiled import backend as tiled
-from posenc.backends.tiled import band, far, fused, pairwise
+from posenc.backends.tiled import band, far, far_passes, fused, pairwise, plan
 from posenc.backends.tiled import operator as tile_operator
-from posenc.positions import layout, positions, tiles
+from posenc.positions import layout, tiles
 from posenc.schemes import distance_aware
 from tests.backends import test_parity, test_turns
 from tests.mutants import Mutant
@@ -70,7 +70,7 @@ def edited(owner: Any, name: str, this: str, that: str) -> Any:
 TILES = (
     Line(
         "tiles see other documents",
-        far,
+        tiles,
         "tiles",
         ("if q.document == k.document:", "if True:"),
         at("nope", "packed", "both"),
@@ -100,14 +100,14 @@ TILES = (
         "a window is one key too wide",
         tiles,
         "_tile",
-        ("low = None if least is None else least + level", "low = None if least is None else least + level - 1"),
+        ("low, high = least + level, most", "low, high = least + level - 1, most"),
         at("nope", "text", "a window"),
     ),
     Line(
         "a window reaches a key further than asked to the right",
         tiles,
         "_tile",
-        ("high = None if most is None else most + level", "high = None if most is None else most + 1 + level"),
+        ("least + level, most + level", "least + level, most + level + 1"),
         at("nope", "text", "a window"),
     ),
     Line(
@@ -119,9 +119,9 @@ TILES = (
     ),
     Line(
         "padding is a document like any",
-        positions,
-        "read",
-        ("if first_document[n] == PADDING:", "if False:"),
+        layout,
+        "_spans",
+        ("if documents[n] == PADDING:", "if False:"),
         at("nope", "padded left and right", "both"),
     ),
     Line(
@@ -168,21 +168,21 @@ NEAR = (
         "near and far leave a distance out",
         tile_operator,
         "near",
-        ("plan.width - 1 - (tile.distance or 0)", "plan.width - 2 - (tile.distance or 0)"),
+        ("plan.width - 1 - distance", "plan.width - 2 - distance"),
         at("shaw keys", "text", "both"),
     ),
     Line(
         "lines are read one distance off",
         tile_operator,
         "near",
-        ("(tile.distance or 0) - plan.lowest, query", "(tile.distance or 0) - plan.lowest - 1, query"),
+        ("distance - plan.lowest, inputs", "distance - plan.lowest - 1, inputs"),
         at("shaw keys", "text", "both"),
     ),
     Line(
-        "every part of a wide band reads the line from its start",
-        band,
-        "bands",
-        ("entry + lowest, dtype", "entry + first - (b - 1), dtype"),
+        "a band reads the line as if it began at the tile's first key",
+        band.Band,
+        "entry",
+        ("self.zero + self.low", "self.zero + self.tile.first - (self.stop - 1)"),
         at("relative_1d", "text", "causal", small=True),
     ),
     Line(
@@ -193,31 +193,24 @@ NEAR = (
         at("relative_1d", "text", "both", small=True),
     ),
     Line(
-        "keys before the first and past the last have a weight",
-        band.Band,
-        "hide",
-        (".masked_fill_(outside", ".masked_fill(outside"),
-        at("shaw", "text", "both"),
-    ),
-    Line(
-        "a wide band sees the first key after the last that is seen",
+        "a band sees the first key after the last that is seen",
         band.Band,
         "hide",
         ("past = max(seen[1] + 1, 0)", "past = max(seen[1] + 2, 0)"),
         at("relative_1d", "text", "causal", small=True),
     ),
     Line(
-        "a wide band sees past its window to the left",
+        "a band sees past its window to the left",
         band.Band,
         "hide",
-        ("if seen[0] > 0:", "if seen[0] > self.rows:"),
+        ("if seen[0] > 0:", "if seen[0] > rows:"),
         at("relative_1d", "text", "causal, a window", small=True),
     ),
     Line(
-        "the queries of a wide band stay in reverse order",
+        "the queries of a band stay in reverse order",
         band.Band,
         "unfold",
-        ("rows.flip(2) if self.is_keyed else rows", "rows"),
+        ("x.flatten(1, 2).flip(2)", "x.flatten(1, 2)"),
         at("relative_1d", "text", "causal", small=True),
     ),
     Line(
@@ -234,7 +227,7 @@ NEAR = (
         "keys meet the vectors in the order of distances, not against it",
         pairwise,
         "_key_meets",
-        (".flip(0)", ""),
+        ("products.size(-1) + 1)", "products.size(-1))"),
         at("disentangled", "text", "both"),
     ),
     Line(
@@ -268,15 +261,15 @@ NEAR = (
     Line(
         "the gradient of a bias is lost",
         pairwise,
-        "backward",
-        ("band.give_line(d_lines.bias, by_distance.sum((0, 2, 4)).flatten(0, 1))", "pass"),
+        "_by_distance_backward",
+        ("band.give_line(d_lines.bias, by_distance.sum((0, 3)).flatten(0, 1))", "pass"),
         at("t5 bidirectional", "text", "both"),
     ),
     Line(
         "the gradient of a value's vectors is lost",
         pairwise,
         "backward",
-        ('band.give_vectors(d_lines.values, band.by_distance(work, "by distance", weights), do)', "pass"),
+        ("band.give_vectors(d_lines.values, band.by_distance(work, weights), do)", "pass"),
         at("shaw values", "text", "both"),
     ),
     Mutant(
@@ -289,16 +282,16 @@ NEAR = (
 FAR = (
     Line(
         "grouped queries are in turn",
-        tile_operator,
+        far_passes,
         "regions",
-        ("[h * groups + g for h", "[g * key.size(1) + h for h"),
+        ("[h * groups + g for h", "[g * inputs.key.size(1) + h for h"),
         at("nope", "text", "both"),
     ),
     Line(
         "the horizon is too near",
         far,
         "_horizons",
-        ("(2 * abs(scale) * longest_q * longest_k + below) / -slopes", "1 / -slopes"),
+        ("(2 * abs(inputs.scale) * longest_q * longest_k + below) / -slopes", "1 / -slopes"),
         at("alibi", "text", "causal", small=True),
     ),
     Line(
@@ -331,42 +324,42 @@ FAR = (
     ),
     Line(
         "the gradient of the keys' clock is lost",
-        tile_operator,
-        "far_backward",
-        (".sub_(here / scale)", ".sub_(0 * here)"),
+        far_passes,
+        "_parts_backward",
+        (".sub_(here / inputs.scale)", ".sub_(0 * here)"),
         at("clocked", "text", "both"),
     ),
     Line(
         "the gradient of the log-sum-exp is lost",
-        tile_operator,
-        "far_backward",
-        ("        if dlse is not None:\n            do[", "        if False:\n            do["),
+        far_passes,
+        "_parts_backward",
+        ("        if grads.dlse is not None:\n            do[", "        if False:\n            do["),
         at("nope", "text", "both"),
     ),
     Line(
         "the constant far to the right is lost",
-        tile_operator,
+        far_passes,
         "constant_of",
         ("constant += lines.bias[:, -1:]", "pass"),
         at("t5 bidirectional", "text", "both", small=True),
     ),
     Line(
         "the gradient of the constant far to the right is lost",
-        tile_operator,
+        far_passes,
         "right_backward",
         ("d_lines.bias[:, -1] += d_constant.sum((0, 2))", "pass"),
         at("t5 bidirectional", "text", "both", small=True),
     ),
     Line(
         "weights far to the right do not carry the value's vector",
-        tile_operator,
-        "far_backward",
-        ("(out.to(dq.dtype) - lines.values[:, -1:]).to(out.dtype)", "out"),
+        far_passes,
+        "_output_to_the_right",
+        ("(out.to(inputs.dtype) - values[:, -1:]).to(out.dtype)", "out"),
         at("shaw values", "text", "both"),
     ),
     Line(
         "a token counts itself twice",
-        far.Plan,
+        plan.Plan,
         "straight_from",
         ("max(self.width, 1)", "self.width"),
         at("alibi bidirectional", "text", "both"),
@@ -380,16 +373,16 @@ FAR = (
     ),
     Line(
         "what all keys far to the left have is left out of the log-sum-exp",
-        tiled.TILED,
-        "run",
-        ("lse = lse + far_bias", "pass"),
+        tiled._Far,
+        "put_back",
+        ("lse = lse + self.bias", "pass"),
         at("t5 bidirectional", "text", "both", small=True),
     ),
     Line(
         "a vector added to the query is lost on far keys",
-        tiled.TILED,
-        "run",
-        ("query, shift = (call.query + shift[:, None]).to(call.query.dtype), None", "query, shift = call.query, None"),
+        tiled,
+        "_shifted",
+        ("return (call.query + shift[:, None]).to(call.query.dtype)", "return call.query"),
         at("of each key", "text", "both"),
     ),
     Mutant(

@@ -135,32 +135,49 @@ class Given:
 
     def _others(self, block: Block) -> None:
         """Vectors of the output, folds, cumulative features, and a function."""
-        call, heads = self.call, self.call.query.size(1)
+        call = self.call
         if call.values:
             low, r = self._entries([term.distance for term in call.values])
             lines = [line_of(term.vectors, term.distance, block, r) for term in call.values]
             self._put("values", low, reduce(torch.add, lines))
         for piece in call.pieces:
-            if isinstance(piece, Fold) and piece.key is not None:
-                check_width(piece.key, call.query, piece.scheme)
-                self.key = self.key + piece.key.to(call.dtype)
-            elif isinstance(piece, Fold) and piece.query is not None:
-                check_width(piece.query, call.query, piece.scheme)
-                u = block.of_heads(piece.query[0, :, 0].to(call.dtype), piece.scheme).expand(heads, -1)
-                self.tensors["shift"] = self.tensors["shift"] + u if "shift" in self.tensors else u
+            if isinstance(piece, Fold):
+                self._fold(piece, block)
             elif isinstance(piece, Clock):
-                for side in ("query", "key"):
-                    clock = block.feature(piece.feature, side)
-                    self.tensors[f"{side}_clock"] = clock.expand(call.query.size(0), heads, -1).double()
-            elif isinstance(piece, Function) and piece.broken is not None:
-                self._broken(piece.broken, piece.scheme, block)
+                self._clock(piece, block)
             elif isinstance(piece, Function):
-                assert piece.formula is not None
-                assert piece.distance is not None
-                low, r = self._entries([piece.distance])
-                (c,) = piece.coefficients(r)
-                self._put("factor", low, block.of_heads(c.to(call.dtype), piece.distance.scheme))
-                self.function = [FUNCTIONS[piece.formula], int(len(call.pieces) > 1 and call.pieces[-1] is piece)]
+                self._function(piece, block)
+
+    def _fold(self, piece: Fold, block: Block) -> None:
+        """Vectors added to the query or to the key."""
+        if piece.key is not None:
+            check_width(piece.key, self.call.query, piece.scheme)
+            self.key = self.key + piece.key.to(self.call.dtype)
+        elif piece.query is not None:
+            check_width(piece.query, self.call.query, piece.scheme)
+            heads = self.call.query.size(1)
+            u = block.of_heads(piece.query[0, :, 0].to(self.call.dtype), piece.scheme).expand(heads, -1)
+            self.tensors["shift"] = self.tensors["shift"] + u if "shift" in self.tensors else u
+
+    def _clock(self, piece: Clock, block: Block) -> None:
+        """A cumulative feature."""
+        batch, heads = self.call.query.shape[:2]
+        for side in ("query", "key"):
+            self.tensors[f"{side}_clock"] = block.feature(piece.feature, side).expand(batch, heads, -1).double()
+
+    def _function(self, piece: Function, block: Block) -> None:
+        """A function of the score that kernels support."""
+        if piece.broken is not None:
+            return self._broken(piece.broken, piece.scheme, block)
+        assert piece.formula is not None
+        assert piece.distance is not None
+        low, r = self._entries([piece.distance])
+        (c,) = piece.coefficients(r)
+        self._put("factor", low, block.of_heads(c.to(self.call.dtype), piece.distance.scheme))
+        self.function = [FUNCTIONS[piece.formula], self._is_last(piece)]
+
+    def _is_last(self, piece: Function) -> int:
+        return int(len(self.call.pieces) > 1 and self.call.pieces[-1] is piece)
 
     def _broken(self, piece: BrokenLine, scheme: str, block: Block) -> None:
         """A piecewise linear function of both coordinates."""

@@ -282,53 +282,69 @@ def read(coords: Tensor, order: Tensor, document: Tensor) -> Layout:
     if tokens == 0 or rows == 0:
         return Layout(tokens, ((),))
     coords, order, document = (x.expand(rows, *x.shape[1:]) for x in (coords, order, document))
-    seen = document != PADDING
-    bounds = None
-    if bool(seen.any()):
-        inside = coords[seen]
-        bounds = (inside.min().item(), inside.max().item())
-    step, pace = order.diff(dim=1), coords.diff(dim=1)
-    hard = (document.diff(dim=1) != 0) | (step < 0) | (step > 1)
-    soft = torch.nn.functional.pad(step[:, 1:] != step[:, :-1], (1, 0))[:, : tokens - 1]
-    soft_coords = torch.nn.functional.pad((pace[:, 1:] != pace[:, :-1]).any(-1), (1, 0))[:, : tokens - 1]
-    padding = ~(seen[:, 1:] | seen[:, :-1])
-    most = 2 * max(FEW_SPANS, int(tokens * SPANS_PER_TOKEN)) * rows
-    even = int(((hard | soft | soft_coords) & ~padding).sum()) <= most
-    changes = (hard | soft | soft_coords if even else hard | soft) & ~padding
-    if not even and int(changes.sum()) > most:
+    inside = coords[document != PADDING]
+    bounds = (inside.min().item(), inside.max().item()) if inside.numel() else None
+    found = _changes(coords, order, document)
+    if found is None:
         return Layout(tokens, None, bounds)
-    starts: list[list[int]] = [[0] for _ in range(rows)]
+    ends, changes, is_even = found
+    every = [
+        _spans(coords[row], order[row], document[row], starts, is_even)
+        for row, starts in enumerate(_starts(ends, changes))
+    ]
+    same = all(spans == every[0] for spans in every)
+    return Layout(tokens, tuple(every[:1] if same else every), bounds)
+
+
+def _changes(coords: Tensor, order: Tensor, document: Tensor) -> tuple[Tensor, Tensor, bool] | None:
+    """Two masks of neighbouring tokens: where a span must end, and where anything changes; and whether coordinates are
+    among it, which are left out where they change nearly everywhere. None if there are too many even so."""
+    rows, tokens = order.shape
+    seen = document != PADDING
+    padding = ~(seen[:, 1:] | seen[:, :-1])
+    step, pace = order.diff(dim=1), coords.diff(dim=1)
+    ends = (document.diff(dim=1) != 0) | (step < 0) | (step > 1)
+    uneven = [_changed(step[..., None]), _changed(pace)]
+    most = 2 * max(FEW_SPANS, int(tokens * SPANS_PER_TOKEN)) * rows
+    for is_even in (True, False):
+        changes = (ends | uneven[0] | uneven[1] if is_even else ends | uneven[0]) & ~padding
+        if int(changes.sum()) <= most:
+            return ends, changes, is_even
+    return None
+
+
+def _changed(steps: Tensor) -> Tensor:
+    """Which of (rows, steps, axes) are not as the ones before."""
+    return torch.nn.functional.pad((steps[:, 1:] != steps[:, :-1]).any(-1), (1, 0))[:, : steps.size(1)]
+
+
+def _starts(ends: Tensor, changes: Tensor) -> list[list[int]]:
+    """The first tokens of each row's spans."""
+    starts: list[list[int]] = [[0] for _ in range(len(changes))]
     places = changes.nonzero()
-    for (row, at), is_hard in zip(places.tolist(), hard[places[:, 0], places[:, 1]].tolist(), strict=True):
-        if is_hard or starts[row][-1] != at:  # a new span may have any step
+    for (row, at), is_end in zip(places.tolist(), ends[places[:, 0], places[:, 1]].tolist(), strict=True):
+        if is_end or starts[row][-1] != at:  # a new span may have any step
             starts[row].append(at + 1)
-    of_rows = []
-    for row, firsts in enumerate(starts):
-        ends = [*firsts[1:], tokens]
-        where = torch.tensor(firsts, device=order.device)
-        following = (where + 1).clamp(max=tokens - 1)
-        first_order, first_document = order[row, where].tolist(), document[row, where].tolist()
-        next_order = order[row, following].tolist()
-        first, after = coords[row, where].tolist(), coords[row, following].tolist()
-        spans = []
-        for n, (start, stop) in enumerate(zip(firsts, ends, strict=True)):
-            if first_document[n] == PADDING:
-                continue
-            alone = stop - start == 1
-            steps = tuple(1 if alone else b - a for a, b in zip(first[n], after[n], strict=True))
-            span = Span(
-                start,
-                stop,
-                first_document[n],
-                first_order[n],
-                1 if alone else next_order[n] - first_order[n],
-                tuple(first[n]) if even else None,
-                steps if even else (1,) * len(first[n]),
-            )
-            spans.append(span)
-        of_rows.append(tuple(spans))
-    same = all(row == of_rows[0] for row in of_rows)
-    return Layout(tokens, tuple(of_rows[:1] if same else of_rows), bounds)
+    return starts
+
+
+def _spans(coords: Tensor, order: Tensor, document: Tensor, starts: list[int], is_even: bool) -> tuple[Span, ...]:
+    """The spans of a row, given their first tokens; padding is none."""
+    tokens = len(order)
+    first = torch.tensor(starts, device=order.device)
+    second = (first + 1).clamp(max=tokens - 1)
+    documents, orders, next_orders = document[first].tolist(), order[first].tolist(), order[second].tolist()
+    here, after = coords[first].tolist(), coords[second].tolist()
+    spans = []
+    for n, (start, stop) in enumerate(zip(starts, [*starts[1:], tokens], strict=True)):
+        if documents[n] == PADDING:
+            continue
+        order_step, steps = 1, (1,) * len(here[n])
+        if stop - start > 1:
+            order_step = next_orders[n] - orders[n]
+            steps = tuple(b - a for a, b in zip(here[n], after[n], strict=True)) if is_even else steps
+        spans.append(Span(start, stop, documents[n], orders[n], order_step, tuple(here[n]) if is_even else None, steps))
+    return tuple(spans)
 
 
 def _distinct_row(x: Tensor) -> Tensor:

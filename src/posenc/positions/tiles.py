@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 from posenc.arguments import shown, whole
 from posenc.positions.layout import Layout, Span, flat, unflat
 
+FAR = 2**62  # no difference of two orders is as large
+
 
 @dataclass(frozen=True)
 class Visibility:
@@ -150,34 +152,28 @@ class Tiling:
 
 
 def _tile(row: slice, q: Span, k: Span, visibility: Visibility) -> Tile | None:
-    least = None if visibility.left is None else -visibility.left
-    most = visibility.furthest
+    """The tile of two spans, or None if every pair of them is masked."""
+    least = -FAR if visibility.left is None else -visibility.left  # of the key's order minus the query's
+    most = FAR if visibility.furthest is None else visibility.furthest
     start, stop, first, last = q.start, q.stop, k.start, k.stop
-    low: int | None = None
-    high: int | None = None
+    low, high = -FAR, FAR
     if q.order_step == k.order_step == 1:
         level = (q.order - q.start) - (k.order - k.start)  # the j - i at which orders are equal
-        low = None if least is None else least + level
-        high = None if most is None else most + level
-    elif q.order_step == k.order_step == 0:
-        apart = k.order - q.order
-        if (least is not None and apart < least) or (most is not None and apart > most):
-            return None
-    elif k.order_step == 0:  # the queries that attend to any key
-        start = start if most is None else max(start, q.start + k.order - most - q.order)
-        stop = stop if least is None else min(stop, q.start + k.order - least - q.order + 1)
-    else:  # the keys that any query attends to
-        first = first if least is None else max(first, k.start + q.order + least - k.order)
-        last = last if most is None else min(last, k.start + q.order + most - k.order + 1)
-    if high is not None:
-        start, last = max(start, first - high), min(last, stop - 1 + high + 1)
-    if low is not None:
-        stop, first = min(stop, last - 1 - low + 1), max(first, start + low)
+        low, high = least + level, most + level
+    elif q.order_step == 1:  # the keys are of one order: the queries that attend to them
+        level = q.start + k.order - q.order
+        start, stop = max(start, level - most), min(stop, level - least + 1)
+    elif k.order_step == 1:  # the queries are of one order: the keys that they attend to
+        level = k.start + q.order - k.order
+        first, last = max(first, level + least), min(last, level + most + 1)
+    elif not least <= k.order - q.order <= most:
+        return None
+    start, last = max(start, first - high), min(last, stop + high)
+    stop, first = min(stop, last - low), max(first, start + low)
     if start >= stop or first >= last:
         return None
-    low = None if low is None or first - (stop - 1) >= low else low
-    high = None if high is None or last - 1 - start <= high else high
-    return Tile(row, start, stop, first, last, low, high, _distance(q, k))
+    cuts_low, cuts_high = first - (stop - 1) < low, last - 1 - start > high
+    return Tile(row, start, stop, first, last, low if cuts_low else None, high if cuts_high else None, _distance(q, k))
 
 
 def _distance(q: Span, k: Span) -> int | None:

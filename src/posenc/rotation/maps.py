@@ -85,23 +85,26 @@ def in_bands(
             continue
         turned = turned if len(turned) > 1 else turned * len(of_bands)
         of_bands = of_bands if len(of_bands) > 1 else list(of_bands) * len(turned)
-        # Compared by "is": a graph that depends on the id of a tensor would be recompiled for each tensor.
         known: list[tuple[TokenMap, Tensor, Tensor]] = []
-
-        def once(turn: TokenMap, x: Tensor, known: list[tuple[TokenMap, Tensor, Tensor]] = known) -> Tensor:
-            for same, of, out in known:
-                if of is x and same is turn:
-                    return out
-            known.append((turn, x, turn(x)))
-            return known[-1][2]
-
-        turned = [(once(of_q, q), once(of_k, k)) for (of_q, of_k), (q, k) in zip(of_bands, turned, strict=True)]
+        turned = [
+            (_once(of_q, q, known), _once(of_k, k, known))
+            for (of_q, of_k), (q, k) in zip(of_bands, turned, strict=True)
+        ]
     widths = [x.size(-1) for pair in turned for x in pair]
     if len(turned) > 1 and len(set(widths)) > 1:
         raise ValueError(
             f"bands must give queries and keys the width that they have for near pairs, {widths[0]}, got {widths}"
         )
     return turned
+
+
+def _once(turn: TokenMap, x: Tensor, known: list[tuple[TokenMap, Tensor, Tensor]]) -> Tensor:
+    """``turn(x)``, found among ``known`` or put there."""
+    for same, of, out in known:
+        if of is x and same is turn:  # a graph that depends on the id of a tensor would be recompiled for each tensor
+            return out
+    known.append((turn, x, turn(x)))
+    return known[-1][2]
 
 
 def one_scale(scales: Sequence[float | None]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,15 +16,15 @@ from posenc.backends.eligible import (
     distances_of,
     inputs,
     is_spread,
-    line_of,
     lines_known,
     name_of,
     order,
     reach_of,
 )
+from posenc.backends.operands import Given
 from posenc.backends.tiled import operator as operator
-from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting
-from posenc.lowering.forms import check_width, meets
+from posenc.encoding.pieces import Bias, Distance, Function, Meeting
+from posenc.lowering.block import Block
 from posenc.positions.tiles import Tiling, distances, tiles
 
 BANDS = 8  # up to this many band widths of keys, most pairs are near (measured: docs/log.md)
@@ -58,108 +59,119 @@ def has_far_keys(call: Call, width: int) -> bool:
     return torch.compiler.is_compiling() or BANDS * width < call.key.size(2)
 
 
+class _Lines(Given):
+    """`Given` with tables that all begin and end at the same distances, and any function of the score."""
+
+    def __init__(self, call: Call, lowest: int, highest: int) -> None:
+        self.distances = torch.arange(lowest, highest + 1, device=call.query.device)
+        self.lowest, self.apply, self.is_last = lowest, "", 0
+        super().__init__(call)
+
+    def _entries(self, distances: Sequence[Distance]) -> tuple[int, Tensor]:
+        return self.lowest, self.distances
+
+    def _function(self, piece: Function, block: Block) -> None:
+        self.apply = " ".join(name_of(f) for f in (piece.apply, piece.derivative) if f is not None)
+        self.is_last = self._is_last(piece)
+        if piece.distance is not None:
+            heads, scheme, dtype = self.call.query.size(1), piece.distance.scheme, self.call.dtype
+            given = [block.of_heads(c.to(dtype), scheme).expand(heads, -1) for c in piece.coefficients(self.distances)]
+            self.tensors["coefficients"] = torch.stack(given)
+
+    def lines(self) -> dict[str, Tensor]:
+        """The tensors as fields of `Lines`."""
+        tensors = dict(self.tensors)
+        if "bias" in tensors:
+            tensors["bias"] = tensors["bias"][..., 0].expand(self.call.query.size(1), -1)
+        return tensors
+
+
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     assert call.layouts is not None
-    block = call.raw_block()
-    heads, dtype, device = call.query.size(1), call.dtype, call.query.device
-    width = _learned(call, width_of(call))
-    if width is not None and not has_far_keys(call, width) and not is_spread(call):
-        width = None
-    lowest, highest = reach_of(call) if width is None else (-width - 1, width + 1)
-    r = torch.arange(lowest, highest + 1, device=device)
-
-    lines: dict[str, list[Tensor]] = {"bias": [], "vectors": [], "key_vectors": [], "values": [], "shift": []}
-    features: list[tuple[Tensor, Tensor]] = []
-    key, function = call.key, None
-    clocks: dict[str, Tensor] = {}
-    for piece in call.pieces:
-        if isinstance(piece, Bias):
-            lines["bias"].append(line_of(piece.at, piece.distance, block, r).expand(heads, -1))
-        elif isinstance(piece, Meeting):
-            line = line_of(piece.at, piece.distance, block, r)
-            feature = call.query if piece.feature is None else meets(piece, block)
-            check_width(line, feature, piece.distance.scheme)
-            if piece.feature is not None:
-                features.append((feature, line.expand(heads, -1, -1)))
-                continue
-            lines["vectors" if piece.side == "query" else "key_vectors"].append(line)
-            if piece.shift is not None:
-                v = block.of_heads(piece.shift.to(dtype), piece.distance.scheme)
-                lines["bias"].append((line @ v[..., None])[..., 0].expand(heads, -1) * call.scale)
-        elif isinstance(piece, Fold) and piece.key is not None:
-            check_width(piece.key, call.query, piece.scheme)
-            key = (key + piece.key.to(dtype)).to(key.dtype)
-        elif isinstance(piece, Fold) and piece.query is not None:
-            check_width(piece.query, call.query, piece.scheme)
-            lines["shift"].append(block.of_heads(piece.query[0, :, 0].to(dtype), piece.scheme).expand(heads, -1))
-        elif isinstance(piece, Clock):
-            clocks = {f"{s}_clock": block.feature(piece.feature, s).expand(-1, heads, -1) for s in ("query", "key")}
-        elif isinstance(piece, Function):
-            function = piece
-    lines["values"] = [line_of(term.vectors, term.distance, block, r) for term in call.values]
-    bias, vectors, key_vectors, values, shift = (reduce(torch.add, line) if line else None for line in lines.values())
-
-    slopes = far_bias = far_vectors = far_values = None
+    width = _width_to_run(call)
+    given = _Lines(call, *(reach_of(call) if width is None else (-width - 1, width + 1)))
+    lines, far = given.lines(), _Far()
+    operands = [call.query, given.key.to(call.key.dtype), call.value]
     if width is not None:
-        is_sloped = any(isinstance(piece, Bias) and piece.distance.tail == "linear" for piece in call.pieces)
-        bias, slopes, far_bias = _straightened(bias, width, is_sloped)
-        vectors, far_vectors = _counted(vectors)
-        values, far_values = _counted(values)
-        lowest = -width
-    query, meeting = call.query, None  # None: the scaled query
-    far_features: list[tuple[Tensor, Tensor]] = []
-    is_folded = shift is not None and width is not None  # the fused kernel uses its own query
-    if shift is not None and is_folded:
-        query, shift = (call.query + shift[:, None]).to(call.query.dtype), None
-    if features or (is_folded and vectors is not None):
-        if width is not None:
-            counted = [(x, *_counted(line)) for x, line in features]
-            features = [(x, line) for x, line, _ in counted if line is not None]
-            far_features = [(x, far) for x, _, far in counted if far is not None]
-        if vectors is not None:
-            features.insert(0, (call.query.to(dtype) * call.scale, vectors.expand(heads, -1, -1)))
-        meeting, vectors = (torch.cat(part, -1) for part in zip(*features, strict=True))
-    coefficients, apply, is_last = None, "", False
-    if function is not None:
-        apply = " ".join(name_of(f) for f in (function.apply, function.derivative) if f is not None)
-        is_last = len(call.pieces) > 1 and call.pieces[-1] is function
-        if function.distance is not None:
-            distance = function.distance
-            given = [block.of_heads(c.to(dtype), distance.scheme).expand(heads, -1) for c in function.coefficients(r)]
-            coefficients = torch.stack(given)
-    near = [line for line in (bias, vectors, values) if line is not None]
-    keeps_right = width is not None and bool(near) and _looks_right(call)
-    value = call.value
+        operands[0] = _shifted(call, lines)
+        far = _taken_off(lines, width, _is_sloped(call))
+    near = [lines[name] for name in ("bias", "vectors", "values") if name in lines]
     if width is not None and torch.is_grad_enabled() and any(line.requires_grad for line in near):
         # The gradient of a table includes distant pairs, for which the fused kernel rounds the output to the inputs'
         # dtype: in half precision its relative error would be 1e-3.
-        query, key, value = (x.to(dtype) for x in (query, key, value))
-    tables = {"bias": bias, "vectors": vectors, "meeting": meeting, "key_vectors": key_vectors, "values": values}
-    tables.update(clocks, coefficients=coefficients, shift=shift)
-    present = {name: x for name, x in tables.items() if x is not None}
+        operands = [x.to(call.dtype) for x in operands]
+    keeps_right = width is not None and bool(near) and _looks_right(call)
+    lowest = given.lowest if width is None else -width
     out, lse, *_ = torch.ops.posenc.tiled(
-        query,
-        key,
-        value,
-        [x.contiguous() for x in present.values()],
-        slopes,
-        " ".join(present),
+        *operands,
+        [x.contiguous() for x in lines.values()],
+        " ".join(lines),
         Tiling(*call.layouts, call.visibility).flat(),
-        [int(width is None), width or 0, lowest, int(is_last), int(keeps_right)],
-        apply,
+        [int(width is None), width or 0, lowest, given.is_last, int(keeps_right)],
+        given.apply,
         call.scale,
         call.skip_below,
     )
-    if far_values is not None:
-        sees = (lse > -torch.inf)[..., None]
-        out = torch.addcmul(out.to(dtype), far_values, sees.to(dtype))
-    if far_bias is not None:
-        lse = lse + far_bias
-    if far_vectors is not None:
-        lse = lse + (call.query.to(dtype) @ far_vectors.mT)[..., 0] * call.scale
-    for feature, far in far_features:
-        lse = lse + (feature @ far.mT)[..., 0]
+    out, lse = far.put_back(call, lines.get("meeting"), out, lse)
     return out.to(call.query.dtype), lse if call.return_lse else None
+
+
+def _width_to_run(call: Call) -> int | None:
+    """W if distant pairs are run apart from near ones."""
+    width = _learned(call, width_of(call))
+    return width if width is not None and (has_far_keys(call, width) or is_spread(call)) else None
+
+
+def _shifted(call: Call, lines: dict[str, Tensor]) -> Tensor:
+    """The query with the vector that is added to it, since the fused kernel takes no other; vectors by distance are
+    multiplied with the query as it was."""
+    shift = lines.pop("shift", None)
+    if shift is None:
+        return call.query
+    if "vectors" in lines and "meeting" not in lines:
+        lines["meeting"] = call.query.to(call.dtype) * call.scale
+    return (call.query + shift[:, None]).to(call.query.dtype)
+
+
+@dataclass
+class _Far:
+    """What terms give all pairs far to the left, and what lines are relative to: a bias (heads, 1), and vectors of
+    queries and values (heads or 1, 1, width)."""
+
+    bias: Tensor | None = None
+    vectors: Tensor | None = None
+    values: Tensor | None = None
+
+    def put_back(self, call: Call, meeting: Tensor | None, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp, given those without it."""
+        if self.values is not None:
+            sees = (lse > -torch.inf)[..., None]
+            out = torch.addcmul(out.to(call.dtype), self.values, sees.to(call.dtype))
+        if self.bias is not None:
+            lse = lse + self.bias
+        if self.vectors is not None and meeting is not None:
+            lse = lse + (meeting @ self.vectors.mT)[..., 0]
+        elif self.vectors is not None:
+            lse = lse + (call.query.to(call.dtype) @ self.vectors.mT)[..., 0] * call.scale
+        return out, lse
+
+
+def _taken_off(lines: dict[str, Tensor], width: int, is_sloped: bool) -> _Far:
+    """Makes lines at the distances -W - 1 .. W + 1 relative to what they give far to the left, and shortens them to
+    -W .. W. A bias that is linear there gives slopes, (2, heads)."""
+    far = _Far()
+    if "bias" in lines:
+        bias, slopes, far.bias = _straightened(lines.pop("bias"), width, is_sloped)
+        lines |= {name: x for name, x in (("bias", bias), ("slopes", slopes)) if x is not None}
+    if "vectors" in lines:
+        lines["vectors"], far.vectors = _counted(lines["vectors"])
+    if "values" in lines:
+        lines["values"], far.values = _counted(lines["values"])
+    return far
+
+
+def _is_sloped(call: Call) -> bool:
+    return any(isinstance(piece, Bias) and piece.distance.tail == "linear" for piece in call.pieces)
 
 
 def _learned(call: Call, width: int | None) -> int | None:
@@ -175,13 +187,9 @@ def _learned(call: Call, width: int | None) -> int | None:
     return width
 
 
-def _straightened(
-    bias: Tensor | None, width: int, is_sloped: bool
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+def _straightened(bias: Tensor, width: int, is_sloped: bool) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """From a bias at the distances -W - 1 .. W + 1: the near entries -W .. W minus the intercept far to the left; the
     slopes (2, heads), or None; and the intercept, (heads, 1)."""
-    if bias is None:
-        return None, None, None
     slopes = None
     first = bias[:, 1:2]
     if is_sloped:
@@ -190,10 +198,8 @@ def _straightened(
     return (bias[:, 1:-1] - first if width else None), slopes, first
 
 
-def _counted(line: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def _counted(line: Tensor) -> tuple[Tensor, Tensor]:
     """From vectors at the distances -W - 1 .. W + 1: those at -W .. W minus the first, and the first."""
-    if line is None:
-        return None, None
     return line[:, 1:-1] - line[:, 1:2], line[:, 1:2]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -115,6 +115,9 @@ def _after(a: int, b: int, low: int) -> Iterator[Part]:
     yield Part(a, middle, middle + low, b + low)
 
 
+Tensors: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Query, key and value, or their gradients."""
+
 Mask = Callable[[Part], tuple["Tensor | None", "Tensor | None"]]
 """What is added to the scores of a part, as two tensors or None: one that broadcasts to (batch, heads, queries, keys),
 and a constant per row, (batch, heads, queries), which only shifts the log-sum-exp."""
@@ -136,20 +139,12 @@ def _mask(part: Part, mask: Tensor | None, query: Tensor) -> tuple[Tensor | None
     return mask, part.shape == "before"
 
 
-def forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    pieces: Iterator[Part],
-    masks: Mask,
-    scale: float,
-    out: Tensor,
-    lse: Tensor,
-) -> None:
+def forward(tensors: Tensors, pieces: Iterator[Part], masks: Mask, scale: float, out: Tensor, lse: Tensor) -> None:
     """Merges the attention of all parts into ``out`` and ``lse``, (batch, heads, queries[, dim]), in place.
 
     Rows of ``out`` without any key so far are zeros, with an ``lse`` of -inf.
     """
+    query, key, value = tensors
     for part in pieces:
         q = query[:, :, part.queries]
         added, row = masks(part)
@@ -174,23 +169,20 @@ def merge(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
 
 def backward(
     dout: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    tensors: Tensors,
     out: Tensor,
     lse: Tensor,
     pieces: Iterator[Part],
     masks: Mask,
     scale: float,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
+    grads: Tensors,
 ) -> None:
     """Adds the gradients of query, key and value through all parts, given the merged ``out`` and ``lse``.
 
     With log-sum-exp and output of the whole row, the kernel recomputes the weights and the softmax backward of the
     whole row.
     """
+    (query, key, value), (dq, dk, dv) = tensors, grads
     for part in pieces:
         queries, keys = part.queries, part.keys
         q = query[:, :, queries]
