@@ -97,7 +97,7 @@ endef
 
 test: $(DEV) kernel ## set up and run the tests, all but those of `make check`, and some of the mutants
 	$(call browser)
-	$(PYTEST) -m "(not mutant or sample) and not more" $(addprefix --ignore=,$(CHECKED))
+	$(PYTEST) -m "(not mutant or sample) and not more and not survey" $(addprefix --ignore=,$(CHECKED))
 
 check: $(DEV) kernel ## set up, run posenc check on posenc itself and on what is right, export to ONNX, try schemes alike
 	$(PYTEST) -m "not mutant and not survey" $(CHECKED)
@@ -106,8 +106,9 @@ check: $(DEV) kernel ## set up, run posenc check on posenc itself and on what is
 mutants: $(DEV) kernel ## set up, plant every bug there is a mutant of, and say what caught each
 	$(PYTEST) -m "mutant and not survey" -q
 
-survey: $(DEV) kernel ## set up, run posenc check on what is much like what CI checks, and on code in other styles: minutes
-	$(PYTEST) -m survey tests/check/test_mutants.py tests/check/test_own.py -q
+survey: $(DEV) kernel ## set up, run posenc check and others on what is much like what CI checks, laws on more examples: minutes
+	$(PYTEST) -m survey tests/check/test_mutants.py tests/check/test_own.py tests/backends/test_compile.py -q
+	POSENC_EXAMPLES=10 $(PYTEST) tests/hard/test_positions.py tests/hard/test_properties.py -q
 
 # Triton is a gigabyte, so not of `make test`.
 triton: $(TRITON) kernel ## set up with Triton, run the kernels for GPUs in its interpreter, and compile them
