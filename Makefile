@@ -99,7 +99,7 @@ endef
 
 test: $(DEV) kernel ## set up and run the tests, all but those of `make check`, and some of the mutants
 	$(call browser)
-	$(PYTEST) -m "(not mutant or sample) and not more" $(addprefix --ignore=,$(CHECKED))
+	$(PYTEST) -m "(not mutant or sample) and not more and not survey" $(addprefix --ignore=,$(CHECKED))
 
 check: $(DEV) kernel ## set up, run posenc check on posenc itself and on what is right, export to ONNX, try what is alike
 	$(PYTEST) -m "not mutant and not survey" $(CHECKED)
@@ -108,8 +108,9 @@ check: $(DEV) kernel ## set up, run posenc check on posenc itself and on what is
 mutants: $(DEV) kernel ## set up, plant the bugs there are mutants of, and say what caught each
 	$(PYTEST) -m "mutant and not survey" -q
 
-survey: $(DEV) kernel ## set up, run posenc check on every scheme, backend and model, and on code in other styles: long
-	$(PYTEST) -m survey -q $(SURVEYED)
+survey: $(DEV) kernel ## set up, try what is much like what CI tries, and laws on more examples: long
+	$(PYTEST) -m survey -q $(SURVEYED) tests/backends/test_compile.py
+	POSENC_EXAMPLES=10 $(PYTEST) tests/hard/test_positions.py tests/hard/test_properties.py -q
 
 # Triton is a gigabyte, so not of `make test`.
 triton: $(TRITON) kernel ## set up with Triton, run the kernels for GPUs in its interpreter, and compile them

@@ -1,10 +1,11 @@
 """Rows of tests: those that `make check` alone runs, and those that are too small for a test each."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 
 
 def with_more(few: Iterable[Any], others: Iterable[Any], mark: pytest.MarkDecorator = pytest.mark.more) -> list[Any]:
@@ -18,8 +19,26 @@ def named(*row: object) -> Iterator[None]:
     try:
         yield
     except (Exception, pytest.fail.Exception) as error:
-        told = f"{', '.join(map(str, row))}: {error}"
+        told = f"{', '.join(str(getattr(part, 'name', part)) for part in row)}: {error}"
         error.args = (told,)
         if isinstance(error, pytest.fail.Exception):
             error.msg = told
         raise
+
+
+def in_one_test(rows: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[[], None]]:
+    """One test of a check that takes a row: it goes through all rows, each with the seed of a test."""
+    rows = [row if isinstance(row, tuple) else (row,) for row in rows]
+    assert rows
+
+    def loop(check: Callable[..., None]) -> Callable[[], None]:
+        def test() -> None:
+            for row in rows:
+                torch.default_generator.manual_seed(0)
+                with named(*row):
+                    check(*row)
+
+        test.__name__, test.__doc__, test.__module__ = check.__name__, check.__doc__, check.__module__
+        return test
+
+    return loop

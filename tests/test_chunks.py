@@ -128,6 +128,7 @@ def test_a_cache_has_the_chunks_of_the_whole(name: str) -> None:
         torch.testing.assert_close(torch.cat([out for out in outs if isinstance(out, Tensor)], 2), whole)
 
 
+@pytest.mark.more
 def test_chunks_compile() -> None:
     q, k, v = (drawn(seed) for seed in range(3))
 

@@ -25,6 +25,7 @@ from posenc.models import Decoder, Encoder, ForwardPass, KVCache
 from posenc.schedule import Schedule
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry, Shape
+from tests.rows import in_one_test, with_more
 
 HEADS, HEAD_DIM, TOKENS = 4, 8, 10
 TEXT = Positions.arange(TOKENS)
@@ -170,6 +171,7 @@ def _sharded(rank: int, file: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 def test_sharded_schemes_are_gathered_when_they_are_read(tmp_path: Any) -> None:
@@ -249,7 +251,7 @@ class NothingCopied(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
+@in_one_test(CATALOG)
 def test_no_scheme_copies_its_constants_to_the_device_in_every_call(entry: Entry) -> None:
     scheme, positions = built(entry)
     query, key, value = (x[:1] for x in qkv())
@@ -295,7 +297,7 @@ TABLES: dict[str, Callable[[], Scheme]] = {
 }
 
 
-@pytest.mark.parametrize("tokens", [300, 2048])
+@pytest.mark.parametrize("tokens", with_more([300], [2048]))
 @pytest.mark.parametrize("name", TABLES)
 def test_the_gradient_of_a_table_is_whole_beside_inputs_in_half_precision(name: str, tokens: int) -> None:
     """To 1e-6 of its largest entry, the tables in float32, against float64 on the same rounded inputs."""
@@ -473,7 +475,7 @@ def test_explain_is_linear_where_the_distances_of_a_table_are_checked() -> None:
     os.environ.get("POSENC_SHAPES") == "1", reason="torch.compile cannot see through the checks of shapes"
 )
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for the CPU needs g++")
-@pytest.mark.parametrize("kind", ["documents", "order", "coordinates"])
+@pytest.mark.parametrize("kind", with_more(["order"], ["documents", "coordinates"]))
 def test_positions_that_a_graph_counts_by_division(kind: str) -> None:
     """Of arange(120) // 50 inductor writes 100 numbers and leaves 20 as they were, unless it is kept from it."""
     scheme = T5(HEADS, bidirectional=True)
@@ -623,6 +625,7 @@ def test_help_shows_no_private_field() -> None:
         TEXT.coords = TEXT.order  # type: ignore[misc]
 
 
+@pytest.mark.more
 def test_public_functions_are_functions_whatever_was_imported_first() -> None:
     """In one process that has torch alone, and forks for each."""
     first = ("posenc.tools.check.transformers_models", "posenc.backends.attention", "posenc.tools.plot")

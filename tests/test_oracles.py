@@ -28,6 +28,7 @@ from tests.oracles import (
     transformer_xl,
     yarn,
 )
+from tests.rows import in_one_test
 
 DOUBLE = torch.float64
 
@@ -47,7 +48,7 @@ def norm(row: list[float]) -> float:
 # --- independence ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parent / "oracles").glob("*.py")), ids=lambda path: path.stem)
+@in_one_test(sorted((Path(__file__).parent / "oracles").glob("*.py")))
 def test_an_oracle_imports_only_the_standard_library_torch_and_other_oracles(path: Path) -> None:
     allowed = {"math", "cmath", "dataclasses", "functools", "typing", "collections.abc", "torch"}
     for node in ast.walk(ast.parse(path.read_text())):

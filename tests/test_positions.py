@@ -16,7 +16,7 @@ from posenc.positions.positions import PADDING
 from posenc.positions.tiles import Visibility
 from posenc.positions.visibility import check_index, same_run, table_index, visible
 
-LAW = settings(deadline=None, derandomize=True, max_examples=150)
+LAW = settings(deadline=None, derandomize=True, max_examples=60)
 
 Rows = list[list[int]]
 

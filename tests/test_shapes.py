@@ -13,6 +13,7 @@ import posenc
 CHECKED = os.environ.get("POSENC_SHAPES") == "1"
 
 
+@pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.skipif(CHECKED, reason="runs itself in a process where shapes are checked")
 def test_annotated_shapes_are_true() -> None:

@@ -144,6 +144,7 @@ def test_step_by_step_from_a_cache_it_is_the_whole_text(kind: str) -> None:
     torch.testing.assert_close(torch.cat(outs, 2), whole, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.more
 def test_one_graph_serves_texts_of_every_length() -> None:
     """Short ones too, which are dense outside of a graph."""
 

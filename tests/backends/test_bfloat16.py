@@ -85,8 +85,7 @@ SCHEMES: dict[str, Callable[[int], Scheme | None]] = {
 ROTATE = ("rope", "rope, interleaved, of some channels", "rope and alibi")
 
 
-@pytest.mark.parametrize("width", [16, 40, 64])
-@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize(("name", "width"), [(name, (16, 40, 64)[n % 3]) for n, name in enumerate(SCHEMES)])
 def test_it_is_as_exact_as_plain_attention(name: str, width: int) -> None:
     """At lengths that are multiples of no block, with grouped heads."""
     torch.manual_seed(0)
@@ -108,8 +107,7 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["rope", "t5", "shaw"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "name"), [(x, ("rope", "t5", "shaw")[n % 3]) for n, x in enumerate(PLACES)])
 def test_so_it_is_wherever_tokens_stand(name: str, place: str) -> None:
     torch.manual_seed(0)
     tensors = [torch.randn(2, heads, 341, 32).bfloat16() for heads in (4, 2, 2)]

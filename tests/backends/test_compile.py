@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import make_boxed_func
 
 from posenc import ExponentialDecay, FourierFeatures, NoPE, Positions, Relative2D, RoPE, Scheme, Swin, SwinV2, attention
 from posenc.schemes.catalog import CATALOG
@@ -42,10 +40,14 @@ class Graphs:
     """A compiler that runs the graphs of forward and backward as they are, and keeps them."""
 
     def __init__(self) -> None:
+        from torch._dynamo.backends.common import aot_autograd  # a second, which other tests need not wait for
+
         self.kept: list[torch.fx.GraphModule] = []
         self.backend = aot_autograd(fw_compiler=self._keep, bw_compiler=self._keep)
 
     def _keep(self, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        from torch._functorch.aot_autograd import make_boxed_func
+
         self.kept.append(graph)
         return make_boxed_func(graph.forward)
 

@@ -817,6 +817,7 @@ def test_a_proof_that_cannot_be_had_is_no_error_of_attention(
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # torch's own, of compilation
+@pytest.mark.more
 def test_the_first_call_of_all_may_be_compiled(compiler: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """What proves a library is not of what is compiled."""
     is_compiling = []

@@ -11,6 +11,7 @@ import posenc
 from posenc.backends.native.library import missing, multiplies_bfloat16
 from posenc.tools.kit.memory import peak_bytes
 from tests.backends.grounds import FAST, LINEAR, Case, case, refuses
+from tests.rows import with_more
 
 TOKENS = 2048
 LAYERS, LAYER_TOKENS = 3, 1024
@@ -49,7 +50,11 @@ def growth(of: Callable[[int], Callable[[], object]], tokens: int = TOKENS) -> f
 # Straight in the distance from near on, from the ends of a table on, and nowhere; and what no tile can hold. Blocks of
 # queries are one loop for all of them.
 LINEAR_RUNS = [
-    pytest.param(name, place, way, step, backend, id=f"{name}-{place}-{way}-{step}-{backend}")
+    pytest.param(
+        *(name, place, way, step, backend),
+        id=f"{name}-{place}-{way}-{step}-{backend}",
+        marks=() if name == "alibi" or name == "t5" else pytest.mark.more,
+    )
     for name, place, way, step in (
         ("alibi", "text", "causal", "forward"),
         ("alibi bidirectional", "text", "both", "training"),
@@ -120,7 +125,13 @@ def test_several_layers_in_turn_take_the_memory_of_one(name: str, backend: str) 
     assert peak_bytes(several) <= peak_bytes(one) + it.query.nbytes
 
 
-@pytest.mark.parametrize(("name", "backend"), [run for run in SHARED if run.values[1] in LINEAR])
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    with_more(
+        [run for run in SHARED if run.values[1] in LINEAR and run.values[0] == "rope+alibi"],
+        [run.values for run in SHARED if run.values[1] in LINEAR and run.values[0] != "rope+alibi"],
+    ),
+)
 def test_a_further_layer_trained_keeps_no_scores(name: str, backend: str) -> None:
     """What a layer keeps for its backward pass is of the size of its tensors: query, key and value as turned and as
     wide as the heads, the output, and what the backward pass hands on. Scores would be 146 times the query or more."""
@@ -159,7 +170,7 @@ def test_nothing_is_kept_afterwards(name: str, backend: str, step: str) -> None:
 @pytest.mark.skipif(missing(torch.bfloat16) is not None, reason=f"no kernel: {missing(torch.bfloat16)}")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "scheme", [None, posenc.RoPE(64), posenc.ALiBi(8), posenc.T5(8)], ids=["none", "rope", "alibi", "t5"]
+    "scheme", with_more([posenc.RoPE(64)], [None, posenc.ALiBi(8), posenc.T5(8)]), ids=["rope", "none", "alibi", "t5"]
 )
 def test_a_training_step_of_the_kernel_needs_no_more_than_plain_attention(
     scheme: posenc.Scheme | None, dtype: torch.dtype

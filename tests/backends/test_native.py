@@ -19,6 +19,7 @@ from posenc.encoding.pieces import Fold
 from posenc.positions.tiles import Tiling, Visibility
 from posenc.schemes.relative_1d import Relative1D
 from tests.awkward import Pieces
+from tests.rows import with_more
 
 
 def test_a_library_that_says_something_else_of_a_call_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,6 +38,7 @@ def test_a_library_that_says_something_else_of_a_call_is_refused(monkeypatch: py
         operator._check_fields.__wrapped__(kernel)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("precision", build.PRECISIONS)
 def test_the_source_has_no_warnings(precision: str, tmp_path: Path) -> None:
     flags = [flag for flag in (*build.FLAGS, *processor.runnable(precision)[0].flags) if flag != "-shared"]
@@ -174,7 +176,7 @@ def test_nan_is_not_taken_for_a_score_that_relu_cuts_off() -> None:
     assert lse.isnan().nonzero().tolist() == [[0, 1, 170]]
 
 
-@pytest.mark.parametrize("threads", [1, 16])
+@pytest.mark.parametrize("threads", with_more([16], [1]))
 def test_each_key_is_of_one_task(threads: int) -> None:
     """On both sides of a gap, in a window: tiles over the same keys begin at different ones."""
     positions = Positions.cat([Positions.arange(900), Positions.arange(1000, start=900).shift(100)])

@@ -61,10 +61,15 @@ def test_memory_order_does_not_matter(scheme: str) -> None:
 @pytest.mark.parametrize(
     ("name", "scheme", "dtype", "is_causal"),
     [
-        *(("tiled", scheme, torch.float64, True) for scheme in SCHEMES),
         ("tiled", "near and far", torch.float64, False),  # what is far to the right is kept apart
         ("tiled", "near and far, fixed", torch.bfloat16, True),  # and so is the output before it is rounded
-        *(("native", scheme, torch.float64, True) for scheme in SCHEMES if scheme != "both sides"),
+        ("native", "near and far", torch.float64, True),
+        *(pytest.param("tiled", scheme, torch.float64, True, marks=pytest.mark.more) for scheme in SCHEMES),
+        *(
+            pytest.param("native", scheme, torch.float64, True, marks=pytest.mark.more)
+            for scheme in SCHEMES
+            if scheme not in ("near and far", "both sides")
+        ),
     ],
 )
 def test_what_operators_promise_the_compiler_is_so(

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import os
 import random
 import struct
 from collections.abc import Iterable, Sequence
@@ -20,10 +21,13 @@ from tests.backends.grounds import KINDS, TURNING, attend
 PADDING = -1
 
 
+MANY = int(os.environ.get("POSENC_EXAMPLES", "1"))  # `make survey` tries many times as many
+
+
 def law(examples: int) -> settings:
     """The same examples on every run, however long one of them takes."""
     phases = (Phase.generate, Phase.shrink)
-    return settings(derandomize=True, deadline=None, database=None, max_examples=examples, phases=phases)
+    return settings(derandomize=True, deadline=None, database=None, max_examples=MANY * examples, phases=phases)
 
 
 # --- a model of positions: what each token is, in lists of Python numbers ---------------------------------------------

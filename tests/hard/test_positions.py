@@ -18,7 +18,7 @@ from tests.test_positions import check_layout
 ROWS = st.integers(0, 3)
 
 
-@law(500)
+@law(200)
 @given(st.data(), ROWS)
 def test_positions_are_their_model(data: st.DataObject, rows: int) -> None:
     """Made and changed in any way, they hold the tokens that the model holds; what they know of them is so; and nothing
@@ -28,7 +28,7 @@ def test_positions_are_their_model(data: st.DataObject, rows: int) -> None:
     check_layout(it.positions)
 
 
-@law(100)
+@law(40)
 @given(st.data(), ROWS, st.lists(st.integers(0, 9), max_size=3))
 def test_slices_laid_together_are_the_whole(data: st.DataObject, rows: int, cuts: list[int]) -> None:
     it = data.draw(made(rows))
@@ -52,7 +52,7 @@ def pair(data: st.DataObject, rows: int) -> tuple[Made, Made]:
     return data.draw(made(rows)), key
 
 
-@law(250)
+@law(100)
 @given(st.data(), ROWS, st.booleans())
 def test_what_two_positions_know_of_one_another_is_so(data: st.DataObject, rows: int, causal: bool) -> None:
     query, key = pair(data, rows)
@@ -80,7 +80,7 @@ def test_what_two_positions_know_of_one_another_is_so(data: st.DataObject, rows:
                     assert wide[1][row][j].coords[0] - wide[0][row][i].coords[0] == j - i + tile.distance
 
 
-@law(250)
+@law(100)
 @given(st.data(), ROWS, st.integers(1, 12))
 def test_tokens_too_far_apart_for_a_table_are_found(data: st.DataObject, rows: int, reach: int) -> None:
     """Those that may see one another, of any order; the furthest distance is named."""
@@ -101,7 +101,7 @@ def test_tokens_too_far_apart_for_a_table_are_found(data: st.DataObject, rows: i
         check_reach(query.positions, key.positions, (reach,) * axes[0], "Scheme")
 
 
-@law(100)
+@law(40)
 @given(st.data(), ROWS, st.integers(1, 12))
 def test_tokens_outside_a_table_are_found(data: st.DataObject, rows: int, limit: int) -> None:
     it = data.draw(made(rows))
@@ -117,7 +117,7 @@ def test_tokens_outside_a_table_are_found(data: st.DataObject, rows: int, limit:
         table_index(it.positions, "Scheme", limit)
 
 
-@law(250)
+@law(100)
 @given(st.integers(0, 3).flatmap(rows_of_text), st.integers(0, 4))
 def test_what_follows_goes_on_where_the_last_token_is(it: Made, n: int) -> None:
     """All at once or one by one, the last of each row being the first of the highest order that is no padding."""

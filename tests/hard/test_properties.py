@@ -182,7 +182,7 @@ def check_same(
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES}))
-@law(10)
+@law(4)
 @given(st.data(), st.booleans(), st.booleans())
 def test_every_backend_ends_as_the_reference_does(
     name: str, data: st.DataObject, small: bool, with_gradients: bool
@@ -233,7 +233,7 @@ def gradients(it: Setting, backend: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", [name for name in ATTENDING if name != "cope"])  # it has corners: see awkward.py
-@law(8)
+@law(3)
 @given(st.data(), st.booleans())
 def test_every_backend_has_the_gradients_of_the_reference(name: str, data: st.DataObject, small: bool) -> None:
     """And a query that sees nothing, as a key that nothing sees, has none at all."""
@@ -260,7 +260,7 @@ def test_every_backend_has_the_gradients_of_the_reference(name: str, data: st.Da
 ROUNDED = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
-@law(150)
+@law(60)
 @given(texts() | settings_of(), st.sampled_from([*ROUNDED]), st.booleans())
 def test_in_other_precisions_a_backend_is_off_by_what_rounding_costs(
     it: Setting, dtype: torch.dtype, small: bool
@@ -291,7 +291,7 @@ RELATIVE = [name for name in ATTENDING if not ABSOLUTE & {*name.split("+")} and 
 BY = st.integers(-40, 40) | st.sampled_from([2**20, 2**31, -(2**31), 2**52])
 
 
-@law(150)
+@law(60)
 @given(texts(RELATIVE) | settings_of(RELATIVE), BY, st.sampled_from((*FAST, "auto")), st.booleans())
 def test_relative_schemes_do_not_see_a_shift(it: Setting, by: int, backend: str, small: bool) -> None:
     moved = replace(it, query_positions=it.query_positions.shift(by), key_positions=it.key_positions.shift(by))
@@ -305,7 +305,7 @@ def test_relative_schemes_do_not_see_a_shift(it: Setting, by: int, backend: str,
             check_same(found, truth, it, off(moved, shift=by) if it.query.numel() and it.key.numel() else None)
 
 
-@law(120)
+@law(50)
 @given(settings_of(), st.randoms(use_true_random=False), st.sampled_from((*FAST, "auto")), st.booleans())
 def test_tokens_may_lie_in_any_order(it: Setting, chance: random.Random, backend: str, small: bool) -> None:
     """Queries permuted with their positions and rows of the mask permute the output; keys, with theirs and columns of
@@ -343,7 +343,7 @@ def changed(it: Setting, tensors: Sequence[Tensor], **how: Any) -> Setting:
     return replace(it, query=query, key=key, value=value, how=it.how | how)
 
 
-@law(150)
+@law(60)
 @given(st.data(), st.sampled_from((*FAST, "auto")), st.booleans())
 def test_documents_are_what_they_are_alone(data: st.DataObject, backend: str, small: bool) -> None:
     """Packed with others or padded anywhere; and of what the others hold not one bit leaks in, and no gradient out."""
@@ -388,7 +388,7 @@ def test_documents_are_what_they_are_alone(data: st.DataObject, backend: str, sm
 # --- (6) prefill + decode = full --------------------------------------------------------------------------------------
 
 
-@law(150)
+@law(60)
 @given(st.data(), st.lists(st.integers(0, 5), max_size=4), st.lists(st.integers(0, 40), max_size=3), st.booleans())
 def test_a_cache_is_the_full_run(data: st.DataObject, steps: list[int], cuts: list[int], small: bool) -> None:
     """Any prompt, in any chunks, and what follows it: every key is turned once and kept, where it may be."""
@@ -428,7 +428,7 @@ def test_a_cache_is_the_full_run(data: st.DataObject, steps: list[int], cuts: li
 PER_KEY = [name for name in ATTENDING if name not in ROWS]  # which need whole rows
 
 
-@law(120)
+@law(50)
 @given(texts(PER_KEY) | settings_of(PER_KEY), st.data(), st.integers(1, 3), st.booleans())
 def test_shards_of_keys_merged_by_their_log_sum_exp_are_the_whole(
     it: Setting, data: st.DataObject, shards: int, small: bool
@@ -469,7 +469,7 @@ def test_shards_of_keys_merged_by_their_log_sum_exp_are_the_whole(
 HUGE: dict[str, Any] = {"loud": (1e4, 1e15)}
 
 
-@law(150)
+@law(60)
 @given(texts(**HUGE) | settings_of(**HUGE), st.sampled_from([torch.float64, *ROUNDED]), st.booleans())
 def test_finite_in_finite_out(it: Setting, dtype: torch.dtype, small: bool) -> None:
     """However large the scores, the output is a mean of values."""
@@ -514,7 +514,7 @@ def beyond(it: Setting) -> str | None:
     return None
 
 
-@law(150)
+@law(60)
 @given(settings_of([name for name in NAMES if name in TABLES], (0, 1, 2, 5, 9, 17)))
 def test_positions_without_an_encoding_are_named(it: Setting) -> None:
     both = {"learned": [it.query_positions], "absolute_in_attention": [it.key_positions]}

@@ -205,6 +205,13 @@ KINDS: dict[str, tuple[Run, Run]] = {
 }
 
 
+def in_turn(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Every model in three of the five ways: alone, as it is generated from, and one of the others in turn."""
+    always = ["full", "cached"]
+    others = [kind for kind in KINDS if kind not in always]
+    return [(name, kind) for n, name in enumerate(names) for kind in (*always, others[n % len(others)])]
+
+
 def with_attention(model: Any, name: str, dtype: torch.dtype) -> Any:
     """Falcon's eager attention adds its ALiBi twice, so what is compared with is "sdpa", its default."""
     other = copy.deepcopy(model).to(dtype)
@@ -229,16 +236,14 @@ def check(model: Any, run: Run, truth: Run) -> None:
         assert 0 < ours <= 2.5 * eager, (dtype, ours, eager)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(("name", "kind"), in_turn(DECODERS))
 def test_a_decoder_is_as_exact_as_its_eager_attention(name: str, kind: str) -> None:
     if name == "llama4" and kind in ("left", "cached"):
         pytest.skip("transformers scales queries by their place in the cache, so its padded rows are other rows")
     check(built(name), *KINDS[kind])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ADAPTED)
+@pytest.mark.parametrize(("name", "kind"), in_turn(ADAPTED))
 def test_a_model_with_an_attention_of_its_own_is_as_exact_adapted(name: str, kind: str) -> None:
     if kind == "packed" and name != "gptj":
         pytest.skip("the model tells no documents apart")
@@ -523,6 +528,7 @@ def test_what_is_generated_is_what_eager_generates(name: str, how: dict[str, Any
     assert torch.equal(eager, ours)
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_it_compiles_into_one_graph() -> None:
     model = with_attention(built("mistral", num_hidden_layers=1), "posenc", torch.float32)

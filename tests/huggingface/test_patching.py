@@ -482,6 +482,7 @@ def test_wrappers_are_looked_through(what: Any) -> None:
     assert torch.equal(output(wrapped, input_ids=LONG), before)
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_a_patched_model_compiles_into_one_graph() -> None:
     """With the scaling that needs most: identity from the model's rotary, places and lengths read off a plain mask."""

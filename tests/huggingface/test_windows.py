@@ -57,9 +57,8 @@ def test_a_scheme_leaves_the_models_own_chunks() -> None:
         torch.testing.assert_close(slots, output(own, input_ids=IDS)[1], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name", ["mistral", *(pytest.param(name, marks=pytest.mark.more) for name in ("gemma3", "llama4"))]
-)
+@pytest.mark.more
+@pytest.mark.parametrize("name", ["mistral", "llama4"])
 def test_a_window_that_a_laid_out_mask_holds_is_refused(name: str) -> None:
     """A compiled graph's holds the model's own, and what its caller meant by a mask nobody knows."""
     model, mask = built(name), torch.ones(13, 13).tril().bool().expand(2, 1, -1, -1)
@@ -73,6 +72,7 @@ def test_a_window_that_a_laid_out_mask_holds_is_refused(name: str) -> None:
     torch.compiler.reset()  # which would remember that its functions raised, for other tests
 
 
+@pytest.mark.more
 def test_a_schedule_on_a_model_without_windows_compiles() -> None:
     model = built("llama")
     with patch(model, Schedule([(posenc.NoPE(), 4), (posenc.RoPE(12), None)])):

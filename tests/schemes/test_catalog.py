@@ -18,10 +18,11 @@ from posenc.scheme import Composition, with_random_parameters
 from posenc.schemes.catalog import CATALOG, entries_in
 from posenc.schemes.entry import FORMULA, Entry, Law, Shape
 from tests.cases import CASES
+from tests.rows import in_one_test
 from tests.schemes.test_laws import SHAPE, segments
 
 TESTS = Path(__file__).parents[1]
-ENTRIES = pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
+ENTRIES = in_one_test(CATALOG)
 
 
 # --- found ----------------------------------------------------------------------------------------------------------
@@ -180,8 +181,7 @@ def test_a_scheme_is_built_for_as_many_axes_as_it_says(entry: Entry) -> None:
     assert taken == ([1, 2, 3] if blind else {"one": [1], "two": [2], "three": [3], "any": [1, 2, 3]}[entry.axes])
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@ENTRIES
+@in_one_test((entry, causal) for entry in CATALOG for causal in (True, False))
 @torch.no_grad()
 def test_what_is_for_decoders_hides_later_keys_or_rewards_them_or_takes_them_for_nearer(
     entry: Entry, causal: bool

@@ -11,14 +11,13 @@ from contextlib import contextmanager
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounter
-from torch._inductor.compile_fx import compile_fx
 
 import posenc
 from posenc import ALiBi, Encoding, Positions, RoPE, Scheme
 from posenc.encoding.features import projected_at_random
 from posenc.positions.visibility import table_index
 from posenc.schemes.catalog import CATALOG, Shape, entries_of, scheme_from_names
+from tests.rows import in_one_test
 
 HEADS, HEAD_DIM, TOKENS = 12, 6, 7
 SHAPE = Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, max_positions=50)
@@ -31,7 +30,7 @@ POSITIONS = (
 GRID = Positions(torch.stack((POSITIONS.coords, 49 - POSITIONS.coords), -1), document=POSITIONS.document)
 VIDEO = Positions(torch.cat((GRID.coords, GRID.coords[..., :1] // 2), -1), document=POSITIONS.document)
 BEGIN_ALIKE = {"cope", "query_scale"}  # at numbers that are not drawn
-of_every_scheme = pytest.mark.parametrize("names", NAMES)
+of_every_scheme = in_one_test(NAMES)
 
 
 def build(names: str, seed: int = 5) -> Scheme:
@@ -147,8 +146,7 @@ COPIES: dict[str, Callable[[str], Scheme]] = {
 }
 
 
-@pytest.mark.parametrize("way", COPIES)
-@of_every_scheme
+@in_one_test((names, way) for names in NAMES for way in COPIES)
 def test_a_copy_encodes_the_same_to_the_bit(names: str, way: str) -> None:
     assert_same_encoding(COPIES[way](names), build(names))
 
@@ -175,15 +173,14 @@ def check_cast(names: str, dtype: torch.dtype) -> None:
     assert_same_encoding(build(names).to(dtype), expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@of_every_scheme
+@in_one_test((names, dtype) for names in NAMES for dtype in (torch.bfloat16, torch.float16))
 def test_a_cast_to_half_precision_and_back_rounds_what_is_learned_and_nothing_else(
     names: str, dtype: torch.dtype
 ) -> None:
     check_cast(names, dtype)
 
 
-@pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)
+@in_one_test(CATALOG)
 def test_parameter_free_schemes_are_untouched_by_casts(entry: posenc.schemes.catalog.Entry) -> None:
     if "parameter_free" in entry.laws or entry.scheme.zero_initialized:
         assert_same_encoding(build(entry.name).bfloat16().float(), build(entry.name))
@@ -305,12 +302,15 @@ no_guards = pytest.mark.skipif(
 )
 
 
+@pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for the CPU needs g++")
 @no_guards
 def test_compiled_and_eager_agree_and_the_graph_is_whole_and_real() -> None:
     """Forward and backward, with padding on the left. Both compute in single precision, in another order. There is one
     graph without a break, and no complex number in it: those neither export nor fuse."""
+    from torch._inductor.compile_fx import compile_fx  # seconds, which the other tests need not wait for
+
     graphs: list[torch.fx.GraphModule] = []
 
     def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
@@ -338,6 +338,8 @@ def test_compiled_and_eager_agree_and_the_graph_is_whole_and_real() -> None:
 @no_guards
 def test_lengths_may_change_without_compiling_anew() -> None:
     """One graph for the first length, one for all others. With a scheme: see tests/backends/test_compile.py."""
+    from torch._dynamo.testing import CompileCounter
+
     counter = CompileCounter()
     with fresh_compiler():
         compiled = torch.compile(lambda x: posenc.attention(x, x, x, is_causal=True), backend=counter, fullgraph=True)

@@ -186,6 +186,7 @@ def test_its_laws_are_measured(own: str, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == f"posenc: error: {own}:{LINE}: KeyError: 'angle'\n"
 
 
+@pytest.mark.more
 def test_it_is_checked_in_a_decoder(own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", f"{own}:Steep", "--checks", "4", "--seconds", "60", "-q"]) == 0
     words = ["check", f"{own}:Forgets", "--checks", "11", "--seconds", "60", "--out", str(tmp_path / "out")]
@@ -200,6 +201,7 @@ def test_it_is_checked_in_a_decoder(own: str, tmp_path: Path, capsys: pytest.Cap
     assert f"--dim is for a module; {own}:Steep is a scheme, which claims for itself" in capsys.readouterr().err
 
 
+@pytest.mark.more
 def test_it_is_timed(own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bench", "--quick", "--lengths", "64", "--rounds", "1", "--only", "price", "--out", str(tmp_path / "out")]
     assert main([*words, "--schemes", f"{own}:Steep"]) == 0
