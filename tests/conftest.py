@@ -6,6 +6,7 @@ the guards.
 
 import gc
 import os
+import sys
 from collections.abc import Generator
 
 import pytest
@@ -24,6 +25,15 @@ def _seeded() -> None:
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(0)
+
+
+@pytest.fixture(autouse=True)
+def _same_path() -> Generator[None]:
+    """Importing a user's file puts its folder first, as Python does for a script; a process that a later test starts
+    would take its modules for the standard library's."""
+    before = sys.path[:]
+    yield
+    sys.path[:] = before
 
 
 DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
@@ -49,7 +59,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 OF_ALL_SCHEMES = (
     *("backends/test_parity", "backends/test_flex", "backends/test_budgets", "models/test_cache"),
-    *("models/test_transformer", "hard/test_properties", "lab/test_tasks", "bench/test_run", "figures/test_plots"),
+    *("models/test_transformer", "hard/test_properties", "compare/test_tasks", "bench/test_run", "plot/test_plots"),
 )
 
 

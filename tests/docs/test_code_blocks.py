@@ -37,6 +37,7 @@ DRAWN_BY = {
     "price": "make bench",
     "extend": "posenc extend",
     "explorer": "posenc explore",
+    "house": "docs/house.py",
 }
 
 

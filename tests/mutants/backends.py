@@ -49,7 +49,9 @@ class Line(Mutant):
                 patch.setattr(choice, "BACKENDS", tuple(among))
             else:
                 patch.setattr(self.owner, self.name, wrong)
+            plan._tiles.cache_clear()  # those of the check without the bug
             yield
+        plan._tiles.cache_clear()
 
 
 def edited(owner: Any, name: str, this: str, that: str) -> Any:

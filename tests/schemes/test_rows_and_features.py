@@ -219,7 +219,8 @@ def test_weights_that_are_not_normalised_are_not_changed_afterwards(entry: Calla
 def test_a_gate_that_was_forgotten_is_asked_for_as_the_layer_has_it() -> None:
     query = drawn(1, HEADS, TOKENS, HEAD_DIM)
     with pytest.raises(
-        ValueError, match=r"by encoding.with_projected\({'forgotten': ...}\) of .*by ForwardPass.features"
+        ValueError,
+        match=r"use encoding.with_projected\({'forgotten': ...}\) with the layer's projection, ForwardPass.features",
     ):
         attention(query, query, query, FoX(HEADS), is_causal=True)
 
@@ -243,7 +244,9 @@ def test_a_cope_that_begins_is_nothing() -> None:
 def test_a_missing_feature_is_named() -> None:
     query = drawn(1, HEADS, 3, HEAD_DIM)
     for scheme, name in ((FoX(HEADS), "forgotten"), (Inkling(HEADS, 3, 4).double(), "profile")):
-        with pytest.raises(ValueError, match=f"^the scheme needs the feature '{name}' of every query: give it by"):
+        with pytest.raises(
+            ValueError, match=f"^the scheme needs the feature '{name}' of every query: use encoding.with_projected"
+        ):
             attention(query, query, query, scheme)
 
 

@@ -143,7 +143,16 @@ def logits(
     know which keys a query attends to. Returns float32 for half-precision inputs, float64 for float64 inputs.
     """
     asked = Request(
-        query, key, None, encoding, query_positions, key_positions, is_causal=is_causal, window=window, scale=scale
+        query,
+        key,
+        key,
+        encoding,
+        query_positions,
+        key_positions,
+        is_causal=is_causal,
+        window=window,
+        scale=scale,
+        are_logits=True,
     )
     *_, call = asked.checked()
     with _without_autocast(query):

@@ -63,7 +63,7 @@ def signature_of(request: Request, backend: str) -> Hashable:
     encoding, query, window = request.encoding, request.query, request.window
     if not isinstance(encoding, Encoding) or not compat.is_undisturbed():
         return None
-    learns = encoding.learns()
+    learns = encoding._learns()
     if learns is None or request.query_positions is not None or request.key_positions is not None:
         return None
     tensors = [query, request.key, request.value, request.attn_mask, request.sinks, request.key_norms]

@@ -28,11 +28,11 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(eq=False)
 class Request:
-    """The arguments of `attention` and of `explain`; of `logits`, without a value, which then masks nothing either."""
+    """The arguments of `attention` and of `explain`; or of `logits`, which masks nothing and does not read the value."""
 
     query: Tensor
     key: Tensor
-    value: Tensor | None
+    value: Tensor
     encoding: Encoding | Scheme | None
     query_positions: Positions | None
     key_positions: Positions | None
@@ -46,11 +46,12 @@ class Request:
     return_lse: bool = False
     skip_below: float | None = None
     key_norms: Tensor | None = None
+    are_logits: bool = False
 
     def bound(self) -> Encoding:
         """The encoding, or the scheme bound to the positions, checked against the tensors."""
         query, key, encoding = self.query, self.key, self.encoding
-        _check_tensors(query, key, key if self.value is None else self.value)
+        _check_tensors(query, key, self.value)
         if isinstance(encoding, Tensor):
             raise ValueError(
                 f"encoding must be an Encoding, a Scheme or None; pass a mask as attn_mask=, got {shown(encoding)}"
@@ -121,7 +122,7 @@ class Request:
     def call(self, encoding: Encoding, settled: Mapping[str, Any]) -> Call:
         """The call, of what is `settled` and this request's tensors. Values are rotated, and so are queries and keys
         (for each band of distances, where the encoding has bands) unless their rotation is left to the backend."""
-        query, key, value = self.query, self.key, self.key if self.value is None else self.value
+        query, key, value = self.query, self.key, self.value
         attn_mask = self.attn_mask
         bands: tuple[Far, ...] = ()
         if attn_mask is not None:
@@ -151,7 +152,7 @@ class Request:
         encoding = self.bound()
         settled = self.settled(encoding)
         call = self.call(encoding, settled)
-        if self.value is not None:
+        if not self.are_logits:
             _check_direction(call, encoding.rotations)
             _check_value_door(call)
         return encoding, settled, call

@@ -355,7 +355,7 @@ class Encoding:
         """ValueError if a parameter changed or was freed after the encoding was made."""
         check_fresh(self._made_with, bool(self.pieces or self.values))
 
-    def learns(self) -> tuple[bool, ...] | None:
+    def _learns(self) -> tuple[bool, ...] | None:
         """Of each parameter that it was made with, whether it has a gradient; None if its terms may read others."""
         is_known = self._is_counted or not (self.pieces or self.values)
         return tuple(parameter.requires_grad for parameter, _ in self._made_with) if is_known else None
