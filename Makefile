@@ -87,8 +87,8 @@ CHECKED := tests/check/test_own.py tests/check/test_mutants.py tests/backends/te
 SURVEYED := tests/check/test_own.py tests/check/test_mutants.py tests/backends/test_proof.py tests/test_mutants.py
 
 # One thread a process: the processes share the cores already. Tests of a file stay in a process, which has what they
-# share, until the other has nothing left to do.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal
+# share, until the other has nothing left to do. Files are compiled once, not by each of the commands that tests start.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 # A browser for the explorer's tests, from the system's packages where they can be had; without one those tests skip.
 define browser

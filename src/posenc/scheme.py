@@ -307,6 +307,11 @@ def uninitialized(kind: type[M], *sizes: int, **how: Any) -> M:
     return made
 
 
+def uninitialized_table(rows: int, width: int) -> nn.Embedding:
+    """An embedding like `uninitialized`, which would import PyTorch's compiler to draw its numbers on ``meta``."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+
+
 class Composition(Scheme):
     """Several schemes as one: ``rope + alibi``. Terms are applied in the order of the parts.
 

@@ -72,7 +72,7 @@ def test_a_loss_that_is_no_number_stays_one_and_wins_nothing() -> None:
     assert not value.finite
     assert summary.best("sliding", 1024) == ("nope",)
     assert "alibi is not finite" in sentences.observed(summary)[2]
-    assert tables.cell(summary, "sliding", "alibi", 1024) == ("not finite", "")
+    assert tables.cell(summary, "sliding", "alibi", 1024) == tables.Cell("not finite", mark="absent")
 
 
 def test_a_finished_comparison_lacks_nothing() -> None:

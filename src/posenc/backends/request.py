@@ -28,7 +28,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(eq=False)
 class Request:
-    """The arguments of `attention` and of `explain`; or of `logits`, which masks nothing and does not read the value."""
+    """The arguments of `attention` and of `explain`; or of `logits`, which neither masks nor reads the value."""
 
     query: Tensor
     key: Tensor

@@ -244,7 +244,7 @@ def join(layouts: Sequence[Layout], rows: int) -> Layout:
         spans: list[Span] = []
         at = 0
         for layout in layouts:
-            for span in layout.of_row(row):
+            for span in layout.of_row(row) if layout.tokens else ():  # a run without tokens has a span
                 new = span.moved(at)
                 if spans and spans[-1].goes_on(new):
                     spans[-1] = replace(spans[-1], stop=new.stop)

@@ -15,7 +15,7 @@ from posenc.encoding.encoding import Context, Rotation
 from posenc.encoding.pieces import Distance, Meeting
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import in_double
-from posenc.scheme import Scheme, uninitialized
+from posenc.scheme import Scheme, uninitialized, uninitialized_table
 from posenc.schemes.entry import Entry, Law
 
 
@@ -172,7 +172,7 @@ class Relative(nn.Module):
 
     def __init__(self, rows: int, width: int, normalized: bool) -> None:
         super().__init__()
-        self.rows = uninitialized(nn.Embedding, rows, width)
+        self.rows = uninitialized_table(rows, width)
         self.norm = nn.LayerNorm(width, eps=1e-7) if normalized else None
 
 

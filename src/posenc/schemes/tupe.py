@@ -13,7 +13,7 @@ from posenc.arguments import check_flag, whole
 from posenc.encoding.encoding import Context, Rotation
 from posenc.positions.positions import Positions
 from posenc.positions.visibility import table_index
-from posenc.scheme import Scheme, uninitialized
+from posenc.scheme import Scheme, uninitialized, uninitialized_table
 from posenc.schemes.entry import Entry, Law
 
 
@@ -55,10 +55,8 @@ class TUPE(Scheme):
         self.width = self.num_heads * self.head_dim if dim is None else whole("dim", dim)
         check_flag("untie_cls", untie_cls)
         self.untie_cls = untie_cls
-        self.embedding, self.norm = (
-            uninitialized(nn.Embedding, self.max_positions, self.width),
-            nn.LayerNorm(self.width),
-        )
+        self.embedding = uninitialized_table(self.max_positions, self.width)
+        self.norm = nn.LayerNorm(self.width)
         self.query, self.key = (uninitialized(nn.Linear, self.width, self.num_heads * self.head_dim) for _ in range(2))
         if untie_cls:
             self.theta = nn.Parameter(torch.empty(2, self.num_heads))
