@@ -13,6 +13,18 @@ def with_more(few: Iterable[Any], others: Iterable[Any], mark: pytest.MarkDecora
     return [*few, *(pytest.param(*(x if isinstance(x, tuple) else (x,)), marks=mark) for x in others)]
 
 
+def first_of(values: Iterable[Any]) -> list[Any]:
+    """`with_more` for all rows but the first."""
+    first, *others = values
+    return with_more([first], others)
+
+
+def every_second(values: Iterable[Any]) -> list[Any]:
+    """`with_more` for the second row, the fourth, and so on."""
+    rows = list(values)
+    return with_more(rows[::2], rows[1::2])
+
+
 @contextmanager
 def named(*row: object) -> Iterator[None]:
     """For a row of a loop: an error raised in here keeps its type and place, and its message begins with the row."""

@@ -74,6 +74,7 @@ def check_compiled(model: Callable[..., Tensor], it: Case, *more: Tensor, compil
     torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_graph_is_whole_and_real_and_gives_what_eager_gives(name: str) -> None:
     it, graphs = case(name, "text", 33), Graphs()
@@ -116,6 +117,7 @@ COUNTED = with_more(
 )
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("name", "backend", "way"), COUNTED)
 def test_lengths_may_change_without_compiling_anew(name: str, backend: str, way: str) -> None:
     """One graph for the first length, one for all others, and in training one more of each for the way back; they are

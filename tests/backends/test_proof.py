@@ -41,6 +41,7 @@ def test_libraries_as_built_here_give_the_known_answers(precision: str) -> None:
     }
 
 
+@pytest.mark.more
 def test_a_precision_that_there_is_not_is_named(right: ctypes.CDLL) -> None:
     with pytest.raises(ValueError, match=r"^precision must be 'float', 'double' or 'bfloat16', got 'half'"):
         failures(right, "half")

@@ -19,7 +19,7 @@ from posenc.encoding.pieces import Bias, Clock, Distance
 from posenc.models.forward_pass import NORMS
 from posenc.scheme import Scheme
 from tests.awkward import Pieces
-from tests.rows import with_more
+from tests.rows import every_second, with_more
 
 HEADS = 4
 
@@ -252,7 +252,7 @@ ALL_PLACES = {"text": lambda: Positions.arange(1100), "cache": lambda: Positions
 
 @pytest.mark.parametrize(
     ("number", "name"),
-    [*enumerate(name for name in SCHEMES if name not in ("alibi and shaw", "alibi each way"))],
+    every_second(enumerate(name for name in SCHEMES if name not in ("alibi and shaw", "alibi each way"))),
 )
 @pytest.mark.parametrize("turn", with_more([0], [1]))
 def test_blocks_that_do_not_count_hold_no_weight(number: int, name: str, turn: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.tools.bench.measure import LeftOutError, Work, beyond, race
 from posenc.tools.kit.machine import clock_of
 from posenc.tools.kit.turns import orders
-from tests.sampled import first_of
+from tests.rows import first_of
 
 MEBIBYTE = 2**20
 

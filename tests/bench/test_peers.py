@@ -13,7 +13,7 @@ from posenc.tools.bench.settings import Settings
 from posenc.tools.kit.machine import clock_of
 from tests.bench.made_up import record
 from tests.bench.test_command import TINY
-from tests.sampled import first_of
+from tests.rows import first_of
 
 SMALL = Settings(**{**TINY, "heads": 3, "head_dim": 16})
 LENGTH = 192  # past T5's last bucket and Shaw's window

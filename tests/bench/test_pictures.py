@@ -7,7 +7,7 @@ from posenc.tools.bench import pictures
 from posenc.tools.bench.cases import all_schemes
 from posenc.tools.kit import page
 from tests.bench.made_up import everything, prices
-from tests.sampled import first_of
+from tests.rows import first_of
 
 
 def drawn(name: str, records: list) -> Figure:  # type: ignore[type-arg]

@@ -14,7 +14,7 @@ from posenc.tools.check.oracles import between_buckets
 from posenc.tools.check.run import FINDING, NOT_APPLICABLE, PASSED
 from tests.check.mutants.published import Buckets, Powers, add, of_vectors
 from tests.check.small import rotate
-from tests.sampled import first_of
+from tests.rows import first_of
 
 BUCKETS = Bias(build=Buckets, call=add, causal=True, like="t5")
 

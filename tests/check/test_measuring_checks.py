@@ -13,7 +13,7 @@ from posenc.tools.check.checks.bounds import published_slopes
 from posenc.tools.check.run import FINDING, NOT_APPLICABLE, PASSED, Result
 from tests.check.mutants import bounds, configuration, grids, layout, phase
 from tests.check.mutants.phase import Turn, turn
-from tests.sampled import first_of
+from tests.rows import first_of
 
 NUMBERS = (1, 2, 14, 15, 19, 20)
 

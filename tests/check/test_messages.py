@@ -18,7 +18,7 @@ from posenc.tools.check.prepare import USUAL, prepared
 from posenc.tools.check.run import NOT_APPLICABLE
 from posenc.tools.check.trial import NOTHING_TO_DO
 from tests.check.small import nothing, rotate
-from tests.sampled import first_of
+from tests.rows import first_of
 
 
 def with_ids(made: Any, x: Tensor, position_ids: Tensor) -> Tensor:

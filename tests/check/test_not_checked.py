@@ -12,7 +12,7 @@ from posenc.tools.check.checks import CHECKS
 from posenc.tools.cli import main
 from tests.check.small import nothing, rotate
 from tests.kit.pages import Page
-from tests.sampled import first_of
+from tests.rows import first_of
 
 HERE = "tests.check.test_not_checked"
 

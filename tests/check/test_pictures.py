@@ -16,7 +16,7 @@ from posenc.tools.check.tables import table_of
 from posenc.tools.check.trial import Plan
 from tests.check.mutants import picture_tables, pictures, windows
 from tests.check.mutants.pictures import see
-from tests.sampled import first_of
+from tests.rows import first_of
 
 
 def grids_told(made: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:

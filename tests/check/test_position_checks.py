@@ -12,7 +12,7 @@ from posenc.tools.check import Batch, Bias, Layer, Rotary, Subject, check
 from posenc.tools.check.checks.sharding import shards
 from posenc.tools.check.run import FINDING, NOT_APPLICABLE, PASSED, Result
 from tests.check.mutants import attention_functions, biases, claims, layers, models, rotations, told
-from tests.sampled import first_of
+from tests.rows import first_of
 
 NUMBERS = tuple(range(6, 14))
 

@@ -22,7 +22,7 @@ from posenc.tools.check.repeat import part_of
 from posenc.tools.check.standalone import MARK, check_sources, literal, script
 from posenc.tools.check.trial import Case, Trial
 from tests.check.small import RIGHT, WRONG, nothing, run_alone
-from tests.sampled import first_of
+from tests.rows import first_of
 
 BATCH = Batch(ids=[[3, 1, 4, 1]], positions=[[0, 1, 2, 3]])
 Project = Callable[..., ModuleType]

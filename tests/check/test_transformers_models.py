@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from posenc.tools.check import Model, NotApplicableError, check, hugging_face
 from posenc.tools.check.trial import Plan
-from tests.sampled import first_of
+from tests.rows import first_of
 
 BLOCKED = "import runpy, sys; sys.modules['posenc'] = None; runpy.run_path(sys.argv[1], run_name='__main__')"
 

@@ -13,7 +13,7 @@ from posenc.tools.compare.tasks import from_toml
 from posenc.tools.kit.progress import Progress
 from posenc.tools.kit.records import FILE, Record, key, read
 from tests.compare.small import SCHEMES, small_config, untimed, write_text
-from tests.sampled import first_of
+from tests.rows import first_of
 
 
 def planned(config: CompareConfig) -> list[tuple[Any, ...]]:

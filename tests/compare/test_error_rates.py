@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 
 from posenc.tools.kit.statistics import ALPHA, Mean, holm, mean_of, verdict
-from tests.sampled import first_of
+from tests.rows import first_of
 
 SEEDS_SD, WINDOWS, SHARE, MARGIN = 0.021, 64, 1 / 3, 0.02
 TAILS = ("normal", "heavy")

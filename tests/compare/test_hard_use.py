@@ -19,7 +19,7 @@ import posenc
 from posenc.tools.kit.records import FILE, read
 from tests.compare.nursery import Ended, Nursery, Trouble
 from tests.compare.small import evil_bytes, untimed, write_text
-from tests.sampled import first_of
+from tests.rows import first_of
 
 SMALL = [
     *("--schemes", "nope,learned", "--train-length", "8", "--test-lengths", "4,8,16", "--steps", "3"),
@@ -74,6 +74,7 @@ def error(ended: Ended) -> str:
 MOMENTS = {"kill": (1, 3), "full": (1, 2), "twice": (1, 4), "term": (3, 4)}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("what", first_of(MOMENTS))
 def test_stopped_at_anything_it_does_to_a_file(nursery: Nursery, whole: Path, tmp_path: Path, what: str) -> None:
     """Again and again, a little further on each time, so that every kind of moment is met: half of a configuration, a

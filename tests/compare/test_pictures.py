@@ -24,7 +24,7 @@ from posenc.tools.compare.summary import Summary
 from posenc.tools.kit import style
 from tests.compare import made_up
 from tests.compare.test_summary import bits
-from tests.sampled import first_of
+from tests.rows import first_of
 
 HERE = Path(__file__).resolve()
 

@@ -20,7 +20,7 @@ from posenc.tools.compare.puzzle import ASKED, PARTS, Puzzle, part_of, row_of
 from posenc.tools.compare.tasks import TASKS, configured, task_of
 from posenc.tools.compare.train import batch
 from posenc.tools.kit.records import key
-from tests.sampled import first_of
+from tests.rows import first_of
 
 PUZZLES = {name: task for name in TASKS if isinstance(task := task_of(name), Puzzle)}
 TINY: dict[str, Any] = {"layers": 1, "dim": 16, "heads": 2, "batch_size": 8, "windows": 16, "steps": 2}

@@ -26,7 +26,7 @@ from posenc.tools.kit.progress import Progress
 from posenc.tools.kit.records import key
 from tests.compare.small import write_text
 from tests.compare.test_compare import Interrupting, untimed
-from tests.sampled import first_of
+from tests.rows import first_of
 
 TINY: dict[str, Any] = {"layers": 1, "dim": 16, "heads": 2, "batch_size": 4, "windows": 8, "steps": 2}
 SIZES = {"text": 16, "digits": 4, "classify": 8, "copy": 4}  # the puzzles differ in their rows alone: one for all

@@ -26,7 +26,7 @@ from posenc.tools.kit.configuration import ConfigError
 from posenc.tools.kit.records import Record, key
 from tests.compare.small import small_config, untimed, write_text
 from tests.compare.test_compare import Interrupting, diverging
-from tests.sampled import first_of
+from tests.rows import first_of
 
 TUNED: dict[str, Any] = {"tune": True, "tune_rates": (0.01, 0.001), "tune_multipliers": (1.0, 10.0), "steps": 3}
 

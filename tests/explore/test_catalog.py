@@ -25,7 +25,7 @@ from posenc.tools.explore.data import __main__ as measuring
 from posenc.tools.laws.laws import LAWS, QUESTIONS
 from posenc.tools.laws.probe import SHAPE
 from tests.laws.audited import audited
-from tests.sampled import first_of
+from tests.rows import first_of
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name)

@@ -18,7 +18,7 @@ from tests.explore import cases_of_scores, cases_of_tokens
 from tests.explore.case import Case, contents, facts_of, options_of
 from tests.explore.compare import assert_alike, compare, job_of, largest, window_of
 from tests.explore.node import STATIC, Node
-from tests.sampled import first_of
+from tests.rows import first_of
 
 HEADS, HEAD_DIM, DIM, LIMIT = 4, 12, 48, 32
 

@@ -12,7 +12,7 @@ import torch
 import posenc
 from posenc.tools.explore.page import explorer
 from tests.explore.browser import FIGURES, VIEWS, Watched, executable, watched
-from tests.sampled import first_of
+from tests.rows import first_of
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
 
@@ -87,6 +87,7 @@ def move(page: Watched, figure: str) -> None:
             assert not words, f"{value}: {words}"
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("figure", "label"), first_of([("product", "tokens"), ("vector-table", "positions")]))
 def test_a_slider_is_dragged_all_the_way(figure: str, label: str, page: Watched, address: str) -> None:
     """By mouse, where each step changes what other controls may be."""
@@ -168,6 +169,7 @@ def test_a_cell_is_read_by_the_arrow_keys(page: Watched, address: str) -> None:
     assert words == f"query 2, key 1: {bias:.4g}"
 
 
+@pytest.mark.more
 def test_what_the_address_says_wrong_is_said_in_place(browser: Any, address: str) -> None:
     with watched(browser) as page:
         page.open(f"{address}#figure=seen&seen.head=99")
@@ -224,6 +226,7 @@ def test_light_and_dark_by_the_button(page: Watched, address: str) -> None:
     assert "theme=dark" in page.page.url
 
 
+@pytest.mark.more
 def test_the_keyboard_skips_to_the_figures(page: Watched, address: str) -> None:
     page.open(f"{address}#view={VIEWS[1]}")
     page.page.wait_for_selector("[data-figure]")
@@ -266,6 +269,7 @@ def test_the_export_works_from_disk(view: str, page: Watched, exported: Path) ->
     assert asked == []
 
 
+@pytest.mark.more
 def test_a_frame_in_a_notebook_answers(page: Watched, tmp_path: Path) -> None:
     notebook = tmp_path / "notebook.html"
     notebook.write_text(posenc.show(posenc.RoPE(16) + posenc.ALiBi(6))._repr_html_(), encoding="utf-8")

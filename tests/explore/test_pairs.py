@@ -18,7 +18,7 @@ from tests.explore.cases_of_scores import CASES
 from tests.explore.compare import assert_alike, compare, job_of, largest
 from tests.explore.node import STATIC, Node
 from tests.oracles import dual_chunk, re_rope, self_extend
-from tests.sampled import first_of
+from tests.rows import first_of
 
 PLACES = [-31, -4, 0, 1, 2, 5, 6, 7, 11, 12, 13, 17, 23, 24, 40]
 BANDS: dict[str, tuple[str, Callable[[], Scheme], Callable[[float, float], float]]] = {

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import binomtest, t
 
 from posenc.tools.extend.verdicts import LEAST_PIECES, MARGIN, Gain, Paired, gain_of, interval_of, pieces_needed
-from tests.sampled import first_of
+from tests.rows import first_of
 
 
 def some(mean: float, deviation: float, count: int) -> list[float]:

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -38,6 +38,7 @@ from tests.hard.strategies import (
     settings_of,
     texts,
 )
+from tests.rows import with_more
 
 U = 2.0**-53  # what rounding to double precision is off by, relatively
 
@@ -181,7 +182,13 @@ def check_same(
 # --- (1) every backend is the reference -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES}))
+def by_turns(names: Iterable[str], turn: int) -> list[Any]:
+    """The names as parameters: `make test` tries half of them in one test, and the others in another."""
+    half = sorted({*NAMES, *ATTENDING})[turn::2]
+    return with_more([name for name in names if name in half], [name for name in names if name not in half])
+
+
+@pytest.mark.parametrize("name", by_turns(sorted({*NAMES}), 0))
 @law(4)
 @given(st.data(), st.booleans(), st.booleans())
 def test_every_backend_ends_as_the_reference_does(
@@ -232,7 +239,9 @@ def gradients(it: Setting, backend: str) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("name", [name for name in ATTENDING if name != "cope"])  # it has corners: see awkward.py
+@pytest.mark.parametrize(
+    "name", by_turns([name for name in ATTENDING if name != "cope"], 1)
+)  # it has corners: awkward.py
 @law(3)
 @given(st.data(), st.booleans())
 def test_every_backend_has_the_gradients_of_the_reference(name: str, data: st.DataObject, small: bool) -> None:

@@ -24,6 +24,7 @@ from posenc.huggingface import adapters, variants
 from tests.huggingface.test_attention import ENCODER, IDS, KINDS, VOCABULARY, check, moved, output, with_attention
 from tests.huggingface.test_patching import check_checkpointing, same, state
 from tests.huggingface.test_swin_v2 import image, swin
+from tests.rows import first_of
 
 # -- DeBERTa v2 and v3 ------------------------------------------------------------------------------------------------
 
@@ -90,7 +91,7 @@ FAR = torch.randint(3, VOCABULARY, (2, 700), generator=torch.Generator().manual_
 PADDED = torch.arange(700) >= torch.tensor([[0], [45]])
 
 
-@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("exact", first_of([False, True]))
 def test_falcon_has_its_alibi_once(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As "sdpa", rounded to bfloat16, at twelve heads, whose slopes are no powers of two, and past place 256, from
     where on places are rounded too; or exactly, as "sdpa" would if it did not round."""

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from posenc.tools.kit.turns import orders, ratios, spread
-from tests.sampled import first_of
+from tests.rows import first_of
 
 MACHINES = 1000
 

@@ -18,7 +18,7 @@ from posenc.tools.laws.table import audit
 from posenc.tools.laws.vectors import bounded, linear, linear_map, unique
 from tests.laws.audited import audited
 from tests.oracles import rope as rope_oracle
-from tests.sampled import first_of
+from tests.rows import first_of
 
 WIDE = Shape(dim=128, num_heads=1, head_dim=128, max_positions=1024)
 # Measured in other tests of this file anyway. Of the rest `make test` goes by what was measured before, as the explorer

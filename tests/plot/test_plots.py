@@ -24,7 +24,7 @@ from posenc.schemes.catalog import Shape, catalog
 from posenc.tools.kit import style
 from posenc.tools.plot import command, grids, minilm, overview, pairs, panels, rotations, sentences, spectra, vectors
 from tests.oracles import yarn
-from tests.sampled import first_of
+from tests.rows import first_of
 
 ROOT = Path(__file__).parents[2]
 

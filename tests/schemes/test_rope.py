@@ -140,6 +140,7 @@ def test_on_meta_a_turn_has_a_shape(layout: PairLayout) -> None:
     assert (out.shape, out.dtype, out.device.type) == (x.shape, x.dtype, "meta")
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_compiled_it_is_the_same() -> None:
     """But for a product and a sum that a compiler may fuse: two roundings, in the precision of the turn, of numbers
