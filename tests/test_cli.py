@@ -54,6 +54,7 @@ def test_help_and_version_do_not_wait_for_torch() -> None:
         assert shown in done.stdout
 
 
+@pytest.mark.more
 def test_the_schemes_do_not_wait_for_the_compiler() -> None:
     script = "import sys; import posenc.schemes.catalog; assert 'torch._dynamo' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

@@ -146,6 +146,7 @@ def test_lengths_may_change_without_compiling_anew(name: str, backend: str, way:
 SOME = ["rope", "lie_re", "learned", "fox"]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     "name",
     with_more(

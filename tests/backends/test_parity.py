@@ -28,7 +28,7 @@ from tests.backends.grounds import (
     small_blocks,
     with_gradients,
 )
-from tests.rows import with_more
+from tests.rows import every_second, first_of, with_more
 
 U = 2.0**-53  # what rounding to double precision is off by, relatively
 TOKENS = 97  # a block of 64 and a part of one
@@ -146,7 +146,7 @@ LONG = [
 ]
 
 
-@pytest.mark.parametrize(("name", "place", "way"), with_more(LONG[:3], LONG[3:]))
+@pytest.mark.parametrize(("name", "place", "way"), first_of(LONG))
 def test_so_it_is_over_blocks_of_their_real_size(name: str, place: str, way: str, device: torch.device) -> None:
     it = case(name, place, max(fused.ROWS, band.KEYS) + 170, way, heads=2)
     it = it if device.type == "cpu" else it.to(device)
@@ -166,7 +166,7 @@ def check_some(it: Case, backend: str, is_refused: bool) -> None:
 
 
 @pytest.mark.parametrize("backend", FAST)
-@pytest.mark.parametrize("name", [name for name in ATTENDING if dict(built(name).named_parameters())])
+@pytest.mark.parametrize("name", every_second(name for name in ATTENDING if dict(built(name).named_parameters())))
 def test_parameters_alone_have_their_gradients(name: str, backend: str) -> None:
     """As where a bias is fitted to a frozen model: query, key and value require none."""
     it = case(name, "padded left and right", SHORT, True)
@@ -204,7 +204,7 @@ def test_the_log_sum_exp_alone_has_its_gradients(name: str, backend: str) -> Non
 # --- derivatives by differences, and of derivatives -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", every_second(ATTENDING))
 def test_the_references_gradients_are_those_by_differences(name: str) -> None:
     """By central differences in steps of 1e-6: truncation some 1e-12, rounding 1e-10, both below gradcheck's 1e-5."""
     it = case(name, "padded left and right", 5, True, heads=2)

@@ -47,6 +47,7 @@ def test_a_precision_that_there_is_not_is_named(right: ctypes.CDLL) -> None:
         failures(right, "half")
 
 
+@pytest.mark.more
 def test_the_callers_modes_change_nothing(right: ctypes.CDLL) -> None:
     with FakeTensorMode(), torch.inference_mode(), torch.device("meta"), torch.autocast("cpu"):
         assert failures(right, "double") == ()

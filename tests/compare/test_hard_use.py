@@ -116,6 +116,7 @@ def test_killed_at_any_time(nursery: Nursery, whole: Path, tmp_path: Path) -> No
     assert_same(tmp_path, whole)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("largest", "file"), first_of([(0, FILE), (400, "config.toml"), (10_000, "checkpoints/nope-0.safetensors")])
 )
@@ -138,6 +139,7 @@ def test_files_that_cannot_grow(nursery: Nursery, whole: Path, tmp_path: Path, l
     assert_same(tmp_path, whole)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("trouble", "code"), first_of([(Trouble(largest=40_000, report=True), 1), (Trouble(9, "kill", report=True), -9)])
 )

@@ -30,6 +30,7 @@ def exported(folder: Path, **given: Any) -> str:
 CURVES, COST = ('[data-figure="length-curves"]', '[data-figure="length-cost"]')
 
 
+@pytest.mark.more
 def test_without_records_nothing_is_drawn_and_files_that_are_chosen_are(page: Watched, tmp_path: Path) -> None:
     """From disk, without a server: both figures show what was chosen in one, and a wrong file is named in place."""
     page.open(f"{exported(tmp_path)}#view=length")

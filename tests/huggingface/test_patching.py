@@ -19,6 +19,7 @@ from posenc.huggingface import Patched, adapt, patch, scheme_from_config
 from posenc.huggingface.rotary import is_rotary, read_turns
 from posenc.rotation.scalings import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, YaRN
 from tests.huggingface.test_attention import ADAPTED, DECODERS, GENERATE, IDS, IMAGE, MROPE, SIZES, built, moved, output
+from tests.rows import every_second
 
 ROTATING = [name for name in DECODERS if name != "gpt2"]
 TRAINED = 16
@@ -185,7 +186,7 @@ SCALINGS = [DynamicNTK(2.0, TRAINED), YaRN(4.0, TRAINED)]
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: type(s).__name__)
-@pytest.mark.parametrize("name", [name for name in ROTATING if name != "llama4"])
+@pytest.mark.parametrize("name", every_second(name for name in ROTATING if name != "llama4"))
 def test_a_row_is_the_same_alone_and_padded_from_a_cache(name: str, scaling: Any) -> None:
     """Llama 4 scales queries by their place in the cache, so its padded rows are other rows without posenc too."""
     model = built(name).double()

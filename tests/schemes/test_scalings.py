@@ -279,6 +279,7 @@ def test_a_function_of_ones_own_is_a_scaling() -> None:
     torch.testing.assert_close(outputs(halved), outputs(RoPE(8, scaling=PositionInterpolation(2))))
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_compiled_they_are_the_same() -> None:
     schemes = [RoPE(8, 50.0, scaling=EVERY[n]) for n in (3, 5)]  # YaRN, and LongRoPE, which asks for lengths
