@@ -70,7 +70,7 @@ class Term:
 class Piece(Term):
     """A score term. A kind is a frozen dataclass of this class, and overrides what is not true of it.
 
-    What a piece computes is its form (`posenc.lowering.forms.FORMS`), and which kinds a backend supports its table.
+    What a piece computes is its form (``posenc.lowering.forms.FORMS``), and which kinds a backend supports its table.
     """
 
     adds: bool = True  # it only adds to the score
