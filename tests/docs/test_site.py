@@ -94,7 +94,8 @@ def test_the_site(tmp_path: Path, subtests: pytest.Subtests) -> None:
         anchors = set[str]().union(*(page.anchors for page in pages.values()))
         for name in posenc.__all__:
             value = getattr(posenc, name)
-            homes = {f"posenc.{name}", f"module-posenc.{name}", f"{getattr(value, '__module__', '')}.{name}"}
+            module = getattr(value, "__module__", "")  # modules have none, but a name
+            homes = {f"posenc.{name}", f"module-{getattr(value, '__name__', '')}", f"{module}.{name}"}
             assert homes & anchors, name
 
     with subtests.test("no link leads nowhere"):
