@@ -8,8 +8,8 @@ from torch import Tensor
 
 from posenc import TUPE, ALiBi, Context, DistanceAware, Learned, NoPE, Positions, RoPE, Shaw, Sinusoidal, attention
 from posenc.backends.tiled import band, pairwise
-from posenc.encoding.encoding import Rotation
 from posenc.encoding.pieces import Clock, Distance, Meeting, Value
+from posenc.encoding.rotation import Rotation
 from posenc.models import Decoder, ForwardPass, KVCache
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme

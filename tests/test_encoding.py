@@ -9,8 +9,9 @@ from torch import Tensor
 
 import posenc
 from posenc import ALiBi, Encoding, Learned, NoPE, Positions, RoPE, Scheme, Segment, Shaw, Sinusoidal, attention
-from posenc.encoding.encoding import DOORS, Context, Rotation
+from posenc.encoding.encoding import DOORS, Context
 from posenc.encoding.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Row, Value
+from posenc.encoding.rotation import Rotation
 from posenc.lowering.block import Block
 from posenc.scheme import Composition
 from tests.awkward import TrialCoPE

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_choice, check_flag, check_type, is_number, number, shown, whole
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import (
     PairLayout,

@@ -14,10 +14,11 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from posenc.arguments import check_type, number, one_or, shown, whole
-from posenc.encoding.encoding import DOORS, TURNED_IN_PAIRS, Context, Encoding, Rotation
+from posenc.encoding.encoding import DOORS, TURNED_IN_PAIRS, Context, Encoding
 from posenc.encoding.features import Feature, wanted_by_both
 from posenc.encoding.horizon import SKIP_BELOW, horizon
 from posenc.encoding.pieces import Piece, Value
+from posenc.encoding.rotation import Rotation
 from posenc.encoding.staleness import is_counted, made_with
 from posenc.positions.positions import Positions
 from posenc.rotation.maps import one_scale

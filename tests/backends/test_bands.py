@@ -11,7 +11,8 @@ import posenc
 from posenc import ALiBi, DualChunk, Positions, ReRoPE, RoPE, Scheme
 from posenc.backends import ranges as bands
 from posenc.backends.call import Call
-from posenc.encoding.encoding import Band, Encoding, Rotation
+from posenc.encoding.encoding import Encoding
+from posenc.encoding.rotation import Band, Rotation
 from posenc.models import ForwardPass, KVCache
 from tests import awkward
 from tests.backends.grounds import PLACES

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc import Positions, RoPE, Scheme
-from posenc.encoding.encoding import Context, Encoding, Rotation
+from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Row, Value
+from posenc.encoding.rotation import Rotation
 from posenc.rotation.phases import frequencies, phases
 
 DOUBLE = torch.float64

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from posenc import ALiBi, Learned, NoPE, PositionError, Positions, RoPE, Scheme, Sinusoidal
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
 from posenc.encoding.features import NOTHING, Features
+from posenc.encoding.rotation import Rotation
 from posenc.models import Decoder, KVCache
 from tests.cases import DIM, HEAD_DIM, HEADS, KV_HEADS
 from tests.models import zoo

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from posenc import AxialRoPE, Positions
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Rotation
 from posenc.schemes import axial_rope
 from posenc.schemes.axial_rope import CONVENTIONS
 from tests.cases import HEAD_DIM

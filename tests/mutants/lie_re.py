@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from posenc import LieRE, Positions
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Rotation
 from posenc.schemes.lie_re import BlockRotation
 from tests.cases import HEAD_DIM
 from tests.hard.wrong import Row, numbers, sizes

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from posenc import MixedRoPE, Positions
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Rotation
 from posenc.schemes import mixed_rope
 from tests.cases import HEAD_DIM, KV_HEADS
 from tests.hard.wrong import Row, numbers, sizes

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from posenc import MLA
-from posenc.encoding.encoding import Rotation
+from posenc.encoding.rotation import Rotation
 from tests.cases import HEAD_DIM
 from tests.hard.wrong import Row, each, numbers, sizes
 from tests.mutants import Lawless, Mutant, Untrue, oracles

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from posenc import NoPE, Positions
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Rotation
 from posenc.lowering.block import Block
 from posenc.lowering.forms import ScoreFunction
 from posenc.schemes.catalog import entries_of

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import PoPE, Positions
-from posenc.encoding.encoding import Rotation
+from posenc.encoding.rotation import Rotation
 from posenc.rotation.phases import coords_of, frequencies, phases
 from posenc.schemes.pope import Polar
 from tests.cases import HEAD_DIM, HEADS

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, QueryScale
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import PositionError
 from tests.cases import HEADS
 from tests.hard.wrong import NO_NUMBERS, NO_SIZES, NO_WORDS, Row, each

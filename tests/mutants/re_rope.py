@@ -11,7 +11,8 @@ from torch import Tensor
 from posenc import Positions, ReRoPE
 from posenc.backends import ranges as bands
 from posenc.backends.call import Call
-from posenc.encoding.encoding import Band, Context, Rotation
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Band, Rotation
 from posenc.positions.tiles import Visibility
 from posenc.rotation.phases import turned_to
 from tests.backends import test_parity

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, RoPE, rotary
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Rotation
 from posenc.rotation.phases import PairLayout, PairRotation, _Turn, frequencies, phases
 from tests.cases import HEAD_DIM
 from tests.mutants import Lawless, Mutant, Untrue, oracles

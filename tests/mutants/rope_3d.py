@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, RoPE3D
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Rotation
 from posenc.rotation.phases import frequencies
 from posenc.schemes import rope_3d
 from tests.cases import HEAD_DIM

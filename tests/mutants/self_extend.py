@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, SelfExtend
-from posenc.encoding.encoding import Band, Context, Rotation
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Band, Rotation
 from posenc.rotation.phases import turned_to
 from tests.cases import HEAD_DIM
 from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes

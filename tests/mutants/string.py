@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from posenc import STRING, Positions
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Rotation
 from tests.cases import HEAD_DIM
 from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
 from tests.mutants import Lawless, Mutant, Untrue, drawn, oracles

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc import Positions, SwinV2
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Bias
+from posenc.encoding.rotation import Rotation
 from posenc.schemes import swin_v2
 from tests.cases import HEAD_DIM, HEADS
 from tests.hard.wrong import Row, sizes

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc import TUPE, Positions
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Rotation
 from posenc.schemes import tupe
 from posenc.schemes.catalog import entries_of
 from tests.cases import HEAD_DIM, HEADS

@@ -13,9 +13,10 @@ from torch import Tensor
 from posenc import compat
 from posenc.arguments import check_flag, check_type, is_number, one_or, shown
 from posenc.backends.call import Call, Far, Turn
-from posenc.encoding.encoding import Context, Encoding, Rotation
+from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.horizon import skipped_by_default
 from posenc.encoding.pieces import gives_weights, reads_vectors
+from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Visibility, Window, check_window, distances, tiles
 from posenc.rotation.maps import OfKeyHeads

@@ -14,7 +14,7 @@ and backends do not know which scheme they run: they share only the types of thi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import check_type, one_or, shown, whole
+from posenc.arguments import check_type, one_or, shown
 from posenc.encoding.features import (
     NO_FEATURES,
     NOTHING,
@@ -35,65 +35,16 @@ from posenc.encoding.features import (
 )
 from posenc.encoding.pieces import Piece, Value, check_sequence, reads_vectors
 from posenc.encoding.pytree import register, tensors_of
+from posenc.encoding.rotation import Rotation
 from posenc.encoding.staleness import MadeWith, check_fresh, is_inference
 from posenc.positions.positions import Positions
-from posenc.rotation.maps import TokenMap, in_bands, one_scale
+from posenc.rotation.maps import in_bands, one_scale
 
 DOORS = ("add", "rotate", "score", "value")
 TURNED_IN_PAIRS = (
     "the encoding rotates distant pairs differently, so queries and keys have no single rotation: pass them unrotated "
     "to attention, and cache unrotated keys (see Scheme.needs_raw_keys)"
 )
-
-
-@dataclass(frozen=True)
-class Band:
-    """The maps of queries and keys for pairs at a distance of at least ``reach``: see `Rotation`."""
-
-    reach: int
-    query: TokenMap
-    key: TokenMap
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """The rotate door: the maps of queries and keys and, where values are rotated too, of values and of the output (the
-    inverse of the values' map, at the query's position).
-
-    A map may leave channels or heads unchanged, and may change the width of queries and keys. Then ``scale`` is the
-    softmax scale, unless the call passes one. A scheme sets its own ``scale`` and need not set this one.
-
-    ``bands`` rotate distant pairs by other maps: query i and key j use the last band with g(p_i) - g(p_j) >= reach,
-    where g(p) = p, or floor(p/chunk) with a ``chunk``, and the rotation's own maps if there is none. p is the token's
-    only coordinate. Such keys cannot be cached rotated. Raises ValueError unless reaches are ints that increase from 1
-    or more, and ``chunk``, which needs bands, is above 0.
-
-    ``refuses`` checks maps that are not valid for every key after a query. It takes the dtype of q and k and how many
-    tokens ahead a query may attend to, and returns the message of the ValueError, or None. With ``for_each_other`` the
-    rotated queries and keys depend on the other tokens of the call, and only their product does not: a term that reads
-    them separately raises ValueError.
-    """
-
-    query: TokenMap
-    key: TokenMap
-    value: TokenMap | None = None
-    output: TokenMap | None = None
-    scale: float | None = None
-    bands: tuple[Band, ...] = ()
-    chunk: int | None = None
-    refuses: Callable[[torch.dtype, float], str | None] | None = None
-    for_each_other: bool = False
-
-    def __post_init__(self) -> None:
-        check_type("bands", self.bands, tuple)
-        least = 1
-        for band in self.bands:
-            check_type("bands", band, Band)
-            least = whole("reach", band.reach, least) + 1
-        if self.chunk is not None:
-            whole("chunk", self.chunk)
-            if not self.bands:
-                raise ValueError(f"chunk must be None without bands, got {self.chunk}")
 
 
 @dataclass(frozen=True, eq=False)

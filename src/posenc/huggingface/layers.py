@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from posenc.encoding.encoding import Rotation
+from posenc.encoding.rotation import Rotation
 from posenc.huggingface.attention import NAME
 from posenc.huggingface.masks import Visible
 from posenc.huggingface.patched import Patched, text_config

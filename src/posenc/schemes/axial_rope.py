@@ -11,7 +11,8 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posenc.arguments import check_choice, number, shown, whole
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Rotation
 from posenc.positions import validation as givens
 from posenc.positions.positions import Positions
 from posenc.rotary import Rotary

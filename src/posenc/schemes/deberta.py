@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import check_flag, check_type, whole
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Distance, Meeting
+from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import in_double
 from posenc.scheme import Scheme, uninitialized, uninitialized_table

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from posenc.arguments import check_choice, number, whole
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotation.maps import OfKeyHeads
 from posenc.rotation.phases import PairRotation, coords_of, in_double

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotary import Rotary, first_of_last
 from posenc.rotation.phases import PairLayout, PairRotation

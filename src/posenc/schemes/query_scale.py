@@ -10,7 +10,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from posenc.arguments import check_choice, number, whole
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import PADDING, PositionError, Positions
 from posenc.positions.validation import is_readable
 from posenc.rotation.maps import Scaled, unchanged

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from posenc.arguments import whole
-from posenc.encoding.encoding import Band, Context, Rotation
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Band, Rotation
 from posenc.positions.positions import Positions
 from posenc.rotary import BandedRotary
 from posenc.rotation.phases import PairLayout, check_held

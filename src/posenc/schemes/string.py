@@ -12,7 +12,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from posenc.arguments import check_choice, number, one_or, whole
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotation.maps import OfKeyHeads, shared_by
 from posenc.rotation.phases import PairRotation, coords_of, in_double

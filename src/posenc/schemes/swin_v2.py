@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import sides, whole
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Bias, Distance
+from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme, uninitialized
 from posenc.schemes.entry import Entry, Law

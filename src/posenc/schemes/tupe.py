@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import check_flag, whole
-from posenc.encoding.encoding import Context, Rotation
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.positions.visibility import table_index
 from posenc.scheme import Scheme, uninitialized, uninitialized_table

@@ -11,7 +11,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from posenc.arguments import check_choice, number, whole
-from posenc.encoding.encoding import Context, Encoding, Rotation
+from posenc.encoding.encoding import Context, Encoding
+from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import PADDING, Positions
 from posenc.positions.validation import is_readable
 from posenc.rotation.phases import PairLayout, PairRotation, coords_of, in_double, turned_to
