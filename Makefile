@@ -83,9 +83,6 @@ docs: $(DOCS) kernel ## set up and build the documentation, with an API and a pa
 # All checks on one subject of each kind, and on what is right; and what is exported: minutes, so not of `make test`.
 CHECKED := tests/check/test_own.py tests/check/test_mutants.py tests/backends/test_export.py
 
-# Hundreds of subjects of posenc check, and the bugs of the C++, of which each is a library to build: once a week.
-SURVEYED := tests/check/test_own.py tests/check/test_mutants.py tests/backends/test_proof.py tests/test_mutants.py
-
 # One thread a process: the processes share the cores already. Tests of a file stay in a process, which has what they
 # share, until the other has nothing left to do. Files are compiled once, not by each of the commands that tests start.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist worksteal
@@ -103,18 +100,19 @@ test: $(DEV) kernel ## set up and run the tests, all but those of `make check`, 
 
 check: $(DEV) kernel ## set up, run posenc check on posenc itself and on what is right, export to ONNX, try what is alike
 	$(PYTEST) -m "not mutant and not survey" $(CHECKED)
-	$(PYTEST) -m more
+	$(PYTEST) -m "more and not survey"
 
 mutants: $(DEV) kernel ## set up, plant the bugs there are mutants of, and say what caught each
 	$(PYTEST) -m "mutant and not survey" -q
 
+# Hundreds of subjects of posenc check, the bugs of the C++, of which each is a library to build, and more: once a week.
 survey: $(DEV) kernel ## set up, try what is much like what CI tries, and laws on more examples: long
-	$(PYTEST) -m survey -q $(SURVEYED) tests/backends/test_compile.py
+	$(PYTEST) -m survey -q
 	POSENC_EXAMPLES=10 $(PYTEST) tests/hard/test_positions.py tests/hard/test_properties.py -q
 
 # Triton is a gigabyte, so not of `make test`.
 triton: $(TRITON) kernel ## set up with Triton, run the kernels for GPUs in its interpreter, and compile them
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not gpu" tests/backends/test_triton.py tests/backends/test_triton_ahead.py
+	$(PYTEST) -m "not gpu" tests/backends/test_triton.py tests/backends/test_triton_ahead.py
 
 # One process, since there is one device.
 gpu: $(DEV) kernel ## set up, run the tests that need a CUDA device, measure on it, write runs/gpu/gpu.md

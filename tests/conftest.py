@@ -88,7 +88,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     escaped = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
     terminalreporter.section("planted bugs")
     for report in sorted(caught, key=lambda report: report.nodeid):
-        terminalreporter.line(f"caught   {report.nodeid}\n         by {dict(report.user_properties)['caught by']}")
+        terminalreporter.line(
+            f"caught   {report.nodeid}\n         by {dict(report.user_properties).get('caught by', 'its own test')}"
+        )
     for report in escaped:
         terminalreporter.line(f"ESCAPED  {report.nodeid}", red=True)
     terminalreporter.line(f"{len(caught)} caught, {len(escaped)} escaped")

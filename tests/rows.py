@@ -1,4 +1,4 @@
-"""Rows of tests: those that `make check` alone runs, and those that are too small for a test each."""
+"""Rows of tests: those that `make check` or `make survey` alone runs, and those that are too small for a test each."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,9 +14,10 @@ def with_more(few: Iterable[Any], others: Iterable[Any], mark: pytest.MarkDecora
 
 
 def first_of(values: Iterable[Any]) -> list[Any]:
-    """`with_more` for all rows but the first."""
+    """The first row for `make test`, and of the others every third for `make check`, the rest for `make survey`."""
     first, *others = values
-    return with_more([first], others)
+    in_check = with_more([first], others[::3])
+    return with_more(in_check, [row for n, row in enumerate(others) if n % 3], pytest.mark.survey)
 
 
 def every_second(values: Iterable[Any]) -> list[Any]:

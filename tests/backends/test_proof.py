@@ -404,7 +404,9 @@ HALVES = {
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("bug", HALVES)
-def test_a_bug_of_bfloat16_alone_is_refused(bug: str, tmp_path: Path) -> None:
+def test_a_bug_of_bfloat16_alone_is_refused(
+    bug: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     """As the best level of the processor at hand multiplies it; what a matrix unit does is of those that have one."""
     wrong, answer = HALVES[bug]
     level = processor.runnable("bfloat16")[0]
@@ -412,6 +414,7 @@ def test_a_bug_of_bfloat16_alone_is_refused(bug: str, tmp_path: Path) -> None:
         pytest.skip(f"this processor has no matrix unit for bfloat16, its best level is {level.name}")
     found = failures(built(tmp_path, [wrong], "bfloat16", ("-O1", *level.flags)), "bfloat16")
     assert any(answer in line for line in found), found
+    record_property("caught by", found[0])
 
 
 @pytest.mark.more

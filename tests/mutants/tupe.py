@@ -53,7 +53,7 @@ def not_normalized(self: TUPE, rows: Tensor, layer: nn.Linear) -> Tensor:
 
 
 def without_bias(self: TUPE, rows: Tensor, layer: nn.Linear) -> Tensor:
-    return F.linear(rows, layer.weight).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+    return F.linear(rows, layer.weight.to(rows)).unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
 
 
 def of_one_layer(self: TUPE, rows: Tensor, layer: nn.Linear) -> Tensor:
