@@ -18,7 +18,7 @@ from posenc.tools.compare.tasks import complete, from_toml, task_of
 from posenc.tools.compare.tuning import chosen
 from posenc.tools.kit.records import Record, read
 from posenc.tools.kit.statistics import holm, verdict
-from study.run import OF_TASKS, RECORDS, SCHEMES, tuned
+from study.run import OF_TASKS, OF_TWO_LAYERS, RECORDS, SCHEMES, tuned
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,7 +28,7 @@ else:
 HERE = Path(__file__).parent
 LENGTHS = (128, 1024)
 MEASURE = "sliding"
-LABELS = {SCHEMES["windows"]: "RoPE in windows, NoPE"}
+LABELS = dict.fromkeys((SCHEMES["windows"], OF_TWO_LAYERS["windows"]), "RoPE in windows, NoPE")
 TRIALS = 15
 AT_ONE_RATE = Rate(0.005, 1.0)  # the default of posenc compare, and no more for what a scheme learns
 

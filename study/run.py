@@ -50,6 +50,9 @@ SCHEMES = {
 }
 """Folders, and the schemes in them."""
 
+OF_TWO_LAYERS = {"windows": "rope@32~nope"}
+"""What a folder holds where models have two layers, as those of puzzles do, and the schedule is of three."""
+
 OF_TASKS = ("nope", "sinusoidal", "rope", "alibi", "t5", "fox", "pope", "windows")
 """Those that puzzles are tried with."""
 
@@ -63,6 +66,10 @@ class Job:
     seeds: int
 
     @property
+    def scheme(self) -> str:
+        return OF_TWO_LAYERS.get(self.folder, SCHEMES[self.folder]) if self.part in TASKS else SCHEMES[self.folder]
+
+    @property
     def out(self) -> Path:
         return RECORDS / self.part / self.folder
 
@@ -70,11 +77,11 @@ class Job:
         return f"{self.part}/{self.folder}, {self.seeds} seeds"
 
     def configuration(self) -> CompareConfig:
-        given: dict[str, Any] = {"schemes": [SCHEMES[self.folder]], "seeds": list(range(self.seeds))}
+        given: dict[str, Any] = {"schemes": [self.scheme], "seeds": list(range(self.seeds))}
         if self.part in TASKS:
             return from_toml(HERE / "tasks.toml", task=self.part, **given)
         if self.part != "python":
-            given["rates"] = [f"{SCHEMES[self.folder]}={tuned(self.folder)}"]
+            given["rates"] = [f"{self.scheme}={tuned(self.folder)}"]
         return from_toml(HERE / f"{self.part}.toml", **given)
 
     def done(self) -> bool:
@@ -84,7 +91,7 @@ class Job:
         if self.part in ("python", *TASKS) and tried < len(trials(self.configuration(), learns=True)):
             return False
         summary = Summary(record for record in made if record["kind"] != "trial")
-        return len(summary.of("training", SCHEMES[self.folder])) >= self.seeds and not summary.missing()
+        return len(summary.of("training", self.scheme)) >= self.seeds and not summary.missing()
 
 
 def tuned(folder: str) -> Rate:
