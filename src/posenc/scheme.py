@@ -150,11 +150,7 @@ class Scheme(nn.Module):
         return self(query_positions, key_positions, dtype=dtype, context=context, doors=("add", "rotate"))
 
     def pairs(
-        self,
-        query_positions: Positions,
-        key_positions: Positions | None = None,
-        *,
-        context: Context | None = None,
+        self, query_positions: Positions, key_positions: Positions | None = None, *, context: Context | None = None
     ) -> Encoding:
         """An `Encoding` of the pair doors, score and value, for queries and keys that are already rotated. It keeps
         the scale of their rotation. Raises ValueError for a scheme that rotates distant pairs differently."""

@@ -4,3 +4,5 @@
 them; `tiles` and `visibility`, which pairs may see one another; `training`, positions for training.
 Imports torch, `posenc.arguments` and `posenc.compat`.
 """
+
+from posenc.positions import pytree as pytree  # registers Positions

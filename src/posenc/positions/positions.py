@@ -322,7 +322,7 @@ class Positions:
         document = document_of_chunk(self.document, number)
         cut = None if torch.compiler.is_compiling() else self.layout.in_chunks(size)
         if cut is None:
-            return self._like(document=document, _layout=Layout(len(self), None, self._layout.bounds), _is_read=False)
+            return self._like(document=document)._of(Layout(len(self), None, self._layout.bounds))
         rows = [tuple(replace(s, document=document_of_chunk(s.document, n)) for s, n in row) for row in cut]
         return self._like(document=document)._of(Layout(len(self), tuple(rows), self._layout.bounds))
 
@@ -402,21 +402,3 @@ class Positions:
         if self.coords.size(2) == 1:
             return self.coords[..., 0]
         raise ValueError(f"{scheme} takes one coordinate per token, got positions of {self.coords.size(2)} axes")
-
-
-def _flatten(positions: Positions) -> tuple[list[Tensor], bool]:
-    tensors = (positions.coords, positions.order, positions.document, positions.segment)
-    return [x for x in tensors if x is not None], positions.segment is not None
-
-
-def _unflatten(tensors: Any, has_segment: Any) -> Positions:
-    """The tensors may have changed, so the layout is dropped."""
-    coords, order, document, *segment = tensors
-    givens.check_cast(coords)
-    tokens = order.shape[1] if isinstance(order, Tensor) else 0
-    fields = {"coords": coords, "order": order, "document": document, "segment": segment[0] if has_segment else None}
-    made: Positions = object.__new__(Positions)
-    return made._set(**fields, _layout=Layout(tokens), _is_read=False)
-
-
-compat.register_pytree(Positions, _flatten, _unflatten, "posenc.Positions")
