@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+PLAIN = frozenset((Tensor, torch.nn.Parameter))  # classes whose operations nothing intercepts
 FEW_THREADS = 8  # a guess; with two, one thread was as fast, and safe on a busy machine (docs/log.md)
 
 
@@ -33,6 +34,11 @@ def is_undisturbed() -> bool:
         and torch._C._len_torch_dispatch_stack() == torch._C._len_torch_function_stack() == 0
         and torch._C._get_tracing_state() is None
     )
+
+
+def is_direct() -> bool:
+    """Whether a custom operator's function may be called by itself: nothing needs to see the operator."""
+    return is_undisturbed() and not torch.autograd.profiler._is_profiler_enabled
 
 
 def assert_later(condition: Tensor, message: str) -> None:

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
-from posenc import T5, ALiBi, DistanceAware, NoPE, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL
+from posenc import T5, ALiBi, DistanceAware, NoPE, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL, compat
+from posenc.backends.native import operator as native
 from posenc.backends.tiled import fused
 from posenc.encoding.pieces import Row
 from tests.awkward import Pieces, disentangled
@@ -80,7 +82,11 @@ def test_what_operators_promise_the_compiler_is_so(
     leaves = [x.detach().to(dtype).requires_grad_() for x in transposed()]
     made = SCHEMES[scheme]().to(torch.promote_types(dtype, torch.float32))
     with monkeypatch.context() as patched:
-        patched.setattr(torch.ops.posenc, name, lambda *given: calls.append(given) or operator(*given))
+        patched.setattr(compat, "is_direct", lambda: False)
+        if name == "native":
+            patched.setattr(native, name, lambda *given: calls.append(given) or operator(*given))
+        else:
+            patched.setattr(torch.ops.posenc, name, lambda *given: calls.append(given) or operator(*given))
         posenc.attention(*leaves, made, is_causal=is_causal, backend=name)
     (given,) = calls
 
@@ -92,6 +98,54 @@ def test_what_operators_promise_the_compiler_is_so(
     given = tuple(as_leaf(x) for x in given)
     results = torch.library.opcheck(operator.default, given)
     assert set(results.values()) == {"SUCCESS"}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_kernel_is_called_by_itself_as_it_is_by_its_operator(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = SCHEMES[scheme]().double()
+    query, key, value = (x.requires_grad_() for x in transposed())
+    leaves = [query, key, value, *(x for x in made.parameters() if x.requires_grad)]
+
+    def found() -> list[Tensor]:
+        out, lse = posenc.attention(query, key, value, made, is_causal=True, backend="native", return_lse=True)
+        with torch.no_grad():
+            alone = posenc.attention(query, key, value, made, is_causal=True, backend="native")
+        return [out, lse, alone, *torch.autograd.grad(out.sin().sum() + lse.sin().sum(), leaves, allow_unused=True)]
+
+    by_itself = found()
+    monkeypatch.setattr(compat, "is_direct", lambda: False)
+    for one, other in zip(by_itself, found(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_the_operator_is_seen_by_what_looks_for_it() -> None:
+    """A profiler and a mode that sees every operator; without them the kernel is called by itself."""
+    leaves = [x.requires_grad_() for x in transposed()]
+
+    def names(called: Callable[[], object]) -> set[str]:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            called()
+        return {event.name for event in profile.events()}
+
+    def step() -> None:
+        posenc.attention(*leaves, ALiBi(HEADS), is_causal=True, backend="native").sum().backward()
+
+    assert {"posenc::native", "posenc::native_backward"} <= names(step)
+    with Seen() as mode:
+        step()
+    assert {"posenc::native", "posenc::native_backward"} <= mode.names
+
+
+class Seen(TorchDispatchMode):
+    """Notes the operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.name().split(".")[0])
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # PyTorch's own, in jvp

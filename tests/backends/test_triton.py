@@ -20,6 +20,7 @@ from torch import Tensor
 
 import posenc
 from posenc import Positions, Shaw
+from posenc.backends.triton import backend as of_triton
 from posenc.backends.triton import operator
 from posenc.backends.triton.tasks import tasks_of
 from posenc.schemes.catalog import Shape
@@ -301,7 +302,7 @@ def test_what_the_operator_promises_the_compiler_is_so(on: torch.device, monkeyp
     real = torch.ops.posenc.triton
     leaves = [torch.randn(1, 20, 2, 16, device=on).transpose(1, 2).requires_grad_() for _ in range(3)]
     with monkeypatch.context() as patch:
-        patch.setattr(torch.ops.posenc, "triton", lambda *args: given.append(args) or real(*args))
+        patch.setattr(of_triton, "triton", lambda *args: given.append(args) or real(*args))
         attended(Shaw(16, 3).to(on))(*leaves)
     tables = [x.detach().requires_grad_() for x in given[0][3]]
     results = torch.library.opcheck(real.default, (*given[0][:3], tables, *given[0][4:]))

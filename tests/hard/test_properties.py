@@ -52,7 +52,7 @@ def blocks(small: bool) -> Iterator[None]:
             for module, name, size in (
                 (choice, "FEW_SCORES", 1),
                 (choice, "FEW_PAIRS", 1),
-                (choice, "FEW_FOR_KERNEL", 1),
+                (choice, "FEW_ON_PLANE", 1),
                 (tiled, "BANDS", 0),
             ):
                 patch.setattr(module, name, size)

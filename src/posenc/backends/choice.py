@@ -15,7 +15,6 @@ from posenc.backends.chunked import CHUNKED
 from posenc.backends.flex import FLEX
 from posenc.backends.native.backend import NATIVE, keeps_bfloat16, leaves_out
 from posenc.backends.native.crossover import why_ahead
-from posenc.backends.native.operator import CHANNELS
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.skipping import computed_share
@@ -27,10 +26,11 @@ from posenc.positions.tiles import tiles
 BACKENDS: tuple[Backend, ...] = (SDPA, NATIVE, TRITON, TILED, FLEX, CHUNKED, REFERENCE)
 
 # At most this many scores of all heads are held at once, 16 MB in float32. For fewer scores of one head than FEW_PAIRS,
-# dense attention is faster than blocks; than FEW_FOR_KERNEL, faster than the kernel (measured on a CPU: docs/log.md).
+# dense attention is faster than blocks; than FEW_ON_PLANE, with two coordinates, faster than the kernel (measured on a
+# CPU: docs/log.md).
 FEW_SCORES = 2**22
 FEW_PAIRS = 2**14
-FEW_FOR_KERNEL = 2**11
+FEW_ON_PLANE = 2**11
 # From this many keys on, a kernel call costs less than passes over the keys (measured on a CPU: docs/log.md).
 MANY_KEYS = 2**13
 # With fewer pairs per tile than this, calls cost more than tiles save.
@@ -106,9 +106,11 @@ class _Asked:
         return self._known["worth"]
 
     def has_few_tokens(self) -> bool:
-        """Whether there are few enough tokens for a dense mask."""
-        is_even = self.call.query.size(3) % CHANNELS == 0  # else inputs are copied to pad channels
-        most = FEW_FOR_KERNEL if self.takes(NATIVE) and is_even else FEW_PAIRS
+        """Whether there are so few tokens that a dense mask is cheaper. On a line it is never cheaper than the CPU's
+        kernel (measured from 17 tokens on: docs/log.md)."""
+        most = FEW_PAIRS
+        if self.takes(NATIVE):
+            most = FEW_ON_PLANE if self.has_plane else 0
         return not torch.compiler.is_compiling() and self.call.query.size(2) * self.call.key.size(2) <= most
 
     def has_few_scores(self) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from posenc import compat
 from posenc.backends import ranges as bands
@@ -18,7 +17,7 @@ from posenc.encoding.encoding import Encoding
 from posenc.positions.tiles import Chunk
 
 OPTIONS = frozenset((bool, int, float, str, type(None), Chunk))
-TENSORS = frozenset((Tensor, nn.Parameter, type(None)))
+TENSORS = compat.PLAIN | {type(None)}
 MOST = 16  # plans of one encoding: layers with other windows, heads or dtypes have plans of their own
 
 

@@ -231,11 +231,13 @@ _BLOCK = 2**20  # elements rotated at a time in half precision, so that their fl
 def _turn_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> None:
     """The rotation in three passes over memory: x times cos, then each half plus or minus the other times sin."""
     pairs = cos.size(-1)
-    torch.mul(x[..., : 2 * pairs], _joined(cos, cos, layout), out=out[..., : 2 * pairs])
+    if x.size(-1) > 2 * pairs:
+        out[..., 2 * pairs :] = x[..., 2 * pairs :]
+        x, out = x[..., : 2 * pairs], out[..., : 2 * pairs]
+    torch.mul(x, _joined(cos, cos, layout), out=out)
     (a, b), (turned_a, turned_b) = _pairs(x, pairs, layout), _pairs(out, pairs, layout)
     turned_a.addcmul_(b, sin, value=-1)
     turned_b.addcmul_(a, sin)
-    out[..., 2 * pairs :] = x[..., 2 * pairs :]
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:

@@ -86,7 +86,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         key, rest = given.key, (*_arguments(call, given), call.scale, call.skip_below)
         if call.kept is not None and key is call.key and given.is_of_positions:
             call.kept["native"] = rest
-    out, lse = torch.ops.posenc.native(*_operands(call, key), *rest)
+    out, lse = operator.native(*_operands(call, key), *rest)
     return out.to(call.query.dtype), lse if call.return_lse else None
 
 

@@ -13,7 +13,7 @@ from posenc import compat
 from posenc.backends.native.bounds import bounds_of
 from posenc.backends.native.library import library, pool
 from posenc.backends.native.structures import NUMBERS, ROWS, Call, differences, rows, table, tiles_of, turn
-from posenc.backends.operands import IN_DOUBLE, TABLES, Form, differentiate
+from posenc.backends.operands import IN_DOUBLE, TABLES, Form, operator
 from posenc.encoding.horizon import skip_threshold
 from posenc.positions.tiles import Tiling
 from posenc.rotation.phases import PairLayout
@@ -168,7 +168,6 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-@torch.library.custom_op("posenc::native", mutates_args=())
 def _native(
     query: Tensor,
     key: Tensor,
@@ -227,7 +226,6 @@ def _cut(x: Tensor, width: int) -> Tensor:
     return x if x.size(-1) == width else x[..., :width].contiguous()
 
 
-@torch.library.custom_op("posenc::native_backward", mutates_args=())
 def _native_backward(
     dout: Tensor,
     dlse: Tensor | None,
@@ -292,4 +290,4 @@ def _sum(x: Tensor) -> Tensor:
     return x[0] if x.size(0) == 1 else x.sum(0)
 
 
-differentiate(_native, _native_backward)
+native = operator("posenc::native", _native, _native_backward)

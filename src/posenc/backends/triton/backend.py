@@ -9,7 +9,7 @@ from posenc.backends import eligible
 from posenc.backends.backend import Backend, Unless
 from posenc.backends.call import Call
 from posenc.backends.operands import Given
-from posenc.backends.triton.operator import is_interpreted, missing
+from posenc.backends.triton.operator import is_interpreted, missing, triton
 from posenc.encoding.pieces import Function, Meeting, Term
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -51,9 +51,7 @@ def _missing(call: Call) -> str | None:
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     given = Given(call)
-    out, lse = torch.ops.posenc.triton(
-        call.query, given.key.to(call.key.dtype), call.value, *given.arguments(), call.scale
-    )
+    out, lse = triton(call.query, given.key.to(call.key.dtype), call.value, *given.arguments(), call.scale)
     return out, lse if call.return_lse else None
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.backends.operands import Form, differentiate
+from posenc.backends.operands import Form, operator
 from posenc.backends.triton.tasks import TABLES, Tasks, tasks_of
 
 # custom_op evaluates annotations, so no `from __future__ import annotations` here.
@@ -122,7 +122,6 @@ def _tasks(like: Tensor, tiling: Sequence[int], lows: Sequence[int]) -> Callable
     return of
 
 
-@torch.library.custom_op("posenc::triton", mutates_args=())
 def _triton(
     query: Tensor,
     key: Tensor,
@@ -147,7 +146,6 @@ def _triton(
     return found["out"], found["lse"]  # type: ignore[return-value]
 
 
-@torch.library.custom_op("posenc::triton_backward", mutates_args=())
 def _triton_backward(
     dout: Tensor,
     dlse: Tensor | None,
@@ -189,4 +187,4 @@ def _triton_backward(
     return [found[name] for name in ("dq", "dk", "dv", *(f"d_{name}" for name in wanted))]  # type: ignore[misc]
 
 
-differentiate(_triton, _triton_backward)
+triton = operator("posenc::triton", _triton, _triton_backward)
