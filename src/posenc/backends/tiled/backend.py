@@ -27,7 +27,7 @@ from posenc.encoding.pieces import Bias, Distance, Function, Meeting
 from posenc.lowering.block import Block
 from posenc.positions.tiles import Tiling, distances, tiles
 
-BANDS = 8  # up to this many band widths of keys, most pairs are near (measured: docs/log.md)
+MOSTLY_NEAR = 8  # up to this many times W keys, most pairs are near (measured: docs/log.md)
 
 
 def _long_lines(call: Call) -> str | None:
@@ -56,7 +56,7 @@ def width_of(call: Call) -> int | None:
 def has_far_keys(call: Call, width: int) -> bool:
     """Whether there are enough keys beyond W that the fused kernel saves more than its calls cost. True in a compiled
     graph, which serves all lengths."""
-    return torch.compiler.is_compiling() or BANDS * width < call.key.size(2)
+    return torch.compiler.is_compiling() or MOSTLY_NEAR * width < call.key.size(2)
 
 
 class _Lines(Given):
@@ -75,8 +75,8 @@ class _Lines(Given):
         self.is_last = self._is_last(piece)
         if piece.distance is not None:
             heads, scheme, dtype = self.call.query.size(1), piece.distance.scheme, self.call.dtype
-            given = [block.of_heads(c.to(dtype), scheme).expand(heads, -1) for c in piece.coefficients(self.distances)]
-            self.tensors["coefficients"] = torch.stack(given)
+            each = [block.of_heads(c.to(dtype), scheme).expand(heads, -1) for c in piece.coefficients(self.distances)]
+            self.tensors["coefficients"] = torch.stack(each)
 
     def lines(self) -> dict[str, Tensor]:
         """The tensors as fields of `Lines`."""
@@ -97,7 +97,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         far = _taken_off(lines, width, _is_sloped(call))
     near = [lines[name] for name in ("bias", "vectors", "values") if name in lines]
     if width is not None and torch.is_grad_enabled() and any(line.requires_grad for line in near):
-        # The gradient of a table includes distant pairs, for which the fused kernel rounds the output to the inputs'
+        # The gradient of a table includes far pairs, for which the fused kernel rounds the output to the inputs'
         # dtype: in half precision its relative error would be 1e-3.
         operands = [x.to(call.dtype) for x in operands]
     keeps_right = width is not None and bool(near) and _looks_right(call)
@@ -117,7 +117,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
 
 
 def _width_to_run(call: Call) -> int | None:
-    """W if distant pairs are run apart from near ones."""
+    """W if far pairs are run apart from near ones."""
     width = _learned(call, width_of(call))
     return width if width is not None and (has_far_keys(call, width) or is_spread(call)) else None
 
