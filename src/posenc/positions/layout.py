@@ -7,7 +7,7 @@ arithmetic progressions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -152,11 +152,11 @@ class Layout:
             bounds = (min(ends), max(ends))
         return Layout(self.tokens, rows, bounds)
 
-    def in_chunks(self, size: int) -> list[list[tuple[Span, int]]] | None:
-        """The spans of each row, cut at chunks of ``size`` coordinates, each with the number of its chunk; None if
-        coordinates are not known to increase by one."""
+    def in_chunks(self, size: int, change: Callable[[Span, int], Span]) -> Layout:
+        """The layout with spans cut at chunks of ``size`` coordinates, each replaced by ``change(span, number of its
+        chunk)``. Its rows are unknown if coordinates are not known to increase by one."""
         if self.rows is None or any(span.line is None for row in self.rows for span in row):
-            return None
+            return Layout(self.tokens, None, self.bounds)
         rows = []
         for row in self.rows:
             spans = []
@@ -166,10 +166,10 @@ class Layout:
                 while at < span.stop:
                     number = (line + at - span.start) // size
                     end = min(span.stop, span.start + (number + 1) * size - line)
-                    spans.append((span.cut(at, end).moved(at), number))
+                    spans.append(change(span.cut(at, end).moved(at), number))
                     at = end
-            rows.append(spans)
-        return rows
+            rows.append(tuple(spans))
+        return Layout(self.tokens, tuple(rows), self.bounds)
 
     def by_order(self) -> Layout:
         """The layout without coordinates, with spans joined by document and order, such as the lines of an image."""
