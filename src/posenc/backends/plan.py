@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc import compat
-from posenc.backends import ranges as bands
+from posenc.backends import bands
 from posenc.backends.call import Call
 from posenc.backends.native.library import missing
 from posenc.backends.request import Request, is_autocast

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_flag, check_type, is_number, one_or, shown
-from posenc.backends.call import Call, Far, Turn
+from posenc.backends.call import Call, RotatedBand, Turn
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.horizon import skipped_by_default
 from posenc.encoding.pieces import gives_weights, reads_vectors
@@ -125,7 +125,7 @@ class Request:
         (for each band of distances, where the encoding has bands) unless their rotation is left to the backend."""
         query, key, value = self.query, self.key, self.value
         attn_mask = self.attn_mask
-        bands: tuple[Far, ...] = ()
+        bands: tuple[RotatedBand, ...] = ()
         if attn_mask is not None:
             attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.dim()) + attn_mask.shape)
         if is_autocast(query):  # as PyTorch's own attention does
@@ -133,9 +133,9 @@ class Request:
         if encoding.rotations:
             value = encoding.rotate_value(value)
             if settled["turn"] is None:
-                (query, key), *far = encoding.rotate_bands(query, key)
+                (query, key), *others = encoding.rotate_bands(query, key)
                 reaches = [band.reach for rotation in encoding.rotations for band in rotation.bands]
-                bands = tuple(Far(reach, *of_band) for reach, of_band in zip(reaches, far, strict=True))
+                bands = tuple(RotatedBand(reach, *each) for reach, each in zip(reaches, others, strict=True))
         return Call(
             query,
             key,
