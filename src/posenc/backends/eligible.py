@@ -79,10 +79,6 @@ def long_tables(call: Call) -> str | None:
 # -- of a term --------------------------------------------------------------------------------------------------------
 
 
-def _is_between_axes(term: Term, call: Call) -> bool:
-    return term.is_planar
-
-
 def _differs_between_queries(piece: Fold, call: Call) -> bool:
     query = piece.query
     return query is not None and not (query.dim() == 4 and query.size(0) == query.size(2) == 1)
@@ -96,7 +92,7 @@ def _has_no_name(piece: Function, call: Call) -> bool:
     return not all(_is_named(f) for f in (piece.apply, piece.derivative) if f is not None)
 
 
-ONE_AXIS = Unless("a score term depends on several coordinates", _is_between_axes)
+ONE_AXIS = Unless("a score term depends on several coordinates", lambda term, call: term.is_planar)
 HIDES = Unless("a score term masks keys", lambda piece, call: piece.hides)
 SAME_FOR_QUERIES = Unless("a vector added to the query differs from token to token", _differs_between_queries)
 SAME_FOR_GROUPS = Unless("a vector added to the key differs from query head to query head", _differs_between_heads)
@@ -203,8 +199,6 @@ def _reach_of_runs(query: Span, key: Span, call: Call) -> tuple[int, int]:
     return lowest, highest
 
 
-def line_of(at: object, distance: Distance, block: Block, r: Tensor) -> Tensor:
+def line_of(at: Callable[[Tensor], Tensor], distance: Distance, block: Block, r: Tensor) -> Tensor:
     """The values of a term at these distances, (heads or 1, distances[, width]), in the scores' dtype."""
-    reach = None if distance.reach is None else distance.reach[0] - 1
-    entries = r if reach is None else r.clamp(-reach, reach)  # was checked, so only masked pairs are clamped
-    return block.of_heads(at(entries), distance.scheme).to(block.dtype)  # type: ignore[operator]
+    return block.of_heads(at(distance.clamped(r)), distance.scheme).to(block.dtype)

@@ -76,18 +76,14 @@ def tables_of_plane(pieces: Sequence[Bias | Meeting], call: Call, block: Block) 
             vectors = line_of(piece.at, distance, block, r)
             meeting = meets(piece, block)
             check_width(vectors, meeting, distance.scheme)
-            given = (meeting @ vectors.mT).expand(call.query.size(0), heads, -1, -1)
-            found["by_row" if distance.axis == 0 else "by_column"].append(given.to(call.dtype))
-    tensors = {name: reduce(torch.add, parts) for name, parts in found.items() if parts}
+            products = (meeting @ vectors.mT).expand(call.query.size(0), heads, -1, -1)
+            found["by_row" if distance.axis == 0 else "by_column"].append(products.to(call.dtype))
+    tensors = {name: reduce(torch.add, terms) for name, terms in found.items() if terms}
     tensors["query_place"], tensors["key_place"] = call.query_positions.coords, call.key_positions.coords
     return reached[0], tensors
 
 
 def _plane_of(piece: Bias, block: Block, r: Tensor) -> Tensor:
     """The bias at all pairs of differences, (heads or 1, entries, entries)."""
-    distance = piece.distance
     both = torch.stack(torch.meshgrid(r, r, indexing="ij"), -1)
-    if distance.reach is not None:
-        most = torch.tensor(distance.reach) - 1
-        both = both.clamp(-most, most)
-    return block.of_heads(piece.at(both), distance.scheme).to(block.dtype)
+    return line_of(piece.at, piece.distance, block, both)

@@ -49,7 +49,7 @@ class Request:
     key_norms: Tensor | None = None
     are_logits: bool = False
 
-    def bound(self) -> Encoding:
+    def bind(self) -> Encoding:
         """The encoding, or the scheme bound to the positions, checked against the tensors."""
         query, key, encoding = self.query, self.key, self.encoding
         _check_tensors(query, key, self.value)
@@ -150,7 +150,7 @@ class Request:
 
     def checked(self) -> tuple[Encoding, dict[str, Any], Call]:
         """The encoding, what is `settled`, and the call. Raises the errors of `attention`, or of `logits`."""
-        encoding = self.bound()
+        encoding = self.bind()
         settled = self.settled(encoding)
         call = self.call(encoding, settled)
         if not self.are_logits:

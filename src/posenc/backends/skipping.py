@@ -19,7 +19,7 @@ from posenc.backends.eligible import line_of
 from posenc.encoding.horizon import skip_threshold
 from posenc.encoding.pieces import Bias, Clock, Fold, Meeting
 from posenc.lowering.distances import ENTRIES_PER_TOKEN
-from posenc.lowering.forms import meets
+from posenc.lowering.forms import added_to_query, meets
 from posenc.positions.positions import PADDING
 from posenc.positions.tiles import Visibility
 
@@ -47,11 +47,9 @@ def seen_blocks(
 
 def orders_seen(order: Tensor, seen: Visibility) -> tuple[Tensor, Tensor]:
     """The lowest and highest order that each query attends to; without a limit, numbers beyond all orders."""
-    far = torch.iinfo(order.dtype).max // 2
-    return (
-        order - (far if seen.left is None else seen.left),
-        order + (far if seen.furthest is None else seen.furthest),
-    )
+    beyond = torch.iinfo(order.dtype).max // 2
+    left, right = (beyond if limit is None else limit for limit in (seen.left, seen.furthest))
+    return order - left, order + right
 
 
 def computed_share(call: Call, size: int = 64) -> float:
@@ -78,8 +76,7 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
     query = block.query
     for piece in call.pieces:
         if isinstance(piece, Fold) and piece.query is not None:
-            u = block.of_heads(piece.query[0], piece.scheme)[None] if piece.query.size(0) == 1 else piece.query
-            query = query + u.to(query.dtype)
+            query = query + added_to_query(piece, piece.query, block).to(query.dtype)
     mine = block.key[:, :, None, own : own + query.size(2)]
     score = (query.unflatten(1, (-1, groups)) * mine).sum(-1).flatten(1, 2) * call.scale
     longest = _blocks(block.key.norm(dim=-1), size).repeat_interleave(groups, 1)

@@ -108,13 +108,3 @@ def apart(x: Tensor, y: Tensor) -> Tensor:
     if (x.is_floating_point() or y.is_floating_point()) and x.device.type != "mps":
         x, y = x.double(), y.double()
     return y[:, None] - x[:, :, None]
-
-
-def within_reach(distance: Distance, r: Tensor) -> Tensor:
-    """Distances clamped to those with an entry. ``reach`` was checked before, so only masked pairs are clamped."""
-    if distance.reach is None:
-        return r
-    if distance.axis is not None:
-        return r.clamp(1 - distance.reach[0], distance.reach[0] - 1)
-    parts = [part.clamp(1 - n, n - 1) for part, n in zip(r.unbind(-1), distance.reach, strict=True)]
-    return torch.stack(parts, -1)

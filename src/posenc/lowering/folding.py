@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc.encoding.pieces import Fold, Meeting, Piece
 from posenc.lowering.block import Block
 from posenc.lowering.distances import check, coordinates
-from posenc.lowering.forms import check_width, meets
+from posenc.lowering.forms import added_to_query, check_width, meets
 
 
 def fold(pieces: Sequence[Piece], block: Block) -> tuple[Tensor, Tensor, tuple[Piece, ...]]:
@@ -30,9 +30,7 @@ def fold(pieces: Sequence[Piece], block: Block) -> tuple[Tensor, Tensor, tuple[P
             return block.query, block.key, tuple(pieces)
         if isinstance(piece, Fold) and piece.key is None:
             assert piece.query is not None
-            u = block.of_heads(piece.query[0], piece.scheme)[None] if piece.query.size(0) == 1 else piece.query
-            check_width(u, key, piece.scheme)
-            query = query + u.to(query.dtype)
+            query = query + added_to_query(piece, piece.query, block).to(query.dtype)
         elif isinstance(piece, Fold) and piece.key is not None and piece.query is None and not on_query:
             check_width(piece.key, query, piece.scheme)
             key = key + piece.key.to(key.dtype)

@@ -94,7 +94,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     operands = [call.query, given.key.to(call.key.dtype), call.value]
     if width is not None:
         operands[0] = _shifted(call, lines)
-        far = _taken_off(lines, width, _is_sloped(call))
+        far = _taken_off(lines, width, bool(_sloped(call)))
     near = [lines[name] for name in ("bias", "vectors", "values") if name in lines]
     if width is not None and torch.is_grad_enabled() and any(line.requires_grad for line in near):
         # The gradient of a table includes far pairs, for which the fused kernel rounds the output to the inputs'
@@ -170,20 +170,19 @@ def _taken_off(lines: dict[str, Tensor], width: int, is_sloped: bool) -> _Far:
     return far
 
 
-def _is_sloped(call: Call) -> bool:
-    return any(isinstance(piece, Bias) and piece.distance.tail == "linear" for piece in call.pieces)
+def _sloped(call: Call) -> list[Bias]:
+    """The biases with a linear tail."""
+    return [piece for piece in call.pieces if isinstance(piece, Bias) and piece.distance.tail == "linear"]
 
 
 def _learned(call: Call, width: int | None) -> int | None:
     """The width, or None if a linear tail is learned, since the gradient of its slope needs every pair."""
     if width is None or not torch.is_grad_enabled():
         return width
-    for piece in call.pieces:
-        if isinstance(piece, Bias) and piece.distance.tail == "linear":
-            past = piece.distance.past
-            ends = torch.arange(past, past + 2, device=call.query.device)
-            if piece.at(ends).requires_grad:
-                return None
+    for bias in _sloped(call):
+        ends = torch.arange(bias.distance.past, bias.distance.past + 2, device=call.query.device)
+        if bias.at(ends).requires_grad:
+            return None
     return width
 
 
