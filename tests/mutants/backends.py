@@ -381,7 +381,7 @@ FAR = (
     ),
     Line(
         "what all keys far to the left have is left out of the log-sum-exp",
-        tiled._Far,
+        tiled._Offset,
         "put_back",
         ("lse = lse + self.bias", "pass"),
         at("t5 bidirectional", "text", "both", small=True),
@@ -459,11 +459,11 @@ SECTIONS = (
 # --- turns that are left to a backend ---------------------------------------------------------------------------------
 
 TURNS = (
-    Mutant(
+    Line(
         "a vector is added to keys before they are turned",
         request,
-        "reads_vectors",
-        lambda piece: False,
+        "_turn_left",
+        ("if any(piece.reads_vectors for piece in encoding.pieces):", "if False:"),
         partial(test_turns.check_turned_first, "a vector that is added to the key"),
     ),
     Mutant(

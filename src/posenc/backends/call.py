@@ -1,4 +1,4 @@
-"""`Call`, a checked call of attention, and `Backend`, which runs one."""
+"""`Call`: a checked call of attention, as backends take it."""
 
 from __future__ import annotations
 

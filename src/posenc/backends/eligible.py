@@ -16,7 +16,7 @@ from posenc.backends.call import Call
 from posenc.encoding.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Row, Term, Value
 from posenc.lowering.block import Block
 from posenc.lowering.distances import ENTRIES_PER_TOKEN
-from posenc.positions.layout import Span
+from posenc.positions.layout import Span, distance_bounds
 from posenc.positions.tiles import distances, tiles
 
 # -- of a call --------------------------------------------------------------------------------------------------------
@@ -62,7 +62,8 @@ def _changes(piece: Piece) -> bool:
 
 def lines_known(call: Call) -> str | None:
     """Why a call's distances are unknown."""
-    if distances_of(call) and not _has_distances(call):
+    assert call.layouts is not None
+    if distances_of(call) and any(s.line is None for layout in call.layouts for row in layout.rows or () for s in row):
         return "a term depends on distance, and coordinates are not known to increase by one with the tokens"
     return None
 
@@ -148,11 +149,6 @@ def distances_of(call: Call) -> list[Distance]:
     return [distance for distance in found if distance is not None] + broken
 
 
-def _has_distances(call: Call) -> bool:
-    assert call.layouts is not None
-    return all(span.line is not None for layout in call.layouts for row in layout.rows or () for span in row)
-
-
 def is_spread(call: Call) -> bool:
     """Whether the range of distances is too large for a table, as on both sides of a gap."""
     assert call.layouts is not None
@@ -160,8 +156,8 @@ def is_spread(call: Call) -> bool:
     if query.run is not None and key.run is not None:
         return False  # contiguous texts have as many distances as tokens
     most = ENTRIES_PER_TOKEN * (call.query.size(2) + call.key.size(2))
-    spread = [layout.bounds[1] - layout.bounds[0] for layout in (query, key) if layout.bounds is not None]
-    if len(spread) == 2 and sum(spread) < most:
+    bounds = distance_bounds(query, key)
+    if bounds is not None and bounds[1] - bounds[0] < most:
         return False
     least, greatest = reach_of(call)
     return greatest - least >= most

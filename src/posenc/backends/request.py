@@ -15,7 +15,7 @@ from posenc.arguments import check_flag, check_type, is_number, one_or, shown
 from posenc.backends.call import Call, RotatedBand, Turn
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.horizon import skipped_by_default
-from posenc.encoding.pieces import gives_weights, reads_vectors
+from posenc.encoding.pieces import gives_weights
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Visibility, Window, check_window, distances, tiles
@@ -166,7 +166,9 @@ def _turn_left(encoding: Encoding, query: Tensor, key: Tensor) -> Turn | None:
     It must be a single rotation of channel pairs of all heads, without a gradient, on the CPU, since only the CPU
     kernel supports it. Terms that read queries or keys separately read rotated ones, so they exclude it.
     """
-    if len(encoding.rotations) != 1 or encoding.banded is not None or any(map(reads_vectors, encoding.pieces)):
+    if len(encoding.rotations) != 1 or encoding.banded is not None:
+        return None
+    if any(piece.reads_vectors for piece in encoding.pieces):
         return None
     (rotation,) = encoding.rotations
     turns = []

@@ -326,11 +326,6 @@ def _check_tail(distance: Distance) -> None:
         )
 
 
-def reads_vectors(piece: Piece) -> bool:
-    """Whether a piece reads queries or keys separately, not only their product."""
-    return piece.reads_vectors
-
-
 def check_sequence(pieces: tuple[Piece, ...]) -> None:
     """ValueError for pieces in an order that gives wrong scores."""
     hiding = next((n for n, piece in enumerate(pieces) if piece.hides), None)

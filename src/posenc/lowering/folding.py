@@ -22,12 +22,12 @@ def fold(pieces: Sequence[Piece], block: Block) -> tuple[Tensor, Tensor, tuple[P
     is folded if a piece does more than add.
     """
     query, key = block.query, block.key
-    width, left, channels = query.size(-1), [], []
+    if not all(piece.adds for piece in pieces):
+        return query, key, tuple(pieces)
+    left, channels = [], []
     both = [piece for piece in pieces if isinstance(piece, Fold)]
     on_query = any(piece.query is not None for piece in both)
-    for n, piece in enumerate(pieces):
-        if not piece.adds:
-            return block.query, block.key, tuple(pieces)
+    for piece in pieces:
         if isinstance(piece, Fold) and piece.key is None:
             assert piece.query is not None
             query = query + added_to_query(piece, piece.query, block).to(query.dtype)
@@ -37,12 +37,11 @@ def fold(pieces: Sequence[Piece], block: Block) -> tuple[Tensor, Tensor, tuple[P
         elif isinstance(piece, Meeting) and (places := _places(piece, block)) is not None:
             channels.append((piece, *places))
         else:
-            left.append(pieces[n])
+            left.append(piece)
     for piece, low, count in channels:
         more, where = _channels(piece, block, low, count)
         query = torch.cat((query, more.to(query.dtype)), -1)
         key = torch.cat((key, where.to(key.dtype).expand(*key.shape[:3], -1)), -1)
-    assert query.size(-1) >= width
     return query, key, tuple(left)
 
 

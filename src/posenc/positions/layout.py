@@ -67,18 +67,7 @@ class Span:
 
     def goes_on(self, other: Span) -> bool:
         """Whether ``other`` continues this span in index, document, order and coordinates."""
-        if (self.stop, self.document, self.order_step, self.steps) != (
-            other.start,
-            other.document,
-            other.order_step,
-            other.steps,
-        ):
-            return False
-        return self.cut(self.stop, self.stop).at_start() == other.at_start()
-
-    def at_start(self) -> tuple[int, tuple[int | float, ...] | None]:
-        """Order and coordinates of its first token."""
-        return self.order, self.coords
+        return replace(self.cut(self.stop, self.stop), start=self.stop, stop=other.stop) == other
 
 
 @dataclass(frozen=True)
@@ -226,6 +215,13 @@ def _bounds(
 def _shifted(span: Span, offset: int, factor: int) -> Span:
     coords = None if span.coords is None else tuple(factor * c + offset for c in span.coords)
     return replace(span, coords=coords, steps=tuple(factor * s for s in span.steps))
+
+
+def distance_bounds(query: Layout, key: Layout) -> tuple[int | float, int | float] | None:
+    """The lowest and highest difference of two coordinates, key minus query; None: unknown."""
+    if query.bounds is None or key.bounds is None:
+        return None
+    return key.bounds[0] - query.bounds[1], key.bounds[1] - query.bounds[0]
 
 
 def join(layouts: Sequence[Layout], rows: int) -> Layout:

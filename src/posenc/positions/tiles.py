@@ -34,11 +34,6 @@ class Visibility:
             return 0 if self.right is None else min(0, self.right)
         return self.right
 
-    @property
-    def sees_everything(self) -> bool:
-        """Whether order masks nothing."""
-        return not self.is_causal and self.left is None and self.right is None
-
     def flat(self) -> list[int]:
         """As ints, for arguments of custom operators."""
         has_left, has_right = self.left is not None, self.right is not None

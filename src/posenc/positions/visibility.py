@@ -22,7 +22,7 @@ def visible(
         return None
     same = query.document[:, :, None] == key.document[:, None, :]
     same = same & (key.document != PADDING)[:, None, :]
-    if visibility.sees_everything:
+    if visibility.left is None and visibility.furthest is None:
         return same
     ahead = key.order[:, None, :] - query.order[:, :, None]
     if visibility.furthest is not None:

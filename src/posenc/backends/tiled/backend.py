@@ -90,11 +90,11 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     assert call.layouts is not None
     width = _width_to_run(call)
     given = _Lines(call, *(reach_of(call) if width is None else (-width - 1, width + 1)))
-    lines, far = given.lines(), _Far()
+    lines, offset = given.lines(), _Offset()
     operands = [call.query, given.key.to(call.key.dtype), call.value]
     if width is not None:
         operands[0] = _shifted(call, lines)
-        far = _taken_off(lines, width, bool(_sloped(call)))
+        offset = _taken_off(lines, width, bool(_sloped(call)))
     near = [lines[name] for name in ("bias", "vectors", "values") if name in lines]
     if width is not None and torch.is_grad_enabled() and any(line.requires_grad for line in near):
         # The gradient of a table includes far pairs, for which the fused kernel rounds the output to the inputs'
@@ -112,7 +112,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         call.scale,
         call.skip_below,
     )
-    out, lse = far.put_back(call, lines.get("meeting"), out, lse)
+    out, lse = offset.put_back(call, lines.get("meeting"), out, lse)
     return out.to(call.query.dtype), lse if call.return_lse else None
 
 
@@ -134,7 +134,7 @@ def _shifted(call: Call, lines: dict[str, Tensor]) -> Tensor:
 
 
 @dataclass
-class _Far:
+class _Offset:
     """What terms give all pairs far to the left, and what lines are relative to: a bias (heads, 1), and vectors of
     queries and values (heads or 1, 1, width)."""
 
@@ -156,18 +156,18 @@ class _Far:
         return out, lse
 
 
-def _taken_off(lines: dict[str, Tensor], width: int, is_sloped: bool) -> _Far:
+def _taken_off(lines: dict[str, Tensor], width: int, is_sloped: bool) -> _Offset:
     """Makes lines at the distances -W - 1 .. W + 1 relative to what they give far to the left, and shortens them to
     -W .. W. A bias that is linear there gives slopes, (2, heads)."""
-    far = _Far()
+    offset = _Offset()
     if "bias" in lines:
-        bias, slopes, far.bias = _straightened(lines.pop("bias"), width, is_sloped)
+        bias, slopes, offset.bias = _straightened(lines.pop("bias"), width, is_sloped)
         lines |= {name: x for name, x in (("bias", bias), ("slopes", slopes)) if x is not None}
     if "vectors" in lines:
-        lines["vectors"], far.vectors = _counted(lines["vectors"])
+        lines["vectors"], offset.vectors = _relative(lines["vectors"])
     if "values" in lines:
-        lines["values"], far.values = _counted(lines["values"])
-    return far
+        lines["values"], offset.values = _relative(lines["values"])
+    return offset
 
 
 def _sloped(call: Call) -> list[Bias]:
@@ -197,7 +197,7 @@ def _straightened(bias: Tensor, width: int, is_sloped: bool) -> tuple[Tensor | N
     return (bias[:, 1:-1] - first if width else None), slopes, first
 
 
-def _counted(line: Tensor) -> tuple[Tensor, Tensor]:
+def _relative(line: Tensor) -> tuple[Tensor, Tensor]:
     """From vectors at the distances -W - 1 .. W + 1: those at -W .. W minus the first, and the first."""
     return line[:, 1:-1] - line[:, 1:2], line[:, 1:2]
 
