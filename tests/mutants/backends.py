@@ -444,7 +444,7 @@ SECTIONS = (
         "a vector added to the query is not folded",
         sdpa,
         "fold",
-        ("query = query + u.to(query.dtype)", "pass"),
+        ("query = query + added_to_query(piece, piece.query, block).to(query.dtype)", "pass"),
         at("transformer_xl", "text", "a mask", backend="sdpa"),
     ),
     Line(
