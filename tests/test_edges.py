@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc import TUPE, ALiBi, Context, DistanceAware, Learned, NoPE, Positions, RoPE, Shaw, Sinusoidal, attention
-from posenc.backends.tiled import band, pairwise
+from posenc.backends.tiled import near, pairwise
 from posenc.encoding.pieces import Clock, Distance, Meeting, Value
 from posenc.encoding.rotation import Rotation
 from posenc.models import Decoder, ForwardPass, KVCache
@@ -68,7 +68,7 @@ def test_large_coordinates_that_are_whole_fractions(start: int, dtype: torch.dty
 @pytest.mark.parametrize("window", [13, 21, 30])
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_piece_of_a_band_that_no_entry_is_for(window: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, size in ((band, "ROWS", 8), (band, "KEYS", 16), (pairwise, "PIECE", 16)):
+    for module, name, size in ((near, "ROWS", 8), (near, "KEYS", 16), (pairwise, "PIECE", 16)):
         monkeypatch.setattr(module, name, size)
     leaves = [x.requires_grad_() for x in qkv(41, heads=2)]
     scheme = DistanceAware(2).double()

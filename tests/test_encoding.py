@@ -260,7 +260,7 @@ def test_a_sum_of_encodings_keeps_what_either_has() -> None:
         assert both.key_features["forgotten"] is fox.key_features["forgotten"]
     with pytest.raises(ValueError, match="both encodings have a feature 'forgotten': add the encodings before"):
         fox + posenc.FoX(4)(positions).with_projected({"forgotten": 1 - steps})
-    with pytest.raises(ValueError, match="two parts need different features named 'forgotten'"):
+    with pytest.raises(ValueError, match="two schemes need different features named 'forgotten'"):
         posenc.FoX(4)(positions) + posenc.FoX(8)(positions)
     shard = ALiBi(4)(positions, context=Context(heads=heads))
     assert (RoPE(HEAD_DIM)(positions) + shard).context.heads == heads

@@ -28,7 +28,7 @@ from posenc import (
 from posenc.backends import chunked
 from posenc.backends.choice import BACKENDS
 from posenc.backends.tiled import backend as tiled
-from posenc.backends.tiled import band, far, fused, pairwise
+from posenc.backends.tiled import far, fused, near, pairwise
 from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting, Piece, Row, Value, gives_weights
 from posenc.schemes.catalog import CATALOG, Entry, Shape
 from posenc.schemes.t5 import T5
@@ -586,14 +586,14 @@ def small_blocks(patch: pytest.MonkeyPatch) -> None:
     for module, name, size in (
         (chunked, "SCORES", 1),
         (chunked, "ROWS", 24),
-        (band, "ROWS", 16),
-        (band, "KEYS", 25),
-        (band, "SCORES", 2**12),  # some heads at once
+        (near, "ROWS", 16),
+        (near, "KEYS", 25),
+        (near, "SCORES", 2**12),  # some heads at once
         (pairwise, "PIECE", 2**10),  # fewer of them
         (far, "SHARE", 1),
         (fused, "ROWS", 32),
         (fused, "TRIANGLE", 8),
         (fused, "NARROW", 4),
-        (tiled, "BANDS", 0),
+        (tiled, "MOSTLY_NEAR", 0),
     ):
         patch.setattr(module, name, size)

@@ -795,7 +795,7 @@ def test_a_bound_encoding_that_adds_must_have_been_added() -> None:
 # -- what "auto" takes ------------------------------------------------------------------------------------------------
 
 LONG = 300
-TILES, BAND = "and the mask splits into tiles", "computed one band at a time"
+TILES, BLOCKS = "and the mask splits into tiles", "computed one block at a time"
 KERNEL = "the kernel computes the scores on the fly"
 TAKEN: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str, str]] = {
     "nothing": (lambda: None, {"is_causal": True}, "sdpa", "the fused kernel suffices"),
@@ -822,9 +822,9 @@ TAKEN_WITHOUT_A_COMPILER = TAKEN | {
     "linear": (lambda: ALiBi(HEADS), {"is_causal": True}, "tiled", TILES),
     "both ways": (lambda: ALiBi(HEADS, "bidirectional"), {}, "tiled", TILES),
     "window": (lambda: Shaw(HEAD_DIM, 3), {"is_causal": True}, "tiled", TILES),
-    "window as wide as the text": (lambda: Shaw(HEAD_DIM, LONG), {"is_causal": True}, "tiled", BAND),
-    "all distances": (lambda: Relative1D(LONG, HEAD_DIM), {"is_causal": True}, "tiled", BAND),
-    "product": (lambda: DistanceAware(HEADS), {"is_causal": True}, "tiled", BAND),
+    "window as wide as the text": (lambda: Shaw(HEAD_DIM, LONG), {"is_causal": True}, "tiled", BLOCKS),
+    "all distances": (lambda: Relative1D(LONG, HEAD_DIM), {"is_causal": True}, "tiled", BLOCKS),
+    "product": (lambda: DistanceAware(HEADS), {"is_causal": True}, "tiled", BLOCKS),
 }
 
 

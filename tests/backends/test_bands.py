@@ -9,7 +9,7 @@ from torch import Tensor
 
 import posenc
 from posenc import ALiBi, DualChunk, Positions, ReRoPE, RoPE, Scheme
-from posenc.backends import ranges as bands
+from posenc.backends import bands
 from posenc.backends.call import Call
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.rotation import Band, Rotation
@@ -63,13 +63,13 @@ def test_each_pair_is_in_one_band_and_no_text_needs_a_mask(
     kind: str, place: str, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call = called(SCHEMES[kind], place, monkeypatch, is_causal=causal)
-    parts = [part for _, part in bands.parts(call)]
+    parts = [part for _, part in bands.calls(call)]
     assert [part.attn_mask is None for part in parts] == [place in EVEN] * len(call.bands) + [place in EVEN]
     every = torch.ones(2, 1, call.query.size(2), call.key.size(2), dtype=torch.long)
     count = sum(every if (seen := part.visible()) is None else every * seen for part in parts)
     seen = call.visible()
     assert torch.equal(torch.as_tensor(count), every if seen is None else every * seen)
-    apart, ends = call.apart()[:, None], [*(far.reach for far in call.bands), torch.inf]
+    apart, ends = call.apart()[:, None], [*(band.reach for band in call.bands), torch.inf]
     for part, start, end in zip(parts, [-torch.inf, *ends], ends, strict=False):
         in_band = part.visible()
         assert in_band is not None
@@ -79,7 +79,7 @@ def test_each_pair_is_in_one_band_and_no_text_needs_a_mask(
 def test_a_band_that_a_window_hides_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for window, expected in ((40, 1), (41, 2)):
         call = called(SCHEMES["distances"], "text", monkeypatch, is_causal=True, window=window)
-        assert len(bands.parts(call)) == expected
+        assert len(bands.calls(call)) == expected
 
 
 def test_it_is_said_how_each_band_is_run() -> None:

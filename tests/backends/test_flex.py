@@ -88,7 +88,7 @@ def called(
     return_lse: bool = False,
 ) -> Call:
     asked = Request(q, k, v, scheme, *at, mask, is_causal, dropout_p=dropout_p, return_lse=return_lse)
-    encoding = asked.bound()
+    encoding = asked.bind()
     return asked.call(encoding, asked.settled(encoding))
 
 

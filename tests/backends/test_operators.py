@@ -37,7 +37,7 @@ def transposed(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tens
 @pytest.mark.parametrize(("low", "high"), [(None, 0), (0, None)])
 def test_a_text_is_cut_into_even_parts(low: int | None, high: int | None) -> None:
     """The first or last token, which its bound only touches, is no part of its own."""
-    found = [(p.stop - p.start, p.last - p.first) for p in fused.parts(0, 1024, 0, 1024, low, high)]
+    found = [(p.stop - p.start, p.last - p.first) for p in fused.sections(0, 1024, 0, 1024, low, high)]
     assert sorted(found) == [(256, 256)] * 6 + [(512, 512)]
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc.backends.choice import BACKENDS
-from posenc.backends.tiled import band, fused
+from posenc.backends.tiled import fused, near
 from tests.backends.grounds import (
     ATTENDING,
     FAST,
@@ -129,7 +129,7 @@ def test_schemes_and_places_meet_the_ways() -> None:
                 assert {run[4] for run in met} == {True, False}
 
 
-# As long as rows of blocks of their real size; 8 distances' worth of bands, rectangles, triangles.
+# As long as rows of blocks of their real size; 8 distances' worth of near blocks, rectangles, triangles.
 LONG = [
     ("shaw", "text", "both"),
     ("bent line", "packed", "a window"),
@@ -148,7 +148,7 @@ LONG = [
 
 @pytest.mark.parametrize(("name", "place", "way"), first_of(LONG))
 def test_so_it_is_over_blocks_of_their_real_size(name: str, place: str, way: str, device: torch.device) -> None:
-    it = case(name, place, max(fused.ROWS, band.KEYS) + 170, way, heads=2)
+    it = case(name, place, max(fused.ROWS, near.KEYS) + 170, way, heads=2)
     it = it if device.type == "cpu" else it.to(device)
     check_parity(it, {backend: refuses(backend, name, place, way) for backend in ("native", "tiled", "chunked")})
 

@@ -29,7 +29,7 @@ Tensors = Mapping[str, Tensor]
 @pytest.fixture(autouse=True)
 def _far_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few tokens are tiled as many are."""
-    monkeypatch.setattr(tiled, "BANDS", 0)
+    monkeypatch.setattr(tiled, "MOSTLY_NEAR", 0)
 
 
 def text_and_image() -> Tensor:

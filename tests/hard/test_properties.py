@@ -53,7 +53,7 @@ def blocks(small: bool) -> Iterator[None]:
                 (choice, "FEW_SCORES", 1),
                 (choice, "FEW_PAIRS", 1),
                 (choice, "FEW_ON_PLANE", 1),
-                (tiled, "BANDS", 0),
+                (tiled, "MOSTLY_NEAR", 0),
             ):
                 patch.setattr(module, name, size)
             patch.setattr(call, "FEW_QUERIES", 2)

@@ -1,4 +1,4 @@
-"""Bugs of the backends: a line that says something else, in layouts, tiles, bands and parts.
+"""Bugs of the backends: a line that says something else, in layouts, tiles, near blocks and sections.
 
 Each is caught by the comparison of a backend with the reference, for a scheme at some positions, asked in some way.
 """
@@ -18,7 +18,7 @@ import pytest
 from posenc.backends import call, choice, chunked, request, sdpa
 from posenc.backends.backend import Backend
 from posenc.backends.tiled import backend as tiled
-from posenc.backends.tiled import band, far, far_passes, fused, pairwise, plan
+from posenc.backends.tiled import far, far_passes, fused, near, pairwise, plan
 from posenc.backends.tiled import operator as tile_operator
 from posenc.positions import layout, tiles
 from posenc.schemes import distance_aware
@@ -169,55 +169,55 @@ NEAR = (
     Line(
         "near and far leave a distance out",
         tile_operator,
-        "near",
+        "near_blocks",
         ("plan.width - 1 - distance", "plan.width - 2 - distance"),
         at("shaw keys", "text", "both"),
     ),
     Line(
         "lines are read one distance off",
         tile_operator,
-        "near",
+        "near_blocks",
         ("distance - plan.lowest, inputs", "distance - plan.lowest - 1, inputs"),
         at("shaw keys", "text", "both"),
     ),
     Line(
-        "a band reads the line as if it began at the tile's first key",
-        band.Band,
+        "a near block reads the line as if it began at the tile's first key",
+        near.NearBlock,
         "entry",
         ("self.zero + self.low", "self.zero + self.tile.first - (self.stop - 1)"),
         at("relative_1d", "text", "causal", small=True),
     ),
     Line(
         "what the last block left is taken for zeros",
-        band.Work,
+        near.Work,
         "zeros",
         ("if self.shapes.get(name) != (*shape, columns):", "if name not in self.shapes:"),
         at("relative_1d", "text", "both", small=True),
     ),
     Line(
-        "a band sees the first key after the last that is seen",
-        band.Band,
+        "a near block sees the first key after the last that is seen",
+        near.NearBlock,
         "hide",
         ("past = max(seen[1] + 1, 0)", "past = max(seen[1] + 2, 0)"),
         at("relative_1d", "text", "causal", small=True),
     ),
     Line(
-        "a band sees past its window to the left",
-        band.Band,
+        "a near block sees past its window to the left",
+        near.NearBlock,
         "hide",
         ("if seen[0] > 0:", "if seen[0] > rows:"),
         at("relative_1d", "text", "causal, a window", small=True),
     ),
     Line(
-        "the queries of a band stay in reverse order",
-        band.Band,
+        "the queries of a near block stay in reverse order",
+        near.NearBlock,
         "unfold",
         ("x.flatten(1, 2).flip(2)", "x.flatten(1, 2)"),
         at("relative_1d", "text", "causal", small=True),
     ),
     Line(
         "the gradient of a coefficient goes to the first heads",
-        band.Band,
+        near.NearBlock,
         "give_of_line",
         (
             "slice(first + kv_heads.start, first + kv_heads.stop)",
@@ -236,14 +236,14 @@ NEAR = (
         "the key's clock is added",
         pairwise,
         "_scores",
-        ("scores -= band.of_keys", "scores += band.of_keys"),
+        ("scores -= block.of_keys", "scores += block.of_keys"),
         at("clocked", "text", "both"),
     ),
     Line(
         "a function's gradient is overwritten before its coefficients read it",
         pairwise,
         "_pull",
-        ("        for n, d in", "        d_scores[part] = d_bare\n        for n, d in"),
+        ("        for n, d in", "        d_scores[some] = d_bare\n        for n, d in"),
         at("squeezing", "decoding", "causal, a window", kv_heads=6),
     ),
     Line(
@@ -264,14 +264,14 @@ NEAR = (
         "the gradient of a bias is lost",
         pairwise,
         "_by_distance_backward",
-        ("band.give_line(d_lines.bias, by_distance.sum((0, 3)).flatten(0, 1))", "pass"),
+        ("block.give_line(d_lines.bias, by_distance.sum((0, 3)).flatten(0, 1))", "pass"),
         at("t5 bidirectional", "text", "both"),
     ),
     Line(
         "the gradient of a value's vectors is lost",
         pairwise,
         "backward",
-        ("band.give_vectors(d_lines.values, band.by_distance(work, weights), do)", "pass"),
+        ("block.give_vectors(d_lines.values, block.by_distance(work, weights), do)", "pass"),
         at("shaw values", "text", "both"),
     ),
     Mutant(
@@ -307,14 +307,20 @@ FAR = (
         "a slope counts from a corner one off",
         far._Far,
         "_sloped",
-        ("part.start - (part.last - 1) - self.tile.distance", "part.start - part.last - self.tile.distance"),
+        (
+            "section.start - (section.last - 1) - self.tile.distance",
+            "section.start - section.last - self.tile.distance",
+        ),
         at("alibi", "text", "causal", small=True),
     ),
     Line(
         "to the right a slope counts from a corner one off",
         far._Far,
         "_sloped",
-        ("part.first - (part.stop - 1) + self.tile.distance", "part.first - part.stop + self.tile.distance"),
+        (
+            "section.first - (section.stop - 1) + self.tile.distance",
+            "section.first - section.stop + self.tile.distance",
+        ),
         at("alibi bidirectional", "text", "both", small=True),
     ),
     Line(
@@ -327,14 +333,14 @@ FAR = (
     Line(
         "the gradient of the keys' clock is lost",
         far_passes,
-        "_parts_backward",
+        "_sections_backward",
         (".sub_(here / inputs.scale)", ".sub_(0 * here)"),
         at("clocked", "text", "both"),
     ),
     Line(
         "the gradient of the log-sum-exp is lost",
         far_passes,
-        "_parts_backward",
+        "_sections_backward",
         ("        if grads.dlse is not None:\n            do[", "        if False:\n            do["),
         at("nope", "text", "both"),
     ),
@@ -375,7 +381,7 @@ FAR = (
     ),
     Line(
         "what all keys far to the left have is left out of the log-sum-exp",
-        tiled._Far,
+        tiled._Offset,
         "put_back",
         ("lse = lse + self.bias", "pass"),
         at("t5 bidirectional", "text", "both", small=True),
@@ -398,7 +404,7 @@ FAR = (
 
 # --- the fused kernel, and what is folded -----------------------------------------------------------------------------
 
-PARTS = (
+SECTIONS = (
     Line(
         "triangles to the left of a window lose their diagonal",
         fused,
@@ -409,22 +415,22 @@ PARTS = (
     Line(
         "halves of a triangle leave the square between them out",
         fused,
-        "_before",
-        ("    yield Part(middle, b, a + high, middle + high)", "    yield from ()"),
+        "_triangle",
+        ("        yield Section(middle, b, a + apart, middle + apart)", "        yield from ()"),
         at("nope", "text", "causal", small=True),
     ),
     Line(
-        "merging weighs the other part",
+        "merging weighs the other section",
         fused,
         "merge",
-        ("share = (part_lse - both).exp()", "share = (lse - both).exp()"),
+        ("share = (more_lse - both).exp()", "share = (lse - both).exp()"),
         at("nope", "text", "causal", small=True),
     ),
     Line(
         "a number of the whole row is taken off",
         fused,
         "forward",
-        ("part_lse = part_lse + row", "part_lse = part_lse - row"),
+        ("more_lse = more_lse + row", "more_lse = more_lse - row"),
         at("alibi", "text", "causal", small=True),
     ),
     Line(
@@ -438,7 +444,7 @@ PARTS = (
         "a vector added to the query is not folded",
         sdpa,
         "fold",
-        ("query = query + u.to(query.dtype)", "pass"),
+        ("query = query + added_to_query(piece, piece.query, block).to(query.dtype)", "pass"),
         at("transformer_xl", "text", "a mask", backend="sdpa"),
     ),
     Line(
@@ -453,11 +459,11 @@ PARTS = (
 # --- turns that are left to a backend ---------------------------------------------------------------------------------
 
 TURNS = (
-    Mutant(
+    Line(
         "a vector is added to keys before they are turned",
         request,
-        "reads_vectors",
-        lambda piece: False,
+        "_turn_left",
+        ("if any(piece.reads_vectors for piece in encoding.pieces):", "if False:"),
         partial(test_turns.check_turned_first, "a vector that is added to the key"),
     ),
     Mutant(
@@ -476,4 +482,4 @@ TURNS = (
     ),
 )
 
-MUTANTS = TILES + NEAR + FAR + PARTS + TURNS
+MUTANTS = TILES + NEAR + FAR + SECTIONS + TURNS

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, ReRoPE
-from posenc.backends import ranges as bands
+from posenc.backends import bands
 from posenc.backends.call import Call
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Band, Rotation

@@ -252,7 +252,7 @@ def test_a_missing_feature_is_named() -> None:
 
 def test_two_parts_cannot_want_different_things_by_one_name() -> None:
     assert (FoX(HEADS) + FoX(HEADS)).features.keys() == {"forgotten"}
-    with pytest.raises(ValueError, match=r"^two parts need different features named 'profile'"):
+    with pytest.raises(ValueError, match=r"^two schemes need different features named 'profile'"):
         (Inkling(HEADS, 3, 4) + Inkling(HEADS, 2, 4))(Positions.arange(3))
 
 

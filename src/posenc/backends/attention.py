@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc import compat
-from posenc.backends import ranges as bands
+from posenc.backends import bands
 from posenc.backends.call import Call, sliced
 from posenc.backends.choice import Explanation
 from posenc.backends.plan import planned

@@ -1,4 +1,4 @@
-"""`Call`, a checked call of attention, and `Backend`, which runs one."""
+"""`Call`: a checked call of attention, as backends take it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ FEW_QUERIES = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Far:
-    """Queries and keys as rotated for pairs at a distance of at least ``reach``, in the shapes of the call's own."""
+class RotatedBand:
+    """A band's queries and keys, rotated for pairs at a distance of at least ``reach``, shaped like the call's own."""
 
     reach: int
     query: Float[Tensor, "batch heads queries head_dim"]
@@ -74,7 +74,7 @@ class Call:
     key_features: Features = field(default_factory=lambda: NOTHING)
     skip_below: float = SKIP_BELOW
     key_norms: Tensor | None = None
-    bands: tuple[Far, ...] = ()
+    bands: tuple[RotatedBand, ...] = ()
     chunk: int | None = None
     turn: Turn | None = None
     kept: dict[str, Any] | None = field(default=None, init=False)  # see `keeping`; a call made of this one has none
@@ -183,7 +183,7 @@ class Call:
             query_features=block.query_features,
             key_features=block.key_features,
             key_norms=None if self.key_norms is None else self.key_norms[:, :, keys],
-            bands=tuple(Far(far.reach, far.query[:, :, queries], far.key[:, :, keys]) for far in self.bands),
+            bands=tuple(RotatedBand(b.reach, b.query[:, :, queries], b.key[:, :, keys]) for b in self.bands),
             turn=None if self.turn is None else self.turn.part(queries, keys),
         )
 

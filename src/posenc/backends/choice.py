@@ -214,7 +214,7 @@ CHOICES = (
     Choice(REFERENCE, _Asked.has_few_dense_rows, FEW),
     Choice(TRITON, _Asked.meets_vectors, VECTORS),
     Choice(FLEX, _Asked.has_function, "a fused kernel computes the score function on the fly"),
-    Choice(TILED, _Asked.is_tiled, "the scores depend on distance, computed one band at a time"),
+    Choice(TILED, _Asked.is_tiled, "the scores depend on distance, computed one block at a time"),
     Choice(SDPA, _Asked.has_mask, "there are few enough scores for a dense mask"),
     Choice(REFERENCE, _Asked.has_few_scores, "there are few scores"),
     Choice(CHUNKED, _Asked.is_any, "the scores are too many to hold at once"),

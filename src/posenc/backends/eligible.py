@@ -16,7 +16,7 @@ from posenc.backends.call import Call
 from posenc.encoding.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Row, Term, Value
 from posenc.lowering.block import Block
 from posenc.lowering.distances import ENTRIES_PER_TOKEN
-from posenc.positions.layout import Span
+from posenc.positions.layout import Span, distance_bounds
 from posenc.positions.tiles import distances, tiles
 
 # -- of a call --------------------------------------------------------------------------------------------------------
@@ -62,7 +62,8 @@ def _changes(piece: Piece) -> bool:
 
 def lines_known(call: Call) -> str | None:
     """Why a call's distances are unknown."""
-    if distances_of(call) and not _has_distances(call):
+    assert call.layouts is not None
+    if distances_of(call) and any(s.line is None for layout in call.layouts for row in layout.rows or () for s in row):
         return "a term depends on distance, and coordinates are not known to increase by one with the tokens"
     return None
 
@@ -79,10 +80,6 @@ def long_tables(call: Call) -> str | None:
 # -- of a term --------------------------------------------------------------------------------------------------------
 
 
-def _is_between_axes(term: Term, call: Call) -> bool:
-    return term.is_planar
-
-
 def _differs_between_queries(piece: Fold, call: Call) -> bool:
     query = piece.query
     return query is not None and not (query.dim() == 4 and query.size(0) == query.size(2) == 1)
@@ -96,7 +93,7 @@ def _has_no_name(piece: Function, call: Call) -> bool:
     return not all(_is_named(f) for f in (piece.apply, piece.derivative) if f is not None)
 
 
-ONE_AXIS = Unless("a score term depends on several coordinates", _is_between_axes)
+ONE_AXIS = Unless("a score term depends on several coordinates", lambda term, call: term.is_planar)
 HIDES = Unless("a score term masks keys", lambda piece, call: piece.hides)
 SAME_FOR_QUERIES = Unless("a vector added to the query differs from token to token", _differs_between_queries)
 SAME_FOR_GROUPS = Unless("a vector added to the key differs from query head to query head", _differs_between_heads)
@@ -152,11 +149,6 @@ def distances_of(call: Call) -> list[Distance]:
     return [distance for distance in found if distance is not None] + broken
 
 
-def _has_distances(call: Call) -> bool:
-    assert call.layouts is not None
-    return all(span.line is not None for layout in call.layouts for row in layout.rows or () for span in row)
-
-
 def is_spread(call: Call) -> bool:
     """Whether the range of distances is too large for a table, as on both sides of a gap."""
     assert call.layouts is not None
@@ -164,8 +156,8 @@ def is_spread(call: Call) -> bool:
     if query.run is not None and key.run is not None:
         return False  # contiguous texts have as many distances as tokens
     most = ENTRIES_PER_TOKEN * (call.query.size(2) + call.key.size(2))
-    spread = [layout.bounds[1] - layout.bounds[0] for layout in (query, key) if layout.bounds is not None]
-    if len(spread) == 2 and sum(spread) < most:
+    bounds = distance_bounds(query, key)
+    if bounds is not None and bounds[1] - bounds[0] < most:
         return False
     least, greatest = reach_of(call)
     return greatest - least >= most
@@ -203,8 +195,6 @@ def _reach_of_runs(query: Span, key: Span, call: Call) -> tuple[int, int]:
     return lowest, highest
 
 
-def line_of(at: object, distance: Distance, block: Block, r: Tensor) -> Tensor:
+def line_of(at: Callable[[Tensor], Tensor], distance: Distance, block: Block, r: Tensor) -> Tensor:
     """The values of a term at these distances, (heads or 1, distances[, width]), in the scores' dtype."""
-    reach = None if distance.reach is None else distance.reach[0] - 1
-    entries = r if reach is None else r.clamp(-reach, reach)  # was checked, so only masked pairs are clamped
-    return block.of_heads(at(entries), distance.scheme).to(block.dtype)  # type: ignore[operator]
+    return block.of_heads(at(distance.clamped(r)), distance.scheme).to(block.dtype)

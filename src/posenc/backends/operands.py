@@ -123,7 +123,7 @@ class Given:
                 features.insert(
                     0, (call.query.to(call.dtype) * call.scale, reduce(torch.add, vectors).expand(heads, -1, -1))
                 )
-            self.tensors["meeting"], joined = (torch.cat(part, -1) for part in zip(*features, strict=True))
+            self.tensors["meeting"], joined = (torch.cat(each, -1) for each in zip(*features, strict=True))
             self._put("vectors", low, joined)
         elif vectors:
             self._put("vectors", low, reduce(torch.add, vectors))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from posenc import compat
-from posenc.backends import ranges as bands
+from posenc.backends import bands
 from posenc.backends.call import Call
 from posenc.backends.native.library import missing
 from posenc.backends.request import Request, is_autocast
@@ -44,16 +44,16 @@ def planned(request: Request, backend: str) -> tuple[Encoding, Call, bands.Run]:
             encoding.check_fresh()
             encoding.check_token_doors()
             return encoding, request.call(encoding, plan.settled).keeping(plan.kept), plan.run
-    bound, settled, call = request.checked()
+    made, settled, call = request.checked()
     run = bands.runner(call, backend)
     call.check()
     if signature is not None and not call.bands:
         plan = Plan(settled, run)
-        if len(bound.plans) >= MOST:
-            bound.plans.clear()
-        bound.plans[signature] = plan
+        if len(made.plans) >= MOST:
+            made.plans.clear()
+        made.plans[signature] = plan
         call.keeping(plan.kept)
-    return bound, call, run
+    return made, call, run
 
 
 def signature_of(request: Request, backend: str) -> Hashable:

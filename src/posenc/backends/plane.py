@@ -19,6 +19,7 @@ from posenc.encoding.pieces import Bias, Meeting, Piece
 from posenc.lowering.block import Block
 from posenc.lowering.distances import ENTRIES_PER_TOKEN
 from posenc.lowering.forms import check_width, meets
+from posenc.positions.layout import distance_bounds
 
 ENTRIES_OF_PLANE = 64  # for each token: of 64 x 64 patches there are two, of 16 x 256 thirty-two
 FEW_ENTRIES = 2**14
@@ -45,10 +46,10 @@ def refused_plane(call: Call) -> str | None:
 
 def _reach(call: Call, pieces: Sequence[Piece]) -> tuple[int, int] | None:
     """The lowest and highest difference of any coordinate, key minus query, with an entry; None: unknown."""
-    ends = [positions.layout.bounds for positions in (call.query_positions, call.key_positions)]
-    if ends[0] is None or ends[1] is None:
+    bounds = distance_bounds(call.query_positions.layout, call.key_positions.layout)
+    if bounds is None:
         return None
-    low, high = int(ends[1][0] - ends[0][1]), int(ends[1][1] - ends[0][0])
+    low, high = map(int, bounds)
     reaches = [piece.distance.reach for piece in pieces if piece.distance is not None]
     if all(reach is not None for reach in reaches):
         most = max(side - 1 for reach in reaches for side in reach or ())
@@ -67,7 +68,8 @@ def tables_of_plane(pieces: Sequence[Bias | Meeting], call: Call, block: Block) 
     for piece in pieces:
         distance = piece.distance
         if isinstance(piece, Bias) and distance.axis is None:
-            found["plane"].append(_plane_of(piece, block, r).expand(heads, -1, -1))
+            both = torch.stack(torch.meshgrid(r, r, indexing="ij"), -1)  # all pairs of differences
+            found["plane"].append(line_of(piece.at, distance, block, both).expand(heads, -1, -1))
         elif isinstance(piece, Bias):
             line = line_of(piece.at, distance, block, r)
             line = line[:, :, None] if distance.axis == 0 else line[:, None]
@@ -76,18 +78,8 @@ def tables_of_plane(pieces: Sequence[Bias | Meeting], call: Call, block: Block) 
             vectors = line_of(piece.at, distance, block, r)
             meeting = meets(piece, block)
             check_width(vectors, meeting, distance.scheme)
-            given = (meeting @ vectors.mT).expand(call.query.size(0), heads, -1, -1)
-            found["by_row" if distance.axis == 0 else "by_column"].append(given.to(call.dtype))
-    tensors = {name: reduce(torch.add, parts) for name, parts in found.items() if parts}
+            products = (meeting @ vectors.mT).expand(call.query.size(0), heads, -1, -1)
+            found["by_row" if distance.axis == 0 else "by_column"].append(products.to(call.dtype))
+    tensors = {name: reduce(torch.add, terms) for name, terms in found.items() if terms}
     tensors["query_place"], tensors["key_place"] = call.query_positions.coords, call.key_positions.coords
     return reached[0], tensors
-
-
-def _plane_of(piece: Bias, block: Block, r: Tensor) -> Tensor:
-    """The bias at all pairs of differences, (heads or 1, entries, entries)."""
-    distance = piece.distance
-    both = torch.stack(torch.meshgrid(r, r, indexing="ij"), -1)
-    if distance.reach is not None:
-        most = torch.tensor(distance.reach) - 1
-        both = both.clamp(-most, most)
-    return block.of_heads(piece.at(both), distance.scheme).to(block.dtype)

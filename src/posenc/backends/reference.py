@@ -21,9 +21,9 @@ def dense_logits(call: Call) -> Float[Tensor, "batch heads queries keys"]:
     if call.bands:
         scores = dense_logits(replace(call, bands=()))
         apart = call.apart()[:, None]
-        for far in call.bands:
-            of_band = dense_logits(replace(call, query=far.query, key=far.key, bands=()))
-            scores = torch.where(apart >= far.reach, of_band, scores)
+        for band in call.bands:
+            of_band = dense_logits(replace(call, query=band.query, key=band.key, bands=()))
+            scores = torch.where(apart >= band.reach, of_band, scores)
         return scores
     block = call.block()
     query, key = block.query, block.key

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_flag, check_type, is_number, one_or, shown
-from posenc.backends.call import Call, Far, Turn
+from posenc.backends.call import Call, RotatedBand, Turn
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.horizon import skipped_by_default
-from posenc.encoding.pieces import gives_weights, reads_vectors
+from posenc.encoding.pieces import gives_weights
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Visibility, Window, check_window, distances, tiles
@@ -49,7 +49,7 @@ class Request:
     key_norms: Tensor | None = None
     are_logits: bool = False
 
-    def bound(self) -> Encoding:
+    def bind(self) -> Encoding:
         """The encoding, or the scheme bound to the positions, checked against the tensors."""
         query, key, encoding = self.query, self.key, self.encoding
         _check_tensors(query, key, self.value)
@@ -125,7 +125,7 @@ class Request:
         (for each band of distances, where the encoding has bands) unless their rotation is left to the backend."""
         query, key, value = self.query, self.key, self.value
         attn_mask = self.attn_mask
-        bands: tuple[Far, ...] = ()
+        bands: tuple[RotatedBand, ...] = ()
         if attn_mask is not None:
             attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.dim()) + attn_mask.shape)
         if is_autocast(query):  # as PyTorch's own attention does
@@ -133,9 +133,9 @@ class Request:
         if encoding.rotations:
             value = encoding.rotate_value(value)
             if settled["turn"] is None:
-                (query, key), *far = encoding.rotate_bands(query, key)
+                (query, key), *others = encoding.rotate_bands(query, key)
                 reaches = [band.reach for rotation in encoding.rotations for band in rotation.bands]
-                bands = tuple(Far(reach, *of_band) for reach, of_band in zip(reaches, far, strict=True))
+                bands = tuple(RotatedBand(reach, *each) for reach, each in zip(reaches, others, strict=True))
         return Call(
             query,
             key,
@@ -150,7 +150,7 @@ class Request:
 
     def checked(self) -> tuple[Encoding, dict[str, Any], Call]:
         """The encoding, what is `settled`, and the call. Raises the errors of `attention`, or of `logits`."""
-        encoding = self.bound()
+        encoding = self.bind()
         settled = self.settled(encoding)
         call = self.call(encoding, settled)
         if not self.are_logits:
@@ -166,7 +166,9 @@ def _turn_left(encoding: Encoding, query: Tensor, key: Tensor) -> Turn | None:
     It must be a single rotation of channel pairs of all heads, without a gradient, on the CPU, since only the CPU
     kernel supports it. Terms that read queries or keys separately read rotated ones, so they exclude it.
     """
-    if len(encoding.rotations) != 1 or encoding.banded is not None or any(map(reads_vectors, encoding.pieces)):
+    if len(encoding.rotations) != 1 or encoding.banded is not None:
+        return None
+    if any(piece.reads_vectors for piece in encoding.pieces):
         return None
     (rotation,) = encoding.rotations
     turns = []

@@ -48,22 +48,21 @@ def _is_float(mask: Tensor | None) -> bool:
 
 def is_plain(call: Call) -> bool:
     """Whether the kernel needs no mask: no pieces remain after folding, and attention is full or causal."""
-    if call.attn_mask is not None or _left(call):
+    if call.attn_mask is not None or _folded(call)[2]:
         return False
-    x, y = call.query_positions, call.key_positions
+    return _is_triangle(call) or sees_all(call.query_positions, call.key_positions, call.visibility)
+
+
+def _is_triangle(call: Call) -> bool:
+    """Whether attention is causal, without a window, and queries and keys are known to be the same text."""
     seen = call.visibility
     has_window = seen.left is not None or seen.right is not None
-    return (seen.is_causal and not has_window and same_run(x, y)) or sees_all(x, y, seen)
-
-
-def _left(call: Call) -> tuple[Piece, ...]:
-    """The pieces that are not folded into query and key. For a few queries nothing is folded, since changing all keys
-    of a cache would cost more."""
-    return _folded(call)[2]
+    return seen.is_causal and not has_window and same_run(call.query_positions, call.key_positions)
 
 
 def _folded(call: Call) -> tuple[Tensor, Tensor, tuple[Piece, ...]]:
-    """Query and key with folded pieces, and the remaining pieces."""
+    """Query and key with folded pieces, and the remaining pieces. For a few queries nothing is folded, since changing
+    all keys of a cache would cost more."""
     if call.has_few_queries or not call.pieces:
         return call.query, call.key, call.pieces
     return fold(call.pieces, call.raw_block())
@@ -91,11 +90,8 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     if query.size(1) != key.size(1):  # a branch, since with symbolic sizes the comparison is not a bool
         grouped = True
     plain = len(left) == 0 and call.attn_mask is None
-    seen = call.visibility
-    has_window = seen.left is not None or seen.right is not None
     # The kernel masks before it scales: -inf times a scale of 0 or below would not mask.
-    is_square = seen.is_causal and not has_window and same_run(call.query_positions, call.key_positions)
-    if plain and call.scale > 0 and is_square:
+    if plain and call.scale > 0 and _is_triangle(call):
         out = F.scaled_dot_product_attention(
             query, key, value, None, call.dropout_p, is_causal=True, scale=call.scale, enable_gqa=grouped
         )

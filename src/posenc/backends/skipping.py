@@ -19,7 +19,8 @@ from posenc.backends.eligible import line_of
 from posenc.encoding.horizon import skip_threshold
 from posenc.encoding.pieces import Bias, Clock, Fold, Meeting
 from posenc.lowering.distances import ENTRIES_PER_TOKEN
-from posenc.lowering.forms import meets
+from posenc.lowering.forms import added_to_query, meets
+from posenc.positions.layout import distance_bounds
 from posenc.positions.positions import PADDING
 from posenc.positions.tiles import Visibility
 
@@ -47,11 +48,9 @@ def seen_blocks(
 
 def orders_seen(order: Tensor, seen: Visibility) -> tuple[Tensor, Tensor]:
     """The lowest and highest order that each query attends to; without a limit, numbers beyond all orders."""
-    far = torch.iinfo(order.dtype).max // 2
-    return (
-        order - (far if seen.left is None else seen.left),
-        order + (far if seen.furthest is None else seen.furthest),
-    )
+    beyond = torch.iinfo(order.dtype).max // 2
+    left, right = (beyond if limit is None else limit for limit in (seen.left, seen.furthest))
+    return order - left, order + right
 
 
 def computed_share(call: Call, size: int = 64) -> float:
@@ -78,8 +77,7 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
     query = block.query
     for piece in call.pieces:
         if isinstance(piece, Fold) and piece.query is not None:
-            u = block.of_heads(piece.query[0], piece.scheme)[None] if piece.query.size(0) == 1 else piece.query
-            query = query + u.to(query.dtype)
+            query = query + added_to_query(piece, piece.query, block).to(query.dtype)
     mine = block.key[:, :, None, own : own + query.size(2)]
     score = (query.unflatten(1, (-1, groups)) * mine).sum(-1).flatten(1, 2) * call.scale
     longest = _blocks(block.key.norm(dim=-1), size).repeat_interleave(groups, 1)
@@ -118,8 +116,7 @@ def _own_keys(call: Call) -> int | None:
     fades = any(piece.fades for piece in call.pieces)
     known = all(
         isinstance(p, Clock)
-        or (isinstance(p, Bias) and not p.hides and p.distance.axis == 0 and p.distance.axes == 1)
-        or (isinstance(p, Meeting) and p.distance.axis == 0 and p.distance.axes == 1)
+        or (isinstance(p, Bias | Meeting) and not p.hides and not p.is_planar)
         or (isinstance(p, Fold) and p.key is None)
         for p in call.pieces
     )
@@ -141,10 +138,10 @@ def _own_keys(call: Call) -> int | None:
 
 def _reach(call: Call) -> tuple[int, int] | None:
     """The lowest and highest distance of two tokens, if known and few enough for a table; else None."""
-    ends = [positions.layout.bounds for positions in (call.query_positions, call.key_positions)]
-    if ends[0] is None or ends[1] is None or call.key_positions.coords.dtype != torch.int64:
+    bounds = distance_bounds(call.query_positions.layout, call.key_positions.layout)
+    if bounds is None or call.key_positions.coords.dtype != torch.int64:
         return None
-    low, high = int(ends[1][0] - ends[0][1]), int(ends[1][1] - ends[0][0])
+    low, high = map(int, bounds)
     tokens = call.query.size(2) + call.key.size(2)
     return (low, high) if low <= 0 <= high and high - low < ENTRIES_PER_TOKEN * tokens else None
 

@@ -33,7 +33,7 @@ from posenc.encoding.features import (
     features_of_both,
     wanted_by_both,
 )
-from posenc.encoding.pieces import Piece, Value, check_sequence, reads_vectors
+from posenc.encoding.pieces import Piece, Value, check_sequence
 from posenc.encoding.pytree import register, tensors_of
 from posenc.encoding.rotation import Rotation
 from posenc.encoding.staleness import MadeWith, check_fresh, is_inference
@@ -118,7 +118,8 @@ class Encoding:
                 "pairs differently"
             )
         check_sequence(self.pieces)
-        if any(rotation.for_each_other for rotation in self.rotations) and any(map(reads_vectors, self.pieces)):
+        reads_vectors = any(piece.reads_vectors for piece in self.pieces)
+        if reads_vectors and any(rotation.for_each_other for rotation in self.rotations):
             raise ValueError(
                 "a score term that reads queries or keys separately cannot be composed with a rotation relative to the "
                 "queries of the call, which preserves only their product"

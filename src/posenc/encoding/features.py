@@ -148,7 +148,7 @@ def wanted_by_both(wanted: Mapping[str, Feature], more: Mapping[str, Feature]) -
     both = dict(wanted)
     for name, feature in more.items():
         if both.setdefault(name, feature) != feature:
-            raise ValueError(f"two parts need different features named {name!r}: {both[name]}, {feature}")
+            raise ValueError(f"two schemes need different features named {name!r}: {both[name]}, {feature}")
     return both
 
 

@@ -48,6 +48,15 @@ class Distance:
     looks_back: str | None = None
     num_heads: int | None = None
 
+    def clamped(self, r: Tensor) -> Tensor:
+        """Distances clamped to those with an entry. ``reach`` was checked before, so only masked pairs are clamped."""
+        if self.reach is None:
+            return r
+        if self.axis is not None:
+            return r.clamp(1 - self.reach[0], self.reach[0] - 1)
+        each = [x.clamp(1 - n, n - 1) for x, n in zip(r.unbind(-1), self.reach, strict=True)]
+        return torch.stack(each, -1)
+
 
 class Term:
     """What is true of a term of a score or of the output, unless its kind says otherwise."""
@@ -129,7 +138,7 @@ class Bias(Piece):
         """Its numbers."""
         if self.is_planar or self.distance.axis != 0:
             return None
-        return self.at(_within(self.distance, back)).detach().double().cpu(), 0.0
+        return self.at(self.distance.clamped(back)).detach().double().cpu(), 0.0
 
 
 @dataclass(frozen=True)
@@ -173,7 +182,7 @@ class Meeting(Piece):
         """The product of the norms."""
         if self.distance.axis != 0 or self.feature is not None:
             return None
-        longest = self.at(_within(self.distance, back)).detach().norm(dim=-1).amax(-1, keepdim=True).double().cpu()
+        longest = self.at(self.distance.clamped(back)).detach().norm(dim=-1).amax(-1, keepdim=True).double().cpu()
         more = 0.0 if self.shift is None else self.shift.detach().norm(dim=-1, keepdim=True).double().cpu()
         met = query_norm if self.side == "query" else key_norm
         return 0.0, 2 * scale * (met + more) * longest
@@ -315,16 +324,6 @@ def _check_tail(distance: Distance) -> None:
         raise ValueError(
             f"{distance.scheme}: tail must be 'constant' or None for vectors, got 'linear', which is only for a Bias"
         )
-
-
-def _within(distance: Distance, r: Tensor) -> Tensor:
-    """Distances along one axis, clamped to those with an entry."""
-    return r if distance.reach is None else r.clamp(1 - distance.reach[0], distance.reach[0] - 1)
-
-
-def reads_vectors(piece: Piece) -> bool:
-    """Whether a piece reads queries or keys separately, not only their product."""
-    return piece.reads_vectors
 
 
 def check_sequence(pieces: tuple[Piece, ...]) -> None:

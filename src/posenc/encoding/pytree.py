@@ -20,9 +20,9 @@ def with_tensors(x: Any, change: Callable[[Tensor], Any]) -> Any:
     if isinstance(x, Positions):
         return compat.tree_map(change, x)
     if isinstance(x, tuple):
-        return tuple(with_tensors(part, change) for part in x)
+        return tuple(with_tensors(each, change) for each in x)
     if isinstance(x, Mapping):
-        return {name: with_tensors(part, change) for name, part in x.items()}
+        return {name: with_tensors(each, change) for name, each in x.items()}
     if is_dataclass(x) and not isinstance(x, type):  # a rotation, its maps, a context
         return replace(x, **{f.name: with_tensors(getattr(x, f.name), change) for f in fields(x)})
     return x
@@ -52,9 +52,9 @@ def register(kind: type, values: tuple[str, ...], name: str) -> None:
         return replace(encoding, query_positions=queries, key_positions=keys, **others)
 
     def flatten(encoding: Any) -> tuple[list[Any], Any]:
-        parts = (getattr(encoding, field) for field in values)
+        others = (getattr(encoding, field) for field in values)
         same = encoding.key_positions is encoding.query_positions
-        return tensors_of((encoding.query_positions, () if same else encoding.key_positions, *parts)), encoding
+        return tensors_of((encoding.query_positions, () if same else encoding.key_positions, *others)), encoding
 
     def unflatten(tensors: Any, encoding: Any) -> Any:
         following = iter(tensors)

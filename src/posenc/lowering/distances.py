@@ -9,6 +9,7 @@ from torch import Tensor
 
 from posenc.encoding.pieces import Distance
 from posenc.lowering.block import Block
+from posenc.positions.layout import distance_bounds
 from posenc.positions.positions import Positions
 from posenc.positions.visibility import check_reach
 
@@ -58,10 +59,9 @@ def table_of(distance: Distance, block: Block, x: Tensor, y: Tensor) -> Table | 
         return _line(-distance.past, distance.past, x)
     if distance.axis is None:
         return None
-    bounds = block.query_positions.layout.bounds, block.key_positions.layout.bounds
-    is_whole = not (x.is_floating_point() or y.is_floating_point())
-    if is_whole and bounds[0] is not None and bounds[1] is not None:
-        low, high = bounds[1][0] - bounds[0][1], bounds[1][1] - bounds[0][0]  # ints, or symbolic ints in a graph
+    bounds = distance_bounds(block.query_positions.layout, block.key_positions.layout)
+    if bounds is not None and not (x.is_floating_point() or y.is_floating_point()):
+        low, high = bounds  # ints, or symbolic ints in a graph
         if high - low < ENTRIES_PER_TOKEN * (x.size(-1) + y.size(-1)):
             return _line(low, high, x)
     if torch.compiler.is_compiling() or x.device.type != "cpu" or type(x) is not Tensor:
@@ -108,13 +108,3 @@ def apart(x: Tensor, y: Tensor) -> Tensor:
     if (x.is_floating_point() or y.is_floating_point()) and x.device.type != "mps":
         x, y = x.double(), y.double()
     return y[:, None] - x[:, :, None]
-
-
-def within_reach(distance: Distance, r: Tensor) -> Tensor:
-    """Distances clamped to those with an entry. ``reach`` was checked before, so only masked pairs are clamped."""
-    if distance.reach is None:
-        return r
-    if distance.axis is not None:
-        return r.clamp(1 - distance.reach[0], distance.reach[0] - 1)
-    parts = [part.clamp(1 - n, n - 1) for part, n in zip(r.unbind(-1), distance.reach, strict=True)]
-    return torch.stack(parts, -1)

@@ -10,7 +10,7 @@ from torch import Tensor
 from posenc.encoding.pieces import Fold, Meeting, Piece
 from posenc.lowering.block import Block
 from posenc.lowering.distances import check, coordinates
-from posenc.lowering.forms import check_width, meets
+from posenc.lowering.forms import added_to_query, check_width, meets
 
 
 def fold(pieces: Sequence[Piece], block: Block) -> tuple[Tensor, Tensor, tuple[Piece, ...]]:
@@ -22,29 +22,26 @@ def fold(pieces: Sequence[Piece], block: Block) -> tuple[Tensor, Tensor, tuple[P
     is folded if a piece does more than add.
     """
     query, key = block.query, block.key
-    width, left, channels = query.size(-1), [], []
+    if not all(piece.adds for piece in pieces):
+        return query, key, tuple(pieces)
+    left, channels = [], []
     both = [piece for piece in pieces if isinstance(piece, Fold)]
     on_query = any(piece.query is not None for piece in both)
-    for n, piece in enumerate(pieces):
-        if not piece.adds:
-            return block.query, block.key, tuple(pieces)
+    for piece in pieces:
         if isinstance(piece, Fold) and piece.key is None:
             assert piece.query is not None
-            u = block.of_heads(piece.query[0], piece.scheme)[None] if piece.query.size(0) == 1 else piece.query
-            check_width(u, key, piece.scheme)
-            query = query + u.to(query.dtype)
+            query = query + added_to_query(piece, piece.query, block).to(query.dtype)
         elif isinstance(piece, Fold) and piece.key is not None and piece.query is None and not on_query:
             check_width(piece.key, query, piece.scheme)
             key = key + piece.key.to(key.dtype)
         elif isinstance(piece, Meeting) and (places := _places(piece, block)) is not None:
             channels.append((piece, *places))
         else:
-            left.append(pieces[n])
+            left.append(piece)
     for piece, low, count in channels:
         more, where = _channels(piece, block, low, count)
         query = torch.cat((query, more.to(query.dtype)), -1)
         key = torch.cat((key, where.to(key.dtype).expand(*key.shape[:3], -1)), -1)
-    assert query.size(-1) >= width
     return query, key, tuple(left)
 
 

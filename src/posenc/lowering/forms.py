@@ -14,7 +14,7 @@ from torch import Tensor
 
 from posenc.encoding.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Row, Value
 from posenc.lowering.block import Block
-from posenc.lowering.distances import along, apart, check_heads, table_of, within_reach
+from posenc.lowering.distances import along, apart, check_heads, table_of
 from posenc.positions.tiles import Visibility
 from posenc.positions.visibility import visible
 from posenc.rotation.phases import phases
@@ -39,58 +39,6 @@ def dense(
 def added(piece: Piece, block: Block) -> Tensor:
     """The term of an additive piece for each pair, (1 or batch, 1 or heads, queries or 1, keys)."""
     return _form_of(piece).added(piece, block)
-
-
-def _of_pairs(at: Callable[[Tensor], Tensor], distance: Distance, block: Block) -> Tensor:
-    """``at`` of the distance of every pair, (1 or batch, 1 or heads, queries, keys), in the scores' dtype."""
-    x, y = along(distance, block)
-    table = table_of(distance, block, x, y) if distance.integral else None
-    if table is not None:
-        entries = block.of_heads(at(within_reach(distance, table.entries)).to(block.dtype), distance.scheme)
-        return entries[:, table.of_pairs(x, y)].movedim(0, 1)
-    return block.of_heads(at(within_reach(distance, apart(x, y))).to(block.dtype), distance.scheme).movedim(0, 1)
-
-
-def _coefficients(piece: Function, block: Block) -> tuple[Tensor, ...]:
-    if piece.distance is not None:
-        x, y = along(piece.distance, block)
-        r = within_reach(piece.distance, apart(x, y))
-        coefficients, scheme = piece.coefficients(r), piece.distance.scheme
-    else:
-        x, y = block.query_positions.coords, block.key_positions.coords
-        scheme = piece.scheme
-        check_heads(piece.num_heads, scheme, block)
-        coefficients = piece.coefficients(x[:, :, None], y[:, None])
-    return tuple(block.of_heads(c, scheme).movedim(0, 1) for c in coefficients)
-
-
-def _met(piece: Meeting, block: Block) -> Tensor:
-    distance = piece.distance
-    x, y = along(distance, block)
-    meeting = meets(piece, block)
-    table = table_of(distance, block, x, y)
-    if table is None:
-        vectors = block.of_heads(piece.at(within_reach(distance, apart(x, y))), distance.scheme)
-        check_width(vectors, meeting, distance.scheme)
-        term = "bhid,hbijd->bhij" if piece.side == "query" else "bhjd,hbijd->bhij"
-        vectors = vectors.expand(meeting.size(1), meeting.size(0), *vectors.shape[2:])
-        return torch.einsum(term, meeting, vectors.to(meeting.dtype))
-    r = within_reach(distance, table.entries)
-    if piece.through is not None and meeting.size(2) < meeting.size(3):  # as in decoding: then W is cheaper on queries
-        through = block.of_heads(piece.through, distance.scheme).to(meeting.dtype)
-        check_width(through.mT, meeting, distance.scheme)
-        meeting = meeting @ through
-        if piece.theta is not None and table.index is None and distance.reach is None:
-            products = _turned(piece, piece.theta, meeting, r)
-            return products.gather(-1, table.of_pairs(x, y)[:, None].expand(*meeting.shape[:2], -1, -1))
-        vectors = block.of_heads(piece.vectors(r), distance.scheme)
-    else:
-        vectors = block.of_heads(piece.at(r), distance.scheme)
-        check_width(vectors, meeting, distance.scheme)
-    shared = vectors[0] if vectors.size(0) == 1 else vectors  # a single product for all heads
-    products = meeting @ shared.to(meeting.dtype).mT
-    index = table.of_pairs(x, y)[:, None].expand(*meeting.shape[:2], -1, -1)
-    return products.gather(-1, index) if piece.side == "query" else products.gather(-1, index.mT).mT
 
 
 def _turned(piece: Meeting, theta: Tensor, meeting: Tensor, r: Tensor) -> Tensor:
@@ -127,22 +75,11 @@ def check_width(vectors: Tensor, meeting: Tensor, scheme: str) -> None:
         )
 
 
-def _folded_by_itself(piece: Fold, block: Block) -> Tensor:
-    grouped = block.query.size(1) // block.key.size(1)
-    term: Tensor | None = None
-    if piece.query is not None:
-        u = block.of_heads(piece.query[0], piece.scheme)[None] if piece.query.size(0) == 1 else piece.query
-        check_width(u, block.key, piece.scheme)
-        u = u.to(block.dtype).expand(-1, block.query.size(1), -1, -1).unflatten(1, (-1, grouped))
-        key = block.key.to(block.dtype)
-        term = torch.einsum("bguid,bgjd->bguij", u.expand(key.size(0), *u.shape[1:]), key).flatten(1, 2)
-    if piece.key is not None:
-        check_width(piece.key, block.query, piece.scheme)
-        w = piece.key.to(block.dtype).expand(block.query.size(0), -1, -1, -1)
-        of_key = block.query.to(block.dtype) @ w.expand(-1, block.query.size(1), -1, -1).mT
-        term = of_key if term is None else term + of_key
-    assert term is not None
-    return term * block.scale
+def added_to_query(piece: Fold, query: Tensor, block: Block) -> Tensor:
+    """Of ``query``, the vectors that a piece adds to queries, those of the block's heads."""
+    u = block.of_heads(query[0], piece.scheme)[None] if query.size(0) == 1 else query
+    check_width(u, block.key, piece.scheme)
+    return u
 
 
 def bucket(term: Value, block: Block) -> tuple[Tensor, Tensor]:
@@ -154,7 +91,7 @@ def bucket(term: Value, block: Block) -> tuple[Tensor, Tensor]:
             f"{term.distance.scheme} needs the distances of all pairs, which are only read on the CPU: "
             "use positions.with_layout()"
         )
-    entries = within_reach(term.distance, table.entries)
+    entries = term.distance.clamped(table.entries)
     return block.of_heads(term.vectors(entries), term.distance.scheme), table.of_pairs(x, y)
 
 
@@ -184,7 +121,7 @@ def _line_of(distance: Distance, block: Block) -> _Line | str:
     table = table_of(distance, block, x, y)
     if table is None or table.index is not None:
         return "a score term depends on distances without a known range: use integer positions with a layout"
-    return _Line(x, y, within_reach(distance, table.entries), table.of_distance)
+    return _Line(x, y, distance.clamped(table.entries), table.of_distance)
 
 
 def _of_batch(distance: Distance, block: Block) -> tuple[Tensor, Tensor]:
@@ -239,7 +176,12 @@ class Form:
 
 class _OfBias(Form):
     def added(self, piece: Bias, block: Block) -> Tensor:
-        return _of_pairs(piece.at, piece.distance, block)
+        distance = piece.distance
+        x, y = along(distance, block)
+        table = table_of(distance, block, x, y) if distance.integral else None
+        r = distance.clamped(apart(x, y) if table is None else table.entries)
+        bias = block.of_heads(piece.at(r).to(block.dtype), distance.scheme)
+        return (bias if table is None else bias[:, table.of_pairs(x, y)]).movedim(0, 1)
 
     def function(self, piece: Bias, block: Block) -> ScoreFunction | str:
         distance, heads = piece.distance, block.query.size(1)
@@ -259,7 +201,33 @@ class _OfBias(Form):
 
 class _OfMeeting(Form):
     def added(self, piece: Meeting, block: Block) -> Tensor:
-        return _met(piece, block)
+        distance = piece.distance
+        x, y = along(distance, block)
+        meeting = meets(piece, block)
+        table = table_of(distance, block, x, y)
+        if table is None:
+            vectors = block.of_heads(piece.at(distance.clamped(apart(x, y))), distance.scheme)
+            check_width(vectors, meeting, distance.scheme)
+            term = "bhid,hbijd->bhij" if piece.side == "query" else "bhjd,hbijd->bhij"
+            vectors = vectors.expand(meeting.size(1), meeting.size(0), *vectors.shape[2:])
+            return torch.einsum(term, meeting, vectors.to(meeting.dtype))
+        r = distance.clamped(table.entries)
+        if piece.through is not None and meeting.size(2) < meeting.size(3):
+            # As in decoding: W is cheaper on the queries than on the vectors.
+            through = block.of_heads(piece.through, distance.scheme).to(meeting.dtype)
+            check_width(through.mT, meeting, distance.scheme)
+            meeting = meeting @ through
+            if piece.theta is not None and table.index is None and distance.reach is None:
+                products = _turned(piece, piece.theta, meeting, r)
+                return products.gather(-1, table.of_pairs(x, y)[:, None].expand(*meeting.shape[:2], -1, -1))
+            vectors = block.of_heads(piece.vectors(r), distance.scheme)
+        else:
+            vectors = block.of_heads(piece.at(r), distance.scheme)
+            check_width(vectors, meeting, distance.scheme)
+        shared = vectors[0] if vectors.size(0) == 1 else vectors  # a single product for all heads
+        products = meeting @ shared.to(meeting.dtype).mT
+        index = table.of_pairs(x, y)[:, None].expand(*meeting.shape[:2], -1, -1)
+        return products.gather(-1, index) if piece.side == "query" else products.gather(-1, index.mT).mT
 
     def function(self, piece: Meeting, block: Block) -> ScoreFunction | str:
         line = _line_of(piece.distance, block)
@@ -276,7 +244,20 @@ class _OfMeeting(Form):
 
 class _OfFold(Form):
     def added(self, piece: Fold, block: Block) -> Tensor:
-        return _folded_by_itself(piece, block)
+        grouped = block.query.size(1) // block.key.size(1)
+        term: Tensor | None = None
+        if piece.query is not None:
+            u = added_to_query(piece, piece.query, block).to(block.dtype)
+            u = u.expand(-1, block.query.size(1), -1, -1).unflatten(1, (-1, grouped))
+            key = block.key.to(block.dtype)
+            term = torch.einsum("bguid,bgjd->bguij", u.expand(key.size(0), *u.shape[1:]), key).flatten(1, 2)
+        if piece.key is not None:
+            check_width(piece.key, block.query, piece.scheme)
+            w = piece.key.to(block.dtype).expand(block.query.size(0), -1, -1, -1)
+            of_key = block.query.to(block.dtype) @ w.expand(-1, block.query.size(1), -1, -1).mT
+            term = of_key if term is None else term + of_key
+        assert term is not None
+        return term * block.scale
 
     def function(self, piece: Fold, block: Block) -> ScoreFunction | str:
         term = self.added(piece, block).expand(-1, block.query.size(1), block.query.size(2), -1)
@@ -299,7 +280,14 @@ class _OfFunction(Form):
     def dense(
         self, piece: Function, score: Tensor, block: Block, visibility: Visibility, seen: Tensor | None
     ) -> Tensor:
-        return piece.apply(score, *(c.to(score.dtype) for c in _coefficients(piece, block)))
+        if piece.distance is not None:
+            r, scheme = apart(*along(piece.distance, block)), piece.distance.scheme
+            coefficients = piece.coefficients(piece.distance.clamped(r))
+        else:
+            x, y, scheme = block.query_positions.coords, block.key_positions.coords, piece.scheme
+            check_heads(piece.num_heads, scheme, block)
+            coefficients = piece.coefficients(x[:, :, None], y[:, None])
+        return piece.apply(score, *(block.of_heads(c, scheme).movedim(0, 1).to(score.dtype) for c in coefficients))
 
     def added(self, piece: Function, block: Block) -> Tensor:
         assert piece.adds

@@ -7,7 +7,7 @@ arithmetic progressions.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, overload
 
@@ -67,18 +67,7 @@ class Span:
 
     def goes_on(self, other: Span) -> bool:
         """Whether ``other`` continues this span in index, document, order and coordinates."""
-        if (self.stop, self.document, self.order_step, self.steps) != (
-            other.start,
-            other.document,
-            other.order_step,
-            other.steps,
-        ):
-            return False
-        return self.cut(self.stop, self.stop).at_start() == other.at_start()
-
-    def at_start(self) -> tuple[int, tuple[int | float, ...] | None]:
-        """Order and coordinates of its first token."""
-        return self.order, self.coords
+        return replace(self.cut(self.stop, self.stop), start=self.stop, stop=other.stop) == other
 
 
 @dataclass(frozen=True)
@@ -152,11 +141,11 @@ class Layout:
             bounds = (min(ends), max(ends))
         return Layout(self.tokens, rows, bounds)
 
-    def in_chunks(self, size: int) -> list[list[tuple[Span, int]]] | None:
-        """The spans of each row, cut at chunks of ``size`` coordinates, each with the number of its chunk; None if
-        coordinates are not known to increase by one."""
+    def in_chunks(self, size: int, change: Callable[[Span, int], Span]) -> Layout:
+        """The layout with spans cut at chunks of ``size`` coordinates, each replaced by ``change(span, number of its
+        chunk)``. Its rows are unknown if coordinates are not known to increase by one."""
         if self.rows is None or any(span.line is None for row in self.rows for span in row):
-            return None
+            return Layout(self.tokens, None, self.bounds)
         rows = []
         for row in self.rows:
             spans = []
@@ -166,10 +155,10 @@ class Layout:
                 while at < span.stop:
                     number = (line + at - span.start) // size
                     end = min(span.stop, span.start + (number + 1) * size - line)
-                    spans.append((span.cut(at, end).moved(at), number))
+                    spans.append(change(span.cut(at, end).moved(at), number))
                     at = end
-            rows.append(spans)
-        return rows
+            rows.append(tuple(spans))
+        return Layout(self.tokens, tuple(rows), self.bounds)
 
     def by_order(self) -> Layout:
         """The layout without coordinates, with spans joined by document and order, such as the lines of an image."""
@@ -226,6 +215,13 @@ def _bounds(
 def _shifted(span: Span, offset: int, factor: int) -> Span:
     coords = None if span.coords is None else tuple(factor * c + offset for c in span.coords)
     return replace(span, coords=coords, steps=tuple(factor * s for s in span.steps))
+
+
+def distance_bounds(query: Layout, key: Layout) -> tuple[int | float, int | float] | None:
+    """The lowest and highest difference of two coordinates, key minus query; None: unknown."""
+    if query.bounds is None or key.bounds is None:
+        return None
+    return key.bounds[0] - query.bounds[1], key.bounds[1] - query.bounds[0]
 
 
 def join(layouts: Sequence[Layout], rows: int) -> Layout:

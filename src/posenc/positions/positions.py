@@ -12,8 +12,7 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_type, shown, whole
-from posenc.positions import builders as facts
-from posenc.positions import validation as givens
+from posenc.positions import builders, validation
 from posenc.positions.layout import PADDING as PADDING
 from posenc.positions.layout import Layout, Span, document_of_chunk, join, overlap, read
 
@@ -64,13 +63,13 @@ class Positions:
         document: Tensor | None = None,
         segment: Tensor | None = None,
     ) -> None:
-        batch = givens.check_facts(coords, order=order, document=document, segment=segment)
-        if coords.is_floating_point() and givens.is_readable(coords) and not coords.isfinite().all():
+        batch = validation.check_facts(coords, order=order, document=document, segment=segment)
+        if coords.is_floating_point() and validation.is_readable(coords) and not coords.isfinite().all():
             raise PositionError("coords must be finite, got inf or nan")
         tokens = coords.size(1)
         layout = Layout(tokens)
         if order is None and document is None:  # a single text, whatever its coordinates
-            layout = Layout(tokens, ((Span(0, tokens, 0, 0, steps=(1,) * givens.axes_of(coords)),),))
+            layout = Layout(tokens, ((Span(0, tokens, 0, 0, steps=(1,) * validation.axes_of(coords)),),))
         if order is None:
             order = torch.arange(tokens, device=coords.device)[None]
         if document is None:
@@ -95,7 +94,7 @@ class Positions:
 
         On a GPU, where reading would synchronize, and in a compiled graph nothing is read: see `with_layout`.
         """
-        if not self._is_read and givens.is_readable(self.order):
+        if not self._is_read and validation.is_readable(self.order):
             self._set(_is_read=True)
             if not self._layout.is_whole:
                 self._set(_layout=read(self.coords, self.order, self.document))
@@ -112,7 +111,7 @@ class Positions:
             return self._like()._of(read(self.coords, self.order, self.document))
         if layout.tokens != len(self):
             raise ValueError(f"layout must have {len(self)} tokens like the positions, got {layout.tokens}")
-        if givens.is_readable(self.order) and not facts.agree(layout, self.coords, self.order, self.document):
+        if validation.is_readable(self.order) and not builders.agree(layout, self.coords, self.order, self.document):
             raise ValueError(f"layout must match the positions, {self.layout}, got {layout}")
         return self._like()._of(layout)
 
@@ -125,9 +124,9 @@ class Positions:
         >>> Positions.arange(3, start=7).coords
         tensor([[7, 8, 9]])
         """
-        givens.check_whole(n=n, start=start)
-        givens.check_not_negative(n=n)
-        line = torch.arange(start, start + n, device=givens.device_of(device))[None]
+        validation.check_whole(n=n, start=start)
+        validation.check_not_negative(n=n)
+        line = torch.arange(start, start + n, device=validation.device_of(device))[None]
         document = torch.zeros_like(line)
         span = Span(0, n, 0, start, coords=(start,))
         bounds = (start, start + n - 1) if n else None
@@ -154,13 +153,13 @@ class Positions:
         >>> Positions.grid(2, 3).coords[0].tolist()
         [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
         """
-        givens.check_not_negative(height=height, width=width, prefix=prefix)
+        validation.check_not_negative(height=height, width=width, prefix=prefix)
         if frames is not None:
-            givens.check_not_negative(frames=frames)
-        positions = cls(facts.grid_coords(height, width, frames, extent, prefix, givens.device_of(device)))
+            validation.check_not_negative(frames=frames)
+        positions = cls(builders.grid_coords(height, width, frames, extent, prefix, validation.device_of(device)))
         if extent is not None or torch.compiler.is_compiling():  # the number of rows may be symbolic
             return positions
-        return positions._of(facts.grid_layout(height, width, frames, prefix))
+        return positions._of(builders.grid_layout(height, width, frames, prefix))
 
     @classmethod
     def multimodal(
@@ -184,8 +183,8 @@ class Positions:
         Source: Wang et al. 2024, "Qwen2-VL", section 2.1. In transformers 5.23.0 text after a video starts at the
         larger of height and width, so its coordinates can overlap those of a longer video.
         """
-        givens.check_whole(start=start)
-        coords, layout = facts.multimodal(parts, start, givens.device_of(device))
+        validation.check_whole(start=start)
+        coords, layout = builders.multimodal(parts, start, validation.device_of(device))
         positions = cls(coords)
         return positions if torch.compiler.is_compiling() else positions._of(layout)
 
@@ -201,7 +200,7 @@ class Positions:
         >>> packed.coords.tolist(), packed.document.tolist()
         ([[0, 1, 0, 1, 2]], [[0, 0, 1, 1, 1]])
         """
-        coords, order, document, layout = facts.packed(lengths, givens.device_of(device))
+        coords, order, document, layout = builders.packed(lengths, validation.device_of(device))
         return cls(coords, order=order, document=document)._of(layout)
 
     @classmethod
@@ -213,8 +212,8 @@ class Positions:
         >>> Positions.padded(torch.tensor([[False, True, True]])).coords
         tensor([[0, 0, 1]])
         """
-        mask = givens.token_mask("mask", mask)
-        count = facts.counted(mask)
+        mask = validation.token_mask("mask", mask)
+        count = builders.counted(mask)
         positions = cls(count, order=count, document=torch.where(mask, 0, PADDING))
         return positions._of(Layout(len(positions), None, (0, max(mask.size(1) - 1, 0))))
 
@@ -230,7 +229,7 @@ class Positions:
         >>> Positions.from_ids(torch.tensor([[0, 1, 2, 0, 1]]), packed=True).document
         tensor([[0, 0, 0, 1, 1]])
         """
-        order, document = facts.of_ids(ids, mask, packed)
+        order, document = builders.of_ids(ids, mask, packed)
         return cls(ids.long(), order=order, document=document)
 
     @staticmethod
@@ -242,12 +241,11 @@ class Positions:
         document raise ValueError, since this is usually a mistake; ``documents="same"`` allows it. Coordinates of
         several dtypes are promoted.
         """
-        givens.check_parts(parts, Positions, documents)
+        validation.check_parts(parts, Positions, documents)
         batch = max((part.rows for part in parts if part.rows != 1), default=1)
         wide = [part.expand(batch) for part in parts]
-        segments = [part.segment for part in wide if part.segment is not None]
         if documents == "new":
-            numbered = facts.renumbered([part.document for part in wide])
+            numbered = builders.renumbered([part.document for part in wide])
             wide = [part._like(document=d)._of(Layout(len(part))) for part, d in zip(wide, numbered, strict=True)]
         layout = join([part.layout for part in wide], batch)
         if documents is None and (twice := overlap(layout)) is not None:
@@ -255,18 +253,19 @@ class Positions:
                 f"parts have tokens of document {twice} at the same order: pass documents='new' if each part is a "
                 "separate text, or use positions.following(n) to continue one"
             )
-        joined = {name: torch.cat([getattr(p, name) for p in wide], 1) for name in ("coords", "order", "document")}
-        return Positions(**joined, segment=torch.cat(segments, 1) if segments else None)._of(layout)
+        named = [part._each(lambda x: x) for part in wide]
+        names = [name for name, x in named[0].items() if x is not None]  # all parts have a segment, or none
+        return Positions(**{name: torch.cat([part[name] for part in named], 1) for name in names})._of(layout)
 
     # -- transformation ------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: slice | Int[Tensor, " chosen"]) -> Positions:
         """Tokens ``a:b`` of every row, or those at an index tensor (a permutation, a shard)."""
         tokens = self.order.size(1)  # len() would specialize a graph to one length
-        givens.check_index(index, tokens)
+        validation.check_index(index, tokens)
         chosen = Positions(**self._each(lambda x: x[:, index]))
         if isinstance(index, slice) and index.step in (None, 1):
-            start, stop = givens.ends_of(index, tokens)
+            start, stop = validation.ends_of(index, tokens)
             layout = self._layout[slice(start, max(start, stop))]
             return chosen._set(_layout=layout, _is_read=self._is_read and layout.rows is not None)
         return chosen._set(_layout=Layout(chosen.order.size(1), None, self._layout.bounds), _is_read=False)
@@ -274,7 +273,7 @@ class Positions:
     def expand(self, rows: int) -> Positions:
         """The same positions for ``rows`` rows: a single row is expanded as a view. Raises ValueError if the rows do
         not match."""
-        givens.check_not_negative(rows=rows)
+        validation.check_not_negative(rows=rows)
         if self.rows == rows:
             return self
         if self.rows != 1:
@@ -283,12 +282,12 @@ class Positions:
 
     def shift(self, offset: int | float) -> Positions:
         """Adds ``offset`` to every coordinate; order and documents stay. A float makes int64 coordinates float64."""
-        return self._transformed(1, givens.real("offset", offset))
+        return self._transformed(1, validation.real("offset", offset))
 
     def scale(self, factor: int | float) -> Positions:
         """Multiplies every coordinate by ``factor``; order and documents stay. A float makes int64 coordinates
         float64."""
-        return self._transformed(givens.real("factor", factor), 0)
+        return self._transformed(validation.real("factor", factor), 0)
 
     def _transformed(self, factor: int | float, offset: int | float) -> Positions:
         """Every coordinate c as factor c + offset."""
@@ -319,12 +318,10 @@ class Positions:
         """
         size = whole("size", size)
         number = self.scalar("in_chunks").div(size, rounding_mode="floor").long()
-        document = document_of_chunk(self.document, number)
-        cut = None if torch.compiler.is_compiling() else self.layout.in_chunks(size)
-        if cut is None:
-            return self._like(document=document)._of(Layout(len(self), None, self._layout.bounds))
-        rows = [tuple(replace(s, document=document_of_chunk(s.document, n)) for s, n in row) for row in cut]
-        return self._like(document=document)._of(Layout(len(self), tuple(rows), self._layout.bounds))
+        layout = Layout(len(self), None, self._layout.bounds)
+        if not torch.compiler.is_compiling():
+            layout = self.layout.in_chunks(size, lambda s, n: replace(s, document=document_of_chunk(s.document, n)))
+        return self._like(document=document_of_chunk(self.document, number))._of(layout)
 
     def with_segment(self, segment: Int[Tensor, "rows tokens"]) -> Positions:
         """The same positions, with the segment of each token."""
@@ -338,19 +335,19 @@ class Positions:
         as in `multimodal`, they are text: on every axis, the highest coordinate of the last token plus 1 .. n. Raises
         ValueError for two axes: an image has no next token.
         """
-        coords = self.coords if givens.axes_of(self.coords) == 3 else self.scalar("following")
-        givens.check_not_negative(n=n)
+        coords = self.coords if validation.axes_of(self.coords) == 3 else self.scalar("following")
+        validation.check_not_negative(n=n)
         if len(self) == 0:
             text = Positions.arange(n, device=self.device).expand(self.rows)
             line = text.coords if coords.dim() == 2 else text.coords[..., None].expand(-1, -1, 3)
             is_text = coords.dim() == 2 and coords.dtype == torch.int64
             return text if is_text else Positions(line.to(coords.dtype), order=text.order)
         known = self._each(lambda x: x) | {"coords": coords}
-        return Positions(**facts.after(known, self._layout, n))._of(facts.layout_after(self._layout, n))
+        return Positions(**builders.after(known, self._layout, n))._of(builders.layout_after(self._layout, n))
 
     def to(self, device: torch.device | str) -> Positions:
         """The same positions on another device."""
-        device = givens.device_of(device) or self.device
+        device = validation.device_of(device) or self.device
         return self._like(**self._each(lambda x: x.to(device)))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
@@ -381,7 +378,7 @@ class Positions:
     @property
     def last(self) -> Int[Tensor, " rows"]:
         """The index of the last token of each row, that of the highest order. Padding is ignored."""
-        return facts.last_of(self.order, self.document)
+        return builders.last_of(self.order, self.document)
 
     @property
     def lengths(self) -> Shaped[Tensor, " rows"]:
@@ -389,7 +386,7 @@ class Positions:
 
         Raises ValueError for rows that are known to hold several documents.
         """
-        return facts.lengths_of(self.layout, self.coords, self.document)
+        return builders.lengths_of(self.layout, self.coords, self.document)
 
     def __repr__(self) -> str:
         axes = f", axes={self.coords.size(2)}" if self.coords.dim() == 3 else ""
@@ -397,8 +394,6 @@ class Positions:
 
     def scalar(self, scheme: str) -> Shaped[Tensor, "rows tokens"]:
         """The coordinate of each token. Raises ValueError, naming ``scheme``, if tokens have several axes."""
-        if self.coords.dim() == 2:
-            return self.coords
-        if self.coords.size(2) == 1:
-            return self.coords[..., 0]
+        if validation.axes_of(self.coords) == 1:
+            return self.coords.view(self.order.shape)
         raise ValueError(f"{scheme} takes one coordinate per token, got positions of {self.coords.size(2)} axes")

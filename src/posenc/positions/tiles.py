@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from posenc.arguments import shown, whole
 from posenc.positions.layout import Layout, Span, flat, unflat
 
-FAR = 2**62  # no difference of two orders is as large
+ANY = 2**62  # a limit beyond any difference of two orders
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,6 @@ class Visibility:
         if self.is_causal:
             return 0 if self.right is None else min(0, self.right)
         return self.right
-
-    @property
-    def sees_everything(self) -> bool:
-        """Whether order masks nothing."""
-        return not self.is_causal and self.left is None and self.right is None
 
     def flat(self) -> list[int]:
         """As ints, for arguments of custom operators."""
@@ -153,10 +148,10 @@ class Tiling:
 
 def _tile(row: slice, q: Span, k: Span, visibility: Visibility) -> Tile | None:
     """The tile of two spans, or None if every pair of them is masked."""
-    least = -FAR if visibility.left is None else -visibility.left  # of the key's order minus the query's
-    most = FAR if visibility.furthest is None else visibility.furthest
+    least = -ANY if visibility.left is None else -visibility.left  # of the key's order minus the query's
+    most = ANY if visibility.furthest is None else visibility.furthest
     start, stop, first, last = q.start, q.stop, k.start, k.stop
-    low, high = -FAR, FAR
+    low, high = -ANY, ANY
     if q.order_step == k.order_step == 1:
         level = (q.order - q.start) - (k.order - k.start)  # the j - i at which orders are equal
         low, high = least + level, most + level

@@ -75,9 +75,7 @@ def shape(positions: Positions, generator: torch.Generator | None, most: int, *,
     coords = positions.scalar("shape")
     if not training or most == 0:
         return positions
-    number_of, count = _numbered(positions)
-    k = torch.randint(most + 1, (count,), generator=generator, device=_home(generator)).to(coords.device)
-    moved = coords + k[number_of].to(coords.dtype)
+    moved = coords + _offsets(positions, generator, most).to(coords.dtype)
     return positions.with_coords(torch.where(positions.document == PADDING, coords, moved))
 
 
@@ -166,14 +164,10 @@ def abacus(
     wide = positions.expand(is_digit.size(0))
     index, is_digit, document = _as_written(wide, is_digit)
     begins = is_digit & ~(_before(is_digit, False) & (_before(document, PADDING) == document))
-    at = torch.arange(index.size(1), device=index.device).expand(index.shape)
-    first = torch.where(begins, at, 0).cummax(1).values
-    place = torch.where(is_digit, at - first + 1, 0)
+    place = torch.where(is_digit, _since(begins) + 1, 0)
     place = torch.zeros_like(place).scatter(1, index, place)
     if training and most:
-        number_of, count = _numbered(wide)
-        k = torch.randint(most + 1, (count,), generator=generator, device=_home(generator)).to(place.device)
-        place = torch.where(place > 0, place + k[number_of], 0)
+        place = torch.where(place > 0, place + _offsets(wide, generator, most), 0)
     return wide.with_coords(place)
 
 
@@ -207,8 +201,7 @@ def bilevel(
     index, is_end, document = _as_written(wide, is_end)
     opens = _before(document, PADDING) != document
     begins = opens | _before(is_end, False)
-    at = torch.arange(index.size(1), device=index.device).expand(index.shape)
-    inside = at - torch.where(begins, at, 0).cummax(1).values
+    inside = _since(begins)
     inside = inside if longest is None else inside.clamp(max=longest - 1)
     segment = begins.long().cumsum(1)
     segment = segment - torch.where(opens, segment, 0).cummax(1).values
@@ -249,6 +242,19 @@ def _numbered(positions: Positions) -> tuple[Int[Tensor, "rows tokens"], int]:
         return torch.zeros_like(positions.document), 0
     found, which = both.unique(dim=0, return_inverse=True)
     return which.view(positions.order.shape), len(found)
+
+
+def _offsets(positions: Positions, generator: torch.Generator | None, most: int) -> Int[Tensor, "rows tokens"]:
+    """A random number from 0 to ``most`` for each document of each row, at each of its tokens."""
+    number_of, count = _numbered(positions)
+    k = torch.randint(most + 1, (count,), generator=generator, device=_home(generator))
+    return k.to(positions.device)[number_of]
+
+
+def _since(begins: Bool[Tensor, "rows tokens"]) -> Int[Tensor, "rows tokens"]:
+    """How many tokens before each one the last marked token is, or the first of the row."""
+    at = torch.arange(begins.size(1), device=begins.device).expand(begins.shape)
+    return at - torch.where(begins, at, 0).cummax(1).values
 
 
 def _documents(positions: Positions) -> list[Bool[Tensor, "rows tokens"]]:

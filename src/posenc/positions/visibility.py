@@ -22,7 +22,7 @@ def visible(
         return None
     same = query.document[:, :, None] == key.document[:, None, :]
     same = same & (key.document != PADDING)[:, None, :]
-    if visibility.sees_everything:
+    if visibility.left is None and visibility.furthest is None:
         return same
     ahead = key.order[:, None, :] - query.order[:, :, None]
     if visibility.furthest is not None:
@@ -121,23 +121,19 @@ def _check_axis(
     x, y, of_x, of_y = (t.expand(rows, -1) for t in (x, y, query.document, key.document))
     row = torch.arange(rows, device=x.device)[:, None]
     labels = torch.cat((of_x, of_y), 1)
+    is_token = labels != PADDING
     labels = labels - labels.min()
-    labels = labels + row * (labels.max() + 1)
-    _, group = torch.unique(labels, return_inverse=True)
-    groups = int(group.max()) + 1
-    is_token = torch.cat((of_x, of_y), 1) != PADDING
+    _, group = torch.unique(labels + row * (labels.max() + 1), return_inverse=True)
+    beyond = torch.iinfo(torch.int64).max // 4
 
-    def extreme(values: Tensor, where: Tensor, is_real: Tensor, kind: str) -> Tensor:
-        empty = torch.iinfo(torch.int64).max // 4 * (1 if kind == "amin" else -1)
-        start = torch.full((groups,), empty, device=values.device)
-        return start.scatter_reduce(0, where[is_real], values[is_real], kind)
-
-    split = x.size(1)
-    sides = []
-    for values, part in ((x, slice(0, split)), (y, slice(split, None))):
+    def ends(values: Tensor, part: slice) -> list[Tensor]:
+        """The lowest and the highest coordinate of each document of each row, of queries or of keys."""
         where, real = group[:, part], is_token[:, part]
-        sides.append((extreme(values, where, real, "amin"), extreme(values, where, real, "amax")))
-    (x_low, x_high), (y_low, y_high) = sides
+        none = values.new_full((int(group.max()) + 1,), beyond)
+        found = (("amin", none), ("amax", -none))
+        return [start.scatter_reduce(0, where[real], values[real], kind) for kind, start in found]
+
+    (x_low, x_high), (y_low, y_high) = ends(x, slice(x.size(1))), ends(y, slice(x.size(1), None))
     both = (x_low <= x_high) & (y_low <= y_high)
     furthest = torch.maximum(x_high - y_low, y_high - x_low).masked_fill(~both, 0)
     _refuse_beyond(int(furthest.max()), limit, scheme, along)

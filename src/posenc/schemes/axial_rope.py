@@ -13,8 +13,8 @@ from torch import Tensor
 from posenc.arguments import check_choice, number, shown, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
-from posenc.positions import validation as givens
 from posenc.positions.positions import Positions
+from posenc.positions.validation import extent_of
 from posenc.rotary import Rotary
 from posenc.rotation.phases import PairLayout, coords_of, frequencies
 from posenc.schemes.entry import FORMULA, Entry, Law
@@ -108,7 +108,7 @@ class AxialRoPE(Rotary):
         axes = (1, 0) if means.columns_first else (0, 1)
         allocation = [axis for axis in axes for _ in range(rotary_dim // 4)]
         super().__init__(head_dim, base, means.layout, rotary_dim, axes=2, allocation=allocation)
-        self.convention, self.extent = convention, None if extent is None else givens.extent_of(extent)
+        self.convention, self.extent = convention, None if extent is None else extent_of(extent)
         self.shift = None if shift is None else number("shift", shift, above=0)
         self.jitter = None if jitter is None else number("jitter", jitter, above=1)
         self.rescale = None if rescale is None else number("rescale", rescale, above=1)

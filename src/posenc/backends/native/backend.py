@@ -68,10 +68,6 @@ def _long_tables(call: Call) -> str | None:
     return eligible.long_tables(call)
 
 
-def _missing(call: Call) -> str | None:
-    return missing(call.dtype)
-
-
 def _given(call: Call) -> Given:
     given = Given(call)
     if call.key_norms is not None and given.key is call.key:  # a vector added to the key changes its norm
@@ -127,6 +123,13 @@ NATIVE = Backend(
     _run,
     KINDS,
     first=(_device, eligible.inputs),
-    last=(refused_plane, _functions, eligible.order, eligible.lines_known, _long_tables, _missing),
+    last=(
+        refused_plane,
+        _functions,
+        eligible.order,
+        eligible.lines_known,
+        _long_tables,
+        lambda call: missing(call.dtype),
+    ),
     turns=True,
 )

@@ -79,7 +79,8 @@ def load(path: Path) -> Found | None:
     try:
         kernel = ctypes.CDLL(str(file))
     except OSError as error:
-        raise UnavailableError(f"{file.name} cannot be loaded{_no_execution(path.parent)}: {error}") from None
+        why = f" from {path.parent}, which is mounted noexec" if executes_nothing(path.parent) else ""
+        raise UnavailableError(f"{file.name} cannot be loaded{why}: {error}") from None
     lacks = [name for name in FUNCTIONS if not hasattr(kernel, name)]
     if lacks:
         raise UnavailableError(f"{file.name} has no {lacks[0]}")
@@ -261,11 +262,6 @@ def cache() -> Path:
     if not os.access(folder, os.W_OK):
         raise UnavailableError(f"{folder} cannot be written to")
     return folder
-
-
-def _no_execution(folder: Path) -> str:
-    """The end of an error message for a folder mounted noexec."""
-    return f" from {folder}, which is mounted noexec" if executes_nothing(folder) else ""
 
 
 def executes_nothing(folder: Path) -> bool:

@@ -27,7 +27,7 @@ from posenc.encoding.pieces import Bias, Distance, Function, Meeting
 from posenc.lowering.block import Block
 from posenc.positions.tiles import Tiling, distances, tiles
 
-BANDS = 8  # up to this many band widths of keys, most pairs are near (measured: docs/log.md)
+MOSTLY_NEAR = 8  # up to this many times W keys, most pairs are near (measured: docs/log.md)
 
 
 def _long_lines(call: Call) -> str | None:
@@ -56,7 +56,7 @@ def width_of(call: Call) -> int | None:
 def has_far_keys(call: Call, width: int) -> bool:
     """Whether there are enough keys beyond W that the fused kernel saves more than its calls cost. True in a compiled
     graph, which serves all lengths."""
-    return torch.compiler.is_compiling() or BANDS * width < call.key.size(2)
+    return torch.compiler.is_compiling() or MOSTLY_NEAR * width < call.key.size(2)
 
 
 class _Lines(Given):
@@ -75,8 +75,8 @@ class _Lines(Given):
         self.is_last = self._is_last(piece)
         if piece.distance is not None:
             heads, scheme, dtype = self.call.query.size(1), piece.distance.scheme, self.call.dtype
-            given = [block.of_heads(c.to(dtype), scheme).expand(heads, -1) for c in piece.coefficients(self.distances)]
-            self.tensors["coefficients"] = torch.stack(given)
+            each = [block.of_heads(c.to(dtype), scheme).expand(heads, -1) for c in piece.coefficients(self.distances)]
+            self.tensors["coefficients"] = torch.stack(each)
 
     def lines(self) -> dict[str, Tensor]:
         """The tensors as fields of `Lines`."""
@@ -90,14 +90,14 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     assert call.layouts is not None
     width = _width_to_run(call)
     given = _Lines(call, *(reach_of(call) if width is None else (-width - 1, width + 1)))
-    lines, far = given.lines(), _Far()
+    lines, offset = given.lines(), _Offset()
     operands = [call.query, given.key.to(call.key.dtype), call.value]
     if width is not None:
         operands[0] = _shifted(call, lines)
-        far = _taken_off(lines, width, _is_sloped(call))
+        offset = _taken_off(lines, width, bool(_sloped(call)))
     near = [lines[name] for name in ("bias", "vectors", "values") if name in lines]
     if width is not None and torch.is_grad_enabled() and any(line.requires_grad for line in near):
-        # The gradient of a table includes distant pairs, for which the fused kernel rounds the output to the inputs'
+        # The gradient of a table includes far pairs, for which the fused kernel rounds the output to the inputs'
         # dtype: in half precision its relative error would be 1e-3.
         operands = [x.to(call.dtype) for x in operands]
     keeps_right = width is not None and bool(near) and _looks_right(call)
@@ -112,12 +112,12 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         call.scale,
         call.skip_below,
     )
-    out, lse = far.put_back(call, lines.get("meeting"), out, lse)
+    out, lse = offset.put_back(call, lines.get("meeting"), out, lse)
     return out.to(call.query.dtype), lse if call.return_lse else None
 
 
 def _width_to_run(call: Call) -> int | None:
-    """W if distant pairs are run apart from near ones."""
+    """W if far pairs are run apart from near ones."""
     width = _learned(call, width_of(call))
     return width if width is not None and (has_far_keys(call, width) or is_spread(call)) else None
 
@@ -134,7 +134,7 @@ def _shifted(call: Call, lines: dict[str, Tensor]) -> Tensor:
 
 
 @dataclass
-class _Far:
+class _Offset:
     """What terms give all pairs far to the left, and what lines are relative to: a bias (heads, 1), and vectors of
     queries and values (heads or 1, 1, width)."""
 
@@ -156,34 +156,33 @@ class _Far:
         return out, lse
 
 
-def _taken_off(lines: dict[str, Tensor], width: int, is_sloped: bool) -> _Far:
+def _taken_off(lines: dict[str, Tensor], width: int, is_sloped: bool) -> _Offset:
     """Makes lines at the distances -W - 1 .. W + 1 relative to what they give far to the left, and shortens them to
     -W .. W. A bias that is linear there gives slopes, (2, heads)."""
-    far = _Far()
+    offset = _Offset()
     if "bias" in lines:
-        bias, slopes, far.bias = _straightened(lines.pop("bias"), width, is_sloped)
+        bias, slopes, offset.bias = _straightened(lines.pop("bias"), width, is_sloped)
         lines |= {name: x for name, x in (("bias", bias), ("slopes", slopes)) if x is not None}
     if "vectors" in lines:
-        lines["vectors"], far.vectors = _counted(lines["vectors"])
+        lines["vectors"], offset.vectors = _relative(lines["vectors"])
     if "values" in lines:
-        lines["values"], far.values = _counted(lines["values"])
-    return far
+        lines["values"], offset.values = _relative(lines["values"])
+    return offset
 
 
-def _is_sloped(call: Call) -> bool:
-    return any(isinstance(piece, Bias) and piece.distance.tail == "linear" for piece in call.pieces)
+def _sloped(call: Call) -> list[Bias]:
+    """The biases with a linear tail."""
+    return [piece for piece in call.pieces if isinstance(piece, Bias) and piece.distance.tail == "linear"]
 
 
 def _learned(call: Call, width: int | None) -> int | None:
     """The width, or None if a linear tail is learned, since the gradient of its slope needs every pair."""
     if width is None or not torch.is_grad_enabled():
         return width
-    for piece in call.pieces:
-        if isinstance(piece, Bias) and piece.distance.tail == "linear":
-            past = piece.distance.past
-            ends = torch.arange(past, past + 2, device=call.query.device)
-            if piece.at(ends).requires_grad:
-                return None
+    for bias in _sloped(call):
+        ends = torch.arange(bias.distance.past, bias.distance.past + 2, device=call.query.device)
+        if bias.at(ends).requires_grad:
+            return None
     return width
 
 
@@ -198,7 +197,7 @@ def _straightened(bias: Tensor, width: int, is_sloped: bool) -> tuple[Tensor | N
     return (bias[:, 1:-1] - first if width else None), slopes, first
 
 
-def _counted(line: Tensor) -> tuple[Tensor, Tensor]:
+def _relative(line: Tensor) -> tuple[Tensor, Tensor]:
     """From vectors at the distances -W - 1 .. W + 1: those at -W .. W minus the first, and the first."""
     return line[:, 1:-1] - line[:, 1:2], line[:, 1:2]
 

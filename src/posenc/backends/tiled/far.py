@@ -1,4 +1,4 @@
-"""The distant part of a call: for which pairs the fused kernel is called, and what is added to their scores."""
+"""The far pairs of a call: for which of them the fused kernel is called, and what is added to their scores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIN_HEADS = 2  # the minimum number of heads per kernel call
 
 @dataclass
 class _Far:
-    """The terms of distant pairs: slopes for each side, a constant per row to the right, and cumulative features."""
+    """The terms of far pairs: slopes for each side, a constant per row to the right, and cumulative features."""
 
     lines: Lines
     constant: Tensor | None  # (batch, heads, queries), of pairs to the right
@@ -34,18 +34,18 @@ class _Far:
     triangles: dict[tuple[str, int, int], Tensor]
     kernel_dtype: torch.dtype
 
-    def __call__(self, part: fused.Part) -> tuple[Tensor | None, Tensor | None]:
+    def __call__(self, section: fused.Section) -> tuple[Tensor | None, Tensor | None]:
         mask: Tensor | None = None
         row: Tensor | None = None
         if self.constant is not None and self.is_right:
-            row = self.constant[self.tile.row, self.heads, part.queries]
+            row = self.constant[self.tile.row, self.heads, section.queries]
         lines = self.lines
         if lines.slopes is not None:
-            mask, more = self._sloped(part)
+            mask, more = self._sloped(section)
             row = row if more is None else more if row is None else row + more
         if lines.query_clock is not None and lines.key_clock is not None:
-            here = lines.query_clock[self.tile.row, self.heads, part.queries]
-            there = lines.key_clock[self.tile.row, self.heads, part.keys]
+            here = lines.query_clock[self.tile.row, self.heads, section.queries]
+            there = lines.key_clock[self.tile.row, self.heads, section.keys]
             corner = there[..., :1] if self.is_right else there[..., -1:]
             dtype = torch.promote_types(self.kernel_dtype, torch.float32)  # the sums may be float64
             by_key, by_row = (corner - there)[:, :, None].to(dtype), (here - corner).to(dtype)
@@ -53,31 +53,29 @@ class _Far:
             row = by_row if row is None else row + by_row
         return mask, row
 
-    def _sloped(self, part: fused.Part) -> tuple[Tensor, Tensor | None]:
+    def _sloped(self, section: fused.Section) -> tuple[Tensor, Tensor | None]:
         assert self.lines.slopes is not None
         assert self.tile.distance is not None
         slope = self.lines.slopes[int(self.is_right), self.heads][:, None]
-        device = slope.device
-        if part.shape in ("before", "after", "band"):
-            kind = (part.shape, part.stop - part.start, part.first - part.start)
+        query = torch.arange(section.start, section.stop, device=slope.device)
+        key = torch.arange(section.first, section.last, device=slope.device)
+        if section.shape != "all":
+            kind = (section.shape, section.stop - section.start, section.first - section.start)
             if kind not in self.triangles:
-                query = torch.arange(part.start, part.stop, device=device)
-                key = torch.arange(part.first, part.last, device=device)
                 away = (key - query[:, None] + self.tile.distance).abs()
                 self.triangles[kind] = (slope[..., None] * away)[None]
             return self.triangles[kind], None
-        query = torch.arange(part.start, part.stop, device=device)
-        key = torch.arange(part.first, part.last, device=device)
         if self.is_right:  # the nearest pair is the last query and the first key
-            start = part.first - (part.stop - 1) + self.tile.distance
-            return (slope * (key - part.first))[None, :, None], (slope * (part.stop - 1 - query + start))[None]
-        start = part.start - (part.last - 1) - self.tile.distance
-        return (slope * (part.last - 1 - key))[None, :, None], (slope * (query - part.start + start))[None]
+            start = section.first - (section.stop - 1) + self.tile.distance
+            return (slope * (key - section.first))[None, :, None], (slope * (section.stop - 1 - query + start))[None]
+        start = section.start - (section.last - 1) - self.tile.distance
+        return (slope * (section.last - 1 - key))[None, :, None], (slope * (query - section.start + start))[None]
 
 
 @dataclass
 class Region:
-    """The distant part of a tile for some query heads, with the same index in the groups of consecutive key heads."""
+    """The far pairs of a tile, on one side of the diagonal, for some query heads: those with the same index in the
+    groups of consecutive key heads."""
 
     far: _Far
     kv_heads: slice
@@ -94,10 +92,10 @@ class Region:
         """Their rows of (batch, kv_heads, ...), a view."""
         return x[self.far.tile.row, self.kv_heads]
 
-    def parts(self) -> Iterator[fused.Part]:
-        """The parts to call the kernel for."""
+    def sections(self) -> Iterator[fused.Section]:
+        """The sections to call the kernel for."""
         tile = self.far.tile
-        return fused.parts(tile.start, tile.stop, tile.first, tile.last, self.low, self.high)
+        return fused.sections(tile.start, tile.stop, tile.first, tile.last, self.low, self.high)
 
 
 def regions(plan: Plan, inputs: Inputs, constant: Tensor | None) -> Iterator[Region]:

@@ -1,4 +1,4 @@
-"""The forward and the backward pass of distant pairs, by the fused kernel."""
+"""The forward and the backward pass of far pairs, by the fused kernel."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _padded(inputs: Inputs, widest: int) -> Inputs:
 
 
 def forward(plan: Plan, inputs: Inputs, results: Results) -> None:
-    """Merges the attention of distant pairs into the results."""
+    """Merges the attention of far pairs into the results."""
     constant, width = constant_of(plan, inputs), inputs.value.size(-1)
     wide = _padded(inputs, max(inputs.query.size(-1), width))
     is_apart = results.right.numel() > 0
@@ -51,12 +51,12 @@ def forward(plan: Plan, inputs: Inputs, results: Results) -> None:
         total, total_lse = results.out, results.lse
         if is_apart and region.far.is_right:
             total, total_lse = results.right, results.right_lse
-        part = region.of_queries(total)
-        whole = padded_to(part, wide.value.size(-1)) if wide.value.size(-1) != width else part
+        rows = region.of_queries(total)
+        padded = padded_to(rows, wide.value.size(-1)) if wide.value.size(-1) != width else rows
         tensors = (region.of_queries(wide.query), region.of_keys(wide.key), region.of_keys(wide.value))
-        fused.forward(tensors, region.parts(), region.far, inputs.scale, whole, region.of_queries(total_lse))
-        if whole is not part:
-            part.copy_(whole[..., :width])
+        fused.forward(tensors, region.sections(), region.far, inputs.scale, padded, region.of_queries(total_lse))
+        if padded is not rows:
+            rows.copy_(padded[..., :width])
     if is_apart:
         if inputs.lines.values is not None:
             results.right += inputs.lines.values[:, -1:] * (results.right_lse > -torch.inf)[..., None]
@@ -64,19 +64,19 @@ def forward(plan: Plan, inputs: Inputs, results: Results) -> None:
 
 
 def backward(plan: Plan, inputs: Inputs, results: Results, out: Tensor, grads: Gradients) -> None:
-    """Adds the gradients of distant pairs, given the output in the inputs' dtype."""
-    _parts_backward(plan, inputs, results, out, grads)
+    """Adds the gradients of far pairs, given the output in the inputs' dtype."""
+    _sections_backward(plan, inputs, results, out, grads)
     if results.right.numel():
         right_backward(inputs, results, grads)
     if grads.lines.query_clock is not None:
-        # A row's score gradients sum to that of its log-sum-exp, over near and distant pairs.
+        # A row's score gradients sum to that of its log-sum-exp, over near and far pairs.
         grads.lines.query_clock.zero_()
         if grads.dlse is not None:
             grads.lines.query_clock += grads.dlse.masked_fill(results.lse == -torch.inf, 0.0)
 
 
-def _parts_backward(plan: Plan, inputs: Inputs, results: Results, out: Tensor, grads: Gradients) -> None:
-    """Adds the gradients through the parts of the fused kernel."""
+def _sections_backward(plan: Plan, inputs: Inputs, results: Results, out: Tensor, grads: Gradients) -> None:
+    """Adds the gradients through the sections of the fused kernel."""
     widest = max(inputs.query.size(-1), inputs.value.size(-1))
     has_extra = grads.dlse is not None or inputs.lines.key_clock is not None
     wide = _padded(inputs, widest + CHANNELS if has_extra else widest)
@@ -97,7 +97,7 @@ def _parts_backward(plan: Plan, inputs: Inputs, results: Results, out: Tensor, g
             (region.of_queries(wide.query), region.of_keys(wide.key), region.of_keys(wide.value)),
             region.of_queries(o_right if region.far.is_right else o),
             region.of_queries(results.lse),
-            region.parts(),
+            region.sections(),
             region.far,
             inputs.scale,
             (region.of_queries(dq), region.of_keys(dk), region.of_keys(dv)),
@@ -106,13 +106,13 @@ def _parts_backward(plan: Plan, inputs: Inputs, results: Results, out: Tensor, g
             here = region.of_keys(dk)[..., widest]
             region.of_queries(grads.lines.key_clock).sub_(here / inputs.scale)
             here.zero_()
-    for total, part in zip(totals, (dq, dk, dv), strict=True):
-        if part is not total:
-            total += part[..., : total.size(-1)]
+    for total, wide_total in zip(totals, (dq, dk, dv), strict=True):
+        if wide_total is not total:
+            total += wide_total[..., : total.size(-1)]
 
 
 def _output_to_the_right(inputs: Inputs, results: Results, out: Tensor, padded: Tensor) -> Tensor:
-    """The padded output as pairs to the right of the band need it: there the value door adds the same vector for every
+    """The padded output as far pairs to the right need it: there the value door adds the same vector for every
     key. The kernel subtracts grad . out from the gradient of every weight, so the vector is subtracted from out."""
     values = inputs.lines.values
     if not results.right.numel() or values is None:

@@ -1,8 +1,8 @@
-"""PyTorch's fused CPU kernel over parts of a tile, merged by log-sum-exp.
+"""PyTorch's fused CPU kernel over sections of a tile, merged by log-sum-exp.
 
-A part is some queries against some keys: all pairs, or a triangle. A tile, where query i attends to keys j with low <=
-j - i <= high, is split into large rectangles and small triangles along its two edges. The kernel computes whole blocks
-even if they are partly masked, so this wastes less than a single call.
+A section is some queries against some keys: all pairs, or a triangle; the kernel is called once for each. A tile, where
+query i attends to keys j with low <= j - i <= high, is split into large rectangles and small triangles along its two
+edges. The kernel computes whole blocks even if they are partly masked, so this wastes less than a single call.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from torch import Tensor
 from posenc.compat import cpu_attention, cpu_attention_backward
 
 # The kernel uses blocks of 256 queries if there are at least 768, and of 512 keys: rows of 1024 are fastest. Below 256
-# queries a part costs more in calls than it saves in masked work (measured: docs/log.md).
+# queries a section costs more in calls than it saves in masked work (measured: docs/log.md).
 ROWS = 1024
 TRIANGLE = 256
-NARROW = 32  # bands of fewer keys are split into blocks with a dense mask
+NARROW = 32  # windows of fewer keys are split into blocks with a dense mask
 
 
 @dataclass(frozen=True)
-class Part:
+class Section:
     """Queries ``start`` to ``stop`` against keys ``first`` to ``last``.
 
     ``shape``: "all" pairs; a square whose t-th query attends to the t-th key and those "before" or "after" it; or a
-    "band", the pairs with low <= j - i <= high.
+    "between", the pairs with low <= j - i <= high.
     """
 
     start: int
     stop: int
     first: int
     last: int
-    shape: Literal["all", "before", "after", "band"] = "all"
+    shape: Literal["all", "before", "after", "between"] = "all"
     low: int = 0
     high: int = 0
 
@@ -51,9 +51,9 @@ class Part:
         return slice(self.first, self.last)
 
 
-def parts(start: int, stop: int, first: int, last: int, low: int | None, high: int | None) -> Iterator[Part]:
-    """Parts that tile all pairs of queries ``start`` to ``stop`` and keys ``first`` to ``last`` with
-    low <= j - i <= high; None: no bound."""
+def sections(start: int, stop: int, first: int, last: int, low: int | None, high: int | None) -> Iterator[Section]:
+    """Sections that tile all pairs of queries ``start`` to ``stop`` and keys ``first`` to ``last`` with
+    low <= j - i <= high; None: no limit."""
     if high is not None:
         start, last = max(start, first - high), min(last, stop + high)
     if low is not None:
@@ -77,7 +77,7 @@ def parts(start: int, stop: int, first: int, last: int, low: int | None, high: i
             if high - low < NARROW:
                 for a in range(head, tail, 2 * NARROW):
                     b = min(a + 2 * NARROW, tail)
-                    yield Part(a, b, max(first, a + low), min(last, b + high), "band", low, high)
+                    yield Section(a, b, max(first, a + low), min(last, b + high), "between", low, high)
                 continue
             rows = min(ROWS, 1 << ((high - low).bit_length() - 1))
         for a in range(head, tail, rows):
@@ -85,85 +85,79 @@ def parts(start: int, stop: int, first: int, last: int, low: int | None, high: i
             left, right = first, last
             if upper and high is not None:
                 right = a + high
-                yield from _before(a, b, high)
+                yield from _triangle(a, b, high, "before")
             if lower and low is not None:
                 left = b + low
-                yield from _after(a, b, low)
+                yield from _triangle(a, b, low, "after")
             if left < right:
-                yield Part(a, b, left, right)
+                yield Section(a, b, left, right)
 
 
-def _before(a: int, b: int, high: int) -> Iterator[Part]:
-    """Queries a to b and keys a + high to b + high, with j <= i + high."""
+def _triangle(a: int, b: int, apart: int, shape: Literal["before", "after"]) -> Iterator[Section]:
+    """Queries a to b and keys a + apart to b + apart: with j <= i + apart ("before"), or j >= i + apart ("after")."""
     if b - a <= TRIANGLE:
-        yield Part(a, b, a + high, b + high, "before")
+        yield Section(a, b, a + apart, b + apart, shape)
         return
     middle = (a + b) // 2
-    yield from _before(a, middle, high)
-    yield from _before(middle, b, high)
-    yield Part(middle, b, a + high, middle + high)
-
-
-def _after(a: int, b: int, low: int) -> Iterator[Part]:
-    """Queries a to b and keys a + low to b + low, with j >= i + low."""
-    if b - a <= TRIANGLE:
-        yield Part(a, b, a + low, b + low, "after")
-        return
-    middle = (a + b) // 2
-    yield from _after(a, middle, low)
-    yield from _after(middle, b, low)
-    yield Part(a, middle, middle + low, b + low)
+    yield from _triangle(a, middle, apart, shape)
+    yield from _triangle(middle, b, apart, shape)
+    if shape == "before":
+        yield Section(middle, b, a + apart, middle + apart)
+    else:
+        yield Section(a, middle, middle + apart, b + apart)
 
 
 Tensors: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Query, key and value, or their gradients."""
 
-Mask = Callable[[Part], tuple["Tensor | None", "Tensor | None"]]
-"""What is added to the scores of a part, as two tensors or None: one that broadcasts to (batch, heads, queries, keys),
-and a constant per row, (batch, heads, queries), which only shifts the log-sum-exp."""
+Mask = Callable[[Section], tuple["Tensor | None", "Tensor | None"]]
+"""What is added to the scores of a section, as two tensors or None: one that broadcasts to (batch, heads, queries,
+keys), and a constant per row, (batch, heads, queries), which only shifts the log-sum-exp."""
 
 
-def _mask(part: Part, mask: Tensor | None, query: Tensor) -> tuple[Tensor | None, bool]:
+def _mask(section: Section, mask: Tensor | None, query: Tensor) -> tuple[Tensor | None, bool]:
     """The additive mask for the kernel, expanded to full size, and whether the kernel is causal."""
-    rows, columns = part.stop - part.start, part.last - part.first
-    if part.shape in ("after", "band"):
+    rows, columns = section.stop - section.start, section.last - section.first
+    if section.shape in ("after", "between"):
         hidden = torch.zeros((rows, columns), dtype=torch.promote_types(query.dtype, torch.float32))
-        if part.shape == "after":
+        if section.shape == "after":
             hidden = hidden.fill_(-torch.inf).tril_(-1)
         else:
-            apart = torch.arange(part.first, part.last) - torch.arange(part.start, part.stop)[:, None]
-            hidden = hidden.masked_fill_((apart < part.low) | (apart > part.high), -torch.inf)
+            apart = torch.arange(section.first, section.last) - torch.arange(section.start, section.stop)[:, None]
+            hidden = hidden.masked_fill_((apart < section.low) | (apart > section.high), -torch.inf)
         mask = hidden[None, None] if mask is None else mask + hidden
     if mask is not None:
         mask = mask.expand(query.size(0), query.size(1), rows, columns)
-    return mask, part.shape == "before"
+    return mask, section.shape == "before"
 
 
-def forward(tensors: Tensors, pieces: Iterator[Part], masks: Mask, scale: float, out: Tensor, lse: Tensor) -> None:
-    """Merges the attention of all parts into ``out`` and ``lse``, (batch, heads, queries[, dim]), in place.
+def forward(tensors: Tensors, sections: Iterator[Section], masks: Mask, scale: float, out: Tensor, lse: Tensor) -> None:
+    """Merges the attention of all sections into ``out`` and ``lse``, (batch, heads, queries[, dim]), in place.
 
     Rows of ``out`` without any key so far are zeros, with an ``lse`` of -inf.
     """
     query, key, value = tensors
-    for part in pieces:
-        q = query[:, :, part.queries]
-        added, row = masks(part)
-        mask, is_causal = _mask(part, added, q)
-        part_out, part_lse = cpu_attention(q, key[:, :, part.keys], value[:, :, part.keys], is_causal, mask, scale)
+    for section in sections:
+        q = query[:, :, section.queries]
+        added, row = masks(section)
+        mask, is_causal = _mask(section, added, q)
+        more_out, more_lse = cpu_attention(
+            q, key[:, :, section.keys], value[:, :, section.keys], is_causal, mask, scale
+        )
         if row is not None:
-            part_lse = part_lse + row
-        merge(out[:, :, part.queries], lse[:, :, part.queries], part_out, part_lse)
+            more_lse = more_lse + row
+        merge(out[:, :, section.queries], lse[:, :, section.queries], more_out, more_lse)
 
 
-def merge(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
+def merge(out: Tensor, lse: Tensor, more_out: Tensor, more_lse: Tensor) -> None:
     """Merges attention over other keys into ``out`` and ``lse`` in place."""
     if bool((lse == -torch.inf).all()):
-        out.copy_(part_out)
-        lse.copy_(part_lse)
+        out.copy_(more_out)
+        lse.copy_(more_lse)
         return
-    both = torch.logaddexp(lse, part_lse)
-    share = (part_lse - both).exp().masked_fill_(part_lse == -torch.inf, 0.0)  # no key in either: inf - inf
-    out.lerp_(part_out.to(out.dtype), share[..., None].to(out.dtype))
+    both = torch.logaddexp(lse, more_lse)
+    share = (more_lse - both).exp().masked_fill_(more_lse == -torch.inf, 0.0)  # no key in either: inf - inf
+    out.lerp_(more_out.to(out.dtype), share[..., None].to(out.dtype))
     lse.copy_(both)
 
 
@@ -172,24 +166,24 @@ def backward(
     tensors: Tensors,
     out: Tensor,
     lse: Tensor,
-    pieces: Iterator[Part],
+    sections: Iterator[Section],
     masks: Mask,
     scale: float,
     grads: Tensors,
 ) -> None:
-    """Adds the gradients of query, key and value through all parts, given the merged ``out`` and ``lse``.
+    """Adds the gradients of query, key and value through all sections, given the merged ``out`` and ``lse``.
 
     With log-sum-exp and output of the whole row, the kernel recomputes the weights and the softmax backward of the
     whole row.
     """
     (query, key, value), (dq, dk, dv) = tensors, grads
-    for part in pieces:
-        queries, keys = part.queries, part.keys
+    for section in sections:
+        queries, keys = section.queries, section.keys
         q = query[:, :, queries]
-        added, row = masks(part)
-        mask, is_causal = _mask(part, added, q)
+        added, row = masks(section)
+        mask, is_causal = _mask(section, added, q)
         whole = lse[:, :, queries] if row is None else lse[:, :, queries] - row
-        part_dq, part_dk, part_dv = cpu_attention_backward(
+        more_dq, more_dk, more_dv = cpu_attention_backward(
             dout[:, :, queries],
             q,
             key[:, :, keys],
@@ -200,6 +194,6 @@ def backward(
             mask,
             scale,
         )
-        dq[:, :, queries] += part_dq
-        dk[:, :, keys] += part_dk
-        dv[:, :, keys] += part_dv
+        dq[:, :, queries] += more_dq
+        dk[:, :, keys] += more_dk
+        dv[:, :, keys] += more_dv

@@ -13,7 +13,7 @@ from torch import Tensor
 class Lines:
     """The terms of a call by distance; entry 0 is the distance ``lowest``.
 
-    - ``bias`` (heads, distances); of distant pairs ``slopes`` (2, heads), per step to the left and to the right.
+    - ``bias`` (heads, distances); of far pairs ``slopes`` (2, heads), per step to the left and to the right.
     - ``vectors`` (heads or 1, distances, width), multiplied with ``meeting`` (batch, heads, queries, width) or, if that
       is None, with the scaled query.
     - ``key_vectors`` (heads or 1, distances, head_dim), scaled, multiplied with the key.

@@ -1,13 +1,13 @@
 """The operator of the tiled backend: attention tile by tile in linear memory, forward and backward, by PyTorch's fused
-CPU kernel where scores are linear in distance, and by `band.py` where they are not.
+CPU kernel where scores are linear in distance, and by `near.py` where they are not.
 
 Let every term of a call be constant or linear in distance from distance W on, on each side, and let there be more than
-eight times W keys, or W = 0; otherwise everything is one band. The pairs with |r| < W form a band along the diagonal,
-whose scores are computed one by one. All other pairs use the fused kernel. A constant along a row only shifts its
+eight times W keys, or W = 0; otherwise all pairs are near. The scores of near pairs, |r| < W, are computed one by
+one. All other pairs are far, and use the fused kernel. A constant along a row only shifts its
 log-sum-exp, and the softmax does not change, so terms are relative to their value far to the left. Over a rectangle, a
 slope is a number per key plus a number per query, relative to the corner of the smallest distance, so neither is larger
 than the bias itself, and no digits are lost at 32k tokens or in bfloat16; the same holds for cumulative features. Near
-and distant pairs are merged by log-sum-exp, and the backward pass runs over the same parts with the output and the
+and far pairs are merged by log-sum-exp, and the backward pass runs over the same sections with the output and the
 log-sum-exp of the whole row.
 
 If a bias decays with distance, keys beyond a horizon have less than ``skip_below`` of their row's weight, whatever the
@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from posenc.backends.eligible import by_name
-from posenc.backends.tiled import band, far_passes, pairwise
+from posenc.backends.tiled import far_passes, near, pairwise
 from posenc.backends.tiled.lines import Gradients, Inputs, Lines, Results
-from posenc.backends.tiled.plan import Plan, near
+from posenc.backends.tiled.plan import Plan, near_blocks
 
 # custom_op evaluates annotations, so no `from __future__ import annotations` here.
 
@@ -64,9 +64,9 @@ def _tiled(
     lse = query.new_full(query.shape[:3], -torch.inf, dtype=inputs.dtype)
     right, right_lse = (x.clone() if plan.keeps_right else x.new_empty(0) for x in (out, lse))
     results = Results(out, lse, right, right_lse)
-    work = band.Work(query, inputs.dtype)
-    for part in near(plan, inputs):
-        pairwise.forward(part, work, inputs, results)
+    work = near.Work(query, inputs.dtype)
+    for block in near_blocks(plan, inputs):
+        pairwise.forward(block, work, inputs, results)
     del work  # frees memory for the fused kernel
     if plan.width is not None:
         far_passes.forward(plan, inputs, results)
@@ -101,9 +101,9 @@ def _tiled_backward(
         delta = delta - dlse.masked_fill(lse == -torch.inf, 0.0)
     dq, dk, dv = (x.new_zeros(x.shape, dtype=inputs.dtype) for x in (query, key, value))
     grads = Gradients(dout, dlse, delta, dq, dk, dv, inputs.lines.zeros())
-    work = band.Work(query, inputs.dtype)
-    for part in near(plan, inputs):
-        pairwise.backward(part, work, inputs, found, grads)
+    work = near.Work(query, inputs.dtype)
+    for block in near_blocks(plan, inputs):
+        pairwise.backward(block, work, inputs, found, grads)
     del work
     if plan.width is not None:
         far_passes.backward(plan, inputs, found, out, grads)

@@ -1,4 +1,4 @@
-"""Which pairs are near, and run in bands, and which are distant."""
+"""Which pairs are near, and computed in blocks, and which are far."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from posenc.backends.tiled import band
 from posenc.backends.tiled.lines import Inputs
+from posenc.backends.tiled.near import NearBlock, blocks
 from posenc.positions.tiles import Tile, Tiling
 
 
@@ -37,7 +37,7 @@ class Plan:
 
     @property
     def straight_from(self) -> int:
-        """The smallest distant distance to the right."""
+        """The smallest far distance to the right."""
         assert self.width is not None
         return max(self.width, 1)
 
@@ -47,8 +47,8 @@ def _tiles(tiling: tuple[int, ...], rows: int) -> tuple[Tile, ...]:
     return tuple(Tiling.unflat(tiling).tiles(rows))
 
 
-def near(plan: Plan, inputs: Inputs) -> Iterator[band.Band]:
-    """The bands of pairs that are computed one by one."""
+def near_blocks(plan: Plan, inputs: Inputs) -> Iterator[NearBlock]:
+    """The blocks of pairs that are computed one by one."""
     for tile in plan.found:
         distance = tile.distance or 0
         if plan.width is None:
@@ -57,4 +57,4 @@ def near(plan: Plan, inputs: Inputs) -> Iterator[band.Band]:
             assert plan.width == 0 or tile.distance is not None
             low, high = 1 - plan.width - distance, plan.width - 1 - distance
         if low <= high:
-            yield from band.bands(tile, low, high, distance - plan.lowest, inputs.query, inputs.key, inputs.dtype)
+            yield from blocks(tile, low, high, distance - plan.lowest, inputs.query, inputs.key, inputs.dtype)

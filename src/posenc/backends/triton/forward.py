@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from posenc.backends.triton.parts import (
+from posenc.backends.triton.primitives import (
     by_distance,
     ends,
     entry,

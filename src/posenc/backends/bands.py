@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from posenc.backends import choice
-from posenc.backends.call import Call, Far, counted
+from posenc.backends.call import Call, RotatedBand, counted
 from posenc.backends.merging import merge
 from posenc.backends.reference import REFERENCE
-from posenc.positions.layout import Layout, Span, document_of_chunk
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Visibility
 
@@ -33,16 +32,16 @@ def runner(call: Call, backend: str) -> Run:
         return choice.choose(call)[0] if is_auto else choice.named(call, backend)
     if backend == "reference" or (is_auto and _is_dense(call)):
         return REFERENCE
-    bands = [part for _, part in parts(call)]
-    each = [choice.choose(part)[0] if is_auto else choice.named(part, backend, MERGED) for part in bands]
+    bands = [band for _, band in calls(call)]
+    each = [choice.choose(band)[0] if is_auto else choice.named(band, backend, MERGED) for band in bands]
 
     def run(_: Call) -> tuple[Tensor, Tensor | None]:
-        found = [backend(part) for backend, part in zip(each, bands, strict=True)]
-        whole = []
-        for out, lse in found:
+        found = []
+        for backend, band in zip(each, bands, strict=True):
+            out, lse = backend(band)
             assert lse is not None
-            whole.append((out, lse))
-        return merge(whole)
+            found.append((out, lse))
+        return merge(found)
 
     return run
 
@@ -53,10 +52,10 @@ def explain(call: Call) -> choice.Explanation:
         return choice.explain(call)
     if _is_dense(call):
         why = "distant pairs are rotated differently, and there are few enough scores to compute all bands densely"
-        return choice.Explanation("reference", why, _refusals(parts(call)))
-    bands = tuple((name, choice.explain(part)) for name, part in parts(call))
+        return choice.Explanation("reference", why, _refusals(calls(call)))
+    bands = tuple((name, choice.explain(band)) for name, band in calls(call))
     names = " + ".join(dict.fromkeys(each.backend for _, each in bands))
-    picked = "by a mask" if any(part.attn_mask is not call.attn_mask for _, part in parts(call)) else "by positions"
+    picked = "by a mask" if any(band.attn_mask is not call.attn_mask for _, band in calls(call)) else "by positions"
     why = f"{names}: distant pairs are rotated differently, so each band is a separate call, its pairs selected "
     return choice.Explanation(names, f"{why}{picked}, and they are merged by log-sum-exp", {}, bands=bands)
 
@@ -65,8 +64,8 @@ def _refusals(bands: list[tuple[str, Call]]) -> dict[str, str]:
     """The backends that cannot run every band, with the reason of the first."""
     reasons: dict[str, str] = {}
     for backend in choice.BACKENDS:
-        for name, part in bands:
-            reason = None if backend is REFERENCE else backend.refuses(part)
+        for name, band in bands:
+            reason = None if backend is REFERENCE else backend.refuses(band)
             if reason is not None:
                 reasons.setdefault(backend.name, f"{name}: {reason}")
     return reasons
@@ -81,21 +80,21 @@ def _is_dense(call: Call) -> bool:
     return is_few and call.query.size(0) * call.query.size(1) * pairs <= choice.FEW_SCORES
 
 
-def parts(call: Call) -> list[tuple[str, Call]]:
+def calls(call: Call) -> list[tuple[str, Call]]:
     """A call for each band with unmasked pairs, with its name. No pair is in two of them."""
     whole = replace(call, bands=(), return_lse=True)
-    near = Far(0, call.query, call.key)
-    ends = [*(far.reach for far in call.bands), None]
+    near = RotatedBand(0, call.query, call.key)
+    ends = [*(band.reach for band in call.bands), None]
     is_even = rises_with_order(call)
     found = []
-    for far, end in zip((near, *call.bands), ends, strict=True):
-        start = None if far is near else far.reach
-        norms = call.key_norms if far is near else None  # key_norms are those of near pairs
-        part = replace(whole, query=far.query, key=far.key, key_norms=norms)
+    for band, end in zip((near, *call.bands), ends, strict=True):
+        start = None if band is near else band.reach
+        norms = call.key_norms if band is near else None  # key_norms are those of near pairs
+        every = replace(whole, query=band.query, key=band.key, key_norms=norms)
         if is_even and call.chunk is None:
-            seen = _by_order(part, start, end)
+            seen = _by_order(every, start, end)
         else:
-            seen = (_by_chunks(part, start, end) if is_even else None) or _by_mask(part, start, end)
+            seen = (_by_chunks(every, start, end) if is_even else None) or _by_mask(every, start, end)
         if seen is not None:
             found.append((_name(call, start), seen))
     return found
@@ -149,30 +148,25 @@ def _by_chunks(call: Call, start: int | None, end: int | None) -> Call | None:
         return None
     if start is None and seen.is_causal and end != 1:
         return None
-    assert call.chunk is not None
+    size = call.chunk
+    assert size is not None
     queries, keys = call.query_positions, call.key_positions
-    cut = [positions.layout.in_chunks(call.chunk) or [] for positions in (queries, keys)]
     is_own = start is None and seen.is_causal  # causality masks later chunks
 
-    def placed(positions: Positions, of_rows: list[list[tuple[Span, int]]]) -> Positions:
-        number = counted(positions, call.chunk)
-        if is_own:  # a document for each chunk of each document
-            document = document_of_chunk(positions.document, number)
-            rows = [[replace(s, document=document_of_chunk(s.document, n)) for s, n in row] for row in of_rows]
-            there = Positions(positions.coords, order=positions.order, document=document, segment=positions.segment)
-        else:  # order counts chunks: earlier chunks have only earlier tokens, so causality masks none
-            rows = [[replace(s, order=n, order_step=0) for s, n in row] for row in of_rows]
-            there = Positions(positions.coords, order=number, document=positions.document, segment=positions.segment)
-        bounds = positions.layout.bounds
-        return there.with_layout(Layout(len(positions), tuple(tuple(row) for row in rows), bounds))
+    def placed(positions: Positions) -> Positions:
+        if is_own:
+            return positions.in_chunks(size)
+        # Order counts chunks: earlier chunks have only earlier tokens, so causality masks none.
+        order, document = counted(positions, size), positions.document
+        there = Positions(positions.coords, order=order, document=document, segment=positions.segment)
+        return there.with_layout(positions.layout.in_chunks(size, lambda s, n: replace(s, order=n, order_step=0)))
 
-    of_keys = placed(keys, cut[1])
-    of_queries = of_keys if queries is keys else placed(queries, cut[0])
-    part = replace(call, query_positions=of_queries, key_positions=of_keys)
-    if is_own:
-        return part
-    left, right = None if end is None else end - 1, None if start is None else -start
-    return replace(part, visibility=Visibility(False, left, right))
+    of_keys = placed(keys)
+    of_queries = of_keys if queries is keys else placed(queries)
+    if not is_own:
+        left, right = None if end is None else end - 1, None if start is None else -start
+        seen = Visibility(False, left, right)
+    return replace(call, query_positions=of_queries, key_positions=of_keys, visibility=seen)
 
 
 def _by_mask(call: Call, start: int | None, end: int | None) -> Call:

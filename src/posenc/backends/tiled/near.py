@@ -1,9 +1,9 @@
-"""Bands of query-key pairs near the diagonal, forward and backward, with any terms that depend on the distance.
+"""Blocks of query-key pairs near the diagonal, forward and backward, with any terms that depend on the distance.
 
-A band is a block of queries and a block of keys, of which each query sees those at a range of distances. With the
+A near block is a block of queries and a block of keys, of which each query sees those at a range of distances. With the
 queries in reverse order, the distance increases along rows and columns alike. So the line of a bias, or a product of
 queries with vectors by distance, is a view of the pairs: in a matrix whose rows have one entry for each distance of the
-band, the pairs are its diagonals, with strides (columns + 1, 1), and no gather is needed.
+block, the pairs are its diagonals, with strides (columns + 1, 1), and no gather is needed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Work:
 
 
 @dataclass
-class Band:
+class NearBlock:
     """The queries ``start`` .. ``stop`` of some key heads, and their ``groups`` query heads each, against the keys
     ``first`` .. ``last``, where ``least`` <= j - i <= ``most``. The entry of j - i = 0 in the lines is ``zero``.
 
@@ -103,20 +103,20 @@ class Band:
     # -- queries ------------------------------------------------------------------------------------------------------
 
     def queries(self, x: Tensor) -> Tensor:
-        """The rows of (batch, heads, queries, ...) in the shape of the band."""
-        part = x[self.tile.row, self.heads, self.start : self.stop].to(self.dtype)
-        return part.flip(2).unflatten(1, (-1, self.groups))
+        """The rows of (batch, heads, queries, ...) in the shape of the block."""
+        some = x[self.tile.row, self.heads, self.start : self.stop].to(self.dtype)
+        return some.flip(2).unflatten(1, (-1, self.groups))
 
     def give(self, total: Tensor, x: Tensor) -> None:
-        """Adds rows in the shape of the band to (batch, heads, queries, ...)."""
+        """Adds rows in the shape of the block to (batch, heads, queries, ...)."""
         total[self.tile.row, self.heads, self.start : self.stop] += self.unfold(x)
 
     def unfold(self, x: Tensor) -> Tensor:
-        """From the shape of the band to (batch, heads, queries, ...)."""
+        """From the shape of the block to (batch, heads, queries, ...)."""
         return x.flatten(1, 2).flip(2)
 
     def of_each_query(self, x: Tensor) -> Tensor:
-        """The band's heads of (heads, width), to be added to its queries."""
+        """The block's heads of (heads, width), to be added to its queries."""
         return x[self.heads].unflatten(0, (-1, self.groups))[None, :, :, None]
 
     # -- pairs --------------------------------------------------------------------------------------------------------
@@ -152,13 +152,13 @@ class Band:
         return x[self.tile.row, self.kv_heads, self.first : self.last].to(self.dtype)
 
     def give_keys(self, total: Tensor, x: Tensor) -> None:
-        """Adds the gradients of the band's keys to those of all."""
+        """Adds the gradients of the block's keys to those of all."""
         total[self.tile.row, self.kv_heads, self.first : self.last] += x
 
     def of_keys(self, x: Tensor) -> Tensor:
         """The elements of (batch, heads, keys) for each pair, (batch, kv_heads, groups, 1, columns)."""
-        part = x[self.tile.row, self.heads, self.first : self.last].to(self.dtype)
-        return part.unflatten(1, (-1, self.groups))[..., None, :]
+        some = x[self.tile.row, self.heads, self.first : self.last].to(self.dtype)
+        return some.unflatten(1, (-1, self.groups))[..., None, :]
 
     def meet_keys(self, work: Work, name: str, left: Tensor, keys: Tensor, plus: Tensor | None = None) -> Tensor:
         """The products of queries with keys, contiguous, and ``plus``."""
@@ -213,7 +213,7 @@ class Band:
 
     def _each(self, table: Tensor) -> tuple[Tensor, slice]:
         """Vectors by distance for every head and batch row, (all, entries, width), and the columns of these entries in
-        the band's places."""
+        the block's places."""
         here, front, back = self._entries(table)
         line = table[:, here] if table.size(0) == 1 else table[self.heads, here]
         line = line.unflatten(0, (1, 1) if line.size(0) == 1 else (-1, self.groups))[None]
@@ -244,8 +244,10 @@ class Band:
             total[self.heads, here] += x
 
 
-def bands(tile: Tile, low: int, high: int, zero: int, query: Tensor, key: Tensor, dtype: torch.dtype) -> Iterator[Band]:
-    """The pairs of a tile with low <= j - i <= high, in bands; ``zero`` is the entry of j - i = 0 in the lines."""
+def blocks(
+    tile: Tile, low: int, high: int, zero: int, query: Tensor, key: Tensor, dtype: torch.dtype
+) -> Iterator[NearBlock]:
+    """The pairs of a tile with low <= j - i <= high, in blocks; ``zero`` is the entry of j - i = 0 in the lines."""
     low, high = max(low, tile.first - tile.stop + 1), min(high, tile.last - 1 - tile.start)
     low = low if tile.low is None else max(low, tile.low)
     high = high if tile.high is None else min(high, tile.high)
@@ -261,4 +263,4 @@ def bands(tile: Tile, low: int, high: int, zero: int, query: Tensor, key: Tensor
         for h in range(0, kv_heads, at_once):
             some = slice(h, min(h + at_once, kv_heads))
             for k in range(first, last, KEYS):
-                yield Band(tile, some, groups, a, b, k, min(k + KEYS, last), low, high, zero, dtype)
+                yield NearBlock(tile, some, groups, a, b, k, min(k + KEYS, last), low, high, zero, dtype)
