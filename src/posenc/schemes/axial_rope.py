@@ -17,7 +17,7 @@ from posenc.positions import validation as givens
 from posenc.positions.positions import Positions
 from posenc.rotary import Rotary
 from posenc.rotation.phases import PairLayout, coords_of, frequencies
-from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, Law, lines
 
 Name = Literal["index", "llama4", "pe", "eva", "dinov3"]
 
@@ -176,17 +176,7 @@ ENTRY = Entry(
     name="axial_rope",
     scheme=AxialRoPE,
     paper="Heo et al. 2024",
-    laws=FORMULA
-    | {
-        Law.RELATIVE,
-        Law.UNIQUE,
-        Law.LINEAR,
-        Law.ORTHOGONAL,
-        Law.BOUNDED,
-        Law.DIRECTED,
-        Law.DECAYING_BOUND,
-        Law.SEPARABLE,
-    },
+    laws=FORMULA | ROTARY | {Law.DECAYING_BOUND, Law.SEPARABLE},
     cost="one pass over q and k per layer",
     build=lambda shape: AxialRoPE(shape.head_dim, rotary_dim=shape.head_dim // 4 * 4),
     axes="two",
@@ -195,13 +185,10 @@ ENTRY = Entry(
         '`"index"`, `"llama4"`, `"pe"`, `"eva"`, `"dinov3"`, made by `grid(height, width)`'
     ),
     limits="cannot encode diagonals: rows and columns rotate different channels",
-    formula=(
-        r"\begin{array}{l} "
-        r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "
-        r"b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k) \\ "
+    formula=lines(
+        ROTATED_SCORE,
         r"\phi_k = u \, y \, \theta_k \mbox{ in half of the pairs, } \; u \, x \, \theta_k \mbox{ in the others}, "
-        r"\qquad \theta_k = \mathrm{base}^{-4k/d} "
-        r"\end{array}"
+        r"\qquad \theta_k = \mathrm{base}^{-4k/d}",
     ),
     example=("rope = posenc.AxialRoPE(64)\nposenc.attention(q, k, v, rope, query_positions=rope.grid(8, 8))"),
     users="DINOv3, Perception Encoder, EVA-02, the vision encoder of Llama 4",

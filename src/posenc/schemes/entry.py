@@ -63,6 +63,22 @@ class Law(str, Enum):
 FORMULA = frozenset({Law.LENGTH_FREE, Law.FRACTIONAL, Law.DETERMINISTIC, Law.PARAMETER_FREE})
 """The laws of a scheme that is a fixed formula of any real position."""
 
+ROTARY = frozenset({Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED})
+"""The laws of a rotation of channel pairs by angles that are linear in the position."""
+
+ROTATED_PAIRS = (
+    r"R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k)"
+)
+"""In LaTeX: R_p rotates pair k by the angle phi_k, which an entry's formula defines."""
+
+ROTATED_SCORE = r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad " + ROTATED_PAIRS
+"""In LaTeX: the score of a rotated query and a rotated key."""
+
+
+def lines(*formulas: str) -> str:
+    """Several LaTeX formulas, one a line."""
+    return r"\begin{array}{l} " + r" \\ ".join(formulas) + r" \end{array}"
+
 
 @dataclass(frozen=True)
 class Shape:

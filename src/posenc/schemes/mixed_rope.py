@@ -14,7 +14,7 @@ from posenc.positions.positions import Positions
 from posenc.rotation.maps import OfKeyHeads
 from posenc.rotation.phases import PairRotation, coords_of, in_double
 from posenc.scheme import Scheme
-from posenc.schemes.entry import Entry, Law
+from posenc.schemes.entry import ROTARY, ROTATED_SCORE, Entry, Law, lines
 
 
 class MixedRoPE(Scheme):
@@ -88,32 +88,14 @@ ENTRY = Entry(
     name="mixed_rope",
     scheme=MixedRoPE,
     paper="Heo et al. 2024",
-    laws=frozenset(
-        {
-            Law.RELATIVE,
-            Law.UNIQUE,
-            Law.LINEAR,
-            Law.ORTHOGONAL,
-            Law.BOUNDED,
-            Law.DIRECTED,
-            Law.DECAYING_BOUND,
-            Law.LENGTH_FREE,
-            Law.FRACTIONAL,
-        }
-    ),
+    laws=ROTARY | {Law.DECAYING_BOUND, Law.LENGTH_FREE, Law.FRACTIONAL},
     cost="one pass over q and k per layer",
     build=lambda shape: MixedRoPE(shape.head_dim, shape.key_heads, rotary_dim=shape.head_dim // 4 * 4),
     axes="two",
     learned="d frequencies per head",
     does="rotates every pair by both coordinates of a patch, at learned frequencies of each head",
     limits="heads that share keys share their frequencies",
-    formula=(
-        r"\begin{array}{l} "
-        r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "
-        r"b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k) \\ "
-        r"\phi_k = x f^{x}_{hk} + y f^{y}_{hk}, \qquad f \mbox{ learned} "
-        r"\end{array}"
-    ),
+    formula=lines(ROTATED_SCORE, r"\phi_k = x f^{x}_{hk} + y f^{y}_{hk}, \qquad f \mbox{ learned}"),
     example="posenc.attention(q, k, v, posenc.MixedRoPE(64, 12), query_positions=posenc.Positions.grid(8, 8))",
     users="the RoPE-Mixed models of naver-ai/rope-vit",
     url="https://arxiv.org/abs/2403.13298",

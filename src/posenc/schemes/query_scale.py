@@ -17,7 +17,7 @@ from posenc.positions.validation import is_readable
 from posenc.rotation.maps import Scaled, unchanged
 from posenc.rotation.phases import grown, in_double
 from posenc.scheme import Scheme
-from posenc.schemes.entry import Entry, Law
+from posenc.schemes.entry import Entry, Law, lines
 
 Form: TypeAlias = Literal["llama4", "ministral3", "inkling", "beam", "rerope", "mistral_large4", "ssmax"]
 
@@ -148,12 +148,10 @@ ENTRY = Entry(
     learned="1 or 2 per head in two of its forms",
     does="scales queries by the number of tokens up to them, with the formula of one of seven models",
     limits="encodes the query's position, not the keys'",
-    formula=(
-        r"\begin{array}{l} "
-        r"s_{ij} = c(p_i + 1) \, q_i \cdot k_j / \sqrt{d} \\ "
+    formula=lines(
+        r"s_{ij} = c(p_i + 1) \, q_i \cdot k_j / \sqrt{d}",
         r"c(n) = s_h \, \ln n \; (\mathrm{ssmax}), \qquad 1 + a \, \ln(1 + \lfloor n / L \rfloor) \; "
-        r"(\mathrm{llama4}), \qquad \ldots "
-        r"\end{array}"
+        r"(\mathrm{llama4}), \qquad \ldots",
     ),
     example='posenc.attention(q, k, v, posenc.RoPE(64) + posenc.QueryScale("llama4", length=8192), is_causal=True)',
     users="Llama 4 in its layers without RoPE, Ministral 3, Mistral 4, Mistral Large 4, Inkling, Beam",
