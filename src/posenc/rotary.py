@@ -152,14 +152,14 @@ class Rotary(Scheme):
         return range(start, stop), len(shard)
 
 
-class BandedRotary(Scheme):
-    """Abstract base class of schemes that rotate distant pairs of tokens differently, by frequencies
+class PairwiseRotary(Scheme):
+    """Abstract base class of schemes whose rotation depends on both tokens of a pair, by frequencies
     theta_k = base^(-2k/head_dim) in the layouts of `RoPE`. A subclass overrides ``rotation``.
     """
 
     def __init__(self, head_dim: int, base: float, layout: PairLayout) -> None:
         super().__init__()
-        self.head_dim = whole("head_dim", head_dim)
+        self.head_dim = whole("head_dim", head_dim, least=2)
         if head_dim % 2:
             raise ValueError(f"head_dim must be even (channels come in pairs), got {head_dim}")
         self.base = number("base", base, above=1)
@@ -173,11 +173,11 @@ class BandedRotary(Scheme):
 
     @property
     def needs_raw_keys(self) -> bool:
-        """True: the rotation depends on both tokens of a pair, so no key has a single rotation."""
+        """True: no key has a single rotation that could be cached."""
         return True
 
     def turned_to(self, coords: Shaped[Tensor, "rows tokens"], dtype: torch.dtype) -> PairRotation:
-        """The rotation of every token by these coordinates, in ``dtype``."""
+        """The rotation of all channel pairs by p theta_k for these coordinates p, in ``dtype``."""
         return turned_to(coords, self.head_dim, self.base, self.layout, dtype)
 
 

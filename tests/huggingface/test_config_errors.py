@@ -213,7 +213,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"model_type": "mpt", "attn_config": {"alibi": False}},
-        "mpt's attn_config's alibi must be true, since the model of transformers has ALiBi whatever it says, got False",
+        "mpt's attn_config's alibi must be true, since transformers' model always has ALiBi, got False",
     ),
     ({"model_type": "mpt", "attn_config": {"alibi_bias_max": 16}}, "alibi_bias_max must be 8, since the model of"),
     (
@@ -222,11 +222,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         QWEN3_VL | {"rope_parameters": {"mrope_section": [24, 20, 20], "mrope_interleaved": False}},
-        r"rope_parameters\['mrope_interleaved'\] must be true, since the model interleaves whatever it says, got False",
+        r"rope_parameters\['mrope_interleaved'\] must be true, since the model always interleaves, got False",
     ),
     (
         QWEN3_VL | {"rope_parameters": {"mrope_section": [16, 24, 24]}},
-        r"must be the pairs of time, height and width as they interleave in 64 .*, \[22, 21, 21\], got \[16, 24, 24\]",
+        r"must be the numbers of pairs of time, height and width when interleaved, \[22, 21, 21\], got \[16, 24, 24\]",
     ),
     (
         {"model_type": "qwen2_vl_text", "rope_parameters": {"mrope_section": [16, 24, 23]}},
@@ -318,16 +318,16 @@ def test_it_says_what_it_read() -> None:
 
 
 PUBLISHED: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "t5", "n_positions": 512}, "n_positions = 512 is read by nothing of the model"),
+    ({"model_type": "t5", "n_positions": 512}, "n_positions = 512 is not read by the model"),
     (
         {"model_type": "bloom", "offset_alibi": 100, "masked_softmax_fusion": True, "attention_softmax_in_fp32": True},
-        "offset_alibi = 100 is read by nothing of the model",
+        "offset_alibi = 100 is not read by the model",
     ),
     ({"model_type": "gptj", "rotary": True, "rotary_dim": 64, "scale_attn_weights": True}, "channels 0..63 of 256"),
     ({"model_type": "modernbert", "position_embedding_type": "absolute", "global_rope_theta": 1.5e5}, "base 150000"),
     (
         {"model_type": "smollm3", "max_window_layers": 28, "no_rope_layer_interval": 4, "rope_theta": 5e6},
-        "max_window_layers = 28 is read by nothing of the model",
+        "max_window_layers = 28 is not read by the model",
     ),
     (
         {"model_type": "cohere2", "position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "rope_theta": 5e4},
@@ -405,7 +405,7 @@ def test_keys_of_published_configurations_are_no_error(config: dict[str, Any], w
     [
         ({"model_type": "gptj", "rotary": False, "rotary_dim": 64}, None),
         ({"model_type": "gptj", "scale_attn_weights": 2}, "gptj's scale_attn_weights must be true, since the model"),
-        ({"model_type": "cohere2", "rotary_pct": 0.5}, "cohere2's rotary_pct must be 1, since cohere2 turns all"),
+        ({"model_type": "cohere2", "rotary_pct": 0.5}, "cohere2's rotary_pct must be 1, since cohere2 rotates all"),
         (
             {"model_type": "gemma2", "sliding_window_size": 9},
             "gemma2's sliding_window_size contradicts sliding_window 4096",
@@ -413,5 +413,5 @@ def test_keys_of_published_configurations_are_no_error(config: dict[str, Any], w
     ],
 )
 def test_the_same_keys_with_other_values_are(config: dict[str, Any], message: str | None) -> None:
-    with pytest.raises(ValueError, match=message or "gptj's rotary must be true, since the model of transformers"):
+    with pytest.raises(ValueError, match=message or "gptj's rotary must be true, since transformers' model"):
         scheme_from_config(config)

@@ -21,6 +21,8 @@ from posenc.huggingface.masks import Visible
 from posenc.huggingface.placing import PLAN, Plan, planned
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Visibility
+from posenc.rotation.phases import widest
+from posenc.schemes.softcap import capped
 
 NAME = "posenc"
 
@@ -104,8 +106,8 @@ def attention(
         _check_read(plan)
         encoding, seen = planned(plan, query, queries, keys, bias, seen, attention_mask, position_ids)
     if softcap is not None:
-        capped = Function(squash, _Constant(float(softcap)), Distance("softcap", tail="constant"), formula="cap")
-        encoding = replace(encoding, pieces=(*encoding.pieces, capped))
+        cap = Function(capped, _Constant(float(softcap)), Distance("softcap", tail="constant"), formula="cap")
+        encoding = replace(encoding, pieces=(*encoding.pieces, cap))
     if position_bias is not None:
         bias = _added(position_bias, bias)
     result = posenc_attention(
@@ -202,11 +204,6 @@ def _added(bias: Tensor, mask: Tensor | None) -> Tensor:
     return bias.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else bias + mask
 
 
-def squash(score: Tensor, cap: Tensor) -> Tensor:
-    """cap tanh(s / cap)."""
-    return cap * torch.tanh(score / cap)
-
-
 @dataclass(frozen=True)
 class _Constant:
     """One number for every distance."""
@@ -214,5 +211,4 @@ class _Constant:
     number: float
 
     def __call__(self, r: Tensor) -> tuple[Tensor]:
-        dtype = torch.float64 if r.device.type != "mps" else torch.float32
-        return (torch.full((1, *r.shape), self.number, dtype=dtype, device=r.device),)
+        return (torch.full((1, *r.shape), self.number, dtype=widest(r.device), device=r.device),)

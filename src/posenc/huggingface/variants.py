@@ -15,10 +15,11 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Function, Meeting
 from posenc.positions.positions import Positions
 from posenc.positions.visibility import table_index
-from posenc.rotation.phases import exact
+from posenc.rotation.phases import widest
 from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.deberta import DeBERTa
+from posenc.schemes.fire import plus
 from posenc.schemes.learned import Learned
 from posenc.schemes.swin_v2 import SwinV2
 
@@ -90,14 +91,8 @@ class RoundedALiBi(DividedALiBi):
         if x.dim() == 4:  # coordinates with an axis of their own
             x, y = x[..., 0], y[..., 0]
         slopes = self._slopes(self.num_heads, torch.float32, x.device).bfloat16()[:, None, None, None]
-        dtype = torch.float64 if exact(x.device) == x.device else torch.float32
-        here, there = ((slopes * p.to(torch.bfloat16)).to(dtype) for p in (x, y))
+        here, there = ((slopes * p.to(torch.bfloat16)).to(widest(x.device)) for p in (x, y))
         return ((there - here) / math.sqrt(self.head_dim),)
-
-
-def plus(score: Tensor, bias: Tensor) -> Tensor:
-    """s + b."""
-    return score + bias
 
 
 class LayerSwinV2(SwinV2):

@@ -8,12 +8,12 @@ from posenc.arguments import whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Band, Rotation
 from posenc.positions.positions import Positions
-from posenc.rotary import BandedRotary
+from posenc.rotary import PairwiseRotary
 from posenc.rotation.phases import PairLayout
 from posenc.schemes.entry import FORMULA, Entry, Law, lines
 
 
-class DualChunk(BandedRotary):
+class DualChunk(PairwiseRotary):
     """Dual chunk attention (DCA, ChunkLlama): RoPE within a chunk, to the previous chunk, and to earlier chunks.
 
     Formula, for query i and key j, theta_m = base^(-2m/head_dim), a text in steps of c = chunk - local tokens, and

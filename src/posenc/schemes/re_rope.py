@@ -8,13 +8,13 @@ from posenc.arguments import number, shown, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Band, Rotation
 from posenc.positions.positions import Positions
-from posenc.rotary import BandedRotary
+from posenc.rotary import PairwiseRotary
 from posenc.rotation.maps import unchanged
 from posenc.rotation.phases import PairLayout, check_held, in_double
 from posenc.schemes.entry import FORMULA, Entry, Law, lines
 
 
-class ReRoPE(BandedRotary):
+class ReRoPE(PairwiseRotary):
     """Rectified rotary position embedding: RoPE with distances clipped (or compressed) beyond a window.
 
     Formula, for query i and key j with d = p_i - p_j, window w, leak 1/k and theta_m = base^(-2m/head_dim):

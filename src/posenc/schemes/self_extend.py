@@ -8,12 +8,12 @@ from posenc.arguments import whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Band, Rotation
 from posenc.positions.positions import Positions
-from posenc.rotary import BandedRotary
+from posenc.rotary import PairwiseRotary
 from posenc.rotation.phases import PairLayout, check_held
 from posenc.schemes.entry import FORMULA, Entry, Law, lines
 
 
-class SelfExtend(BandedRotary):
+class SelfExtend(PairwiseRotary):
     """Self-Extend: RoPE for near pairs, and by the distance between their groups for distant pairs.
 
     Formula, for query i and key j with d = p_i - p_j, group size G, window w and theta_m = base^(-2m/head_dim):
