@@ -146,10 +146,8 @@ class Rotary(Scheme):
             return None, 0
         if shard is None:
             return self.heads, self.num_heads
-        start, stop = (
-            min(max(end, shard.start), shard.stop) - shard.start for end in (self.heads.start, self.heads.stop)
-        )
-        return range(start, stop), len(shard)
+        ends = (self.heads.start, self.heads.stop)
+        return range(*(min(max(end, shard.start), shard.stop) - shard.start for end in ends)), len(shard)
 
 
 class PairwiseRotary(Scheme):
@@ -187,6 +185,16 @@ def first_of_last(name: str, turning: int, head_dim: int) -> int:
     if turning % 2 or turning > head_dim:
         raise ValueError(f"{name} must be even and within 2..head_dim = {head_dim}, got {turning}")
     return head_dim - turning
+
+
+def multiple_of_4(head_dim: int, rotary_dim: int | None) -> tuple[int, int]:
+    """head_dim and rotary_dim, which is head_dim if None, of a scheme for images. Raises ValueError unless rotary_dim
+    is a multiple of 4: pairs of channels on each of two axes."""
+    head_dim = whole("head_dim", head_dim)
+    rotary_dim = head_dim if rotary_dim is None else whole("rotary_dim", rotary_dim)
+    if rotary_dim % 4 or rotary_dim > head_dim:
+        raise ValueError(f"rotary_dim must be a multiple of 4 within 4..head_dim = {head_dim}, got {rotary_dim}")
+    return head_dim, rotary_dim
 
 
 def _allocation(allocation: Sequence[int], pairs: int, axes: int) -> tuple[int, ...]:

@@ -10,12 +10,12 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from posenc.arguments import check_choice, number, shown, whole
+from posenc.arguments import check_choice, number, shown
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions import validation as givens
 from posenc.positions.positions import Positions
-from posenc.rotary import Rotary
+from posenc.rotary import Rotary, multiple_of_4
 from posenc.rotation.phases import PairLayout, coords_of, frequencies
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, Law, lines
 
@@ -94,10 +94,7 @@ class AxialRoPE(Rotary):
     ) -> None:
         check_choice("convention", convention, tuple(CONVENTIONS))
         means = CONVENTIONS[convention]
-        head_dim = whole("head_dim", head_dim)
-        rotary_dim = head_dim if rotary_dim is None else whole("rotary_dim", rotary_dim)
-        if rotary_dim % 4 or rotary_dim > head_dim:
-            raise ValueError(f"rotary_dim must be a multiple of 4 within 4..head_dim = {head_dim}, got {rotary_dim}")
+        head_dim, rotary_dim = multiple_of_4(head_dim, rotary_dim)
         if (extent is None) != (convention != "eva"):
             needs = "(height, width) of the training grid" if convention == "eva" else "None"
             raise ValueError(f"extent must be {needs} for convention={convention!r}, got {shown(extent)}")

@@ -11,6 +11,7 @@ from posenc.arguments import check_choice, number, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
+from posenc.rotary import multiple_of_4
 from posenc.rotation.maps import OfKeyHeads
 from posenc.rotation.phases import PairRotation, coords_of, in_double
 from posenc.scheme import Scheme
@@ -46,13 +47,8 @@ class MixedRoPE(Scheme):
 
     def __init__(self, head_dim: int, num_heads: int, base: float = 10.0, *, rotary_dim: int | None = None) -> None:
         super().__init__()
-        self.head_dim, self.num_heads = whole("head_dim", head_dim), whole("num_heads", num_heads)
-        self.rotary_dim = self.head_dim if rotary_dim is None else whole("rotary_dim", rotary_dim)
-        if self.rotary_dim % 4 or self.rotary_dim > self.head_dim:
-            raise ValueError(
-                f"rotary_dim must be a multiple of 4 within 4..head_dim = {head_dim}, got {self.rotary_dim}"
-            )
-        self.base = number("base", base, above=1)
+        self.head_dim, self.rotary_dim = multiple_of_4(head_dim, rotary_dim)
+        self.num_heads, self.base = whole("num_heads", num_heads), number("base", base, above=1)
         self.frequencies = nn.Parameter(torch.empty(2, self.num_heads, self.rotary_dim // 2))
         self.reset_parameters()
 

@@ -73,12 +73,10 @@ class QueryScale(Scheme):
             which = "is needed by" if form in LEARNED else "is not for"
             raise ValueError(f"num_heads {which} form {form!r}, got {num_heads}")
         default_length, default_strength = DEFAULTS.get(form, (None, None))
-        for name, given, takes in (
-            ("length", length, form not in LEARNED),
-            ("strength", strength, form not in (*LEARNED, "rerope")),
-        ):
-            if given is not None and not takes:
-                raise ValueError(f"{name} is not for form {form!r}, got {given}")
+        if length is not None and form in LEARNED:
+            raise ValueError(f"length is not for form {form!r}, got {length}")
+        if strength is not None and form in (*LEARNED, "rerope"):
+            raise ValueError(f"strength is not for form {form!r}, got {strength}")
         length = default_length if length is None else whole("length", length, least=2)
         if length is None and form not in LEARNED:
             raise ValueError(f"length must be given for form {form!r}, got None")
@@ -87,9 +85,8 @@ class QueryScale(Scheme):
         self.num_heads = None if num_heads is None else whole("num_heads", num_heads)
         if self.num_heads is not None:
             self.s = nn.Parameter(torch.empty(self.num_heads))
-            self.b: nn.Parameter | None = (
-                nn.Parameter(torch.empty(self.num_heads)) if form == "mistral_large4" else None
-            )
+            of_b = nn.Parameter(torch.empty(self.num_heads)) if form == "mistral_large4" else None
+            self.b: nn.Parameter | None = of_b
             self.reset_parameters()
 
     def reset_parameters(self) -> None:

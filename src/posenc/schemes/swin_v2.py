@@ -54,10 +54,8 @@ class SwinV2(Scheme):
         self.grid, self.num_heads, self.hidden = sides(grid), whole("num_heads", num_heads), whole("hidden", hidden)
         self.trained = self.grid if trained is None else sides(trained, "trained")
         self.tau = nn.Parameter(torch.empty(self.num_heads))
-        self.inner, self.outer = (
-            uninitialized(nn.Linear, 2, self.hidden),
-            uninitialized(nn.Linear, self.hidden, self.num_heads, bias=False),
-        )
+        self.inner = uninitialized(nn.Linear, 2, self.hidden)
+        self.outer = uninitialized(nn.Linear, self.hidden, self.num_heads, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -55,11 +55,8 @@ class Fading:
         middle = (blocks - 1) / 2
         mine = (self.asking / reach + middle).round().clamp(0, blocks - 1)
         # Omit blocks without a query, where values can be read.
-        b = (
-            mine.unique()
-            if blocks > 1 and is_readable(mine)
-            else torch.arange(blocks, dtype=mine.dtype, device=mine.device)
-        )
+        b = torch.arange(blocks, dtype=mine.dtype, device=mine.device)
+        b = mine.unique() if blocks > 1 and is_readable(mine) else b
         p = self.place[..., None] - (b - middle) * reach  # from the origin of each block
         if self.side == "query":
             p = (-p).masked_fill(mine[..., None] != b, -torch.inf)
