@@ -78,7 +78,7 @@ MISFITS: list[tuple[str, Any, str]] = [
     (
         "modernbert",
         posenc.Schedule([(posenc.NoPE(), None), (posenc.ALiBi(4), 4)]),
-        r"ModernBertModel \(modernbert\) lets a query see those after it",
+        r"in ModernBertModel \(modernbert\) queries attend to later keys",
     ),
 ]
 

@@ -262,7 +262,7 @@ PAIR = {"q_proj.weight": torch.zeros(48, 4), "k_proj.weight": torch.zeros(24, 4)
         ),
         (
             {"k_proj.weight": torch.zeros(24, 4)},
-            "state has 'k_proj', and beside it none of q_proj: both .* makes queries",
+            "state has 'k_proj', and beside it none of q_proj: both .* module of queries",
         ),
         (
             {"q_norm.weight": torch.zeros(12), "qkv.weight": torch.zeros(72, 4)},
@@ -275,7 +275,7 @@ PAIR = {"q_proj.weight": torch.zeros(48, 4), "k_proj.weight": torch.zeros(24, 4)
         (PAIR | {"q_ln.weight": torch.zeros(48)}, "'q_ln.weight' beside q_proj, and projections do not name 'q_ln'"),
         (
             PAIR | {"q_norm.scale": torch.zeros(12)},
-            r"'q_norm.scale', torch.float32 \(12,\): what .* known are weight, bias, norms.0.weight",
+            r"'q_norm.scale', torch.float32 \(12,\): its .* known are weight, bias, norms.0.weight",
         ),
         (
             PAIR | {"q_norm.weight": torch.zeros(24)},

@@ -166,10 +166,10 @@ def _check_scheme(base: Any, scheme: Any) -> None:
     """ValueError for a scheme that does not fit this model."""
     config = text_config(base)
     heads, has_table = config.num_attention_heads, config.model_type in TABLES
-    wanted = {}
+    wanted: dict[str, int] = {}
     several = hasattr(config, "qk_rope_head_dim") or "head_dim" in (getattr(config, "per_layer_attributes", None) or ())
     if not several:
-        wanted["head_dim"] = getattr(config, "head_dim", None) or config.hidden_size // heads, "head_dim {}"
+        wanted["head_dim"] = getattr(config, "head_dim", None) or config.hidden_size // heads
     for part in bare_parts(scheme):
         name = type(part).__name__
         if "add" in part.doors and not has_table:
@@ -188,11 +188,10 @@ def _check_scheme(base: Any, scheme: Any) -> None:
                 f"{name} is made for {made} {'key ' * (part.heads_of == 'key')}heads, and {named(base)} has "
                 f"{' or '.join(map(str, sorted(counts)))}"
             )
-        dim = {"dim": (config.hidden_size, "dim {}")} if "add" in part.doors else {}
-        for argument, (its, words) in (wanted | dim).items():
+        for argument, its in (wanted | ({"dim": config.hidden_size} if "add" in part.doors else {})).items():
             made = getattr(part, argument, None)
             if made is not None and made != its:
-                raise ValueError(f"{name} is made for {words.format(made)}, and {named(base)} has {its}")
+                raise ValueError(f"{name} is made for {argument} {made}, and {named(base)} has {its}")
         _check_bound(base, part)
 
 

@@ -41,12 +41,7 @@ class SelfExtend(PairwiseRotary):
     """
 
     def __init__(
-        self,
-        head_dim: int,
-        group: int = 8,
-        window: int = 1024,
-        base: float = 10_000.0,
-        layout: PairLayout = "half",
+        self, head_dim: int, group: int = 8, window: int = 1024, base: float = 10_000.0, layout: PairLayout = "half"
     ) -> None:
         super().__init__(head_dim, base, layout)
         self.group, self.window = whole("group", group), whole("window", window)
