@@ -146,20 +146,18 @@ class Rotary(Scheme):
             return None, 0
         if shard is None:
             return self.heads, self.num_heads
-        start, stop = (
-            min(max(end, shard.start), shard.stop) - shard.start for end in (self.heads.start, self.heads.stop)
-        )
-        return range(start, stop), len(shard)
+        ends = (self.heads.start, self.heads.stop)
+        return range(*(min(max(end, shard.start), shard.stop) - shard.start for end in ends)), len(shard)
 
 
-class BandedRotary(Scheme):
-    """Abstract base class of schemes that rotate distant pairs of tokens differently, by frequencies
+class PairwiseRotary(Scheme):
+    """Abstract base class of schemes whose rotation depends on both tokens of a pair, by frequencies
     theta_k = base^(-2k/head_dim) in the layouts of `RoPE`. A subclass overrides ``rotation``.
     """
 
     def __init__(self, head_dim: int, base: float, layout: PairLayout) -> None:
         super().__init__()
-        self.head_dim = whole("head_dim", head_dim)
+        self.head_dim = whole("head_dim", head_dim, least=2)
         if head_dim % 2:
             raise ValueError(f"head_dim must be even (channels come in pairs), got {head_dim}")
         self.base = number("base", base, above=1)
@@ -173,11 +171,11 @@ class BandedRotary(Scheme):
 
     @property
     def needs_raw_keys(self) -> bool:
-        """True: the rotation depends on both tokens of a pair, so no key has a single rotation."""
+        """True: no key has a single rotation that could be cached."""
         return True
 
     def turned_to(self, coords: Shaped[Tensor, "rows tokens"], dtype: torch.dtype) -> PairRotation:
-        """The rotation of every token by these coordinates, in ``dtype``."""
+        """The rotation of all channel pairs by p theta_k for these coordinates p, in ``dtype``."""
         return turned_to(coords, self.head_dim, self.base, self.layout, dtype)
 
 
@@ -187,6 +185,16 @@ def first_of_last(name: str, turning: int, head_dim: int) -> int:
     if turning % 2 or turning > head_dim:
         raise ValueError(f"{name} must be even and within 2..head_dim = {head_dim}, got {turning}")
     return head_dim - turning
+
+
+def multiple_of_4(head_dim: int, rotary_dim: int | None) -> tuple[int, int]:
+    """head_dim and rotary_dim, which is head_dim if None, of a scheme for images. Raises ValueError unless rotary_dim
+    is a multiple of 4: pairs of channels on each of two axes."""
+    head_dim = whole("head_dim", head_dim)
+    rotary_dim = head_dim if rotary_dim is None else whole("rotary_dim", rotary_dim)
+    if rotary_dim % 4 or rotary_dim > head_dim:
+        raise ValueError(f"rotary_dim must be a multiple of 4 within 4..head_dim = {head_dim}, got {rotary_dim}")
+    return head_dim, rotary_dim
 
 
 def _allocation(allocation: Sequence[int], pairs: int, axes: int) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ published checkpoints are from copies of their configurations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -150,9 +150,7 @@ def deepseek_v3(
     All heads share the rotated part of the key (see `MLA`). The softmax scale includes YaRN's factor; cos and sin do
     not, since mscale and mscale_all_dim are equal.
     """
-    return _schedule(
-        whole("num_layers", num_layers), set(), (NoPE(), None), (MLA(head_dim, rope_dim, base, scaling=scaling), None)
-    )
+    return Schedule([(MLA(head_dim, rope_dim, base, scaling=scaling), None)] * whole("num_layers", num_layers))
 
 
 def _layers(name: str, given: Any, num_layers: Any, every: int) -> set[int]:
@@ -171,5 +169,4 @@ def _layers(name: str, given: Any, num_layers: Any, every: int) -> set[int]:
 def _schedule(
     num_layers: int, special: set[int], theirs: tuple[Scheme, Window], others: tuple[Scheme, Window]
 ) -> Schedule:
-    layers: Sequence[tuple[Scheme, Window]] = [theirs if n in special else others for n in range(num_layers)]
-    return Schedule(layers)
+    return Schedule([theirs if n in special else others for n in range(num_layers)])

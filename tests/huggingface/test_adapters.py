@@ -150,7 +150,7 @@ def test_it_says_what_it_changed_and_puts_it_back(name: str) -> None:
         with pytest.raises(ValueError, match=r"model is patched already: undo\(\)"):
             hf.adapt(model)
     assert said[1:] == [
-        "  attention: posenc's, in place of the model's own, with the weights of each layer",
+        "  attention: posenc's instead of the model's own, with the weights of each layer",
         *{
             "swin": ["  layers 0, 1: LayerSwinV2((4, 4), 2)", "  layers 2, 3: LayerSwinV2((4, 4), 3)"],
             "deberta": ["  layers 0, 1: LayerDeBERTa(4, 12, max_distance=16, num_buckets=8, terms c2p and p2c)"],
@@ -291,14 +291,14 @@ def test_what_cannot_be_said_is_refused_by_name() -> None:
     attention.continuous_position_bias_mlp[0] = torch.nn.Identity()
     refused(model, "continuous_position_bias_mlp must be of torch.nn.Linear, whose weights are read, got Identity")
     one = transformers.DebertaModel(transformers.DebertaConfig(**ENCODER))
-    refused(one, r"DebertaModel \(deberta\) cannot be patched: its positions meet")
+    refused(one, r"DebertaModel \(deberta\) cannot be patched: its positions go through")
     for make, inputs in MODELS.values():
         model = make()
-        with pytest.raises(ValueError, match=r"cannot be patched: its .*; adapt\(\) runs it through posenc as it is"):
+        with pytest.raises(ValueError, match=r"cannot be patched: its .*; adapt\(\) runs it through posenc unchanged"):
             hf.patch(model, posenc.NoPE())
-        with hf.adapt(model), pytest.raises(ValueError, match=r"output_attentions cannot be honoured .* undo"):
+        with hf.adapt(model), pytest.raises(ValueError, match=r"output_attentions is not supported .* undo"):
             model(**inputs, output_attentions=True)
-    with hf.adapt(model), pytest.raises(ValueError, match="relative_pos cannot be honoured by posenc"):
+    with hf.adapt(model), pytest.raises(ValueError, match="relative_pos is not supported by posenc"):
         model.encoder(model.embeddings(IDS), torch.ones_like(IDS), relative_pos=torch.zeros(13, 13).long())
 
 
@@ -313,5 +313,5 @@ def test_buckets_that_single_precision_counts_otherwise_are_refused(monkeypatch:
 
     hf.adapt(deberta(**V3))
     monkeypatch.setattr(theirs, "make_log_bucket_position", moved_border)
-    with pytest.raises(ValueError, match=r"counted otherwise in the single precision .* first at a distance of 9"):
+    with pytest.raises(ValueError, match=r"gives other buckets in the float32 .* first at a distance of 9"):
         hf.adapt(deberta(**V3))

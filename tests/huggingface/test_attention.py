@@ -442,13 +442,13 @@ def test_a_mask_of_ones_own_is_laid_out() -> None:
         )
 
 
-# -- what cannot be honoured ------------------------------------------------------------------------------------------
+# -- what is not supported --------------------------------------------------------------------------------------------
 
 REFUSED = {
-    "output_attentions": (True, "no weights are made"),
+    "output_attentions": (True, "no attention weights are computed"),
     "cu_seq_lens_q": (torch.tensor([0, 3]), "position_ids that start again"),
-    "block_indices": (torch.zeros(1), "picked blocks"),
-    "something_new": (torch.zeros(1), "drops nothing silently"),
+    "block_indices": (torch.zeros(1), "selected blocks"),
+    "something_new": (torch.zeros(1), "does not know whether"),
 }
 
 
@@ -456,19 +456,19 @@ REFUSED = {
 def test_what_would_be_dropped_is_refused_by_name(name: str) -> None:
     value, why = REFUSED[name]
     q = torch.randn(1, 4, 5, 8)
-    with pytest.raises(ValueError, match=f"{name} cannot be honoured.*{why}"):
+    with pytest.raises(ValueError, match=f"{name} is not supported.*{why}"):
         module.attention(nn.Identity(), q, q, q, None, **{name: value})
 
 
 def test_a_mask_that_does_not_fit_is_refused() -> None:
     q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 4, 7, 8)
-    with pytest.raises(ValueError, match="attention_mask must say which of 7 keys each of 5 queries sees, got None"):
+    with pytest.raises(ValueError, match="attention_mask must say which of 7 keys each of 5 queries attends to"):
         module.attention(nn.Identity(), q, k, k, None, is_causal=True)
     with pytest.raises(ValueError, match=r"attention_mask must be of four dimensions .* got torch.bool \(2, 7\)"):
         module.attention(nn.Identity(), q, k, k, torch.ones(2, 7, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"attention_mask must be for .* \(5, 7\), got \(5, 5\)"):
         module.attention(nn.Identity(), q, k, k, masks.mask(2, 5, 5))
-    with pytest.raises(ValueError, match="sliding_window=3 cannot be honoured without a mask"):
+    with pytest.raises(ValueError, match="sliding_window=3 is not supported without a mask"):
         module.attention(nn.Identity(), q, q, q, None, is_causal=False, sliding_window=3)
 
 
@@ -481,7 +481,7 @@ def test_a_model_that_adds_to_its_mask_is_refused_by_name() -> None:
         "moe_intermediate_size": 16,
     }
     config = transformers.DeepseekV4Config(**SIZES | sizes, n_routed_experts=4, sliding_window=4)
-    with pytest.raises(ValueError, match=r"cannot be honoured by DeepseekV4ForCausalLM .* attn_implementation='eager'"):
+    with pytest.raises(ValueError, match=r"is not supported by DeepseekV4ForCausalLM .* attn_implementation='eager'"):
         transformers.DeepseekV4ForCausalLM._from_config(config, attn_implementation="posenc")
 
 

@@ -121,14 +121,14 @@ QWEN3_VL = {"model_type": "qwen3_vl_text"}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         LLAMA | {"rope_scalling": {"factor": 2.0}},
-        "llama has the key 'rope_scalling' = .*, and nothing of llama reads it",
+        "llama has the key 'rope_scalling' = .*, and llama does not read it",
     ),
     (LLAMA | {"sliding_window": 64}, "llama has the key 'sliding_window' = 64, which is about positions"),
     (LLAMA | {"alibi": True}, "llama has the key 'alibi' = True"),
     *(
         (
             LLAMA | {key: value},
-            f"llama has the key '{key}' = .*, which is about positions, and nothing of llama reads it",
+            f"llama has the key '{key}' = .*, which is about positions, and llama does not read it",
         )
         for key, value in {
             "nope_layers": [0],
@@ -156,7 +156,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         LLAMA | {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
-        "rope_scaling and rope_parameters must say the same where both are given, got",
+        "rope_scaling and rope_parameters must be equal if both are given, got",
     ),
     (
         LLAMA | {"rope_scaling": {"type": "dynamic", "rope_type": "linear", "factor": 2.0}},
@@ -172,7 +172,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         LLAMA | {"rope_scaling": YARN | {"mscale": 1.0}},
-        r"llama's rope_parameters\['mscale'\] is read where both mscale and mscale_all_dim are above 0 alone, got 1.0",
+        r"llama's rope_parameters\['mscale'\] is only read if both mscale and mscale_all_dim are above 0, got 1.0",
     ),
     (
         LLAMA | {"rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": 1.0}},
@@ -180,7 +180,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         LLAMA | {"partial_rotary_factor": 0.5},
-        r"llama's rope_parameters\['partial_rotary_factor'\] must be 1, since llama turns all channels, got 0.5",
+        r"llama's rope_parameters\['partial_rotary_factor'\] must be 1, since llama rotates all channels, got 0.5",
     ),
     (
         OLMO3 | {"rope_theta": 1e4},
@@ -213,20 +213,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"model_type": "mpt", "attn_config": {"alibi": False}},
-        "mpt's attn_config's alibi must be true, since the model of transformers has ALiBi whatever it says, got False",
+        "mpt's attn_config's alibi must be true, since transformers' model always has ALiBi, got False",
     ),
-    ({"model_type": "mpt", "attn_config": {"alibi_bias_max": 16}}, "alibi_bias_max must be 8, since the model of"),
+    (
+        {"model_type": "mpt", "attn_config": {"alibi_bias_max": 16}},
+        "alibi_bias_max must be 8, since transformers'",
+    ),
     (
         {"model_type": "bert", "position_embedding_type": "relative_key"},
         "bert's position_embedding_type must be 'absolute', which is all that transformers 5 has, got 'relative_key'",
     ),
     (
         QWEN3_VL | {"rope_parameters": {"mrope_section": [24, 20, 20], "mrope_interleaved": False}},
-        r"rope_parameters\['mrope_interleaved'\] must be true, since the model interleaves whatever it says, got False",
+        r"rope_parameters\['mrope_interleaved'\] must be true, since the model always interleaves, got False",
     ),
     (
         QWEN3_VL | {"rope_parameters": {"mrope_section": [16, 24, 24]}},
-        r"must be the pairs of time, height and width as they interleave in 64 .*, \[22, 21, 21\], got \[16, 24, 24\]",
+        r"must be the numbers of pairs of time, height and width when interleaved, \[22, 21, 21\], got \[16, 24, 24\]",
     ),
     (
         {"model_type": "qwen2_vl_text", "rope_parameters": {"mrope_section": [16, 24, 23]}},
@@ -239,11 +242,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "llama", "is_causal": False}, "llama's is_causal must be true: only causal .* is read, got False"),
     (
         {"model_type": "llava", "text_config": {"model_type": "llama"}, "rope_theta": 5.0},
-        "llava has the key 'rope_theta' = 5.0, which is about positions, beside its text_config, where",
+        "llava has the key 'rope_theta' = 5.0, which is about positions, outside its text_config, where",
     ),
     (
         {"model_type": "gemma3", "sliding_window": 7},
-        "gemma3 has the key 'sliding_window' = 7, which is about positions, beside its text_config",
+        "gemma3 has the key 'sliding_window' = 7, which is about positions, outside its text_config",
     ),
     (
         {"model_type": "blip-2", "text_config": {"model_type": "opt"}, "part": "decoder"},
@@ -318,16 +321,16 @@ def test_it_says_what_it_read() -> None:
 
 
 PUBLISHED: list[tuple[dict[str, Any], str]] = [
-    ({"model_type": "t5", "n_positions": 512}, "n_positions = 512 is read by nothing of the model"),
+    ({"model_type": "t5", "n_positions": 512}, "n_positions = 512 is not read by the model"),
     (
         {"model_type": "bloom", "offset_alibi": 100, "masked_softmax_fusion": True, "attention_softmax_in_fp32": True},
-        "offset_alibi = 100 is read by nothing of the model",
+        "offset_alibi = 100 is not read by the model",
     ),
     ({"model_type": "gptj", "rotary": True, "rotary_dim": 64, "scale_attn_weights": True}, "channels 0..63 of 256"),
     ({"model_type": "modernbert", "position_embedding_type": "absolute", "global_rope_theta": 1.5e5}, "base 150000"),
     (
         {"model_type": "smollm3", "max_window_layers": 28, "no_rope_layer_interval": 4, "rope_theta": 5e6},
-        "max_window_layers = 28 is read by nothing of the model",
+        "max_window_layers = 28 is not read by the model",
     ),
     (
         {"model_type": "cohere2", "position_embedding_type": "rope_gptj", "rotary_pct": 1.0, "rope_theta": 5e4},
@@ -404,8 +407,11 @@ def test_keys_of_published_configurations_are_no_error(config: dict[str, Any], w
     ("config", "message"),
     [
         ({"model_type": "gptj", "rotary": False, "rotary_dim": 64}, None),
-        ({"model_type": "gptj", "scale_attn_weights": 2}, "gptj's scale_attn_weights must be true, since the model"),
-        ({"model_type": "cohere2", "rotary_pct": 0.5}, "cohere2's rotary_pct must be 1, since cohere2 turns all"),
+        (
+            {"model_type": "gptj", "scale_attn_weights": 2},
+            "gptj's scale_attn_weights must be true, since transformers'",
+        ),
+        ({"model_type": "cohere2", "rotary_pct": 0.5}, "cohere2's rotary_pct must be 1, since cohere2 rotates all"),
         (
             {"model_type": "gemma2", "sliding_window_size": 9},
             "gemma2's sliding_window_size contradicts sliding_window 4096",
@@ -413,5 +419,5 @@ def test_keys_of_published_configurations_are_no_error(config: dict[str, Any], w
     ],
 )
 def test_the_same_keys_with_other_values_are(config: dict[str, Any], message: str | None) -> None:
-    with pytest.raises(ValueError, match=message or "gptj's rotary must be true, since the model of transformers"):
+    with pytest.raises(ValueError, match=message or "gptj's rotary must be true, since transformers' model"):
         scheme_from_config(config)

@@ -55,30 +55,30 @@ MISFITS: list[tuple[str, Any, str]] = [
     (
         "llama",
         posenc.ALiBi(4, "directed"),
-        r"ALiBi as it is made has heads that see keys after the query alone, and LlamaForCausalLM \(llama\) hides "
-        "these from every query: make it in its causal form",
+        r"ALiBi in this form has heads that attend only to keys after the query, which LlamaForCausalLM "
+        r"\(llama\) masks: make it in its causal form",
     ),
     (
         "bert",
         posenc.ALiBi(4),
-        r"ALiBi as it is made encodes keys behind the query alone, and BertModel \(bert\) lets a query see those after "
-        "it: make it with form='bidirectional' or form='directed'",
+        r"ALiBi in this form encodes only keys before the query, and in BertModel \(bert\) queries attend to later "
+        "keys: make it with form='bidirectional' or form='directed'",
     ),
-    ("bert", TABLE + posenc.T5(4), r"T5 as it is made encodes keys behind .* make it with bidirectional=True"),
+    ("bert", TABLE + posenc.T5(4), r"T5 in this form encodes only keys before .* make it with bidirectional=True"),
     (
         "bert",
         posenc.StickBreaking(),
-        r"StickBreaking encodes keys behind the query alone, and BertModel \(bert\) lets a query see those after it: "
-        "take a scheme for both sides",
+        r"StickBreaking encodes only keys before the query, and in BertModel \(bert\) queries attend to later keys: "
+        "use a bidirectional scheme",
     ),
     *[
-        ("bert", TABLE + scheme, rf"{type(scheme).__name__} encodes keys behind the query alone, and BertModel")
+        ("bert", TABLE + scheme, rf"{type(scheme).__name__} encodes only keys before the query, and in BertModel")
         for scheme in (posenc.FIRE(4), posenc.XPos(12), posenc.DualChunk(12, 8, 2))
     ],
     (
         "modernbert",
         posenc.Schedule([(posenc.NoPE(), None), (posenc.ALiBi(4), 4)]),
-        r"ModernBertModel \(modernbert\) lets a query see those after it",
+        r"in ModernBertModel \(modernbert\) queries attend to later keys",
     ),
 ]
 

@@ -73,20 +73,20 @@ def test_it_says_what_it_changed_and_puts_it_back() -> None:
     assert repr(patched).splitlines() == [
         "LlamaForCausalLM, patched:",
         "  every rotating layer: base 10000, 12 channels, scaled by DynamicNTK(factor=2.0, original_length=16); in "
-        "attention, from keys that are kept unrotated",
-        "  DynamicNTK is made for 16 positions, the configuration says 64",
-        "  attention: through posenc, in place of 'sdpa'",
+        "attention, with unrotated keys in the cache",
+        "  DynamicNTK is made for 16 positions, the configuration has 64",
+        "  attention: posenc instead of 'sdpa'",
     ]
     assert not torch.equal(output(model, input_ids=LONG), plain)
     patched.undo()
     patched.undo()
-    assert repr(patched).startswith("LlamaForCausalLM, as it was:")
+    assert repr(patched).startswith("LlamaForCausalLM, not patched:")
     assert same(state(model), before)
     assert torch.equal(output(model, input_ids=LONG), plain)
 
 
 def test_a_scaling_for_another_length_than_the_models_is_remarked() -> None:
-    remark = "YaRN is made for 8192 positions, the configuration says 64"
+    remark = "YaRN is made for 8192 positions, the configuration has 64"
     with patch(built("llama"), YaRN(4.0, 8192)) as patched:
         assert remark in patched.changes
     with patch(built("llama"), YaRN(4.0, 64)) as patched:
@@ -95,7 +95,7 @@ def test_a_scaling_for_another_length_than_the_models_is_remarked() -> None:
     scaled = built("deepseek_v3", rope_parameters=own, max_position_embeddings=64)
     for length, is_known in ((16, True), (64, True), (32, False)):
         with patch(scaled, YaRN(2.0, length)) as patched:
-            assert ("YaRN is made for 32 positions, the configuration says 16" in patched.changes) is not is_known
+            assert ("YaRN is made for 32 positions, the configuration has 16" in patched.changes) is not is_known
 
 
 # -- scalings ---------------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def test_a_scaling_is_the_one_that_transformers_has_under_its_name(kind: str) ->
             output(ours, input_ids=LONG), output(theirs, input_ids=LONG), rtol=0, atol=2e-5
         )  # angles of 40 in float32 are off by 4e-6, through two layers
     with patch(theirs, NTKAware(2.0)) as patched, patch(ours, NTKAware(2.0)):
-        assert f"in place of {kind} by " in repr(patched)
+        assert f"instead of {kind} by " in repr(patched)
         assert torch.equal(output(ours, input_ids=LONG), output(theirs, input_ids=LONG))
 
 
@@ -139,9 +139,7 @@ def test_yarns_factor_of_the_scores_goes_and_comes_with_it() -> None:
     assert scales[0] == pytest.approx(20**-0.5 * (0.1 * math.log(4) + 1) ** 2)
     for what in (PositionInterpolation(2.0), YaRN(2.0, TRAINED)):
         with patch(scaled, what) as patched, patch(plain, what) as other:
-            assert "scale of the scores: 0.223607, in place of 0.289901, since mscale_all_dim is another" in repr(
-                patched
-            )
+            assert "scale of the scores: 0.223607 instead of 0.289901, since mscale_all_dim differs" in repr(patched)
             assert "scale of the scores" not in repr(other)
             assert torch.equal(output(scaled, input_ids=LONG), output(plain, input_ids=LONG))
         assert [layer.self_attn.scaling for layer in scaled.model.layers] == scales
@@ -149,7 +147,7 @@ def test_yarns_factor_of_the_scores_goes_and_comes_with_it() -> None:
         assert torch.equal(output(scaled, input_ids=LONG), output(plain, input_ids=LONG))
     before = output(scaled, input_ids=LONG)
     with patch(plain, OWN_YARN) as patched:  # what was not there comes
-        assert "scale of the scores: 0.289901, in place of 0.223607" in repr(patched)
+        assert "scale of the scores: 0.289901 instead of 0.223607" in repr(patched)
         torch.testing.assert_close(output(plain, input_ids=LONG), before, rtol=0, atol=2e-5)
     for own in (OWN_YARN, posenc.MLA(20, 8, layout="half", scaling=OWN_YARN)):
         with patch(scaled, own) as patched:
@@ -233,7 +231,7 @@ def test_a_row_of_several_documents_has_no_one_length(name: str) -> None:
     model, packed = built(name), {"input_ids": IDS, "position_ids": places, "use_cache": False}
     with patch(model, YaRN(4.0, 4)):
         output(model, **packed)
-    no_one = "a row of several documents has no one length, got position_ids that start again"
+    no_one = "a row of several documents has no single length, got position_ids that start again"
     with patch(model, DynamicNTK(2.0, 4)):
         with pytest.raises(ValueError, match=no_one):
             output(model, **packed)
@@ -512,14 +510,14 @@ def test_what_is_not_understood_is_refused_by_name() -> None:
     refused(posenc.Sinusoidal(48), llama, r"Sinusoidal adds to the input, and LlamaForCausalLM \(llama\) has no table")
     refused(posenc.ALiBi(8), llama, r"ALiBi is made for 8 heads, and LlamaForCausalLM \(llama\) has 4")
     refused(posenc.RoPE(64), llama, r"RoPE is made for head_dim 64, and LlamaForCausalLM \(llama\) has ")
-    refused(posenc.FoX(4), llama, r"FoX needs what each layer makes of its tokens \(forgotten\), which the layers of ")
+    refused(posenc.FoX(4), llama, r"FoX needs features that each layer projects from its tokens \(forgotten\), which")
     refused(posenc.Schedule([(posenc.NoPE(), None)]), llama, "a Schedule of 2 layers .* got one of 1")
     refused(YaRN(4.0, 16), built("gpt2"), r"GPT2LMHeadModel \(gpt2\) has no rotary module")
     refused(YaRN(4.0, 16), built("falcon", alibi=True), "falcon with alibi=True does not rotate")
     deberta = transformers.DebertaV2Model(
         transformers.DebertaV2Config(hidden_size=48, num_hidden_layers=1, num_attention_heads=4)
     )
-    refused(posenc.NoPE(), deberta, r"DebertaV2Model \(deberta-v2\) cannot be patched: its positions meet")
+    refused(posenc.NoPE(), deberta, r"DebertaV2Model \(deberta-v2\) cannot be patched: its positions go through")
     with pytest.raises(ValueError, match=r"LlamaForCausalLM \(llama\) is not among bloom, deberta-v2, falcon"):
         adapt(llama)
     with pytest.raises(ValueError, match="model must be a model of transformers, got Linear"):
@@ -532,7 +530,7 @@ def test_a_frequency_that_is_not_the_configurations_is_refused() -> None:
     model = built("llama")
     model.config.rope_parameters["rope_theta"] = -5.0
     model.model.rotary_emb.config = model.config
-    with pytest.raises(ValueError, match=r"does not turn by base\^\(-2k/12\) with base -5 from its configuration"):
+    with pytest.raises(ValueError, match=r"does not rotate by base\^\(-2k/12\) with base -5 from its configuration"):
         patch(model, YaRN(4.0, 16))
 
 
@@ -569,7 +567,7 @@ def test_hooks_of_accelerate_on_an_attention_are_refused_by_name(name: str) -> N
     with adapt(model) as patched:
         assert torch.equal(output(model, **inputs), ours)
         hooks.add_hook_to_module(layer, hooks.ModelHook())
-        with pytest.raises(ValueError, match=r"take it off .* and undo\(\) then"):
+        with pytest.raises(ValueError, match=r"remove it .* then call undo\(\)"):
             patched.undo()
         assert torch.equal(output(model, **inputs), ours)
         hooks.remove_hook_from_submodules(model)

@@ -47,7 +47,10 @@ def test_a_scheme_trains_beside_adapters_and_is_saved_beside_them(made: Any, fir
     if first == "PEFT":
         model = lora(base, target_modules="all-linear")
         patched = patch(model, scheme)
-        assert f"PEFT does not save what {type(scheme).__name__} learns: save the scheme by itself" in patched.changes
+        assert (
+            f"PEFT does not save the parameters of {type(scheme).__name__}: save the scheme separately"
+            in patched.changes
+        )
     else:
         patch(base, scheme)
         model = lora(base, target_modules="all-linear", exclude_modules=".*posenc_plan.*")
@@ -89,7 +92,7 @@ OWN = posenc.LongRoPE([1.0] * 6, [1.0] * 6, 64, 4.0, attention_factor=1.0)
 def test_prefix_tuning_is_refused_where_posenc_turns_keys(what: Any) -> None:
     model = tuned(peft.PrefixTuningConfig)
     plain = output(model, input_ids=IDS)
-    with pytest.raises(ValueError, match=r"RoPE in attention turns all keys of the cache, .* or prompt tuning"):
+    with pytest.raises(ValueError, match=r"RoPE in attention rotates all keys of the cache, .* or prompt tuning"):
         patch(model, what)
     assert torch.equal(output(model, input_ids=IDS), plain)
 

@@ -254,15 +254,15 @@ PAIR = {"q_proj.weight": torch.zeros(48, 4), "k_proj.weight": torch.zeros(24, 4)
     [
         (
             {"q_proj.weight._data._data": torch.zeros(24, 4, dtype=torch.uint8)},
-            r"'q_proj.weight._data._data', torch.uint8 \(24, 4\): what its channels are is not known",
+            r"'q_proj.weight._data._data', torch.uint8 \(24, 4\): its channels are not known",
         ),
         (
             {"q_proj.weight": torch.zeros(12, 4, dtype=torch.uint8), "q_proj.weight_scale": torch.ones(1)},
-            r"'q_proj.weight', torch.uint8 \(12, 4\): what its channels are is not known",
+            r"'q_proj.weight', torch.uint8 \(12, 4\): its channels are not known",
         ),
         (
             {"k_proj.weight": torch.zeros(24, 4)},
-            "state has 'k_proj', and beside it none of q_proj: both .* makes queries",
+            "state has 'k_proj', and beside it none of q_proj: both .* module of queries",
         ),
         (
             {"q_norm.weight": torch.zeros(12), "qkv.weight": torch.zeros(72, 4)},
@@ -270,12 +270,12 @@ PAIR = {"q_proj.weight": torch.zeros(48, 4), "k_proj.weight": torch.zeros(24, 4)
         ),
         (
             PAIR | {"qk_norm.weight": torch.zeros(12)},
-            "state has 'qk_norm.weight' beside q_proj, and projections do not name 'qk_norm': if it norms queries or",
+            "state has 'qk_norm.weight' beside q_proj, and projections do not name 'qk_norm': if it normalizes",
         ),
         (PAIR | {"q_ln.weight": torch.zeros(48)}, "'q_ln.weight' beside q_proj, and projections do not name 'q_ln'"),
         (
             PAIR | {"q_norm.scale": torch.zeros(12)},
-            r"'q_norm.scale', torch.float32 \(12,\): what .* known are weight, bias, norms.0.weight",
+            r"'q_norm.scale', torch.float32 \(12,\): its .* known are weight, bias, norms.0.weight",
         ),
         (
             PAIR | {"q_norm.weight": torch.zeros(24)},
@@ -287,7 +287,7 @@ PAIR = {"q_proj.weight": torch.zeros(48, 4), "k_proj.weight": torch.zeros(24, 4)
         ),
         (
             {"q_proj.qweight": torch.zeros(4, 36)},
-            r"state has 'q_proj.qweight', torch.float32 \(4, 36\): what its channels",
+            r"state has 'q_proj.qweight', torch.float32 \(4, 36\): its channels",
         ),
         (
             {"q_proj.weight": torch.zeros(36, 4), "q_proj.weight_scale": torch.zeros(3, 1)},

@@ -62,7 +62,7 @@ def test_a_scheme_leaves_the_models_own_chunks() -> None:
 def test_a_window_that_a_laid_out_mask_holds_is_refused(name: str) -> None:
     """A compiled graph's holds the model's own, and what its caller meant by a mask nobody knows."""
     model, mask = built(name), torch.ones(13, 13).tril().bool().expand(2, 1, -1, -1)
-    said = "a window of a schedule needs to know where queries and keys stand, and a mask was given instead"
+    said = "a window of a schedule needs the positions of queries and keys, and a plain mask was given instead"
     head_dim = model.config.head_dim or 12
     with patch(model, Schedule([(RoPE(head_dim), None)] * 2)):
         with pytest.raises(ValueError, match=said):

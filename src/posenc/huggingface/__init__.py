@@ -1,7 +1,7 @@
-"""Models of the transformers library: configurations in, weights converted, models patched and put back.
+"""Models of the transformers library: reads their configurations, converts weights, and patches models.
 
-Importing this room makes "posenc" an attention implementation of transformers, which is the extra
-``posenc[huggingface]``; without it, what only reads a configuration works.
+Importing this package makes "posenc" an attention implementation of transformers, if it is installed (the extra
+``posenc[huggingface]``).
 """
 
 import importlib
@@ -9,9 +9,9 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from posenc.huggingface.config import Layer as Layer
-    from posenc.huggingface.config import ModelPositions as ModelPositions
     from posenc.huggingface.config import scheme_from_config as scheme_from_config
+    from posenc.huggingface.described import Layer as Layer
+    from posenc.huggingface.described import ModelPositions as ModelPositions
     from posenc.huggingface.patched import Patched as Patched
     from posenc.huggingface.patching import adapt as adapt
     from posenc.huggingface.patching import patch as patch
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from posenc.huggingface.weights import resize_grid as resize_grid
     from posenc.huggingface.weights import resize_line as resize_line
 
-# Public names and where they live. They are imported at first use, so that nothing is paid for what is not used.
+# Public names and their modules, which are imported when a name is first used.
 HOMES = {
     "register": "loading",
     "Patched": "patched",
     "adapt": "patching",
     "patch": "patching",
-    "Layer": "config",
-    "ModelPositions": "config",
+    "Layer": "described",
+    "ModelPositions": "described",
     "scheme_from_config": "config",
     "convert_layout": "weights",
     "half_to_interleaved": "weights",

@@ -1,11 +1,10 @@
-"""Models of transformers whose attention is their own, and takes no other: theirs is exchanged for one of posenc's.
+"""Replaces the attention of models of transformers that cannot change their attention implementation.
 
-Each function is the forward of a family's attention, rewritten to hand queries, keys and values to posenc *before* the
-model's own positions are put on them. The layer keeps its weights: only its class is exchanged, for one that is derived
-from it.
+Each function is the forward method of a family's attention, rewritten to pass queries, keys and values to posenc
+*before* the model applies its own positions. The layer keeps its weights: only its class is replaced, by a subclass.
 
-In `ADAPTERS` the positions are a scheme's, and any other may be put in their place. In `BOUND` they are made of each
-layer's own weights: the scheme is made in every call, so that it holds what the layer is handed, and nothing else.
+Families in `ADAPTERS` have positions that are a scheme, which another scheme can replace. Those in `BOUND` compute
+positions from each layer's own weights: every call makes the scheme anew from what the layer is given.
 """
 
 from __future__ import annotations
@@ -30,9 +29,8 @@ Forward = Callable[..., tuple[Tensor, None]]
 def _attend(
     module: Any, qkv: Iterable[Tensor], given: Mapping[str, Any], dropout: float = 0.0, scaling: float | None = None
 ) -> Tensor:
-    """Attention over all that the cache holds, (batch, tokens, heads x head_dim). ``given`` is what the layer was
-    called with, beside its tokens.
-    """
+    """Attention to all keys of the cache, (batch, tokens, heads x head_dim). ``given`` are the layer's other
+    arguments."""
     query, key, value = qkv
     cache = given.get("layer_past", given.get("past_key_values"))
     if cache is not None:
@@ -52,16 +50,16 @@ def _attend(
 
 
 def bloom(self: Any, hidden_states: Tensor, residual: Tensor, **given: Any) -> tuple[Tensor, None]:
-    """BLOOM: the bias ``alibi`` is not read."""
+    """BLOOM. Ignores the bias ``alibi``."""
     if self.pretraining_tp > 1 and self.slow_but_exact:
-        raise ValueError("slow_but_exact cannot be honoured by posenc: it is for models that were trained in slices")
+        raise ValueError("slow_but_exact is not supported by posenc: it is for models that were trained in slices")
     qkv = self._reshape(self.query_key_value(hidden_states))
     out = _attend(self, qkv, given, self.attention_dropout.p, scaling=self.inv_norm_factor)
     return residual + F.dropout(self.dense(out), self.hidden_dropout, self.training), None
 
 
 def mpt(self: Any, hidden_states: Tensor, **given: Any) -> tuple[Tensor, None]:
-    """MPT: the bias ``position_bias`` is not read."""
+    """MPT. Ignores the bias ``position_bias``."""
     mixed = self.Wqkv(hidden_states)
     if self.clip_qkv:
         mixed = mixed.clamp(min=-self.clip_qkv, max=self.clip_qkv)
@@ -70,7 +68,7 @@ def mpt(self: Any, hidden_states: Tensor, **given: Any) -> tuple[Tensor, None]:
 
 
 def gptj(self: Any, hidden_states: Tensor, **given: Any) -> tuple[Tensor, None]:
-    """GPT-J: its table of sines is not read."""
+    """GPT-J. Does not read its table of sines."""
     heads = (self.num_attention_heads, self.head_dim)
     projections = (self.q_proj, self.k_proj, self.v_proj)
     qkv = (projection(hidden_states).unflatten(2, heads).transpose(1, 2) for projection in projections)
@@ -78,8 +76,8 @@ def gptj(self: Any, hidden_states: Tensor, **given: Any) -> tuple[Tensor, None]:
 
 
 def falcon(self: Any, hidden_states: Tensor, **given: Any) -> tuple[Tensor, None]:
-    """Falcon: cos and sin are not read, and no bias is made. Where it has ALiBi it counts tokens, not position_ids, and
-    has dropout, which its rotating attention has not."""
+    """Falcon. Ignores cos and sin, and computes no bias. With ALiBi it counts tokens instead of using position_ids, and
+    has dropout, which it does not have with rotation."""
     qkv = (part.transpose(1, 2) for part in self._split_heads(self.query_key_value(hidden_states)))
     counts = self.config.alibi
     if counts:
@@ -93,46 +91,51 @@ ADAPTERS: dict[str, tuple[str, Forward]] = {
     "gptj": ("GPTJAttention", gptj),
     "mpt": ("MptAttention", mpt),
 }
-"""By model_type: the class whose forward is exchanged, and for what."""
+"""By model_type: the class whose forward method is replaced, and the new one."""
 
 
 def as_computed(scheme: Scheme) -> Scheme:
-    """What a configuration says, as the model's code computes it."""
+    """The scheme of a configuration as the model's code computes it, including its rounding."""
     if isinstance(scheme, DividedALiBi):
         return RoundedALiBi(scheme.num_heads, scheme.head_dim)
     return scheme
 
 
-# -- layers whose positions are made of their own weights -------------------------------------------------------------
+# -- layers that compute positions from their own weights -------------------------------------------------------------
+
+
+def _attend_bound(
+    module: Any, qkv: Iterable[Tensor], scheme: Scheme, queries: Positions, keys: Positions, seen: Tensor | None
+) -> Tensor:
+    """Attention with a layer's own scheme, (batch, tokens, heads x head_dim)."""
+    query, key, value = qkv
+    out = posenc_attention(
+        query,
+        key,
+        value,
+        scheme,
+        query_positions=queries,
+        key_positions=keys,
+        attn_mask=seen,
+        dropout_p=module.dropout.p if module.training else 0.0,
+    )
+    assert isinstance(out, Tensor)
+    return out.transpose(1, 2).flatten(2)
 
 
 def swin_v2(
     self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, output_attentions: bool | None = False
 ) -> tuple[Tensor]:
-    """Swin v2: rows are windows, (images x windows, patches, channels). The mask of shifted windows is added twice, as
-    the model does: -200 in place of the -100 that is in it."""
+    """Swin v2. Rows are windows, (images x windows, patches, channels). The mask of shifted windows is added twice, as
+    in the model: -200 instead of the -100 that it contains."""
     _no_weights(output_attentions)
     shape = (*hidden_states.shape[:2], self.num_attention_heads, self.attention_head_size)
-    query, key, value = (
-        projection(hidden_states).view(shape).transpose(1, 2) for projection in (self.query, self.key, self.value)
-    )
+    qkv = [projection(hidden_states).view(shape).transpose(1, 2) for projection in (self.query, self.key, self.value)]
     if attention_mask is not None:
-        images = query.size(0) // attention_mask.size(0)
+        images = hidden_states.size(0) // attention_mask.size(0)
         attention_mask = (2 * attention_mask).repeat(images, 1, 1)[:, None]
-    places = Positions.grid(*self.window_size, device=query.device)
-    dropout = self.dropout.p if self.training else 0.0
-    out = posenc_attention(
-        query,
-        key,
-        value,
-        LayerSwinV2(self),
-        query_positions=places,
-        key_positions=places,
-        attn_mask=attention_mask,
-        dropout_p=dropout,
-    )
-    assert isinstance(out, Tensor)
-    return (out.transpose(1, 2).flatten(2),)
+    patches = Positions.grid(*self.window_size, device=hidden_states.device)
+    return (_attend_bound(self, qkv, LayerSwinV2(self), patches, patches, attention_mask),)
 
 
 def deberta_v2(
@@ -144,47 +147,30 @@ def deberta_v2(
     relative_pos: Tensor | None = None,
     rel_embeddings: Tensor | None = None,
 ) -> tuple[Tensor, None]:
-    """DeBERTa v2 and v3. ``query_states`` are those of the layers that a model repeats at its end."""
+    """DeBERTa v2 and v3. ``query_states`` are given in layers that a model repeats at its end."""
     _no_weights(output_attentions)
     if relative_pos is not None:
         raise ValueError(
-            "relative_pos cannot be honoured by posenc, which counts distances by itself: leave it out, or undo()"
+            "relative_pos is not supported by posenc, which computes distances itself: leave it out, or undo()"
         )
     source = hidden_states if query_states is None else query_states
     if source.size(1) != hidden_states.size(1):
         raise ValueError(
-            f"query_states must be of as many tokens as hidden_states, got {source.size(1)} and {hidden_states.size(1)}"
+            f"query_states must have as many tokens as hidden_states, got {source.size(1)} and {hidden_states.size(1)}"
         )
-    query, key, value = (
-        projection(x).unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2)
-        for projection, x in (
-            (self.query_proj, source),
-            (self.key_proj, hidden_states),
-            (self.value_proj, hidden_states),
-        )
-    )
+    projected = (self.query_proj(source), self.key_proj(hidden_states), self.value_proj(hidden_states))
+    qkv = (x.unflatten(-1, (self.num_attention_heads, -1)).transpose(1, 2) for x in projected)
     table = self.pos_dropout(rel_embeddings) if self.relative_attention and rel_embeddings is not None else None
     if isinstance(attention_mask, Visible):
         queries, keys, seen = attention_mask.queries, attention_mask.keys, None
     else:
-        queries = keys = Positions.arange(key.size(2), device=key.device)
+        queries = keys = Positions.arange(hidden_states.size(1), device=hidden_states.device)
         seen = attention_mask.bool()
-    out = posenc_attention(
-        query,
-        key,
-        value,
-        LayerDeBERTa(self, table),
-        query_positions=queries,
-        key_positions=keys,
-        attn_mask=seen,
-        dropout_p=self.dropout.p if self.training else 0.0,
-    )
-    assert isinstance(out, Tensor)
-    return out.transpose(1, 2).flatten(2), None
+    return _attend_bound(self, qkv, LayerDeBERTa(self, table), queries, keys, seen), None
 
 
 def deberta_v2_mask(self: Any, attention_mask: Tensor) -> Tensor:
-    """Which keys are tokens, not laid out as queries x keys, where the mask says no more than that."""
+    """The mask of all layers. A mask that only says which keys are tokens is not expanded to queries x keys."""
     if attention_mask.dim() > 2:
         return attention_mask.unsqueeze(1) if attention_mask.dim() == 3 else attention_mask
     from transformers.masking_utils import bidirectional_mask_function
@@ -205,25 +191,20 @@ def deberta_v2_mask(self: Any, attention_mask: Tensor) -> Tensor:
 def deberta_v2_distances(
     self: Any, hidden_states: Tensor, query_states: Any = None, relative_pos: Tensor | None = None
 ) -> Tensor | None:
-    """No table of distances, queries x keys: posenc makes what it needs."""
+    """No table of distances, queries x keys: posenc computes distances itself."""
     return relative_pos
 
 
 def _no_weights(output_attentions: bool | None) -> None:
     if output_attentions:
         raise ValueError(
-            "output_attentions cannot be honoured by posenc, got True: "
+            "output_attentions is not supported by posenc, got True: "
             + REFUSED["output_attentions"].replace(EAGER, "undo()")
         )
 
 
-def check_swin_v2(layer: Any) -> LayerSwinV2:
-    """The scheme of a layer, or a ValueError for one that it cannot say."""
-    return LayerSwinV2(layer)
-
-
-def check_deberta_v2(layer: Any) -> LayerDeBERTa:
-    """The scheme of a layer, without its table, or a ValueError for one that it cannot say."""
+def checked_deberta_v2(layer: Any) -> LayerDeBERTa:
+    """The scheme of a layer, without its table. Raises ValueError for a configuration that it does not support."""
     scheme = LayerDeBERTa(layer)
     scheme.check(layer)
     return scheme
@@ -231,47 +212,45 @@ def check_deberta_v2(layer: Any) -> LayerDeBERTa:
 
 BOUND: dict[str, tuple[Callable[[Any], Any], dict[str, dict[str, Callable[..., Any]]]]] = {
     "deberta-v2": (
-        check_deberta_v2,
+        checked_deberta_v2,
         {
             "DisentangledSelfAttention": {"forward": deberta_v2},
             "DebertaV2Encoder": {"get_attention_mask": deberta_v2_mask, "get_rel_pos": deberta_v2_distances},
         },
     ),
-    "swinv2": (check_swin_v2, {"Swinv2SelfAttention": {"forward": swin_v2}}),
+    "swinv2": (LayerSwinV2, {"Swinv2SelfAttention": {"forward": swin_v2}}),
 }
-"""By model_type: what makes the scheme of a layer, and by class the methods that are exchanged; attention first."""
+"""By model_type: a function that makes the scheme of a layer, and the new methods by class, attention first."""
 
 PUT_IN_PLACE = {
-    "deberta-v2": "its positions meet queries and keys through the layer's own projections",
-    "swinv2": "its bias is made by a network over windows that the layer cuts itself",
+    "deberta-v2": "its positions go through each layer's own projections of queries and keys",
+    "swinv2": "its bias is computed by an MLP over windows that the layer makes itself",
 }
-"""Why nothing can be put in place of these positions. `adapt` runs them as they are."""
+"""Families whose positions cannot be replaced, and why. `adapt` runs them unchanged."""
 
 OTHERS = {
-    "deberta": "its positions meet queries and keys through the layer's own projections",
-    "swin": "its bias stands in windows that the layer cuts itself",
+    "deberta": PUT_IN_PLACE["deberta-v2"],
+    "swin": "its bias is for windows that the layer makes itself",
 }
-"""Families that are neither adapted nor go through transformers' table of attention functions, and why."""
+"""Families that posenc cannot run, and why."""
 
 
 def unscaled(self: Any, *given: Any, position_ids: Tensor, **more: Any) -> Any:
-    """Ministral 3 and Mistral 4, whose queries are then not scaled by their position: the factor of position 0 is 1.
-    What they hand on to posenc are therefore no positions, and its `Plan` goes by its source.
-    """
+    """Ministral 3 and Mistral 4 without their scaling of queries: the factor of position 0 is 1. So the position_ids
+    that they pass on are not positions, and the `Plan` uses those of its source."""
     own: Any = next(kind for kind in type(self).__mro__ if vars(kind).get("forward") is unscaled)
     return super(own, self).forward(*given, position_ids=torch.zeros_like(position_ids), **more)
 
 
 def check_rotates(config: Any) -> None:
-    """ValueError where a family that rotates does not with this configuration, so that there is nothing to scale."""
+    """ValueError for a configuration without rotation, which has no frequencies to scale."""
     if config.model_type == "falcon" and config.alibi:
         raise ValueError("falcon with alibi=True does not rotate: there are no frequencies to put a scaling on")
 
 
 def adapted(kind: type, methods: Mapping[str, Callable[..., Any]]) -> type:
-    """A class like this one, with other methods. It stands in no module, so its modules are pickled by what made it;
-    those of classes derived from it, as by what they are.
-    """
+    """A subclass with other methods. It is not an attribute of any Python module, so instances are pickled with the
+    arguments of this function; instances of its subclasses are pickled as usual."""
 
     def reduced(self: Any, protocol: Any) -> Any:
         if type(self) is not made:
@@ -284,7 +263,7 @@ def adapted(kind: type, methods: Mapping[str, Callable[..., Any]]) -> type:
 
 
 def _remade(kind: type, methods: Mapping[str, Callable[..., Any]]) -> Any:
-    """A module as pickle wants it, still empty."""
+    """An empty instance, for pickle."""
     return object.__new__(adapted(kind, methods))
 
 
@@ -292,7 +271,7 @@ PREFIX = "Posenc"
 
 
 def is_adapted(module: nn.Module) -> bool:
-    """Whether its class was exchanged, or is derived from one that was."""
+    """Whether its class was made by `adapted`, or is derived from one that was."""
     return any(
         kind.__name__.startswith(PREFIX) and kind.__module__.startswith("transformers.")
         for kind in type(module).__mro__

@@ -1,6 +1,6 @@
 """posenc as an attention implementation of transformers: ``attn_implementation="posenc"``.
 
-A model of transformers asks for a mask once per forward pass (`posenc.huggingface.masks`), and hands it to the
+A model of transformers asks for a mask once per forward pass (`posenc.huggingface.masks`), and passes it to the
 attention of every layer.
 """
 
@@ -21,10 +21,12 @@ from posenc.huggingface.masks import Visible
 from posenc.huggingface.placing import PLAN, Plan, planned
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Visibility
+from posenc.rotation.phases import widest
+from posenc.schemes.softcap import capped
 
 NAME = "posenc"
 
-# What a model may hand to attention that says nothing of scores: transformers passes its own keyword arguments on.
+# Arguments that do not affect scores: transformers passes on its own keyword arguments.
 SILENT = frozenset(
     (
         "cache_position",
@@ -40,25 +42,25 @@ SILENT = frozenset(
     )
 )
 DOCUMENTS = (
-    "documents are told apart by position_ids that start again, without attention_mask and with use_cache=False; leave "
-    "it out"
+    "documents are recognized by position_ids that start again, without attention_mask and with use_cache=False; "
+    "leave it out"
 )
 EAGER = "set attn_implementation='eager'"
-# What changes the scores, and posenc cannot take from here; why, or what to do instead.
+# Unsupported arguments that change the scores: the reason, or what to do instead.
 REFUSED = {
-    "output_attentions": f"no weights are made; {EAGER} to look at them",
+    "output_attentions": f"no attention weights are computed; {EAGER} to get them",
     "cache": "a paged cache is for continuous batching; use model.generate, or another attention implementation",
     "cu_seq_lens_q": DOCUMENTS,
     "cu_seq_lens_k": DOCUMENTS,
     "seq_idx": DOCUMENTS,
-    "indices": f"posenc has no attention to picked keys; {EAGER}",
-    "block_indices": f"posenc has no attention to picked blocks of keys; {EAGER}",
-    "head_mask": f"posenc does not weigh heads; {EAGER}",
+    "indices": f"posenc has no attention to selected keys; {EAGER}",
+    "block_indices": f"posenc has no attention to selected blocks of keys; {EAGER}",
+    "head_mask": f"posenc does not mask heads; {EAGER}",
 }
 
 
 def check_runs(config: Any) -> None:
-    """ValueError where a model whose positions posenc has taken over runs another attention, which knows none."""
+    """ValueError if a patched model runs another attention implementation, which would have no positions."""
     if config._attn_implementation != NAME:
         raise ValueError(
             f"attn_implementation must be {NAME!r} while this model is patched, got {config._attn_implementation!r}, "
@@ -85,27 +87,27 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Attention of a layer of transformers: (batch, heads, tokens, head_dim) in, (batch, tokens, heads, head_dim) out.
 
-    Who sees whom is in ``attention_mask``: what `mask` made, or a mask of four dimensions, bool or added. Where there
-    is none, queries and keys are those of one text from its start, causal where ``is_causal``, or else the module, says
-    so, within ``sliding_window``; a single query sees all keys. ``softcap`` c: scores are c tanh(s / c). ``s_aux``: a
-    sink, a logit for each head; ``sinks``: one for each head and query. ``position_bias`` is added to the scores.
+    ``attention_mask`` is the result of `mask`, or a mask of four dimensions, boolean or additive. Without one, queries
+    and keys are one text from its start, causal if ``is_causal`` or else the module's attribute is true, within
+    ``sliding_window``; a single query attends to all keys. ``softcap`` c: scores become c tanh(s / c). ``s_aux``: a
+    sink, a logit per head; ``sinks``: a logit per head and query. ``position_bias`` is added to the scores.
 
-    ValueError for anything else that would change the scores, by its name.
+    Raises ValueError, naming it, for any other argument that would change the scores.
     """
     plan: Plan | None = getattr(module, PLAN, None)
     _check_others(others, is_patched=plan is not None)
     queries, keys, bias, seen = _visibility(module, query, key, attention_mask, is_causal, sliding_window)
     if plan is None:
         kept = attention_mask.kept if isinstance(attention_mask, Visible) else {}
-        if "bare" not in kept:  # one encoding for all layers, which keeps their plan
+        if "bare" not in kept:  # one encoding for all layers, so that they share its plan
             kept["bare"] = Encoding(queries, keys, context=Context())
         encoding = kept["bare"]
     else:
         _check_read(plan)
         encoding, seen = planned(plan, query, queries, keys, bias, seen, attention_mask, position_ids)
     if softcap is not None:
-        capped = Function(squash, _Constant(float(softcap)), Distance("softcap", tail="constant"), formula="cap")
-        encoding = replace(encoding, pieces=(*encoding.pieces, capped))
+        cap = Function(capped, _Constant(float(softcap)), Distance("softcap", tail="constant"), formula="cap")
+        encoding = replace(encoding, pieces=(*encoding.pieces, cap))
     if position_bias is not None:
         bias = _added(position_bias, bias)
     result = posenc_attention(
@@ -131,22 +133,22 @@ def attention(
 
 
 def _check_others(others: Mapping[str, Any], is_patched: bool) -> None:
-    """ValueError for what would be lost."""
-    if not torch.compiler.is_compiling():  # some families keep weights that they are asked for, and ask nobody for them
+    """ValueError for arguments that posenc would ignore."""
+    if not torch.compiler.is_compiling():  # some families collect attention weights without passing output_attentions
         from transformers.utils.output_capturing import _active_collector
 
         others = {"output_attentions": "attentions" in (_active_collector.get() or ()), **others}
     for name, value in others.items():
         if value is None or value is False or name in SILENT:
             continue
-        why = REFUSED.get(name, "posenc does not know whether it changes the scores, and drops nothing silently")
+        why = REFUSED.get(name, "posenc does not know whether it changes the scores")
         if is_patched:  # another attention would leave it without positions
             why = why.replace(EAGER, f"undo() the patch and {EAGER}")
-        raise ValueError(f"{name} cannot be honoured by attn_implementation='posenc', got {shown(value)}: {why}")
+        raise ValueError(f"{name} is not supported by attn_implementation='posenc', got {shown(value)}: {why}")
 
 
 def _check_read(plan: Plan) -> None:
-    """ValueError where PEFT has wrapped a module of a scheme: its weights are read, and it is not called."""
+    """ValueError if PEFT has wrapped a module of a scheme, which reads the module's weights without calling it."""
     for name, module in plan.scheme.named_modules():
         if "base_layer" in module._modules:
             raise ValueError(
@@ -164,7 +166,7 @@ def _visibility(
     is_causal: bool | None,
     sliding_window: int | None,
 ) -> tuple[Positions, Positions, Tensor | None, Visibility]:
-    """The positions of queries and keys, what is left of the mask, and who sees whom."""
+    """The positions of queries and keys, a mask that is not expressed as positions, and the visibility."""
     m, n = query.size(2), key.size(2)
     if isinstance(attention_mask, Visible):
         if attention_mask.shape[2:] != (m, n):
@@ -182,37 +184,31 @@ def _visibility(
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal) and m > 1
     if causal and m != n and not torch.compiler.is_compiling():
         raise ValueError(
-            f"attention_mask must say which of {n} keys each of {m} queries sees, got None: pass the model an "
+            f"attention_mask must say which of {n} keys each of {m} queries attends to, got None: pass the model an "
             "attention_mask, or let it make one"
         )
     window = None
     if sliding_window is not None and n > sliding_window:
         if not causal:
             raise ValueError(
-                f"sliding_window={sliding_window} cannot be honoured without a mask where attention is not causal"
+                f"sliding_window={sliding_window} is not supported without a mask if attention is not causal"
             )
         window = sliding_window - 1
     return queries, keys, None, Visibility(is_causal=causal, left=window)
 
 
 def _added(bias: Tensor, mask: Tensor | None) -> Tensor:
-    """A bias and a mask as one that is added."""
+    """A bias and a mask as one additive mask."""
     if mask is None:
         return bias
     return bias.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else bias + mask
 
 
-def squash(score: Tensor, cap: Tensor) -> Tensor:
-    """cap tanh(s / cap)."""
-    return cap * torch.tanh(score / cap)
-
-
 @dataclass(frozen=True)
 class _Constant:
-    """One number for every distance."""
+    """A number for every distance."""
 
     number: float
 
     def __call__(self, r: Tensor) -> tuple[Tensor]:
-        dtype = torch.float64 if r.device.type != "mps" else torch.float32
-        return (torch.full((1, *r.shape), self.number, dtype=dtype, device=r.device),)
+        return (torch.full((1, *r.shape), self.number, dtype=widest(r.device), device=r.device),)

@@ -1,4 +1,4 @@
-"""What a model of transformers does with positions, read from its configuration."""
+"""Reads the positional encoding of a model from its configuration."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from posenc.arguments import check_choice, check_name, shown
-from posenc.huggingface.described import Layer as Layer
-from posenc.huggingface.described import ModelPositions as ModelPositions
+from posenc.huggingface.described import ModelPositions
 from posenc.huggingface.families import READERS
 from posenc.huggingface.keys import Keys, positional
 
 PARTS = {"text": "text_config", "vision": "vision_config"}
-"""What a configuration of several models calls the parts of it that can be read."""
+"""The keys of the parts that can be read, in a configuration of several models."""
 
 STACKS = ("encoder", "decoder")
 TWO_STACKS = frozenset({"t5"})
@@ -25,24 +24,23 @@ THETAS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "modernbert": {"global_rope_theta": ("full_attention",), "local_rope_theta": ("sliding_attention",)},
     "gpt_neox": {"rotary_emb_base": ()},
 }
-"""Older names of rope_theta, and of which layer types; () is all of them. Else it is ``rope_theta`` of all."""
+"""Older names of rope_theta and the layer types that they are for; () is all. By default ``rope_theta`` for all."""
 
 
 def scheme_from_config(config: Any, part: str | None = None) -> ModelPositions:
     """Reads the positional encoding of a Hugging Face configuration; printing the result describes it in words.
 
-    ``config`` is a configuration object, the dictionary of a config.json, or a path to the file or to the folder that
-    holds it. ``part`` is what to read of a configuration of several models: "text" (the default) or "vision", or of an
-    encoder with a decoder "encoder" or "decoder" (the default).
-
-    Every key about positions is either used or a ValueError that names it: an unknown key, one that contradicts
-    another, or one that transformers' own model ignores. An unsupported family is a ValueError.
+    ``config`` is a configuration object, the dictionary of a config.json, or a path to the file or its folder. ``part``
+    is the part to read in a configuration of several models: "text" (the default) or "vision", or for an
+    encoder-decoder model "encoder" or "decoder" (the default).
 
     >>> print(scheme_from_config({"model_type": "llama", "num_hidden_layers": 2, "rope_theta": 5e5}))
     llama: decoder, 2 layers, 2048 positions
       layers 0, 1: RoPE, base 500000, all 128 channels, half layout, whole text
 
-    Errors: ValueError as said, or for a path without a configuration; ModuleNotFoundError without transformers.
+    Errors: ValueError, naming the key, for a key about positions that is unknown, contradicts another, or is ignored by
+    transformers' own model; ValueError for an unsupported family or a path without a configuration;
+    ModuleNotFoundError without transformers.
     """
     raw = _raw(config)
     found = whole = config if raw is None else _built(raw)
@@ -77,7 +75,7 @@ def scheme_from_config(config: Any, part: str | None = None) -> ModelPositions:
 
 
 def _raw(config: Any) -> dict[str, Any] | None:
-    """The dictionary as it was written, or None for a configuration object."""
+    """The dictionary as given, or None for a configuration object."""
     if isinstance(config, str | Path):
         path = Path(config)
         path = path / "config.json" if path.is_dir() else path
@@ -100,7 +98,7 @@ def _raw(config: Any) -> dict[str, Any] | None:
 
 
 def _built(raw: Mapping[str, Any]) -> Any:
-    """The configuration object, with all that transformers fills in."""
+    """The configuration object, with the defaults of transformers."""
     from transformers import CONFIG_MAPPING
 
     model_type = raw.get("model_type")
@@ -115,25 +113,25 @@ def _built(raw: Mapping[str, Any]) -> Any:
 
 
 def _check_one(raw: Mapping[str, Any], old: str, new: str) -> None:
-    """ValueError where the old name of a key and the new one say different things."""
+    """ValueError if the old and the new name of a key have different values."""
     if raw.get(old) and raw.get(new) and raw[old] != raw[new]:
-        raise ValueError(f"{old} and {new} must say the same where both are given, got {raw[old]} and {raw[new]}")
+        raise ValueError(f"{old} and {new} must be equal if both are given, got {raw[old]} and {raw[new]}")
 
 
 def _check_outer(whole: Any, name: str) -> None:
-    """ValueError for a key about positions that stands beside the configuration of the part that it is meant for. What
-    whole has by default is its own."""
+    """ValueError for a key about positions that is outside the part's configuration, where it belongs. Defaults of the
+    whole configuration are allowed."""
     part = getattr(whole, name)
     for key, value in positional(whole):
         if getattr(part, key, None) != value and key not in vars(type(whole)()):
             raise ValueError(
-                f"{whole.model_type} has the key {key!r} = {shown(value)}, which is about positions, beside its "
-                f"{name}, where nothing reads it: put it inside"
+                f"{whole.model_type} has the key {key!r} = {shown(value)}, which is about positions, outside its "
+                f"{name}, where it is not read: put it inside"
             )
 
 
 def _check_thetas(raw: Mapping[str, Any], config: Any) -> None:
-    """ValueError where a base that was written down is not that of the layers it is for: lost, or contradicted."""
+    """ValueError for a base in the configuration that is not used by the layers that it is for."""
     params = getattr(config, "rope_parameters", None)
     if not isinstance(params, Mapping):
         return
@@ -151,4 +149,4 @@ def _check_thetas(raw: Mapping[str, Any], config: Any) -> None:
         inner = raw.get(given)
         theta = inner.get("rope_theta") if isinstance(inner, Mapping) else None
         if theta is not None and raw.get("rope_theta") not in (None, theta):
-            raise ValueError(f"rope_theta is {raw['rope_theta']}, but {given} says {theta}")
+            raise ValueError(f"rope_theta is {raw['rope_theta']}, but {given} has {theta}")

@@ -1,4 +1,4 @@
-"""What a model does with positions, as a value: a scheme and a window per layer, and what else its attention needs."""
+"""`ModelPositions`: a model's scheme and window of each layer, and the other properties of its attention."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from posenc.schemes.rope import RoPE
 class Layer:
     """The properties of a layer's attention besides its scheme and window.
 
-    - ``scale``: the factor of q . k, where it is not 1/sqrt(head_dim);
-    - ``softcap``: scores are squashed as c tanh(s / c), after position;
-    - ``sinks``: a learned logit per head, of the model's own weights, stands in the denominator of the softmax;
-    - ``images``: tokens of one image see one another, whatever their order, if the caller marks them;
-    - ``patches``: patches see those of their own window of so many by so many, which ``shift`` moves the borders of.
+    - ``scale``: the factor of q . k, if it is not 1/sqrt(head_dim);
+    - ``softcap``: scores become c tanh(s / c), after positions are applied;
+    - ``sinks``: whether the softmax has a learned logit per head, from the model's weights, in its denominator;
+    - ``images``: whether tokens of one image attend to one another in any order, if the caller marks them;
+    - ``patches``: the side of the windows of patches that attend to one another; ``shift`` moves their borders.
     """
 
     scale: float | None = None
@@ -36,7 +36,7 @@ class Layer:
             f"scale {self.scale:.6g}" if self.scale is not None else "",
             f"softcap {self.softcap:g}" if self.softcap is not None else "",
             "a sink per head" if self.sinks else "",
-            "tokens of an image see one another" if self.images else "",
+            "tokens of an image attend to one another" if self.images else "",
         ]
         return ", ".join(filter(None, said))
 
@@ -45,15 +45,15 @@ class Layer:
 class ModelPositions:
     """The positional encoding of a model; printing it describes it in words.
 
-    - ``model_type``: of transformers, of the part that was read;
-    - ``schedule``: what every layer rotates or adds to its scores, and its window;
-    - ``layers``: what is not of the scheme, one `Layer` for each layer;
-    - ``input``: what is added to the embeddings once, before the first layer; None: nothing;
-    - ``causal``: whether no token sees one after it;
-    - ``length``: how many positions the configuration says there are; None: it does not say;
-    - ``remarks``: what transformers' own code does otherwise, in words.
+    - ``model_type``: that of transformers, of the part that was read;
+    - ``schedule``: the scheme and window of each layer;
+    - ``layers``: other properties, one `Layer` for each layer;
+    - ``input``: the scheme that is added to the embeddings before the first layer, or None;
+    - ``causal``: whether attention is causal;
+    - ``length``: the number of positions in the configuration, or None;
+    - ``remarks``: where transformers' own code differs, in words.
 
-    Learned schemes have newly initialised parameters: a configuration has no weights.
+    Learned schemes have newly initialized parameters, since a configuration has no weights.
     """
 
     model_type: str
@@ -84,7 +84,7 @@ class ModelPositions:
 
 
 def words(scheme: Scheme) -> str:
-    """A scheme in words, with everything it was made with."""
+    """A scheme in words, with its arguments."""
     if len(scheme.parts) > 1:
         return " + ".join(words(part) for part in scheme.parts)
     if isinstance(scheme, NoPE):
@@ -108,11 +108,11 @@ def words(scheme: Scheme) -> str:
 
 
 AXES = ("time", "row", "column")
-"""What the coordinates of a text with images are; of other models no pairs have axes of their own."""
+"""The coordinates of a text with images, the only models that allocate pairs to axes."""
 
 
 def runs(allocation: tuple[int, ...]) -> str:
-    """The axes of pairs: 16 time, 24 row, 24 column; a list with many runs as it is."""
+    """The axes of pairs, such as "16 time, 24 row, 24 column"; more than six runs as a list of digits."""
     found: list[list[int]] = []
     for axis in allocation:
         if found and found[-1][1] == axis:

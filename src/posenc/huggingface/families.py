@@ -1,8 +1,7 @@
-"""How the configuration of each family is read: a function per model_type, which reads every key about positions.
+"""Reads the configuration of each family: a function per model_type, which reads every key about positions.
 
-Each was written from the family's code in transformers 5.23: `configuration_X.py` for what keys mean, `modeling_X.py`
-for what the model does with them. Where these differ the code of the model counts, and a key that it overlooks is an
-error.
+Each function follows the family's code in transformers 5.23: `configuration_X.py` for the meaning of keys and
+`modeling_X.py` for their use. Where these differ, the model's code decides, and a key that it ignores is an error.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 from posenc.huggingface import rotating_families as rotating
 from posenc.huggingface.described import Layer, ModelPositions
 from posenc.huggingface.keys import Keys
-from posenc.huggingface.reading import alike, described, head_dim_of, scaled, silent
+from posenc.huggingface.reading import described, head_dim_of, scaled, silent
 from posenc.huggingface.rope_parameters import rotary
 from posenc.huggingface.variants import DividedALiBi, OffsetLearned
 from posenc.scheme import Scheme
@@ -31,22 +30,21 @@ Reader = Callable[[Keys], ModelPositions]
 
 def gpt2(keys: Keys) -> ModelPositions:
     table = Learned(keys("max_position_embeddings"), keys("hidden_size"))
-    head_dim, nope, count = head_dim_of(keys), NoPE(), int(keys("num_hidden_layers"))
+    head_dim, count = head_dim_of(keys), int(keys("num_hidden_layers"))
     scale = head_dim**-0.5 if keys.flag("scale_attn_weights") else 1.0
     by_layer = keys.flag("scale_attn_by_inverse_layer_idx")
     scales = [scale / (layer + 1) if by_layer else scale for layer in range(count)]
     layers = [Layer(scale=scaled(scale, head_dim)) for scale in scales]
-    return described(keys, [nope] * count, [None] * count, layers, input=table)
+    return described(keys, NoPE(), None, layers, input=table)
 
 
 def opt(keys: Keys) -> ModelPositions:
     table = OffsetLearned(keys("max_position_embeddings") + 2, keys("hidden_size"), 2)
-    return alike(keys, NoPE(), input=table)
+    return described(keys, NoPE(), input=table)
 
 
 def bert(keys: Keys) -> ModelPositions:
-    table = Learned(keys("max_position_embeddings"), keys("hidden_size"))
-    return _encoder(keys, table)
+    return _encoder(keys, Learned(keys("max_position_embeddings"), keys("hidden_size")))
 
 
 def roberta(keys: Keys) -> ModelPositions:
@@ -56,7 +54,7 @@ def roberta(keys: Keys) -> ModelPositions:
 
 def _encoder(keys: Keys, table: Scheme) -> ModelPositions:
     keys.refuse("position_embedding_type", "absolute", why="must be 'absolute', which is all that transformers 5 has")
-    return alike(keys, NoPE(), input=table, causal=keys.flag("is_decoder"))
+    return described(keys, NoPE(), input=table, causal=keys.flag("is_decoder"))
 
 
 # -- biases -----------------------------------------------------------------------------------------------------------
@@ -67,37 +65,34 @@ def t5(keys: Keys) -> ModelPositions:
     decodes = keys.inside == "decoder"
     bias = T5(heads, buckets, keys("relative_attention_max_distance"), bidirectional=not decodes)
     count = int(keys("num_decoder_layers" if decodes else "num_hidden_layers"))
-    said: tuple[str, ...] = ("attention of the decoder to the encoder has no positions",) if decodes else ()
-    said += silent(keys, "n_positions")
-    return described(
-        keys, [bias] * count, [None] * count, [Layer(scale=1.0)] * count, causal=decodes, length=None, remarks=said
-    )
+    remarks: tuple[str, ...] = ("attention of the decoder to the encoder has no positions",) if decodes else ()
+    remarks += silent(keys, "n_positions")
+    return described(keys, bias, None, [Layer(scale=1.0)] * count, causal=decodes, length=None, remarks=remarks)
 
 
 def bloom(keys: Keys) -> ModelPositions:
     remark = "transformers counts positions by attention_mask, and takes no position_ids"
-    return alike(keys, ALiBi(keys("num_attention_heads")), remarks=(remark, *silent(keys, "offset_alibi")))
+    return described(keys, ALiBi(keys("num_attention_heads")), remarks=(remark, *silent(keys, "offset_alibi")))
 
 
 def mpt(keys: Keys) -> ModelPositions:
     own = Keys(_Named(keys("attn_config"), "mpt's attn_config"))
-    own.refuse("alibi", True, why="must be true, since the model of transformers has ALiBi whatever it says")
-    own.refuse("alibi_bias_max", 8, why="must be 8, since the model of transformers takes no other")
+    own.refuse("alibi", True, why="must be true, since transformers' model always has ALiBi")
+    own.refuse("alibi_bias_max", 8, why="must be 8, since transformers' model ignores it")
     for name in ("prefix_lm", "attn_uses_sequence_id"):
-        own.refuse(name, False, why="must be false, since the model of transformers overlooks it")
+        own.refuse(name, False, why="must be false, since transformers' model ignores it")
     scale = own.get("softmax_scale")
-    keys.get("learned_pos_emb")  # true by default, and the model has no table: no key of MPT that is without ALiBi
+    keys.get("learned_pos_emb")  # true by default, but the model has no table
     own.end()
     head_dim = int(keys("hidden_size") // keys("num_attention_heads"))
     layer = Layer(scale=None if scale is None else scaled(scale, head_dim))
     remark = "transformers counts positions from the last key, and takes no position_ids"
-    return alike(
-        keys, ALiBi(keys("num_attention_heads")), layer=layer, length=keys.get("max_seq_len"), remarks=(remark,)
-    )
+    scheme, length = ALiBi(keys("num_attention_heads")), keys.get("max_seq_len")
+    return described(keys, scheme, None, layer, length=length, remarks=(remark,))
 
 
 class _Named:
-    """A nested configuration, called in errors by where it stands."""
+    """A nested configuration, with its location as its name in errors."""
 
     def __init__(self, config: Any, name: str) -> None:
         self.__dict__.update({k: v for k, v in vars(config).items() if not k.startswith("_")})
@@ -107,13 +102,13 @@ class _Named:
 def falcon(keys: Keys) -> ModelPositions:
     head_dim = int(keys("hidden_size") // keys("num_attention_heads"))
     if keys.flag("alibi"):
-        keys.get("rope_parameters")  # what is there by default, and not used
+        keys.get("rope_parameters")  # present by default, and not used
         remarks = (
             "transformers rounds the bias to bfloat16, and counts positions by attention_mask",
             "rope_parameters are not used",
         )
-        return alike(keys, DividedALiBi(keys("num_attention_heads"), head_dim), remarks=remarks)
-    return alike(keys, rotary(keys, head_dim))
+        return described(keys, DividedALiBi(keys("num_attention_heads"), head_dim), remarks=remarks)
+    return described(keys, rotary(keys, head_dim))
 
 
 def swinv2(keys: Keys) -> ModelPositions:
@@ -123,17 +118,15 @@ def swinv2(keys: Keys) -> ModelPositions:
         raise keys.wrong("image_size", "must be one number, and patch_size too, for square images")
     depths, heads, trained = (list(keys(name)) for name in ("depths", "num_heads", "pretrained_window_sizes"))
     schemes: list[Scheme] = []
-    layers = []
+    layers: list[Layer] = []
     for stage, depth in enumerate(depths):
         side = image // patch // 2**stage
-        window = min(side, widest)
-        before = trained[stage]
-        bias = [SwinV2((window, window), heads[stage], (before, before) if before > 0 else None) for _ in range(depth)]
-        shifts = [widest // 2 if side > window and layer % 2 else 0 for layer in range(depth)]
-        schemes += bias
-        layers += [Layer(patches=window, shift=shift) for shift in shifts]
-    remark = f"of {image // patch} x {image // patch} patches, halved by every stage; each layer has weights of its own"
-    return described(keys, schemes, [None] * len(layers), layers, causal=False, length=None, remarks=(remark,))
+        window, before = min(side, widest), trained[stage]
+        for layer in range(depth):
+            schemes.append(SwinV2((window, window), heads[stage], (before, before) if before > 0 else None))
+            layers.append(Layer(patches=window, shift=widest // 2 if side > window and layer % 2 else 0))
+    remark = f"of {image // patch} x {image // patch} patches, halved by every stage; each layer has its own weights"
+    return described(keys, schemes, None, layers, causal=False, length=None, remarks=(remark,))
 
 
 READERS: dict[str, Reader] = {
@@ -150,7 +143,7 @@ READERS: dict[str, Reader] = {
     "gemma4_text": rotating.gemma4,
     "glm": rotating.glm,
     "gpt2": gpt2,
-    "gpt_neox": rotating.gpt_neox,
+    "gpt_neox": rotating.phi,
     "gpt_oss": rotating.gpt_oss,
     "gptj": rotating.gptj,
     "llama": rotating.llama,
@@ -172,4 +165,4 @@ READERS: dict[str, Reader] = {
     "swinv2": swinv2,
     "t5": t5,
 }
-"""What reads which model_type."""
+"""The reader of each model_type."""

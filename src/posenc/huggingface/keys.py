@@ -1,4 +1,4 @@
-"""The keys of a configuration: each that is about positions is read, or is an error that names it."""
+"""Reads the keys of a configuration, with an error for every key about positions that is not read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POSITIONAL = re.compile(
     "|nope|ntk|logn|xpos|interpolat|dilat|max_distance|attn_temp|(local|global)_att|att(entio)?n_(pattern|span|context)"
     "|(attention|attn|query|key|qk|score)s?_(in_|out_)?(multiplier|re_?scal|scal)"
 )
-"""Names of keys that are about positions, or about what a position multiplies."""
+"""Names of keys that are about positions, or about factors of scores."""
 
 NOT_POSITIONAL = frozenset(
     {
@@ -25,13 +25,13 @@ NOT_POSITIONAL = frozenset(
         "masked_softmax_fusion",
         "mlp_layer_types",
         "mtp_layer_types",
-        "use_sliding_window",  # read by those that have it, inert elsewhere
+        "use_sliding_window",  # read by the families that use it
     }
 )
 
 
 def positional(config: Any) -> Iterator[tuple[str, Any]]:
-    """The keys of a configuration that are about positions and say something: those with a value but None and False."""
+    """The keys of a configuration that are about positions, with a value other than None and False."""
     for name, value in vars(config).items():
         silent = name.startswith("_") or name in NOT_POSITIONAL or value is None or value is False
         if not silent and POSITIONAL.search(name.lower()):
@@ -39,10 +39,10 @@ def positional(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Keys:
-    """A configuration of transformers that keeps track of what was read.
+    """A configuration of transformers that records which keys were read.
 
-    ``keys(name)`` is a key that must be there, ``keys.get(name, default)`` one that may be missing or None. ``end()``
-    is a ValueError for a key about positions that was not read.
+    ``keys(name)`` reads a required key, ``keys.get(name, default)`` one that may be missing or None. ``end()`` raises
+    ValueError for a key about positions that was not read.
     """
 
     def __init__(self, config: Any, inside: str | None = None) -> None:
@@ -70,17 +70,17 @@ class Keys:
         return bool(value)
 
     def wrong(self, name: str, why: str) -> ValueError:
-        """The error for a key with a value that cannot be."""
+        """The error for an invalid value of a key."""
         return ValueError(f"{self.model_type}'s {name} {why}, got {shown(getattr(self.config, name, None))}")
 
     def refuse(self, name: str, *but: Any, why: str) -> None:
-        """ValueError for a key that is there with any value other than None and ``but``."""
+        """ValueError for a key with a value other than None and ``but``."""
         value = self.get(name)
         if value is not None and value not in but:
             raise self.wrong(name, why)
 
     def default(self, name: str) -> Any:
-        """What transformers takes for a key that is not given."""
+        """The default of transformers for a key."""
         return getattr(type(self.config), name, None)
 
     def end(self) -> None:
@@ -88,8 +88,8 @@ class Keys:
         for name, value in positional(self.config):
             if name not in self.was_read:
                 raise ValueError(
-                    f"{self.model_type} has the key {name!r} = {shown(value)}, which is about positions, and nothing "
-                    f"of {self.model_type} reads it"
+                    f"{self.model_type} has the key {name!r} = {shown(value)}, which is about positions, and "
+                    f"{self.model_type} does not read it"
                 )
 
     def _own(self, name: str) -> str:
@@ -97,7 +97,7 @@ class Keys:
 
 
 class Params:
-    """One dictionary of rope_parameters, with the same rule: what is not None is read, or an error that names it."""
+    """A dictionary of rope_parameters that records which keys were read. ``end()`` raises ValueError for others."""
 
     def __init__(self, model_type: str, where: str, params: Any) -> None:
         if not isinstance(params, Mapping):
@@ -119,7 +119,7 @@ class Params:
         return float(value)
 
     def wrong(self, name: str, why: str) -> ValueError:
-        """The error for a key with a value that cannot be."""
+        """The error for an invalid value of a key."""
         return ValueError(f"{self.model_type}'s {self.where}[{name!r}] {why}, got {shown(self.params.get(name))}")
 
     def kind(self, aliases: Mapping[str, str]) -> str:

@@ -1,6 +1,5 @@
-"""The layers of a model of transformers: where it rotates, which channels of queries and keys make up pairs, and by how
-much it scales its scores.
-"""
+"""Finds the rotary modules and attention layers of a model of transformers, their pairing of channels and the scale
+of their scores."""
 
 from __future__ import annotations
 
@@ -27,7 +26,8 @@ from posenc.schemes.rope import RoPE
 
 
 def rotaries(base: Any) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Parent, name and rotary module of the text model; those of an image tower belong to another configuration."""
+    """Parent, name and rotary module, for each of the text model; those of an image tower have another
+    configuration."""
     config = text_config(base)
     for parent in base.modules():
         for name, module in parent.named_children():
@@ -51,7 +51,7 @@ def attentions(base: Any) -> list[Any]:
 
 
 def has_window(module: Any) -> bool:
-    """Whether the configuration gives this layer a window or chunks of its own."""
+    """Whether the configuration gives this layer a window or chunks."""
     kinds = getattr(module.config, "layer_types", None)
     if kinds is not None:
         return bool(kinds[module.layer_idx] != "full_attention")
@@ -59,15 +59,15 @@ def has_window(module: Any) -> bool:
 
 
 def kind_of(module: Any, turns: Mapping[str | None, Turns]) -> str | None:
-    """The type of the layer, by which its frequencies are told apart; None where all layers turn alike."""
+    """The type of the layer, which selects its frequencies; None if all layers have the same."""
     if set(turns) == {None}:
         return None
     return str(module.config.layer_types[module.layer_idx])
 
 
 def rescale(patched: Patched, module: Any, scaling: Any) -> None:
-    """The scale of the scores that goes with another scaling, in models whose own has YaRN's (0.1 mscale_all_dim ln s +
-    1)^2 in it, as DeepSeek-V3's. They are told by the function of transformers that puts it there."""
+    """Adapts the softmax scale to another scaling, in models whose scale includes YaRN's (0.1 mscale_all_dim ln s +
+    1)^2, such as DeepSeek-V3. Their files in transformers have the function ``yarn_apply_mscale``."""
     theirs = getattr(sys.modules.get(type(module).__module__), "yarn_apply_mscale", None)
     if theirs is None or not hasattr(module, "scaling"):
         return
@@ -76,27 +76,27 @@ def rescale(patched: Patched, module: Any, scaling: Any) -> None:
     if not math.isclose(own, module.scaling, rel_tol=1e-9):
         raise ValueError(
             f"{type(module).__name__} scales its scores by {module.scaling:g}, and not by 1/sqrt(qk_head_dim) with the "
-            "mscale of its configuration, so posenc cannot tell what would be right with another scaling"
+            "mscale of its configuration, so posenc cannot tell the right scale for another scaling"
         )
     of_all = getattr(scaling, "mscale_all_dim", None) or 0.0
     new = plain * (0.1 * of_all * math.log(scaling.factor) + 1) ** 2 if of_all else plain
     if math.isclose(new, module.scaling, rel_tol=1e-9):
         return
-    said = f"scale of the scores: {new:g}, in place of {module.scaling:g}, since mscale_all_dim is another"
+    said = f"scale of the scores: {new:g} instead of {module.scaling:g}, since mscale_all_dim differs"
     patched.set(module, "scaling", new)
     if said not in patched.changes:
         patched.changes.append(said)
 
 
 def pairing(base: Any, module: Any, turns: Turns) -> tuple[str, int, int] | None:
-    """Which channels of queries and keys make up pairs, as they reach attention: (layout, first channel, head_dim).
-    None for a layer that does not turn.
+    """How queries and keys are paired into channels when they reach attention: (layout, first channel, head_dim).
+    None for a layer that does not rotate.
 
-    It is not read but tried: the layer is called with what it expects, and with cos 1, sin 0 and posenc's rotation.
+    Found by comparison: the layer is called with its own cos and sin, and with cos 1, sin 0 and posenc's rotation.
     """
     if "position_embeddings" not in inspect.signature(module.forward).parameters:
         raise ValueError(
-            f"{type(module).__name__} does not take position_embeddings, so posenc cannot turn in its place"
+            f"{type(module).__name__} does not take position_embeddings, so posenc cannot rotate in its place"
         )
     probe = copy.deepcopy(module).to(device="cpu", dtype=torch.float64).eval()
     probe.config._attn_implementation_internal = NAME
@@ -124,7 +124,7 @@ def pairing(base: Any, module: Any, turns: Turns) -> tuple[str, int, int] | None
     plain = nn.Identity()
     off = PosencRotary(plain, {None: turns}, {None: None}, probe.config)
     watch = _Widths(seen)
-    # Large inputs can saturate a trained layer's softmax, and then positions change nothing; small ones make it flat.
+    # Large inputs can saturate a trained layer's softmax, so that positions have no effect; small ones make it flat.
     for x in (drawn * size for size in (8.0, 1.0, 0.125, 2.0**-6)):
         own = run(x, PosencRotary(plain, {None: turns}, {None: turns.rope()}, probe.config), None)
         effect = float((own - run(x, off, Plan(watch))).abs().max())
@@ -138,15 +138,15 @@ def pairing(base: Any, module: Any, turns: Turns) -> tuple[str, int, int] | None
         for layout in ("half", "interleaved"):
             rope = RoPE(head_dim, turns.base, layout=layout, rotary_dim=turns.rotary_dim, first_channel=first)
             error = float((own - run(x, off, Plan(rope))).abs().max())
-            if error < 1e-2 * effect:  # another pairing is wrong by about the effect itself
+            if error < 1e-2 * effect:  # the error of another pairing is about as large as the effect
                 return layout, first, head_dim
     raise ValueError(
-        f"{type(module).__name__} of layer {module.layer_idx} turns its channels in a way that posenc does not know"
+        f"{type(module).__name__} of layer {module.layer_idx} rotates its channels in a way that posenc does not know"
     )
 
 
 class _Widths(Scheme):
-    """Does nothing but note how wide the queries are that it meets."""
+    """Records the width of the queries and keys that it gets, and changes nothing."""
 
     def __init__(self, seen: list[int]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""posenc made known to transformers, and models refused that are loaded with it and would not run it."""
+"""Registers posenc with transformers, and refuses models that would not run it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 ADDS_ITS_MASK = frozenset({"deepseek_v4", "git"})
-"""Models that add their mask to scores, or a bias to their mask, by themselves, although their code names the table:
-a boolean mask would mean something else."""
+"""Models that use transformers' table of attention functions, but add their mask to scores, or a bias to their mask,
+themselves: a boolean mask would be misread."""
 
 
 class OwnAttentionError(ValueError):
@@ -20,8 +20,8 @@ class OwnAttentionError(ValueError):
 
 
 def register() -> None:
-    """Makes "posenc" an attention implementation of transformers, with its mask. Importing ``posenc.huggingface`` does
-    so; doing it again changes nothing.
+    """Makes "posenc" an attention implementation of transformers, with its mask. Importing ``posenc.huggingface`` calls
+    this; calling it again changes nothing.
 
     >>> model.set_attn_implementation("posenc")
     """
@@ -33,16 +33,16 @@ def register() -> None:
     if theirs.__module__ == __name__:
         return
 
-    # transformers asks here, of every model that is made, whether it has sdpa or flash attention; a model that has none
-    # but its own takes any other name, and would then add posenc's boolean mask to its scores.
+    # transformers calls this for every new model, to check for sdpa or flash attention. A model with only its own
+    # attention accepts any other name, and would add posenc's boolean mask to its scores.
     def get_correct_attn_implementation(
         self: PreTrainedModel, requested_attention: str | None, is_init_check: bool = False
     ) -> str:
         if requested_attention == NAME and has_own_attention(self):
             raise OwnAttentionError(
-                f"attn_implementation={NAME!r} cannot be honoured by {type(self).__name__} ({self.config.model_type}), "
-                "whose attention is its own and takes no other: load it with attn_implementation='eager'; "
-                "posenc.huggingface.adapt(model) says whether posenc has one for it"
+                f"attn_implementation={NAME!r} is not supported by {type(self).__name__} ({self.config.model_type}), "
+                "which has its own attention that cannot be replaced: load it with attn_implementation='eager'; "
+                "posenc.huggingface.adapt(model) says whether posenc supports it"
             )
         return theirs(self, requested_attention, is_init_check)
 
@@ -50,8 +50,8 @@ def register() -> None:
 
 
 def has_own_attention(model: PreTrainedModel) -> bool:
-    """Whether a model's attention does not go through transformers' table of attention functions. A class that is not
-    of transformers is taken for what it is derived from; one derived from none is not judged."""
+    """Whether a model does not use transformers' table of attention functions. For a class outside transformers its
+    base class there decides; without one the answer is False."""
     theirs = next((kind for kind in type(model).__mro__ if kind.__module__.startswith("transformers.models.")), None)
     is_own = theirs is not None and not theirs._can_set_attn_implementation()  # type: ignore[attr-defined]
     return is_own or model.config.model_type in ADDS_ITS_MASK

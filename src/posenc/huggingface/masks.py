@@ -1,6 +1,4 @@
-"""Masks of transformers as posenc needs them: who sees whom as *positions*, in a tensor that is a boolean mask to
-anyone who looks inside.
-"""
+"""Makes the masks of transformers as *positions*, in a tensor that becomes a boolean mask when it is read."""
 
 from __future__ import annotations
 
@@ -18,10 +16,9 @@ from posenc.positions.visibility import visible
 
 
 class Visible(Tensor):
-    """A boolean mask (rows, 1, queries, keys), True = may attend, that is not laid out: it holds the positions and the
-    visibility that it follows from, and the size of the model's own chunks, counted along the coordinates. Whoever
-    reads or cuts it gets the plain tensor. ``kept`` holds what layers share in this pass, ``is_packed`` says whether a
-    row holds several documents.
+    """A boolean mask (rows, 1, queries, keys), True = may attend, without data: it holds positions, a visibility and
+    the size of the model's chunks along the coordinates. Operations on it get the plain tensor. ``kept`` holds what
+    layers share in a forward pass; ``is_packed`` says whether a row holds several documents.
     """
 
     queries: Positions
@@ -48,8 +45,8 @@ class Visible(Tensor):
         return made
 
     def in_chunks(self) -> tuple[Positions, Positions]:
-        """Queries and keys, where the model has chunks each chunk a document of its own: nothing in it sees what is
-        outside."""
+        """Queries and keys. If the model has chunks, each chunk is a document of its own, which attends only to
+        itself."""
         if self.chunk_size is None:
             return self.queries, self.keys
         if "in chunks" not in self.kept:
@@ -58,7 +55,7 @@ class Visible(Tensor):
         return queries, keys
 
     def dense(self) -> Tensor:
-        """The mask, laid out."""
+        """The mask as a plain tensor."""
         seen = visible(*self.in_chunks(), self.visibility)
         if seen is None:
             return torch.ones(self.shape, dtype=torch.bool, device=self.device)
@@ -78,24 +75,24 @@ class Visible(Tensor):
         made = func(*args, **kwargs)
         if func.overloadpacket.__name__ in ARITHMETIC and made.is_floating_point():
             raise ValueError(
-                "attn_implementation='posenc' gives a boolean mask, and this layer joins it to its scores as numbers, "
-                "True as 1: its attention is not posenc's. Give the layer the model's configuration, if it has a copy "
-                "of its own, or set attn_implementation='eager'; posenc.huggingface.adapt(model) says whether posenc "
-                "has an attention for a model that takes no other"
+                "attn_implementation='posenc' gives a boolean mask, and this layer adds it to its scores as numbers, "
+                "True as 1, so it does not use posenc's attention. Give the layer the model's configuration if it has "
+                "a copy of its own, or set attn_implementation='eager'; posenc.huggingface.adapt(model) says whether "
+                "posenc supports a model whose attention implementation cannot be changed"
             )
         return made
 
 
 ARITHMETIC = frozenset({"add", "add_", "cat", "mul", "mul_"})
-"""Functions of which nobody who knows that the mask is boolean makes floating numbers. torch subtracts
-none by itself."""
+"""Functions that give floating numbers only if code treats the boolean mask as an additive one. torch itself refuses
+to subtract boolean tensors."""
 
 EVERYTHING = Visibility()
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a mask function of transformers says, as far as it is one of those whose meaning is known."""
+    """The meaning of a known mask function of transformers."""
 
     visibility: Visibility = EVERYTHING
     chunk: int | None = None
@@ -105,7 +102,7 @@ class Rule:
 
 
 def read_rule(function: Callable[..., Any]) -> Rule | None:
-    """The rule of a mask function, or None where it is not known. They are closures over what they were made from."""
+    """The rule of a mask function, read from its closure, or None for an unknown function."""
     if getattr(function, "__module__", None) != "transformers.masking_utils":
         return None
     name = function.__qualname__.removesuffix(".<locals>.inner_mask")
@@ -132,7 +129,7 @@ def read_rule(function: Callable[..., Any]) -> Rule | None:
 
 
 def _both(rules: list[Rule | None]) -> Rule | None:
-    """What all of them allow; None where that is not known, or one thing is said twice."""
+    """The conjunction of rules; None if one is unknown, or if two set the same field."""
     fields: dict[str, Any] = {}
     for rule in rules:
         if rule is None:
@@ -162,8 +159,8 @@ def mask(
     device: torch.device | str = "cpu",
     **others: Any,
 ) -> Tensor | None:
-    """The mask that transformers hands to `attention`: a `Visible`, or a plain boolean mask where the function is
-    somebody's own, where a static cache counts on the device, and in a compiled graph (there None too, as for "sdpa").
+    """The mask that transformers passes to `attention`: a `Visible`, or a plain boolean mask for an unknown mask
+    function, for a static cache that counts on the device, and in a compiled graph (there also None, as for "sdpa").
     """
     from transformers.masking_utils import causal_mask_function, sdpa_mask
 
@@ -194,16 +191,16 @@ def mask(
         rule = replace(rule, left_padding=None)
     queries = _positions(rule, q_offset, q_length, None, device)
     keys = _positions(rule, kv_offset, kv_length, is_token, device)
-    # transformers tells documents apart only where it has found several in a row
+    # transformers passes documents only if a row has several
     return Visible(queries, keys, rule.visibility, batch_size, rule.document is not None, rule.chunk)
 
 
 def _positions(rule: Rule, offset: int, tokens: int, is_token: Tensor | None, device: torch.device | str) -> Positions:
-    """Tokens offset .. offset + tokens - 1 of a text, of which some may be padding."""
+    """The positions of tokens offset .. offset + tokens - 1 of a text, some of which may be padding."""
     if rule.left_padding is None and rule.document is None and rule.order is None and is_token is None:
         return Positions.arange(tokens, start=offset, device=device)
     order = torch.arange(offset, offset + tokens, device=device)[None]
-    if rule.order is not None:  # the text starts at 0, and transformers sees that all of it is here
+    if rule.order is not None:  # the whole text from 0 on, as transformers checks
         order = rule.order.long()
     coords = order if rule.left_padding is None else order - rule.left_padding[:, None]  # chunks are counted from there
     document = torch.zeros_like(order) if rule.document is None else rule.document.long()

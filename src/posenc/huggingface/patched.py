@@ -1,4 +1,4 @@
-"""A model whose positions posenc has taken over, and the way back."""
+"""`Patched`: a model whose positional encoding posenc has replaced, and how to undo that."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class Patched:
         self._exchanged: list[tuple[nn.Module, type]] = []
 
     def undo(self) -> None:
-        """Restores the model exactly. Calling it again changes nothing. ValueError, and nothing is restored,
-        while accelerate's hooks hold an attention of posenc's, or its class is one that was derived from posenc's."""
+        """Restores the model exactly. Calling it again changes nothing. Raises ValueError, and restores nothing, while
+        accelerate's hooks wrap a replaced attention, or its class has been replaced by a subclass."""
         for module, kind in self._exchanged:
             own = vars(module).get("forward")
             if own is not None and not _is_the_class_own(own, module):
                 raise ValueError(
                     f"{type(module).__name__} got a forward of its own on the instance since it was patched, which "
-                    "would run posenc's further: take it off with accelerate.hooks.remove_hook_from_submodules(model), "
-                    "and undo() then"
+                    "would still run posenc's: remove it with accelerate.hooks.remove_hook_from_submodules(model), "
+                    "then call undo()"
                 )
             if type(module) is not kind:
                 raise ValueError(
                     f"{kind.__name__} was made {type(module).__name__} since it was patched, as fully_shard and "
-                    "parametrizations do, and undo() would lose that: take it off, and undo() then"
+                    "parametrizations do, and undo() would lose that: remove it, then call undo()"
                 )
         self._exchanged.clear()
         while self._restore:
@@ -52,15 +52,15 @@ class Patched:
         self.undo()
 
     def __repr__(self) -> str:
-        done = "patched" if self._restore else "as it was"
+        done = "patched" if self._restore else "not patched"
         return "\n".join([f"{type(self.model).__name__}, {done}:", *(f"  {change}" for change in self.changes)])
 
     def on_undo(self, back: Callable[[], None]) -> None:
-        """Has this called by `undo`, before what it was told earlier."""
+        """Registers a function that `undo` calls, the last one first."""
         self._restore.append(back)
 
     def replace(self, parent: nn.Module, name: str, new: nn.Module | None) -> None:
-        """Sets a submodule; None takes it away. Remembers which was there."""
+        """Sets a submodule until `undo`; None removes it."""
         there = name in parent._modules
         old = parent._modules.get(name)
 
@@ -78,13 +78,13 @@ class Patched:
         self.on_undo(back)
 
     def exchange(self, module: nn.Module, kind: type) -> None:
-        """Makes the module one of another class. ValueError for one whose forward is the instance's own, as the hooks
-        of accelerate make it: that of the class is not what runs."""
+        """Changes the class of a module until `undo`. Raises ValueError if the instance has its own forward, such as
+        that of accelerate's hooks, which would run instead of that of the class."""
         was, own = type(module), vars(module).get("forward")
         if own is not None and not _is_the_class_own(own, module):
             raise ValueError(
                 f"{was.__name__} has a forward of its own on the instance, as accelerate puts it there (device_map, "
-                "offloading), so posenc's would not run: take it off with "
+                "offloading), so posenc's would not run: remove it with "
                 "accelerate.hooks.remove_hook_from_submodules(model), patch or adapt, and dispatch the model again"
             )
 
@@ -99,14 +99,14 @@ class Patched:
         self._exchanged.append((module, kind))
         self.on_undo(back)
 
-    def set(self, module: nn.Module, name: str, value: Any) -> None:
-        """Sets an attribute that is no module."""
+    def set(self, module: Any, name: str, value: Any) -> None:
+        """Sets an attribute of a module or a configuration until `undo`."""
         was = getattr(module, name)
         self.on_undo(lambda: setattr(module, name, was))
         setattr(module, name, value)
 
     def through_posenc(self) -> None:
-        """Sets posenc as the attention implementation, of every configuration that has another."""
+        """Makes posenc the attention implementation of all of the model's configurations until `undo`."""
         model: Any = transformer(self.model)
         configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
         before = [(config, getattr(config, "_attn_implementation_internal", None)) for config in configs.values()]
@@ -120,24 +120,24 @@ class Patched:
         model.set_attn_implementation(NAME)
         if model.config.get_text_config()._attn_implementation != NAME:
             raise ValueError(
-                f"{type(model).__name__} has an attention of its own, which takes no other: posenc can give it neither "
-                "a scheme nor a scaling that depends on the length"
+                f"{type(model).__name__} has its own attention, which cannot be replaced: posenc supports neither a "
+                "scheme nor a scaling that depends on the length in it"
             )
         kind = type(text_config(model))
-        for config in configs.values():  # a copied layer may have one of its own, which the model knows nothing of
+        for config in configs.values():  # a copied layer may have its own, which the model does not know
             if type(config) is kind:
                 config._attn_implementation_internal = NAME
         if was != NAME:
-            self.changes.append(f"attention: through posenc, in place of {was!r}")
+            self.changes.append(f"attention: posenc instead of {was!r}")
 
 
 def _is_the_class_own(forward: Any, module: nn.Module) -> bool:
-    """Whether a forward on the instance is that of its class: accelerate leaves it there when a hook is taken off."""
+    """Whether a forward on the instance is that of its class, which accelerate leaves there when it removes a hook."""
     return getattr(forward, "__func__", None) is type(module).forward and forward.__self__ is module
 
 
 def transformer(model: nn.Module) -> Any:
-    """The model of transformers inside of wrappers such as PEFT's or a compiled one."""
+    """The model of transformers inside wrappers such as those of PEFT and torch.compile."""
     from transformers import PreTrainedModel
 
     for module in model.modules() if isinstance(model, nn.Module) else ():
@@ -147,10 +147,10 @@ def transformer(model: nn.Module) -> Any:
 
 
 def text_config(base: Any) -> Any:
-    """The configuration of the part that reads text, which is all of most models."""
+    """The configuration of the text part, which in most models is the whole."""
     return base.config.get_text_config()
 
 
 def named(base: Any) -> str:
-    """A model as errors call it: its class and its model_type."""
+    """A model's name in errors: its class and its model_type."""
     return f"{type(base).__name__} ({text_config(base).model_type})"

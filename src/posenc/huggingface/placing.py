@@ -1,4 +1,4 @@
-"""Where the tokens of a layer stand, and the encoding of a scheme that was put into it, bound to these places."""
+"""Finds the positions of a layer's tokens, and binds the scheme of a patched layer to them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from posenc.scheme import Scheme
 
 
 class Plan(nn.Module):
-    """What stands in place of a layer's own positions: a scheme, bound where its queries and keys are, and a window
-    (left, right) or a `Chunk` in place of the model's, None: the model's own. `patch` gives it to a layer's attention
-    by the name PLAN, so a scheme's parameters are the model's. ``source`` is the module that sees the model's
-    position_ids, for layers that are not given them, and with ``by_source`` for all; with ``counts`` a model has none,
-    and tokens are counted. ``has_window``: the layer has a window or chunks of its own, which a mask that is laid out
-    holds and nobody can take out."""
+    """The scheme that replaces a layer's positions, and a window (left, right) or `Chunk` that replaces the layer's;
+    None keeps the layer's own. `patch` makes it a submodule of the layer's attention, named PLAN, so that the scheme's
+    parameters are the model's.
+
+    ``source`` is the module that gets the model's position_ids, for layers that do not, and with ``by_source`` for all.
+    ``counts``: the model has no position_ids, and tokens are counted. ``has_window``: the layer has a window or chunks,
+    which cannot be removed from a mask given as a plain tensor."""
 
     _tied_weights_keys: ClassVar = {"scheme": "scheme"}
-    """What layers may share, as transformers wants it said: save_pretrained writes it once."""
+    """For save_pretrained: layers may share the scheme, which is then written once."""
 
     def __init__(
         self,
@@ -43,7 +44,7 @@ class Plan(nn.Module):
         self._source = (source,)  # in a tuple, so that it is not a part of this module as well
 
     def position_ids(self) -> Tensor | None:
-        """What the model has given the source in this pass."""
+        """The position_ids that the source got in this forward pass."""
         seen: Tensor | None = getattr(self._source[0], "seen", None)
         return seen
 
@@ -61,30 +62,30 @@ def planned(
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
 ) -> tuple[Encoding, Visibility]:
-    """The encoding of a layer whose positions posenc has taken over, bound to where the tokens are."""
+    """The encoding of a patched layer, bound to the positions of its tokens, and the visibility."""
     if plan.window is not None:
         if isinstance(attention_mask, Visible):
-            queries, keys = attention_mask.queries, attention_mask.keys  # out of the model's own chunks
+            queries, keys = attention_mask.queries, attention_mask.keys  # without the model's own chunks
         if bias is not None and (plan.has_window or queries.order.size(1) != keys.order.size(1)):
             raise ValueError(
-                "a window of a schedule needs to know where queries and keys stand, and a mask was given instead: let "
-                "the model make its mask, with a dynamic cache and uncompiled"
+                "a window of a schedule needs the positions of queries and keys, and a plain mask was given instead: "
+                "let the model make its mask, with a dynamic cache and uncompiled"
             )
         chunk = plan.window if isinstance(plan.window, Chunk) else None
         left, right = (chunk.size - 1, None) if chunk is not None else check_window(plan.window)
         if keys.layout.start is not None and keys.layout.start[1] > max(0, _reach(queries, left)):
             raise ValueError(
-                f"the cache of this layer has let go of keys that a window of {plan.window} sees: generate with "
-                "use_cache=False, or a cache that keeps all"
+                f"the cache of this layer has dropped keys that are within a window of {plan.window}: generate with "
+                "use_cache=False, or use a cache that keeps all keys"
             )
         seen = replace(seen, left=None if chunk is not None else left, right=right)
     kept = attention_mask.kept if isinstance(attention_mask, Visible) else {}
     dtype = torch.promote_types(query.dtype, torch.float32)
-    if "placed" not in kept:  # of all layers alike, since a schedule gives every one of them a window
+    if "placed" not in kept:  # the same for all layers, since a schedule has a window for each
         ids = plan.position_ids() if position_ids is None or plan.by_source else position_ids
         kept["placed"] = place(queries, keys, bias, ids, plan.counts)
-    # What is being learned is bound by every layer for itself: a layer that is computed once more on the way back, to
-    # save memory, must make the same graph again, and must not find what was made without one.
+    # While a scheme is trained, every layer binds it separately: with gradient checkpointing a layer is recomputed in
+    # the backward pass, and must build the same graph again instead of finding an encoding that was made without one.
     learns = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in plan.scheme.parameters())
     name = (id(plan.scheme), dtype, plan.window if isinstance(plan.window, Chunk) else None)
     if not learns and name in kept:
@@ -103,19 +104,19 @@ def planned(
 
 
 def _reach(queries: Positions, left: int | None) -> int:
-    """The first place that the first query sees, where that is known."""
+    """The first position in the window of the first query, if that is known."""
     return 0 if left is None or queries.layout.start is None else queries.layout.start[1] - left
 
 
 def place(
     queries: Positions, keys: Positions, bias: Tensor | None, position_ids: Tensor | None, counts: bool = False
 ) -> tuple[Positions, Positions, Tensor]:
-    """Queries and keys with the coordinates that the model gives them, and how long the text of each row is by now.
+    """Queries and keys with the coordinates that the model gives them, and the current length of each row's text.
 
     ``position_ids`` (rows, queries) are those of the queries. Keys of a cache are counted back from the last query,
-    token by token, padding left out: there they were, unless somebody left places out, which is a ValueError where it
-    can be told. ``bias`` is a mask that says who sees whom in place of the positions. ``counts``: where there are no
-    position_ids, the tokens of the row are counted.
+    one by one without padding. Raises ValueError for position_ids that skip or repeat, where that can be read.
+    ``bias`` is a plain mask that replaces the visibility of the positions. ``counts``: without position_ids, the tokens
+    of the row are counted.
     """
     m, n = queries.order.size(1), keys.order.size(1)
     is_key = keys.document != PADDING if bias is None else _is_seen(bias)
@@ -124,7 +125,7 @@ def place(
         slots = slot
     elif bias is None:
         slots = queries.order - keys.order[:, :1]
-    else:  # the last key that anyone sees is the last query's own
+    else:  # the last key that any query attends to is the last query's own
         slots = slot.masked_fill(~is_key, 0).amax(1, keepdim=True) + torch.arange(1 - m, 1, device=slot.device)
     if counts and position_ids is None:
         count = is_key.long().cumsum(1)
@@ -141,8 +142,8 @@ def place(
             skips = (there.gather(1, slots) != ids) & is_key.gather(1, slots)
             if bool(skips.any()):
                 raise ValueError(
-                    "position_ids must count the tokens of a cache one by one where posenc places its keys, got some "
-                    "that skip or repeat places"
+                    "position_ids must count the tokens of a cache one by one where posenc derives those of keys, got "
+                    "some that skip or repeat"
                 )
     there, is_here = torch.broadcast_tensors(there, is_here)
     lengths = there.masked_fill(~is_here, -1).amax(1) + 1
@@ -153,22 +154,20 @@ def _ids(queries: Positions, keys: Positions, bias: Tensor | None, position_ids:
     """The coordinates of the queries, (rows, queries)."""
     if position_ids is not None:
         if position_ids.dim() != 2:
-            raise ValueError(
-                f"position_ids must be (rows, queries) where posenc places tokens, got {shown(position_ids)}"
-            )
+            raise ValueError(f"position_ids must be (rows, queries), got {shown(position_ids)}")
         return position_ids.long()
     if bias is not None or keys.layout.start is None:
         raise ValueError(
-            "position_ids do not reach the attention of this layer, and padding, packing or a mask leaves open where "
-            "its tokens are: pass unpadded rows of one text"
+            "position_ids do not reach the attention of this layer, and with padding, packing or a plain mask the "
+            "positions of its tokens are unknown: pass unpadded rows of one text"
         )
     return queries.order
 
 
 def _check_one_text(at: Positions, keys: Positions, bias: Tensor | None, is_packed: bool) -> None:
-    """ValueError for rows of several documents, which `place` would give one length: that of the longest. Where a mask
-    does not tell documents apart, places that do not rise do. A compiled graph cannot read them. Beside a cache `place`
-    has seen that they are counted one by one."""
+    """ValueError for rows of several documents, to which `place` would give one length, that of the longest. If the
+    mask does not mark documents, positions that do not increase do; a compiled graph cannot read them. With a cache
+    `place` has already checked that they count one by one."""
     ids, run = at.coords, at.layout.run
     rises = run is not None and run.coords is not None and run.steps == (1,)
     if not is_packed and not rises and ids.size(1) == keys.order.size(1):
@@ -179,19 +178,19 @@ def _check_one_text(at: Positions, keys: Positions, bias: Tensor | None, is_pack
         is_packed = bool((is_token[:, 1:] & (ids[:, 1:] <= before)).any())
     if is_packed:
         raise ValueError(
-            "a row of several documents has no one length, got position_ids that start again in a row: give each "
-            "document a row of its own, or take a scaling that does not depend on the length, such as YaRN"
+            "a row of several documents has no single length, got position_ids that start again in a row: give each "
+            "document its own row, or use a scaling that does not depend on the length, such as YaRN"
         )
 
 
 def _at(positions: Positions, ids: Tensor) -> Positions:
-    """The same tokens at other coordinates; with their layout where these are the same."""
+    """The same tokens at other coordinates; unchanged, with their layout, if these are equal."""
     if is_readable(ids) and bool((positions.coords == ids).all()):
         return positions
     return Positions(ids, order=positions.order, document=positions.document)
 
 
 def _is_seen(mask: Tensor) -> Tensor:
-    """Which keys any query sees, (rows, keys)."""
+    """Which keys any query attends to, (rows, keys)."""
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
     return seen.any(2).any(1)

@@ -1,4 +1,4 @@
-"""A model of a folder or of the hub, built for `posenc check`; the script of a finding imports this."""
+"""Builds a model from a folder or the hub for `posenc check`. Scripts of findings import this module."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
 from posenc.schemes.t5 import T5
 
-MOST = 500_000_000  # parameters of a model that is checked: some checks hold several copies of it in float32
-TEXT = 48  # ids below are what checks write their text in, so padding must be another
+MOST = 500_000_000  # parameters, since some checks hold several copies of the model in float32
+TEXT = 48  # checks use token ids below this, so the padding id must be another
 RELATIVE = (ALiBi, NoPE, RoPE, T5)
 BY_PADDING = frozenset({"camembert", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"})
-"""Models whose positions begin behind the row of the padding token, which can therefore not be another."""
+"""Models whose positions start after the row of the padding token, so that its id cannot be changed."""
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """What is known of a model before it is built: the options of `build` and what its configuration claims."""
+    """A model before it is built: the options of `build_pretrained` and the claims of its configuration."""
 
     options: dict[str, Any]
     claims: dict[str, Any]
@@ -38,32 +38,32 @@ class Pretrained:
 
 
 def pretrained(place: str) -> Pretrained:
-    """What is to be built of a folder that `save_pretrained` wrote, or of a name on the hub. Code of a checkpoint's own
-    is never run.
+    """Describes the model of a folder that `save_pretrained` wrote, or of a name on the hub. Custom code of a
+    checkpoint is never run.
 
-    A folder without weights is built with random ones, drawn by a seed. What a configuration says that
-    `scheme_from_config` reads is claimed: causal or not, relative or not, how many positions a table has.
+    A folder without weights gets random ones, from a seed. Claims are what `scheme_from_config` reads: whether the
+    model is causal and relative, and how many positions its table has.
 
-    Raises ValueError where transformers is not installed, where there is no such model, for an encoder with a decoder,
-    for quantised weights, and for more than ``MOST`` parameters.
+    Raises ValueError if transformers is not installed or the model does not exist, for an encoder-decoder model, for
+    quantized weights, and for more than ``MOST`` parameters.
     """
     if importlib.util.find_spec("transformers") is None:
         raise ValueError("hf: needs transformers, which is not installed: pip install 'posenc[huggingface]'")
     config = _config_of(place)
-    for name, why in (("is_encoder_decoder", "an encoder with a decoder"), ("quantization_config", "quantised")):
+    for name, why in (("is_encoder_decoder", "an encoder with a decoder"), ("quantization_config", "quantized")):
         if getattr(config, name, None):
             raise ValueError(f"hf:{place} must be a decoder or an encoder in floating numbers, got one that is {why}")
     if not hasattr(config, "vocab_size") and getattr(config, "text_config", None) is not None:
         raise ValueError(
-            f"hf:{place} must be one model, got {config.model_type}, which holds several: save the one of text, to a "
-            "folder of its own"
+            f"hf:{place} must be one model, got {config.model_type}, which holds several: save its text model to "
+            "another folder"
         )
     kind = _class_of(place, config)
     count = _parameters(kind, config)
     if count > MOST:
         raise ValueError(
             f"hf:{place} has {count:,} parameters, {count * 4 / 2**30:.1f} GiB in float32, which is too large to "
-            f"check: at most {MOST:,} are. Copy its config.json to a folder of its own, with fewer layers"
+            f"check (at most {MOST:,}). Copy its config.json to another folder, with fewer layers"
         )
     options: dict[str, Any] = {"place": str(Path(place).absolute()) if Path(place).is_dir() else place}
     options["kind"] = kind.__name__
@@ -86,8 +86,8 @@ def build_pretrained(
     pad_token_id: int | None = None,
     attn_implementation: str = "sdpa",
 ) -> nn.Module:
-    """The model in float32, with the weights of the place, or with random ones where there is a ``seed``. On "meta",
-    where transformers loads none, it has no weights at all."""
+    """The model in float32, with the weights of ``place``, or with random ones if there is a ``seed``. On "meta" it has
+    no weights."""
     import transformers
 
     config = transformers.AutoConfig.from_pretrained(place)
@@ -102,7 +102,7 @@ def build_pretrained(
             lacking = ", ".join(sorted(said["missing_keys"]))
             raise ValueError(
                 f"hf:{place} must have all weights of {kind}, and lacks {lacking}: save the model again, or copy its "
-                "config.json to a folder of its own, for random ones"
+                "config.json to another folder, for random ones"
             )
         return model
     with torch.random.fork_rng([]):
@@ -112,7 +112,7 @@ def build_pretrained(
 
 @contextmanager
 def _without_progress() -> Iterator[None]:
-    """Checks build a model many times, and say themselves how far they are."""
+    """Hides the progress bars of transformers: checks build a model many times, and show their own progress."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -125,7 +125,7 @@ def _without_progress() -> Iterator[None]:
 
 
 def build_eager(place: str, kind: str, seed: int | None = None, pad_token_id: int | None = None) -> nn.Module:
-    """The same for a model that has no other attention than its own."""
+    """`build_pretrained` for a model that supports only its own attention."""
     return build_pretrained(place, kind, seed, pad_token_id, "eager")
 
 
@@ -147,7 +147,7 @@ def _config_of(place: str) -> Any:
 
 
 def _class_of(place: str, config: Any) -> Any:
-    """The class that the checkpoint names, or that of a decoder, or that of the model without a head."""
+    """The class that the checkpoint names, or else the family's causal language model, or its model without a head."""
     import transformers
 
     for name in config.architectures or ():
@@ -161,13 +161,13 @@ def _class_of(place: str, config: Any) -> Any:
 
 
 def _parameters(kind: Any, config: Any) -> int:
-    """How many parameters it has, without making them."""
+    """The number of parameters, without allocating them."""
     with torch.device("meta"):
         return sum(p.numel() for p in kind._from_config(config, attn_implementation="eager").parameters())
 
 
 def _claims(config: Any) -> dict[str, Any]:
-    """What is known of the positions of a family that is read; nothing of others."""
+    """The claims about positions, if `scheme_from_config` supports the family."""
     try:
         said = scheme_from_config(config)
     except ValueError:

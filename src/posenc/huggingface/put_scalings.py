@@ -1,4 +1,4 @@
-"""A scaling put on a model's own rotary frequencies."""
+"""Applies a scaling to a model's own rotary frequencies."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from posenc.schemes.rope import RoPE
 
 
 def is_scaling(what: Any) -> bool:
-    """Whether it may be a scaling: one that is made, or a function of theta."""
+    """Whether it may be a scaling: an instance, or a function of theta."""
     return callable(what) and not isinstance(what, type | nn.Module)
 
 
 def put_scaling(patched: Patched, base: Any, what: Any) -> None:
-    """Puts a scaling, or one for each type of layers, on the frequencies that the model turns by."""
+    """Applies a scaling, or one for each layer type, to the model's rotary frequencies."""
     found = list(rotaries(base))
     check_rotates(text_config(base))
     if text_config(base).model_type in ADAPTERS and (not found or getattr(what, "needs_lengths", False)):
@@ -47,8 +47,8 @@ def put_scaling(patched: Patched, base: Any, what: Any) -> None:
             if rope.needs_lengths:
                 ropes[kind], deferred[kind] = None, rope
             where = "every rotating layer" if kind is None else f"layers of type {kind}"
-            own = "" if turn.own == "none" else f", in place of {turn.own}"
-            how = "; in attention, from keys that are kept unrotated" if rope.needs_lengths else ""
+            own = "" if turn.own == "none" else f", instead of {turn.own}"
+            how = "; in attention, with unrotated keys in the cache" if rope.needs_lengths else ""
             patched.changes.append(
                 f"{where}: base {turn.base:g}, {turn.rotary_dim} channels, scaled by {scalings[kind]!r}{own}{how}"
             )
@@ -77,17 +77,18 @@ def _scale_adapted(patched: Patched, base: Any, what: Any) -> None:
 
 
 def _other_length(scaling: Any, rotary: Any) -> list[str]:
-    """A remark on a scaling that is made for other than the model's length, or for other than it was before its own."""
+    """A remark on a scaling whose original length is neither that of the model nor that before the model's own
+    scaling."""
     made, says = getattr(scaling, "original_length", None), getattr(rotary.config, "max_position_embeddings", None)
     before = rotary.config.rope_parameters.get("original_max_position_embeddings")
     if made is None or says is None or made in (says, before):
         return []
-    return [f"{type(scaling).__name__} is made for {made} positions, the configuration says {before or says}"]
+    return [f"{type(scaling).__name__} is made for {made} positions, the configuration has {before or says}"]
 
 
 def _check_scaling(rope: RoPE) -> None:
-    """ValueError for a scaling that does not give as many frequencies as it takes, and a factor. One by length is
-    found out in the first pass."""
+    """ValueError for a scaling with an invalid result. One that depends on the length is checked in the first forward
+    pass."""
     if not rope.needs_lengths:
         rope.frequencies()
 
@@ -111,7 +112,7 @@ def _by_type(base: Any, what: Any, turns: Mapping[str | None, Turns]) -> dict[st
 
 
 def _defer(patched: Patched, base: Any, rotary: PosencRotary, ropes: Mapping[str | None, RoPE]) -> None:
-    """Lets posenc turn queries and keys in the attention of every layer that turns."""
+    """Moves the rotation into posenc's attention, in every layer that rotates."""
     turned = False
     for module in attentions(base):
         kind = kind_of(module, rotary.turns)
@@ -137,8 +138,8 @@ def _defer(patched: Patched, base: Any, rotary: PosencRotary, ropes: Mapping[str
         patched.replace(module, PLAN, plan)
     if any(turn.allocation is not None for kind, turn in rotary.turns.items() if kind in ropes):
         raise ValueError(
-            f"{named(base)} has positions of several axes, and a scaling that depends on the length needs the places "
-            "of all keys of a cache, which it does not give: take one that does not, such as YaRN"
+            f"{named(base)} has positions of several axes, and a scaling that depends on the length needs those of "
+            "all keys of a cache, which it does not provide: use one that does not, such as YaRN"
         )
     if not turned:
         raise ValueError(f"{named(base)} has no layer whose rotation posenc can do in attention")

@@ -1,4 +1,4 @@
-"""Schemes and schedules put in place of a model's own positions, and attention in place of a layer's own."""
+"""Replaces a model's own positions by a scheme or schedule, and a layer's own attention by posenc's."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ TABLES = {"gpt2": "wpe", "bert": "position_embeddings"}
 
 
 class PosencTable(nn.Module):
-    """Stands in for a learned table of positions: the vectors that a scheme adds, or zeros. The table, which is not
-    used, keeps its name, so that weights are saved and loaded as ever. ``config`` is the model's, whose attention must
-    be posenc's.
+    """Replaces a learned table of positions: returns the vectors that a scheme adds, or zeros. The unused table keeps
+    its name, so that weights are saved and loaded as before. ``config`` is that of the model, whose attention must be
+    posenc's.
     """
 
     def __init__(self, weight: Tensor, scheme: Scheme | None, config: Any) -> None:
         super().__init__()
         self.weight, self.scheme, self.config_of_model = weight, scheme, config
-        self.seen: Tensor | None = None  # the position_ids of the last pass, for layers that are not given them
+        self.seen: Tensor | None = None  # the position_ids of the last forward pass, for layers that do not get them
 
     def forward(self, ids: Tensor) -> Tensor:
-        """What is added to the input at these positions."""
+        """The vectors to add to the input at these positions."""
         check_runs(self.config_of_model)
         self.seen = ids
         table = None if self.scheme is None else self.scheme.table(Positions(ids.long()))
@@ -48,32 +48,26 @@ class PosencTable(nn.Module):
 
 
 def put_adapted(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
-    """Exchanges the attention of every layer of a family that has one of its own."""
+    """Replaces the attention of every layer of a family in `ADAPTERS`."""
     config = text_config(base)
     name, forward = ADAPTERS[config.model_type]
     modules = [m for m in base.modules() if type(m).__name__ == name]
     schemes = _by_layer(base, what, len(modules))
-    was = config._attn_implementation_internal
-
-    def back() -> None:
-        config._attn_implementation_internal = was
-
-    patched.on_undo(back)
-    config._attn_implementation_internal = NAME  # so that the model asks for posenc's mask
+    patched.set(config, "_attn_implementation_internal", NAME)  # so that the model asks for posenc's mask
     for module in base.modules():
-        if getattr(module, "use_alibi", False):  # Falcon would lay the mask out, to add its bias to it
+        if getattr(module, "use_alibi", False):  # else Falcon adds its bias to the mask
             patched.set(module, "use_alibi", False)
     counts = config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False)
     for n, module in enumerate(modules):
         scheme, window = schemes[n]
         patched.exchange(module, adapted(type(module), {"forward": forward}))
         patched.replace(module, PLAN, Plan(scheme, window, counts=counts))
-    patched.changes.append("attention: posenc's, in place of the model's own")
+    patched.changes.append("attention: posenc's instead of the model's own")
     patched.changes.extend(in_words(what))
 
 
 def put_bound(patched: Patched, base: Any) -> None:
-    """Exchanges the attention of every layer of a family whose positions are made of the layers' own weights."""
+    """Replaces the attention of every layer of a family in `BOUND`."""
     scheme_of, classes = BOUND[text_config(base).model_type]
     attention = next(iter(classes))
     schemes = [scheme_of(module) for module in base.modules() if type(module).__name__ == attention]
@@ -81,7 +75,7 @@ def put_bound(patched: Patched, base: Any) -> None:
         methods = classes.get(type(module).__name__)
         if methods is not None:
             patched.exchange(module, adapted(type(module), methods))
-    patched.changes.append("attention: posenc's, in place of the model's own, with the weights of each layer")
+    patched.changes.append("attention: posenc's instead of the model's own, with the weights of each layer")
     said: dict[str, list[int]] = {}
     for layer, scheme in enumerate(schemes):
         said.setdefault(repr(scheme), []).append(layer)
@@ -91,7 +85,7 @@ def put_bound(patched: Patched, base: Any) -> None:
 def _by_layer(
     base: Any, what: Schedule | Scheme, layers: int
 ) -> list[tuple[Any, tuple[int | None, int | None] | Chunk | None]]:
-    """Scheme and window of every layer; None: the model's own window."""
+    """Scheme and window of every layer; a window of None is the model's own."""
     if not isinstance(what, Schedule):
         _check_scheme(base, what)
         return [(what, None)] * layers
@@ -103,12 +97,12 @@ def _by_layer(
 
 
 def _give_back(table: PosencTable, original: nn.Embedding) -> None:
-    """The weight to the table that it was of: loading may have put another in its place."""
+    """Returns the weight to the original table: loading may have replaced it."""
     original.weight = table.weight
 
 
 def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
-    """Puts a scheme, or one for each layer with its window, in place of the model's rotation or learned table."""
+    """Replaces the model's rotation or learned table by a scheme, or by one for each layer with its window."""
     modules, config = attentions(base), text_config(base)
     if config.model_type in ADAPTERS:
         put_adapted(patched, base, what)
@@ -117,7 +111,7 @@ def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     found = list(rotaries(base))
     if not modules or not (table or found):
         raise ValueError(
-            f"{named(base)} has neither rotary modules nor a learned table that posenc knows, so posenc cannot tell "
+            f"{named(base)} has neither rotary modules nor a learned table that posenc knows, so posenc does not know "
             "what a scheme would replace"
         )
     layers = sorted({module.layer_idx for module in modules})
@@ -137,8 +131,8 @@ def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
                 source = PosencTable(original.weight, adder, config)
                 patched.replace(parent, table, source)
                 patched.on_undo(partial(_give_back, source, original))
-                instead = "nothing" if adder is None else repr(adder)
-                patched.changes.append(f"the model's learned table {table}: not added, {instead} is")
+                instead = "" if adder is None else f", replaced by {adder!r}"
+                patched.changes.append(f"the model's learned table {table}: not added{instead}")
     scaled = False
     for module in modules:
         scheme, window = schemes[layers.index(module.layer_idx)]
@@ -152,9 +146,8 @@ def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
 
 
 def _unscale(patched: Patched, module: Any) -> bool:
-    """Switches off that a layer scales queries by their position, as those of Llama 4 and Ministral 3 do; whether it
-    did. The latter is told by the function of transformers that gives the factor.
-    """
+    """Switches off a layer's scaling of queries by their position, as in Llama 4 and Ministral 3, and returns whether
+    it had one. The latter's file in transformers has the function ``get_llama_4_attn_scale``."""
     if getattr(module, "attn_temperature_tuning", False):
         patched.set(module, "attn_temperature_tuning", False)
         return True
@@ -165,28 +158,28 @@ def _unscale(patched: Patched, module: Any) -> bool:
 
 
 def _scaling(scheme: nn.Module) -> Any:
-    """The scaling of a scheme that turns; None of others."""
+    """The scaling of a rotary scheme; None for others."""
     return getattr(scheme, "scaling", None) if isinstance(scheme, Scheme) else None
 
 
 def _check_scheme(base: Any, scheme: Any) -> None:
-    """ValueError for a scheme that this model cannot have, as far as its arguments tell."""
+    """ValueError for a scheme that does not fit this model."""
     config = text_config(base)
     heads, has_table = config.num_attention_heads, config.model_type in TABLES
-    wanted = {}
+    wanted: dict[str, int] = {}
     several = hasattr(config, "qk_rope_head_dim") or "head_dim" in (getattr(config, "per_layer_attributes", None) or ())
     if not several:
-        wanted["head_dim"] = getattr(config, "head_dim", None) or config.hidden_size // heads, "head_dim {}"
+        wanted["head_dim"] = getattr(config, "head_dim", None) or config.hidden_size // heads
     for part in bare_parts(scheme):
         name = type(part).__name__
         if "add" in part.doors and not has_table:
             raise ValueError(
-                f"{name} adds to the input, and {named(base)} has no table of positions in whose place it could stand"
+                f"{name} adds to the input, and {named(base)} has no table of positions that it could replace"
             )
         if part.features:
             raise ValueError(
-                f"{name} needs what each layer makes of its tokens ({', '.join(part.features)}), which the layers of "
-                f"{named(base)} do not make: build it into a model of your own"
+                f"{name} needs features that each layer projects from its tokens ({', '.join(part.features)}), which "
+                f"the layers of {named(base)} do not: build it into your own model"
             )
         made = getattr(part, "num_heads", None)
         counts = _key_heads(base) if part.heads_of == "key" else {heads}
@@ -195,16 +188,15 @@ def _check_scheme(base: Any, scheme: Any) -> None:
                 f"{name} is made for {made} {'key ' * (part.heads_of == 'key')}heads, and {named(base)} has "
                 f"{' or '.join(map(str, sorted(counts)))}"
             )
-        dim = {"dim": (config.hidden_size, "dim {}")} if "add" in part.doors else {}
-        for argument, (its, words) in (wanted | dim).items():
+        for argument, its in (wanted | ({"dim": config.hidden_size} if "add" in part.doors else {})).items():
             made = getattr(part, argument, None)
             if made is not None and made != its:
-                raise ValueError(f"{name} is made for {words.format(made)}, and {named(base)} has {its}")
+                raise ValueError(f"{name} is made for {argument} {made}, and {named(base)} has {its}")
         _check_bound(base, part)
 
 
 def _key_heads(base: Any) -> set[int]:
-    """How many heads keys have as they reach attention, in each of the layers."""
+    """The numbers of key heads that reach attention, over all layers."""
     config = text_config(base)
     if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):  # of Falcon
         return {1}
@@ -214,9 +206,8 @@ def _key_heads(base: Any) -> set[int]:
 
 @torch.no_grad()
 def _check_bound(base: Any, part: Scheme) -> None:
-    """ValueError for a scheme made for keys behind the query where a query sees those after it, or the other way round,
-    and, in its own words, for one of other positions than a line.
-    """
+    """ValueError for a causal scheme in a bidirectional model, for heads that would attend to no key in a causal model,
+    and, raised by the scheme, for positions of several axes."""
     always = not getattr(text_config(base), "is_causal", True)  # transformers makes its masks by it
     sees = {not always and getattr(module, "is_causal", True) for module in attentions(base)}
     device = next((parameter.device for parameter in part.parameters()), None)
@@ -225,8 +216,8 @@ def _check_bound(base: Any, part: Scheme) -> None:
     if part.for_decoders and False in sees:
         other = next((piece.looks_back for piece in pieces if piece.looks_back), None)
         raise ValueError(
-            f"{name} {'as it is made ' * (other is not None)}encodes keys behind the query alone, and {named(base)} "
-            f"lets a query see those after it: {f'make it with {other}' if other else 'take a scheme for both sides'}"
+            f"{name} {'in this form ' * (other is not None)}encodes only keys before the query, and in {named(base)} "
+            f"queries attend to later keys: {f'make it with {other}' if other else 'use a bidirectional scheme'}"
         )
     for piece in pieces:
         if piece.distance is not None:
@@ -235,8 +226,8 @@ def _check_bound(base: Any, part: Scheme) -> None:
             continue
         if piece.hides and True in sees and bool(piece.at(torch.tensor([-1], device=device)).isneginf().any()):
             raise ValueError(
-                f"{name} as it is made has heads that see keys after the query alone, and {named(base)} hides these "
-                "from every query: make it in its causal form"
+                f"{name} in this form has heads that attend only to keys after the query, which {named(base)} masks: "
+                "make it in its causal form"
             )
 
 

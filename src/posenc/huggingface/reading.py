@@ -1,4 +1,4 @@
-"""What the readers of all families share: a configuration's keys in, `ModelPositions` out."""
+"""Functions that the readers of all families share, from a configuration's keys to `ModelPositions`."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from posenc.positions.tiles import Window
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme
 
+PLAIN = Layer()
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
 def head_dim_of(keys: Keys) -> int:
-    """head_dim, or hidden_size by the number of heads."""
+    """head_dim, or hidden_size / num_attention_heads."""
     found = keys.get("head_dim")
     return int(keys("hidden_size") // keys("num_attention_heads") if found is None else found)
 
 
-def alike(keys: Keys, scheme: Scheme, window: Window = None, layer: Layer | None = None, **more: Any) -> ModelPositions:
-    """A model whose layers are all the same."""
-    layers = int(keys("num_hidden_layers"))
-    return described(keys, [scheme] * layers, [window] * layers, [layer or Layer()] * layers, **more)
-
-
 def described(
-    keys: Keys, schemes: Sequence[Scheme], windows: Sequence[Window], layers: Sequence[Layer], **more: Any
+    keys: Keys,
+    schemes: Scheme | list[Scheme],
+    windows: Window | list[Window] = None,
+    layers: Layer | list[Layer] = PLAIN,
+    **more: Any,
 ) -> ModelPositions:
-    """The value, of one entry per layer each."""
+    """The description of a model. Each argument is a list with an entry per layer, or one value for all layers."""
     more.setdefault("length", keys.get("max_position_embeddings"))
-    schedule = Schedule(list(zip(schemes, windows, strict=True)))
-    return ModelPositions(keys.model_type, schedule, tuple(layers), **more)
+    counts = [len(given) for given in (schemes, windows, layers) if isinstance(given, list)]
+    count = counts[0] if counts else int(keys("num_hidden_layers"))
+    each: list[list[Any]] = [x if isinstance(x, list) else [x] * count for x in (schemes, windows, layers)]
+    return ModelPositions(keys.model_type, Schedule(list(zip(each[0], each[1], strict=True))), tuple(each[2]), **more)
 
 
 def kinds_of(keys: Keys, *known: str) -> list[str]:
@@ -48,7 +49,7 @@ def kinds_of(keys: Keys, *known: str) -> list[str]:
 
 
 def windows_of(keys: Keys, kinds: Sequence[str], name: str = "sliding_window") -> list[Window]:
-    """The window of the layers that slide."""
+    """The window of each layer: None for those without one."""
     window = keys.get(name)
     if SLIDING in kinds and window is None:
         raise keys.wrong(name, f"must be a number of keys, since layer_types has {SLIDING!r}")
@@ -56,7 +57,7 @@ def windows_of(keys: Keys, kinds: Sequence[str], name: str = "sliding_window") -
 
 
 def check_pattern(keys: Keys, name: str, kinds: Sequence[Any], expected: Callable[[int, Any], Any]) -> None:
-    """ValueError where a number that a list was made from is given, and says something else than the list."""
+    """ValueError for a key from which transformers derives the list ``kinds``, if it contradicts the list."""
     value = keys.get(name)
     if value is None or value == keys.default(name):
         return
@@ -65,11 +66,11 @@ def check_pattern(keys: Keys, name: str, kinds: Sequence[Any], expected: Callabl
 
 
 def scaled(factor: float, head_dim: int) -> float | None:
-    """A factor of q . k, unless it is 1/sqrt(head_dim)."""
+    """A factor of q . k, or None if it is 1/sqrt(head_dim)."""
     return None if math.isclose(factor, head_dim**-0.5, rel_tol=1e-12) else factor
 
 
 def silent(keys: Keys, name: str) -> tuple[str, ...]:
-    """A remark on a key that published configurations have, and nothing of the model reads."""
+    """A remark on a key that published configurations have but the model does not read."""
     value = keys.get(name)
-    return () if value is None else (f"{name} = {value} is read by nothing of the model",)
+    return () if value is None else (f"{name} = {value} is not read by the model",)

@@ -1,4 +1,4 @@
-"""rope_parameters of a configuration, read into a `RoPE`."""
+"""Reads the rope_parameters of a configuration into a `RoPE`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def rotary(
     also: tuple[str, ...] = (),
     **options: Any,
 ) -> RoPE:
-    """The rotation that rope_parameters say, or those of a layer type in them.
+    """The rotation of rope_parameters, or of those of a layer type.
 
-    ``partial``: the model's code reads partial_rotary_factor, the share of the channels that turn. ``also`` are keys
-    that the caller reads by itself; ``options`` are further arguments of `RoPE`. Raises ValueError for a key that is
-    unknown, missing, or contradicts another.
+    ``partial``: the model's code reads partial_rotary_factor, the share of rotated channels. ``also`` are keys that the
+    caller reads itself; ``options`` are further arguments of `RoPE`. Raises ValueError for a key that is unknown,
+    missing, or contradicts another.
     """
     params, where = keys("rope_parameters"), "rope_parameters"
     if of_type is not None:
@@ -48,7 +48,7 @@ def rotary(
     turned: int = options.pop("rotary_dim", head_dim)
     if kind != "proportional" and share != 1.0:
         if not partial:
-            raise read.wrong("partial_rotary_factor", f"must be 1, since {keys.model_type} turns all channels")
+            raise read.wrong("partial_rotary_factor", f"must be 1, since {keys.model_type} rotates all channels")
         turned = int(head_dim * share)
     return RoPE(head_dim, base, layout, rotary_dim=turned, scaling=scaling, **options)
 
@@ -73,15 +73,15 @@ def _scaling(keys: Keys, read: Params, kind: str, share: float) -> Scaling | Non
     if kind == "longrope":
         short, long = read.get("short_factor"), read.get("long_factor")
         if factor < 1 and attention_factor is None:
-            attention_factor = 1.0  # a model that reads less than it was trained on: cos and sin stay as they are
+            attention_factor = 1.0  # a model for shorter texts than in training: cos and sin are not scaled
         return LongRoPE(short, long, original, factor if factor >= 1 else None, attention_factor)
     truncate = read.get("truncate", True)
     if truncate is not True and "[" in read.where:
-        raise read.wrong("truncate", "must be true here, since transformers reads it beside the layer types alone")
+        raise read.wrong("truncate", "must be true here, since transformers reads it only outside the layer types")
     mscales = {}
-    if attention_factor is None:  # else nothing reads them
+    if attention_factor is None:  # else they are not read
         mscales = {name: value for name in ("mscale", "mscale_all_dim") if (value := read.get(name)) is not None}
         if mscales and (len(mscales) == 1 or 0 in mscales.values()):
-            raise read.wrong(next(iter(mscales)), "is read where both mscale and mscale_all_dim are above 0 alone")
+            raise read.wrong(next(iter(mscales)), "is only read if both mscale and mscale_all_dim are above 0")
     fast, slow = read.number("beta_fast", 32.0), read.number("beta_slow", 1.0)
     return YaRN(factor, original, fast, slow, truncate=truncate, attention_factor=attention_factor, **mscales)

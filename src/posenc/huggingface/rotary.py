@@ -1,7 +1,7 @@
-"""The rotary modules of transformers' models: what they turn by, in which form they give it, and one that stands in.
+"""Reads the rotary modules of transformers' models, and replaces them.
 
-A rotary module takes the model's ``position_ids`` once per forward pass and gives cos and sin to all layers. What it
-does is not read off its name: it is called with a few positions, and what it gives is compared.
+A rotary module takes the model's ``position_ids`` once per forward pass and returns cos and sin for all layers. Its
+frequencies and output form are not taken from its name: it is called with a few positions, and the result is compared.
 """
 
 from __future__ import annotations
@@ -19,18 +19,16 @@ from posenc.rotation.phases import frequencies
 from posenc.schemes.rope import RoPE
 
 Form: TypeAlias = Literal["twice", "each twice", "once", "complex"]
-"""How the numbers of the pairs stand in cos and sin: all pairs and all again, each pair twice, once, or as one complex
-number each."""
+"""The order of pairs in cos and sin: all pairs twice, each pair twice in a row, once, or one complex number each."""
 
-PROBE = (3, 1, 7)  # places that tell forms apart, small enough for float32 to be exact to a few of its digits
-CLOSE = 1e-5  # far above the rounding of angles up to 7 in float32, 1e-6, and far below what another form would give
+PROBE = (3, 1, 7)  # positions that distinguish the forms, small enough for precise angles in float32
+CLOSE = 1e-5  # far above the rounding of angles up to 7 in float32, 1e-6, and far below the error of another form
 
 
 @dataclass(frozen=True)
 class Turns:
-    """What a rotary module does for one type of layers (None: for all): pair k turns by base^(-2k/rotary_dim), before
-    any scaling; ``own`` says in words which scaling the model has. ``allocation``: the axis of each pair, where
-    positions have several."""
+    """The rotation of one layer type by a rotary module: pair k by p base^(-2k/rotary_dim), before any scaling. ``own``
+    describes the model's scaling. ``allocation`` is the axis of each pair, if positions have several axes."""
 
     base: float
     rotary_dim: int
@@ -39,13 +37,13 @@ class Turns:
     allocation: tuple[int, ...] | None = None
 
     def rope(self, scaling: Any = None) -> RoPE:
-        """The rotation, with another scaling in place of the model's."""
+        """The rotation, with another scaling than the model's."""
         axes = 1 if self.allocation is None else max(self.allocation) + 1
         return RoPE(self.rotary_dim, self.base, axes=axes, allocation=self.allocation, scaling=scaling)
 
 
 def is_rotary(module: nn.Module) -> bool:
-    """Whether it is a module of transformers that gives cos and sin for positions."""
+    """Whether it is a module of transformers that returns cos and sin for positions."""
     return "Rotary" in type(module).__name__ and any(name.endswith("inv_freq") for name, _ in module.named_buffers())
 
 
@@ -82,19 +80,15 @@ def _read(probe: Any, kind: str | None, config: Any, parameters: dict[str, Any])
     rotary_dim = 2 * default.numel()
     expected = frequencies(rotary_dim, float(base))
     if not torch.allclose(default.double().cpu(), expected, rtol=1e-5, atol=0):
-        raise ValueError(f"{name} does not turn by base^(-2k/{rotary_dim}) with base {base:g} from its configuration")
+        raise ValueError(f"{name} does not rotate by base^(-2k/{rotary_dim}) with base {base:g} from its configuration")
     form, allocation = _form(probe, name, kind)
-    own = "none" if rope_type == "default" else _in_words(rope_type, parameters)
+    own, factor = "none" if rope_type == "default" else rope_type, parameters.get("factor")
+    own += "" if own == "none" or factor is None else f" by {factor:g}"
     return Turns(float(base), rotary_dim, form, own, allocation)
 
 
-def _in_words(rope_type: str, parameters: dict[str, Any]) -> str:
-    factor = parameters.get("factor")
-    return rope_type if factor is None else f"{rope_type} by {factor:g}"
-
-
 def _form(probe: Any, name: str, kind: str | None) -> tuple[Form, tuple[int, ...] | None]:
-    """In which form cos and sin come, and which axis of the positions each pair goes by."""
+    """The form of cos and sin, and the axis of each pair."""
     prefix = "" if kind is None else f"{kind}_"
     device = getattr(probe, f"{prefix}inv_freq").device
     line = torch.tensor(PROBE, device=device)
@@ -104,13 +98,9 @@ def _form(probe: Any, name: str, kind: str | None) -> tuple[Form, tuple[int, ...
     ids = torch.stack([line * (n + 1) for n in range(3)])[:, None] if has_axes else line[None]
     with torch.no_grad():
         given = probe(x, ids, *kinds)
-        if isinstance(given, Tensor) and given.is_complex():
-            cos, sin = given.real, given.imag
-            is_complex = True
-        else:
-            cos, sin = given
-            is_complex = False
-    # Read after the call, which may have changed them: that of a scaling by length does.
+    is_complex = isinstance(given, Tensor)
+    cos, sin = (given.real, given.imag) if is_complex else given
+    # Read after the call, which changes them if the scaling depends on the length.
     theta, scale = getattr(probe, f"{prefix}inv_freq"), float(getattr(probe, f"{prefix}attention_scaling", 1.0))
     pairs = theta.numel()
     axes = [c * theta.float() for c in (ids.float()[..., None] if has_axes else ids.float()[None, ..., None])]
@@ -125,7 +115,7 @@ def _form(probe: Any, name: str, kind: str | None) -> tuple[Form, tuple[int, ...
         nearest = torch.stack(fits).min(0)
         if got[0].shape == axes[0].shape and bool((nearest.values < CLOSE * 2 * max(1.0, scale)).all()):
             return form, tuple(nearest.indices.tolist()) if has_axes else None
-    raise ValueError(f"{name} gives cos and sin in a form that posenc does not know, {tuple(cos.shape)}")
+    raise ValueError(f"{name} returns cos and sin in a form that posenc does not know, {tuple(cos.shape)}")
 
 
 def _forms(width: int, pairs: int, is_complex: bool) -> tuple[Form, ...]:
@@ -145,12 +135,12 @@ def _laid(x: Tensor, form: Form) -> Tensor:
 
 
 class PosencRotary(nn.Module):
-    """Stands in for a rotary module: cos and sin of posenc's rotation, exact to float32 at any position, in the form
-    that the model expects. ``ropes`` are the rotations by type of layer; None for one that does not turn here, because
-    posenc turns its queries and keys in attention: it is given cos 1 and sin 0. Other types turn as they did.
+    """Replaces a rotary module: returns cos and sin of posenc's rotation, exact to float32 at any position, in the form
+    that the model expects. ``ropes`` are the rotations by layer type; None means that posenc rotates queries and keys
+    in attention, so cos is 1 and sin 0. Layer types that are not in ``ropes`` use the original module.
 
-    The module in whose place it stands is kept, and moves with the model. ``config`` is the model's, whose attention
-    must be posenc's where posenc turns.
+    The original module is kept and moves with the model. ``config`` is that of the model, whose attention must be
+    posenc's if posenc rotates in attention.
     """
 
     def __init__(
@@ -163,7 +153,7 @@ class PosencRotary(nn.Module):
         super().__init__()
         self.original = original
         self.turns, self.ropes, self.config_of_model = turns, ropes, config
-        self.seen: Tensor | None = None  # the position_ids of the last pass, for layers that are not given them
+        self.seen: Tensor | None = None  # the position_ids of the last forward pass, for layers that do not get them
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -179,7 +169,7 @@ class PosencRotary(nn.Module):
             return self.original(x, position_ids, layer_type)
         turns, rope = self.turns[layer_type], self.ropes[layer_type]
         ids = position_ids
-        if turns.allocation is not None:  # (axes, rows, tokens), or one line for all axes
+        if turns.allocation is not None:  # (axes, rows, tokens), or the same for all axes
             axes = max(turns.allocation) + 1
             ids = ids.expand(axes, *ids.shape[-2:]).movedim(0, -1)
         if rope is None:

@@ -1,4 +1,4 @@
-"""Schemes of the catalog as single models of transformers have them, with what their code does to them."""
+"""Variants of the catalog's schemes in single models of transformers."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Function, Meeting
 from posenc.positions.positions import Positions
 from posenc.positions.visibility import table_index
-from posenc.rotation.phases import exact
+from posenc.rotation.phases import widest
 from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.deberta import DeBERTa
+from posenc.schemes.fire import plus
 from posenc.schemes.learned import Learned
 from posenc.schemes.swin_v2 import SwinV2
 
 
 class OffsetLearned(Learned):
-    """A learned table whose first rows are left out: x_i <- x_i + W[p_i + offset].
+    """A learned table whose first rows are not positions: x_i <- x_i + W[p_i + offset].
 
-    OPT's table begins two rows late; RoBERTa's after the row of its padding token, so that position 0 is row
-    pad_token_id + 1. ``max_positions`` counts the rows of the table, of which max_positions - offset have a position.
+    In OPT position 0 is row 2, in RoBERTa row pad_token_id + 1. ``max_positions`` is the number of rows of the table,
+    of which max_positions - offset are positions.
 
-    Errors: PositionError for a position outside of those, and as `Learned`.
+    Errors: PositionError for a position outside the table, and as for `Learned`.
     Source: the code of OPT and of RoBERTa in transformers.
     """
 
@@ -38,7 +39,7 @@ class OffsetLearned(Learned):
         self.offset = whole("offset", offset, 0, self.max_positions - 1)
 
     def extra_repr(self) -> str:
-        """The arguments, the offset by its name."""
+        """The arguments, with the offset as a keyword."""
         return f"{self.max_positions}, {self.dim}, offset={self.offset}"
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
@@ -70,12 +71,12 @@ class DividedALiBi(ALiBi):
 
 
 class RoundedALiBi(DividedALiBi):
-    """`DividedALiBi` as the published code of Falcon computes it: slopes, places and products are rounded to bfloat16.
+    """`DividedALiBi` as in the published code of Falcon: slopes, positions and products are rounded to bfloat16.
 
     Formula: (q_i . k_j + b_h(p_j) - b_h(p_i)) / sqrt(d), with b_h(p) = r(r(m_h) r(p)) and r the rounding to bfloat16.
-    So it is not relative: it depends on where the text begins, and with the 32 heads of falcon-rw-1b it is off by up to
-    1.1 before place 2,048. Runs as a mask or in blocks, where `DividedALiBi` has kernels. Source: the code of Falcon in
-    transformers, and copies of the authors' own.
+    So it is not relative, and with the 32 heads of falcon-rw-1b its error is up to 1.1 before position 2,048. It runs
+    as a mask or in blocks, while `DividedALiBi` has kernels. Source: the code of Falcon in transformers, and copies of
+    the authors' code.
     """
 
     def score(  # type: ignore[override]  # another kind of piece
@@ -87,27 +88,21 @@ class RoundedALiBi(DividedALiBi):
         return (Function(plus, self._placed, adds=True, scheme="RoundedALiBi"),)
 
     def _placed(self, x: Tensor, y: Tensor) -> tuple[Float[Tensor, "heads rows queries keys"]]:
-        if x.dim() == 4:  # coordinates with an axis of their own
+        if x.dim() == 4:  # coordinates with a dimension for axes
             x, y = x[..., 0], y[..., 0]
         slopes = self._slopes(self.num_heads, torch.float32, x.device).bfloat16()[:, None, None, None]
-        dtype = torch.float64 if exact(x.device) == x.device else torch.float32
-        here, there = ((slopes * p.to(torch.bfloat16)).to(dtype) for p in (x, y))
+        here, there = ((slopes * p.to(torch.bfloat16)).to(widest(x.device)) for p in (x, y))
         return ((there - here) / math.sqrt(self.head_dim),)
 
 
-def plus(score: Tensor, bias: Tensor) -> Tensor:
-    """s + b."""
-    return score + bias
-
-
 class LayerSwinV2(SwinV2):
-    """Swin v2 with the weights of a layer of transformers, which stay the layer's: nothing is copied, and they train.
+    """Swin v2 with the weights of a layer of transformers, which are not copied and can be trained.
 
-    ``layer`` is a Swinv2SelfAttention. Errors: ValueError for a network that is not of plain linear layers.
+    ``layer`` is a Swinv2SelfAttention. Errors: ValueError for an MLP that is not of plain linear layers.
     """
 
     def __init__(self, layer: Any) -> None:
-        Scheme.__init__(self)  # no weights are drawn
+        Scheme.__init__(self)  # no parameters
         self.grid: tuple[int, int] = tuple(layer.window_size)
         before: tuple[int, int] = tuple(layer.pretrained_window_size)
         self.trained = before if before[0] > 0 else self.grid
@@ -120,7 +115,7 @@ class LayerSwinV2(SwinV2):
                     f"{type(each).__name__}"
                 )
         self.hidden = first.out_features
-        self._layer = (layer,)  # in a tuple, so that it is not a part of this module
+        self._layer = (layer,)  # in a tuple, so that it is not a submodule
 
     @property
     def tau(self) -> Tensor:  # type: ignore[override]  # of the layer, not its own
@@ -151,19 +146,19 @@ TERMS = ("c2p", "p2c")
 
 
 class LayerDeBERTa(DeBERTa):
-    """DeBERTa's terms with the projections of a layer of transformers, and the relative table that its model hands it.
+    """DeBERTa's terms with the projections of a layer of transformers, and the relative table that its model passes.
 
-    Formula: that of `DeBERTa` with those terms that ``pos_att_type`` names, t of them, and 1/sqrt((1 + t) d) in place
-    of 1/sqrt(3 d). The layer divides by that even where relative_attention is off, and no term is added.
+    Formula: that of `DeBERTa` with the t terms that ``pos_att_type`` names, and 1/sqrt((1 + t) d) instead of
+    1/sqrt(3 d). The layer has this scale even if relative_attention is off and no term is added.
 
-    ``layer`` is a DisentangledSelfAttention; ``table`` (2k, dim) is its relative embeddings, after norm and dropout,
-    None: to read the configuration alone. Errors: ValueError for terms that are neither, sizes that `DeBERTa` refuses,
-    and for buckets that transformers, in single precision, counts otherwise.
+    ``layer`` is a DisentangledSelfAttention; ``table`` (2k, dim) is its relative embeddings, after norm and dropout, or
+    None to read only the configuration. Errors: ValueError for unknown terms, sizes that `DeBERTa` does not accept, and
+    buckets that differ from those of transformers, which are computed in float32.
     Source: the code of DeBERTa-v2 in transformers.
     """
 
     def __init__(self, layer: Any, table: Tensor | None = None) -> None:
-        Scheme.__init__(self)  # no weights are drawn
+        Scheme.__init__(self)  # no parameters
         self.num_heads, self.head_dim = layer.num_attention_heads, layer.attention_head_size
         self.terms = tuple(term for term in TERMS if term in layer.pos_att_type)
         self.relative_attention = bool(layer.relative_attention)
@@ -173,13 +168,13 @@ class LayerDeBERTa(DeBERTa):
         if self.relative_attention and table is not None:
             names = ("key_proj", "query_proj") if layer.share_att_key else ("pos_key_proj", "pos_query_proj")
             made = [getattr(layer, name) for name, term in zip(names, TERMS, strict=True) if term in self.terms]
-            if made:  # a term that is not there is left out by `score`
+            if made:  # `score` omits the term that is missing
                 self.key, self.query = made[0], made[-1]
             rows = table[: 2 * self.span]
             self.relative: Any = SimpleNamespace(rows=SimpleNamespace(weight=rows), norm=None)
 
     def check(self, layer: Any) -> None:
-        """ValueError, by the key of the configuration, for what would not be what transformers does."""
+        """ValueError, naming the key, for a configuration that the scheme would not compute as transformers does."""
         unknown = [term for term in layer.pos_att_type if term not in TERMS]
         if unknown:
             raise ValueError(f"deberta-v2's pos_att_type must be of c2p and p2c, got {unknown[0]!r}")
@@ -187,10 +182,10 @@ class LayerDeBERTa(DeBERTa):
             return
         sizes = f"position_buckets={self.num_buckets} with max_relative_positions={self.max_distance}"
         try:
-            with torch.device("meta"):  # checks alone
+            with torch.device("meta"):  # only its checks
                 DeBERTa(1, 1, max_distance=self.max_distance, num_buckets=self.num_buckets)
         except ValueError as error:
-            raise ValueError(f"deberta-v2's {sizes} cannot be said by DeBERTa: {error}") from None
+            raise ValueError(f"deberta-v2's {sizes} is not supported by DeBERTa: {error}") from None
         if self.num_buckets is not None:
             from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_position
 
@@ -199,8 +194,8 @@ class LayerDeBERTa(DeBERTa):
             other = n[(theirs + self.span).clamp(0, 2 * self.span - 1) != self._index(-n)]
             if len(other):
                 raise ValueError(
-                    f"deberta-v2's {sizes} is counted otherwise in the single precision of transformers, first at a "
-                    f"distance of {int(other.abs().min())}"
+                    f"deberta-v2's {sizes} gives other buckets in the float32 of transformers, first at a distance of "
+                    f"{int(other.abs().min())}"
                 )
 
     def score(
@@ -215,13 +210,13 @@ class LayerDeBERTa(DeBERTa):
     def _projected(self, table: Tensor, layer: nn.Module) -> Float[Tensor, "heads entries head_dim"]:
         if type(layer) is nn.Linear:
             return super()._projected(table, layer)
-        # LoRA and quantised layers have more than a weight, so they are called, in the precision of the table as given.
+        # LoRA and quantized layers have more than a weight, so they are called, in the dtype of the given table.
         given: Tensor = self.relative.rows.weight
         rows: Tensor = layer(given)
         return rows.to(table).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
 
     def extra_repr(self) -> str:
-        """What the layer was configured with."""
+        """The configuration of the layer."""
         if not self.relative_attention:
             return f"{self.num_heads}, {self.head_dim}, no terms"
         buckets = "" if self.num_buckets is None else f", num_buckets={self.num_buckets}"

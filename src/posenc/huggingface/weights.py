@@ -1,16 +1,15 @@
-"""Weights for another convention: pairs of channels in the other layout, learned tables for other sizes."""
+"""Converts weights: pairs of channels to the other layout, and learned tables to other sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.arguments import check_choice, check_flag, check_type, shown, whole
+from posenc.arguments import check_choice, check_flag, check_type, shown, sides, whole
 from posenc.rotation.phases import PairLayout
 
 # -- the layout of pairs ----------------------------------------------------------------------------------------------
@@ -22,17 +21,17 @@ def half_to_interleaved(
     """Converts weights of queries or keys from the "half" to the "interleaved" layout of a rotation.
 
     Channel k of the rotated d = rotary_dim channels of each head goes to 2k, channel k + d/2 to 2k + 1. If both queries
-    and keys are converted, scores do not change; values, output and channels that do not rotate are not touched.
+    and keys are converted, scores do not change. Values, output and channels that are not rotated are unchanged.
 
-    ``x`` has heads times ``head_dim`` entries along ``axis``, however many heads: the weight of q_proj or k_proj
-    (axis 0; of a Conv1D axis -1), its bias, LoRA's B (LoRA's A stays as it is), scales and zero points per output
-    channel, and the weight of a norm of queries or keys, (head_dim,) or (heads head_dim,). Of MLA: q_b_proj, with
+    ``x`` has heads times ``head_dim`` entries along ``axis``, for any number of heads: the weight of q_proj or k_proj
+    (axis 0; of a Conv1D axis -1), its bias, LoRA's B (LoRA's A does not change), scales and zero points per output
+    channel, and the weight of a norm of queries or keys, (head_dim,) or (heads head_dim,). In MLA: q_b_proj, with
     head_dim = qk_nope_head_dim + qk_rope_head_dim, rotary_dim = qk_rope_head_dim and first_channel =
-    qk_nope_head_dim; kv_a_proj_with_mqa, which is one head of kv_lora_rank + qk_rope_head_dim with first_channel =
+    qk_nope_head_dim; and kv_a_proj_with_mqa, a single head of kv_lora_rank + qk_rope_head_dim with first_channel =
     kv_lora_rank.
 
-    `interleaved_to_half` is the inverse; entries are moved and never changed, so both ways are bit-equal, in any dtype.
-    Errors: ValueError for an axis that is no multiple of head_dim, or a rotary_dim that is odd or does not fit.
+    `interleaved_to_half` is the inverse. Entries are moved, not changed, so a round trip is exact in any dtype.
+    Errors: ValueError for an axis whose size is not a multiple of head_dim, or a rotary_dim that is odd or too large.
     """
     return _moved("x", x, _order(head_dim, rotary_dim, first_channel, "interleaved"), axis)
 
@@ -57,7 +56,7 @@ def _moved(name: str, x: Tensor, order: Tensor, axis: int) -> Tensor:
 
 
 def _order(head_dim: int, rotary_dim: int | None, first_channel: int, to: PairLayout) -> Tensor:
-    """Which channel of a head comes to each place."""
+    """The old index of each new channel of a head."""
     head_dim = whole("head_dim", head_dim, least=2)
     first_channel = whole("first_channel", first_channel, 0, head_dim - 2)
     room = head_dim - first_channel
@@ -72,13 +71,13 @@ def _order(head_dim: int, rotary_dim: int | None, first_channel: int, to: PairLa
 
 
 NORMS = tuple(f"{side}_{norm}" for norm in ("norm", "layernorm", "layer_norm") for side in ("q", "k", "query", "key"))
-"""Modules of transformers that norm queries and keys, head by head or all heads at once."""
+"""Modules of transformers that normalize queries and keys, per head or over all heads."""
 
 PROJECTIONS = ("q_proj", "k_proj", *NORMS)
-"""Modules that make queries and keys in most models of transformers, and those that norm them."""
+"""Modules that project queries and keys in most models of transformers, and those that normalize them."""
 
 OTHER_NORMS = ("v_norm", "q_a_norm", "q_a_layernorm", "kv_a_layernorm", "attn_sub_norm")
-"""Norms beside projections, of what does not turn: values, MLA's latents, the output."""
+"""Norms of tensors that are not rotated: values, MLA's latent vectors, the output."""
 
 BY_OUTPUT = (
     "weight",
@@ -94,10 +93,10 @@ ADAPTERS = ("lora_B", "lora_embedding_B", "lora_magnitude_vector")
 UNTOUCHED = ("input_scale", "output_scale", "lora_A", "lora_embedding_A")
 
 SIDES = {"queries": {"q", "query"}, "keys": {"k", "key", "kv"}}
-"""Words in the name of a module that say what it makes or norms."""
+"""Words in a module's name that mean queries or keys."""
 
 Found = dict[tuple[str, ...], dict[str, dict[str, str]]]
-"""What is converted: an attention's path, the name of a module in it, a name in the state, and what of it that is."""
+"""What is converted: path of an attention -> module in it -> name in the state -> parameter of the module."""
 
 
 def convert_layout(
@@ -109,21 +108,22 @@ def convert_layout(
     first_channel: int = 0,
     projections: Sequence[str] = PROJECTIONS,
 ) -> dict[str, Tensor]:
-    """A state_dict for a rotation in the other layout: a new dictionary, in which other tensors are the same objects.
+    """A state_dict for a rotation in the other layout: a new dictionary, which shares all other tensors.
 
-    Of every module that is named in ``projections``, weights, biases, LoRA's B (adapters named or not) and scales and
-    zero points per output channel are moved as by `half_to_interleaved` or `interleaved_to_half`; LoRA's A, and numbers
-    that are of the whole tensor, stay. A module with "norm" or "ln" in its name is a norm, with weights (head_dim,),
-    (heads head_dim,), (heads, head_dim) or, as StableLM's, a module for each head. Projections that make queries, keys
-    and values at once are not taken apart: cut them first.
-    ``convert_layout(convert_layout(state, "interleaved", d), "half", d)`` is the state again, bit by bit.
+    For every module named in ``projections``, converts weights, biases, LoRA's B (with or without adapter names) and
+    scales and zero points per output channel like `half_to_interleaved` or `interleaved_to_half`. LoRA's A and numbers
+    for the whole tensor do not change. A module with "norm" or "ln" in its name is a norm, with weights (head_dim,),
+    (heads head_dim,), (heads, head_dim) or, as in StableLM, a module per head. A projection of queries, keys and values
+    at once must be split before. A round trip, ``convert_layout(convert_layout(state, "interleaved", d), "half", d)``,
+    is exact.
 
-    Where queries and keys have heads of other widths, as in MLA, each is a call of its own, with ``projections`` of one
-    side; so is each set of layers, where heads are wider in some.
+    If queries and keys have heads of different widths, as in MLA, call it once for each, with their ``projections``;
+    if layers differ in width, call it once for each set of layers.
 
-    Errors: ValueError for a state without such a module, for an attention of which ``projections`` names both sides and
-    has one (an adapter may be of one alone), for a parameter whose channels are not known (packed weights, scales of
-    blocks of channels), for norms of other widths or unknown ones beside a projection, and as `half_to_interleaved`.
+    Errors: ValueError for a state without such a module, for an attention that has only one of the sides that
+    ``projections`` names (an adapter may have one), for a parameter with unknown channels (packed weights, scales of
+    blocks of channels), for norms of other widths or unknown ones beside a projection, and as for
+    `half_to_interleaved`.
     """
     check_choice("to", to, ("half", "interleaved"))
     order = _order(head_dim, rotary_dim, first_channel, to)
@@ -170,7 +170,7 @@ def _sides(modules: Iterable[str]) -> set[str]:
 
 
 def _check_sides(found: Found, projections: Sequence[str]) -> None:
-    """Scores stay as they are where both sides are converted. An adapter may be of one side alone."""
+    """ValueError if only one side is converted, which would change scores. An adapter may have one side."""
     named = [name for name in projections if not _is_norm(name)]
     for path, modules in found.items():
         weighty = [m for m, inner in modules.items() if any(i.startswith("weight") for i in inner.values())]
@@ -180,13 +180,13 @@ def _check_sides(found: Found, projections: Sequence[str]) -> None:
             others = ", ".join(name for name in named if side in _sides([name]))
             raise ValueError(
                 f"state has {'.'.join((*path, weighty[0]))!r}, and beside it none of {others}: both sides must be "
-                f"converted; name what makes {side} in projections=, or convert queries and keys by a call each, with "
-                f"projections= of one side"
+                f"converted; name the module of {side} in projections=, or convert queries and keys in separate calls, "
+                f"with projections= of one side"
             )
 
 
 def _check_gates(state: Mapping[str, Tensor], found: Found) -> None:
-    """A q_proj that also makes a gate, as Qwen3-Next's, has heads that are not all queries."""
+    """ValueError for a q_proj that also projects a gate, as in Qwen3-Next."""
     for path in found:
         names = [".".join((*path, module, "weight")) for module in ("q_proj", "k_proj", "v_proj", "o_proj")]
         weights = [state[name] for name in names if name in state]
@@ -201,7 +201,7 @@ def _check_gates(state: Mapping[str, Tensor], found: Found) -> None:
 
 
 def _check_norms(state: Mapping[str, Tensor], found: Found, projections: Sequence[str]) -> None:
-    """No norm beside a projection is left out for its name."""
+    """ValueError for an unknown norm beside a projection."""
     for name in state:
         parts = name.split(".")
         for n, part in enumerate(parts):
@@ -212,12 +212,12 @@ def _check_norms(state: Mapping[str, Tensor], found: Found, projections: Sequenc
             if beside and not of_the_other_side:
                 raise ValueError(
                     f"state has {name!r} beside {beside[0]}, and projections do not name {part!r}: "
-                    f"if it norms queries or keys, name it there, else convert the state without it"
+                    f"if it normalizes queries or keys, name it there, else convert the state without it"
                 )
 
 
 def _check_norm(name: str, x: Tensor, inner: str, head_dim: int, widths: list[int]) -> None:
-    """A norm is of a head, or of all channels that the projection beside it gives."""
+    """ValueError for a norm that is neither of a head nor of all channels of the projection beside it."""
     *within, kind = inner.split(".")
     if kind not in ("weight", "bias") or not all(part == "norms" or part.isdigit() for part in within):
         raise _unknown(name, x, ("weight", "bias", "norms.0.weight"))
@@ -225,7 +225,7 @@ def _check_norm(name: str, x: Tensor, inner: str, head_dim: int, widths: list[in
         width = f" nor of all {widths[0]}" if widths else ""
         raise ValueError(
             f"state has {name!r}, {shown(x)}, which is not of a head of head_dim = {head_dim} channels{width}; "
-            f"where heads are wider in some layers, convert those by a call of their own"
+            f"where heads are wider in some layers, convert those in a separate call"
         )
 
 
@@ -238,7 +238,7 @@ def _check_projection(name: str, x: Tensor, inner: str, widths: list[int]) -> No
 
 
 def _widths(state: Mapping[str, Tensor], modules: Mapping[str, Mapping[str, str]], of: Iterable[str]) -> list[int]:
-    """How many channels each of these modules gives, where its weight is there to say so."""
+    """The numbers of output channels of these modules, if their weights are in the state."""
     return [
         state[name].size(0)
         for module in of
@@ -249,7 +249,7 @@ def _widths(state: Mapping[str, Tensor], modules: Mapping[str, Mapping[str, str]
 
 def _unknown(name: str, x: Tensor, known: Sequence[str]) -> ValueError:
     return ValueError(
-        f"state has {name!r}, {shown(x)}: what its channels are is not known, so it cannot be converted; "
+        f"state has {name!r}, {shown(x)}: its channels are not known, so it cannot be converted; "
         f"known are {', '.join(known)}"
     )
 
@@ -265,18 +265,18 @@ def _first(state: Mapping[str, Tensor]) -> str:
 def resize_line(table: Float[Tensor, "... rows dim"], length: int, *, kept: int = 0) -> Float[Tensor, "... length dim"]:
     """A learned table for more or fewer positions, by linear interpolation between its rows.
 
-    Position i of m new ones maps to (i + 1/2) n/m - 1/2 of the n old ones, clamped to the ends: centres of positions
+    Position i of m new ones maps to (i + 1/2) n/m - 1/2 of the n old ones, clamped to the ends: centers of positions
     are aligned, as in `Positions.grid` with ``extent``. The first ``kept`` rows (two in OPT, pad_token_id + 1 in
     RoBERTa) are not positions: they are unchanged, and do not count in ``length``.
 
-    Computed in float32 at least and rounded once. The same length returns the same table, bit for bit.
-    Errors: ValueError for a table that is not floating, or has no rows beside those kept.
+    Computed in float32 or wider and rounded once. For the same length, returns the table itself.
+    Errors: ValueError for a table that is not floating, or that has only the kept rows.
     """
     rows = _table(table, kept) - kept
     length = whole("length", length)
     if length == rows:
         return table
-    line = _wide(table[..., kept:, :]).flatten(0, -3).mT if table.dim() > 2 else _wide(table[kept:]).mT[None]
+    line = _wide(table[..., kept:, :]).reshape(-1, rows, table.size(-1)).mT
     resized = F.interpolate(line, length, mode="linear", align_corners=False).mT.to(table.dtype)
     return torch.cat((table[..., :kept, :], resized.reshape(*table.shape[:-2], length, table.size(-1))), -2)
 
@@ -292,17 +292,16 @@ def resize_grid(
 ) -> Float[Tensor, "... resized dim"]:
     """A learned table of image patches, for another grid: (height, width) ``grid`` to (height, width) ``to``.
 
-    Rows are patches in row-major order, after ``kept`` rows for class tokens and registers, which are unchanged. Both
-    sizes must be given. Centres of patches are aligned, (i + 1/2) n/m - 1/2, by the two sizes and not by a rounded
-    factor. ``mode`` is "bicubic" (PyTorch's kernel, a = -3/4, or -1/2 with
-    antialias) or "bilinear"; ``antialias`` blurs where the grid shrinks, as timm and DINOv2's registers do. A bias of
-    Swin is a grid (2h - 1, 2w - 1) with heads for dim.
+    Rows are patches in row-major order, after ``kept`` rows for class tokens and registers, which are unchanged.
+    Centers of patches are aligned, (i + 1/2) n/m - 1/2, by the two sizes and not by a rounded factor. ``mode`` is
+    "bicubic" (PyTorch's kernel, a = -3/4, or -1/2 with antialias) or "bilinear". ``antialias`` blurs when the grid
+    shrinks, as in timm and DINOv2 with registers. The bias of Swin is a grid (2h - 1, 2w - 1) with heads as dim.
 
-    Computed in float32 at least and rounded once. The same size is the table itself, bit by bit.
-    Errors: ValueError for a table of other than kept + height width rows, and for sizes below 1.
+    Computed in float32 or wider and rounded once. For the same size, returns the table itself.
+    Errors: ValueError for a table without kept + height width rows, and for sizes below 1.
     """
     rows = _table(table, kept)
-    (height, width), (new_height, new_width) = _size("grid", grid), _size("to", to)
+    (height, width), (new_height, new_width) = sides(grid), sides(to, "to")
     check_choice("mode", mode, ("bicubic", "bilinear"))
     check_flag("antialias", antialias)
     if rows != kept + height * width:
@@ -325,12 +324,6 @@ def _table(table: Tensor, kept: int) -> int:
         raise ValueError(f"table must be a floating tensor (..., rows, dim), got {shown(table)}")
     whole("kept", kept, 0, table.size(-2) - 1)
     return table.size(-2)
-
-
-def _size(name: str, size: Any) -> tuple[int, int]:
-    if not isinstance(size, Sequence) or isinstance(size, str) or len(size) != 2:
-        raise ValueError(f"{name} must be (height, width), got {shown(size)}")
-    return whole(f"{name}[0]", size[0]), whole(f"{name}[1]", size[1])
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from posenc.arguments import one_or, shown
 
+FOR_KEY_HEADS = ": build it for as many heads as keys have"
+
 TokenMap: TypeAlias = Callable[[Tensor], Tensor]
 """A map per token: x (batch, heads, tokens, head_dim) to the same batch, heads and tokens, in the same dtype."""
 
@@ -30,10 +32,7 @@ class Scaled:
 
     def __call__(self, x: Float[Tensor, "batch heads tokens channels"]) -> Float[Tensor, "batch heads tokens channels"]:
         """The scaled x, in x's dtype. Raises ValueError if the shapes do not match."""
-        made = self.factor.shape[:-1]
-        is_misfit = x.dim() != 4 or any(not one_or(m, n) for m, n in zip(made, x.shape[:-1], strict=True))
-        if is_misfit or (self.heads is not None and self.heads != x.size(1)):
-            raise ValueError(f"the scale was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}")
+        check_fits("the scale", self.factor.shape[:-1], x, self.heads)
         dtype = torch.promote_types(x.dtype, torch.float32)
         return (x.to(dtype) * self.factor.to(dtype)).to(x.dtype)
 
@@ -53,18 +52,17 @@ class OfKeyHeads:
     def fitted_to(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> TokenMap:
         """The wrapped map. Raises ValueError for another number of heads."""
         if x.dim() == 4 and x.size(1) != self.heads:
-            raise ValueError(
-                f"the rotation was made for keys of {self.heads} heads, got {x.size(1)}: build it for as many heads as "
-                "keys have"
-            )
+            raise ValueError(f"the rotation was made for keys of {self.heads} heads, got {x.size(1)}{FOR_KEY_HEADS}")
         return self.turn
 
 
-def misfit(made: Sequence[int], x: Tensor) -> str:
-    """The error message for an x whose (batch, heads, tokens) does not match the rotation."""
-    of_heads = made[1] != 1 and x.dim() == 4 and x.size(1) != made[1]
-    hint = ": build it for as many heads as keys have" if of_heads else ""
-    return f"the rotation was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}{hint}"
+def check_fits(what: str, made: Sequence[int], x: Tensor, heads: int | None = None, hint: str = "") -> None:
+    """ValueError, ending with ``hint`` for a wrong number of heads, unless x is (batch, heads, tokens, channels) and
+    the (batch, heads, tokens) that ``what`` was made for broadcast to it. ``heads`` is their exact number, if given."""
+    is_misfit = x.dim() != 4 or any(not one_or(m, n) for m, n in zip(made, x.shape[:-1], strict=True))
+    if is_misfit or (heads is not None and heads != x.size(1)):
+        hint = hint if x.dim() == 4 and not one_or(made[1], x.size(1)) else ""
+        raise ValueError(f"{what} was made for (batch, heads, tokens) {tuple(made)}, got {tuple(x.shape)}{hint}")
 
 
 def shared_by(of_heads: Tensor, heads: int) -> Tensor:

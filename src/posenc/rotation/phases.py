@@ -12,9 +12,9 @@ from jaxtyping import Float, Float64, Shaped
 from torch import Tensor
 
 from posenc import compat
-from posenc.arguments import check_type, one_or
+from posenc.arguments import check_type
 from posenc.positions.positions import PositionError, Positions
-from posenc.rotation.maps import misfit, shared_by
+from posenc.rotation.maps import FOR_KEY_HEADS, check_fits, shared_by
 
 PairLayout = Literal["half", "interleaved"]
 
@@ -25,6 +25,11 @@ FURTHEST = 2**53  # beyond it float64 cannot represent every integer
 def exact(device: torch.device | None) -> torch.device | None:
     """The device for float64: the device itself, or the CPU if it does not support float64 (MPS)."""
     return torch.device("cpu") if device is not None and device.type == "mps" else device
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """float64, or float32 on a device that does not support it."""
+    return torch.float64 if exact(device) == device else torch.float32
 
 
 def in_double(x: Tensor) -> Float64[Tensor, "..."]:
@@ -163,9 +168,7 @@ class PairRotation:
         if x.dim() == 4 and self.cos.size(1) != 1:
             cos, sin = (shared_by(angle, x.size(1)) for angle in (self.cos, self.sin))
             fitted = self if cos is self.cos else replace(self, cos=cos, sin=sin)
-        made = fitted.cos.shape[:-1]
-        if x.dim() != 4 or any(not one_or(m, n) for m, n in zip(made, x.shape[:-1], strict=True)):
-            raise ValueError(misfit(made, x))
+        check_fits("the rotation", fitted.cos.shape[:-1], x, hint=FOR_KEY_HEADS)
         return fitted
 
     def of_tokens(self, tokens: slice) -> PairRotation:

@@ -321,14 +321,13 @@ class LongRoPE(_Scaling):
         given: dict[str, Any] = {}
         if self.factor is not None:
             given["factor"] = _at_least(1, "factor", self.factor)
-        if self.attention_factor is not None:
-            each = self.attention_factor
-            if isinstance(each, tuple | list):
-                if len(each) != 2:
-                    raise ValueError(f"attention_factor must be a number, or one for each list, got {shown(each)}")
-                given["attention_factor"] = tuple(number("attention_factor", one, above=0) for one in each)
-            else:
-                given["attention_factor"] = number("attention_factor", each, above=0)
+        each = self.attention_factor
+        if isinstance(each, tuple | list):
+            if len(each) != 2:
+                raise ValueError(f"attention_factor must be a number, or one for each list, got {shown(each)}")
+            given["attention_factor"] = tuple(number("attention_factor", one, above=0) for one in each)
+        elif each is not None:
+            given["attention_factor"] = number("attention_factor", each, above=0)
         self._set(original_length=whole("original_length", self.original_length, least=2), **lists, **given)
 
     @property

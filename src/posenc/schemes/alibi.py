@@ -12,7 +12,7 @@ from posenc.arguments import check_choice, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Bias, Distance
 from posenc.positions.positions import Positions
-from posenc.rotation.phases import exact
+from posenc.rotation.phases import widest
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
 
@@ -76,8 +76,8 @@ class ALiBi(Scheme):
     def _bias(self, r: Tensor) -> Tensor:
         away = -r if self.form == "causal" else r.abs()
         heads = range(self.num_heads // 2 if self.form == "directed" else self.num_heads)
-        dtype = torch.float64 if exact(r.device) == r.device else torch.float32
-        bias = -torch.tensordot(self._slopes(len(heads), dtype, r.device), away.to(dtype), 0)
+        slopes = self._slopes(len(heads), widest(r.device), r.device)
+        bias = -torch.tensordot(slopes, away.to(slopes.dtype), 0)
         if self.form != "directed":
             return bias
         return torch.cat((bias.masked_fill(r > 0, -torch.inf), bias.masked_fill(r < 0, -torch.inf)))

@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from posenc.arguments import check_choice, number, shown, whole
+from posenc.arguments import check_choice, number, shown
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.positions.validation import extent_of
-from posenc.rotary import Rotary
+from posenc.rotary import Rotary, multiple_of_4
 from posenc.rotation.phases import PairLayout, coords_of, frequencies
-from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, Law, lines
 
 Name = Literal["index", "llama4", "pe", "eva", "dinov3"]
 
@@ -94,10 +94,7 @@ class AxialRoPE(Rotary):
     ) -> None:
         check_choice("convention", convention, tuple(CONVENTIONS))
         means = CONVENTIONS[convention]
-        head_dim = whole("head_dim", head_dim)
-        rotary_dim = head_dim if rotary_dim is None else whole("rotary_dim", rotary_dim)
-        if rotary_dim % 4 or rotary_dim > head_dim:
-            raise ValueError(f"rotary_dim must be a multiple of 4 within 4..head_dim = {head_dim}, got {rotary_dim}")
+        head_dim, rotary_dim = multiple_of_4(head_dim, rotary_dim)
         if (extent is None) != (convention != "eva"):
             needs = "(height, width) of the training grid" if convention == "eva" else "None"
             raise ValueError(f"extent must be {needs} for convention={convention!r}, got {shown(extent)}")
@@ -176,17 +173,7 @@ ENTRY = Entry(
     name="axial_rope",
     scheme=AxialRoPE,
     paper="Heo et al. 2024",
-    laws=FORMULA
-    | {
-        Law.RELATIVE,
-        Law.UNIQUE,
-        Law.LINEAR,
-        Law.ORTHOGONAL,
-        Law.BOUNDED,
-        Law.DIRECTED,
-        Law.DECAYING_BOUND,
-        Law.SEPARABLE,
-    },
+    laws=FORMULA | ROTARY | {Law.DECAYING_BOUND, Law.SEPARABLE},
     cost="one pass over q and k per layer",
     build=lambda shape: AxialRoPE(shape.head_dim, rotary_dim=shape.head_dim // 4 * 4),
     axes="two",
@@ -195,13 +182,10 @@ ENTRY = Entry(
         '`"index"`, `"llama4"`, `"pe"`, `"eva"`, `"dinov3"`, made by `grid(height, width)`'
     ),
     limits="cannot encode diagonals: rows and columns rotate different channels",
-    formula=(
-        r"\begin{array}{l} "
-        r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "
-        r"b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k) \\ "
+    formula=lines(
+        ROTATED_SCORE,
         r"\phi_k = u \, y \, \theta_k \mbox{ in half of the pairs, } \; u \, x \, \theta_k \mbox{ in the others}, "
-        r"\qquad \theta_k = \mathrm{base}^{-4k/d} "
-        r"\end{array}"
+        r"\qquad \theta_k = \mathrm{base}^{-4k/d}",
     ),
     example=("rope = posenc.AxialRoPE(64)\nposenc.attention(q, k, v, rope, query_positions=rope.grid(8, 8))"),
     users="DINOv3, Perception Encoder, EVA-02, the vision encoder of Llama 4",

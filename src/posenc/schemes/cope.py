@@ -11,7 +11,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Row
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
-from posenc.schemes.entry import Entry, Law
+from posenc.schemes.entry import Entry, Law, lines
 
 
 class CoPE(Scheme):
@@ -89,13 +89,11 @@ ENTRY = Entry(
     learned="max_positions × head_dim, initially zeros",
     does="counts tokens, gated by the query, and multiplies the query with a vector of the count",
     limits="needs whole rows of scores; uses only the order of tokens, no coordinates",
-    formula=(
-        r"\begin{array}{l} "
+    formula=lines(
         r"s_{ij} = s + c \, q_i \cdot ((1 - f) \, e_{\lfloor p_{ij} \rfloor} + f \, e_{\lceil p_{ij} \rceil}), "
-        r"\qquad s = q_i \cdot k_j / \sqrt{d}, \quad f = p_{ij} - \lfloor p_{ij} \rfloor \\ "
+        r"\qquad s = q_i \cdot k_j / \sqrt{d}, \quad f = p_{ij} - \lfloor p_{ij} \rfloor",
         r"p_{ij} = \min \Bigl( \sum_{t = j}^{i} \sigma(q_i \cdot k_t / \sqrt{d}), \; \mathrm{max\_positions} - 1 "
-        r"\Bigr), \qquad c = 1 / \sqrt{d} "
-        r"\end{array}"
+        r"\Bigr), \qquad c = 1 / \sqrt{d}",
     ),
     example="posenc.attention(q, k, v, posenc.CoPE(64, max_positions=64), is_causal=True)",
     url="https://arxiv.org/abs/2405.18719",

@@ -15,6 +15,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Distance, Meeting
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
+from posenc.rotation.maps import unchanged
 from posenc.rotation.phases import in_double
 from posenc.scheme import Scheme, uninitialized, uninitialized_table
 from posenc.schemes.entry import Entry, Law
@@ -134,7 +135,7 @@ class DeBERTa(Scheme):
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
     ) -> Rotation:
         """Unchanged queries and keys: only the scale differs."""
-        return Rotation(_same, _same)
+        return Rotation(unchanged, unchanged)
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
@@ -175,10 +176,6 @@ class Relative(nn.Module):
         super().__init__()
         self.rows = uninitialized_table(rows, width)
         self.norm = nn.LayerNorm(width, eps=1e-7) if normalized else None
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
 
 
 ENTRY = Entry(

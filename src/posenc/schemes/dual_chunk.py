@@ -8,12 +8,12 @@ from posenc.arguments import whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Band, Rotation
 from posenc.positions.positions import Positions
-from posenc.rotary import BandedRotary
+from posenc.rotary import PairwiseRotary
 from posenc.rotation.phases import PairLayout
-from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.schemes.entry import FORMULA, Entry, Law, lines
 
 
-class DualChunk(BandedRotary):
+class DualChunk(PairwiseRotary):
     """Dual chunk attention (DCA, ChunkLlama): RoPE within a chunk, to the previous chunk, and to earlier chunks.
 
     Formula, for query i and key j, theta_m = base^(-2m/head_dim), a text in steps of c = chunk - local tokens, and
@@ -76,13 +76,11 @@ ENTRY = Entry(
     does="rotates by the position within a chunk; for keys of the previous chunk the query is a step ahead, and for "
     "all earlier ones at `chunk`",
     limits="for causal attention; keys two or more chunks back all have the same query position",
-    formula=(
-        r"\begin{array}{l} "
-        r"s_{ij} = q_i \cdot R_{a_{ij}} R_{p_j \bmod c} \, k_j / \sqrt{d}, \qquad n_{ij} = \lfloor p_i / c \rfloor - "
-        r"\lfloor p_j / c \rfloor, \qquad c = \mathrm{chunk} - \mathrm{local} \\ "
+    formula=lines(
+        r"s_{ij} = q_i \cdot R_{a_{ij}} R_{p_j \bmod c} \, k_j / \sqrt{d}, \qquad n_{ij} = \lfloor p_i / c \rfloor "
+        r"- \lfloor p_j / c \rfloor, \qquad c = \mathrm{chunk} - \mathrm{local}",
         r"-a_{ij} = p_i \bmod c \; (n_{ij} \le 0), \quad \min(p_i \bmod c + c, \mathrm{chunk}) \; (n_{ij} = 1), "
-        r"\quad \min(2c - 1, \mathrm{chunk}) \; (n_{ij} \ge 2) "
-        r"\end{array}"
+        r"\quad \min(2c - 1, \mathrm{chunk}) \; (n_{ij} \ge 2)",
     ),
     example="posenc.attention(q, k, v, posenc.DualChunk(64, chunk=48, local=16), is_causal=True)",
     users="ChunkLlama, Qwen2.5-1M",

@@ -28,40 +28,53 @@ class Law(str, Enum):
     __str__ = str.__str__
 
     # Positions and codes.
-    RELATIVE = "relative", "scores do not change when all positions move by the same amount"
-    ABSOLUTE = "absolute", "scores do change when all positions move by the same amount"
+    RELATIVE = "relative", "scores do not change when all positions are shifted by the same amount"
+    ABSOLUTE = "absolute", "scores change when all positions are shifted by the same amount"
     UNIQUE = (
         "unique",
-        "in float32 no two of 1024 positions share a vector or, in pair doors, no two distances a pattern of scores",
+        "in float32 no two of 1024 positions have the same vector or, in pair doors, no two distances the same scores",
     )
-    LINEAR = "linear", "one matrix M_k carries the vector of every position t to that of t + k"
-    ORTHOGONAL = "orthogonal", "that matrix is a rotation, which keeps lengths and angles"
-    BOUNDED = (
-        "bounded",
-        "what it adds to a vector or changes in a score stays within a bound, however far apart tokens are",
-    )
+    LINEAR = "linear", "one matrix M_k maps the vector of every position t to that of t + k"
+    ORTHOGONAL = "orthogonal", "that matrix is a rotation, which preserves lengths and angles"
+    BOUNDED = "bounded", "what it adds to a vector or to a score is bounded at all distances"
     # Distance and direction.
-    DIRECTED = "directed", "of two equal tokens, i's score for j differs from j's for i"
+    DIRECTED = "directed", "for two equal tokens i and j, the score of i for j differs from that of j for i"
     MONOTONE = (
         "monotone",
-        "to each side of a token the score never turns, but rises or falls with distance; of schemes that do nothing "
-        "but add vectors, the inner product of two vectors does",
+        "on each side of a token the score only increases or only decreases with distance; for schemes that only add "
+        "vectors, the inner product of two vectors does",
     )
-    DECAYING = "decaying", "looking back, the score falls with distance, whatever the content"
-    DECAYING_BOUND = "decaying_bound", "an upper bound of the score falls with distance, which the score need not do"
+    DECAYING = "decaying", "the score of earlier keys decreases with distance, for any content"
+    DECAYING_BOUND = "decaying_bound", "an upper bound of the score decreases with distance, though the score may not"
     # Which positions can be encoded.
-    LENGTH_FREE = "length_free", "any integer position from 0 on has an encoding, so no length is fixed ahead of time"
+    LENGTH_FREE = "length_free", "any integer position from 0 on has an encoding, so there is no maximum length"
     FRACTIONAL = "fractional", "any real position has an encoding"
     EXTENSIBLE = "extensible", "it can be built for two and for three coordinates per token"
-    SEPARABLE = "separable", "with two coordinates, a score is a number for the row and one for the column, added"
+    SEPARABLE = "separable", "with two coordinates, a score is the sum of a number for the row and one for the column"
     # The scheme itself.
-    DETERMINISTIC = "deterministic", "it follows from its configuration, and nothing is drawn"
+    DETERMINISTIC = "deterministic", "it follows from its configuration, without random numbers"
     PARAMETER_FREE = "parameter_free", "nothing is learned"
-    ORDER_FREE = "order_free", "it takes no part in telling positions apart"
+    ORDER_FREE = "order_free", "it does not distinguish positions"
 
 
 FORMULA = frozenset({Law.LENGTH_FREE, Law.FRACTIONAL, Law.DETERMINISTIC, Law.PARAMETER_FREE})
 """The laws of a scheme that is a fixed formula of any real position."""
+
+ROTARY = frozenset({Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED})
+"""The laws of a rotation of channel pairs by angles that are linear in the position."""
+
+ROTATED_PAIRS = (
+    r"R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k)"
+)
+"""In LaTeX: R_p rotates pair k by the angle phi_k, which an entry's formula defines."""
+
+ROTATED_SCORE = r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad " + ROTATED_PAIRS
+"""In LaTeX: the score of a rotated query and a rotated key."""
+
+
+def lines(*formulas: str) -> str:
+    """Several LaTeX formulas, one a line."""
+    return r"\begin{array}{l} " + r" \\ ".join(formulas) + r" \end{array}"
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,8 @@ class FIRE(Scheme):
         self.num_heads, self.hidden = whole("num_heads", num_heads), whole("hidden", hidden)
         self.length = number("length", length, above=0)
         self.c, self.multiple = (nn.Parameter(torch.empty(())) for _ in range(2))
-        self.inner, self.outer = (
-            uninitialized(nn.Linear, 1, self.hidden),
-            uninitialized(nn.Linear, self.hidden, self.num_heads),
-        )
+        self.inner = uninitialized(nn.Linear, 1, self.hidden)
+        self.outer = uninitialized(nn.Linear, self.hidden, self.num_heads)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -44,11 +44,8 @@ class Inkling(Scheme):
         self, num_heads: int, width: int = 16, extent: int = 1024, *, length: int | None = None, strength: float = 0.1
     ) -> None:
         super().__init__()
-        self.num_heads, self.width, self.extent = (
-            whole("num_heads", num_heads),
-            whole("width", width),
-            whole("extent", extent),
-        )
+        self.num_heads, self.width = whole("num_heads", num_heads), whole("width", width)
+        self.extent = whole("extent", extent)
         self.length = None if length is None else whole("length", length)
         self.strength = number("strength", strength)
         self.B = nn.Parameter(torch.empty(self.extent, self.width))

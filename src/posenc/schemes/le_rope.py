@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from posenc.rotary import Rotary
 from posenc.rotation.phases import PairLayout, in_double
 from posenc.rotation.scalings import Scaling
-from posenc.schemes.entry import Entry, Law
+from posenc.schemes.entry import ROTARY, ROTATED_SCORE, Entry, Law, lines
 
 
 class LeRoPE(Rotary):
@@ -60,32 +60,16 @@ ENTRY = Entry(
     name="le_rope",
     scheme=LeRoPE,
     paper="Mistral Large 4, 2026",
-    laws=frozenset(
-        {
-            Law.RELATIVE,
-            Law.UNIQUE,
-            Law.LINEAR,
-            Law.ORTHOGONAL,
-            Law.BOUNDED,
-            Law.DIRECTED,
-            Law.DECAYING_BOUND,
-            Law.LENGTH_FREE,
-            Law.FRACTIONAL,
-            Law.DETERMINISTIC,
-        }
-    ),
+    laws=ROTARY | {Law.DECAYING_BOUND, Law.LENGTH_FREE, Law.FRACTIONAL, Law.DETERMINISTIC},
     cost="one pass over q and k per layer",
     build=lambda shape: LeRoPE(shape.head_dim),
     learned="a number per pair",
     does="RoPE with a learned factor for each frequency, initially 1; with YaRN in Mistral Large 4",
     limits="angles beyond the training length are new to the model",
-    formula=(
-        r"\begin{array}{l} "
-        r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "
-        r"b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k) \\ "
+    formula=lines(
+        ROTATED_SCORE,
         r"\phi_k = p \, \theta_k e^{\alpha_k}, \qquad \theta_k = \mathrm{base}^{-2k/d}, \qquad \alpha \mbox{ "
-        r"learned} "
-        r"\end{array}"
+        r"learned}",
     ),
     example="posenc.attention(q, k, v, posenc.LeRoPE(64), is_causal=True)",
     users="Mistral Large 4",

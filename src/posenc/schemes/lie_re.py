@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import check_choice, number, one_or, whole
+from posenc.arguments import check_choice, number, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
-from posenc.rotation.maps import OfKeyHeads, misfit, shared_by
+from posenc.rotation.maps import FOR_KEY_HEADS, OfKeyHeads, check_fits, shared_by
 from posenc.rotation.phases import coords_of, in_double
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
@@ -97,9 +97,7 @@ class BlockRotation:
         if x.size(-1) != self.head_dim:
             raise ValueError(f"the rotation was made for head_dim {self.head_dim}, got q or k of head_dim {x.size(-1)}")
         matrices = shared_by(self.matrices, x.size(1)) if x.dim() == 4 else self.matrices
-        made = matrices.shape[:3]
-        if x.dim() != 4 or any(not one_or(m, n) for m, n in zip(made, x.shape[:-1], strict=True)):
-            raise ValueError(misfit(made, x))
+        check_fits("the rotation", matrices.shape[:3], x, hint=FOR_KEY_HEADS)
         dtype = torch.promote_types(x.dtype, torch.float32)
         blocks, size = matrices.shape[-3:-1]
         parts = x[..., : blocks * size].to(dtype).unflatten(-1, (blocks, size, 1))

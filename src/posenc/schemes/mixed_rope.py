@@ -11,10 +11,11 @@ from posenc.arguments import check_choice, number, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
+from posenc.rotary import multiple_of_4
 from posenc.rotation.maps import OfKeyHeads
 from posenc.rotation.phases import PairRotation, coords_of, in_double
 from posenc.scheme import Scheme
-from posenc.schemes.entry import Entry, Law
+from posenc.schemes.entry import ROTARY, ROTATED_SCORE, Entry, Law, lines
 
 
 class MixedRoPE(Scheme):
@@ -46,13 +47,8 @@ class MixedRoPE(Scheme):
 
     def __init__(self, head_dim: int, num_heads: int, base: float = 10.0, *, rotary_dim: int | None = None) -> None:
         super().__init__()
-        self.head_dim, self.num_heads = whole("head_dim", head_dim), whole("num_heads", num_heads)
-        self.rotary_dim = self.head_dim if rotary_dim is None else whole("rotary_dim", rotary_dim)
-        if self.rotary_dim % 4 or self.rotary_dim > self.head_dim:
-            raise ValueError(
-                f"rotary_dim must be a multiple of 4 within 4..head_dim = {head_dim}, got {self.rotary_dim}"
-            )
-        self.base = number("base", base, above=1)
+        self.head_dim, self.rotary_dim = multiple_of_4(head_dim, rotary_dim)
+        self.num_heads, self.base = whole("num_heads", num_heads), number("base", base, above=1)
         self.frequencies = nn.Parameter(torch.empty(2, self.num_heads, self.rotary_dim // 2))
         self.reset_parameters()
 
@@ -88,32 +84,14 @@ ENTRY = Entry(
     name="mixed_rope",
     scheme=MixedRoPE,
     paper="Heo et al. 2024",
-    laws=frozenset(
-        {
-            Law.RELATIVE,
-            Law.UNIQUE,
-            Law.LINEAR,
-            Law.ORTHOGONAL,
-            Law.BOUNDED,
-            Law.DIRECTED,
-            Law.DECAYING_BOUND,
-            Law.LENGTH_FREE,
-            Law.FRACTIONAL,
-        }
-    ),
+    laws=ROTARY | {Law.DECAYING_BOUND, Law.LENGTH_FREE, Law.FRACTIONAL},
     cost="one pass over q and k per layer",
     build=lambda shape: MixedRoPE(shape.head_dim, shape.key_heads, rotary_dim=shape.head_dim // 4 * 4),
     axes="two",
     learned="d frequencies per head",
     does="rotates every pair by both coordinates of a patch, at learned frequencies of each head",
     limits="heads that share keys share their frequencies",
-    formula=(
-        r"\begin{array}{l} "
-        r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "
-        r"b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k) \\ "
-        r"\phi_k = x f^{x}_{hk} + y f^{y}_{hk}, \qquad f \mbox{ learned} "
-        r"\end{array}"
-    ),
+    formula=lines(ROTATED_SCORE, r"\phi_k = x f^{x}_{hk} + y f^{y}_{hk}, \qquad f \mbox{ learned}"),
     example="posenc.attention(q, k, v, posenc.MixedRoPE(64, 12), query_positions=posenc.Positions.grid(8, 8))",
     users="the RoPE-Mixed models of naver-ai/rope-vit",
     url="https://arxiv.org/abs/2403.13298",

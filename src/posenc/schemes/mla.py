@@ -15,7 +15,7 @@ from posenc.positions.positions import Positions
 from posenc.rotary import Rotary, first_of_last
 from posenc.rotation.phases import PairLayout, PairRotation
 from posenc.rotation.scalings import Scaling, YaRN
-from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_PAIRS, Entry, lines
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,18 +105,15 @@ ENTRY = Entry(
     name="mla",
     scheme=MLA,
     paper="DeepSeek-AI 2024",
-    laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED},
+    laws=FORMULA | ROTARY,
     cost="one pass over a slice of q and of one key head per layer",
     build=lambda shape: MLA(shape.head_dim, max(2, shape.head_dim // 4 * 2)),
     does="rotates the last channels of q and k, or only that slice, which all key heads share: DeepSeek, Kimi",
     limits="angles beyond the training length are new to the model",
-    formula=(
-        r"\begin{array}{l} "
-        r"s_{ij} = \bigl( q_i^{\mathrm{nope}} \cdot k_j^{\mathrm{nope}} + (R_{p_i} q_i^{\mathrm{pe}}) \cdot (R_{p_j} "
-        r"k_j^{\mathrm{pe}}) \bigr) / \sqrt{d} \\ "
-        r"R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k), "
-        r"\qquad \phi_k = p \, \mathrm{base}^{-2k/n}, \quad n = \mathrm{rope\_dim} "
-        r"\end{array}"
+    formula=lines(
+        r"s_{ij} = \bigl( q_i^{\mathrm{nope}} \cdot k_j^{\mathrm{nope}} + (R_{p_i} q_i^{\mathrm{pe}}) \cdot "
+        r"(R_{p_j} k_j^{\mathrm{pe}}) \bigr) / \sqrt{d}",
+        ROTATED_PAIRS + r", \qquad \phi_k = p \, \mathrm{base}^{-2k/n}, \quad n = \mathrm{rope\_dim}",
     ),
     example="posenc.attention(q, k, v, posenc.MLA(64, rope_dim=32), is_causal=True)",
     users="DeepSeek-V2 and V3, Kimi K2",

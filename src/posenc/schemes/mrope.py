@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 from posenc.arguments import check_choice, shown, whole
 from posenc.rotary import Rotary
 from posenc.rotation.phases import PairLayout
-from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, Law, lines
 
 Form: TypeAlias = Literal["sections", "interleaved", "ernie"]
 LAYOUTS: dict[Form, PairLayout] = {"sections": "half", "interleaved": "half", "ernie": "interleaved"}
@@ -85,8 +85,7 @@ ENTRY = Entry(
     name="mrope",
     scheme=MRoPE,
     paper="Wang et al. 2024",
-    laws=FORMULA
-    | {Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED, Law.DECAYING_BOUND},
+    laws=FORMULA | ROTARY | {Law.DECAYING_BOUND},
     cost="one pass over q and k per layer",
     build=lambda shape: MRoPE(shape.head_dim, _shares(shape.head_dim // 2)),
     axes="three",
@@ -95,13 +94,10 @@ ENTRY = Entry(
         "is RoPE"
     ),
     limits="each axis has only some of the frequencies",
-    formula=(
-        r"\begin{array}{l} "
-        r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "
-        r"b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k) \\ "
+    formula=lines(
+        ROTATED_SCORE,
         r"\phi_k = p_{a(k)} \theta_k, \qquad a(k) \in \{\mathrm{time}, \mathrm{row}, \mathrm{column}\}, \qquad "
-        r"\theta_k = \mathrm{base}^{-2k/d} "
-        r"\end{array}"
+        r"\theta_k = \mathrm{base}^{-2k/d}",
     ),
     example=(
         "positions = posenc.Positions.multimodal([10, (1, 6, 8), 6])\n"

@@ -6,7 +6,7 @@ from posenc.arguments import is_number, shown
 from posenc.rotary import Rotary
 from posenc.rotation.phases import PairLayout
 from posenc.rotation.scalings import Proportional
-from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, lines
 
 
 class PRoPE(Rotary):
@@ -44,18 +44,15 @@ ENTRY = Entry(
     name="p_rope",
     scheme=PRoPE,
     paper="Barbero et al. 2024",
-    laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED},
+    laws=FORMULA | ROTARY,
     cost="one pass over q and k per layer",
     build=lambda shape: PRoPE(shape.head_dim, max(0.25, 2 / shape.head_dim)),
     does="RoPE whose lowest frequencies are 0, so that these channels carry only content: Gemma 4, LFM3",
     limits="angles beyond the training length are new to the model; incompatible with weights of partial RoPE",
-    formula=(
-        r"\begin{array}{l} "
-        r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "
-        r"b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k) \\ "
+    formula=lines(
+        ROTATED_SCORE,
         r"\phi_k = p \, \theta_k, \qquad \theta_k = \mathrm{base}^{-2k/d} \mbox{ for } k < \lfloor \mathrm{share} "
-        r"\cdot d / 2 \rfloor, \; \mbox{ else } 0 "
-        r"\end{array}"
+        r"\cdot d / 2 \rfloor, \; \mbox{ else } 0",
     ),
     example="posenc.attention(q, k, v, posenc.PRoPE(64, share=0.25), is_causal=True)",
     users="Gemma 4, LFM3",

@@ -6,7 +6,7 @@ from posenc.arguments import is_number, shown, whole
 from posenc.rotary import Rotary
 from posenc.rotation.phases import PairLayout
 from posenc.rotation.scalings import Proportional, Scaling
-from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, lines
 
 
 class PartialRoPE(Rotary):
@@ -64,18 +64,15 @@ ENTRY = Entry(
     name="partial_rope",
     scheme=PartialRoPE,
     paper="Wang and Komatsuzaki 2021",
-    laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED},
+    laws=FORMULA | ROTARY,
     cost="one pass over q and k per layer",
     build=lambda shape: PartialRoPE(shape.head_dim, max(2, shape.head_dim // 4 * 2) / shape.head_dim),
     does="RoPE of only the first channels, with frequencies over these: GPT-J, GPT-NeoX, Phi, GLM, Qwen3.5",
     limits="angles beyond the training length are new to the model; incompatible with weights of proportional RoPE",
-    formula=(
-        r"\begin{array}{l} "
-        r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "
-        r"b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k) \\ "
+    formula=lines(
+        ROTATED_SCORE,
         r"\phi_k = p \, \mathrm{base}^{-2k/n}, \; k < n / 2, \qquad n = \lfloor \mathrm{share} \cdot d \rfloor "
-        r"\mbox{ channels turn, the others do not} "
-        r"\end{array}"
+        r"\mbox{ channels turn, the others do not}",
     ),
     example="posenc.attention(q, k, v, posenc.PartialRoPE(64, share=0.5), is_causal=True)",
     users="GPT-J, GPT-NeoX, Phi, GLM, Qwen3.5",

@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import check_choice, number, one_or, whole
+from posenc.arguments import check_choice, number, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
+from posenc.rotation.maps import check_fits
 from posenc.rotation.phases import coords_of, frequencies, in_double, phases
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
@@ -30,9 +31,7 @@ class Polar:
         """[softplus(x) cos, softplus(x) sin] in x's dtype, rounded once. Raises ValueError for a shape of x that does
         not match the phases."""
         made = self.real.shape
-        is_misfit = x.dim() != 4 or any(not one_or(m, n) for m, n in zip(made[:-1], x.shape, strict=False))
-        if is_misfit or (self.heads is not None and self.heads != x.size(1)):
-            raise ValueError(f"PoPE was made for (batch, heads, tokens) {tuple(made[:-1])}, got {tuple(x.shape)}")
+        check_fits("PoPE", made[:-1], x, self.heads)
         if x.size(-1) != made[-1]:
             raise ValueError(f"PoPE was made for head_dim {made[-1]}, got q or k of head_dim {x.size(-1)}")
         dtype = torch.promote_types(x.dtype, torch.float32)

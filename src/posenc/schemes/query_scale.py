@@ -17,7 +17,7 @@ from posenc.positions.validation import is_readable
 from posenc.rotation.maps import Scaled, unchanged
 from posenc.rotation.phases import grown, in_double
 from posenc.scheme import Scheme
-from posenc.schemes.entry import Entry, Law
+from posenc.schemes.entry import Entry, Law, lines
 
 Form: TypeAlias = Literal["llama4", "ministral3", "inkling", "beam", "rerope", "mistral_large4", "ssmax"]
 
@@ -73,12 +73,10 @@ class QueryScale(Scheme):
             which = "is needed by" if form in LEARNED else "is not for"
             raise ValueError(f"num_heads {which} form {form!r}, got {num_heads}")
         default_length, default_strength = DEFAULTS.get(form, (None, None))
-        for name, given, takes in (
-            ("length", length, form not in LEARNED),
-            ("strength", strength, form not in (*LEARNED, "rerope")),
-        ):
-            if given is not None and not takes:
-                raise ValueError(f"{name} is not for form {form!r}, got {given}")
+        if length is not None and form in LEARNED:
+            raise ValueError(f"length is not for form {form!r}, got {length}")
+        if strength is not None and form in (*LEARNED, "rerope"):
+            raise ValueError(f"strength is not for form {form!r}, got {strength}")
         length = default_length if length is None else whole("length", length, least=2)
         if length is None and form not in LEARNED:
             raise ValueError(f"length must be given for form {form!r}, got None")
@@ -87,9 +85,8 @@ class QueryScale(Scheme):
         self.num_heads = None if num_heads is None else whole("num_heads", num_heads)
         if self.num_heads is not None:
             self.s = nn.Parameter(torch.empty(self.num_heads))
-            self.b: nn.Parameter | None = (
-                nn.Parameter(torch.empty(self.num_heads)) if form == "mistral_large4" else None
-            )
+            of_b = nn.Parameter(torch.empty(self.num_heads)) if form == "mistral_large4" else None
+            self.b: nn.Parameter | None = of_b
             self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -148,12 +145,10 @@ ENTRY = Entry(
     learned="1 or 2 per head in two of its forms",
     does="scales queries by the number of tokens up to them, with the formula of one of seven models",
     limits="encodes the query's position, not the keys'",
-    formula=(
-        r"\begin{array}{l} "
-        r"s_{ij} = c(p_i + 1) \, q_i \cdot k_j / \sqrt{d} \\ "
+    formula=lines(
+        r"s_{ij} = c(p_i + 1) \, q_i \cdot k_j / \sqrt{d}",
         r"c(n) = s_h \, \ln n \; (\mathrm{ssmax}), \qquad 1 + a \, \ln(1 + \lfloor n / L \rfloor) \; "
-        r"(\mathrm{llama4}), \qquad \ldots "
-        r"\end{array}"
+        r"(\mathrm{llama4}), \qquad \ldots",
     ),
     example='posenc.attention(q, k, v, posenc.RoPE(64) + posenc.QueryScale("llama4", length=8192), is_causal=True)',
     users="Llama 4 in its layers without RoPE, Ministral 3, Mistral 4, Mistral Large 4, Inkling, Beam",

@@ -8,13 +8,13 @@ from posenc.arguments import number, shown, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Band, Rotation
 from posenc.positions.positions import Positions
-from posenc.rotary import BandedRotary
+from posenc.rotary import PairwiseRotary
 from posenc.rotation.maps import unchanged
 from posenc.rotation.phases import PairLayout, check_held, in_double
-from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.schemes.entry import FORMULA, Entry, Law, lines
 
 
-class ReRoPE(BandedRotary):
+class ReRoPE(PairwiseRotary):
     """Rectified rotary position embedding: RoPE with distances clipped (or compressed) beyond a window.
 
     Formula, for query i and key j with d = p_i - p_j, window w, leak 1/k and theta_m = base^(-2m/head_dim):
@@ -80,11 +80,9 @@ ENTRY = Entry(
     build=lambda shape: ReRoPE(shape.head_dim, window=8),
     does="RoPE for near pairs; all pairs a `window` or more apart are treated as `window` apart; `leak`",
     limits="for causal attention; distant keys cannot be distinguished by distance",
-    formula=(
-        r"\begin{array}{l} "
-        r"s_{ij} = q_i \cdot R_{-f(p_i - p_j)} k_j / \sqrt{d} \\ "
-        r"f(n) = n \mbox{ for } n < w, \quad w + \mathrm{leak} \cdot (n - w) \mbox{ for } n \ge w "
-        r"\end{array}"
+    formula=lines(
+        r"s_{ij} = q_i \cdot R_{-f(p_i - p_j)} k_j / \sqrt{d}",
+        r"f(n) = n \mbox{ for } n < w, \quad w + \mathrm{leak} \cdot (n - w) \mbox{ for } n \ge w",
     ),
     example="posenc.attention(q, k, v, posenc.ReRoPE(64, window=32), is_causal=True)",
     url="https://kexue.fm/archives/9708",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from posenc.rotary import Rotary
-from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, Law, lines
 
 
 class RoPE(Rotary):
@@ -49,18 +49,7 @@ ENTRY = Entry(
     name="rope",
     scheme=RoPE,
     paper="Su et al. 2021",
-    laws=FORMULA
-    | {
-        Law.RELATIVE,
-        Law.UNIQUE,
-        Law.LINEAR,
-        Law.ORTHOGONAL,
-        Law.BOUNDED,
-        Law.DIRECTED,
-        Law.DECAYING_BOUND,
-        Law.EXTENSIBLE,
-        Law.SEPARABLE,
-    },
+    laws=FORMULA | ROTARY | {Law.DECAYING_BOUND, Law.EXTENSIBLE, Law.SEPARABLE},
     cost="one pass over q and k per layer",
     build=lambda shape: RoPE(shape.head_dim, axes=shape.axes),
     axes="any",
@@ -69,13 +58,7 @@ ENTRY = Entry(
         '`"interleaved"`, partial with `rotary_dim`, several `axes`'
     ),
     limits="angles beyond the training length are new to the model",
-    formula=(
-        r"\begin{array}{l} "
-        r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "
-        r"b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k) \\ "
-        r"\phi_k = p \, \theta_k, \qquad \theta_k = \mathrm{base}^{-2k/d} "
-        r"\end{array}"
-    ),
+    formula=lines(ROTATED_SCORE, r"\phi_k = p \, \theta_k, \qquad \theta_k = \mathrm{base}^{-2k/d}"),
     example="posenc.attention(q, k, v, posenc.RoPE(64), is_causal=True)",
     users="Llama, Mistral, Qwen2 and 3, Gemma 1 to 3, gpt-oss, OLMo 3, ModernBERT",
     url="https://arxiv.org/abs/2104.09864",

@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.arguments import shown, whole
 from posenc.rotary import Rotary
 from posenc.rotation.phases import frequencies
-from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, Law, lines
 
 
 class RoPE3D(Rotary):
@@ -66,19 +66,14 @@ ENTRY = Entry(
     name="rope_3d",
     scheme=RoPE3D,
     paper="Wan team 2025",
-    laws=FORMULA
-    | {Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED, Law.DECAYING_BOUND},
+    laws=FORMULA | ROTARY | {Law.DECAYING_BOUND},
     cost="one pass over q and k per layer",
     build=lambda shape: RoPE3D(shape.head_dim),
     axes="three",
     does="rotates parts of the channels by the frame, the row and the column of a video patch",
     limits="angles beyond the training size are new to the model",
-    formula=(
-        r"\begin{array}{l} "
-        r"s_{ij} = (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}, \qquad R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - "
-        r"b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k) \\ "
-        r"\phi_k = p_a \, \mathrm{base}^{-2k/d_a} \mbox{ in the } d_a \mbox{ channels of the axis } a "
-        r"\end{array}"
+    formula=lines(
+        ROTATED_SCORE, r"\phi_k = p_a \, \mathrm{base}^{-2k/d_a} \mbox{ in the } d_a \mbox{ channels of the axis } a"
     ),
     example=(
         "positions = posenc.Positions.grid(4, 4, frames=4)\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from posenc.rotary import Rotary, first_of_last
 from posenc.rotation.phases import PairLayout
 from posenc.rotation.scalings import Scaling
-from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_PAIRS, Entry, lines
 
 
 class RotatedValues(Rotary):
@@ -47,18 +47,15 @@ ENTRY = Entry(
     name="rotated_values",
     scheme=RotatedValues,
     paper="DeepSeek-V4, 2026",
-    laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BOUNDED, Law.DIRECTED},
+    laws=FORMULA | ROTARY,
     cost="one pass over q, k, v and the output per layer",
     build=lambda shape: RotatedValues(shape.head_dim, max(2, shape.head_dim // 4 * 2)),
     does="rotates the last channels of q, k and v, and the output back, so that values encode their distance",
     limits="angles beyond the training length are new to the model; values must be as wide as keys",
-    formula=(
-        r"\begin{array}{l} "
+    formula=lines(
         r"o_i = R_{-p_i} \sum_j a_{ij} R_{p_j} v_j, \qquad a_i = \mathrm{softmax}_j (R_{p_i} q_i) \cdot (R_{p_j} "
-        r"k_j) / \sqrt{d} \\ "
-        r"R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k), "
-        r"\qquad \phi_k = p \, \mathrm{base}^{-2k/n}, \quad n = \mathrm{rotary\_dim} "
-        r"\end{array}"
+        r"k_j) / \sqrt{d}",
+        ROTATED_PAIRS + r", \qquad \phi_k = p \, \mathrm{base}^{-2k/n}, \quad n = \mathrm{rotary\_dim}",
     ),
     example="posenc.attention(q, k, v, posenc.RotatedValues(64, rotary_dim=32), is_causal=True)",
     users="DeepSeek-V4",

@@ -8,12 +8,12 @@ from posenc.arguments import whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Band, Rotation
 from posenc.positions.positions import Positions
-from posenc.rotary import BandedRotary
+from posenc.rotary import PairwiseRotary
 from posenc.rotation.phases import PairLayout, check_held
-from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.schemes.entry import FORMULA, Entry, Law, lines
 
 
-class SelfExtend(BandedRotary):
+class SelfExtend(PairwiseRotary):
     """Self-Extend: RoPE for near pairs, and by the distance between their groups for distant pairs.
 
     Formula, for query i and key j with d = p_i - p_j, group size G, window w and theta_m = base^(-2m/head_dim):
@@ -41,12 +41,7 @@ class SelfExtend(BandedRotary):
     """
 
     def __init__(
-        self,
-        head_dim: int,
-        group: int = 8,
-        window: int = 1024,
-        base: float = 10_000.0,
-        layout: PairLayout = "half",
+        self, head_dim: int, group: int = 8, window: int = 1024, base: float = 10_000.0, layout: PairLayout = "half"
     ) -> None:
         super().__init__(head_dim, base, layout)
         self.group, self.window = whole("group", group), whole("window", window)
@@ -72,12 +67,10 @@ ENTRY = Entry(
     build=lambda shape: SelfExtend(shape.head_dim, group=4, window=4),
     does="RoPE for pairs closer than a `window`; rotates all others by the positions of groups of `group` tokens",
     limits="for causal attention; distant keys of one group cannot be distinguished",
-    formula=(
-        r"\begin{array}{l} "
-        r"s_{ij} = q_i \cdot R_{-f_{ij}} k_j / \sqrt{d} \\ "
+    formula=lines(
+        r"s_{ij} = q_i \cdot R_{-f_{ij}} k_j / \sqrt{d}",
         r"f_{ij} = p_i - p_j \mbox{ if } p_i - p_j < w, \; \mbox{ else } \lfloor p_i / G \rfloor - \lfloor p_j / G "
-        r"\rfloor + w - \lfloor w / G \rfloor "
-        r"\end{array}"
+        r"\rfloor + w - \lfloor w / G \rfloor",
     ),
     example="posenc.attention(q, k, v, posenc.SelfExtend(64, group=4, window=32), is_causal=True)",
     url="https://arxiv.org/abs/2401.01325",

@@ -9,7 +9,7 @@ from posenc.arguments import number
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Distance, Function
 from posenc.positions.positions import Positions
-from posenc.rotation.phases import exact
+from posenc.rotation.phases import widest
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
 
@@ -35,21 +35,12 @@ class Softcap(Scheme):
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Function, ...]:
         """cap tanh(s_ij / cap). The cap is a coefficient that does not depend on distance."""
-        axes = None if query_positions.coords.dim() == 3 else 0
-        distance = Distance("Softcap", axis=axes, tail="constant")
-        return (
-            Function(
-                capped,
-                self._caps_of_each if axes is None else self._caps,
-                distance,
-                derivative=capped_derivative,
-                formula="cap",
-            ),
-        )
+        axis, caps = (None, self._caps_of_each) if query_positions.coords.dim() == 3 else (0, self._caps)
+        distance = Distance("Softcap", axis=axis, tail="constant")
+        return (Function(capped, caps, distance, derivative=capped_derivative, formula="cap"),)
 
     def _caps(self, r: Tensor) -> tuple[Tensor]:
-        dtype = torch.float64 if exact(r.device) == r.device else torch.float32
-        return (torch.full((1, *r.shape), self.cap, dtype=dtype, device=r.device),)
+        return (torch.full((1, *r.shape), self.cap, dtype=widest(r.device), device=r.device),)
 
     def _caps_of_each(self, r: Tensor) -> tuple[Tensor]:
         return self._caps(r[..., 0])

@@ -18,7 +18,7 @@ from posenc.positions.positions import Positions
 from posenc.rotation.maps import OfKeyHeads, shared_by
 from posenc.rotation.phases import PairRotation, coords_of, in_double
 from posenc.scheme import Scheme
-from posenc.schemes.entry import Entry, Law
+from posenc.schemes.entry import ROTARY, Entry, Law, lines
 
 
 class STRING(Scheme):
@@ -167,20 +167,7 @@ ENTRY = Entry(
     name="string",
     scheme=STRING,
     paper="Schenck et al. 2025",
-    laws=frozenset(
-        {
-            Law.RELATIVE,
-            Law.UNIQUE,
-            Law.LINEAR,
-            Law.ORTHOGONAL,
-            Law.BOUNDED,
-            Law.DIRECTED,
-            Law.DECAYING_BOUND,
-            Law.EXTENSIBLE,
-            Law.LENGTH_FREE,
-            Law.FRACTIONAL,
-        }
-    ),
+    laws=ROTARY | {Law.DECAYING_BOUND, Law.EXTENSIBLE, Law.LENGTH_FREE, Law.FRACTIONAL},
     cost="a d × d product and one pass over q and k per layer",
     build=lambda shape: STRING(shape.head_dim, shape.axes),
     axes="any",
@@ -190,12 +177,9 @@ ENTRY = Entry(
         '`"circulant"`'
     ),
     limits="rotated q and k are in another basis, which other terms of a composition see",
-    formula=(
-        r"\begin{array}{l} "
-        r"s_{ij} = \Bigl( e^{\sum_a p_{ia} L_a} q_i \Bigr) \cdot \Bigl( e^{\sum_a p_{ja} L_a} k_j \Bigr) / \sqrt{d} "
-        r"\\ "
-        r"L_a^{T} = -L_a \mbox{ learned}, \qquad L_a L_b = L_b L_a "
-        r"\end{array}"
+    formula=lines(
+        r"s_{ij} = \Bigl( e^{\sum_a p_{ia} L_a} q_i \Bigr) \cdot \Bigl( e^{\sum_a p_{ja} L_a} k_j \Bigr) / \sqrt{d}",
+        r"L_a^{T} = -L_a \mbox{ learned}, \qquad L_a L_b = L_b L_a",
     ),
     example="posenc.attention(q, k, v, posenc.STRING(64, axes=2), query_positions=posenc.Positions.grid(8, 8))",
     url="https://arxiv.org/abs/2502.02562",

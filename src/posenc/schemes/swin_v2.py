@@ -16,7 +16,7 @@ from posenc.encoding.pieces import Bias, Distance
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme, uninitialized
-from posenc.schemes.entry import Entry, Law
+from posenc.schemes.entry import Entry, Law, lines
 
 STEEPEST = math.log(100)
 
@@ -54,10 +54,8 @@ class SwinV2(Scheme):
         self.grid, self.num_heads, self.hidden = sides(grid), whole("num_heads", num_heads), whole("hidden", hidden)
         self.trained = self.grid if trained is None else sides(trained, "trained")
         self.tau = nn.Parameter(torch.empty(self.num_heads))
-        self.inner, self.outer = (
-            uninitialized(nn.Linear, 2, self.hidden),
-            uninitialized(nn.Linear, self.hidden, self.num_heads, bias=False),
-        )
+        self.inner = uninitialized(nn.Linear, 2, self.hidden)
+        self.outer = uninitialized(nn.Linear, self.hidden, self.num_heads, bias=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -131,13 +129,10 @@ ENTRY = Entry(
     learned="1536 + 513 per head",
     does="cosine attention with a bias from an MLP of log-spaced differences; `resized(grid)` for another window",
     limits="undefined beyond the window it is built for",
-    formula=(
-        r"\begin{array}{l} "
-        r"s_{ij} = \cos(q_i, k_j) \, e^{\min(\tau_h, \ln 100)} + 16 \, \sigma(W_2 \, \mathrm{relu}(W_1 u + b_1))_h "
-        r"\\ "
+    formula=lines(
+        r"s_{ij} = \cos(q_i, k_j) \, e^{\min(\tau_h, \ln 100)} + 16 \, \sigma(W_2 \, \mathrm{relu}(W_1 u + b_1))_h",
         r"u = \Bigl( g \Bigl( \frac{y_i - y_j}{h - 1} \Bigr), \, g \Bigl( \frac{x_i - x_j}{w - 1} \Bigr) \Bigr), "
-        r"\qquad g(t) = \mathrm{sign}(t) \, \log_2(8 |t| + 1) / 3 "
-        r"\end{array}"
+        r"\qquad g(t) = \mathrm{sign}(t) \, \log_2(8 |t| + 1) / 3",
     ),
     example="posenc.attention(q, k, v, posenc.SwinV2((8, 8), 12), query_positions=posenc.Positions.grid(8, 8))",
     users="Swin Transformer V2",

@@ -12,7 +12,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Bias, Distance
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
-from posenc.schemes.entry import Entry, Law
+from posenc.schemes.entry import Entry, Law, lines
 
 
 class T5(Scheme):
@@ -116,12 +116,10 @@ ENTRY = Entry(
         "logarithmic buckets; `bidirectional=True` for encoders"
     ),
     limits="all distances from the last bucket on are the same",
-    formula=(
-        r"\begin{array}{l} "
-        r"s_{ij} = q_i \cdot k_j / \sqrt{d} + W_{\mathrm{bucket}(p_i - p_j), h}, \qquad e = \lfloor B / 2 \rfloor \\ "
-        r"\mathrm{bucket}(n) = \max(n, 0) \mbox{ for } n < e, \quad \min(B - 1, \; e + \lfloor (B - e) \, \ln(n / e) "
-        r"/ \ln(D / e) \rfloor) \mbox{ for } n \ge e "
-        r"\end{array}"
+    formula=lines(
+        r"s_{ij} = q_i \cdot k_j / \sqrt{d} + W_{\mathrm{bucket}(p_i - p_j), h}, \qquad e = \lfloor B / 2 \rfloor",
+        r"\mathrm{bucket}(n) = \max(n, 0) \mbox{ for } n < e, \quad \min(B - 1, \; e + \lfloor (B - e) \, \ln(n / "
+        r"e) / \ln(D / e) \rfloor) \mbox{ for } n \ge e",
     ),
     example="posenc.attention(q, k, v, posenc.T5(12), is_causal=True)",
     users="T5, mT5, Flan-T5",

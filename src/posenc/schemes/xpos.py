@@ -10,14 +10,14 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from posenc.arguments import check_choice, number, whole
+from posenc.arguments import check_choice, number
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import PADDING, Positions
 from posenc.positions.validation import is_readable
-from posenc.rotation.phases import PairLayout, PairRotation, coords_of, in_double, turned_to
-from posenc.scheme import Scheme
-from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.rotary import PairwiseRotary
+from posenc.rotation.phases import PairLayout, PairRotation, coords_of, in_double
+from posenc.schemes.entry import FORMULA, Entry, Law, lines
 
 ROOM = {torch.float16: 10.0, torch.float64: 640.0}
 """The allowed range of exponents in one block of queries, by the dtype of q and k: e^5 and e^-5 are within float16, and
@@ -55,11 +55,8 @@ class Fading:
         middle = (blocks - 1) / 2
         mine = (self.asking / reach + middle).round().clamp(0, blocks - 1)
         # Omit blocks without a query, where values can be read.
-        b = (
-            mine.unique()
-            if blocks > 1 and is_readable(mine)
-            else torch.arange(blocks, dtype=mine.dtype, device=mine.device)
-        )
+        b = torch.arange(blocks, dtype=mine.dtype, device=mine.device)
+        b = mine.unique() if blocks > 1 and is_readable(mine) else b
         p = self.place[..., None] - (b - middle) * reach  # from the origin of each block
         if self.side == "query":
             p = (-p).masked_fill(mine[..., None] != b, -torch.inf)
@@ -96,7 +93,7 @@ class Fading:
         return torch.stack((length, length), -2 if self.turn.layout == "half" else -1).flatten(-2)
 
 
-class XPos(Scheme):
+class XPos(PairwiseRotary):
     """Extrapolatable position embedding: RoPE whose pair k decays by zeta_k^(r / scale_base) at distance r.
 
     Formula, for k = 0 .. d/2 - 1, theta_k = base^(-2k/d) and zeta_k = (2k/d + 0.4) / 1.4, pair k of
@@ -133,23 +130,8 @@ class XPos(Scheme):
     def __init__(
         self, head_dim: int, base: float = 10_000.0, scale_base: float = 512.0, layout: PairLayout = "interleaved"
     ) -> None:
-        super().__init__()
-        self.head_dim = whole("head_dim", head_dim, least=2)
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim must be even (channels come in pairs), got {head_dim}")
-        check_choice("layout", layout, ("half", "interleaved"))
-        self.base, self.scale_base = number("base", base, above=1), number("scale_base", scale_base, above=0)
-        self.layout: PairLayout = layout
-
-    @property
-    def channels(self) -> range:
-        """The rotated channels: all of them."""
-        return range(self.head_dim)
-
-    @property
-    def needs_raw_keys(self) -> bool:
-        """True: positions are relative to the queries of the call, so rotated keys cannot be cached."""
-        return True
+        super().__init__(head_dim, base, layout)
+        self.scale_base = number("scale_base", scale_base, above=0)
 
     @property
     def for_decoders(self) -> bool:
@@ -187,9 +169,8 @@ class XPos(Scheme):
 
         def side(name: Literal["query", "key"], positions: Positions) -> Fading:
             coords = coords_of(positions, 1, "XPos")[..., 0]
-            turn = turned_to(coords, self.head_dim, self.base, self.layout, dtype)
             place = asking if positions is queries else _places(positions, origin)
-            return Fading(name, turn, self._decay(place.device), place, asking, fastest, span)
+            return Fading(name, self.turned_to(coords, dtype), self._decay(place.device), place, asking, fastest, span)
 
         of_queries, of_keys = side("query", queries), side("key", keys)
         return Rotation(of_queries, of_keys, scale=self.scale, refuses=of_keys.refuses, for_each_other=True)
@@ -227,13 +208,11 @@ ENTRY = Entry(
     build=lambda shape: XPos(shape.head_dim),
     does="RoPE whose pairs also decay with distance, high frequencies fastest; for causal attention",
     limits="a cache keeps unrotated keys; scores grow for keys after the query, so it needs a causal mask",
-    formula=(
-        r"\begin{array}{l} "
+    formula=lines(
         r"s_{ij} = \frac{1}{\sqrt{d}} \sum_k \zeta_k^{(p_i - p_j) / \mathrm{scale\_base}} \, (R_{p_i} q_i)_k \cdot "
-        r"(R_{p_j} k_j)_k \\ "
+        r"(R_{p_j} k_j)_k",
         r"R_p \mbox{ turns pair } k \mbox{ by } p \, \mathrm{base}^{-2k/d}, \qquad \zeta_k = \frac{2k / d + "
-        r"0.4}{1.4} "
-        r"\end{array}"
+        r"0.4}{1.4}",
     ),
     example="posenc.attention(q, k, v, posenc.XPos(64), is_causal=True)",
     users="torchscale",
