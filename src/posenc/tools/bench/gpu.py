@@ -8,7 +8,6 @@ schemes over `scaled_dot_product_attention` and over FlexAttention without a sco
 
 import argparse
 import functools
-import importlib.metadata
 import itertools
 import json
 import statistics
@@ -30,7 +29,7 @@ from posenc.tools.bench.run import check
 from posenc.tools.bench.settings import Settings
 from posenc.tools.kit.command import SCHEMES, List, Parser, failed, given, stdout, whole_numbers
 from posenc.tools.kit.files import write_whole
-from posenc.tools.kit.machine import clock_of, machine, versions
+from posenc.tools.kit.machine import clock_of, machine, version_of, versions
 from posenc.tools.kit.report import Cell, as_markdown
 from posenc.tools.kit.turns import ratios
 
@@ -57,7 +56,7 @@ def report(settings: Settings, tests: Path | None, clock: Clock, say: Callable[[
     device = torch.device(settings.device)
     about = {
         "settings": settings.to_dict(),
-        "versions": versions() | {"triton": _version("triton"), "CUDA": torch.version.cuda or "none"},
+        "versions": versions() | {"triton": version_of("triton"), "CUDA": torch.version.cuda or "none"},
         "machine": machine(device) | {"capability": _capability(device)},
         "tests": None if tests is None else outcome(tests),
     }
@@ -130,13 +129,6 @@ def _compiled() -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
     return torch.compile(flex_attention, dynamic=True)
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
 
 
 def _capability(device: torch.device) -> str:

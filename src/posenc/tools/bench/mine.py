@@ -1,6 +1,5 @@
 """Times the user's attention and posenc's on the same inputs, after checking that both compute the same function."""
 
-import hashlib
 import inspect
 import itertools
 import math
@@ -30,6 +29,7 @@ from posenc.tools.bench.cases import (
 )
 from posenc.tools.bench.measure import Inputs, LeftOutError, Make, Work
 from posenc.tools.bench.settings import AUTO, Settings
+from posenc.tools.kit.files import digest_of
 
 MINE = "mine"
 # The truth is in float64: up to so many tokens the dense definition (1.8 GB at 2,048), beyond it what auto takes.
@@ -67,7 +67,7 @@ def source(settings: Settings) -> dict[str, str]:
     """A digest of the file in which the attention is written, by what it is one of; nothing where there is none."""
     if settings.mine is None:
         return {}
-    return {f"source of {settings.mine}": hashlib.sha256(Path(_file(settings)).read_bytes()).hexdigest()[:16]}
+    return {f"source of {settings.mine}": digest_of(Path(_file(settings)).read_bytes())}
 
 
 def groups(settings: Settings) -> Iterator[Group]:

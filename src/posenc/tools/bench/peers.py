@@ -4,7 +4,6 @@
 """
 
 import importlib
-import importlib.metadata
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -19,6 +18,7 @@ from posenc.schemes.alibi import ALiBi
 from posenc.schemes.shaw import Shaw
 from posenc.schemes.t5 import T5
 from posenc.tools.bench.measure import Inputs, LeftOutError, Make, Work
+from posenc.tools.kit.machine import version_of
 
 PEERS = ("x-transformers", "rotary-embedding-torch", "transformers")
 FLEX = "FlexAttention, by hand"
@@ -26,13 +26,7 @@ FLEX = "FlexAttention, by hand"
 
 def versions() -> dict[str, str]:
     """Of the peers; "not installed" for those that are not."""
-    found = {}
-    for name in PEERS:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    return {name: version_of(name) for name in PEERS}
 
 
 def imported(module: str) -> Any:

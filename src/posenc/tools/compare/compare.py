@@ -1,7 +1,6 @@
 """Runs ``posenc compare``: trains the same model with each scheme on the same batches, and tests it on the same
 windows."""
 
-import hashlib
 import math
 import signal
 import threading
@@ -32,6 +31,7 @@ from posenc.tools.compare.train import TRAINING, TUNING, DivergedError, batch, o
 from posenc.tools.compare.tuning import chosen, losses, trials
 from posenc.tools.kit import saved
 from posenc.tools.kit.configuration import fingerprint
+from posenc.tools.kit.files import digest_of
 from posenc.tools.kit.machine import clock_of, device_of, machine, versions
 from posenc.tools.kit.memory import peak_bytes
 from posenc.tools.kit.progress import Progress
@@ -73,11 +73,6 @@ def resolved(config: CompareConfig) -> CompareConfig:
     return replace(config, schemes=tuple(dict.fromkeys(names))) if ALL in config.schemes else config
 
 
-def digest_of(plan: Path) -> str:
-    """The hash that identifies a plan in records."""
-    return hashlib.sha256(plan.read_bytes()).hexdigest()[:16]
-
-
 def check(config: CompareConfig) -> None:
     """ValueError for a scheme that is unknown or does not fit the task or the model, for a missing plan, and for an
     unavailable device."""
@@ -111,7 +106,7 @@ def compare(
     loaded = task.load(config)
     made_with = {"text_digest": loaded.digest, **{name: versions()[name] for name in VERSIONS}}
     if config.plan:
-        made_with["plan_digest"] = digest_of(Path(config.plan))
+        made_with["plan_digest"] = digest_of(Path(config.plan).read_bytes())
     with Records(out, results.check) as records, _Stop() as stop, progress:
         made = made_names(out, config)  # before the configuration is saved, which would make any folder one of compare
         check_folder(out, config.identity(**made_with), records, made)

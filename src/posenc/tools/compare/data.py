@@ -25,6 +25,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from posenc.tools.kit.files import digest_of
+
 Bytes = NDArray[np.uint8]
 
 HELD_OUT = 1 / 10  # of the text, or more where the evaluation needs it
@@ -125,7 +127,7 @@ def load(text: Sequence[str] = (), *, held_out: int = 0, tuned: int = 0, least: 
     about = f"{where}: {total:,} bytes in {count}, {len(sides[1].data):,} held out ({how})"
     if tuning:
         about += f", {len(sides[2].data):,} kept for tuning"
-    digest = _hash(b"".join(_hash(side.bounds.tobytes() + side.data.tobytes()) for side in sides)).hex()[:16]
+    digest = digest_of(b"".join(_hash(side.bounds.tobytes() + side.data.tobytes()) for side in sides))
     return Corpus(*sides, about, digest, origins=_origins(sides[1], contents))
 
 

@@ -34,6 +34,7 @@ from torch.nn import functional as F
 
 from posenc.tools.compare.data import Bytes
 from posenc.tools.compare.task import Measures, Tick
+from posenc.tools.kit.files import rounded
 
 Bits = NDArray[np.float64]
 
@@ -87,7 +88,7 @@ class Evaluator(Measures):
             "sliding": lambda: self._sliding(length),
             "truncated": self._truncated,
         }[kind]()
-        return {"bits": _rounded(bits.mean(axis=1)), "tokens": bits.shape[1]}
+        return {"bits": list(map(rounded, bits.mean(axis=1))), "tokens": bits.shape[1]}
 
     def _side_by_side(self, length: int) -> Bits:
         stops = range(self.longest, length - 1, -length)
@@ -123,7 +124,7 @@ class Evaluator(Measures):
             width = min(edges[-1], max(self.train_length // 4, 1))
         buckets = np.stack([bits[:, a:b].mean(axis=1) for a, b in pairwise(edges)])
         stderr = buckets.std(axis=1, ddof=1) / math.sqrt(len(bits))
-        return {"edges": edges, "bits": _rounded(buckets.mean(axis=1)), "stderr": _rounded(stderr)}
+        return {"edges": edges, "bits": list(map(rounded, buckets.mean(axis=1))), "stderr": list(map(rounded, stderr))}
 
     def _pass(self, kind: str, length: int, pieces: list[tuple[int, int, int]]) -> Bits:
         """Bits (windows, bytes) of all bytes scored, by pieces (begin, first to score, stop) from the last one back."""
@@ -141,8 +142,3 @@ class Evaluator(Measures):
             return each.view(target.shape).double().cpu()
 
         return np.asarray(self._run(nats, self.windows, stop - begin).numpy() / math.log(2))
-
-
-def _rounded(values: Bits) -> list[float | None]:
-    """Values as JSON has them, which knows no infinity: None where a loss was not a number."""
-    return [round(float(value), 6) if math.isfinite(value) else None for value in values]

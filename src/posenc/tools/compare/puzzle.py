@@ -30,6 +30,7 @@ from posenc.scheme import Scheme
 from posenc.tools.compare.config import CompareConfig
 from posenc.tools.compare.data import Bytes
 from posenc.tools.compare.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick, listed
+from posenc.tools.kit.files import digest_of
 
 CHARACTERS = 128  # of ASCII
 ASKED = 128  # added to a character that is to be told
@@ -104,14 +105,13 @@ class Puzzle(Answers):
         """``windows`` test rows of each length."""
         tests = {length: self.tests(length, config.windows) for length in config.test_lengths}
         fewer = (f"{len(rows)} of {length}" for length, rows in tests.items() if len(rows) < config.windows)
-        made = b"".join(rows.tobytes() for rows in tests.values())
         return Loaded(
             partial(self.draw, "training"),
             partial(self.draw, "tuning"),
             lambda model, device, tick: _Completed(model, tests, device, tick),
             sum(rows.size for rows in tests.values()),
             f"made up: {self.called}; {config.windows:,} test rows of each length, and no training draws them",
-            hashlib.sha256(made).hexdigest()[:16],
+            digest_of(b"".join(rows.tobytes() for rows in tests.values())),
             f"different test rows: {words}" if (words := listed(fewer)) else "",
         )
 

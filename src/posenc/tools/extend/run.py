@@ -1,6 +1,5 @@
 """Runs ``posenc extend``: measures one model with each scaling on the same tokens."""
 
-import hashlib
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -24,7 +23,8 @@ from posenc.tools.extend.text import Tokens
 from posenc.tools.extend.tune import prepared, tune
 from posenc.tools.kit import saved
 from posenc.tools.kit.configuration import fingerprint
-from posenc.tools.kit.machine import clock_of, device_of, machine, versions
+from posenc.tools.kit.files import digest_of, rounded
+from posenc.tools.kit.machine import clock_of, device_of, machine, version_of, versions
 from posenc.tools.kit.progress import Progress
 from posenc.tools.kit.records import Record, Records
 from posenc.tools.kit.scalings import factors_of
@@ -48,13 +48,13 @@ def extend(settings: Extension, out: str | Path, progress: Progress | None = Non
         settings = replace(settings, windows=len(text.pieces))
         if by_default:
             settings = _with_room(settings, loaded, text, progress)
-        told = {**versions(), "transformers": _transformers_version()}
+        told = {**versions(), "transformers": version_of("transformers")}
         made_with: dict[str, Any] = {name: told[name] for name in ("posenc", "torch", "transformers")}
         made_with |= {
             "longest": settings.lengths[-1],
             "weights": loaded.digest,
             "text_digest": text.digest,
-            "factors": _factors_digest(settings.factors),
+            "factors": None if settings.factors is None else digest_of(Path(settings.factors).read_bytes()),
         }
         identity = settings.identity(**made_with)
         model = f"{loaded.about}, trained at {settings.trained:,}"
@@ -310,7 +310,7 @@ class _Run:
             self.progress.say(self.diverged[-1])
             return None
         if not self.records.has("training", name, 0, length):
-            curve = [[step, measure.rounded(bits)] for step, bits in reached.curve]
+            curve = [[step, rounded(bits)] for step, bits in reached.curve]
             result = {"curve": curve, "seconds": round(reached.seconds, 3), "lora": s.lora}
             self._record("training", name, 0, length, result)
         return model.requires_grad_(False)
@@ -318,7 +318,7 @@ class _Run:
     def _bits(self, each: Tensor, window: int) -> dict[str, Any]:
         piece = self.text.pieces[window]
         bits = float(each.sum()) / math.log(2) / piece.final_bytes
-        return {"bits": measure.rounded(bits), "tokens": len(each), "file": piece.file, "byte": piece.byte}
+        return {"bits": rounded(bits), "tokens": len(each), "file": piece.file, "byte": piece.byte}
 
     def _record(self, kind: str, scheme: str, number: int, length: int, result: dict[str, Any]) -> None:
         named = {"kind": kind, "scheme": scheme, "seed": number, "length": length}
@@ -332,16 +332,6 @@ def _patched(model: Any, scaling: Any) -> AbstractContextManager[Any]:
 
     made: AbstractContextManager[Any] = patch(model, scaling)
     return made
-
-
-def _transformers_version() -> str:
-    import transformers
-
-    return str(transformers.__version__)
-
-
-def _factors_digest(path: str | None) -> str | None:
-    return None if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
 
 
 def _in_words(seconds: float) -> str:

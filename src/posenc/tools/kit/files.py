@@ -1,7 +1,9 @@
 """Atomic writing and strict reading of files."""
 
 import errno
+import hashlib
 import json
+import math
 import os
 import stat
 import sys
@@ -117,6 +119,16 @@ def _target(path: Path) -> tuple[Path, Path]:
     """The file that ``path`` leads to, and where it is written until it is whole."""
     target = Path(os.path.realpath(path))
     return target, target.with_name(target.name + WRITING)
+
+
+def digest_of(data: bytes) -> str:
+    """The short hash by which records name data."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def rounded(value: float) -> float | None:
+    """A measured number as records have it; None where it is not finite, since JSON has no such number."""
+    return round(float(value), 6) if math.isfinite(value) else None
 
 
 def parse(text: str) -> dict[str, Any]:

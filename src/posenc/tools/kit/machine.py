@@ -4,6 +4,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -26,6 +27,14 @@ def versions() -> dict[str, str]:
         "numpy": numpy.__version__,
         "python": platform.python_version(),
     }
+
+
+def version_of(package: str) -> str:
+    """The version of an installed package, or "not installed"."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def device_of(name: str) -> torch.device:
@@ -62,7 +71,7 @@ def machine(device: torch.device) -> dict[str, object]:
         "denormal numbers": _denormals(),
         "cores": os.cpu_count(),
         "physical cores": _physical(processors) or UNKNOWN,
-        "memory_bytes": _memory(),
+        "memory_bytes": memory_bytes(),
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
@@ -101,7 +110,8 @@ def _denormals() -> str:
     return "kept" if half.item() > 0 else "flushed to zero"
 
 
-def _memory() -> int | None:
+def memory_bytes() -> int | None:
+    """The memory of the machine; None if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not a Unix, or not one that tells

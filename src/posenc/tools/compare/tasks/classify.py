@@ -15,7 +15,6 @@ At other lengths the marked words are as far apart as in training: what changes 
 stand, and how many other words there are. The first half of a sequence is segment 0, the second half segment 1.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -32,6 +31,7 @@ from posenc.scheme import Scheme
 from posenc.tools.compare.config import CompareConfig
 from posenc.tools.compare.data import Bytes
 from posenc.tools.compare.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick, listed
+from posenc.tools.kit.files import digest_of
 
 Ints = NDArray[np.int64]
 
@@ -166,7 +166,6 @@ class Classify(Answers):
             n: groups(np.random.default_rng((TEST_STREAM, n)), config.windows, n, config.train_length)
             for n in config.test_lengths
         }
-        made = b"".join(rows.tobytes() for rows in tests.values())
 
         def draw(rng: np.random.Generator, count: int, size: int) -> Bytes:
             """Rows of ``size - 1`` words and a label, in whole groups as far as they fit."""
@@ -179,7 +178,7 @@ class Classify(Answers):
             lambda model, device, tick: _Answers(model, tests, device, tick),
             GROUP * config.windows * sum(config.test_lengths),
             f"made up: {WORDS} words and two marked ones; {GROUP * config.windows:,} test sequences of each length",
-            hashlib.sha256(made).hexdigest()[:16],
+            digest_of(b"".join(rows.tobytes() for rows in tests.values())),
         )
 
 

@@ -13,7 +13,6 @@ images are resized, so that the digit is the same and only the positions are mor
 """
 
 import copy
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -32,6 +31,7 @@ from posenc.schemes.relative_2d import Relative2D
 from posenc.tools.compare.config import CompareConfig
 from posenc.tools.compare.layers import entries
 from posenc.tools.compare.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick
+from posenc.tools.kit.files import digest_of
 
 SIDE = 8  # pixels
 CLASSES = 10
@@ -148,7 +148,7 @@ class Digits(Answers):
             lambda model, device, tick: _Grids(model, test.to(device), config.train_length, tick),
             config.windows * sum(length**2 for length in config.test_lengths),
             f"scikit-learn's digits: {len(rows):,} images of 8 × 8 pixels, the last {config.windows} held out",
-            hashlib.sha256(rows.tobytes()).hexdigest()[:16],
+            digest_of(rows.tobytes()),
         )
 
 
