@@ -8,7 +8,7 @@ import numpy as np
 
 from posenc.arguments import check_type, whole
 from posenc.scheme import Scheme
-from posenc.tools.plot import overview
+from posenc.tools.plot import overview, panels
 
 LENGTH = 65
 """Tokens that are drawn, where nothing else is said."""
@@ -19,7 +19,7 @@ def seen(scheme: Scheme, name: str, *, length: int = LENGTH, is_named: bool = Tr
     values, command}, the values of (heads, queries, keys) flat, None where a key is not seen; one head where all are
     alike. ``is_named``: commands know the scheme by that name."""
     check_type("scheme", scheme, Scheme)
-    axes = overview.axes_of(scheme)
+    axes = panels.axes_of(scheme)
     places = overview.positions_of(axes, whole("length", length))
     found = overview.seen(scheme, places)
     values = found.values if len(found.heads) > 1 else found.values[:1]
