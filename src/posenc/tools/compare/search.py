@@ -10,8 +10,6 @@ the seed and the losses, so an interrupted search replays its record and continu
 (arXiv 2402.13753), section 3.3 and algorithm 1; the rules of mutation and crossover were read in microsoft/LongRoPE
 (evolution/algorithms). There the first population is mutations of one list."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -32,7 +30,7 @@ STEP, ROOM, CHANCE = 0.01, 1.25, 0.3
 LINE = "a line of a search"
 TRIES = 100  # of one mutation or crossover, until it is a list that was not tried
 
-Factors: TypeAlias = "tuple[float, ...]"
+Factors: TypeAlias = tuple[float, ...]
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def bias(
     causal: bool | None = None,
     dark: bool = False,
 ) -> Figure:
-    """Matrices of the bias or factor: a row for each scheme, a column for each of the first four heads. By default,
+    """Matrices of the bias or factor: a row for each scheme, a column for each of the first four heads. By default
     ALiBi's three forms.
 
     ``grid`` places the tokens in rows and columns, for schemes of images. Schemes given by name are built for a
