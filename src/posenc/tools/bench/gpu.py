@@ -54,10 +54,11 @@ OUTCOMES = ("tests", "failures", "errors", "skipped")
 def report(settings: Settings, tests: Path | None, clock: Clock, say: Callable[[str], None]) -> dict[str, Any]:
     """The contents of the page, as plain data."""
     device = torch.device(settings.device)
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
     about = {
         "settings": settings.to_dict(),
         "versions": versions() | {"triton": version_of("triton"), "CUDA": torch.version.cuda or "none"},
-        "machine": machine(device) | {"capability": _capability(device)},
+        "machine": machine(device) | {"capability": ".".join(map(str, capability)) or "none"},
         "tests": None if tests is None else outcome(tests),
     }
     attention = []
@@ -131,27 +132,19 @@ def _compiled() -> Callable[..., Tensor]:
     return torch.compile(flex_attention, dynamic=True)
 
 
-def _capability(device: torch.device) -> str:
-    return ".".join(map(str, torch.cuda.get_device_capability(device))) if device.type == "cuda" else "none"
-
-
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
 def page(found: Record) -> str:
     """The tables of a report, in Markdown."""
     made = [_environment(found)]
-    for phase, words in _phases(found):
+    for phase in dict.fromkeys(record["phase"] for record in found["attention"]):
+        words = PHASES[phase].capitalize()
         made += [_over(found, phase, f"{words}, over scaled_dot_product_attention", "ratio")]
         made += [_over(found, phase, f"{words}, over {BARE}", "ratio_to_flex")]
         made += [_plain(found, phase, words)]
     made.append(_rotation(found))
     return "# posenc on a GPU\n\n" + "\n".join(as_markdown(table) for table in made if table.rows)
-
-
-def _phases(found: Record) -> list[tuple[str, str]]:
-    """The phases that there are, and in words."""
-    return [(phase, PHASES[phase].capitalize()) for phase in dict.fromkeys(r["phase"] for r in found["attention"])]
 
 
 def _environment(found: Record) -> Table:

@@ -134,15 +134,12 @@ def race(
         ran.append([places.index(name) for name in order])
         if len(ran) == look:  # asked after every round, rounds would end where the interval happens to be narrow
             look *= 2
-            known = all(_narrow(*ratios(results[n]["seconds"], results[baseline]["seconds"])) for n in works)
+            spreads = [ratios(results[name]["seconds"], results[baseline]["seconds"]) for name in works]
+            known = all(high - low < NARROW * median for median, low, high in spreads)
     for name in works:
         results[name]["ratio"] = list(ratios(results[name]["seconds"], results[baseline]["seconds"]))
     busy = others(begin, now(), os.cpu_count() or 1)
     return {"rounds": len(ran), "orders": ran, "others": busy, "baseline": baseline, "results": results}
-
-
-def _narrow(median: float, low: float, high: float) -> bool:
-    return high - low < NARROW * median
 
 
 def beyond(work: Work, device: torch.device) -> int:

@@ -29,7 +29,7 @@ from posenc.schedule import Schedule
 from posenc.scheme import Scheme
 from posenc.tools.compare.config import CompareConfig
 from posenc.tools.compare.data import Bytes
-from posenc.tools.compare.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick, listed
+from posenc.tools.compare.task import ANSWERS, Answers, Kind, Loaded, OfRows, listed
 from posenc.tools.kit.files import digest_of
 
 CHARACTERS = 128  # of ASCII
@@ -73,11 +73,6 @@ class Puzzle(Answers):
     @abstractmethod
     def pieces(self, rng: np.random.Generator, length: int) -> Sequence[str]:
         """A random row: prompt and answer, alternating. All rows of a length have the same number of characters."""
-
-    def where(self, kind: str, length: int, train_length: int) -> str:
-        if length == train_length:
-            return f"At the training length of {length:,} {self.lengths}"
-        return f"At {length:,} {self.lengths}, {length / train_length:g}× the training length"
 
     def check(self, config: CompareConfig) -> None:
         """`ConfigError` for lengths that the puzzle does not have or that have too few rows."""
@@ -164,15 +159,11 @@ def some_of(characters: str, count: int, rng: np.random.Generator, *, again: boo
     return "".join(characters[n] for n in rng.choice(len(characters), size=count, replace=again))
 
 
-class _Completed(Accuracy):
+class _Completed(OfRows):
     """Tests one model; a row is a unit."""
 
-    def __init__(self, model: nn.Module, tests: dict[int, Bytes], device: torch.device, tick: Tick) -> None:
-        super().__init__(model, tick)
-        self._tests, self._device = tests, device
-
     def _right(self, kind: str, length: int) -> Tensor:
-        rows = torch.from_numpy(self._tests[length].astype(np.int64)).to(self._device)
+        rows = self._rows(length)
         return self._run(self._as_told, rows, rows.size(1) - 1)[:, None]
 
     def _as_told(self, rows: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ from posenc.scheme import Scheme
 from posenc.schemes.catalog import catalog
 from posenc.schemes.entry import Entry, Shape
 from posenc.tools.compare.config import CompareConfig
+from posenc.tools.compare.data import Bytes
 from posenc.tools.compare.layers import entries
 from posenc.tools.compare.train import Draw
 
@@ -180,9 +182,12 @@ class Answers(Task):
     how_to_read: ClassVar[tuple[str, ...]]
     not_concluded: ClassVar[tuple[str, ...]]
 
-    @abstractmethod
     def where(self, kind: str, length: int, train_length: int) -> str:
-        """Begins a sentence about a measurement: "At 12 × 12 patches"."""
+        """Begins a sentence about a measurement: "At 40 letters, 2× the training length"."""
+        of = f"On {kind} at" if len(self.kinds) > 1 else "At"
+        if length == train_length:
+            return f"{of} the training length of {length:,} {self.lengths}"
+        return f"{of} {length:,} {self.lengths}, {length / train_length:g}× the training length"
 
     def observed(self, guessing: Mapping[str, Sequence[str]], telling: Mapping[str, Sequence[str]]) -> str:
         """A sentence about the schemes at chance and those above it at the training length, by kind; or empty."""
@@ -200,6 +205,17 @@ class Accuracy(Measures):
     @abstractmethod
     def _right(self, kind: str, length: int) -> Tensor:
         """Which answers are right, (units, examples of each)."""
+
+
+class OfRows(Accuracy):
+    """Tests one model on rows of tokens of each length."""
+
+    def __init__(self, model: nn.Module, tests: Mapping[int, Bytes], device: torch.device, tick: Tick) -> None:
+        super().__init__(model, tick)
+        self._tests, self._device = tests, device
+
+    def _rows(self, length: int) -> Tensor:
+        return torch.from_numpy(self._tests[length].astype(np.int64)).to(self._device)
 
 
 def listed(words: Iterable[str]) -> str:

@@ -49,7 +49,9 @@ def import_map(server: bool) -> str:
     return json.dumps(
         {
             "imports": {
-                name: f"./static/{name.removeprefix('posenc/')}" if server else _data_url(path)
+                name: f"./static/{name.removeprefix('posenc/')}"
+                if server
+                else f"data:text/javascript;base64,{base64.b64encode(path.read_bytes()).decode()}"
                 for name, path in modules().items()
             }
         }
@@ -68,10 +70,6 @@ def policy(server: bool) -> str:
         f"default-src 'none'; script-src {' '.join(scripts)}; style-src 'unsafe-inline'; img-src data:; "
         f"connect-src {ask}; base-uri 'none'; form-action 'none'{frames}"
     )
-
-
-def _data_url(path: Path) -> str:
-    return f"data:text/javascript;base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def _script(data: Mapping[str, Any]) -> Markup:

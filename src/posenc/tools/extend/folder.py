@@ -8,7 +8,7 @@ from typing import Any
 from posenc.tools.extend.settings import Extension
 from posenc.tools.kit import saved
 from posenc.tools.kit.configuration import ConfigError
-from posenc.tools.kit.records import Record, Records
+from posenc.tools.kit.records import Records
 
 OLDER = "extend.json"  # what older folders are of
 CHECKPOINTS = "checkpoints"
@@ -40,14 +40,10 @@ def require_same(out: Path, identity: Mapping[str, Any], records: Records) -> No
         return
     there = identity_in(out)
     without: tuple[str, ...] = () if there.get("train") or identity["train"] else OF_TRAINING
-    if not (trained or searched or any(map(_of_longrope, records))):
+    if not (trained or searched or any(record["scheme"].partition(",")[0] == "longrope" for record in records)):
         without += OF_LONGROPE
     here = {name: value for name, value in identity.items() if name not in without}
     saved.require_same(out, there, here, "extension")
-
-
-def _of_longrope(record: Record) -> bool:
-    return bool(record["scheme"].partition(",")[0] == "longrope")
 
 
 def identity_in(out: Path) -> dict[str, Any]:

@@ -87,7 +87,8 @@ class Source:
 def find(name: str) -> Source:
     """The model of a name: ``smollm2``, a folder with a ``config.json`` or one ``.gguf`` file, such a file, or a hub
     name. ValueError if it is not available, with the command that installs it."""
-    _require_transformers()
+    if importlib.util.find_spec("transformers") is None:
+        raise ValueError("extend needs transformers, which is not installed: pip install 'posenc[extend]'")
     from transformers import AutoConfig
 
     where, gguf = name, None
@@ -223,11 +224,6 @@ def require_room(source: Source, settings: Extension, device: torch.device) -> s
             f"model {source.name} needs {words}, and {in_words(there)} are free: give {smaller} or another model"
         )
     return words
-
-
-def _require_transformers() -> None:
-    if importlib.util.find_spec("transformers") is None:
-        raise ValueError("extend needs transformers, which is not installed: pip install 'posenc[extend]'")
 
 
 def _digest(model: Any, tokenizer: Any) -> str:

@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
@@ -49,20 +50,15 @@ def names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
-def decimals(text: str) -> list[float]:
-    """The items as numbers."""
+def whole_numbers(text: str, kind: type = int, expected: str = "whole numbers") -> list[Any]:
+    """The items as integers, or as numbers of this kind; the word none for no items."""
     try:
-        return NONE if text == "none" else [float(number) for number in names(text)]
+        return NONE if text == "none" else list(map(kind, names(text)))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"must be numbers, got {text!r}") from None
+        raise argparse.ArgumentTypeError(f"must be {expected}, got {text!r}") from None
 
 
-def whole_numbers(text: str) -> list[int]:
-    """The items as integers."""
-    try:
-        return NONE if text == "none" else [int(number) for number in names(text)]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be whole numbers, got {text!r}") from None
+decimals = partial(whole_numbers, kind=float, expected="numbers")
 
 
 # The option --schemes of commands without a configuration.
@@ -94,7 +90,7 @@ def add_options(parser: argparse._ActionsContainer, kind: type[Configuration]) -
         if of is bool:
             options["action"] = argparse.BooleanOptionalAction
         elif get_origin(of) is tuple:
-            parts = {int: whole_numbers, float: decimals}.get(
+            parts: Any = {int: whole_numbers, float: decimals}.get(
                 get_args(of)[0], names if item.metadata["commas"] else _word
             )
             options |= {"nargs": "+", "metavar": item.name.upper().rstrip("S"), "type": parts, "action": List}

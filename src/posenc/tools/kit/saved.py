@@ -36,14 +36,10 @@ def from_toml(path: str | Path, make: Callable[[Mapping[str, Any]], C], **overri
         raise ValueError(f"{_place(path, error.field)}: {error}") from None
 
 
-def to_toml(config: Configuration, made_with: Mapping[str, Any]) -> str:
-    """The text that `from_toml` reads as this configuration, and `identity_in` with what it was made with."""
-    return _lines(config.to_dict()) + _tables({MADE_WITH: made_with})
-
-
 def save(folder: Path, config: Configuration, made_with: Mapping[str, Any]) -> None:
-    """Writes the file, whole or not at all."""
-    write_whole(folder / FILE, to_toml(config, made_with).encode())
+    """Atomically writes the file that `from_toml` reads as this configuration, and `identity_in` also with
+    ``made_with``."""
+    write_whole(folder / FILE, (_lines(config.to_dict()) + _tables({MADE_WITH: made_with})).encode())
 
 
 def identity_in(folder: Path, make: Callable[[Mapping[str, Any]], Configuration], older: str = "") -> dict[str, Any]:

@@ -30,7 +30,7 @@ from posenc.schedule import Schedule
 from posenc.scheme import Scheme
 from posenc.tools.compare.config import CompareConfig
 from posenc.tools.compare.data import Bytes
-from posenc.tools.compare.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick, listed
+from posenc.tools.compare.task import ANSWERS, Answers, Kind, Loaded, OfRows, Tick, listed
 from posenc.tools.kit.files import digest_of
 
 Ints = NDArray[np.int64]
@@ -132,11 +132,6 @@ class Classify(Answers):
         "worth in language, where words give most of it away.",
     )
 
-    def where(self, kind: str, length: int, train_length: int) -> str:
-        if length == train_length:
-            return f"On {kind} at the training length of {length:,} words"
-        return f"On {kind} at {length:,} words, {length / train_length:g}× the training length"
-
     def observed(self, guessing: Mapping[str, Sequence[str]], telling: Mapping[str, Sequence[str]]) -> str:
         """Who is blind to direction."""
         blind = [scheme for scheme in guessing["order"] if scheme in telling["distance"]]
@@ -188,17 +183,16 @@ def answers(batch: Tensor) -> Tensor:
     return torch.stack((label % 2, label // 2), -1).bool()
 
 
-class _Answers(Accuracy):
-    """Tests one model; a group is a unit, since what is hard in its words is in all four."""
+class _Answers(OfRows):
+    """Tests one model; a group is a unit, since its four sequences have the same words."""
 
     def __init__(self, model: nn.Module, tests: dict[int, Bytes], device: torch.device, tick: Tick) -> None:
-        super().__init__(model, tick)
-        self._tests, self._device = tests, device
-        self._found: dict[int, Tensor] = {}
+        super().__init__(model, tests, device, tick)
+        self._found: dict[int, Tensor] = {}  # by length, since one pass answers both questions
 
     def _right(self, kind: str, length: int) -> Tensor:
         if length not in self._found:
-            rows = torch.from_numpy(self._tests[length].astype(np.int64)).to(self._device).flatten(0, 1)
+            rows = self._rows(length).flatten(0, 1)
             right = (self._run(self.model, rows[:, :-1], length) > 0) == answers(rows)
             self._found[length] = right.view(-1, GROUP, len(QUESTIONS))
         return self._found[length][..., QUESTIONS.index(kind)]
