@@ -1,9 +1,9 @@
-"""``make gpu``: runs tests and benchmarks on a CUDA device, and writes a JSON file and a page.
+"""Runs benchmarks on a CUDA device, and writes them and the outcome of tests as JSON and as a page: ``make gpu``.
 
 python -m posenc.tools.bench.gpu --tests runs/gpu/tests.xml --out runs/gpu
 
-The tests' outcome is read from what pytest wrote; attention and rotation are measured here, in turns: attention with
-schemes over `scaled_dot_product_attention` and over FlexAttention without a score, rotation over a copy.
+The outcome of the tests is read from pytest's file. Attention with schemes is timed relative to
+`scaled_dot_product_attention` and to FlexAttention without a score_mod; rotation is timed relative to a copy.
 """
 
 import argparse
@@ -42,11 +42,11 @@ DEFAULTS: dict[str, Any] = {
     "lengths": (4096, 8192, 16384, 32768, 65536),
     "schemes": ("alibi", cases.SHAW_KEYS, "shaw", "relative_1d", "transformer_xl"),
     "rounds": 7,
-    "rotated": (4, 16, 16384, 64),  # more than the caches of a GPU hold
+    "rotated": (4, 16, 16384, 64),  # larger than a GPU's caches
 }
 BARE = "FlexAttention without a score"
 FLEX = "flex"
-COPY = "copy into place"  # the most that memory can give
+COPY = "copy into place"  # shows the memory bandwidth
 COMPILATIONS = 256
 OUTCOMES = ("tests", "failures", "errors", "skipped")
 
@@ -66,7 +66,7 @@ def report(settings: Settings, tests: Path | None, clock: Clock, say: Callable[[
         say(f"{phase}, {scheme}, {length:,} tokens")
         attention.append(_attention(settings, scheme, length, phase, clock))
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # what one left behind is not to be another's lack
+            torch.cuda.empty_cache()  # returns cached memory, so that the next scheme can use it
     rotation = []
     for group in cases.rotations(settings):
         say(group.kind)
@@ -90,7 +90,7 @@ def outcome(path: Path) -> dict[str, int]:
 
 
 def _attention(settings: Settings, scheme: str, length: int, phase: str, clock: Clock) -> dict[str, Any]:
-    """Plain attention, FlexAttention without a score, the scheme as auto takes it, and in FlexAttention."""
+    """Plain attention, FlexAttention without a score_mod, the scheme with auto's backend, and in FlexAttention."""
     inputs = Inputs.draw(settings, length, length, phase == "training")
     taken = cases.explained(cases.build_scheme(scheme, settings, length), scheme, inputs)
     makes: dict[str, Make] = {cases.PLAIN: inputs.plain}
@@ -111,7 +111,7 @@ def _attention(settings: Settings, scheme: str, length: int, phase: str, clock: 
 
 
 def _bare(inputs: Inputs) -> Work:
-    """FlexAttention with causality alone, whose table of blocks is made before."""
+    """FlexAttention with a causal block mask, made before, and no score_mod."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     if inputs.query.device.type == "cpu":
@@ -181,8 +181,8 @@ def _over(found: Record, phase: str, title: str, ratio: str) -> Table:
 
 
 def _plain(found: Record, phase: str, words: str) -> Table:
-    """What ratios are to: the two that know no position, in milliseconds."""
-    firsts = reversed(found["attention"])  # of each length: they are measured anew with every scheme
+    """The milliseconds of both baselines, which have no positions."""
+    firsts = reversed(found["attention"])  # the first group of each length is shown; every group measures them
     mine = {record["length"]: record for record in firsts if record["phase"] == phase}
     table = Table(f"{words}, ms", "", ("what", *(f"{length:,}" for length in sorted(mine))))
 
@@ -215,7 +215,7 @@ def _rotation(found: Record) -> Table:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """0: measured and the tests passed; 1: no device, or a test failed, and what there is is written; 2: wrong use."""
+    """Exit codes 0: measured, and the tests passed; 1: no device, or tests failed, after writing; 2: wrong usage."""
     parser = Parser(prog="python -m posenc.tools.bench.gpu", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of gpu.json and gpu.md")
     parser.add_argument("--tests", type=Path, help="what pytest --junitxml wrote")

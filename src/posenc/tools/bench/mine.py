@@ -32,21 +32,20 @@ from posenc.tools.bench.settings import AUTO, Settings
 from posenc.tools.kit.files import digest_of
 
 MINE = "mine"
-# The truth is in float64: up to so many tokens the dense definition (1.8 GB at 2,048), beyond it what auto takes.
+# The expected values are computed in float64: up to this many tokens by the reference (1.8 GB), beyond by auto.
 EXACT = 2048
-# How far from the truth an answer may be, over the largest magnitude in it. What rounding does, measured from 64 to
-# 2,048 tokens: a dense attention by hand and PyTorch's kernel are off by 1e-6, 2e-3 (float16) and 1e-2 (bfloat16) at
-# most; an ALiBi that counts from the start of the text, and so rounds large biases, by 1e-5 in float32, more in longer
-# texts.
+# The allowed error, relative to the largest magnitude. Rounding errors, measured from 64 to 2,048 tokens: of dense
+# attention and of PyTorch's kernel at most 1e-6, 2e-3 (float16) and 1e-2 (bfloat16); of an ALiBi that counts from the
+# start of the text, and so rounds large biases, 1e-5 in float32, and more in longer texts.
 ALLOWED = {"float64": 1e-11, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 Off: TypeAlias = dict[str, float | None]
-"""How far each thing that a call gives is off the truth, over the largest magnitude there; None: not finite."""
+"""The error of each result of a call, relative to the largest expected magnitude; None if not finite."""
 
 
 def check(settings: Settings) -> None:
-    """ValueError for an attention that cannot be called, or that could not be equal to the scheme; `TargetError` where
-    its module fails."""
+    """ValueError for an attention that cannot be called, or cannot compute the scheme; `TargetError` if its module
+    fails."""
     if settings.mine is None:
         return
     (attention, _), name = named(settings.mine, "--mine"), _scheme(settings)
@@ -64,7 +63,7 @@ def check(settings: Settings) -> None:
 
 
 def source(settings: Settings) -> dict[str, str]:
-    """A digest of the file in which the attention is written, by what it is one of; nothing where there is none."""
+    """The digest of the file that defines the attention; empty without --mine."""
     if settings.mine is None:
         return {}
     return {f"source of {settings.mine}": digest_of(Path(_file(settings)).read_bytes())}
@@ -81,8 +80,8 @@ def groups(settings: Settings) -> Iterator[Group]:
 
 
 def timed(settings: Settings, name: str, length: int, training: bool) -> Built:
-    """Plain attention, posenc's with the scheme, and anyone's. The last two are compared with the truth when they are
-    set up: how far they are ``off`` it is filled into the facts then, and who is off by too much is left out."""
+    """Plain attention, posenc's with the scheme, and the user's. The last two are compared with the expected values
+    when they are set up, which fills in the fact ``off``; one with too large an error is left out."""
     inputs = Inputs.draw(settings, length, length, training)
     auto = explained(build_scheme(name, settings, length), name, inputs)
     truth, allowed = cache(partial(_truth, settings, name, inputs)), ALLOWED[settings.dtype]
@@ -119,7 +118,7 @@ def _takes_scheme(attention: Callable[..., Any]) -> bool:
 
 
 def _file(settings: Settings) -> str:
-    """Where the attention is written, since a module may only hand it on; of what is no function, the module."""
+    """The file that defines the attention, from which its module may only import it; else the module's file."""
     attention, module = named(settings.mine or "", "--mine")
     code = getattr(inspect.unwrap(attention), "__code__", None)
     files = (getattr(code, "co_filename", None), getattr(module, "__file__", None))
@@ -144,11 +143,11 @@ def _work(settings: Settings, name: str, inputs: Inputs) -> Work:
     return inputs.work(attend, tuple(scheme.parameters()) if takes else ())
 
 
-# -- the truth --------------------------------------------------------------------------------------------------------
+# -- the expected values ----------------------------------------------------------------------------------------------
 
 
 def _truth(settings: Settings, name: str, inputs: Inputs) -> dict[str, Tensor]:
-    """The output and, in training, gradients of queries, keys, values and parameters, by what to call them."""
+    """The expected output and, in training, gradients of queries, keys, values and parameters, by name."""
     length = inputs.query.size(2)
     scheme = build_scheme(name, settings, length).double()
     given = (inputs.query, inputs.key, inputs.value)
@@ -171,7 +170,7 @@ def _truth(settings: Settings, name: str, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def _answers(work: Work, inputs: Inputs) -> tuple[Tensor, ...]:
-    """What it gives. LeftOutError where its inputs are others afterwards; they are put back."""
+    """The results of a call. LeftOutError if it changes its inputs, which are restored."""
     given = {name: (x, x.detach().clone()) for name, x in vars(inputs).items() if isinstance(x, Tensor)}
     answers = work()
     for name, (tensor, before) in given.items():
@@ -182,9 +181,9 @@ def _answers(work: Work, inputs: Inputs) -> tuple[Tensor, ...]:
 
 
 def _compare(answers: tuple[Tensor, ...], truth: dict[str, Tensor], allowed: float, off: Off) -> str:
-    """Fills in how far each answer is off. Gives what is wrong with the first that is off by more than is allowed."""
+    """Fills in the error of each result. Returns a description of the first error that is too large, or ""."""
     wrong = ""
-    # Parameters come last, and only an attention that takes the scheme gives them gradients.
+    # Parameters come last; only an attention that has the argument scheme has gradients for them.
     for (what, expected), answer in zip(truth.items(), answers, strict=False):
         difference = (answer.detach().double() - expected).abs().nan_to_num(nan=math.inf, posinf=math.inf)
         most, largest = difference.max().item(), expected.abs().max().item()

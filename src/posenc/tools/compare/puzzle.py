@@ -1,7 +1,7 @@
-"""Puzzles: rows of synthetic text, a prompt and its answer, that require far characters.
+"""Defines puzzles: rows of synthetic text, a prompt and its answer, that require distant characters.
 
-In natural text the last few words largely determine the next, so the loss depends little on far tokens. Here it depends
-on them entirely.
+In natural text the last few words largely determine the next, so the loss depends little on distant tokens. Here it
+depends on them entirely.
 
 A decoder is trained on rows of every length up to the training length, drawn uniformly, with a loss on the characters
 of the answer only. It is tested at one length at a time, by *exact match*: a row counts as right only if the whole
@@ -33,10 +33,10 @@ from posenc.tools.compare.task import ANSWERS, Answers, Kind, Loaded, OfRows, li
 from posenc.tools.kit.files import digest_of
 
 CHARACTERS = 128  # of ASCII
-ASKED = 128  # added to a character that is to be told
-PARTS = ("testing", "tuning", *["training"] * 6)  # what each eighth of all rows is for
-TEST_STREAM = 2**31  # no stream of a training is as high
-DRAWS = 20  # of rows for each that is wanted, in search of different ones
+ASKED = 128  # added to the characters of answers
+PARTS = ("testing", "tuning", *["training"] * 6)  # the use of each eighth of all rows
+TEST_STREAM = 2**31  # above all training seeds
+DRAWS = 20  # attempts per test row to find different ones
 
 
 class Puzzle(Answers):
@@ -65,10 +65,10 @@ class Puzzle(Answers):
         )
     }
     units = "rows"
-    chance = 0.0  # to as many digits as some hundred rows can show
+    chance = 0.0  # within the precision of some hundred rows
     shortest: ClassVar[int] = 1  # in training
-    least: ClassVar[int] = 4  # of the lengths of a configuration; with this many rows, some are for testing
-    most: ClassVar[int | None] = None  # of them, where the puzzle has an end
+    least: ClassVar[int] = 4  # the shortest length of a configuration, at which some rows are for testing
+    most: ClassVar[int | None] = None  # the longest length, if there is one
 
     @abstractmethod
     def pieces(self, rng: np.random.Generator, length: int) -> Sequence[str]:
@@ -82,7 +82,7 @@ class Puzzle(Answers):
             config.require(name, fits, f"at most {self.most} {self.lengths}")
 
     def tokens(self, config: CompareConfig) -> int:
-        return self._width(config.train_length) - 1  # the last one is only told
+        return self._width(config.train_length) - 1  # the last character is only predicted
 
     def model(self, config: CompareConfig, scheme: str, position: Scheme | Schedule) -> nn.Module:
         return Decoder(CHARACTERS, **self.sizes(config, position))
@@ -155,7 +155,7 @@ def part_of(row: Bytes) -> str:
 
 
 def some_of(characters: str, count: int, rng: np.random.Generator, *, again: bool = True) -> str:
-    """Random characters, without replacement or, with ``again``, with replacement."""
+    """Random characters, with replacement if ``again``."""
     return "".join(characters[n] for n in rng.choice(len(characters), size=count, replace=again))
 
 

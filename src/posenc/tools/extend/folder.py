@@ -10,16 +10,16 @@ from posenc.tools.kit import saved
 from posenc.tools.kit.configuration import ConfigError
 from posenc.tools.kit.records import Records
 
-OLDER = "extend.json"  # what older folders are of
+OLDER = "extend.json"  # in folders of earlier versions, instead of a configuration
 CHECKPOINTS = "checkpoints"
 SEARCH = "search.jsonl"
-KEPT = ("final", "windows")  # whose defaults depend on what was asked for when the folder was begun
+KEPT = ("final", "windows")  # their defaults depend on the first run in a folder
 OF_TRAINING = ("train_length", "lora", "learning_rate")
 OF_LONGROPE = ("search", "factors")
 
 
 def continued(settings: Extension, out: Path) -> Extension:
-    """The settings, with those of the folder where none are given. ConfigError for lengths that are too short for its
+    """The settings, with those that the folder keeps filled in. ConfigError for lengths that are too short for its
     final tokens."""
     there = identity_in(out)
     kept = {name: there[name] for name in KEPT if getattr(settings, name) is None and isinstance(there.get(name), int)}

@@ -35,7 +35,7 @@ def write(records: Sequence[Record], out: str | Path) -> Path:
 
 
 def content(summary: Summary) -> Report:
-    """What the page says."""
+    """The contents of the page."""
     latest = summary.records[-1]
     parts: list[Part] = []
     if missing := summary.missing():

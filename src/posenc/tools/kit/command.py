@@ -1,4 +1,4 @@
-"""What the commands share: options, errors and exit codes. torch and rich are imported only when they are used."""
+"""Shared options, errors and exit codes of the commands. torch and rich are imported only when they are used."""
 
 import argparse
 import shlex

@@ -12,14 +12,14 @@ import torch
 import posenc
 
 CPUINFO = Path("/proc/cpuinfo")
-# Of what a processor may have, what decides how fast attention is there: x86's, then Arm's.
+# The vector instructions that the speed of attention depends on: x86's, then Arm's.
 UNITS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "sve", "sve2", "bf16")
 UNKNOWN = "not known"
 
 
 def versions() -> dict[str, str]:
     """The versions of the packages that results may depend on."""
-    import numpy  # what asks for nothing but the machine needs none
+    import numpy  # not needed to describe the machine
 
     return {
         "posenc": posenc.__version__,
@@ -93,7 +93,7 @@ def _first(processors: list[dict[str, str]], name: str) -> str:
 
 
 def _vector_units(processors: list[dict[str, str]]) -> str:
-    """The vector units that torch uses, and those of the processor."""
+    """The vector instructions that torch uses, and those of the processor."""
     flags = (_first(processors, "flags") or _first(processors, "Features")).split()
     there = ", ".join(unit for unit in UNITS if unit in flags) or "none"
     return f"torch uses {torch.backends.cpu.get_cpu_capability()}; there: {there if flags else UNKNOWN}"
@@ -114,5 +114,5 @@ def memory_bytes() -> int | None:
     """The memory of the machine; None if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not a Unix, or not one that tells
+    except (AttributeError, ValueError, OSError):  # not a Unix, or it does not report them
         return None

@@ -1,4 +1,4 @@
-"""Configurations in TOML files: written by users, and saved in a folder of results to tell what these are of."""
+"""Reads configurations from TOML files of users, and saves them in folders of results, which they identify."""
 
 import json
 import re
@@ -19,7 +19,7 @@ else:
 C = TypeVar("C", bound=Configuration)
 
 FILE = "config.toml"
-MADE_WITH = "made_with"  # the table of what is not the user's to choose: versions, digests, the machine
+MADE_WITH = "made_with"  # the table of facts that the user does not choose: versions, digests, the machine
 
 
 def from_toml(path: str | Path, make: Callable[[Mapping[str, Any]], C], **overrides: Any) -> C:
