@@ -15,18 +15,7 @@ from torch import Tensor, nn
 import posenc
 from posenc.arguments import shown
 from posenc.own import named, place_in
-from posenc.tools.bench.cases import (
-    PHASES,
-    PLAIN,
-    Built,
-    Group,
-    attention_work,
-    build_scheme,
-    entries,
-    explained,
-    positions_of,
-    projected_by_a_layer,
-)
+from posenc.tools.bench import cases
 from posenc.tools.bench.measure import Inputs, LeftOutError, Make, Work
 from posenc.tools.bench.settings import AUTO, Settings
 from posenc.tools.kit.files import digest_of
@@ -52,9 +41,9 @@ def check(settings: Settings) -> None:
     if not callable(attention) or isinstance(attention, type):
         expected = "a function, or what else is called as attention(query, key, value)"
         raise ValueError(f"{settings.mine} must be {expected}, got {shown(attention)}")
-    if any("add" in entry.doors for entry in entries(name)):
+    if any("add" in entry.doors for entry in cases.entries(name)):
         raise ValueError(f"schemes must be one that acts in attention, got {name!r}, which adds to the input before it")
-    learned = next(build_scheme(name, settings, settings.lengths[0]).parameters(), None) is not None
+    learned = next(cases.build_scheme(name, settings, settings.lengths[0]).parameters(), None) is not None
     if learned and not _takes_scheme(attention):
         raise ValueError(
             f"{settings.mine} must take a fourth argument, scheme: the parameters of {name} are read from it"
@@ -69,21 +58,21 @@ def source(settings: Settings) -> dict[str, str]:
     return {f"source of {settings.mine}": digest_of(Path(_file(settings)).read_bytes())}
 
 
-def groups(settings: Settings) -> Iterator[Group]:
+def groups(settings: Settings) -> Iterator[cases.Group]:
     """A group per length and phase, short ones first."""
     name = _scheme(settings)
-    for length, phase in itertools.product(settings.lengths, PHASES):
+    for length, phase in itertools.product(settings.lengths, cases.PHASES):
         training = phase == "training"
         build = partial(timed, settings, name, length, training)
         work = 2 + (3.5 if training else 1) * (length / 2048) ** 2
-        yield Group(f"{MINE} {phase}", name, length, build, work, partial(_probed, settings, name, training))
+        yield cases.Group(f"{MINE} {phase}", name, length, build, work, partial(_probed, settings, name, training))
 
 
-def timed(settings: Settings, name: str, length: int, training: bool) -> Built:
+def timed(settings: Settings, name: str, length: int, training: bool) -> cases.Built:
     """Plain attention, posenc's with the scheme, and the user's. The last two are compared with the expected values
     when they are set up, which fills in the fact ``off``; one with too large an error is left out."""
     inputs = Inputs.draw(settings, length, length, training)
-    auto = explained(build_scheme(name, settings, length), name, inputs)
+    auto = cases.explained(cases.build_scheme(name, settings, length), name, inputs)
     truth, allowed = cache(partial(_truth, settings, name, inputs)), ALLOWED[settings.dtype]
     off: dict[str, Off] = {}
 
@@ -94,11 +83,12 @@ def timed(settings: Settings, name: str, length: int, training: bool) -> Built:
         return work
 
     makes: dict[str, Make] = {
-        "posenc": partial(attention_work, settings, name, length, inputs, AUTO),
+        "posenc": partial(cases.attention_work, settings, name, length, inputs, AUTO),
         MINE: partial(_work, settings, name, inputs),
     }
     facts = {"name": settings.mine, "auto": auto.backend, "why": auto.why, "allowed": allowed, "off": off}
-    return Built({PLAIN: inputs.plain} | {who: partial(verified, who, make) for who, make in makes.items()}, facts)
+    checked = {who: partial(verified, who, make) for who, make in makes.items()}
+    return cases.Built({cases.PLAIN: inputs.plain, **checked}, facts)
 
 
 def _scheme(settings: Settings) -> str:
@@ -128,7 +118,7 @@ def _file(settings: Settings) -> str:
 def _work(settings: Settings, name: str, inputs: Inputs) -> Work:
     attention, _ = named(settings.mine or "", "--mine")
     query, key, value = inputs.query, inputs.key, inputs.value
-    scheme = build_scheme(name, settings, query.size(2))
+    scheme = cases.build_scheme(name, settings, query.size(2))
     if scheme.features:
         raise LeftOutError(f"{name} needs {', '.join(scheme.features)} of each layer, and only q, k and v are given")
     takes = _takes_scheme(attention)
@@ -149,15 +139,15 @@ def _work(settings: Settings, name: str, inputs: Inputs) -> Work:
 def _truth(settings: Settings, name: str, inputs: Inputs) -> dict[str, Tensor]:
     """The expected output and, in training, gradients of queries, keys, values and parameters, by name."""
     length = inputs.query.size(2)
-    scheme = build_scheme(name, settings, length).double()
+    scheme = cases.build_scheme(name, settings, length).double()
     given = (inputs.query, inputs.key, inputs.value)
     query, key, value = (x.detach().double().requires_grad_(inputs.training) for x in given)
     wide = Inputs(query, key, value, inputs.gradient.double(), inputs.training)
 
     def attend() -> Tensor:
-        encoding = scheme(positions_of(name, length, query.device), dtype=torch.float64)
+        encoding = scheme(cases.positions_of(name, length, query.device), dtype=torch.float64)
         if encoding.wanted:
-            encoding = encoding.with_projected(projected_by_a_layer(scheme, query))
+            encoding = encoding.with_projected(cases.projected_by_a_layer(scheme, query))
         backend = "reference" if length <= EXACT else AUTO
         out = posenc.attention(query, key, value, encoding, is_causal=True, backend=backend)
         assert isinstance(out, Tensor)

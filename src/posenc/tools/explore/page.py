@@ -46,16 +46,11 @@ def explorer(content: Mapping[str, Any], *, server: bool, start: str = "") -> st
 
 def import_map(server: bool) -> str:
     """The import map: the URL of each module, at the server or as a data URL."""
-    return json.dumps(
-        {
-            "imports": {
-                name: f"./static/{name.removeprefix('posenc/')}"
-                if server
-                else f"data:text/javascript;base64,{base64.b64encode(path.read_bytes()).decode()}"
-                for name, path in modules().items()
-            }
-        }
-    )
+    urls = {}
+    for name, path in modules().items():
+        data = f"data:text/javascript;base64,{base64.b64encode(path.read_bytes()).decode()}"
+        urls[name] = f"./static/{name.removeprefix('posenc/')}" if server else data
+    return json.dumps({"imports": urls})
 
 
 def policy(server: bool) -> str:

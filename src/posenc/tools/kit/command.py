@@ -127,6 +127,8 @@ def command_of(words: Sequence[str], values: Mapping[str, Any], kind: type[Confi
 def words(error: BaseException) -> str:
     """An error in one line: for a file error, the file and the reason; for an error raised in the user's own scheme,
     its location and type."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
     if place_of(error):
         return said(error)
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
@@ -148,29 +150,6 @@ def refused(error: ValueError, command: str) -> int:
     return failed(f"{error} (see posenc {command} --help)", code=2)
 
 
-def measured(
-    measure: Callable[["Progress"], list["Record"]], out: Path, check: Callable[["Record"], None] = lambda record: None
-) -> tuple[list["Record"], str]:
-    """The records, and the reason in words if measuring stopped early. An error before the first measurement is raised,
-    since the records in ``out`` may belong to another run."""
-    from rich.console import Console
-
-    from posenc.tools.kit.progress import for_console
-    from posenc.tools.kit.records import read
-
-    progress = for_console(Console(stderr=True))
-    try:
-        return measure(progress), ""
-    except (KeyboardInterrupt, Exception) as error:
-        interrupted = isinstance(error, KeyboardInterrupt)
-        expected = interrupted or isinstance(error, ValueError | OSError | RuntimeError) or place_of(error)
-        if not expected or not (interrupted or progress.begun):
-            raise
-        records = read(out, check)
-        why = "interrupted" if interrupted else words(error)
-        return records, f"{why}: {len(records)} records are kept in {out}; the same command resumes"
-
-
 def reported(
     measure: Callable[["Progress"], list["Record"]],
     out: Path,
@@ -179,15 +158,28 @@ def reported(
     show: Callable[[list["Record"], "Console"], object],
 ) -> int:
     """Measures, writes a report of the records into ``out``, also if measuring stopped early, and shows them. Returns
-    the exit code. Raises what `measured` raises."""
-    records, stopped = measured(measure, out, check)
+    the exit code. An error before the first measurement is raised, since the records in ``out`` may belong to another
+    run."""
+    from rich.console import Console
+
+    from posenc.tools.kit.progress import for_console
+    from posenc.tools.kit.records import read
+
+    progress, stopped = for_console(Console(stderr=True)), ""
+    try:
+        records = measure(progress)
+    except (KeyboardInterrupt, Exception) as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        expected = interrupted or isinstance(error, ValueError | OSError | RuntimeError) or place_of(error)
+        if not expected or not (interrupted or progress.begun):
+            raise
+        records = read(out, check)
+        stopped = f"{words(error)}: {len(records)} records are kept in {out}; the same command resumes"
     if records:
         try:
             path = write(records, out)
         except (KeyboardInterrupt, OSError) as error:
-            why = (
-                f"no report could be written: {'interrupted' if isinstance(error, KeyboardInterrupt) else words(error)}"
-            )
+            why = f"no report could be written: {words(error)}"
             kept = f"{len(records)} records are kept in {out}; the same command writes it"
             return failed(f"{stopped}; {why}" if stopped else f"{why}; {kept}")  # first what stopped it
         console = stdout()
