@@ -70,9 +70,9 @@ def directed(probe: Probe) -> Finding:
     value, threshold = (found - found.transpose(2, 3)).abs().max().item(), 100 * EPS * size
     tied = probe.internals(places, places, tied=True)
     alike = (tied - tied.transpose(2, 3)).abs().max().item()
-    words = f"s(i, j) and s(j, i) differ by up to {value:.1e}, contents being the same"
+    words = f"s(i, j) and s(j, i) differ by up to {value:.1e}, for equal tokens"
     if value > threshold >= alike:
-        words += "; by nothing where queries and keys are projected alike, so direction is in the projections"
+        words += "; they are equal if queries and keys have the same projection, so direction is in the projections"
     return Finding(value > threshold, value, threshold, words, {"projected alike": alike})
 
 
@@ -119,7 +119,7 @@ def monotone(probe: Probe) -> Finding:
     value of Spearman's rank correlation with distance, over heads and contents."""
     moving = [curve for side in curves(probe) for curve in side if not _flat(curve)]
     if not moving:
-        return not_applicable("scores do not depend on where the tokens are")
+        return not_applicable("scores do not depend on positions")
     turns = [turn for turn in map(_turn, moving) if turn is not None]
     value = min(abs(spearman(curve)) for curve in moving)
     where = "the inner product of two vectors" if probe.scheme.doors == ("add",) else "the score"
@@ -132,7 +132,7 @@ def decaying(probe: Probe) -> Finding:
     """For keys before the query, every score decreases with distance, whatever the content. The value is the share of
     heads and contents for which this holds."""
     if not probe.sees_places:
-        return not_applicable("scores do not depend on where the tokens are")
+        return not_applicable("scores do not depend on positions")
     back, _ = curves(probe)
     falls = [not _flat(curve) and _turn(curve) is None and bool(curve[-1] < curve[0]) for curve in back]
     value = sum(falls) / len(falls)
@@ -151,12 +151,12 @@ def decaying_bound(probe: Probe) -> Finding:
     theta = angles(probe)
     if theta is None:
         return not_applicable(
-            "it turns no token by an angle of its own"
+            "no token has a rotation of its own"
             if probe.turns_pairs
-            else "it rotates nothing, or makes vectors of another width"
+            else "it rotates nothing, or changes the width of vectors"
         )
     if not turns_evenly(probe):
-        return not_applicable("it turns by other angles elsewhere, so there is no bound of the distance alone")
+        return not_applicable("its rotation is not the same at every step, so no bound depends on distance alone")
     bound = rotary_bound(theta, torch.arange(LARGE))
     far = counterexample(probe, peak=200, every=5)
     assert far is not None
@@ -185,7 +185,7 @@ def separable(probe: Probe) -> Finding:
     if flat is None:
         return not_applicable("it takes one coordinate per token")
     if not probe.sees_coordinates:
-        return not_applicable("scores do not depend on where the tokens are")
+        return not_applicable("scores do not depend on positions")
     height, width = 7, 9
     grid = torch.cartesian_prod(torch.arange(height), torch.arange(width))
     found = flat.effect(torch.tensor([[3, 4]]), grid)[:, :, 0].movedim(-1, 2).flatten(0, 2)
@@ -195,7 +195,7 @@ def separable(probe: Probe) -> Finding:
     value = (rest.square().sum() / table.square().sum()).item()
     energy = torch.linalg.svdvals(table).square()
     first = (energy[:, 0].sum() / energy.sum()).item()
-    words = f"rows and columns leave {value:.1e} of the variance of scores on a {height} x {width} grid over"
+    words = f"rows and columns leave {value:.1e} of the variance of scores on a {height} x {width} grid unexplained"
     words += f"; the first singular component holds {first:.0%} of it"
     return Finding(value <= EPS, value, EPS, words, {"rank-1 energy": first})
 
@@ -259,7 +259,7 @@ def deterministic(probe: Probe) -> Finding:
     ]
     again, rebuilt = ((found[0] - other).abs().max().item() for other in found[1:])
     words = "called twice it is the same" if again == 0 else f"called twice it differs by {again:.1e}"
-    words += ", built twice too" if rebuilt == 0 else f", built twice it differs by {rebuilt:.1e}: it is drawn"
+    words += ", built twice too" if rebuilt == 0 else f", built twice it differs by {rebuilt:.1e}: it is random"
     value = max(again, rebuilt)
     return Finding(value == 0, value, 0.0, words, {"called again": again, "built again": rebuilt})
 
@@ -282,7 +282,7 @@ def order_free(probe: Probe) -> Finding:
 
     value, threshold = moved(probe), 1000 * EPS
     without = moved(Probe.named("nope", probe.shape))
-    words = f"tokens that change places change their outputs by up to {value:.1e}; without it by {without:.1e}"
+    words = f"a permutation of tokens changes their outputs by up to {value:.1e}; without it by {without:.1e}"
     return Finding(value <= threshold, value, threshold, words, {"without it": without})
 
 

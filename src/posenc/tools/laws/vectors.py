@@ -60,7 +60,7 @@ def unique(probe: Probe) -> Finding:
     for dtype in (torch.bfloat16, torch.float32):
         found = max(_codes(probe, dtype, count), key=lambda code: _ratio(code.closest(), code.step), default=None)
         if found is None:
-            return Finding(False, 0.0, 0.0, "it opens no door: all positions are the same to it")
+            return Finding(False, 0.0, 0.0, "it opens no door, so it does not distinguish positions")
         name = str(dtype).removeprefix("torch.")
         numbers |= {f"{name} at {size}": found.closest(size) for size in (SMALL, MEDIUM, LARGE) if size <= count}
         numbers[f"{name} first collision"] = found.collision
@@ -68,7 +68,7 @@ def unique(probe: Probe) -> Finding:
     value, threshold = found.closest(), found.step
     words = f"the closest two of {count} {found.kind} are {value:.1e} apart in float32"
     if found.collision >= 0:
-        words += f"; {found.kind[:-1]} {found.collision} is the first to share its code with one before it"
+        words += f"; {found.kind[:-1]} {found.collision} is the first with the code of an earlier one"
     return Finding(value > threshold, value, threshold, words, numbers)
 
 
@@ -119,7 +119,7 @@ def linear_map(probe: Probe, near: int = 3, far: int = 5) -> LinearMap | None:
 def _linear(probe: Probe) -> LinearMap | Finding:
     if not probe.sees_coordinates:
         return not_applicable("it sees no coordinates, so no position has a vector of its own")
-    return linear_map(probe) or not_applicable("it gives codes to pairs of positions, and to no position a vector")
+    return linear_map(probe) or not_applicable("it encodes pairs of positions, and no position has a vector")
 
 
 def linear(probe: Probe) -> Finding:
@@ -129,13 +129,13 @@ def linear(probe: Probe) -> Finding:
     if isinstance(found, Finding):
         return found
     value = max(found.residual, found.composed)
-    words = f"at positions it was not fitted to, M_3 misses by {found.residual:.1e} of a vector's length"
+    words = f"at positions that it was not fitted to, M_3 has an error of {found.residual:.1e} of a vector's length"
     words += f", and M_5 M_3 = M_8 by {found.composed:.1e}"
     return Finding(value <= LINEAR, value, LINEAR, words, {"residual": found.residual, "composition": found.composed})
 
 
 def orthogonal(probe: Probe) -> Finding:
-    """The matrix of the law `linear` is orthogonal: it keeps lengths and angles."""
+    """The matrix M_k of the linear relation is orthogonal: it keeps lengths and angles."""
     found = _linear(probe)
     if isinstance(found, Finding):
         return found
@@ -148,7 +148,7 @@ def bounded(probe: Probe) -> Finding:
     """The added or rotated vectors and the changes of scores are bounded: the largest up to position 2^20 is at most a
     quarter above the largest up to 2^15. (A logarithm grows by a third.) A finite table is always bounded."""
     if probe.sees_places and not probe.sees_coordinates:
-        return not_applicable("it goes by which tokens stand between two, and not by how far apart they are")
+        return not_applicable("it depends on the tokens between two, not on the distance between them")
     generator = torch.Generator().manual_seed(11)
     if probe.limit is None:
         near = torch.cat((torch.arange(SMALL), torch.randint(NEAR, (448,), generator=generator)))
