@@ -189,7 +189,7 @@ class _Run:
 
         once()
         seconds = clock(once) * work / self.source.operations(len(tokens) - 1)
-        return f"time: about {_in_words(seconds)}, estimated by a pass over {len(tokens) - 1} tokens"
+        return f"time: about {_in_words(seconds)}, told by a pass over {len(tokens) - 1} tokens"
 
     def measure(self, scheme: str) -> None:
         """Makes the missing measurements of one scaling."""
