@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from posenc.tools.choose.evidence import agrees, claims
-from posenc.tools.compare.compare import digest_of
 from posenc.tools.compare.config import CompareConfig, Rate
 from posenc.tools.compare.puzzle import Puzzle
 from posenc.tools.compare.results import check
 from posenc.tools.compare.summary import Estimate, Summary
 from posenc.tools.compare.tasks import complete, from_toml, task_of
 from posenc.tools.compare.tuning import chosen
+from posenc.tools.kit.files import digest_of
 from posenc.tools.kit.records import Record, read
 from posenc.tools.kit.statistics import holm, verdict
 from study.run import OF_TASKS, OF_TWO_LAYERS, RECORDS, SCHEMES, tuned
@@ -103,7 +103,7 @@ def summary(name: str, made: Sequence[Record]) -> Summary:
     found = Summary(made)
     if found.left_out:
         raise ValueError(f"{name} must hold the records of one comparison, got {found.left_out} records of others")
-    plan = digest_of(HERE / "plan.md")
+    plan = digest_of((HERE / "plan.md").read_bytes())
     if others := {str(record.get("plan")) for record in made} - {plan}:
         raise ValueError(f"{name} must be of the plan {plan}, got records of {', '.join(sorted(others))}")
     return found

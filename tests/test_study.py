@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from posenc.tools.choose.evidence import check, claims
-from posenc.tools.compare.compare import digest_of
 from posenc.tools.compare.config import Rate
 from posenc.tools.compare.summary import Estimate
+from posenc.tools.kit.files import digest_of
 from posenc.tools.kit.statistics import mean_of
 from study import found, pages, run
 from study.found import AT_ONE_RATE, Contrast, judged
@@ -73,7 +73,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]
     monkeypatch.setattr(made_up, "LEVEL", level)
     monkeypatch.setattr(found, "tuned", lambda folder: RATE)
     at = {"learning_rate": RATE.learning_rate, "multiplier": RATE.multiplier}
-    plan = {"plan": digest_of(found.HERE / "plan.md")}
+    plan = {"plan": digest_of((found.HERE / "plan.md").read_bytes())}
 
     def made(schemes: Sequence[str], seeds: Sequence[int]) -> list[dict[str, Any]]:
         records = made_up.records(tuple(schemes), tuple(seeds))
@@ -193,7 +193,7 @@ def solving(scheme: str, seed: int, length: int, share: float) -> dict[str, Any]
     right = [float(n < 10 * share) for n in range(10)]
     named = {"kind": "accuracy", "scheme": scheme, "seed": seed, "length": length}
     lengths = {"test_lengths": [20, 25, 30, 40]}
-    about["plan"] = digest_of(found.HERE / "plan.md")
+    about["plan"] = digest_of((found.HERE / "plan.md").read_bytes())
     return {**named, "accuracy": right, "examples": 1, "configuration": {**config, **lengths}, **about}
 
 

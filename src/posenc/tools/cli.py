@@ -46,12 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(given)
     try:
         return int(arguments.run(arguments))
-    except KeyboardInterrupt:
-        return failed("interrupted")
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get((error.name or "").partition(".")[0], "lab")
         return failed(f"{error.name} is not installed: pip install 'posenc[{extra}]'")
-    except (ValueError, OSError, RuntimeError) as error:  # RuntimeError: torch's out of memory
+    except (KeyboardInterrupt, ValueError, OSError, RuntimeError) as error:  # RuntimeError: torch's out of memory
         return failed(words(error))
     except Exception as error:
         if not place_of(error):  # not raised in the user's own scheme

@@ -1,1 +1,1 @@
-"""The benchmark of `posenc bench`: time and memory relative to attention without positions."""
+"""Measures time and memory relative to attention without positions: ``posenc bench``."""

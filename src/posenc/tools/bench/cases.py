@@ -1,4 +1,4 @@
-"""The benchmark's groups of competitors, which are timed in interleaved rounds with a baseline."""
+"""Builds the benchmark's groups of competitors, which are timed in interleaved rounds with a baseline."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
@@ -27,11 +27,11 @@ from posenc.tools.bench.settings import AUTO, Settings
 PLAIN = "plain"  # causal scaled_dot_product_attention, without positions: the baseline
 CLONE = "clone"  # of queries and keys
 PHASES = ("forward", "training")
-SHAW_KEYS = "shaw_keys"  # beside the catalog's, which has values too
+SHAW_KEYS = "shaw_keys"  # without the values of the catalog's shaw
 PEER_SCHEMES = ("alibi", "t5", SHAW_KEYS)
-WINDOW = 16  # of both Shaws
+WINDOW = 16  # of shaw_keys, and of the catalog's shaw
 INTERLEAVED, PARTIAL = "rope_interleaved", "rope_partial"
-# Schemes beside the catalog's, by the channels of a head.
+# Schemes that are not in the catalog, built for a head_dim.
 BESIDE: Mapping[str, Callable[[int], Scheme]] = {
     SHAW_KEYS: lambda head_dim: Shaw(head_dim, WINDOW, values=False),
     INTERLEAVED: lambda head_dim: posenc.RoPE(head_dim, layout="interleaved"),
@@ -57,14 +57,15 @@ class Group:
     build: Callable[[], Built]
     work: float
     probe: Callable[[str, int], Work] | None = None
-    """Sets up a competitor at another length. Where it is given, memory is taken too, and what is too much left out."""
+    """Sets up a competitor at another length. If given, memory is measured too, and calls that would need too much
+    memory or time are left out."""
     busy: bool = False
-    """Whether neighbours keep every core busy meanwhile."""
+    """Whether other processes keep every core busy meanwhile."""
 
 
 class Way(NamedTuple):
-    """A scheme in attention. Positions are bound in the call, or ``once`` for all calls, as a model binds them for all
-    its layers: which takes a scheme that learns nothing, since a graph can be walked back once."""
+    """A scheme in attention. Positions are bound in every call or, with ``once``, before all calls, as a model does for
+    all its layers. ``once`` needs a scheme without parameters, since autograd frees a graph after one backward pass."""
 
     scheme: str
     backend: str = AUTO
@@ -97,7 +98,7 @@ def all_schemes() -> tuple[str, ...]:
 
 
 def build_scheme(name: str, settings: Settings, length: int) -> Scheme:
-    """The scheme for so many positions, with parameters that are the same each time."""
+    """The scheme for ``length`` positions, with fixed random parameters."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         if name in BESIDE:
@@ -110,7 +111,7 @@ def build_scheme(name: str, settings: Settings, length: int) -> Scheme:
 
 
 def positions_of(name: str, length: int, device: torch.device | str) -> Positions:
-    """Positions that the scheme can take: text, with segments or as a grid where it needs them."""
+    """Positions that the scheme accepts: of text, with segments if it needs them, or of a grid."""
     if (axes := _axes(name)) > 1:
         *frames, rows, columns = _grid(length, axes)
         return Positions.grid(rows, columns, frames=frames[0] if frames else None, device=device)
@@ -125,12 +126,12 @@ def _axes(name: str) -> int:
 
 
 def entries(name: str) -> tuple[Entry, ...]:
-    """The catalog's; none for what is beside them. ValueError for a name that is neither."""
+    """The catalog's entries; none for a scheme of `BESIDE`. ValueError for an unknown name."""
     return () if name in BESIDE else entries_of(name)
 
 
 def _grid(length: int, axes: int = 2) -> tuple[int, ...]:
-    """As square as a power of two can be, of two or three sides."""
+    """The sides of a grid of two or three axes, powers of two that are as equal as possible."""
     first = 2 ** ((length.bit_length() - 1) // axes)
     return (first, length // first) if axes == 2 else (first, *_grid(length // first))
 
@@ -153,7 +154,7 @@ def probed(settings: Settings, name: str, training: bool, backend: str, length: 
 
 
 def priced(settings: Settings, name: str, length: int, training: bool, backends: tuple[str, ...]) -> Built:
-    """Plain attention and the scheme with these backends. What auto takes is measured once, under its own name."""
+    """Plain attention and the scheme with these backends. Auto's choice is measured once, by its own name."""
     inputs = Inputs.draw(settings, length, length, training)
     facts: dict[str, Any] = {}
     if AUTO in backends:
@@ -172,10 +173,10 @@ def priced(settings: Settings, name: str, length: int, training: bool, backends:
 def attention_work(
     settings: Settings, name: str, length: int, inputs: Inputs, backend: str, once: bool = False
 ) -> Work:
-    """A call of `posenc.attention`. Binding to positions is part of it, and so is adding to the input, where the scheme
-    does: a model does both once for all its layers, and so is it here with ``once``.
+    """A call of `posenc.attention`, including the binding to positions and the addition to the input. With ``once``,
+    both are done before, as a model does for all its layers.
 
-    Raises LeftOutError, with the reason, where the backend refuses.
+    Raises LeftOutError, with the reason, if the backend refuses the call.
     """
     scheme = build_scheme(name, settings, length)
     refusals = {} if backend == AUTO else explained(scheme, name, inputs).refusals
@@ -202,25 +203,25 @@ def explained(scheme: Scheme, name: str, inputs: Inputs) -> Explanation:
 
 
 def _multiply_adds(scheme: Scheme, name: str, inputs: Inputs, computed: float) -> int:
-    """Of the call, where it computes so much of what may be seen."""
+    """The multiply-adds of the call, given the share of the visible pairs that is computed."""
     query, encoding = _bound(scheme, name, inputs.query, projected_by_a_layer(scheme, inputs.query))
     return limit.multiply_adds(encoding, query, inputs.training, computed)
 
 
 def projected_by_a_layer(scheme: Scheme, query: Tensor) -> dict[str, Tensor]:
-    """What a layer would project for the scheme's features, of the queries in place of its hidden state. The product is
-    the layer's own, and is not timed; what the scheme makes of it is."""
+    """Projections for the scheme's features, of the queries instead of a hidden state. They belong to the layer and are
+    not timed; the scheme's functions of them are."""
     return projected_at_random(scheme.features, query.detach().transpose(1, 2).flatten(2))
 
 
 def _bound(scheme: Scheme, name: str, query: Tensor, projected: Projected) -> tuple[Tensor, Encoding]:
-    """The encoding, and the queries with what it adds."""
+    """The queries after the add door, and the encoding."""
     length = query.size(2)
     encoding = scheme(positions_of(name, length, query.device), dtype=torch.promote_types(query.dtype, torch.float32))
     encoding = encoding.with_projected(projected) if encoding.wanted else encoding
     if not encoding.tables:
         return query, encoding
-    # As if queries were the input: they are as many numbers, and what they mean changes no time.
+    # The queries stand for the input, which has the same size, so the time is the same.
     return encoding.add(query.view(1, length, -1)).view(query.shape), encoding
 
 
@@ -246,7 +247,7 @@ def _rotations(settings: Settings, dtype: str) -> Built:
     def ready(work: Work) -> Make:
         return lambda: work
 
-    # A copy to memory that is there already is the most that memory can give; a clone must ask for its memory first.
+    # A copy into existing memory shows the memory bandwidth; a clone also allocates.
     makes: dict[str, Make] = {
         CLONE: ready(lambda: (query.clone(), key.clone())),
         "copy into place": ready(lambda: (held[0].copy_(query), held[1].copy_(key))),
@@ -261,14 +262,14 @@ def _rotations(settings: Settings, dtype: str) -> Built:
 
 
 def in_attention(settings: Settings) -> Iterator[Group]:
-    """RoPE in attention beside none: its layouts, bound in the call and before it, with a bias, and by backend."""
+    """RoPE in attention: its layouts, bound in the call and before, with a bias, and by backend."""
     for length, phase in itertools.product(settings.rotated_lengths, PHASES):
         build = partial(of_ways, settings, ROTATED, length, phase == "training")
         yield Group(f"rotated {phase}", "rope", length, build, work=3 + 6 * (length / 2048) ** 2)
 
 
 def of_ways(settings: Settings, ways: Mapping[str, Way], length: int, training: bool) -> Built:
-    """Plain attention and these, with what ``takes`` each."""
+    """Plain attention and these competitors; ``takes`` has the backend of each."""
     inputs = Inputs.draw(settings, length, length, training)
     makes: dict[str, Make] = {PLAIN: inputs.plain}
     takes: dict[str, str] = {}
@@ -287,7 +288,7 @@ def of_ways(settings: Settings, ways: Mapping[str, Way], length: int, training: 
 
 
 def disturbances(settings: Settings) -> Iterator[Group]:
-    """The same competitors while nothing else runs, and while neighbours keep every core busy."""
+    """The same competitors on an idle machine, and while other processes keep every core busy."""
     for length, phase, busy in itertools.product(settings.busy_lengths, PHASES, (False, True)):
         build = partial(of_ways, settings, DISTURBED, length, phase == "training")
         kind = f"{'busy' if busy else 'quiet'} {phase}"
@@ -298,7 +299,7 @@ def disturbances(settings: Settings) -> Iterator[Group]:
 
 
 def limits(settings: Settings) -> Iterator[Group]:
-    """Products of matrices, of which the quickest says how many multiply-adds the processor makes in a second."""
+    """Matrix products, of which the fastest gives the processor's maximum of multiply-adds per second."""
     yield Group("limit", settings.dtype, max(settings.products), partial(_products, settings), work=2)
 
 
@@ -311,7 +312,7 @@ def _products(settings: Settings) -> Built:
 
 
 def comparisons(settings: Settings) -> Iterator[Group]:
-    """ALiBi, T5 and Shaw's keys beside other ways to the same attention."""
+    """ALiBi, T5 and Shaw's keys, and other implementations of the same attention."""
     for length, phase, scheme in itertools.product(settings.peer_lengths, PHASES, PEER_SCHEMES):
         training = phase == "training"
         build = partial(compared, settings, scheme, length, training)
@@ -340,8 +341,8 @@ def decodes(settings: Settings, schemes: tuple[str, ...]) -> Iterator[Group]:
 
 
 def decoded(settings: Settings, name: str) -> Built:
-    """Attention of one query to keys that are rotated already (as they are, where a scheme needs that), beside the same
-    without positions."""
+    """Attention of one query to a cache, with and without positions. Keys in the cache are rotated already, unless the
+    scheme needs raw keys."""
     inputs = Inputs.draw(settings, 1, settings.cache, training=False)
     query, key, value = inputs.query, inputs.key, inputs.value
     dtype = torch.promote_types(query.dtype, torch.float32)
@@ -349,7 +350,7 @@ def decoded(settings: Settings, name: str) -> Built:
     known = positions_of(name, settings.cache, query.device)
     last = known[-1:]
     projected = projected_by_a_layer(scheme, key)
-    features = scheme(known, doors=("score",)).with_projected(projected)  # those of keys are kept in a cache
+    features = scheme(known, doors=("score",)).with_projected(projected)  # a cache keeps those of keys
     of_query = {name: x[:, :, -1:] for name, x in features.query_features.items()}
 
     raw = scheme.needs_raw_keys
@@ -368,7 +369,7 @@ def decoded(settings: Settings, name: str) -> Built:
         token = scheme.tokens(last, dtype=dtype)
         mine = token.add(query.view(1, 1, -1)).view(query.shape) if token.tables else query
         if not raw:
-            # The query stands for the new token's key and value too.
+            # The query also stands for the new token's key and value.
             mine, _, _ = token.rotate_query(mine), token.rotate_key(query), token.rotate_value(query)
         out = posenc.attention(mine, keys, values, bound(), is_causal=True)
         assert isinstance(out, Tensor)

@@ -1,4 +1,4 @@
-"""Makes table cells from records, with notes for those without a number."""
+"""Formats records as table cells, with notes for missing numbers."""
 
 import re
 import statistics
@@ -12,7 +12,7 @@ from posenc.tools.kit.turns import ratios
 Record: TypeAlias = Mapping[str, Any]
 
 PHASES = {"forward": "forward", "training": "a training step"}
-BUSY = 0.1  # of the cores: what others take beyond it makes times doubtful
+BUSY = 0.1  # share of the cores; if other processes use more, times are marked as doubtful
 SIGN = "†"
 NUMBER = re.compile(r"[\d–∞]|$")
 SPREAD = "± half the interval that holds the true one in 9 of 10 cases"
@@ -20,14 +20,14 @@ SPREAD = "± half the interval that holds the true one in 9 of 10 cases"
 
 @dataclass
 class Table(report.Table):
-    """A table with notes on the numbers that it lacks."""
+    """A table with notes on missing numbers."""
 
     notes: list[str] = field(default_factory=list)
     foot: str = ""
 
     @property
     def columns(self) -> list[report.Column]:
-        """A column of numbers and dashes is aligned as numbers are."""
+        """The columns; those with only numbers and dashes are aligned to the right."""
         return [
             report.Column(str(head), number=all(NUMBER.match(row[i].text) for row in self.cells))
             for i, head in enumerate(self.header)
@@ -40,7 +40,7 @@ class Table(report.Table):
         return f"– ({self.notes.index(reason) + 1})"
 
     def cell(self, record: Record | None, name: str, form: Callable[[Record, str], str]) -> str:
-        """What a group measured of a competitor, or of the backend that ``"auto"`` took; or a dash, and why."""
+        """A competitor's cell, or that of the backend that "auto" chose; a dash with a note if it has no number."""
         name = record["auto"] if record and name == "auto" else name
         result = record["results"].get(name) if record else None
         if record is None or result is None:
@@ -49,7 +49,7 @@ class Table(report.Table):
 
     @property
     def lines(self) -> list[str]:
-        """What stands below the table."""
+        """The notes below the table."""
         found = [f"({number}) {note}" for number, note in enumerate(self.notes, 1)]
         if any(cell.text.endswith(SIGN) for row in self.cells for cell in row):
             found.append(f"{SIGN} timed while other processes kept over {BUSY:.0%} of the cores busy")
@@ -57,7 +57,7 @@ class Table(report.Table):
 
 
 def number(value: float) -> str:
-    """Three digits, or all before the point.
+    """A number with three significant digits, or without decimals from 1,000 on.
 
     >>> number(0.01234), number(5.678), number(56.78), number(5678.9), number(0)
     ('0.0123', '5.68', '56.8', '5,679', '0')
@@ -90,7 +90,7 @@ def times(spread: Sequence[float], record: Record) -> str:
 
 
 def over(record: Record, name: str, other: str) -> str:
-    """The ratio to another competitor; empty for itself, the baseline, and if the other was left out."""
+    """The ratio to another competitor; empty for that one, the baseline, or if the other was left out."""
     if name in (other, record["baseline"]) or "left_out" in record["results"][other]:
         return ""
     return times(ratios(*(record["results"][each]["seconds"] for each in (name, other))), record)
@@ -103,7 +103,7 @@ def baseline_cells(records: Sequence[Record], lengths: Sequence[int]) -> list[st
 
 
 def limit_of(records: Sequence[Record]) -> float:
-    """The most multiply-adds that the processor made in a second; 0 where it was not asked."""
+    """The maximum of multiply-adds per second; 0 if it was not measured."""
     rates = [
         work / min(seconds)
         for record in of(records, "limit")
@@ -114,8 +114,8 @@ def limit_of(records: Sequence[Record]) -> float:
 
 
 def share_cell(record: Record | None, name: str, limit: float) -> str:
-    """How much of the limit a competitor reaches; nothing where its multiply-adds were not counted, as of all but plain
-    attention and the kernel, or it has no time."""
+    """The share of the limit that a competitor reaches; empty without a time or without a count of its multiply-adds,
+    which only plain attention and the kernel have."""
     work = record.get("multiply_adds", {}).get(name) if record else None
     if record is None or work is None or not (ms := amount(record, name)):
         return ""
@@ -128,7 +128,7 @@ def of(records: Sequence[Record], *kinds: str) -> list[Record]:
 
 
 def with_auto(records: Sequence[Record], *kinds: str) -> list[Record]:
-    """Those that say what auto takes."""
+    """Records of these kinds that have the choice of auto."""
     return [record for record in of(records, *kinds) if "auto" in record]
 
 
@@ -145,6 +145,6 @@ def schemes(records: Sequence[Record]) -> list[str]:
 
 
 def mark(record: Record) -> str:
-    """What stands after a time of this group: the sign, if it is doubtful."""
+    """The sign after a time of this group if it is doubtful; else empty."""
     others = record["others"]
     return f" {SIGN}" if others is not None and others > BUSY * record["machine"]["cores"] else ""

@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def compared(arguments: argparse.Namespace) -> int:
-    """Prints what two folders say of a change. 0: done; 2: wrong use, or records that cannot be compared."""
+    """Prints the changes between two folders. Exit codes 0: done; 2: wrong usage, or incomparable records."""
     told = [*given(arguments, Settings), *(name for name in ("quick", "out") if getattr(arguments, name))]
     if others := [f"--{name.replace('_', '-')}" for name in told]:
         return failed(f"--compare must stand alone, got {', '.join(others)} (see posenc bench --help)", code=2)

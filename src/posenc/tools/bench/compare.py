@@ -1,4 +1,4 @@
-"""``posenc bench --compare``: what became faster or slower between two records of one machine."""
+"""Compares two benchmarks of one machine: ``posenc bench --compare``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,14 +8,14 @@ from posenc.tools.bench.cells import SPREAD, Record, Table, baseline_cells, leng
 from posenc.tools.bench.results import check
 from posenc.tools.kit import records
 
-# Where one of these differs, the machine is another; a new kernel of Linux or a new torch is the same machine.
+# The facts that identify a machine; the versions of Linux and torch may differ.
 MACHINE = ("processor", "physical cores", "cores", "threads", "device")
-# Where one of these differs, the calls are others.
+# The settings that must be equal for calls to be comparable.
 CALLS = ("dtype", "heads", "head_dim", "rotated", "cache")
 
 
 def read(folder: Path) -> list[Record]:
-    """The records of a folder. ValueError where there are none, and for those that no benchmark has made."""
+    """The records of a folder. ValueError if there are none, or if they are not of a benchmark."""
     found = records.read(folder, check)
     if not found:
         raise ValueError(f"--compare must name folders with records of posenc bench, got {folder}, which has none")
@@ -23,7 +23,7 @@ def read(folder: Path) -> list[Record]:
 
 
 def environments(before: Sequence[Record], after: Sequence[Record]) -> Table:
-    """What each was made with, side by side."""
+    """The environments of both benchmarks, side by side."""
     told = [dict(tables.environment(each)) for each in (before, after)]
     rows = [(name, *(each.get(name, "") for each in told)) for name in told[0] | told[1]]
     groups = [{_place(record) for record in each} for each in (before, after)]
@@ -32,12 +32,12 @@ def environments(before: Sequence[Record], after: Sequence[Record]) -> Table:
 
 
 def compare(before: Sequence[Record], after: Sequence[Record]) -> list[Table]:
-    """A table for each kind of measurement that is in both: the ratios to the baseline, and how they changed.
+    """A table for each kind of measurement that both have: the ratios to the baseline, and their change.
 
-    The change is the ratio after over that before. Its interval is from the least that both intervals allow to the
-    most, so it holds 1 where they overlap: then nothing but noise is seen.
+    The change is the ratio after, divided by the ratio before. Its interval has the smallest and the largest quotient
+    of both intervals, so it contains 1 if they overlap: then the change is within noise.
 
-    ValueError for records of two machines or of other calls, and for those that have no measurement in common.
+    ValueError for different machines or calls, and for benchmarks without a common measurement.
     """
     _require_alike(before, after)
     kinds = dict.fromkeys(record["kind"] for record in before if record["kind"] != "limit")
@@ -48,7 +48,7 @@ def compare(before: Sequence[Record], after: Sequence[Record]) -> list[Table]:
 
 
 def _require_alike(before: Sequence[Record], after: Sequence[Record]) -> None:
-    """Of the first records, since a folder holds those of one benchmark."""
+    """ValueError for different machines or calls. The first records suffice, since a folder has one benchmark."""
     pairs = [(part, name) for part, names in (("machine", MACHINE), ("settings", CALLS)) for name in names]
     made = [(name, before[0][part].get(name), after[0][part].get(name)) for part, name in pairs]
     if differ := [f"{name} {old!r} before and {new!r} after" for name, old, new in made if old != new]:
@@ -60,7 +60,7 @@ def _place(record: Record) -> tuple[str, str, int]:
 
 
 def _table(before: Sequence[Record], after: Sequence[Record]) -> Table:
-    """Of one kind."""
+    """The table of one kind of measurement."""
     baseline = before[0]["baseline"]
     lead = f"Time over that of {baseline} in the same rounds; the median, {SPREAD}. Change: after over before."
     table = Table(before[0]["kind"].capitalize(), lead, ("scheme", "what", "length", "before", "after", "change", ""))
@@ -79,18 +79,18 @@ def _table(before: Sequence[Record], after: Sequence[Record]) -> Table:
 
 
 def _names(record: Record) -> list[str]:
-    """Of the competitors; that of the backend that auto took is auto, since another version may take another."""
+    """The names of competitors. The backend of auto is called auto, since another version may choose another one."""
     return ["auto" if n == record.get("auto") else n for n in record["results"] if n != record["baseline"]]
 
 
 def _ratio(record: Record, name: str) -> Sequence[float]:
-    """The median and its interval; nothing where there are none."""
+    """The median ratio and its interval; empty without one."""
     result = record["results"].get(record["auto"] if name == "auto" else name, {})
     return [*result.get("ratio", ())]
 
 
 def _change(before: Sequence[float], after: Sequence[float]) -> tuple[str, str]:
-    """In numbers and in a word; nothing where one of them has no ratio."""
+    """The change in numbers and in a word; empty if a ratio is missing."""
     if not before or not after:
         return "", ""
     median, low, high = after[0] / before[0], after[1] / before[2], after[2] / before[1]

@@ -1,14 +1,13 @@
-"""``make gpu``: runs tests and benchmarks on a CUDA device, and writes a JSON file and a page.
+"""Runs benchmarks on a CUDA device, and writes them and the outcome of tests as JSON and as a page: ``make gpu``.
 
 python -m posenc.tools.bench.gpu --tests runs/gpu/tests.xml --out runs/gpu
 
-The tests' outcome is read from what pytest wrote; attention and rotation are measured here, in turns: attention with
-schemes over `scaled_dot_product_attention` and over FlexAttention without a score, rotation over a copy.
+The outcome of the tests is read from pytest's file. Attention with schemes is timed relative to
+`scaled_dot_product_attention` and to FlexAttention without a score_mod; rotation is timed relative to a copy.
 """
 
 import argparse
 import functools
-import importlib.metadata
 import itertools
 import json
 import statistics
@@ -30,7 +29,7 @@ from posenc.tools.bench.run import check
 from posenc.tools.bench.settings import Settings
 from posenc.tools.kit.command import SCHEMES, List, Parser, failed, given, stdout, whole_numbers
 from posenc.tools.kit.files import write_whole
-from posenc.tools.kit.machine import clock_of, machine, versions
+from posenc.tools.kit.machine import clock_of, machine, version_of, versions
 from posenc.tools.kit.report import Cell, as_markdown
 from posenc.tools.kit.turns import ratios
 
@@ -43,11 +42,11 @@ DEFAULTS: dict[str, Any] = {
     "lengths": (4096, 8192, 16384, 32768, 65536),
     "schemes": ("alibi", cases.SHAW_KEYS, "shaw", "relative_1d", "transformer_xl"),
     "rounds": 7,
-    "rotated": (4, 16, 16384, 64),  # more than the caches of a GPU hold
+    "rotated": (4, 16, 16384, 64),  # larger than a GPU's caches
 }
 BARE = "FlexAttention without a score"
 FLEX = "flex"
-COPY = "copy into place"  # the most that memory can give
+COPY = "copy into place"  # shows the memory bandwidth
 COMPILATIONS = 256
 OUTCOMES = ("tests", "failures", "errors", "skipped")
 
@@ -55,10 +54,11 @@ OUTCOMES = ("tests", "failures", "errors", "skipped")
 def report(settings: Settings, tests: Path | None, clock: Clock, say: Callable[[str], None]) -> dict[str, Any]:
     """The contents of the page, as plain data."""
     device = torch.device(settings.device)
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else ()
     about = {
         "settings": settings.to_dict(),
-        "versions": versions() | {"triton": _version("triton"), "CUDA": torch.version.cuda or "none"},
-        "machine": machine(device) | {"capability": _capability(device)},
+        "versions": versions() | {"triton": version_of("triton"), "CUDA": torch.version.cuda or "none"},
+        "machine": machine(device) | {"capability": ".".join(map(str, capability)) or "none"},
         "tests": None if tests is None else outcome(tests),
     }
     attention = []
@@ -66,7 +66,7 @@ def report(settings: Settings, tests: Path | None, clock: Clock, say: Callable[[
         say(f"{phase}, {scheme}, {length:,} tokens")
         attention.append(_attention(settings, scheme, length, phase, clock))
         if device.type == "cuda":
-            torch.cuda.empty_cache()  # what one left behind is not to be another's lack
+            torch.cuda.empty_cache()  # returns cached memory, so that the next scheme can use it
     rotation = []
     for group in cases.rotations(settings):
         say(group.kind)
@@ -90,7 +90,7 @@ def outcome(path: Path) -> dict[str, int]:
 
 
 def _attention(settings: Settings, scheme: str, length: int, phase: str, clock: Clock) -> dict[str, Any]:
-    """Plain attention, FlexAttention without a score, the scheme as auto takes it, and in FlexAttention."""
+    """Plain attention, FlexAttention without a score_mod, the scheme with auto's backend, and in FlexAttention."""
     inputs = Inputs.draw(settings, length, length, phase == "training")
     taken = cases.explained(cases.build_scheme(scheme, settings, length), scheme, inputs)
     makes: dict[str, Make] = {cases.PLAIN: inputs.plain}
@@ -111,7 +111,7 @@ def _attention(settings: Settings, scheme: str, length: int, phase: str, clock: 
 
 
 def _bare(inputs: Inputs) -> Work:
-    """FlexAttention with causality alone, whose table of blocks is made before."""
+    """FlexAttention with a causal block mask, made before, and no score_mod."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     if inputs.query.device.type == "cpu":
@@ -132,34 +132,19 @@ def _compiled() -> Callable[..., Tensor]:
     return torch.compile(flex_attention, dynamic=True)
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def _capability(device: torch.device) -> str:
-    return ".".join(map(str, torch.cuda.get_device_capability(device))) if device.type == "cuda" else "none"
-
-
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
 def page(found: Record) -> str:
     """The tables of a report, in Markdown."""
     made = [_environment(found)]
-    for phase, words in _phases(found):
+    for phase in dict.fromkeys(record["phase"] for record in found["attention"]):
+        words = PHASES[phase].capitalize()
         made += [_over(found, phase, f"{words}, over scaled_dot_product_attention", "ratio")]
         made += [_over(found, phase, f"{words}, over {BARE}", "ratio_to_flex")]
         made += [_plain(found, phase, words)]
     made.append(_rotation(found))
     return "# posenc on a GPU\n\n" + "\n".join(as_markdown(table) for table in made if table.rows)
-
-
-def _phases(found: Record) -> list[tuple[str, str]]:
-    """The phases that there are, and in words."""
-    return [(phase, PHASES[phase].capitalize()) for phase in dict.fromkeys(r["phase"] for r in found["attention"])]
 
 
 def _environment(found: Record) -> Table:
@@ -196,8 +181,8 @@ def _over(found: Record, phase: str, title: str, ratio: str) -> Table:
 
 
 def _plain(found: Record, phase: str, words: str) -> Table:
-    """What ratios are to: the two that know no position, in milliseconds."""
-    firsts = reversed(found["attention"])  # of each length: they are measured anew with every scheme
+    """The milliseconds of both baselines, which have no positions."""
+    firsts = reversed(found["attention"])  # the first group of each length is shown; every group measures them
     mine = {record["length"]: record for record in firsts if record["phase"] == phase}
     table = Table(f"{words}, ms", "", ("what", *(f"{length:,}" for length in sorted(mine))))
 
@@ -230,7 +215,7 @@ def _rotation(found: Record) -> Table:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """0: measured and the tests passed; 1: no device, or a test failed, and what there is is written; 2: wrong use."""
+    """Exit codes 0: measured, and the tests passed; 1: no device, or tests failed, after writing; 2: wrong usage."""
     parser = Parser(prog="python -m posenc.tools.bench.gpu", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of gpu.json and gpu.md")
     parser.add_argument("--tests", type=Path, help="what pytest --junitxml wrote")

@@ -10,21 +10,21 @@ from posenc.encoding.pieces import Distance, Meeting, Value
 from posenc.positions.positions import Positions
 from posenc.tools.bench.measure import Make, Work
 
-# Products over the channels of a head, in a forward pass and in a training step. Of a pair of tokens: its score and its
-# part of the output; and backward the score again, and the gradients of weight, value, query and key.
+# Products over the channels of a head, in a forward pass and in a training step. For a pair of tokens: its score and
+# its part of the output; in the backward pass the score again, and the gradients of weight, value, query and key.
 PAIR = (2, 7)
-# Of a query and a vector by distance that it meets in scores: this, this again, and the gradients of both.
+# For a query and a vector of a distance in its score: the product, the same again, and the gradients of both.
 MEETING = (1, 4)
-# Of one in the output: this, and the gradients of the weight and of the vector.
+# For a vector of a distance in the output: the product, and the gradients of the weight and of the vector.
 VALUE = (1, 3)
 
-# What multiplies a precision: half precision is widened where the processor does not multiply it.
+# The precisions that may compute a dtype: half precision is widened if the processor does not multiply it.
 MULTIPLIED = {"bfloat16": ("bfloat16", "float32"), "float16": ("float32",)}
 
 
 def multiply_adds(encoding: Encoding | None, query: Tensor, training: bool, computed: float = 1.0) -> int:
-    """Of causal attention of a text with itself, its queries (batch, heads, tokens, head_dim), with an encoding or
-    none, where a share of the visible pairs is ``computed``. What is done once for a token, such as turning it, is not
+    """The multiply-adds of causal self-attention with queries (batch, heads, tokens, head_dim), with an encoding or
+    None. ``computed`` is the share of the visible pairs that is computed. Work per token, such as its rotation, is not
     counted."""
     batch, heads, tokens, dim = query.shape
     pairs = computed * tokens * (tokens + 1) / 2
@@ -44,7 +44,7 @@ def multiply_adds(encoding: Encoding | None, query: Tensor, training: bool, comp
 
 
 def _distances(distance: Distance, positions: Positions) -> int:
-    """Of each query, how many distances to the keys up to its own have an entry of their own, summed over queries."""
+    """The number of distinct table entries among the distances to all keys up to a query, summed over queries."""
     coords = positions.coords[0]
     if coords.dim() > 1:
         coords = coords if distance.axis is None else coords[:, distance.axis, None]
@@ -57,7 +57,7 @@ def _distances(distance: Distance, positions: Positions) -> int:
 
 
 def products(dtype: str, device: str, sizes: tuple[int, ...]) -> tuple[dict[str, Make], dict[str, int]]:
-    """Products of square matrices by PyTorch, in every precision that may compute this one, and their multiply-adds."""
+    """PyTorch's products of square matrices in each precision that may compute ``dtype``, and their multiply-adds."""
     makes: dict[str, Make] = {}
     work = {}
     for precision in MULTIPLIED.get(dtype, (dtype,)):

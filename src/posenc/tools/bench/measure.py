@@ -19,18 +19,16 @@ from posenc.tools.kit.others import now, others
 from posenc.tools.kit.turns import FEWEST, orders, ratios
 
 Work: TypeAlias = Callable[[], tuple[Tensor, ...]]
-"""What is timed: it gives the tensors that its user is left with."""
+"""A timed call; it returns the tensors that its user keeps."""
 
 Make: TypeAlias = Callable[[], Work]
-"""Sets up a competitor, outside of all timing. Raises `LeftOutError` where it cannot take part."""
+"""Sets up a competitor, which is not timed. Raises `LeftOutError` if it cannot take part."""
 
 Clock: TypeAlias = Callable[[Work], float]
 """The seconds of one call."""
 
-# A timing repeats a call until it lasts this long, or the clock and the interpreter would be what is measured.
-SHORTEST = 5e-3
-# Rounds end when every interval is narrower than this share of its median.
-NARROW = 0.1
+SHORTEST = 5e-3  # seconds of a timing, which repeats the call; less would measure the clock and the interpreter
+NARROW = 0.1  # rounds end once every interval is narrower than this share of its median
 
 
 class LeftOutError(Exception):
@@ -39,8 +37,8 @@ class LeftOutError(Exception):
 
 @dataclass(frozen=True)
 class Inputs:
-    """What attention is timed on: queries, keys, values and the gradient that comes back. In training the first three
-    ask for theirs."""
+    """The inputs of a timed attention: queries, keys, values, and the gradient of the output. In training, the first
+    three require gradients."""
 
     query: Tensor
     key: Tensor
@@ -50,7 +48,7 @@ class Inputs:
 
     @classmethod
     def draw(cls, settings: Settings, queries: int, keys: int, training: bool) -> "Inputs":
-        """Gaussian ones, the same each time."""
+        """Fixed Gaussian inputs."""
         dtype, device = getattr(torch, settings.dtype), torch.device(settings.device)
         generator = torch.Generator(device).manual_seed(0)
 
@@ -89,18 +87,17 @@ def race(
     memory: torch.device | None = None,
     seed: int | str = 0,
 ) -> dict[str, Any]:
-    """Times all competitors in turns, each round in an order of its own that ``seed`` draws; the first of ``makes`` is
-    the baseline.
+    """Times all competitors in interleaved rounds, each in a random order drawn with ``seed``; the first of ``makes``
+    is the baseline.
 
-    Each is set up and called once or twice before the first round, which is when it compiles. There are ``rounds``
-    rounds or more: twice as many, and twice as many again, until every ratio is known to a tenth, or until they have
-    lasted ``budget`` seconds. With ``memory``, the device, the peak of a call is taken too, beyond what it began with
-    and what it gave.
+    Each competitor is set up and called once or twice before the first round, so that it is compiled. There are at
+    least ``rounds`` rounds; their number is doubled until every ratio is known to a tenth, or until they have lasted
+    ``budget`` seconds. With ``memory``, a device, the peak memory of a call is measured, beyond its inputs and outputs.
 
-    Gives ``rounds``, ``orders``, of each round the competitors by their place in ``results``, ``others``, how many
-    cores other processes kept busy meanwhile (None where that is not known), ``baseline`` and, by the competitors'
-    names, ``results``: the seconds of a call in each round, ``ratio`` to the baseline and ``peak_bytes``; or, for one
-    that cannot take part, ``left_out`` and why.
+    Returns ``rounds``; ``orders``, the indices in ``results`` of the competitors of each round; ``others``, the number
+    of cores that other processes kept busy, None if unknown; ``baseline``; and ``results`` by competitor: the seconds
+    of a call in each round, ``ratio`` to the baseline and ``peak_bytes``, or, if it could not take part, ``left_out``
+    with the reason.
     """
     works: dict[str, Work] = {}
     results: dict[str, dict[str, Any]] = {}
@@ -116,7 +113,7 @@ def race(
             works[name] = work
         except LeftOutError as error:
             results[name] = {"left_out": str(error)}
-        except Exception as error:  # whatever a library or a compiler throws ends that one alone, and is said
+        except Exception as error:  # an error of a library or a compiler leaves out only that competitor
             place = f" at {place_of(error)}" if place_of(error) else ""
             words = next(iter(str(error).strip().splitlines()), "")
             results[name] = {"left_out": f"failed{place} with {type(error).__name__}: {words}"}
@@ -132,21 +129,18 @@ def race(
         for name in order:
             results[name]["seconds"].append(clock(partial(_repeated, works[name], calls[name])) / calls[name])
         ran.append([places.index(name) for name in order])
-        if len(ran) == look:  # asked after every round, rounds would end where the interval happens to be narrow
+        if len(ran) == look:  # a check after every round would stop at intervals that are narrow by chance
             look *= 2
-            known = all(_narrow(*ratios(results[n]["seconds"], results[baseline]["seconds"])) for n in works)
+            spreads = [ratios(results[name]["seconds"], results[baseline]["seconds"]) for name in works]
+            known = all(high - low < NARROW * median for median, low, high in spreads)
     for name in works:
         results[name]["ratio"] = list(ratios(results[name]["seconds"], results[baseline]["seconds"]))
     busy = others(begin, now(), os.cpu_count() or 1)
     return {"rounds": len(ran), "orders": ran, "others": busy, "baseline": baseline, "results": results}
 
 
-def _narrow(median: float, low: float, high: float) -> bool:
-    return high - low < NARROW * median
-
-
 def beyond(work: Work, device: torch.device) -> int:
-    """The peak of memory during a call, beyond what it began with and what it gives."""
+    """The peak memory of a call beyond its inputs and outputs."""
     given: list[int] = []
 
     def call() -> None:

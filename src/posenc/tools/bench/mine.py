@@ -1,6 +1,5 @@
 """Times the user's attention and posenc's on the same inputs, after checking that both compute the same function."""
 
-import hashlib
 import inspect
 import itertools
 import math
@@ -16,46 +15,35 @@ from torch import Tensor, nn
 import posenc
 from posenc.arguments import shown
 from posenc.own import named, place_in
-from posenc.tools.bench.cases import (
-    PHASES,
-    PLAIN,
-    Built,
-    Group,
-    attention_work,
-    build_scheme,
-    entries,
-    explained,
-    positions_of,
-    projected_by_a_layer,
-)
+from posenc.tools.bench import cases
 from posenc.tools.bench.measure import Inputs, LeftOutError, Make, Work
 from posenc.tools.bench.settings import AUTO, Settings
+from posenc.tools.kit.files import digest_of
 
 MINE = "mine"
-# The truth is in float64: up to so many tokens the dense definition (1.8 GB at 2,048), beyond it what auto takes.
+# The expected values are computed in float64: up to this many tokens by the reference (1.8 GB), beyond by auto.
 EXACT = 2048
-# How far from the truth an answer may be, over the largest magnitude in it. What rounding does, measured from 64 to
-# 2,048 tokens: a dense attention by hand and PyTorch's kernel are off by 1e-6, 2e-3 (float16) and 1e-2 (bfloat16) at
-# most; an ALiBi that counts from the start of the text, and so rounds large biases, by 1e-5 in float32, more in longer
-# texts.
+# The allowed error, relative to the largest magnitude. Rounding errors, measured from 64 to 2,048 tokens: of dense
+# attention and of PyTorch's kernel at most 1e-6, 2e-3 (float16) and 1e-2 (bfloat16); of an ALiBi that counts from the
+# start of the text, and so rounds large biases, 1e-5 in float32, and more in longer texts.
 ALLOWED = {"float64": 1e-11, "float32": 1e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
 Off: TypeAlias = dict[str, float | None]
-"""How far each thing that a call gives is off the truth, over the largest magnitude there; None: not finite."""
+"""The error of each result of a call, relative to the largest expected magnitude; None if not finite."""
 
 
 def check(settings: Settings) -> None:
-    """ValueError for an attention that cannot be called, or that could not be equal to the scheme; `TargetError` where
-    its module fails."""
+    """ValueError for an attention that cannot be called, or cannot compute the scheme; `TargetError` if its module
+    fails."""
     if settings.mine is None:
         return
     (attention, _), name = named(settings.mine, "--mine"), _scheme(settings)
     if not callable(attention) or isinstance(attention, type):
         expected = "a function, or what else is called as attention(query, key, value)"
         raise ValueError(f"{settings.mine} must be {expected}, got {shown(attention)}")
-    if any("add" in entry.doors for entry in entries(name)):
+    if any("add" in entry.doors for entry in cases.entries(name)):
         raise ValueError(f"schemes must be one that acts in attention, got {name!r}, which adds to the input before it")
-    learned = next(build_scheme(name, settings, settings.lengths[0]).parameters(), None) is not None
+    learned = next(cases.build_scheme(name, settings, settings.lengths[0]).parameters(), None) is not None
     if learned and not _takes_scheme(attention):
         raise ValueError(
             f"{settings.mine} must take a fourth argument, scheme: the parameters of {name} are read from it"
@@ -64,27 +52,27 @@ def check(settings: Settings) -> None:
 
 
 def source(settings: Settings) -> dict[str, str]:
-    """A digest of the file in which the attention is written, by what it is one of; nothing where there is none."""
+    """The digest of the file that defines the attention; empty without --mine."""
     if settings.mine is None:
         return {}
-    return {f"source of {settings.mine}": hashlib.sha256(Path(_file(settings)).read_bytes()).hexdigest()[:16]}
+    return {f"source of {settings.mine}": digest_of(Path(_file(settings)).read_bytes())}
 
 
-def groups(settings: Settings) -> Iterator[Group]:
+def groups(settings: Settings) -> Iterator[cases.Group]:
     """A group per length and phase, short ones first."""
     name = _scheme(settings)
-    for length, phase in itertools.product(settings.lengths, PHASES):
+    for length, phase in itertools.product(settings.lengths, cases.PHASES):
         training = phase == "training"
         build = partial(timed, settings, name, length, training)
         work = 2 + (3.5 if training else 1) * (length / 2048) ** 2
-        yield Group(f"{MINE} {phase}", name, length, build, work, partial(_probed, settings, name, training))
+        yield cases.Group(f"{MINE} {phase}", name, length, build, work, partial(_probed, settings, name, training))
 
 
-def timed(settings: Settings, name: str, length: int, training: bool) -> Built:
-    """Plain attention, posenc's with the scheme, and anyone's. The last two are compared with the truth when they are
-    set up: how far they are ``off`` it is filled into the facts then, and who is off by too much is left out."""
+def timed(settings: Settings, name: str, length: int, training: bool) -> cases.Built:
+    """Plain attention, posenc's with the scheme, and the user's. The last two are compared with the expected values
+    when they are set up, which fills in the fact ``off``; one with too large an error is left out."""
     inputs = Inputs.draw(settings, length, length, training)
-    auto = explained(build_scheme(name, settings, length), name, inputs)
+    auto = cases.explained(cases.build_scheme(name, settings, length), name, inputs)
     truth, allowed = cache(partial(_truth, settings, name, inputs)), ALLOWED[settings.dtype]
     off: dict[str, Off] = {}
 
@@ -95,11 +83,12 @@ def timed(settings: Settings, name: str, length: int, training: bool) -> Built:
         return work
 
     makes: dict[str, Make] = {
-        "posenc": partial(attention_work, settings, name, length, inputs, AUTO),
+        "posenc": partial(cases.attention_work, settings, name, length, inputs, AUTO),
         MINE: partial(_work, settings, name, inputs),
     }
     facts = {"name": settings.mine, "auto": auto.backend, "why": auto.why, "allowed": allowed, "off": off}
-    return Built({PLAIN: inputs.plain} | {who: partial(verified, who, make) for who, make in makes.items()}, facts)
+    checked = {who: partial(verified, who, make) for who, make in makes.items()}
+    return cases.Built({cases.PLAIN: inputs.plain, **checked}, facts)
 
 
 def _scheme(settings: Settings) -> str:
@@ -119,7 +108,7 @@ def _takes_scheme(attention: Callable[..., Any]) -> bool:
 
 
 def _file(settings: Settings) -> str:
-    """Where the attention is written, since a module may only hand it on; of what is no function, the module."""
+    """The file that defines the attention, from which its module may only import it; else the module's file."""
     attention, module = named(settings.mine or "", "--mine")
     code = getattr(inspect.unwrap(attention), "__code__", None)
     files = (getattr(code, "co_filename", None), getattr(module, "__file__", None))
@@ -129,7 +118,7 @@ def _file(settings: Settings) -> str:
 def _work(settings: Settings, name: str, inputs: Inputs) -> Work:
     attention, _ = named(settings.mine or "", "--mine")
     query, key, value = inputs.query, inputs.key, inputs.value
-    scheme = build_scheme(name, settings, query.size(2))
+    scheme = cases.build_scheme(name, settings, query.size(2))
     if scheme.features:
         raise LeftOutError(f"{name} needs {', '.join(scheme.features)} of each layer, and only q, k and v are given")
     takes = _takes_scheme(attention)
@@ -144,21 +133,21 @@ def _work(settings: Settings, name: str, inputs: Inputs) -> Work:
     return inputs.work(attend, tuple(scheme.parameters()) if takes else ())
 
 
-# -- the truth --------------------------------------------------------------------------------------------------------
+# -- the expected values ----------------------------------------------------------------------------------------------
 
 
 def _truth(settings: Settings, name: str, inputs: Inputs) -> dict[str, Tensor]:
-    """The output and, in training, gradients of queries, keys, values and parameters, by what to call them."""
+    """The expected output and, in training, gradients of queries, keys, values and parameters, by name."""
     length = inputs.query.size(2)
-    scheme = build_scheme(name, settings, length).double()
+    scheme = cases.build_scheme(name, settings, length).double()
     given = (inputs.query, inputs.key, inputs.value)
     query, key, value = (x.detach().double().requires_grad_(inputs.training) for x in given)
     wide = Inputs(query, key, value, inputs.gradient.double(), inputs.training)
 
     def attend() -> Tensor:
-        encoding = scheme(positions_of(name, length, query.device), dtype=torch.float64)
+        encoding = scheme(cases.positions_of(name, length, query.device), dtype=torch.float64)
         if encoding.wanted:
-            encoding = encoding.with_projected(projected_by_a_layer(scheme, query))
+            encoding = encoding.with_projected(cases.projected_by_a_layer(scheme, query))
         backend = "reference" if length <= EXACT else AUTO
         out = posenc.attention(query, key, value, encoding, is_causal=True, backend=backend)
         assert isinstance(out, Tensor)
@@ -171,7 +160,7 @@ def _truth(settings: Settings, name: str, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def _answers(work: Work, inputs: Inputs) -> tuple[Tensor, ...]:
-    """What it gives. LeftOutError where its inputs are others afterwards; they are put back."""
+    """The results of a call. LeftOutError if it changes its inputs, which are restored."""
     given = {name: (x, x.detach().clone()) for name, x in vars(inputs).items() if isinstance(x, Tensor)}
     answers = work()
     for name, (tensor, before) in given.items():
@@ -182,9 +171,9 @@ def _answers(work: Work, inputs: Inputs) -> tuple[Tensor, ...]:
 
 
 def _compare(answers: tuple[Tensor, ...], truth: dict[str, Tensor], allowed: float, off: Off) -> str:
-    """Fills in how far each answer is off. Gives what is wrong with the first that is off by more than is allowed."""
+    """Fills in the error of each result. Returns a description of the first error that is too large, or ""."""
     wrong = ""
-    # Parameters come last, and only an attention that takes the scheme gives them gradients.
+    # Parameters come last; only an attention that has the argument scheme has gradients for them.
     for (what, expected), answer in zip(truth.items(), answers, strict=False):
         difference = (answer.detach().double() - expected).abs().nan_to_num(nan=math.inf, posinf=math.inf)
         most, largest = difference.max().item(), expected.abs().max().item()

@@ -1,11 +1,11 @@
-"""Other processes that keep every core busy, while something is timed."""
+"""Starts other processes that keep every core busy during timing."""
 
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-# It says that it has begun, and ends with whoever holds its input, however that ends.
+# Reports that it runs, and exits once its stdin is closed, however the parent process ends.
 SPINNING = """
 import os, sys, threading
 threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
@@ -17,12 +17,12 @@ while True:
 
 @contextmanager
 def neighbours(cores: int) -> Iterator[list[int]]:
-    """One busy process for each core, running when this begins and gone when it ends. Gives their ids."""
+    """Runs one busy process per core within the block, and yields their ids."""
     with ExitStack() as stack:
         command = [sys.executable, "-I", "-c", SPINNING]
         started = []
         for _ in range(cores):
-            # In a session of its own, or Ctrl-C would be its to tell of.
+            # In a session of its own, so that Ctrl-C does not reach it and print a traceback.
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
             stack.enter_context(process)
             stack.callback(process.kill)

@@ -1,10 +1,9 @@
-"""What posenc is held against: masks, FlexAttention, and other libraries, which are imported when they are asked for.
+"""Sets up what posenc is compared with: masks, FlexAttention, and other libraries, which are imported when used.
 
-`make bench` installs the libraries; without them their places in the tables say so.
+`make bench` installs the libraries; without them, the tables say that they are missing.
 """
 
 import importlib
-import importlib.metadata
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -19,26 +18,21 @@ from posenc.schemes.alibi import ALiBi
 from posenc.schemes.shaw import Shaw
 from posenc.schemes.t5 import T5
 from posenc.tools.bench.measure import Inputs, LeftOutError, Make, Work
+from posenc.tools.kit.machine import version_of
 
 PEERS = ("x-transformers", "rotary-embedding-torch", "transformers")
 FLEX = "FlexAttention, by hand"
 
 
 def versions() -> dict[str, str]:
-    """Of the peers; "not installed" for those that are not."""
-    found = {}
-    for name in PEERS:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    """The versions of the peers, or "not installed"."""
+    return {name: version_of(name) for name in PEERS}
 
 
 def imported(module: str) -> Any:
-    """A peer's module. Raises LeftOutError, with the import's own words, where it cannot be had."""
+    """A peer's module. Raises LeftOutError, with the import's message, if it cannot be imported."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what a peer's own code is warned of is not for its user
+        warnings.simplefilter("ignore")  # warnings about a peer's own code
         try:
             return importlib.import_module(module)
         except ImportError as error:
@@ -49,8 +43,8 @@ def imported(module: str) -> Any:
 
 
 def rotations(query: Tensor, key: Tensor) -> dict[str, Make]:
-    """Ways to rotate queries and keys (batch, heads, tokens, head_dim). Tables of angles are made before, as posenc's
-    encoding is."""
+    """Other rotations of queries and keys (batch, heads, tokens, head_dim). Tables of angles are computed before, like
+    posenc's encoding."""
     return {
         "transformers": partial(transformers_rotation, query, key, compile=False),
         "rotary-embedding-torch": partial(_rotary_embedding_torch, query, key),
@@ -74,7 +68,7 @@ def _rotary_embedding_torch(query: Tensor, key: Tensor) -> Work:
 
 
 def compiled(function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Work:
-    """The function, to be compiled at its first call for sizes that do not change."""
+    """The function, compiled at its first call for fixed sizes."""
     quick = torch.compile(function, dynamic=False)
     return lambda: quick(*inputs)
 
@@ -83,7 +77,7 @@ def compiled(function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> Wo
 
 
 def attentions(scheme: Scheme, inputs: Inputs) -> dict[str, Make]:
-    """Ways to causal attention with a scheme's bias, all with the same numbers in it."""
+    """Other implementations of causal attention with the bias of a scheme."""
     return {
         "mask built ahead": partial(_mask_ahead, scheme, inputs),
         "mask built in the call": partial(_mask_in_call, scheme, inputs),
@@ -99,14 +93,14 @@ def _distances(tokens: int, device: torch.device) -> Tensor:
 
 
 def _t5_bucket(distances: Tensor) -> Tensor:
-    """T5's 32, up to a distance of 128, for keys that lie back; logarithms in float64."""
+    """T5's 32 buckets for keys before the query, up to a distance of 128; logarithms in float64."""
     back = (-distances).clamp(min=0)
     far = 16 + 16 * (back.clamp(min=1).double() / 16).log() / torch.tensor(128 / 16).double().log()
     return torch.where(back < 16, back, far.long().clamp(max=31))
 
 
 def bias_of(scheme: Scheme, query: Tensor) -> Tensor:
-    """What the scheme adds to the scores, (heads or batch, .., queries, keys), as one would write it by hand."""
+    """The bias of a scheme, (heads or batch, .., queries, keys), computed without posenc."""
     distances = _distances(query.size(2), query.device)
     if isinstance(scheme, ALiBi):
         return torch.tensor(scheme.slopes, device=query.device)[:, None, None] * distances
@@ -172,8 +166,8 @@ def _flex(scheme: Scheme, inputs: Inputs) -> Work:
 
 
 def _x_transformers(scheme: Scheme, inputs: Inputs) -> Work:
-    """Its bias modules before its attention: in SDPA for ALiBi, whose bias it keeps; written out for T5, whose bias it
-    refuses to give to SDPA."""
+    """Its bias modules and its attention: with SDPA for ALiBi; without SDPA for T5, whose bias it does not support
+    there."""
     if isinstance(scheme, Shaw):
         raise LeftOutError("x-transformers has no Shaw")
     library, attends = imported("x_transformers.x_transformers"), imported("x_transformers.attend")
@@ -182,7 +176,7 @@ def _x_transformers(scheme: Scheme, inputs: Inputs) -> Work:
     if isinstance(scheme, ALiBi):
         bias, flash = library.AlibiPositionalBias(heads), True
     else:
-        # Its factor is that of a model whose scores are not divided by sqrt(d); one of 1 gives the bias as T5 has it.
+        # Its default scale is for a model that does not divide scores by sqrt(d); 1 gives T5's bias.
         bias, flash = library.RelativePositionBias(scale=1.0, causal=True, heads=heads), False
         with torch.no_grad():
             bias.relative_attention_bias.weight.copy_(scheme.weight)

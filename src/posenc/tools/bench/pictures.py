@@ -1,29 +1,29 @@
-"""The pictures of a benchmark, from its records: what position costs, over what it is compared with."""
+"""Draws the pictures of a benchmark from its records: times relative to a baseline, and growth."""
 
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
+from posenc.tools.bench.cases import PLAIN
 from posenc.tools.bench.cells import Record, amount, of, schemes, with_auto
 from posenc.tools.kit import style
 from posenc.tools.kit.turns import Spread
 
 Block: TypeAlias = Mapping[str, Mapping[str, Spread | None]]
-"""Rows of marks: for each series, the value of each name."""
+"""Rows of dots: for each series, the value of each row's name."""
 
 Panel: TypeAlias = tuple[str, str, Mapping[str, Mapping[int, float]]]
-"""A title, what the lines are of, and the lines by their names, each a value for some lengths."""
+"""A title, the label of the y axis, and the lines by name, each with values by length."""
 
 PHASES = {"forward": "forward", "training": "training step"}
-PLAIN = "plain"
 
-# Inches. A row of dots has one height in every picture, and labels one width.
+# In inches, so that rows and labels have the same size in every picture.
 ROW, LABEL, NUMBER, AXIS, TOP, BOTTOM = 0.25, 2.0, 0.85, 4.2, 0.95, 0.62
 
 
@@ -39,13 +39,10 @@ def price(records: Sequence[Record], dark: bool = False) -> Figure | None:
 
 def price_by_length(records: Sequence[Record], dark: bool = False) -> Figure | None:
     """The same ratios against length, a line per scheme."""
-    panels: list[Panel] = []
-    for phase, words in PHASES.items():
-        lines: dict[str, dict[int, float]] = {}
-        for record in with_auto(records, f"price {phase}"):
-            if ratio := _ratio(record, record["auto"]):
-                lines.setdefault(record["scheme"], {})[record["length"]] = ratio[0]
-        panels.append((words, "time over plain attention", lines))
+    panels = [
+        _ratios(words, [(r["scheme"], r, r["auto"]) for r in with_auto(records, f"price {phase}")])
+        for phase, words in PHASES.items()
+    ]
     return _curves(panels, "The price of position against length", dark, _times)
 
 
@@ -97,14 +94,10 @@ def decode(records: Sequence[Record], dark: bool = False) -> Figure | None:
 
 def mine(records: Sequence[Record], dark: bool = False) -> Figure | None:
     """Anyone's attention and posenc's over plain attention against length, a line each."""
-    panels: list[Panel] = []
-    for phase, words in PHASES.items():
-        lines: dict[str, dict[int, float]] = {}
-        for record in of(records, f"mine {phase}"):
-            for name in ("posenc", "mine"):
-                if ratio := _ratio(record, name):
-                    lines.setdefault(name, {})[record["length"]] = ratio[0]
-        panels.append((words, "time over plain attention", lines))
+    panels = [
+        _ratios(words, [(name, r, name) for r in of(records, f"mine {phase}") for name in ("posenc", "mine")])
+        for phase, words in PHASES.items()
+    ]
     scheme = next(iter(schemes(of(records, "mine"))), "")
     return _curves(panels, f"An attention of one's own beside posenc's {scheme}", dark, _times)
 
@@ -117,9 +110,18 @@ FIGURES: dict[str, Callable[[Sequence[Record], bool], Figure | None]] = {
 # -- drawing ----------------------------------------------------------------------------------------------------------
 
 
+def _ratios(title: str, values: Iterable[tuple[str, Record, str]]) -> Panel:
+    """A panel of ratios to plain attention: of each line's name, a record, and the competitor in it."""
+    lines: dict[str, dict[int, float]] = {}
+    for line, record, name in values:
+        if ratio := _ratio(record, name):
+            lines.setdefault(line, {})[record["length"]] = ratio[0]
+    return title, "time over plain attention", lines
+
+
 def _dots(blocks: Mapping[str, Block], title: str, xlabel: str, dark: bool) -> Figure | None:
-    """A row for each name with a mark for each series, and the numbers beside them, in blocks below one another, each
-    under its title where it has one. A bar is the interval that its value is known to lie in."""
+    """Draws blocks of rows, one per name, with a dot for each series and its number beside it. Bars are intervals. A
+    block may have a title."""
     names = {header: dict.fromkeys(n for each in block.values() for n in each) for header, block in blocks.items()}
     rows = sum(len(each) + bool(header) for header, each in names.items())
     if not rows:
@@ -167,8 +169,8 @@ def _dots(blocks: Mapping[str, Block], title: str, xlabel: str, dark: bool) -> F
 
 
 def _curves(panels: Sequence[Panel], title: str, dark: bool, form: Callable[[float], str]) -> Figure | None:
-    """Panels two in a row: lines against length, both axes logarithmic, each line named where it ends."""
-    panels = [panel for panel in panels if panel[2]]  # of a benchmark that was interrupted, there may be one
+    """Draws panels in two columns: lines against length on logarithmic axes, each named at its end."""
+    panels = [panel for panel in panels if panel[2]]  # an interrupted benchmark may lack some
     lengths = sorted({x for *_, lines in panels for line in lines.values() for x in line})
     if not lengths:
         return None
@@ -203,8 +205,8 @@ def _curves(panels: Sequence[Panel], title: str, dark: bool, form: Callable[[flo
 
 
 def _name_ends(axes: Axes, lines: Mapping[str, Mapping[int, float]], gap: float, dark: bool) -> None:
-    """The name of each line on the right, led to from its end; names are moved apart where lines end together."""
-    axes.set_ylim(axes.get_ylim())  # no later, or places would be told by limits that change
+    """Writes the name of each line on the right, connected to its end; names that would overlap are moved apart."""
+    axes.set_ylim(axes.get_ylim())  # fixes the limits, which the positions below depend on
     place, last = axes.transScale + axes.transLimits, max(x for line in lines.values() for x in line)
     ends = sorted((tuple(place.transform((max(line), line[max(line)])))[::-1], name) for name, line in lines.items())
     heights = style.apart([y for (y, _), _ in ends], gap)
@@ -220,7 +222,7 @@ def _look(name: str, dark: bool) -> style.Look:
 
 
 def _ratio_axis(axes: Axes, values: Sequence[float], vertical: bool = False) -> None:
-    """A logarithmic axis of ratios that shows 1, with ticks at 1, 2, 5, 10, .."""
+    """Sets up a logarithmic axis of ratios that includes 1, with ticks at 1, 2, 5, 10, .."""
     low, high = min([1.0, *values]) / 1.08, max([1.5, *values]) * 1.12
     steps = [m * 10.0**e for e in range(-3, 5) for m in (1, 2, 5)]
     if high / low < 6:
@@ -233,7 +235,7 @@ def _ratio_axis(axes: Axes, values: Sequence[float], vertical: bool = False) -> 
 
 
 def _times(value: float) -> str:
-    """A ratio in three digits at most."""
+    """A ratio with at most three digits."""
     return f"{value:.2f}×" if value < 10 else f"{value:,.0f}×"
 
 

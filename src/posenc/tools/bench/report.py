@@ -1,4 +1,4 @@
-"""The report of a benchmark: a page, the same tables as Markdown to paste elsewhere, and the records for programs."""
+"""Writes the report of a benchmark: an HTML page, the same tables in Markdown, and the records in JSON."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ def write(records: Sequence[Record], out: Path) -> Path:
 
 
 def content(records: Sequence[Record], command: str = "") -> Report:
-    """What the page says."""
+    """The contents of the page."""
     others = busy(records)
     parts: list[Part] = [Warn(others)] if others else []
     return Report(TITLE, TITLE, [], [*parts, Figures(CAPTIONS), *tables(records)[1:]], command, environment(records))

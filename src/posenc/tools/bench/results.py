@@ -1,11 +1,11 @@
-"""The fields of a benchmark's records. ``results`` are those of each competitor, by name:
+"""Checks the records of a benchmark. ``results`` has the results of each competitor, by name:
 
-    seconds     of each round, or ``left_out``, why there are none
+    seconds     of each round, or ``left_out``, the reason why there are none
     ratio       to the baseline: [median, low, high]
     peak_bytes  of some groups
 
-Every record also has ``baseline``, the name of the competitor that ratios are to; ``others``, how many cores other
-processes kept busy, null where that is not known; ``settings``, ``versions``, ``machine`` and ``kernel``.
+Every record also has ``baseline``, the competitor that ratios are relative to; ``others``, the number of cores that
+other processes kept busy, null if unknown; ``settings``, ``versions``, ``machine`` and ``kernel``.
 """
 
 from typing import Any

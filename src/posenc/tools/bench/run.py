@@ -1,4 +1,4 @@
-"""``posenc bench``: the groups that were asked for, measured one by one, each recorded when it is made."""
+"""Runs ``posenc bench``: measures the groups one by one, and records each at once."""
 
 import os
 import sys
@@ -24,20 +24,16 @@ from posenc.tools.kit.machine import clock_of, device_of, machine, versions
 from posenc.tools.kit.progress import Progress
 from posenc.tools.kit.records import Record, Records
 
-OLDER = "settings.json"  # what older folders are of
-# A call is left out where it would need more than this share of the memory.
-SHARE = 0.5
-# A call of so many tokens or fewer is made without asking what it will need: no score fills a gigabyte there.
-SHORT = 2048
-# Where no two shorter lengths were measured, calls of these say how memory and time grow.
-PROBES = (512, 1024)
+OLDER = "settings.json"  # in folders of earlier versions, instead of a configuration
+SHARE = 0.5  # of the memory; calls that would need more are left out
+SHORT = 2048  # tokens up to which calls are not checked, since scores take less than a gigabyte
+PROBES = (512, 1024)  # lengths that are measured to estimate memory and time, without records of two shorter ones
 PROBED = 3  # times each; the shortest counts
-# Before anything is measured, more load than this is something else's.
-BUSY = 0.5
+BUSY = 0.5  # load before the measurements from which on there is a warning
 
 
 def check(settings: Settings) -> None:
-    """ValueError for a scheme, a backend or an attention that is unknown, and for a device that is not there."""
+    """ValueError for an unknown scheme, backend or attention, and for an unavailable device."""
     check_type("settings", settings, Settings)
     for name in settings.schemes:
         cases.entries(name)
@@ -48,7 +44,7 @@ def check(settings: Settings) -> None:
 
 
 def groups(settings: Settings) -> Iterator[cases.Group]:
-    """What was asked for, what takes longest last. Growth is read off the prices where they are measured too."""
+    """The groups of the chosen sections, the slowest last. The groups of price also give growth."""
     schemes = settings.schemes or cases.all_schemes()
     if {"price", "rope"} & set(settings.only):
         yield from cases.limits(settings)
@@ -73,10 +69,10 @@ def groups(settings: Settings) -> Iterator[cases.Group]:
 def bench(
     settings: Settings, out: str | Path, progress: Progress | None = None, *, clock: Clock | None = None
 ) -> list[Record]:
-    """Measures every group and gives the records in ``out``, old and new.
+    """Measures every group, and returns all records in ``out``.
 
-    Each group is one record, written when it is made; what ``out`` has already is not measured again. Sections, lengths
-    and schemes may be added to a folder, all else must be the same.
+    Each group is one record, written at once. Groups that ``out`` has are not measured again. Sections, lengths and
+    schemes may be added to a folder; everything else must stay the same.
 
     Raises ValueError for a folder that holds another benchmark or is in use.
     """
@@ -121,7 +117,7 @@ def _measure(
     group: cases.Group, settings: Settings, limits: "_Limits", clock: Clock, device: torch.device
 ) -> dict[str, Any]:
     if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()  # or what was compiled for one length would shape what is compiled for the next
+        torch.compiler.reset()  # compilation for one length must not influence the next
     built = group.build()
     makes = {
         name: partial(limits.make, group, name, make) if group.probe and name != cases.PLAIN else make
@@ -132,13 +128,12 @@ def _measure(
     with neighbours(cores()) if group.busy else nullcontext():
         timed = race(makes, rounds=settings.rounds, budget=settings.budget, clock=clock, memory=memory, seed=name)
     if group.busy:
-        timed["others"] = None  # beside the neighbours, nobody else can be told
+        timed["others"] = None  # other processes cannot be told from the neighbours
     return {**built.facts, **timed}
 
 
 def kernel() -> dict[str, str]:
-    """Of posenc's kernel for the CPU, by precision: what the library that is taken uses of the processor, and who built
-    it; or why there is none."""
+    """For each precision, the level and the compiler of posenc's CPU kernel, or the reason why there is none."""
     told = {}
     for precision in library.REALS.values():
         found = library.find(precision)
@@ -150,7 +145,7 @@ def kernel() -> dict[str, str]:
 
 
 class _Grown(NamedTuple):
-    """What a call took at a length."""
+    """The time and memory of a call at a length."""
 
     length: int
     seconds: float
@@ -158,20 +153,20 @@ class _Grown(NamedTuple):
 
 
 class _Limits:
-    """Which calls would need too much memory or time, told from shorter ones before they are made."""
+    """Estimates from shorter calls which ones would need too much memory or time."""
 
     def __init__(self, settings: Settings, records: Records, clock: Clock, memory: int | None) -> None:
         self.settings, self.records, self.clock, self.memory = settings, records, clock, memory
         self._probed: dict[tuple[str, str, str], list[_Grown]] = {}
 
     def make(self, group: cases.Group, name: str, make: Make) -> Work:
-        """What ``make`` sets up. Raises LeftOutError, with the numbers, where it would be too much."""
+        """Sets up a call. Raises LeftOutError, with the numbers, if it would need too much."""
         if why := self.reason(group, name):
             raise LeftOutError(why)
         return make()
 
     def reason(self, group: cases.Group, name: str) -> str:
-        """Why this is too much; empty where it is not."""
+        """Why a call would need too much; empty if it would not."""
         if group.length <= SHORT:
             return ""
         small, large = self._shorter(group, name)[-2:]
@@ -186,7 +181,7 @@ class _Limits:
         return ""
 
     def _shorter(self, group: cases.Group, name: str) -> list[_Grown]:
-        """Two or more shorter calls: those that were measured, or two that are measured now."""
+        """Two or more shorter calls: recorded ones or, if there are fewer, two that are measured now."""
         found = [
             _Grown(record["length"], min(result["seconds"]), result["peak_bytes"])
             for record in self.records
@@ -210,7 +205,7 @@ class _Limits:
 
 
 def grown(a: int, bytes_a: float, b: int, bytes_b: float, length: int) -> float:
-    """Memory at a length, of which one part grows with the length and one with its square, from that at a and b.
+    """The memory at a length, extrapolated from that at lengths a and b as a linear plus a quadratic term.
 
     >>> grown(1, 3 + 5, 2, 6 + 20, 4)  # 3 n + 5 n**2
     92.0
@@ -221,5 +216,5 @@ def grown(a: int, bytes_a: float, b: int, bytes_b: float, length: int) -> float:
 
 
 def _load() -> float:
-    """How many processes wanted a core in the last minute; 0 where that is not told."""
+    """The load average of the last minute; 0 if unknown."""
     return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else 0.0

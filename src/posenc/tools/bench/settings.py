@@ -1,4 +1,4 @@
-"""The configuration of a benchmark: every choice that changes a measurement, in one frozen value."""
+"""Defines the configuration of a benchmark: every choice that changes a measurement."""
 
 from dataclasses import dataclass
 from typing import Any

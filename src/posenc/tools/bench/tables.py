@@ -1,6 +1,6 @@
-"""Makes the tables of a benchmark from its records, for the terminal and as Markdown.
+"""Makes the tables of a benchmark from its records, for the terminal and for reports.
 
-A cell that has no number is a dash, and a note below the table says why.
+A cell without a number is a dash, with the reason in a note below the table.
 """
 
 import statistics
@@ -57,7 +57,7 @@ def tables(records: Sequence[Record]) -> list[Table]:
 
 
 def busy(records: Sequence[Record]) -> str:
-    """That something else was running, where it was: it comes before all tables, since it makes them doubtful."""
+    """A warning before all tables if other processes made times doubtful; else empty."""
     marked = [record for record in records if mark(record)]
     if not marked:
         return ""
@@ -95,7 +95,7 @@ def printed(tables: Iterable[Table], console: "Console") -> None:
 
 
 def environment(records: Sequence[Record]) -> list[tuple[str, str]]:
-    """What they were made with."""
+    """The facts that the records were made with."""
 
     def facts(record: Record) -> dict[str, object]:
         about = record["settings"]
@@ -121,8 +121,8 @@ def environment(records: Sequence[Record]) -> list[tuple[str, str]]:
 def _with_share(
     table: Table, records: Sequence[Record], phase: str, rows: Iterable[tuple[Record | None, str]]
 ) -> Table:
-    """The table with one more column: how much of the limit the competitor of each row reaches. The same table where
-    the limit was not measured."""
+    """The table with one more column, the share of the limit that each row's competitor reaches; unchanged if the limit
+    was not measured."""
     limit = limit_of(records)
     found = [share_cell(record, name, limit) for record, name in rows] if limit else []
     if not any(found):
@@ -184,7 +184,7 @@ def _growth(records: Sequence[Record], phase: str, measured: str) -> Table:
     form = partial(amount_cell, measured=measured)
     if found and seconds:
         table.rows.append(("plain", *baseline_cells(found, lengths)))
-    elif found:  # the same in every group
+    elif found:  # plain attention needs the same in every group
         firsts = [next(record for record in found if record["length"] == length) for length in lengths]
         table.rows.append(("plain", *(table.cell(first, first["baseline"], form) for first in firsts)))
     for scheme in schemes(found):
@@ -251,19 +251,19 @@ def _disturbed(records: Sequence[Record], phase: str) -> Table:
 
 
 def _figure(record: Record | None, name: str) -> float:
-    """The milliseconds of the baseline, or the ratio of another to it; 0 for what has none."""
+    """The milliseconds of the baseline, or the ratio of another competitor to it; 0 without a time."""
     if record is None or "seconds" not in record["results"].get(name, {}):
         return 0.0
     return amount(record, name) if name == record["baseline"] else float(record["results"][name]["ratio"][0])
 
 
 def _ways(records: Sequence[Record]) -> list[str]:
-    """Of all competitors but the baseline the names."""
+    """The names of all competitors but the baseline."""
     return list(dict.fromkeys(name for r in records for name in r["results"] if name != r["baseline"]))
 
 
 def _takes(records: Sequence[Record], name: str) -> str:
-    """The backends that ran it, short texts first."""
+    """The backends that a competitor used, by increasing length."""
     ordered = sorted(records, key=lambda record: int(record["length"]))
     return " → ".join(dict.fromkeys(r["takes"][name] for r in ordered if name in r["takes"]))
 

@@ -11,7 +11,7 @@ from posenc.tools.kit.files import packaged
 
 @dataclass(frozen=True)
 class Option:
-    """One way to answer a question. ``needs`` is the setting of the explorer's filter; None: no filter."""
+    """One option of a question. ``needs`` is the setting of the explorer's filter; None: no filter."""
 
     value: str
     label: str

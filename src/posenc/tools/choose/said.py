@@ -1,4 +1,4 @@
-"""An answer as text for the terminal, and as JSON."""
+"""Formats an answer as text for the terminal, and as JSON."""
 
 import json
 import textwrap

@@ -1,1 +1,1 @@
-"""The lab behind ``posenc compare``: trains every scheme short, tests it long, and records what it measured."""
+"""The lab behind ``posenc compare``: trains every scheme on short inputs, and tests it on longer ones."""

@@ -1,4 +1,4 @@
-"""The pictures, tables and sentences of tasks whose answers are right or wrong."""
+"""Makes the pictures, tables and sentences of tasks whose answers are right or wrong."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -132,7 +132,7 @@ def not_concluded(summary: Summary) -> list[str]:
 
 
 def numbers(summary: Summary) -> list[Part]:
-    """The part of the page of these tasks that a text's does not have."""
+    """The part of the page that is specific to these tasks."""
     kinds = answers(summary).kinds
     lead = (
         "The share of right answers, with 95 % intervals, and how many seeds solve the task. Shaded (with three seeds "

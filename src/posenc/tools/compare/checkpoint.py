@@ -1,4 +1,4 @@
-"""Checkpoints of a training in a safetensors file, which cannot execute code.
+"""Saves and loads checkpoints of a training in safetensors files, which cannot execute code.
 
 Its tensors are ``model.<name>``, the state of the model; ``step.<name>``, ``exp_avg.<name>`` and ``exp_avg_sq.<name>``,
 that of AdamW for every parameter that had a gradient; and ``running``, the sum of the losses since the last point of
@@ -48,7 +48,7 @@ def save(
     held = {f"model.{name}": value for name, value in model.state_dict().items()} | {"running": reached.running}
     for name, parameter in model.named_parameters():
         held |= {f"{what}.{name}": value for what, value in optimizer.state.get(parameter, {}).items()}
-    # Copies: tensors may share memory, as tied weights do, and a safetensors file holds each by itself.
+    # Copies, since safetensors refuses tensors that share memory, such as tied weights.
     tensors = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in held.items()}
     told = {"step": reached.step, "seconds": reached.seconds, "curve": reached.curve, "fingerprint": fingerprint}
     told["digest"] = _digest(tensors, told)
@@ -65,7 +65,7 @@ def load(path: Path, model: nn.Module, optimizer: torch.optim.AdamW, *, fingerpr
         with safe_open(path, framework="pt") as file:
             told = parse((file.metadata() or {}).get(ENTRY, ""))
             require(told, TOLD)
-            # Copies: the file is mapped into memory, and will be replaced.
+            # Copies, since the file is memory-mapped and will be replaced.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
         if told.pop("digest") != _digest(tensors, told):
             raise ValueError("its digest is another")
@@ -111,7 +111,7 @@ def _shown(value: Tensor) -> str:
 
 
 def _digest(tensors: dict[str, Tensor], told: dict[str, Any]) -> str:
-    """Of every byte that counts, since a safetensors file has no checksum of its own."""
+    """A hash of all tensors and of ``told``, since safetensors files have no checksum."""
     digest = hashlib.sha256(json.dumps(told).encode())
     for name in sorted(tensors):
         digest.update(name.encode())

@@ -1,7 +1,6 @@
 """Runs ``posenc compare``: trains the same model with each scheme on the same batches, and tests it on the same
 windows."""
 
-import hashlib
 import math
 import signal
 import threading
@@ -32,6 +31,7 @@ from posenc.tools.compare.train import TRAINING, TUNING, DivergedError, batch, o
 from posenc.tools.compare.tuning import chosen, losses, trials
 from posenc.tools.kit import saved
 from posenc.tools.kit.configuration import fingerprint
+from posenc.tools.kit.files import digest_of
 from posenc.tools.kit.machine import clock_of, device_of, machine, versions
 from posenc.tools.kit.memory import peak_bytes
 from posenc.tools.kit.progress import Progress
@@ -49,8 +49,8 @@ SCHEME_STREAM = 2**31  # torch seeds with 32 bits, and config leaves this one fr
 TUNED_STREAM = 2**30  # trials begin with weights that no training has
 
 SPEED_ROUNDS = 10
-# The unit of work is a token forward. A token in training goes forward and, at twice the cost, backward; one in testing
-# stands in longer texts.
+# The unit of work is the forward pass of a token. The backward pass of training costs twice as much; the longer texts
+# of testing make attention more expensive.
 TRAINING_WORK = 3.0
 TESTING_WORK = 1.5
 
@@ -71,11 +71,6 @@ def resolved(config: CompareConfig) -> CompareConfig:
     every = task_of(config.task).applicable()
     names = [name for scheme in config.schemes for name in (every if scheme == ALL else (scheme,))]
     return replace(config, schemes=tuple(dict.fromkeys(names))) if ALL in config.schemes else config
-
-
-def digest_of(plan: Path) -> str:
-    """The hash that identifies a plan in records."""
-    return hashlib.sha256(plan.read_bytes()).hexdigest()[:16]
 
 
 def check(config: CompareConfig) -> None:
@@ -111,9 +106,9 @@ def compare(
     loaded = task.load(config)
     made_with = {"text_digest": loaded.digest, **{name: versions()[name] for name in VERSIONS}}
     if config.plan:
-        made_with["plan_digest"] = digest_of(Path(config.plan))
+        made_with["plan_digest"] = digest_of(Path(config.plan).read_bytes())
     with Records(out, results.check) as records, _Stop() as stop, progress:
-        made = made_names(out, config)  # before the configuration is saved, which would make any folder one of compare
+        made = made_names(out, config)  # before the configuration is saved, which marks the folder as one of compare
         check_folder(out, config.identity(**made_with), records, made)
         records.require_sources(config.schemes)
         about = {
@@ -125,12 +120,12 @@ def compare(
             "machine": machine(device),
         }
         lab = _Lab(config, out, task, loaded, device, about, records, progress, stop, build)
-        progress.begin(lab.work)  # from here on, what fails has kept records
+        progress.begin(lab.work)  # errors from here on leave a partial report
         saved.save(out, config, made_with)
         without = (f"{name} is left out: {reason}" for name, reason in left_out.items())
         for line in filter(None, (records.notice, *clear(out, made), loaded.about, loaded.notice, *without)):
             progress.say(line)
-        # Those that are given first: what is refused is so before hours of tuning.
+        # Given rates first, so that errors come before hours of tuning.
         rates = {scheme: lab.rate(scheme) for scheme in config.schemes if not lab.tunes(scheme)}
         for scheme in config.schemes:
             if lab.tunes(scheme):
@@ -181,7 +176,9 @@ class _Lab:
         for seed in config.tune_seeds:
             for trial, rate in enumerate(trials(config, learns)):
                 if self.records.has("trial", scheme, seed, trial=trial):
-                    self._checkpoint(scheme, seed, trial).unlink(missing_ok=True)  # a signal may have come before that
+                    self._checkpoint(scheme, seed, trial).unlink(
+                        missing_ok=True
+                    )  # left if interrupted after the record
                     self.progress.skip(self.training_work)
                     continue
                 self._try(scheme, seed, trial, rate)
@@ -282,7 +279,7 @@ class _Lab:
 
         def after_step(step: int, bits: float) -> bool:
             nonlocal last
-            progress.skip(self.step_work * (step - last - 1))  # those a checkpoint has
+            progress.skip(self.step_work * (step - last - 1))  # steps done before the checkpoint
             last = step
             loss = "" if math.isnan(bits) else f", {bits:.2f} {self.task.unit}"
             progress.advance(self.step_work, f"{words}: training", f"{step}/{config.steps}{loss}")
@@ -311,8 +308,8 @@ class _Lab:
         return self.out / CHECKPOINTS / f"{name_of(scheme, seed, trial)}{checkpoints.SUFFIX}"
 
     def time_steps(self, scheme: str, seed: int) -> None:
-        """The time of a training step relative to the plain model's, interleaved in random order, so that a machine
-        that is busy with something else for a while slows both. The plain model's own is 1, as that is the unit."""
+        """Measures the time of a training step relative to that of the model without positions. Steps are interleaved
+        in random order, so that other load slows both."""
         if not self.config.timed or self.records.has("speed", scheme, seed):
             self.progress.skip(self.speed_work)
             return
@@ -347,7 +344,7 @@ class _Stop(ExitStack):
     asked = False
 
     def __enter__(self) -> "_Stop":
-        if threading.current_thread() is threading.main_thread():  # no other may set handlers, or gets signals
+        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.callback(signal.signal, number, signal.signal(number, self._note))
         return self

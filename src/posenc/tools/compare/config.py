@@ -1,4 +1,4 @@
-"""The configuration of a comparison: every choice that changes a measurement, in one frozen value."""
+"""Defines the configuration of a comparison: every choice that changes a measurement."""
 
 import math
 from dataclasses import dataclass

@@ -2,13 +2,12 @@
 
 Bytes are the tokens, so every text is readable and bits per byte compare across texts.
 
-- **No leak.** Several files are split by file, in the order of a hash of their path; of files with the same content
-  one is kept. A file alone is split in two blocks and its end is held out; so is that of the largest file where whole
-  files would leave too little room on a side, and files that repeat it or its end are then left out. What tunes is
-  split off from what is left in the same way. Of evaluation windows, those that the other sides nearly hold as well
-  are left out (`repeated` measures it).
-- **No seams.** A window lies inside one file. Bytes joined from two files would make a long context look useless for
-  reasons that have nothing to do with positions. Files shorter than a window give none.
+- **No leak.** Several files are split by file, in the order of a hash of their path; duplicate files are removed. Of a
+  single file, the end is held out. So is the end of the largest file if whole files would leave too little room on a
+  side; files that repeat that file or its end are then left out. Tuning text is split off from the rest in the same
+  way. Evaluation windows that are mostly repeated in the other sides are left out (`repeated`).
+- **No seams.** A window lies inside one file. In bytes joined from two files, a long context would look useless for
+  reasons that have nothing to do with positions. Files shorter than a window are not used.
 - **The same for all schemes.** Training windows depend only on seed and step, evaluation windows only on the text.
 """
 
@@ -25,15 +24,16 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from posenc.tools.kit.files import digest_of
+
 Bytes = NDArray[np.uint8]
 
 HELD_OUT = 1 / 10  # of the text, or more where the evaluation needs it
 MOST_HELD_OUT = 1 / 3
-PIECE = 50  # bytes: as many in a row that stand elsewhere too are hardly chance
+PIECE = 50  # bytes; equal sequences of this length are hardly chance
 
 Least: TypeAlias = Sequence[tuple[int, int]]
-"""How many windows, and of how many bytes, there must be to train on, to evaluate with and, where that is asked for, to
-tune on."""
+"""The minimum (number of windows, bytes of a window) for training, evaluation and, optionally, tuning."""
 
 # Excluded from Python's standard library: installed packages, and generated or repetitive files that would be on both
 # sides of the split (tests from one template, character tables, generated topics).
@@ -44,7 +44,8 @@ NOT_TEXT = frozenset(
 
 @dataclass(frozen=True)
 class Text:
-    """One side of the split: the bytes of some files, end to end, and where each begins (and the last one ends)."""
+    """One side of the split: the concatenated bytes of files, and the offsets where each begins and the last one
+    ends."""
 
     data: Bytes
     bounds: NDArray[np.int64]
@@ -81,8 +82,8 @@ class Text:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text, split. ``about`` says in one line what it is; ``digest`` names its bytes and their split. ``tuning`` is
-    empty where none was asked for."""
+    """A split text. ``about`` describes it in one line; ``digest`` identifies its bytes and the split. ``tuning`` may
+    be empty."""
 
     train: Text
     validation: Text
@@ -90,17 +91,17 @@ class Corpus:
     about: str
     digest: str
     origins: tuple[tuple[str, int], ...] = ()
-    """Of each file of ``validation`` its name below the folder that all share, and the byte of it that it begins at."""
+    """For each file of ``validation``, its path below the common folder, and the offset where its part begins."""
 
 
 def load(text: Sequence[str] = (), *, held_out: int = 0, tuned: int = 0, least: Least = ((0, 1), (0, 1))) -> Corpus:
     """Reads and splits a text: files, folders or globs; by default the running Python's own standard library.
 
-    A tenth is held out, or ``held_out`` bytes where that is more, though never more than a third. Whole files are, or
-    the end of the largest one where only that leaves room for the ``least`` on both sides. Of what is left, ``tuned``
-    bytes are split off for tuning in the same way, a third of it at most.
+    A tenth is held out, or ``held_out`` bytes if that is more, but at most a third. Whole files are held out, or the
+    end of the largest one if only that leaves room for ``least`` on both sides. Of the rest, ``tuned`` bytes are split
+    off for tuning in the same way, at most a third of it.
 
-    Raises ValueError where a name matches nothing or there is nothing to split, OSError for what cannot be read.
+    Raises ValueError if a name matches no file or there is nothing to split, OSError for unreadable files.
     """
     paths = _files(text) if text else _standard_library()
     root = os.path.commonpath([path.parent for path in paths])
@@ -125,12 +126,12 @@ def load(text: Sequence[str] = (), *, held_out: int = 0, tuned: int = 0, least: 
     about = f"{where}: {total:,} bytes in {count}, {len(sides[1].data):,} held out ({how})"
     if tuning:
         about += f", {len(sides[2].data):,} kept for tuning"
-    digest = _hash(b"".join(_hash(side.bounds.tobytes() + side.data.tobytes()) for side in sides)).hex()[:16]
+    digest = digest_of(b"".join(_hash(side.bounds.tobytes() + side.data.tobytes()) for side in sides))
     return Corpus(*sides, about, digest, origins=_origins(sides[1], contents))
 
 
 def _origins(side: Text, contents: Mapping[bytes, str]) -> tuple[tuple[str, int], ...]:
-    """Where the files of a side that is held out come from: each is a whole file, or the end of one."""
+    """The origins of the files of a held-out side, each of which is a whole file or the end of one."""
     found = []
     for begin, end in pairwise(side.bounds):
         data = side.data[begin:end].tobytes()
@@ -140,7 +141,7 @@ def _origins(side: Text, contents: Mapping[bytes, str]) -> tuple[tuple[str, int]
 
 
 def _split(files: list[bytes], wanted: int, least: Least) -> tuple[list[bytes], list[bytes], str]:
-    """What is left of files, in their order, what is held out of them, and how, in words."""
+    """The remaining files in order, the held-out files, and a description of how they were chosen."""
     total = sum(map(len, files))
     if len(files) == 1:
         cut_at = _at_letter(files[0], total - wanted)
@@ -149,14 +150,14 @@ def _split(files: list[bytes], wanted: int, least: Least) -> tuple[list[bytes], 
     held: list[bytes] = []
     for data in files:
         there = sum(map(len, held))
-        # One large file must not take the training text along.
+        # Holding out one large file must not leave too little to train on.
         (held if there < wanted and there + len(data) <= total // 2 else left).append(data)
     if _fits((_text(left), _text(held)), least):
         return left, held, "whole files"
     largest = max(files, key=len, default=b"")
     end = _at_letter(largest, len(largest) - min(wanted, int(len(largest) * MOST_HELD_OUT)))
     begin, held_end = largest[:end], largest[end:]
-    # Its own parts as files of their own would be on both sides, and so would its end inside another file.
+    # Files that are parts of it, or that contain its end, would be on both sides.
     others = [data for data in files if data not in largest and held_end not in data]
     cut = [*others, begin], [held_end]
     if not _fits((_text(cut[0]), _text(cut[1])), least):
@@ -168,7 +169,7 @@ def _split(files: list[bytes], wanted: int, least: Least) -> tuple[list[bytes], 
 
 
 def _at_letter(data: bytes, at: int) -> int:
-    """``at``, or up to 3 bytes before it, where a letter of UTF-8 begins; ``at`` for other data."""
+    """The beginning of the UTF-8 character at offset ``at``; ``at`` itself if the data is not UTF-8."""
     begin = at
     while begin > max(at - 4, 0) and data[begin] & 0xC0 == 0x80:
         begin -= 1
@@ -176,7 +177,7 @@ def _at_letter(data: bytes, at: int) -> int:
 
 
 def repeated(windows: Bytes, elsewhere: Sequence[Text]) -> NDArray[np.float64]:
-    """The share of each window's pieces of 50 bytes, begun at every 25th, that stand in one of these texts too."""
+    """The share of each window's pieces of 50 bytes, at every 25th offset, that also occur in one of these texts."""
     starts = np.arange(0, windows.shape[1] - PIECE + 1, PIECE // 2)
     if not len(starts):
         return np.zeros(len(windows))
@@ -194,10 +195,10 @@ def repeated(windows: Bytes, elsewhere: Sequence[Text]) -> NDArray[np.float64]:
 
 
 def _names(data: Bytes) -> NDArray[np.uint64]:
-    """A number for each piece of 50 bytes, one for every place: the same for the same bytes, modulo 2^64.
+    """A rolling hash, modulo 2^64, of the 50 bytes at every offset.
 
-    It is the sum of c(byte k) M^k over the piece's bytes k, with random c: a difference of two sums over all bytes
-    before a place, times a power of M's inverse.
+    It is the sum of c(byte k) M^k over the bytes k, with random c: a difference of two prefix sums, times a power of
+    the inverse of M.
     """
     rng = np.random.default_rng(50)
     codes = rng.integers(2**64, size=256, dtype=np.uint64)
@@ -215,7 +216,7 @@ def _fits(sides: Sequence[Text], least: Least) -> bool:
 
 
 def require(corpus: Corpus, least: Least) -> None:
-    """ValueError, with both numbers, unless the text has room for the ``least`` on each side."""
+    """ValueError, with both numbers, unless each side has room for its ``least`` windows."""
     sides = (corpus.train, "training"), (corpus.validation, "evaluation"), (corpus.tuning, "tuning")
     for (side, name), (count, size) in zip(sides, least, strict=False):
         room = side.room(size)
@@ -228,7 +229,7 @@ def require(corpus: Corpus, least: Least) -> None:
 
 
 def _files(text: Iterable[str]) -> list[Path]:
-    """The files that names, folders and globs stand for, in the order of their paths, each once."""
+    """The distinct files of names, folders and globs, sorted by path."""
     found: set[Path] = set()
     for name in text:
         path = Path(name).expanduser()
@@ -245,7 +246,7 @@ def _files(text: Iterable[str]) -> list[Path]:
 
 
 def _below(folder: Path, suffix: str = "", skip: Set[str] = frozenset()) -> list[Path]:
-    """The files of text below a folder: not the hidden ones, nor those with a zero byte near their beginning."""
+    """The text files below a folder, without hidden ones and those with a zero byte near the beginning."""
     found: list[Path] = []
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in skip]

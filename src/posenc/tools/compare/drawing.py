@@ -19,10 +19,10 @@ from posenc.tools.kit import style
 
 BITS = "bits per byte"
 
-# Inches. The axes have one size in every figure, so that rows of text can be counted in parts of their height.
+# In inches. The axes have the same size in every figure, so that the height of a row of text is known.
 AXES = (3.5, 2.6)
 LEFT, BOTTOM, TOP = 0.84, 0.98, 0.36
-# A row of text, and what keeps rows above the axes off the arrows at their edge.
+# The height of a row of text, and the gap between the axes and the rows above.
 ROW, GAP = 0.19, 0.08
 
 
@@ -68,7 +68,7 @@ def draw(
             look = style.look(line.scheme, dark)
             label = f"{line.scheme}, truncated"
             axes.plot(*_data(line), color=look.color, linestyle=style.BASELINE, linewidth=1, label=label)
-        # In points: a little to the side, or the intervals of all schemes would lie on one another.
+        # An offset in points, so that the intervals of schemes do not overlap.
         aside = {line.scheme: 0.0 if bands else 3.0 * (i - (len(drawn) - 1) / 2) for i, line in enumerate(drawn)}
         for line in drawn:
             _curve(axes, line, dark, bands, aside[line.scheme])
@@ -94,7 +94,7 @@ def _absences(lines: Sequence[Line]) -> list[str]:
 
 
 def _with_room(limits: tuple[float, float], lines: Iterable[Line], rows_below: int) -> tuple[float, float]:
-    """The limits, moved out for the intervals of what lies inside, a margin, and the rows that say why lines stop."""
+    """The limits, widened for the intervals inside them, a margin, and the rows of reasons why lines stop."""
     low, high = limits
     inside = [value for line in lines for _, value in line.points if _within(value, low, high)]
     low, high = min([low, *(value.low for value in inside)]), max([high, *(value.high for value in inside)])
@@ -110,7 +110,7 @@ def _within(value: Estimate, low: float, high: float) -> bool:
 def canvas(
     summary: Summary, dark: bool, title: str, xlabel: str, ylabel: str = BITS, rows: int = 0, bottom: float = BOTTOM
 ) -> tuple[Figure, Axes]:
-    """A figure with axes of the one size, room for ``rows`` of text above them and for names on their right."""
+    """A figure with axes of the standard size, and room for ``rows`` of text above and for names on the right."""
     right = 0.5 + 0.078 * max([8, *map(len, summary.schemes)])
     width, height = LEFT + AXES[0] + right, bottom + AXES[1] + GAP + rows * ROW + TOP
     with style.context(dark):
@@ -130,7 +130,7 @@ def empty(figure: Figure, axes: Axes, dark: bool, why: str = "") -> Figure:
 
 
 def _tokens_axis(axes: Axes, summary: Summary, tokens: Sequence[float]) -> None:
-    """Powers of two are evenly spaced; ticks say the tokens and what multiple of the training length they are."""
+    """Sets up a log-2 axis, whose ticks have the tokens and the multiple of the training length."""
     trained = summary.train_length
     low, high = min(tokens), max(tokens)
     pad = (high / low) ** 0.05 if high > low else 2.0
@@ -140,7 +140,7 @@ def _tokens_axis(axes: Axes, summary: Summary, tokens: Sequence[float]) -> None:
     ticks = [n for n in (*summary.test_lengths, trained) if low / pad <= n <= high * pad]
     below = min(ticks, default=high)
     ticks += [below / 2**k for k in range(1, 12) if below / 2**k >= low / pad]
-    # About the width of a tick's number, and what keeps it from the next.
+    # The approximate width of a tick's number, with a gap.
     kept = _spaced(axes, ticks, trained, lambda n: (0.085 * len(f"{n:,.0f}") + 0.06) / AXES[0])
     axes.xaxis.set_major_locator(FixedLocator(kept))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _tick(x, trained, summary.task.trained)))
@@ -157,7 +157,7 @@ def _tick(tokens: float, trained: int, mark: str) -> str:
 
 
 def _spaced(axes: Axes, xs: Iterable[float], first: float, width: Callable[[float], float]) -> list[float]:
-    """Those of xs whose labels, ``width`` wide, do not touch: ``first`` stays, and the right before the left."""
+    """The xs whose labels of these widths do not touch. ``first`` is kept, and larger ones take precedence."""
     kept: list[float] = []
     for x in sorted(set(xs), key=lambda x: (x != first, -x)):
         at = _place(axes, x, 1)[0]
@@ -190,7 +190,7 @@ def _aside(axes: Axes, within: Transform, points: float) -> Transform:
 
 
 def _above(row: int) -> float:
-    """The middle of a row of text above the axes, in parts of their height."""
+    """The middle of a row of text above the axes, in axes coordinates."""
     return 1 + (GAP + (row + 0.5) * ROW) / AXES[1]
 
 
@@ -200,7 +200,7 @@ def note(axes: Axes, row: int, words: str) -> None:
 
 
 def _outside(axes: Axes, line: Line, row: int, aside: float, dark: bool) -> None:
-    """An arrow at the edge for each value past it, and the values in a row above the axes, under the line's name."""
+    """Draws an arrow at the edge for each value outside the axes, and the values in a row above, beside the scheme."""
     color = style.look(line.scheme, dark).color
     low, high = axes.get_ylim()
     past = {x: value for x, value in line.points if not _within(value, low, high)}
@@ -216,7 +216,7 @@ def _outside(axes: Axes, line: Line, row: int, aside: float, dark: bool) -> None
 
 
 def _stop(axes: Axes, line: Line, row: int, aside: float, dark: bool) -> None:
-    """A cross where a line stops, and the reason in a row below the data."""
+    """Draws a cross where a line stops, and the reason in a row below the data."""
     color = style.look(line.scheme, dark).color
     (x, value), (low, high) = line.points[-1], axes.get_ylim()
     at, top = _place(axes, x, min(max(value.mean, low), high) if value.finite else high)
@@ -228,7 +228,7 @@ def _stop(axes: Axes, line: Line, row: int, aside: float, dark: bool) -> None:
 
 
 def _below(row: int) -> float:
-    """The middle of a row of text at the bottom of the axes, in parts of their height."""
+    """The middle of a row of text at the bottom of the axes, in axes coordinates."""
     return (row + 0.5) * ROW / AXES[1]
 
 
@@ -240,13 +240,13 @@ def _note(axes: Axes, row: int, x: float, words: str, dark: bool) -> None:
 
 
 def _place(axes: Axes, x: float, y: float) -> tuple[float, float]:
-    """Data as parts of the axes."""
+    """Axes coordinates of a point in data coordinates."""
     across, up = (axes.transScale + axes.transLimits).transform((x, y))
     return float(across), float(up)
 
 
 def names(axes: Axes, ends: dict[str, tuple[float, float]], dark: bool) -> None:
-    """The names on the right, each by a line from the end of its curve, moved apart where curves end together."""
+    """Writes names on the right, each connected to the end of its curve, and moved apart if they would overlap."""
     places = {scheme: _place(axes, *end) for scheme, end in ends.items()}
     order = sorted(places, key=lambda scheme: places[scheme][1])
     heights = style.apart([places[scheme][1] for scheme in order], ROW / AXES[1])

@@ -1,4 +1,4 @@
-"""How well a model predicts text at lengths it was and was not trained on, in bits per byte.
+"""Measures how well a model predicts text at its training length and other lengths, in bits per byte.
 
 Everything is measured on the same evaluation windows, each of the longest test length and inside one file, for every
 scheme and seed, and each measurement gives one number per window. So lengths, schemes and seeds can be paired window
@@ -34,12 +34,13 @@ from torch.nn import functional as F
 
 from posenc.tools.compare.data import Bytes
 from posenc.tools.compare.task import Measures, Tick
+from posenc.tools.kit.files import rounded
 
 Bits = NDArray[np.float64]
 
 
 def plan(lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
-    """Every (kind, length) there is to measure for a trained model, in the order that reuses most."""
+    """Every (kind, length) to measure for a trained model, in an order that reuses forward passes."""
     kinds = [(kind, length) for length in lengths for kind in ("windows", "final_tokens", "sliding")]
     kinds += [("truncated", train_length)] if lengths[-1] > train_length else []
     return [*kinds, ("by_position", lengths[-1])]
@@ -52,7 +53,7 @@ def tokens_to_score(lengths: Sequence[int], windows: int, train_length: int) -> 
 
 
 def final_tokens(lengths: Sequence[int], train_length: int) -> int:
-    """F: how many bytes at the end of a window are scored alone, such that each has a training length before it."""
+    """F: the number of bytes at the end of a window that are scored, so that each has a training length before it."""
     quarter, room = max(train_length // 4, 1), lengths[-1] - train_length + 1
     return min(quarter, room) if lengths[-1] > train_length else quarter
 
@@ -87,7 +88,7 @@ class Evaluator(Measures):
             "sliding": lambda: self._sliding(length),
             "truncated": self._truncated,
         }[kind]()
-        return {"bits": _rounded(bits.mean(axis=1)), "tokens": bits.shape[1]}
+        return {"bits": list(map(rounded, bits.mean(axis=1))), "tokens": bits.shape[1]}
 
     def _side_by_side(self, length: int) -> Bits:
         stops = range(self.longest, length - 1, -length)
@@ -103,7 +104,7 @@ class Evaluator(Measures):
         return self._pass("sliding", length, pieces)
 
     def _truncated(self) -> Bits:
-        """Bits of the final bytes, by a row of the training length for each of them."""
+        """Bits of the final bytes, each predicted from its own row of the training length."""
         rows = self.windows.unfold(1, self.train_length + 1, 1)[:, -self.final :].flatten(0, 1)
 
         def nats(part: Tensor) -> Tensor:
@@ -123,10 +124,10 @@ class Evaluator(Measures):
             width = min(edges[-1], max(self.train_length // 4, 1))
         buckets = np.stack([bits[:, a:b].mean(axis=1) for a, b in pairwise(edges)])
         stderr = buckets.std(axis=1, ddof=1) / math.sqrt(len(bits))
-        return {"edges": edges, "bits": _rounded(buckets.mean(axis=1)), "stderr": _rounded(stderr)}
+        return {"edges": edges, "bits": list(map(rounded, buckets.mean(axis=1))), "stderr": list(map(rounded, stderr))}
 
     def _pass(self, kind: str, length: int, pieces: list[tuple[int, int, int]]) -> Bits:
-        """Bits (windows, bytes) of all bytes scored, by pieces (begin, first to score, stop) from the last one back."""
+        """Bits (windows, bytes) of all scored bytes. Pieces are (begin, first to score, stop), the last piece first."""
         if (kind, length) not in self._passes:
             self._passes[kind, length] = np.concatenate([self._score(*piece) for piece in reversed(pieces)], axis=1)
         return self._passes[kind, length]
@@ -141,8 +142,3 @@ class Evaluator(Measures):
             return each.view(target.shape).double().cpu()
 
         return np.asarray(self._run(nats, self.windows, stop - begin).numpy() / math.log(2))
-
-
-def _rounded(values: Bits) -> list[float | None]:
-    """Values as JSON has them, which knows no infinity: None where a loss was not a number."""
-    return [round(float(value), 6) if math.isfinite(value) else None for value in values]

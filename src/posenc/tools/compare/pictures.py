@@ -1,4 +1,4 @@
-"""The pictures of a comparison: functions from a summary to a figure, on a light or dark background."""
+"""Draws the pictures of a comparison, on a light or dark background."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -176,7 +176,7 @@ def _absent(summary: Summary, scheme: str) -> str:
 
 
 def _limits(lines: Sequence[Line], train_length: int) -> tuple[float, float]:
-    """The range of bits worth its space: the best at every length, and up to the training length those near it."""
+    """The y limits: around the best at every length and, up to the training length, also those near the best."""
     points = [point for line in lines for point in line.finite()]
     if not points:
         return (0.0, 1.0)
@@ -184,5 +184,5 @@ def _limits(lines: Sequence[Line], train_length: int) -> tuple[float, float]:
     core = [p.mean for x, p in points if p.mean <= best[x] + (1 if x <= train_length else 0)]
     cap = max(core) + max(0.4, max(core) - min(core))
     highest = max(p.mean for _, p in points)
-    # A little above the cap is drawn as it is: an arrow would cost more space than it saves.
+    # Values just above the cap are drawn: arrows would need more space.
     return min(core), highest if highest <= cap + 0.25 * (cap - min(core)) else cap

@@ -1,7 +1,7 @@
-"""Puzzles: rows of synthetic text, a prompt and its answer, that require far characters.
+"""Defines puzzles: rows of synthetic text, a prompt and its answer, that require distant characters.
 
-In natural text the last few words largely determine the next, so the loss depends little on far tokens. Here it depends
-on them entirely.
+In natural text the last few words largely determine the next, so the loss depends little on distant tokens. Here it
+depends on them entirely.
 
 A decoder is trained on rows of every length up to the training length, drawn uniformly, with a loss on the characters
 of the answer only. It is tested at one length at a time, by *exact match*: a row counts as right only if the whole
@@ -29,13 +29,14 @@ from posenc.schedule import Schedule
 from posenc.scheme import Scheme
 from posenc.tools.compare.config import CompareConfig
 from posenc.tools.compare.data import Bytes
-from posenc.tools.compare.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick, listed
+from posenc.tools.compare.task import ANSWERS, Answers, Kind, Loaded, OfRows, listed
+from posenc.tools.kit.files import digest_of
 
 CHARACTERS = 128  # of ASCII
-ASKED = 128  # added to a character that is to be told
-PARTS = ("testing", "tuning", *["training"] * 6)  # what each eighth of all rows is for
-TEST_STREAM = 2**31  # no stream of a training is as high
-DRAWS = 20  # of rows for each that is wanted, in search of different ones
+ASKED = 128  # added to the characters of answers
+PARTS = ("testing", "tuning", *["training"] * 6)  # the use of each eighth of all rows
+TEST_STREAM = 2**31  # above all training seeds
+DRAWS = 20  # attempts per test row to find different ones
 
 
 class Puzzle(Answers):
@@ -64,19 +65,14 @@ class Puzzle(Answers):
         )
     }
     units = "rows"
-    chance = 0.0  # to as many digits as some hundred rows can show
+    chance = 0.0  # within the precision of some hundred rows
     shortest: ClassVar[int] = 1  # in training
-    least: ClassVar[int] = 4  # of the lengths of a configuration; with this many rows, some are for testing
-    most: ClassVar[int | None] = None  # of them, where the puzzle has an end
+    least: ClassVar[int] = 4  # the shortest length of a configuration, at which some rows are for testing
+    most: ClassVar[int | None] = None  # the longest length, if there is one
 
     @abstractmethod
     def pieces(self, rng: np.random.Generator, length: int) -> Sequence[str]:
         """A random row: prompt and answer, alternating. All rows of a length have the same number of characters."""
-
-    def where(self, kind: str, length: int, train_length: int) -> str:
-        if length == train_length:
-            return f"At the training length of {length:,} {self.lengths}"
-        return f"At {length:,} {self.lengths}, {length / train_length:g}× the training length"
 
     def check(self, config: CompareConfig) -> None:
         """`ConfigError` for lengths that the puzzle does not have or that have too few rows."""
@@ -86,7 +82,7 @@ class Puzzle(Answers):
             config.require(name, fits, f"at most {self.most} {self.lengths}")
 
     def tokens(self, config: CompareConfig) -> int:
-        return self._width(config.train_length) - 1  # the last one is only told
+        return self._width(config.train_length) - 1  # the last character is only predicted
 
     def model(self, config: CompareConfig, scheme: str, position: Scheme | Schedule) -> nn.Module:
         return Decoder(CHARACTERS, **self.sizes(config, position))
@@ -104,14 +100,13 @@ class Puzzle(Answers):
         """``windows`` test rows of each length."""
         tests = {length: self.tests(length, config.windows) for length in config.test_lengths}
         fewer = (f"{len(rows)} of {length}" for length, rows in tests.items() if len(rows) < config.windows)
-        made = b"".join(rows.tobytes() for rows in tests.values())
         return Loaded(
             partial(self.draw, "training"),
             partial(self.draw, "tuning"),
             lambda model, device, tick: _Completed(model, tests, device, tick),
             sum(rows.size for rows in tests.values()),
             f"made up: {self.called}; {config.windows:,} test rows of each length, and no training draws them",
-            hashlib.sha256(made).hexdigest()[:16],
+            digest_of(b"".join(rows.tobytes() for rows in tests.values())),
             f"different test rows: {words}" if (words := listed(fewer)) else "",
         )
 
@@ -160,19 +155,15 @@ def part_of(row: Bytes) -> str:
 
 
 def some_of(characters: str, count: int, rng: np.random.Generator, *, again: bool = True) -> str:
-    """Random characters, without replacement or, with ``again``, with replacement."""
+    """Random characters, with replacement if ``again``."""
     return "".join(characters[n] for n in rng.choice(len(characters), size=count, replace=again))
 
 
-class _Completed(Accuracy):
+class _Completed(OfRows):
     """Tests one model; a row is a unit."""
 
-    def __init__(self, model: nn.Module, tests: dict[int, Bytes], device: torch.device, tick: Tick) -> None:
-        super().__init__(model, tick)
-        self._tests, self._device = tests, device
-
     def _right(self, kind: str, length: int) -> Tensor:
-        rows = torch.from_numpy(self._tests[length].astype(np.int64)).to(self._device)
+        rows = self._rows(length)
         return self._run(self._as_told, rows, rows.size(1) - 1)[:, None]
 
     def _as_told(self, rows: Tensor) -> Tensor:

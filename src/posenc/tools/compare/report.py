@@ -35,7 +35,7 @@ def figures(task: Task) -> dict[str, Callable[[Summary, bool], Figure]]:
 
 
 def content(summary: Summary) -> Report:
-    """What the page says."""
+    """The contents of the page."""
     right_or_wrong = isinstance(summary.task, Answers)
     words = accuracy if right_or_wrong else sentences
     numbers = accuracy.numbers(summary) if right_or_wrong else tables.numbers(summary)
@@ -57,7 +57,7 @@ def content(summary: Summary) -> Report:
 
 
 def _lead(summary: Summary) -> str:
-    """What was compared, in which sizes, on what."""
+    """A paragraph on the schemes, the lengths and the data."""
     task, lengths = summary.task, summary.test_lengths
     about = str(((summary.records[-1] if summary.records else {}).get("text") or {}).get("about", ""))
     if isinstance(task, Answers):

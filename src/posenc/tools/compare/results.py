@@ -1,4 +1,4 @@
-"""The format of a comparison's records, and its check.
+"""Defines and checks the format of a comparison's records.
 
 Every record has the ``configuration``, ``text``, ``versions`` and ``machine`` that it was made with. The results, by
 kind:

@@ -1,4 +1,4 @@
-"""An evolutionary search for LongRoPE's factors, by which each frequency is divided, that minimise a loss.
+"""Searches for LongRoPE's factors, by which each frequency is divided, with an evolutionary algorithm.
 
 Candidates are lists lambda_0 <= lambda_1 <= ... within 1 .. 1.25 s, in steps of 0.01. The initial lists are those of
 position interpolation, NTK and YaRN. In every generation the best are parents. A mutation redraws each number with
@@ -9,8 +9,6 @@ Every list tried is a line of ``record``, after a first line that identifies the
 the seed and the losses, so an interrupted search replays its record and continues. Source: Ding et al. 2024, "LongRoPE"
 (arXiv 2402.13753), section 3.3 and algorithm 1; the rules of mutation and crossover were read in microsoft/LongRoPE
 (evolution/algorithms). There the first population is mutations of one list."""
-
-from __future__ import annotations
 
 import json
 import math
@@ -32,7 +30,7 @@ STEP, ROOM, CHANCE = 0.01, 1.25, 0.3
 LINE = "a line of a search"
 TRIES = 100  # of one mutation or crossover, until it is a list that was not tried
 
-Factors: TypeAlias = "tuple[float, ...]"
+Factors: TypeAlias = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def search(
     def scaling(factors: Factors) -> LongRoPE:
         return LongRoPE(ones, factors, original_length, factor)
 
-    scaling(tuple(ones))  # a wrong factor or length is said before anything is tried
+    scaling(tuple(ones))  # refuses a wrong factor or length before anything is tried
     asked = {
         "pairs": pairs, "base": base, "factor": factor, "original_length": original_length,
         "population": population, "seed": seed, "of": _in_json(of),
@@ -191,7 +189,7 @@ def _bred(trials: list[Trial], asked: dict[str, Any]) -> Iterator[tuple[Factors,
 
 
 def _in_json(of: Mapping[str, Any] | None) -> Any:
-    """As it is read from a record. ValueError where it cannot be written into one."""
+    """The values as they are read back from JSON. ValueError for values that are not JSON."""
     check_type("of", of, Mapping, None)
     try:
         return json.loads(json.dumps({} if of is None else dict(of), allow_nan=False))

@@ -1,4 +1,4 @@
-"""The sentences of a report, made from a summary. A verdict is stated only where there is one."""
+"""Writes the sentences of a report from a summary, with verdicts only where there are enough seeds."""
 
 from posenc.tools.compare import trials
 from posenc.tools.compare.summary import Estimate, Summary

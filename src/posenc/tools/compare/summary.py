@@ -1,7 +1,7 @@
-"""Turns records into numbers: means with intervals, differences, and what is undefined, diverged or missing.
+"""Summarises records: means with intervals, differences, and what is undefined, diverged or missing.
 
-The figures, the tables and the sentences all read one `Summary`, so they cannot disagree. Nothing here expects a
-finished run: a number that is not there is None, and `Summary.missing` says in words which measurement it would be.
+The figures, the tables and the sentences all read one `Summary`, so they cannot disagree. Runs may be unfinished: a
+missing number is None, and `Summary.missing` lists the missing measurements.
 """
 
 import math
@@ -20,14 +20,14 @@ from posenc.tools.kit.statistics import LEAST_SEEDS, Mean, holm, mean_of, verdic
 
 Record = Mapping[str, Any]
 
-# What a training has one of, as a reader calls it.
+# The kinds of which a training has one record, in words.
 ONCE = {"training": "training", "speed": "the step time"}
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean, in bits per byte or of right answers, with its 95 % interval, over ``windows`` windows and ``seeds``
-    trainings; ``found`` is what tests of it need."""
+    """A mean, in bits per byte or as a share of right answers, with its 95 % interval, over ``windows`` windows and
+    ``seeds`` trainings; ``found`` is for tests."""
 
     mean: float
     low: float
@@ -48,9 +48,9 @@ class Estimate:
 
 
 class Summary:
-    """The records of one comparison, asked by kind, scheme and length.
+    """The records of one comparison, by kind, scheme and length.
 
-    Where records of several comparisons come, those of the latest count, and ``left_out`` says how many do not.
+    Of records of several comparisons, only those of the latest are used; ``left_out`` counts the others.
     """
 
     def __init__(self, records: Iterable[Record]) -> None:
@@ -59,14 +59,14 @@ class Summary:
         self.records: list[Record] = [record for record in given if record.get("fingerprint") == latest]
         self.left_out = len(given) - len(self.records)
         self.configuration: Mapping[str, Any] = self.records[-1].get("configuration") or {} if self.records else {}
-        # The latest of equals stands: a measurement made again replaces the first.
+        # A repeated measurement replaces the first.
         self._found = {
             (r["kind"], r["scheme"], r.get("seed"), r.get("length")): r
             for r in self.records
-            if "kind" in r and "scheme" in r and r["kind"] != "trial"  # of which there are many to a training
+            if "kind" in r and "scheme" in r and r["kind"] != "trial"  # a training has many
         }
         asked = [(r.get("configuration") or {}) for r in self.records]
-        # Schemes and seeds can be added to a comparison later, so each record is asked what its run was to measure.
+        # Schemes and seeds can be added to a comparison later, so the configurations of all records are used.
         self.trainings: tuple[tuple[str, int], ...] = _unique(
             (scheme, seed) for c in asked for seed in c.get("seeds", ()) for scheme in c.get("schemes", ())
         ) or _unique((key[1], key[2]) for key in self._found)
@@ -75,7 +75,7 @@ class Summary:
         self.train_length = int(self.configuration.get("train_length", 0))
         self.test_lengths = tuple(sorted(self.configuration.get("test_lengths", ()))) or self.lengths("windows")
         self.task = task_of(str(self.configuration.get("task", "text")))
-        # A report asks for the same a dozen times: in figures, light and dark, in tables and in sentences.
+        # Caches, since figures, tables and sentences need the same numbers many times.
         self._differences: dict[tuple[Any, ...], Estimate | None] = {}
         self._best: dict[tuple[str, int], tuple[str, ...]] = {}
 
@@ -87,7 +87,7 @@ class Summary:
 
     @property
     def timed_against(self) -> str:
-        """The scheme whose training step is the unit of the others', trained itself or not."""
+        """The scheme that the times of training steps are relative to."""
         return next((str(r["relative_to"]) for r in self.records if r.get("relative_to")), self.reference)
 
     def seeds(self, scheme: str) -> tuple[int, ...]:
@@ -252,7 +252,7 @@ class Summary:
         found = {seed: self.get(kind, scheme, seed, length) for seed in self.seeds(scheme)}
         name = self.task.score
         rows = {s: np.array(r[name], dtype=np.float64) for s, r in found.items() if r and r.get(name)}
-        # Seeds share their windows; one cut short by an older version of the lab cannot be paired with the others.
+        # Seeds share their windows; records of earlier versions may have fewer, and cannot be paired.
         most = max((row.size for row in rows.values()), default=0)
         return {seed: row for seed, row in rows.items() if row.size == most}
 
@@ -280,8 +280,8 @@ def _estimate(rows: Sequence[NDArray[np.float64]]) -> Estimate:
 
 
 def _share(rows: Sequence[NDArray[np.float64]]) -> Estimate:
-    """A share of right answers, whose interval lies between 0 and 1: Wilson's for answers of one training, and where
-    all units come out alike, which has no variance to go by."""
+    """A share of right answers with an interval within 0 and 1: Wilson's for the answers of one training, and if all
+    units have the same value, since there is no variance then."""
     estimate, first = _estimate(rows), rows[0]
     alike = all((row == first[0]).all() for row in rows)
     if estimate.finite and (alike or (len(rows) == 1 and np.isin(first, (0, 1)).all())):

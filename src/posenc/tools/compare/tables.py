@@ -1,4 +1,4 @@
-"""The tables of a report, as rows of formatted text."""
+"""Makes the tables of a report, as rows of formatted text."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -37,7 +37,7 @@ def command(summary: Summary) -> str:
 
 
 def numbers(summary: Summary) -> list[Part]:
-    """The part of a text's page that those of other tasks do not have."""
+    """The part of the page that is specific to text."""
     header: list[str | Column] = ["scheme", *columns(summary), *costs_of(summary)]
     rows = [row(summary, scheme) for scheme in summary.schemes]
     lead = (

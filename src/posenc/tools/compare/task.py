@@ -1,10 +1,11 @@
-"""The interface of tasks: what the models learn and are tested on."""
+"""Defines the interface of tasks, which models learn and are tested on."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ from posenc.scheme import Scheme
 from posenc.schemes.catalog import catalog
 from posenc.schemes.entry import Entry, Shape
 from posenc.tools.compare.config import CompareConfig
+from posenc.tools.compare.data import Bytes
 from posenc.tools.compare.layers import entries
 from posenc.tools.compare.train import Draw
 
@@ -24,14 +26,14 @@ Tick: TypeAlias = Callable[[int], None]
 class Measures(ABC):
     """Tests one trained model."""
 
-    AT_ONCE = 8192  # tokens in one forward pass; as bytes with 256 logits each they fit in a laptop
+    AT_ONCE = 8192  # tokens in one forward pass, whose 256 logits each fit into a laptop's memory
 
     def __init__(self, model: nn.Module, tick: Tick) -> None:
         self.model, self._tick = model.eval(), tick
-        self.tokens = 0  # that went through the model so far
+        self.tokens = 0  # processed so far
 
     def measure(self, kind: str, length: int) -> dict[str, Any]:
-        """One measurement of the plan, as it is recorded; ``undefined`` where the scheme has no such position."""
+        """The fields of one measurement; ``undefined`` if the scheme does not define these positions."""
         try:
             return self._measure(kind, length)
         except PositionError as error:
@@ -43,7 +45,7 @@ class Measures(ABC):
 
     @torch.inference_mode()
     def _run(self, scored: Callable[[Tensor], Tensor], examples: Tensor, tokens: int) -> Tensor:
-        """What ``scored`` gives for examples of so many tokens each, as many at once as fit."""
+        """The results of ``scored`` for all examples, of ``tokens`` tokens each, in batches."""
         found = []
         for part in examples.split(max(self.AT_ONCE // tokens, 1)):
             found.append(scored(part))
@@ -54,25 +56,25 @@ class Measures(ABC):
 
 @dataclass(frozen=True)
 class Loaded:
-    """The loaded data of a task. What ``tuning`` draws is in neither training nor test.
-    ``digest`` names its bytes, ``about`` says what they are."""
+    """The loaded data of a task. ``tuning`` draws examples that are in neither training nor test. ``digest`` identifies
+    the data, ``about`` describes it."""
 
     train: Draw
     tuning: Draw
     evaluator: Callable[[nn.Module, torch.device, Tick], Measures]
-    testing_tokens: int  # about as many as go through a model in testing
+    testing_tokens: int  # approximately, of one model
     about: str
     digest: str
     notice: str = ""
 
 
 ANSWERS = {"length": int, "accuracy": list[float], "examples": int}
-"""What the record of a measurement of right answers has."""
+"""The fields of a record of right answers."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of measurement as a reader calls it, what its record has, by name, and its picture's title and caption."""
+    """A kind of measurement: its name in words, the fields of its record, and the title and caption of its picture."""
 
     called: str
     result: Mapping[str, Any]
@@ -81,23 +83,23 @@ class Kind:
 
 
 class Task(ABC):
-    """One task. It has no state: what it loads is a value of its own.
+    """One task, without state.
 
     A batch has rows of int64: the model's input, then, last in the row, the target.
     """
 
-    defaults: ClassVar[Mapping[str, Any]] = {}  # of a configuration, in place of those that it has
-    multiples: ClassVar[tuple[float, ...]]  # where it tests, in training lengths
-    called: ClassVar[str]  # what its examples are
-    lengths: ClassVar[str]  # what a length is a number of
+    defaults: ClassVar[Mapping[str, Any]] = {}  # of the configuration
+    multiples: ClassVar[tuple[float, ...]]  # the default test lengths, in training lengths
+    called: ClassVar[str]  # an example, in words
+    lengths: ClassVar[str]  # the unit of a length
     trained: ClassVar[str] = "training length"
     unit: ClassVar[str] = "bits"  # of the training loss
-    kinds: ClassVar[Mapping[str, Kind]]  # what is measured of a trained model
-    score: ClassVar[str]  # what a measurement has one of for each window or example: bits, or accuracy
-    margin: ClassVar[float] = 0.02  # of its score; a difference that is surely smaller is called a tie
-    causal: ClassVar[bool] = False  # whether no token sees one after it
-    segments: ClassVar[bool] = False  # whether its tokens are of one segment or another
-    grid: ClassVar[bool] = False  # whether they have a row and a column
+    kinds: ClassVar[Mapping[str, Kind]]  # of measurements
+    score: ClassVar[str]  # the field with a value per window or example: bits or accuracy
+    margin: ClassVar[float] = 0.02  # of the score; smaller differences are ties
+    causal: ClassVar[bool] = False  # whether the model is a decoder
+    segments: ClassVar[bool] = False  # whether tokens have segments
+    grid: ClassVar[bool] = False  # whether tokens have a row and a column
 
     def refusal(self, entry: Entry) -> str:
         """Why a scheme cannot be used for this task; empty if it can."""
@@ -116,14 +118,14 @@ class Task(ABC):
                 raise ValueError(f"schemes must {reason}, got {scheme!r}")
 
     def applicable(self) -> tuple[str, ...]:
-        """The name of every scheme of the catalog that can be used here."""
+        """The names of the catalog's schemes that apply to this task."""
         return tuple(entry.name for entry in catalog() if not self.refusal(entry))
 
     def left_out(self) -> dict[str, str]:
-        """Every scheme of the catalog that cannot be used here, and why."""
+        """The catalog's schemes that do not apply to this task, with the reasons."""
         return {entry.name: f"schemes must {reason}" for entry in catalog() if (reason := self.refusal(entry))}
 
-    def check(self, config: CompareConfig) -> None:  # noqa: B027 - most take any
+    def check(self, config: CompareConfig) -> None:  # noqa: B027 - most accept any
         """`ConfigError` for sizes that do not fit the task."""
 
     def sizes(self, config: CompareConfig, position: Scheme | Schedule) -> dict[str, Any]:
@@ -161,28 +163,31 @@ class Task(ABC):
 
     @abstractmethod
     def plan(self, scheme: str, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
-        """Every (kind, length) there is to measure of a trained model."""
+        """Every (kind, length) to measure for a trained model."""
 
     @abstractmethod
     def load(self, config: CompareConfig) -> Loaded:
-        """Gets the examples. ValueError where there are too few."""
+        """Loads the examples. ValueError if there are too few."""
 
 
 class Answers(Task):
-    """A task whose answers are right or wrong, and what its report says."""
+    """A task whose answers are right or wrong, with the texts of its report."""
 
     score = "accuracy"
     solved: ClassVar[float] = 0.95  # the mean accuracy from which a training has solved it
     title: ClassVar[str]
     axis: ClassVar[str]  # of lengths
-    units: ClassVar[str]  # what a bootstrap draws
-    chance: ClassVar[float]  # what guessing gives
+    units: ClassVar[str]  # the independent units of examples
+    chance: ClassVar[float]  # the accuracy of guessing
     how_to_read: ClassVar[tuple[str, ...]]
     not_concluded: ClassVar[tuple[str, ...]]
 
-    @abstractmethod
     def where(self, kind: str, length: int, train_length: int) -> str:
-        """Begins a sentence about a measurement: "At 12 × 12 patches"."""
+        """Begins a sentence about a measurement: "At 40 letters, 2× the training length"."""
+        of = f"On {kind} at" if len(self.kinds) > 1 else "At"
+        if length == train_length:
+            return f"{of} the training length of {length:,} {self.lengths}"
+        return f"{of} {length:,} {self.lengths}, {length / train_length:g}× the training length"
 
     def observed(self, guessing: Mapping[str, Sequence[str]], telling: Mapping[str, Sequence[str]]) -> str:
         """A sentence about the schemes at chance and those above it at the training length, by kind; or empty."""
@@ -190,8 +195,7 @@ class Answers(Task):
 
 
 class Accuracy(Measures):
-    """Measures the share of right answers: ``accuracy`` of each of the units of examples that a bootstrap draws, and
-    the ``examples`` in one."""
+    """Measures the share of right answers: ``accuracy`` of each independent unit, and the ``examples`` in one."""
 
     def _measure(self, kind: str, length: int) -> dict[str, Any]:
         right = self._right(kind, length).double()
@@ -200,6 +204,17 @@ class Accuracy(Measures):
     @abstractmethod
     def _right(self, kind: str, length: int) -> Tensor:
         """Which answers are right, (units, examples of each)."""
+
+
+class OfRows(Accuracy):
+    """Tests one model on rows of tokens of each length."""
+
+    def __init__(self, model: nn.Module, tests: Mapping[int, Bytes], device: torch.device, tick: Tick) -> None:
+        super().__init__(model, tick)
+        self._tests, self._device = tests, device
+
+    def _rows(self, length: int) -> Tensor:
+        return torch.from_numpy(self._tests[length].astype(np.int64)).to(self._device)
 
 
 def listed(words: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ Loss: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
 """(model, batch) -> the mean loss in nats."""
 
 Draw: TypeAlias = Callable[[np.random.Generator, int, int], Bytes]
-"""(generator, count, size) -> random rows (count, size) of tokens, of which the last is what is to be told."""
+"""(generator, count, size) -> random rows (count, size) of tokens, of which the last is the target."""
 
 CURVE_POINTS = 50
 SAVE_SECONDS = 20.0
@@ -59,7 +59,7 @@ def share_of_rate(config: CompareConfig, step: int) -> float:
 
 
 def rate_of(config: CompareConfig, scheme: str) -> Rate:
-    """The learning rate that the configuration has for a scheme."""
+    """The configured learning rate of a scheme."""
     return config.given_rates().get(scheme, Rate(config.learning_rate))
 
 

@@ -1,4 +1,4 @@
-"""The tables of tuning in a report: every trial, and the expected best of fewer trials."""
+"""Makes the tables of tuning in a report: every trial, and the expected best of fewer trials."""
 
 from dataclasses import dataclass
 from math import comb
@@ -8,7 +8,7 @@ from posenc.tools.compare.summary import Record, Summary
 from posenc.tools.compare.task import listed
 from posenc.tools.kit.report import Cell, Column, Part, Row, Section, Table
 
-BUDGETS = (1, 5, 10, 15)  # of trials; then on by fives, and all there are
+BUDGETS = (1, 5, 10, 15)  # numbers of trials; then in steps of five, and the number of all
 
 
 @dataclass(frozen=True)

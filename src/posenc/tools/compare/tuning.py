@@ -20,6 +20,7 @@ from posenc.positions.positions import PositionError
 from posenc.tools.compare.config import CompareConfig, Rate
 from posenc.tools.compare.task import Loaded, Measures, Task
 from posenc.tools.compare.train import TUNING_TEST
+from posenc.tools.kit.files import rounded
 from posenc.tools.kit.records import Record
 
 
@@ -79,5 +80,4 @@ def _loss(
     rows = torch.from_numpy(loaded.tuning(rng, count, length + 1).astype(np.int64)).to(device)
     parts: Sequence[Tensor] = rows.split(max(Measures.AT_ONCE // length, 1))
     total = sum(float(task.loss(model, part)) * len(part) for part in parts)
-    bits = total / len(rows) / math.log(2)
-    return round(bits, 6) if math.isfinite(bits) else None
+    return rounded(total / len(rows) / math.log(2))

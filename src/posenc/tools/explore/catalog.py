@@ -1,7 +1,5 @@
-"""The catalog as plain data, for the page: what is known of each scheme, what its class takes, which laws it has, the
-schedules of model families, and evidence of which scheme does well at what."""
-
-from __future__ import annotations
+"""Collects the catalog as plain data for the page: the schemes with their options and laws, the schedules of model
+families, and the evidence."""
 
 import inspect
 import types
@@ -26,13 +24,13 @@ from posenc.tools.laws.probe import SHAPE
 from posenc.tools.laws.table import audit, definition, head
 
 GRIDS = {1: None, 2: (8, 8), 3: (4, 4, 4)}
-"""By axes, the grid that schemes of images and videos are built for."""
+"""The grid that schemes of images and videos are built for, by the number of axes."""
 
 
 def catalog(names: Iterable[str] = ()) -> dict[str, Any]:
-    """All that the page knows before anything is tried, of these schemes or of the whole catalog, as JSON has it.
+    """The page's data on these schemes, or on the whole catalog, as JSON values.
 
-    Own schemes, ``"my.py:MyScheme"``, are held to the laws here; those of the catalog have what was measured before.
+    The laws of a user's scheme, ``"my.py:MyScheme"``, are measured here; those of the catalog were measured before.
     ValueError for an unknown name, or a composition.
     """
     if isinstance(names, str) or not isinstance(names, Iterable):
@@ -43,17 +41,14 @@ def catalog(names: Iterable[str] = ()) -> dict[str, Any]:
             raise ValueError(f"names must be of one scheme each, got {name!r}")
     entries = [entries_of(name)[0] for name in chosen] or list(CATALOG)
     measured = data.laws()
+    meanings = {law.value: law.meaning for law in Law} | {question: definition(question) for question in QUESTIONS}
     return {
         "given": GIVEN,
         "entries": [_entry(entry, measured.get(entry.name)) for entry in entries],
-        "laws": {law: {"head": head(law), "says": says} for law, says in _meanings().items()},
+        "laws": {law: {"head": head(law), "says": says} for law, says in meanings.items()},
         "schedules": families(),
         "evidence": [asdict(one) for one in evidence()],
     }
-
-
-def _meanings() -> dict[str, str]:
-    return {law.value: law.meaning for law in Law} | {question: definition(question) for question in QUESTIONS}
 
 
 # --- schemes --------------------------------------------------------------------------------------------------------
@@ -64,11 +59,11 @@ Kind: TypeAlias = Literal["int", "float", "bool", "choice", "grid", "numbers", "
 
 @dataclass(frozen=True)
 class Option:
-    """An argument of a scheme's class. ``kind`` says how it is chosen: a number, a check box, one of ``choices``; the
-    sides of a grid, or as many numbers as the scheme wants; a scaling of frequencies; or what the page cannot give.
+    """An argument of a scheme's class. ``kind`` is its input on the page: a number, a check box, one of ``choices``,
+    the sides of a grid, a list of numbers, a scaling of frequencies, or, for "other", none.
 
-    ``built`` is its value in the scheme that the catalog builds for `SHAPE`, six heads of 16 channels, for 64 positions
-    or a grid of `GRIDS`.
+    ``built`` is its value in the catalog's scheme for `SHAPE`, six heads of 16 channels, and 64 positions or a grid of
+    `GRIDS`.
     """
 
     name: str
@@ -81,7 +76,7 @@ class Option:
 
 
 def options(entry: Entry) -> tuple[Option, ...]:
-    """What its class takes, in order, by its signature and type hints."""
+    """The arguments of a scheme's class, in order, from its signature and type hints."""
     shape = replace(SHAPE, max_positions=64, grid=GRIDS[entry.least_axes])
     with torch.random.fork_rng(devices=()):
         built = entry.build(shape)
@@ -108,7 +103,7 @@ def _kind(name: str, hint: Any) -> Kind:
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
-    """A type hint without its None, and whether it had one."""
+    """A type hint without None, and whether None was part of it."""
     if get_origin(hint) not in (Union, types.UnionType):
         return hint, False
     some = [part for part in get_args(hint) if part is not type(None)]
@@ -116,7 +111,7 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it; None for one that it has not."""
+    """The value if it is one of JSON; else None."""
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return value if isinstance(value, str | int | float) else None
@@ -150,7 +145,7 @@ def _entry(entry: Entry, measured: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def families() -> list[dict[str, Any]]:
-    """The schedule of each model family of `posenc.schedules`, as it is by default."""
+    """The default schedule of each model family of `posenc.schedules`."""
     made_there = [m for m in vars(schedules).values() if inspect.isfunction(m) and m.__module__ == schedules.__name__]
     makers = [maker for maker in made_there if not maker.__name__.startswith("_")]
     return [_family(maker.__name__, inspect.getdoc(maker) or "", maker()) for maker in makers]
@@ -196,7 +191,7 @@ def _named(scheme: Scheme) -> str:
 
 
 def evidence() -> tuple[Table, ...]:
-    """The tables of `posenc.tools.choose`. ValueError for one of a scheme that the catalog has not."""
+    """The tables of `posenc.tools.choose`. ValueError for one that names an unknown scheme."""
     known = {entry.name for entry in CATALOG}
     found = tables()
     for table in found:

@@ -1,6 +1,4 @@
-"""Which two schemes posenc does not compose, and why."""
-
-from __future__ import annotations
+"""Collects the pairs of schemes that posenc refuses to compose, with the reasons."""
 
 from itertools import permutations
 
@@ -12,7 +10,8 @@ from posenc.tools.explore.catalog import GRIDS
 
 
 def refused() -> dict[str, str]:
-    """By "first+second", posenc's own words. Schemes that take another number of coordinates are left out."""
+    """posenc's error for each "first+second" that it refuses. Pairs with different numbers of coordinates are left
+    out."""
     said = {}
     with torch.random.fork_rng(devices=()):
         built = {(entry.name, axes): entry.build(_shape(axes)) for entry in CATALOG for axes in _axes(entry.axes)}
@@ -27,10 +26,10 @@ def refused() -> dict[str, str]:
 
 
 def _shape(axes: int) -> Shape:
-    """A small model; its heads can be shared out to up to three axes in pairs of channels."""
+    """A small model whose heads can be divided into pairs of channels for up to three axes."""
     return Shape(dim=96, num_heads=4, head_dim=24, max_positions=64, grid=GRIDS[axes])
 
 
 def _axes(takes: str) -> tuple[int, ...]:
-    """The numbers of coordinates that a scheme can be built for."""
+    """The numbers of coordinates that a scheme can be built for, from ``Entry.axes``."""
     return {"one": (1,), "two": (2,), "three": (3,), "any": (1, 2, 3)}[takes]

@@ -1,7 +1,5 @@
 """Collects the page's data: the catalog, measurements, and the user's schemes and records."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -45,7 +43,7 @@ def content(schemes: Sequence[str] = (), records: Sequence[Path] = ()) -> dict[s
 
 
 def _choosing() -> dict[str, Any]:
-    """The questions and the answers of ``posenc choose``, each with its claims in words."""
+    """The questions and answers of ``posenc choose``, with the claims of each answer in words."""
     return {
         "questions": [asdict(question) for question in questions()],
         "answers": [

@@ -1,4 +1,4 @@
-"""Formulas as MathML, which browsers draw and screen readers say without a script."""
+"""Converts formulas to MathML, which browsers and screen readers support without a script."""
 
 import re
 
@@ -6,6 +6,6 @@ from latex2mathml.converter import convert
 
 
 def mathml(tex: str) -> str:
-    """One formula, or several lines of it, each a block of its own; nothing for an empty one."""
+    """The MathML of a formula, with a block for each of its lines."""
     lines = [line.strip() for line in re.split(r"\\\\\s*\n|\n\s*\n", tex.strip())]
     return "".join(convert(line, display="block") for line in lines if line)

@@ -1,7 +1,5 @@
 """Renders the page, with its JavaScript modules by URL or embedded in one file."""
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Mapping, Sequence
@@ -22,7 +20,7 @@ STATIC = Path(__file__).parent / "static"
 
 
 def modules() -> dict[str, Path]:
-    """Every JavaScript module, by the name that others import it by."""
+    """The path of every JavaScript module, by its import name."""
     return {f"posenc/{path.relative_to(STATIC).as_posix()}": path for path in sorted(STATIC.rglob("*.js"))}
 
 
@@ -32,8 +30,8 @@ def formulas() -> dict[str, str]:
 
 
 def explorer(content: Mapping[str, Any], *, server: bool, start: str = "") -> str:
-    """The page as HTML. With a ``server`` behind it, modules are fetched from it; else the page holds them all, needs
-    nothing else, and is forbidden to ask for anything. ``start`` is the state it opens with, as after the "#"."""
+    """The page as HTML. With a ``server``, modules are fetched from it; else the page contains them and may make no
+    request. ``start`` is the initial state, the fragment of the URL with its "#"."""
     data = {"theme": _themes(), "formulas": formulas(), **content, "server": server, "start": start}
     return page(
         "posenc.tools.explore",
@@ -47,20 +45,17 @@ def explorer(content: Mapping[str, Any], *, server: bool, start: str = "") -> st
 
 
 def import_map(server: bool) -> str:
-    """Where each module is: at the server, or in the map itself."""
-    return json.dumps(
-        {
-            "imports": {
-                name: f"./static/{name.removeprefix('posenc/')}" if server else _data_url(path)
-                for name, path in modules().items()
-            }
-        }
-    )
+    """The import map: the URL of each module, at the server or as a data URL."""
+    urls = {}
+    for name, path in modules().items():
+        data = f"data:text/javascript;base64,{base64.b64encode(path.read_bytes()).decode()}"
+        urls[name] = f"./static/{name.removeprefix('posenc/')}" if server else data
+    return json.dumps({"imports": urls})
 
 
 def policy(server: bool) -> str:
-    """What the page may load: its own modules, and nothing from another host; and, of a server, that no other page may
-    show it. Only a header can say that, and `show` puts the page without a server into a frame."""
+    """The Content-Security-Policy: only the page's own modules, and nothing from another host. With a ``server``, no
+    other page may frame it; without one it is framed by `show`."""
     scripts = ["'self'"] if server else ["data:"]
     inline = ('import "posenc/main.js";', import_map(server))
     scripts += [f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'" for text in inline]
@@ -72,12 +67,8 @@ def policy(server: bool) -> str:
     )
 
 
-def _data_url(path: Path) -> str:
-    return f"data:text/javascript;base64,{base64.b64encode(path.read_bytes()).decode()}"
-
-
 def _script(data: Mapping[str, Any]) -> Markup:
-    """JSON that can stand in a script element."""
+    """JSON that is safe inside a script element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c"))
 
@@ -90,7 +81,7 @@ def _themes() -> dict[str, Any]:
 
 
 def looks(names: Sequence[str]) -> dict[str, Any]:
-    """How each scheme's line is drawn, on light and on dark paper: the same as in posenc's figures."""
+    """The colour and dash pattern of each scheme on light and dark backgrounds, as in posenc's figures."""
     return {
         name: {
             mode: {"color": look.color, "dash": [2 * length for length in look.dashes[1]]}

@@ -3,8 +3,6 @@
 ``static/records.js`` does the same for records dropped into the page; tests compare the two.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,17 +30,16 @@ COSTS = {
     "parameters": ("training", "parameters"),
     "position": ("training", "position_parameters"),
 }
-"""What a training has one of: the kind of its record, and its name there."""
+"""The costs of a training: the kind of record and the field of each."""
 
 
 def _words(kinds: Mapping[str, Any]) -> dict[str, str]:
-    """What each must be, in the words of an error."""
+    """The expected type of each field, in the words of an error."""
     return {name: WORDS[kind] for name, kind in kinds.items()}
 
 
 BASELINE = {"final_tokens": "truncated"}
-"""What is measured once, at the trained length, and which kind its longer contexts are held against it."""
-
+"""For a kind of measurement, the kind that is its baseline, measured once at the trained length."""
 
 EXTEND: dict[str, Any] = {
     "unit": BITS,
@@ -57,8 +54,8 @@ EXTEND: dict[str, Any] = {
 
 
 def measures() -> dict[str, Any]:
-    """By task, and of ``extend``: what its numbers are, the kinds that are measured by length, the main one first, and
-    what must stand in every record and in the results of each kind."""
+    """The measurements of each task and of ``extend``: their unit, the kinds that are measured by length, the main one
+    first, and the required fields of every record and of each kind."""
     return {name: _measures(name) for name in TASKS} | {"extend": EXTEND}
 
 
@@ -78,11 +75,11 @@ def _measures(name: str) -> dict[str, Any]:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """What the records of a folder say.
+    """The curves and costs in the records of a folder.
 
-    A point of a curve is (mean, low, high, why): null where there is no number, and then in words why. ``baselines``
-    are points too, each one number that every longer context is held against. ValueError for a folder without records
-    of either command, or with one that is damaged.
+    A point of a curve is (mean, low, high, why): null without a number, with the reason. ``baselines`` are points that
+    every longer context is compared with. ValueError for a folder without records of either command, or with a damaged
+    record.
     """
     if not (folder / FILE).is_file():
         raise ValueError(f"records must be folders of posenc compare or posenc extend, with a {FILE}; got {folder}")
@@ -135,7 +132,7 @@ def _point(found: comparison.Summary, kind: str, scheme: str, length: int) -> li
 
 
 def _baselines(found: comparison.Summary, kind: str) -> dict[str, list[Any]]:
-    """By scheme; none where nothing of the kind was measured."""
+    """The baseline of each scheme; empty if it was not measured."""
     return {s: _point(found, kind, s, found.train_length) for s in found.schemes if found.lengths(kind)}
 
 

@@ -1,25 +1,22 @@
 """Computes the effect of any scheme on pairs of tokens, as numbers that the page draws."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 
 from posenc.arguments import check_type, whole
 from posenc.scheme import Scheme
-from posenc.tools.plot import overview
+from posenc.tools.plot import overview, panels
 
-LENGTH = 65
-"""Tokens that are drawn, where nothing else is said."""
+LENGTH = 65  # tokens, by default
 
 
 def seen(scheme: Scheme, name: str, *, length: int = LENGTH, is_named: bool = True) -> dict[str, Any]:
-    """What a scheme does to every two tokens, as ``posenc plot overview`` draws it: {name, what, doors, axes, shape,
-    values, command}, the values of (heads, queries, keys) flat, None where a key is not seen; one head where all are
-    alike. ``is_named``: commands know the scheme by that name."""
+    """The effect of a scheme on every pair of tokens, as in ``posenc plot overview``: {name, what, doors, axes, shape,
+    values, command}. The values of (heads, queries, keys) are flat, None for a masked key, and of one head if all heads
+    are equal. ``is_named``: the scheme can be given to commands by that name."""
     check_type("scheme", scheme, Scheme)
-    axes = overview.axes_of(scheme)
+    axes = panels.axes_of(scheme)
     places = overview.positions_of(axes, whole("length", length))
     found = overview.seen(scheme, places)
     values = found.values if len(found.heads) > 1 else found.values[:1]

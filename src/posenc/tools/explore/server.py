@@ -1,16 +1,14 @@
 """Serves the page, and computes with posenc the numbers that the page is checked against.
 
-It listens only on the loopback interface, accepts only requests for that host, and runs one at a time, each of bounded
-work. Errors are returned as text for the page to display. Other pages may not frame it.
+It accepts only requests for the loopback host, and processes one at a time, each with bounded work. Errors are returned
+as text for the page to display. Other pages may not frame it.
 """
-
-from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
-from math import prod
+from math import isfinite, prod
 from operator import add
 from typing import Annotated, Any, TypeVar
 
@@ -33,10 +31,8 @@ from posenc.schemes.catalog import CATALOG
 from posenc.tools.explore.page import STATIC, explorer, policy
 from posenc.tools.kit.command import words
 
-MOST_NUMBERS = 2**20
-"""Numbers of one tensor that comes or goes."""
-MOST_BYTES = 32 * MOST_NUMBERS
-"""Of what comes. A number in double precision has up to 24 characters, and a comma."""
+MOST_NUMBERS = 2**20  # in a tensor of a request or a response
+MOST_BYTES = 32 * MOST_NUMBERS  # of a request body: a float64 in JSON has up to 24 characters and a comma
 SCALINGS = (
     scalings.PositionInterpolation,
     scalings.NTKAware,
@@ -46,15 +42,14 @@ SCALINGS = (
     scalings.LongRoPE,
     scalings.Proportional,
 )
-MOST_OPTION = 4096
-"""The largest whole number that an option of a scheme may be."""
+MOST_OPTION = 4096  # the largest integer option of a scheme
 
 Result = TypeVar("Result")
 
 
 class Bounded:
-    """Answers 413 to a body of more than `MOST_BYTES`, and hands on what is not: what a request says of its length, or
-    what comes, where it says nothing. No more than that is kept."""
+    """Middleware that answers 413 to a request body of more than `MOST_BYTES`, by its Content-Length header or, without
+    one, once more bytes have arrived."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -68,7 +63,7 @@ class Bounded:
         while more and max(size, told) <= MOST_BYTES:
             came.append(await receive())
             size += len(came[-1].get("body", b""))
-            more = came[-1].get("more_body", False)  # nothing more comes of one that has left
+            more = came[-1].get("more_body", False)  # a disconnect message has no body and is the last
         if max(size, told) > MOST_BYTES:
             said = f"the body must have at most {MOST_BYTES} bytes, got {told or 'more'}"
             return await JSONResponse({"error": said}, status_code=413)(scope, receive, send)
@@ -91,7 +86,7 @@ class Array(_Given):
     data: Annotated[list[FiniteFloat], Field(max_length=MOST_NUMBERS)]
 
     def tensor(self, name: str) -> Tensor:
-        """In float64. ValueError where there are more or fewer numbers than the shape has."""
+        """The tensor, in float64. ValueError if the numbers do not match the shape."""
         if prod(self.shape) != len(self.data):
             raise ValueError(
                 f"{name} of shape {tuple(self.shape)} must have {prod(self.shape)} numbers, got {len(self.data)}"
@@ -100,7 +95,7 @@ class Array(_Given):
 
 
 class Named(_Given):
-    """A scheme of the catalog, its options, and what it has learned."""
+    """A scheme of the catalog, its options, and its parameters."""
 
     name: Annotated[str, Field(max_length=200)]
     options: dict[str, Any] = {}
@@ -108,19 +103,18 @@ class Named(_Given):
 
 
 Size = Annotated[int, Field(ge=1, le=MOST_NUMBERS)]
+Pair = Annotated[list[Annotated[int, Field(ge=0, le=MOST_NUMBERS)]], Field(min_length=2, max_length=2)]
 Coordinates = Annotated[
     list[Annotated[list[FiniteFloat], Field(min_length=1, max_length=3)]], Field(min_length=1, max_length=1024)
 ]
-
-
 Facts = Annotated[list[Annotated[int, Field(ge=-1, le=1024)]], Field(max_length=1024)]
 
 
 class Attention(_Given):
-    """Attention of one row: q, k and v of (heads, tokens, head_dim) and a coordinate, or several, for each token.
+    """A request for attention of one row: q, k and v (heads, tokens, head_dim), and the coordinates of each token.
 
-    ``document`` is the document of each token that is its own key, -1 for padding. ``features`` are what the layer
-    projects for the scheme, (heads, tokens[, width]), as `Encoding.with_projected` takes them.
+    ``document`` has the document of each token, -1 for padding; it applies only without ``key_positions``. ``features``
+    are the layer's projections, (heads, tokens[, width]), as for `Encoding.with_projected`.
     """
 
     schemes: Annotated[list[Named], Field(max_length=4)]
@@ -131,16 +125,14 @@ class Attention(_Given):
     key_positions: Coordinates | None = None
     document: Facts | None = None
     causal: bool = False
-    window: (
-        Size | Annotated[list[Annotated[int, Field(ge=0, le=MOST_NUMBERS)]], Field(min_length=2, max_length=2)] | None
-    ) = None
+    window: Size | Pair | None = None
     chunk: Size | None = None
     sinks: Array | None = None
     features: dict[str, Array] = {}
 
 
 class Table(_Given):
-    """The vectors that a scheme adds at these positions, of these segments."""
+    """A request for the vectors that a scheme adds at positions, with optional segments."""
 
     scheme: Named
     positions: Coordinates
@@ -148,7 +140,7 @@ class Table(_Given):
 
 
 def build(named: Named) -> Scheme:
-    """The scheme, in float64. ValueError for a name or an option that it does not have, or that is too large."""
+    """Builds a scheme in float64. ValueError for an unknown name, and for an option that is unknown or too large."""
     known = {entry.name: entry for entry in CATALOG}
     check_name("scheme", named.name, list(known))
     entry = known[named.name]
@@ -156,7 +148,7 @@ def build(named: Named) -> Scheme:
         _bounded(name, value)
     try:
         options = {name: _option(name, value) for name, value in named.options.items()}
-        with torch.device("meta"):  # where numbers take no memory
+        with torch.device("meta"):  # counts the parameters without allocating memory
             learned = sum(parameter.numel() for parameter in entry.scheme(**options).parameters())
         if learned > MOST_NUMBERS:
             raise ValueError(f"{entry.title} may learn at most {MOST_NUMBERS} numbers here, got options for {learned}")
@@ -204,23 +196,23 @@ def _positions(
 
 
 def attention(given: Attention) -> dict[str, Any]:
-    """The logits, before the mask, and the output, as posenc's reference has them."""
+    """The logits before masking, and the output, from the reference backend."""
     query, key, value = (getattr(given, name).tensor(name)[None] for name in ("query", "key", "value"))
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4:
             raise ValueError(f"{name} must have the shape (heads, tokens, head_dim), got {tuple(tensor.shape[1:])}")
-    if query.size(1) * query.size(2) * key.size(2) > MOST_NUMBERS:
-        raise ValueError(
-            f"heads x queries x keys must be at most {MOST_NUMBERS}, got {query.size(1) * query.size(2) * key.size(2)}"
-        )
-    scheme = reduce(add, (build(named) for named in given.schemes), posenc.NoPE()) if given.schemes else posenc.NoPE()
+    pairs = query.size(1) * query.size(2) * key.size(2)
+    if pairs > MOST_NUMBERS:
+        raise ValueError(f"heads x queries x keys must be at most {MOST_NUMBERS}, got {pairs}")
+    scheme = reduce(add, map(build, given.schemes), posenc.NoPE())
     queries = _positions(given.positions, given.document)
     keys = queries if given.key_positions is None else _positions(given.key_positions)
+    window: Any = tuple(given.window) if isinstance(given.window, list) else given.window
     with torch.no_grad():
         encoding = scheme(queries, keys, dtype=torch.float64)
         if given.features:
-            features = {name: array.tensor(f"features.{name}") for name, array in given.features.items()}
-            encoding = encoding.with_projected({name: tensor[None] for name, tensor in features.items()})
+            features = {name: array.tensor(f"features.{name}")[None] for name, array in given.features.items()}
+            encoding = encoding.with_projected(features)
         logits = posenc.logits(query, key, encoding)
         out = posenc.attention(
             query,
@@ -228,21 +220,15 @@ def attention(given: Attention) -> dict[str, Any]:
             value,
             encoding,
             is_causal=given.causal,
-            window=_window(given),
+            window=window if given.chunk is None else posenc.Chunk(given.chunk),
             sinks=None if given.sinks is None else given.sinks.tensor("sinks"),
             backend="reference",
         )
     return {"logits": _answer(logits[0]), "out": _answer(out[0])}
 
 
-def _window(given: Attention) -> int | tuple[int, int] | posenc.Chunk | None:
-    if given.chunk is not None:
-        return posenc.Chunk(given.chunk)
-    return (given.window[0], given.window[1]) if isinstance(given.window, list) else given.window
-
-
 def table(given: Table) -> dict[str, Any]:
-    """The vectors, (positions, dim)."""
+    """The vectors that a scheme adds, (positions, dim)."""
     scheme = build(given.scheme)
     if "add" not in scheme.doors or "dim" not in given.scheme.options:
         raise ValueError(f"scheme must add vectors to the input, got {given.scheme.name}, which has none")
@@ -253,7 +239,7 @@ def table(given: Table) -> dict[str, Any]:
 
 
 def minilm() -> dict[str, Any]:
-    """The learned table of all-MiniLM-L6-v2, where the package that holds it is installed."""
+    """The learned table of all-MiniLM-L6-v2, if its package is installed."""
     from posenc.tools.plot.minilm import learned
 
     return {"table": _answer(learned().weight.detach())}
@@ -265,12 +251,12 @@ def _answer(tensor: Tensor) -> dict[str, Any]:
     flat = tensor.reshape(-1).tolist()
     return {
         "shape": list(tensor.shape),
-        "data": [number if abs(number) != float("inf") and number == number else None for number in flat],
+        "data": [number if isfinite(number) else None for number in flat],
     }
 
 
 def application(content: Mapping[str, Any]) -> FastAPI:
-    """The server of a page that shows ``content``."""
+    """The web application that serves a page with ``content``."""
     busy = threading.Lock()
     app = FastAPI(title="posenc explorer", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Bounded)

@@ -1,6 +1,4 @@
-"""A scheme in a notebook."""
-
-from __future__ import annotations
+"""Shows the effect of a scheme in a notebook."""
 
 import html
 
@@ -9,7 +7,7 @@ from posenc.scheme import Scheme
 
 
 class Shown:
-    """A frame with one figure of the explorer; Jupyter draws it. It holds all it needs, and asks no network."""
+    """A frame with one figure of the explorer, for Jupyter. It is self-contained and needs no network."""
 
     def __init__(self, page: str, title: str, height: int) -> None:
         self._page, self._title, self._height = page, title, height

@@ -1,1 +1,1 @@
-"""What ``posenc extend`` does: a real model with scaled frequencies, measured past the length it was trained at."""
+"""Measures a pretrained model with scaled frequencies beyond its trained length: ``posenc extend``."""

@@ -1,4 +1,4 @@
-"""What the files beside a checkpoint say of its licence and of what it was trained on."""
+"""Reads the licence and the training data of a checkpoint from the files beside it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ IN_GGUF = {"license": "general.license", "datasets": "general.datasets", "base_m
 
 
 def card_of(source: Source) -> str:
-    """The facts of the checkpoint's card, .gguf file and licence, in sentences; or that there are none."""
+    """The facts of the checkpoint's card, .gguf file and licence in sentences, or that there are none."""
     folder = Path(source.where)
     if not folder.is_dir():
         return f"{source.name} comes from the hub: what its card there says was not read."
@@ -25,7 +25,7 @@ def _facts(folder: Path, gguf: str | None) -> Iterator[tuple[str, str]]:
     if (folder / CARD).is_file():
         yield CARD, _words(_metadata(folder / CARD))
     if gguf is not None:
-        from gguf import GGUFReader  # transformers has read it by the same
+        from gguf import GGUFReader  # as transformers does
 
         fields = GGUFReader(folder / gguf).fields
         yield gguf, _words({name: fields[key].contents() for name, key in IN_GGUF.items() if key in fields})
@@ -35,8 +35,8 @@ def _facts(folder: Path, gguf: str | None) -> Iterator[tuple[str, str]]:
 
 
 def _metadata(card: Path) -> dict[str, Any]:
-    """The block of YAML that the hub's cards begin with; nothing where there is none, or none that can be read."""
-    import yaml  # which transformers brings
+    """The YAML block at the beginning of a model card; empty if there is none, or it is invalid."""
+    import yaml  # a dependency of transformers
 
     begin, block, *_ = [*card.read_text(encoding="utf-8", errors="replace").split("---\n", 2), ""]
     try:

@@ -8,18 +8,18 @@ from typing import Any
 from posenc.tools.extend.settings import Extension
 from posenc.tools.kit import saved
 from posenc.tools.kit.configuration import ConfigError
-from posenc.tools.kit.records import Record, Records
+from posenc.tools.kit.records import Records
 
-OLDER = "extend.json"  # what older folders are of
+OLDER = "extend.json"  # in folders of earlier versions, instead of a configuration
 CHECKPOINTS = "checkpoints"
 SEARCH = "search.jsonl"
-KEPT = ("final", "windows")  # whose defaults depend on what was asked for when the folder was begun
+KEPT = ("final", "windows")  # their defaults depend on the first run in a folder
 OF_TRAINING = ("train_length", "lora", "learning_rate")
 OF_LONGROPE = ("search", "factors")
 
 
 def continued(settings: Extension, out: Path) -> Extension:
-    """The settings, with those of the folder where none are given. ConfigError for lengths that are too short for its
+    """The settings, with those that the folder keeps filled in. ConfigError for lengths that are too short for its
     final tokens."""
     there = identity_in(out)
     kept = {name: there[name] for name in KEPT if getattr(settings, name) is None and isinstance(there.get(name), int)}
@@ -40,14 +40,10 @@ def require_same(out: Path, identity: Mapping[str, Any], records: Records) -> No
         return
     there = identity_in(out)
     without: tuple[str, ...] = () if there.get("train") or identity["train"] else OF_TRAINING
-    if not (trained or searched or any(map(_of_longrope, records))):
+    if not (trained or searched or any(record["scheme"].partition(",")[0] == "longrope" for record in records)):
         without += OF_LONGROPE
     here = {name: value for name, value in identity.items() if name not in without}
     saved.require_same(out, there, here, "extension")
-
-
-def _of_longrope(record: Record) -> bool:
-    return bool(record["scheme"].partition(",")[0] == "longrope")
 
 
 def identity_in(out: Path) -> dict[str, Any]:

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.tools.kit.files import rounded
+
 PLACES = 16  # of each bucket of positions
 BUCKETS = 16  # of a piece
 
@@ -150,11 +152,6 @@ def beginning(tokenizer: Any) -> Tensor:
     ids = tokenizer("a")["input_ids"]
     bos = tokenizer.bos_token_id
     return torch.tensor([bos] if bos is not None and ids[:1] == [bos] else [], dtype=torch.int64)
-
-
-def rounded(value: float) -> float | None:
-    """Rounded for JSON; None if not finite."""
-    return round(value, 6) if math.isfinite(value) else None
 
 
 def _ids(tokenizer: Any, text: str) -> Tensor:

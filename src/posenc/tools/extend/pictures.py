@@ -1,4 +1,4 @@
-"""The pictures of an extension: loss against length and position, and puzzles by depth and length."""
+"""Draws the pictures of an extension: loss against length and position, and puzzles by depth and length."""
 
 import math
 from collections import Counter
@@ -13,7 +13,7 @@ from posenc.tools.extend.summary import STRETCHES, Summary
 from posenc.tools.kit import style
 from posenc.tools.kit.statistics import Interval
 
-MOST = 1.5  # bits above the cropped text's, from where on a value is an arrow at the edge
+MOST = 1.5  # bits above the cropped baseline; larger values are drawn as arrows at the edge
 
 Draw = Callable[[Summary, bool], Figure]
 
@@ -43,8 +43,8 @@ def _lines(
     ylabel: str,
     spread: bool = False,
 ) -> Figure:
-    """Lines against a logarithmic axis of lengths, beside the cropped text's; with ``spread``, against places along one
-    text."""
+    """Draws lines against a logarithmic axis of lengths, with the cropped baseline; with ``spread``, against positions
+    in a text."""
     with style.context(dark):
         figure = Figure(figsize=(6.2, 3.9), layout="constrained")
         axes = figure.add_subplot()
@@ -58,7 +58,7 @@ def _lines(
         trained = [v.mean for points in lines.values() for x, v in points if x <= summary.trained]
         cap = max([baseline.mean if baseline else low, *(v for v in trained if v <= low + MOST)]) + MOST
         ends = [_ends(v) for points in lines.values() for _, v in points if v.mean <= cap]
-        # An interval of two pieces is many times as wide as what scalings do, and need not be seen whole.
+        # Intervals over two pieces are much wider than the differences between scalings, so they may be cut off.
         low, high = max(min(low, *(a for a, _ in ends)), low - MOST), min(max(b for _, b in ends), cap)
         margin = 0.06 * (high - low) or 0.1
         axes.set_ylim(low - margin, high + margin)
@@ -85,8 +85,8 @@ def _line(
     aside: float,
     cut: Counter[float],
 ) -> None:
-    """One scaling, moved ``aside`` so that its intervals can be seen; what is above the ``top`` is an arrow with its
-    number, below those that are ``cut`` off there already."""
+    """Draws one scaling, moved ``aside`` so that intervals do not overlap. Values above ``top`` are arrows with
+    numbers, below those already ``cut`` off at the same place."""
     from matplotlib.transforms import offset_copy
 
     look = _look(scaling, dark)
@@ -122,12 +122,12 @@ def _line(
 
 
 def _ends(value: Interval) -> tuple[float, float]:
-    """Those of its bar; one piece has none."""
+    """The ends of the interval; the mean if there is only one piece."""
     return (value.low, value.high) if math.isfinite(value.high) else (value.mean, value.mean)
 
 
 def _look(scaling: str, dark: bool) -> style.Look:
-    """A colour for each scaling, since scalings have no scheme's look."""
+    """The look of a scaling, by its place in `SCALINGS`."""
     number = SCALINGS.index(scaling.partition(",")[0])
     palette = style.theme(dark).palette
     return style.Look(palette[number % len(palette)], "osD^vph"[number % 7], style.SOLID)
@@ -145,7 +145,7 @@ def _axis(axes: Axes, summary: Summary, xs: list[float]) -> None:
 
 
 def _places(axes: Axes, summary: Summary, faint: str) -> None:
-    """A linear axis of the places of the longest text, and where the trained length ends."""
+    """Sets up a linear axis of the positions in the longest text, shaded beyond the trained length."""
     longest = summary.lengths[-1]
     axes.set_xlim(0, longest)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
@@ -168,7 +168,7 @@ def _places(axes: Axes, summary: Summary, faint: str) -> None:
 
 
 def puzzle(kind: str) -> Draw:
-    """How many puzzles of a kind were solved, by depth and length: a panel for each scaling."""
+    """A function that draws the solved puzzles of a kind by depth and length, in a panel for each scaling."""
 
     def draw(summary: Summary, dark: bool) -> Figure:
         scalings, depths, lengths = summary.scalings, summary.depths(kind), summary.lengths_of(kind)
@@ -211,7 +211,7 @@ def _grid(axes: Axes, summary: Summary, kind: str, scaling: str, depths: tuple[i
 
 
 def figures(summary: Summary) -> dict[str, Draw]:
-    """The figures that there are numbers for."""
+    """The figures that have data."""
     some: dict[str, Draw] = {}
     if any(r["kind"] == "final" for r in summary.records):
         some |= {"final": final, "by_position": by_position}

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table as Printed
@@ -12,7 +11,7 @@ from posenc.tools.compare.summary import multiple
 from posenc.tools.extend import pictures
 from posenc.tools.extend.settings import PUZZLES, Extension
 from posenc.tools.extend.summary import Record, Summary
-from posenc.tools.extend.verdicts import LEAST_PIECES, MARGIN, Gain, Paired
+from posenc.tools.extend.verdicts import LEAST_PIECES, MARGIN, Gain
 from posenc.tools.kit import page
 from posenc.tools.kit.command import command_of
 from posenc.tools.kit.records import made_with
@@ -36,7 +35,7 @@ def write(records: Sequence[Record], out: str | Path) -> Path:
 
 
 def content(summary: Summary) -> Report:
-    """What the page says."""
+    """The contents of the page."""
     latest = summary.records[-1]
     parts: list[Part] = []
     if missing := summary.missing():
@@ -60,7 +59,7 @@ def content(summary: Summary) -> Report:
             Section("What the model may have been trained on", [Paragraph(SEEN.format(latest["card"]), id="seen")]),
         ],
         command=command(summary),
-        environment=made_with(summary.records, _facts),
+        environment=made_with(summary.records, lambda record: {**record["versions"], **record["machine"]}),
     )
 
 
@@ -82,10 +81,6 @@ def _final(summary: Summary) -> list[Part]:
         Table("The same final tokens", lead, ["scaling", *_heads(summary, "final")], rows, id="scalings"),
         Table("The pieces", about, heads, _pieces(summary), id="pieces"),
     ]
-
-
-def _facts(record: Record) -> dict[str, Any]:
-    return {**record["versions"], **record["machine"]}
 
 
 def _heads(summary: Summary, kind: str) -> list[Column]:
@@ -147,14 +142,10 @@ def _puzzle_rows(summary: Summary, kind: str) -> list[Row]:
             share = wilson(*found) if found else None
             notes = [f"{share.low:.0%} to {share.high:.0%}"] if share else []
             notes += [f"{bits.mean:.1f} bits"] if bits else []
-            notes += [_against(paired)] if paired else []
+            notes += [f"+{paired.mine} −{paired.theirs}, p {paired.p_value:.2g}: {paired.verdict}"] if paired else []
             row.append(Cell(f"{found[0]} of {found[1]}", notes) if found else Cell("missing", notes, "absent"))
         rows.append(row)
     return rows
-
-
-def _against(paired: Paired) -> str:
-    return f"+{paired.mine} −{paired.theirs}, p {paired.p_value:.2g}: {paired.verdict}"
 
 
 def _pieces(summary: Summary) -> list[Row]:

@@ -1,4 +1,4 @@
-"""The records of an extension, by kind; ``seed`` is the number of the piece of text or of the puzzle:
+"""Checks the records of an extension. By kind, where ``seed`` is the number of the piece of text or of the puzzle:
 
     final        bits (per byte of the last tokens), tokens (scored), file and byte of it at which the piece begins
     by_position  edges of the buckets, bits (per token, of each bucket)
@@ -6,8 +6,7 @@
     item         the same
     training     curve [[step, bits per token], ...], seconds, lora (rank; 0: all weights)
 
-Every record has all that made it: ``configuration``, ``text``, ``model``, what its ``card`` says, ``versions`` and
-``machine``.
+Every record also has ``configuration``, ``text``, ``model``, the facts of its ``card``, ``versions`` and ``machine``.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,5 @@
 """Runs ``posenc extend``: measures one model with each scaling on the same tokens."""
 
-import hashlib
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -24,13 +23,14 @@ from posenc.tools.extend.text import Tokens
 from posenc.tools.extend.tune import prepared, tune
 from posenc.tools.kit import saved
 from posenc.tools.kit.configuration import fingerprint
-from posenc.tools.kit.machine import clock_of, device_of, machine, versions
+from posenc.tools.kit.files import digest_of, rounded
+from posenc.tools.kit.machine import clock_of, device_of, machine, version_of, versions
 from posenc.tools.kit.progress import Progress
 from posenc.tools.kit.records import Record, Records
 from posenc.tools.kit.scalings import factors_of
 
-TRAINING_WORK = 3.0  # passes forward that a step of fine-tuning is worth
-FEW = 1000  # tokens, that no puzzle takes
+TRAINING_WORK = 3.0  # of a fine-tuning step, in forward passes
+FEW = 1000  # tokens; more than any puzzle needs
 
 
 def extend(settings: Extension, out: str | Path, progress: Progress | None = None) -> list[Record]:
@@ -48,13 +48,13 @@ def extend(settings: Extension, out: str | Path, progress: Progress | None = Non
         settings = replace(settings, windows=len(text.pieces))
         if by_default:
             settings = _with_room(settings, loaded, text, progress)
-        told = {**versions(), "transformers": _transformers_version()}
+        told = {**versions(), "transformers": version_of("transformers")}
         made_with: dict[str, Any] = {name: told[name] for name in ("posenc", "torch", "transformers")}
         made_with |= {
             "longest": settings.lengths[-1],
             "weights": loaded.digest,
             "text_digest": text.digest,
-            "factors": _factors_digest(settings.factors),
+            "factors": None if settings.factors is None else digest_of(Path(settings.factors).read_bytes()),
         }
         identity = settings.identity(**made_with)
         model = f"{loaded.about}, trained at {settings.trained:,}"
@@ -70,7 +70,7 @@ def extend(settings: Extension, out: str | Path, progress: Progress | None = Non
         with Records(out, results.check) as records:
             folder.require_same(out, identity, records)
             run = _Run(settings, source, loaded, text, out, records, about, progress)
-            run.try_all()  # before hours of passes: whatever will be refused
+            run.try_all()  # finds errors before hours of measuring
             progress.begin(run.work())
             saved.save(out, settings, made_with)
             for line in filter(None, (records.notice, model, text.about, f"memory: {memory}", run.pace())):
@@ -99,13 +99,13 @@ def _with_room(settings: Extension, loaded: models.Loaded, text: Tokens, progres
         progress.say(f"left out: {', '.join(map(str, short))} tokens, too few for {' and '.join(settings.puzzles)}")
         return replace(settings, lengths=lengths)
     if "text" not in settings.tasks:
-        return settings  # refused as lengths that were given are
+        return settings  # refused later, like lengths that were given
     progress.say(f"left out: {' and '.join(settings.puzzles)}, for which {settings.lengths[-1]:,} tokens are too few")
     return replace(settings, tasks=("text",))
 
 
 def _puzzle(s: Extension, tokenizer: Any, text: Tokens, kind: str, number: int, length: int) -> measure.Puzzle:
-    """The same for every scaling."""
+    """A puzzle, which is the same for every scaling."""
     begin, rng = measure.beginning(tokenizer), np.random.default_rng((s.seed, number, length))
     if kind == "item":
         return measure.item(tokenizer, length, number % 1000, begin, rng)
@@ -136,14 +136,14 @@ class _Run:
             with _patched(self.loaded.model, scaling_of(name, s, lists)):
                 pass
         for kind, number, length in s.plan(PLAIN):
-            # Puzzles differ by a few tokens, so a length far above what one of them takes has room for all.
+            # Puzzles of a kind differ by a few tokens, so only short lengths need every one tried.
             if kind in PUZZLES and (length < FEW or number == s.depths[0]):
                 _puzzle(s, self.loaded.tokenizer, self.text, kind, number, length)
         drawn = [s.train_length or 0] if s.train and any(map(self.missing, s.scalings)) else []
         if s.search and "longrope" in s.scalings and self.missing("longrope"):
             drawn.append(s.lengths[-1] + 1)
         if drawn:
-            # Every place of it is as likely as any other, so all of it must be counted.
+            # Texts are drawn uniformly over all tokens, so all must be counted.
             self.progress.say(
                 f"counting the tokens of all text that is not tested: {models.in_words(self.text.others)}"
             )
@@ -161,7 +161,7 @@ class _Run:
     def work(self) -> float:
         """The multiplications of all missing measurements. ``by_position`` shares the pass of the final tokens."""
         s = self.settings
-        plain = PLAIN in s.scalings and s.trained in s.lengths  # the cropped text's passes are those
+        plain = PLAIN in s.scalings and s.trained in s.lengths  # its passes are the baseline's
         names = s.scalings if plain else (*s.scalings, CROPPED)
         passes = [length for name in names for kind, _, length in self.missing(name) if kind != "by_position"]
         steps = sum(
@@ -197,7 +197,7 @@ class _Run:
         if not missing:
             return
         settings, name = self.settings, self.settings.name(scheme)
-        if settings.train:  # from the same weights, and no second model beside this one
+        if settings.train:  # from the original weights, without holding two models in memory
             device = device_of(settings.device)
             self.loaded = replace(self.loaded, model=None)
             self.loaded = models.load(self.source, settings.dtype, settings.attention, device)
@@ -241,7 +241,7 @@ class _Run:
         s, there = self.settings, {(r["kind"], r["scheme"], r["seed"], r["length"]): r for r in self.records}
         for kind, window, length in self.missing(CROPPED):
             plain = there.get((kind, PLAIN, window, length))
-            if plain is not None:  # it is the same pass
+            if plain is not None:  # the same forward pass
                 result = {name: plain[name] for name in ("bits", "tokens", "file", "byte")}
             else:
                 measure.begin_anew(self.loaded.model)
@@ -310,7 +310,7 @@ class _Run:
             self.progress.say(self.diverged[-1])
             return None
         if not self.records.has("training", name, 0, length):
-            curve = [[step, measure.rounded(bits)] for step, bits in reached.curve]
+            curve = [[step, rounded(bits)] for step, bits in reached.curve]
             result = {"curve": curve, "seconds": round(reached.seconds, 3), "lora": s.lora}
             self._record("training", name, 0, length, result)
         return model.requires_grad_(False)
@@ -318,7 +318,7 @@ class _Run:
     def _bits(self, each: Tensor, window: int) -> dict[str, Any]:
         piece = self.text.pieces[window]
         bits = float(each.sum()) / math.log(2) / piece.final_bytes
-        return {"bits": measure.rounded(bits), "tokens": len(each), "file": piece.file, "byte": piece.byte}
+        return {"bits": rounded(bits), "tokens": len(each), "file": piece.file, "byte": piece.byte}
 
     def _record(self, kind: str, scheme: str, number: int, length: int, result: dict[str, Any]) -> None:
         named = {"kind": kind, "scheme": scheme, "seed": number, "length": length}
@@ -334,18 +334,8 @@ def _patched(model: Any, scaling: Any) -> AbstractContextManager[Any]:
     return made
 
 
-def _transformers_version() -> str:
-    import transformers
-
-    return str(transformers.__version__)
-
-
-def _factors_digest(path: str | None) -> str | None:
-    return None if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
-
-
 def _in_words(seconds: float) -> str:
-    """A time that is an estimate."""
+    """An estimated time, rounded to one unit."""
     for size, unit in ((3600, "hour"), (60, "minute")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.0f} {unit}s"

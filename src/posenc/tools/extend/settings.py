@@ -1,4 +1,4 @@
-"""What one extension is: every choice that changes a measurement, in one frozen value."""
+"""Defines the configuration of an extension: every choice that changes a measurement."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from posenc.tools.compare.data import Corpus, Text, load
 
-WINDOWS, LEAST = 8, 2  # pieces, where nothing is said
+WINDOWS, LEAST = 8, 2  # pieces by default, and at least
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Tokens:
     def __init__(self, text: tuple[str, ...], tokenizer: Any, longest: int, final: int, windows: int | None) -> None:
         self._tokenizer, self.longest, self.final = tokenizer, longest, final
         wanted = windows or WINDOWS
-        # Enough bytes held out for the pieces, at what a token of a large vocabulary is in most texts; a third of the
-        # text, which is the most, where files are too short for that.
+        # Five bytes per token suffice for most texts, even with a large vocabulary. If files are too short, a third of
+        # the text is held out, which is the maximum.
         self.corpus = load(text, held_out=wanted * (longest + 1) * 5)
         pieces = self._all_pieces(self.corpus)
         if len(pieces) < wanted:
@@ -64,7 +64,7 @@ class Tokens:
         return [piece for text, origin in files if text is not None for piece in self._pieces(text, *origin)]
 
     def _pieces(self, text: str, file: str, byte: int) -> Iterator[Piece]:
-        """Side by side from the end of a file, which has the most context; ``text`` begins at a byte of the file."""
+        """Adjacent pieces of a file, from its end; ``text`` begins at offset ``byte`` of the file."""
         made = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids, places = made["input_ids"], made["offset_mapping"]
         for stop in range(len(ids), self.longest, -(self.longest + 1)):
@@ -83,7 +83,7 @@ class Tokens:
         ]
 
     def draw(self, rng: np.random.Generator, size: int) -> Tensor:
-        """``size`` random tokens of one file of the training side. ValueError where no file has so many."""
+        """``size`` consecutive tokens at a random place of the training files. ValueError if no file has so many."""
         rooms = np.array([max(len(ids) - size + 1, 0) for ids in self._train])
         if not rooms.sum():
             raise ValueError(f"too little text: no file for training has {size:,} tokens in {self.about}")
@@ -94,7 +94,7 @@ class Tokens:
 
 
 def _files(side: Text) -> Iterator[str | None]:
-    """The files as text; None for one that is not: a tokenizer would be shown signs that stand for nothing."""
+    """The files as text; None for a file that is not UTF-8."""
     for begin, end in pairwise(side.bounds):
         try:
             yield side.data[begin:end].tobytes().decode()

@@ -1,4 +1,4 @@
-"""Brief fine-tuning with a scaling, since many models fail when frequencies change without any training."""
+"""Fine-tunes a model briefly with a scaling, since many models fail if frequencies change without training."""
 
 import math
 import time
@@ -49,7 +49,7 @@ def prepared(model: Any, settings: Extension) -> Any:
         made = LoraConfig(r=settings.lora, lora_alpha=LORA_ALPHA * settings.lora, target_modules=targets)
         with torch.random.fork_rng(devices=[]):  # every scaling begins with the same matrices
             torch.manual_seed(settings.seed)
-            with warnings.catch_warnings():  # peft asks transformers by a name that will go: nothing a user could do
+            with warnings.catch_warnings():  # peft uses a deprecated name of transformers
                 warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
                 return get_peft_model(model, made)
     return model.requires_grad_(True)

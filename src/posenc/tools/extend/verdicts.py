@@ -1,4 +1,4 @@
-"""Tests of paired differences between scalings: bits on the same pieces of text, and the same puzzles."""
+"""Tests paired differences between scalings: in bits on the same pieces of text, and on the same puzzles."""
 
 import math
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from scipy.special import stdtrit
 from posenc.tools.kit.statistics import ALPHA, LEVEL, Interval, mean_interval, mean_of, verdict
 
 MARGIN = 0.02  # bits per byte: differences surely smaller than this are ties
-# If a third of the text has some property, 8 random pieces all miss it in 4 of 100 cases, and 7 in 6. Fewer than 8 give
-# no verdict: what they have in common may be chance.
+# If a third of the text has some property, 8 random pieces all lack it in 4 of 100 cases, and 7 in 6. So fewer than 8
+# give no verdict.
 LEAST_PIECES = 8
 
 
@@ -53,7 +53,7 @@ def pieces_needed(deviation: float) -> int:
     """
     count = 2
     while stdtrit(count - 1, (1 + LEVEL) / 2) * deviation > MARGIN * math.sqrt(count):
-        # No n below the normal distribution's can do, and Student's t is never narrower.
+        # The normal distribution's n is a lower bound, since Student's t is wider.
         count = max(count + 1, math.floor((1.959 * deviation / MARGIN) ** 2))
     unit = 10 ** max(0, len(str(count)) - 2)
     return -(-count // unit) * unit

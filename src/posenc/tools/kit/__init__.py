@@ -1,1 +1,1 @@
-"""What the commands share: files, records, progress, machine, memory, configurations, pages, the command line."""
+"""Shared code of the commands: files, records, progress, machine, memory, configurations, pages, the command line."""

@@ -1,10 +1,11 @@
-"""What the commands share: options, errors and exit codes. torch and rich are imported only when they are used."""
+"""Shared options, errors and exit codes of the commands. torch and rich are imported only when they are used."""
 
 import argparse
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
@@ -49,20 +50,15 @@ def names(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
-def decimals(text: str) -> list[float]:
-    """The items as numbers."""
+def whole_numbers(text: str, kind: type = int, expected: str = "whole numbers") -> list[Any]:
+    """The items as integers, or as numbers of this kind; the word none for no items."""
     try:
-        return NONE if text == "none" else [float(number) for number in names(text)]
+        return NONE if text == "none" else list(map(kind, names(text)))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"must be numbers, got {text!r}") from None
+        raise argparse.ArgumentTypeError(f"must be {expected}, got {text!r}") from None
 
 
-def whole_numbers(text: str) -> list[int]:
-    """The items as integers."""
-    try:
-        return NONE if text == "none" else [int(number) for number in names(text)]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be whole numbers, got {text!r}") from None
+decimals = partial(whole_numbers, kind=float, expected="numbers")
 
 
 # The option --schemes of commands without a configuration.
@@ -94,7 +90,7 @@ def add_options(parser: argparse._ActionsContainer, kind: type[Configuration]) -
         if of is bool:
             options["action"] = argparse.BooleanOptionalAction
         elif get_origin(of) is tuple:
-            parts = {int: whole_numbers, float: decimals}.get(
+            parts: Any = {int: whole_numbers, float: decimals}.get(
                 get_args(of)[0], names if item.metadata["commas"] else _word
             )
             options |= {"nargs": "+", "metavar": item.name.upper().rstrip("S"), "type": parts, "action": List}
@@ -131,6 +127,8 @@ def command_of(words: Sequence[str], values: Mapping[str, Any], kind: type[Confi
 def words(error: BaseException) -> str:
     """An error in one line: for a file error, the file and the reason; for an error raised in the user's own scheme,
     its location and type."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
     if place_of(error):
         return said(error)
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
@@ -152,29 +150,6 @@ def refused(error: ValueError, command: str) -> int:
     return failed(f"{error} (see posenc {command} --help)", code=2)
 
 
-def measured(
-    measure: Callable[["Progress"], list["Record"]], out: Path, check: Callable[["Record"], None] = lambda record: None
-) -> tuple[list["Record"], str]:
-    """The records, and the reason in words if measuring stopped early. An error before the first measurement is raised,
-    since the records in ``out`` may belong to another run."""
-    from rich.console import Console
-
-    from posenc.tools.kit.progress import for_console
-    from posenc.tools.kit.records import read
-
-    progress = for_console(Console(stderr=True))
-    try:
-        return measure(progress), ""
-    except (KeyboardInterrupt, Exception) as error:
-        interrupted = isinstance(error, KeyboardInterrupt)
-        expected = interrupted or isinstance(error, ValueError | OSError | RuntimeError) or place_of(error)
-        if not expected or not (interrupted or progress.begun):
-            raise
-        records = read(out, check)
-        why = "interrupted" if interrupted else words(error)
-        return records, f"{why}: {len(records)} records are kept in {out}; the same command resumes"
-
-
 def reported(
     measure: Callable[["Progress"], list["Record"]],
     out: Path,
@@ -183,15 +158,28 @@ def reported(
     show: Callable[[list["Record"], "Console"], object],
 ) -> int:
     """Measures, writes a report of the records into ``out``, also if measuring stopped early, and shows them. Returns
-    the exit code. Raises what `measured` raises."""
-    records, stopped = measured(measure, out, check)
+    the exit code. An error before the first measurement is raised, since the records in ``out`` may belong to another
+    run."""
+    from rich.console import Console
+
+    from posenc.tools.kit.progress import for_console
+    from posenc.tools.kit.records import read
+
+    progress, stopped = for_console(Console(stderr=True)), ""
+    try:
+        records = measure(progress)
+    except (KeyboardInterrupt, Exception) as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        expected = interrupted or isinstance(error, ValueError | OSError | RuntimeError) or place_of(error)
+        if not expected or not (interrupted or progress.begun):
+            raise
+        records = read(out, check)
+        stopped = f"{words(error)}: {len(records)} records are kept in {out}; the same command resumes"
     if records:
         try:
             path = write(records, out)
         except (KeyboardInterrupt, OSError) as error:
-            why = (
-                f"no report could be written: {'interrupted' if isinstance(error, KeyboardInterrupt) else words(error)}"
-            )
+            why = f"no report could be written: {words(error)}"
             kept = f"{len(records)} records are kept in {out}; the same command writes it"
             return failed(f"{stopped}; {why}" if stopped else f"{why}; {kept}")  # first what stopped it
         console = stdout()

@@ -3,7 +3,6 @@
 The fields of a `Configuration` are also the options of a command line (`posenc.tools.kit.command.add_options`).
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from types import NoneType
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from posenc.arguments import check_choice, check_flag, check_name, meant, number, shown, whole
+from posenc.tools.kit.files import digest_of
 
 T = TypeVar("T")
 C = TypeVar("C", bound="Configuration")
@@ -93,7 +93,7 @@ class Configuration:
 
 def fingerprint(identity: Mapping[str, Any]) -> str:
     """A hash of ``identity``."""
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    return digest_of(json.dumps(identity, sort_keys=True).encode())
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""A scheme in a small decoder, as ``posenc check rope`` builds and calls it; the script of a finding imports this."""
+"""Builds and calls a small decoder with a scheme, for ``posenc check rope``; scripts of findings import this module."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from posenc.schemes.catalog import scheme_from_names
 from posenc.schemes.entry import Shape
 
 HEADS, HEAD_DIM, LAYERS, VOCABULARY = 6, 16, 2, 48
-LONGEST = 2048  # positions that a table is built for
+LONGEST = 2048  # positions of a table
 
 
 def build_decoder(name: str, **options: Any) -> nn.Module:
-    """A decoder with the scheme or composition of that name."""
+    """A decoder with a scheme or a composition, by name."""
     dim = HEADS * HEAD_DIM
     position = scheme_from_names(name, Shape(dim, HEADS, HEAD_DIM, LONGEST))
     return Decoder(VOCABULARY, dim, LAYERS, HEADS, position=position, **options)

@@ -1,7 +1,9 @@
 """Atomic writing and strict reading of files."""
 
 import errno
+import hashlib
 import json
+import math
 import os
 import stat
 import sys
@@ -11,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
-WRITING = ".writing"  # the end of a file's name until it is whole
+WRITING = ".writing"  # suffix of a partially written file
 
 # The types that `require` checks, as errors name them.
 WORDS: dict[Any, str] = {
@@ -50,7 +52,7 @@ def whole_lines(data: bytes) -> tuple[list[bytes], int]:
     """The lines of a file that is appended to line by line, and their bytes; any bytes after that are an incomplete
     last line."""
     *lines, rest = data.split(b"\n")
-    if lines and not rest and b"\0" in lines[-1]:  # of a long line, a crash can leave the end without the middle
+    if lines and not rest and b"\0" in lines[-1]:  # a crash can leave zeros in the middle of a long line
         lines.pop()
     return lines, sum(len(line) + 1 for line in lines)
 
@@ -58,7 +60,7 @@ def whole_lines(data: bytes) -> tuple[list[bytes], int]:
 def put(descriptor: int, data: bytes) -> None:
     """Writes all of ``data`` and waits until it is on the disk."""
     left = memoryview(data)
-    while left:  # a disk that is nearly full takes a part, and only the next write says why
+    while left:  # a nearly full disk takes a part, and only the next write fails
         left = left[os.write(descriptor, left) :]
     os.fsync(descriptor)
 
@@ -93,14 +95,14 @@ def require_writable(path: Path) -> None:
         if _is_special(path):
             if path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if not os.access(path, os.W_OK):  # not opened: who reads a pipe would take that for all of it
+            if not os.access(path, os.W_OK):  # not opened, which would end the input of a pipe's reader
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             return
         target, temporary = _target(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             temporary.open("xb").close()
-        except FileExistsError:  # left by a write that was stopped
+        except FileExistsError:  # left by an interrupted write
             return
         temporary.unlink()
 
@@ -114,9 +116,19 @@ def _is_special(path: Path) -> bool:
 
 
 def _target(path: Path) -> tuple[Path, Path]:
-    """The file that ``path`` leads to, and where it is written until it is whole."""
+    """The file that ``path`` links to, and its name while it is written."""
     target = Path(os.path.realpath(path))
     return target, target.with_name(target.name + WRITING)
+
+
+def digest_of(data: bytes) -> str:
+    """The short hash by which records name data."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def rounded(value: float) -> float | None:
+    """A measured number as records have it; None where it is not finite, since JSON has no such number."""
+    return round(float(value), 6) if math.isfinite(value) else None
 
 
 def parse(text: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -11,14 +12,14 @@ import torch
 import posenc
 
 CPUINFO = Path("/proc/cpuinfo")
-# Of what a processor may have, what decides how fast attention is there: x86's, then Arm's.
+# The vector instructions that the speed of attention depends on: x86's, then Arm's.
 UNITS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "sve", "sve2", "bf16")
 UNKNOWN = "not known"
 
 
 def versions() -> dict[str, str]:
     """The versions of the packages that results may depend on."""
-    import numpy  # what asks for nothing but the machine needs none
+    import numpy  # not needed to describe the machine
 
     return {
         "posenc": posenc.__version__,
@@ -26,6 +27,14 @@ def versions() -> dict[str, str]:
         "numpy": numpy.__version__,
         "python": platform.python_version(),
     }
+
+
+def version_of(package: str) -> str:
+    """The version of an installed package, or "not installed"."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def device_of(name: str) -> torch.device:
@@ -62,7 +71,7 @@ def machine(device: torch.device) -> dict[str, object]:
         "denormal numbers": _denormals(),
         "cores": os.cpu_count(),
         "physical cores": _physical(processors) or UNKNOWN,
-        "memory_bytes": _memory(),
+        "memory_bytes": memory_bytes(),
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
@@ -84,7 +93,7 @@ def _first(processors: list[dict[str, str]], name: str) -> str:
 
 
 def _vector_units(processors: list[dict[str, str]]) -> str:
-    """The vector units that torch uses, and those of the processor."""
+    """The vector instructions that torch uses, and those of the processor."""
     flags = (_first(processors, "flags") or _first(processors, "Features")).split()
     there = ", ".join(unit for unit in UNITS if unit in flags) or "none"
     return f"torch uses {torch.backends.cpu.get_cpu_capability()}; there: {there if flags else UNKNOWN}"
@@ -101,8 +110,9 @@ def _denormals() -> str:
     return "kept" if half.item() > 0 else "flushed to zero"
 
 
-def _memory() -> int | None:
+def memory_bytes() -> int | None:
+    """The memory of the machine; None if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not a Unix, or not one that tells
+    except (AttributeError, ValueError, OSError):  # not a Unix, or it does not report them
         return None

@@ -40,16 +40,16 @@ def kept_bytes(function: Callable[[], object], device: torch.device | str = "cpu
         return torch.cuda.memory_allocated(device) - before
 
     left = sum(_changes(function))
-    # What only refers to itself goes at some time: where there may be such, now.
+    # Collects reference cycles, which are freed only at some later time.
     return left + sum(_changes(gc.collect)) if left > 0 else left
 
 
 def _changes(function: Callable[[], object]) -> list[int]:
     """Every allocation on the CPU (above 0) and every release (below) of one call, in their order."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler greets on stderr, in the middle of a progress bar
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler writes to stderr, in the middle of a progress bar
     with profile(profile_memory=True) as profiler:
         function()
     assert profiler.kineto_results is not None
     events = [(e.start_ns(), e.nbytes()) for e in profiler.kineto_results.events() if e.name() == "[memory]"]
-    # Stable: of events in the same nanosecond, the profiler's own order stands.
+    # A stable sort keeps the profiler's order of events in the same nanosecond.
     return [change for _, change in sorted(events, key=lambda event: event[0])]

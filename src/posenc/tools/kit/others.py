@@ -9,16 +9,16 @@ STAT = Path("/proc/stat")
 
 
 class Moment(NamedTuple):
-    """What clocks show: the time, and the seconds that all processes and this one have kept cores busy."""
+    """The time, and the CPU seconds of all processes and of this one."""
 
     wall: float
     every: float | None
-    """None where the system does not tell."""
+    """None if unknown."""
     own: float
 
 
 def now() -> Moment:
-    user, system = os.times()[2:4]  # of children that have ended
+    user, system = os.times()[2:4]  # of terminated children
     return Moment(time.perf_counter(), _every(), time.process_time() + user + system)
 
 
@@ -31,7 +31,7 @@ def others(begin: Moment, end: Moment, cores: int) -> float | None:
         return None
     every, own = end.every - begin.every, end.own - begin.own
     slack = cores * _tick()
-    if every < own - slack:  # some sandboxes show a file in which nobody's work is counted
+    if every < own - slack:  # some sandboxes report zeros
         return None
     return max(0.0, every - own - slack) / (end.wall - begin.wall)
 
@@ -41,10 +41,10 @@ def _every() -> float | None:
         words = STAT.read_text(encoding="utf-8").split("\n", 1)[0].split()
     except OSError:
         return None
-    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, words[1:9])  # of a guest: in user already
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, words[1:9])  # guest time is part of user
     return (user + nice + system + irq + softirq + steal) * _tick()
 
 
 def _tick() -> float:
-    """The seconds of one."""
+    """The seconds of a clock tick."""
     return 1 / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""Writes reports as self-contained HTML pages, whose look is in ``page.html.j2``."""
+"""Writes reports as self-contained HTML pages, from the template ``page.html.j2``."""
 
 import base64
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ def write(report: Report, out: Path, images: Images | None = None) -> Path:
 
 
 def drawn(figures: Mapping[str, Callable[..., Any]], *of: Any) -> dict[str, dict[bool, bytes]]:
-    """The images of these functions of ``of`` and of whether they are dark; without those that draw nothing."""
+    """The light and dark image of each function of ``of``. A function that returns None has no image."""
     found = {}
     for name, draw in figures.items():
         pair = {dark: draw(*of, dark) for dark in (False, True)}
@@ -57,12 +57,12 @@ def code(text: str) -> Markup:
 
 
 def sign(text: str) -> Markup:
-    """A sign that says nothing more than the words beside it, so it is not read aloud."""
+    """A sign that repeats the words beside it, and is hidden from screen readers."""
     return Markup('<span aria-hidden="true">{}</span>').format(text)
 
 
 def joined(*parts: str) -> Markup:
-    """Text of which some is from `strong` and `code`."""
+    """Joins text, and escapes all of it except the results of `strong` and `code`."""
     return Markup("").join(map(escape, parts))
 
 

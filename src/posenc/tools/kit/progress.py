@@ -1,4 +1,4 @@
-"""Progress of a command: what is being done, and the time left."""
+"""Shows the progress of a command, and the estimated time left."""
 
 import time
 
@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 
-# The pace is told once this share of the work was done at it, or for so many seconds.
+# The time left is shown after this share of the work, or after so many seconds.
 SURE_SHARE, SURE_AFTER = 0.05, 20.0
 
 
@@ -16,7 +16,7 @@ class Progress:
     def __init__(self) -> None:
         self.begun = False
         self._total = self._done = 0.0
-        self._first = (0.0, 0.0)  # the work done, and when, after the first of it: before, things are set up
+        self._first = (0.0, 0.0)  # the work done and the time after the first step, which includes the setup
 
     def begin(self, total: float) -> None:
         """Starts with ``total`` work to do."""
@@ -59,7 +59,7 @@ class Progress:
 
 
 class _Bar(Progress):
-    """One bar that moves, for a terminal."""
+    """A progress bar, for a terminal."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class _Bar(Progress):
 
 
 class _Lines(Progress):
-    """A line at each new stage and every so often, for a log."""
+    """A line at each new stage and every `EVERY` seconds, for a log."""
 
     EVERY = 15.0
 
@@ -104,5 +104,5 @@ class _Lines(Progress):
 
 
 def for_console(console: Console) -> Progress:
-    """A bar where the console is a terminal, lines elsewhere."""
+    """A bar on a terminal, lines elsewhere."""
     return _Bar(console) if console.is_terminal else _Lines(console)

@@ -50,7 +50,7 @@ class Records:
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
         with naming(self.path):
             folder.mkdir(parents=True, exist_ok=True)
-            # The descriptor is also the lock: the system gives it back with the process, however that ends.
+            # The descriptor is also the lock, which the system releases when the process ends.
             self._file = os.open(self.path, flags, 0o644)
         try:
             _lock(self._file, self.path)
@@ -118,7 +118,7 @@ class Records:
             with naming(self.path):
                 put(self._file, line)
         except BaseException:
-            os.ftruncate(self._file, self._size)  # or the next line would be glued to what was written of this one
+            os.ftruncate(self._file, self._size)  # or the next line would follow a part of this one
             raise
         self._size += len(line)
         if len(lines) > 1:
@@ -197,7 +197,7 @@ def _require(record: Record, check: Check) -> None:
 
 def _lock(descriptor: int, path: Path) -> None:
     if sys.platform == "win32":
-        return  # O_APPEND keeps lines whole there too; only two runs at once go unnoticed
+        return  # two simultaneous runs are not detected there, but O_APPEND keeps lines whole
     import fcntl
 
     try:

@@ -1,4 +1,4 @@
-"""What a report says, as data: text, tables, figures and scripts. `posenc.tools.kit.page` makes a page of it."""
+"""Defines reports as data: text, tables, figures and scripts. `posenc.tools.kit.page` makes pages of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 
 
 class Column(NamedTuple):
-    """The head of a column of a table; numbers are aligned to the right. ``hint`` appears on hover."""
+    """The header of a column; numbers are aligned to the right. ``hint`` appears on hover."""
 
     text: str
     note: str = ""
@@ -70,7 +70,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Items:
-    """A list, of which items may have notes: a list of their own. ``mark`` is a class of the style sheet."""
+    """A list. Notes of an item are a nested list. ``mark`` is a class of the style sheet."""
 
     kind: ClassVar[str] = "items"
     items: Row
@@ -99,7 +99,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Code:
-    """A command or a script, as it is."""
+    """A command or a script."""
 
     kind: ClassVar[str] = "code"
     text: str
@@ -107,7 +107,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Warn:
-    """What a reader must know before the rest: a sentence in bold, and more."""
+    """A warning: a sentence in bold, then text and items."""
 
     kind: ClassVar[str] = "warn"
     title: str
@@ -118,7 +118,7 @@ class Warn:
 
 @dataclass(frozen=True)
 class Section:
-    """Parts under a heading; ``folded``, only the heading is seen at first. ``mark`` is a class of the style sheet."""
+    """Parts under a heading. ``folded``: collapsed at first. ``mark`` is a class of the style sheet."""
 
     kind: ClassVar[str] = "section"
     title: str
@@ -133,8 +133,8 @@ Part: TypeAlias = Table | Paragraph | Items | Figures | Facts | Code | Warn | Se
 
 @dataclass(frozen=True)
 class Report:
-    """A page: its title in the browser, its heading, paragraphs below that, its parts, and how to make it again: the
-    ``command``, and the ``environment`` it was made with."""
+    """A page: its title in the browser, its heading, paragraphs below that, its parts, the ``command`` that repeats it,
+    and the ``environment`` it was made with."""
 
     title: str
     heading: str

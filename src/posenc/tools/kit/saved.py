@@ -1,4 +1,4 @@
-"""Configurations in TOML files: written by users, and saved in a folder of results to tell what these are of."""
+"""Reads configurations from TOML files of users, and saves them in folders of results, which they identify."""
 
 import json
 import re
@@ -19,7 +19,7 @@ else:
 C = TypeVar("C", bound=Configuration)
 
 FILE = "config.toml"
-MADE_WITH = "made_with"  # the table of what is not the user's to choose: versions, digests, the machine
+MADE_WITH = "made_with"  # the table of facts that the user does not choose: versions, digests, the machine
 
 
 def from_toml(path: str | Path, make: Callable[[Mapping[str, Any]], C], **overrides: Any) -> C:
@@ -36,14 +36,10 @@ def from_toml(path: str | Path, make: Callable[[Mapping[str, Any]], C], **overri
         raise ValueError(f"{_place(path, error.field)}: {error}") from None
 
 
-def to_toml(config: Configuration, made_with: Mapping[str, Any]) -> str:
-    """The text that `from_toml` reads as this configuration, and `identity_in` with what it was made with."""
-    return _lines(config.to_dict()) + _tables({MADE_WITH: made_with})
-
-
 def save(folder: Path, config: Configuration, made_with: Mapping[str, Any]) -> None:
-    """Writes the file, whole or not at all."""
-    write_whole(folder / FILE, to_toml(config, made_with).encode())
+    """Atomically writes the file that `from_toml` reads as this configuration, and `identity_in` also with
+    ``made_with``."""
+    write_whole(folder / FILE, (_lines(config.to_dict()) + _tables({MADE_WITH: made_with})).encode())
 
 
 def identity_in(folder: Path, make: Callable[[Mapping[str, Any]], Configuration], older: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Scalings by their command-line names, and LongRoPE's factors from a file."""
+"""Defines scalings by their command-line names, and reads LongRoPE's factors from a file."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -6,21 +6,21 @@ from pathlib import Path
 
 from posenc.rotation.scalings import DynamicNTK, Llama3, NTKAware, PositionInterpolation, Proportional, Scaling, YaRN
 
-SHARE = 0.25  # of the pairs that "proportional" turns, as in Gemma 4
+SHARE = 0.25  # of the pairs that "proportional" rotates, as in Gemma 4
 NAMED: Mapping[str, Callable[[float, int], Scaling]] = {
     "linear": lambda factor, length: PositionInterpolation(factor),
     "ntk": lambda factor, length: NTKAware(factor),
-    "dynamic": lambda factor, length: DynamicNTK(1.0, length),  # by n/L for a text of n tokens, and no more
+    "dynamic": lambda factor, length: DynamicNTK(1.0, length),  # the factor is n/L for a text of n tokens
     "yarn": lambda factor, length: YaRN(factor, length),
     "llama3": lambda factor, length: Llama3(factor, length),
     "proportional": lambda factor, length: Proportional(SHARE),
 }
-"""The scaling of a name for a factor and a trained length L. LongRoPE, which needs lists, is not among them."""
+"""Functions from a factor and a trained length to a scaling, by name; without LongRoPE, which needs lists."""
 
 
 def factors_of(path: str, pairs: int, argument: str) -> tuple[list[float], list[float]]:
-    """LongRoPE's two lists from a JSON file. ValueError, in the name of the argument, for another form, and for lists
-    of other than so many numbers."""
+    """LongRoPE's two lists from a JSON file. ValueError, naming the argument, for another format, or for lists that do
+    not have ``pairs`` numbers."""
     try:
         told = json.loads(Path(path).read_text(encoding="utf-8"))
         short, long = ([float(x) for x in told[name]] for name in ("short_factor", "long_factor"))

@@ -1,4 +1,4 @@
-"""Confidence intervals and tests of a mean over seeds and windows, with Student's t.
+"""Computes confidence intervals and tests of a mean over seeds and windows, with Student's t.
 
 All functions take arrays with any leading axes, so that thousands of simulated comparisons can be tested at once.
 """
@@ -13,7 +13,7 @@ Floats: TypeAlias = NDArray[np.float64]
 Flags: TypeAlias = NDArray[np.bool_]
 
 LEVEL = 0.95  # of intervals
-ALPHA = 1 - LEVEL  # how often a test may err
+ALPHA = 1 - LEVEL  # the error rate of a test
 LEAST_SEEDS = 3  # fewer give no verdict
 
 
@@ -24,8 +24,7 @@ class Interval(NamedTuple):
 
 
 class Mean(NamedTuple):
-    """Means, their standard errors, and how many degrees of freedom Student's t has for them: an estimate, and the
-    fewest that they can be."""
+    """Means, their standard errors, and the degrees of freedom of Student's t: an estimate, and a lower bound."""
 
     mean: Floats
     error: Floats
@@ -45,7 +44,7 @@ class Mean(NamedTuple):
         out too small by chance, and among 66 pairs the smallest p-value is usually such a case: for twelve equal
         schemes with three seeds, Holm's tests with estimated ones call some scheme worse in 0.17 to 0.54 of cases,
         depending on how much windows add to the variance. For a 95 % interval the difference is small."""
-        with np.errstate(divide="ignore", invalid="ignore"):  # without any spread, all is sure
+        with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 without any variance
             p = 2 * stdtr(self.fewest, -np.abs(self.mean / self.error))
         return np.where(self.error == 0, np.where(self.mean == 0, 1.0, 0.0), p)
 

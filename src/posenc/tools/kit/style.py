@@ -1,4 +1,4 @@
-"""The style of figures: a colour-blind-safe palette, and the same look for a scheme in every figure.
+"""Defines the style of figures: a colour-blind-safe palette, and the same look for a scheme in every figure.
 
 A look is a colour, a marker and a dash pattern, so that no figure depends on colour alone. It depends only on the
 scheme's name, not on the other schemes in a figure, so reports can be compared."""
@@ -40,7 +40,7 @@ _DASHES: tuple[Dashes, ...] = ((0, (5, 1.2)), (0, (7, 1.5, 1.5, 1.5)), (0, (5, 1
 
 @dataclass(frozen=True)
 class Theme:
-    """What is not a scheme: paper, ink, and the lines one reads against."""
+    """The colours of a figure, and the palette of its lines."""
 
     background: str
     ink: str

@@ -1,4 +1,4 @@
-"""Interleaved timing: each round runs every competitor once, in random order, and compares times within a round.
+"""Compares times of interleaved rounds, each of which runs every competitor once, in random order.
 
 Two times of the same round are compared as a ratio, so that a machine that is busy for a while slows both. Since their
 order is random in every round, noise is equally likely to slow either: each round's ratio exceeds the true one with
@@ -18,10 +18,10 @@ from itertools import pairwise
 from typing import TypeAlias
 
 Spread: TypeAlias = tuple[float, float, float]
-"""A median, and the ends of the interval that it is known to lie in."""
+"""A median, and the ends of its confidence interval."""
 
-UNSURE = 10  # an interval is to hold the true median in all but one of so many cases
-FEWEST = 5  # values: all of four hold the median in 7 of 8 cases only
+UNSURE = 10  # an interval contains the true median in all but one of so many cases
+FEWEST = 5  # values for an interval: the range of four contains the median in only 7 of 8 cases
 
 
 def orders(names: Sequence[str], seed: int | str) -> Iterator[tuple[str, ...]]:
@@ -48,7 +48,7 @@ def spread(values: Sequence[float]) -> Spread:
     """
     ordered, count, middle = sorted(values), len(values), statistics.median(values)
     independent = _independent([(value > middle) - (value < middle) for value in values])
-    # The median is below the k-th smallest if k - 1 or fewer of the values are below the median, as of coins tossed.
+    # The number of values below the median is binomial: each is below it with probability one half.
     left_out, outside = 0, 1
     while 2 * (outside := outside + math.comb(independent, left_out + 1)) * UNSURE <= 2**independent:
         left_out += 1
@@ -68,5 +68,5 @@ def ratios(seconds: Sequence[float], baseline: Sequence[float]) -> Spread:
 def _independent(sides: Sequence[int]) -> int:
     """The effective number of independent values; each value is above (1), at (0) or below (-1) the median."""
     alike = sum(one * other for one, other in pairwise(sides)) / max(len(sides) - 1, 1)
-    correlation = max(0.0, alike)  # where neighbours differ the interval is wide enough as it is
+    correlation = max(0.0, alike)  # a negative correlation only makes the interval conservative
     return math.floor(len(sides) * (1 - correlation) / (1 + correlation))

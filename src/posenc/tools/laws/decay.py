@@ -1,4 +1,4 @@
-"""Long-term decay of rotations: the upper bound, a key that peaks at any distance, and the average score."""
+"""Computes the long-term decay of rotations: the bound, and counterexamples to the decay of scores."""
 
 from dataclasses import dataclass
 
@@ -15,10 +15,10 @@ def rotary_bound(
 ) -> Float64[Tensor, " distances"]:
     """B(r) = (1/n) sum_{j=1..n} |S_j|, S_j = sum_{k<j} e^{i r theta_k}, for n = d/2 pairs, fastest first.
 
-    |q_i . k_j| is at most B(r) times something that does not depend on r. It is a bound and not a behaviour: what lies
-    below a falling line need not fall.
+    |q_i . k_j| is at most B(r) times a constant that does not depend on r. This is only a bound: scores below a
+    decreasing bound need not decrease.
 
-    Raises ValueError for what are not two lines of numbers.
+    Raises ValueError unless both are tensors of one axis.
 
     Source: Su et al. 2021, "RoFormer", section 3.4.3, where its fall is called long-term decay.
     """
@@ -30,23 +30,23 @@ def rotary_bound(
 
 
 def angles(probe: Probe) -> Float64[Tensor, " pairs"] | None:
-    """theta_k of the pairs that the scheme turns, fastest first, read off what it does to a query from place 1 to 2.
+    """theta_k of the pairs that the scheme rotates, fastest first: the angles of the map from position 1 to 2.
 
-    None where it rotates nothing, or makes vectors of another width. A turn of more than pi per position would be taken
-    for a slower one backwards.
+    None if it rotates nothing, or changes the width of vectors. An angle above pi per position would be read as a
+    smaller negative one.
     """
     check_type("probe", probe, Probe)
     maps = probe.maps([1, 2])
     if maps is None:
         return None
     step = torch.linalg.solve(maps[0][0], maps[0][1], left=False)
-    # Angles come as +theta and -theta: every size twice, once sorted.
+    # The eigenvalues are e^(+-i theta), so every angle comes twice.
     return torch.linalg.eigvals(step).angle().abs().sort(descending=True).values[::2]
 
 
 def turns_evenly(probe: Probe) -> bool:
-    """Whether a step turns by the same map everywhere, without which no bound is of the distance alone."""
-    maps = probe.maps([1, 2, 50, 51])  # at place 0 a map may be none at all
+    """Whether a step of one position is the same map at every position; if not, no bound depends on distance alone."""
+    maps = probe.maps([1, 2, 50, 51])  # the map at position 0 may be the identity
     if maps is None:
         return True
     start, end = maps[0][0::2], maps[0][1::2]
@@ -56,11 +56,12 @@ def turns_evenly(probe: Probe) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Counterexample:
-    """Scores that a rotation does not let fall.
+    """Scores under a rotation that do not decay.
 
-    ``built``: at the distances 0, 1, 2, ..., of one query and the key built to peak at ``peak``, as a share of the
-    product of their norms. ``mean``, ``error`` and ``spread``: at ``distances``, of random Gaussian queries and keys,
-    over sqrt(d): the mean score, its standard error, and the standard deviation of the scores.
+    ``built``: the scores, at distances 0, 1, 2, ..., of a query and a key that is constructed to score highest at
+    distance ``peak``, divided by the product of their norms. ``mean``, ``error`` and ``spread``: of the scores of
+    Gaussian queries and keys at ``distances``, divided by sqrt(d), the mean, its standard error and the standard
+    deviation.
     """
 
     peak: int
@@ -74,11 +75,11 @@ class Counterexample:
 def counterexample(
     probe: Probe, peak: int, reach: int = 256, draws: int = 2048, every: int = 1
 ) -> Counterexample | None:
-    """For any query and any distance there is a key whose score is highest there, and random ones expect 0 everywhere.
+    """A key whose score with a fixed query is highest at distance ``peak``, and random keys, whose mean score is 0.
 
-    The key is the query, turned to where the query stands and back from where the key stands. Random ones are tried at
-    ``every`` so many of the ``reach`` distances. None where the scheme rotates nothing. ValueError for a ``peak`` past
-    them, or fewer than two ``draws``, which have no spread.
+    The key is the query, rotated as at the query's position and rotated back as at the key's. Random keys are measured
+    at every ``every``-th of ``reach`` distances. None if the scheme rotates nothing. ValueError for a ``peak`` of
+    ``reach`` or more, or fewer than two ``draws``.
 
     Source: Barbero et al. 2025, "Round and Round We Go! What makes Rotary Positional Encodings useful?" (arXiv
     2410.06205), propositions 3.1 and 3.2.
@@ -91,7 +92,7 @@ def counterexample(
     maps = probe.maps(torch.arange(reach))
     if maps is None:
         return None
-    ask = maps[0][-1]  # the query stands at the last place, so that the key at distance r is r places before it
+    ask = maps[0][-1]  # the query is at the last position, and the key at distance r is r positions before it
     keys = maps[1].flip(0)
     d = probe.shape.head_dim
     query = probe.draw(d, seed=7).double()

@@ -1,4 +1,4 @@
-"""One function per law. Each measures a scheme through a `Probe` and returns a `Finding`; none of them asserts."""
+"""Measures each law with one function, from a `Probe` of a scheme to a `Finding`; none of them asserts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,19 +15,19 @@ from posenc.tools.laws.vectors import LARGE, bounded, linear, orthogonal, unique
 
 SHIFTS = (1, 1000, 100_000)
 TOKENS = 12
-AROUND = 256  # how far a curve over distance is followed, to each side
-LATE = 1000  # where a phrase is met again
+AROUND = 256  # the number of distances in a curve, on each side
+LATE = 1000  # the later position of a phrase
 
 
 def _segments(tokens: int) -> Tensor:
     return torch.arange(tokens) % 2
 
 
-# --- what a shift does ----------------------------------------------------------------------------------------------
+# --- shifts ---------------------------------------------------------------------------------------------------------
 
 
 def _moved(probe: Probe) -> tuple[dict[int, float], float]:
-    """How far the internals go, at most, for each shift that the scheme can encode; and how large they are."""
+    """The largest change of the internals under each shift that the scheme can encode, and their magnitude."""
     content, segment, places = probe.content(TOKENS), _segments(TOKENS), torch.arange(TOKENS)
     here = probe.internals(places, places, content=content, segment=segment)
     moved = {}
@@ -41,8 +41,8 @@ def _moved(probe: Probe) -> tuple[dict[int, float], float]:
 
 
 def relative(probe: Probe) -> Finding:
-    """A shift of all positions changes nothing. A phase or a distance at place p is rounded by p eps, and a score sums
-    some of them: ten such errors are allowed."""
+    """A shift of all positions changes nothing. A phase or a distance at position p has a rounding error of p eps, and
+    a score is a sum of several: ten such errors are allowed."""
     moved, size = _moved(probe)
     shift = max(moved)
     value, threshold = max(moved.values()), 10 * size * shift * EPS
@@ -51,7 +51,7 @@ def relative(probe: Probe) -> Finding:
 
 
 def absolute(probe: Probe) -> Finding:
-    """A shift of all positions, however long, changes the scores by more than 1e-4 of their size."""
+    """Every shift of all positions, however long, changes the scores by more than 1e-4 of their magnitude."""
     moved, size = _moved(probe)
     shift = min(moved, key=lambda shift: moved[shift])
     value, threshold = moved[shift], 1e-4 * size
@@ -63,22 +63,22 @@ def absolute(probe: Probe) -> Finding:
 
 
 def directed(probe: Probe) -> Finding:
-    """Of two tokens that are the same, i's score for j differs from j's for i. Rounding is allowed 100 eps."""
+    """For two equal tokens, s(i, j) differs from s(j, i) by more than rounding, 100 eps."""
     places = torch.arange(16)
     found = probe.internals(places, places)
     size = max(1.0, found.abs().max().item())
     value, threshold = (found - found.transpose(2, 3)).abs().max().item(), 100 * EPS * size
     tied = probe.internals(places, places, tied=True)
     alike = (tied - tied.transpose(2, 3)).abs().max().item()
-    words = f"s(i, j) and s(j, i) differ by up to {value:.1e}, contents being the same"
+    words = f"s(i, j) and s(j, i) differ by up to {value:.1e}, for equal tokens"
     if value > threshold >= alike:
-        words += "; by nothing where queries and keys are projected alike, so direction is in the projections"
+        words += "; they are equal if queries and keys have the same projection, so direction is in the projections"
     return Finding(value > threshold, value, threshold, words, {"projected alike": alike})
 
 
 def curves(probe: Probe) -> tuple[Float[Tensor, "curves distances"], Float[Tensor, "curves distances"]]:
-    """Behind a token and ahead of it, from distance 0 on: the scores between tokens that are all the same, a curve for
-    each content and head; or the inner products of vectors, for a scheme that adds vectors and does nothing else."""
+    """Curves over distance, from 0 on, for keys before a token and for keys after it: the scores of equal tokens, a
+    curve for each content and head. For a scheme that only adds vectors, the inner products of its vectors."""
     reach = AROUND if probe.limit is None else min(AROUND, probe.limit // 2 + 1)
     middle = reach - 1
     places = torch.arange(2 * reach - 1)
@@ -92,7 +92,7 @@ def curves(probe: Probe) -> tuple[Float[Tensor, "curves distances"], Float[Tenso
 
 
 def _turn(curve: Tensor) -> int | None:
-    """The first distance at which a curve goes against the way it set out, by more than rounding."""
+    """The first distance at which a curve reverses its initial direction by more than rounding; None if never."""
     steps = curve.diff()
     steps = torch.where(steps.abs() <= 100 * EPS * curve.abs().max().clamp(min=1.0), 0.0, steps).sign()
     moving = steps.nonzero()[:, 0]
@@ -115,11 +115,11 @@ def _flat(curve: Tensor) -> bool:
 
 
 def monotone(probe: Probe) -> Finding:
-    """To each side of a token, the score of a fixed content never rises after it has fallen, nor falls after it has
-    risen. The value is the least size of Spearman's rank correlation with distance, of any head and content."""
+    """On each side of a token, the score of a fixed content is monotone in distance. The value is the smallest absolute
+    value of Spearman's rank correlation with distance, over heads and contents."""
     moving = [curve for side in curves(probe) for curve in side if not _flat(curve)]
     if not moving:
-        return not_applicable("scores do not depend on where the tokens are")
+        return not_applicable("scores do not depend on positions")
     turns = [turn for turn in map(_turn, moving) if turn is not None]
     value = min(abs(spearman(curve)) for curve in moving)
     where = "the inner product of two vectors" if probe.scheme.doors == ("add",) else "the score"
@@ -129,10 +129,10 @@ def monotone(probe: Probe) -> Finding:
 
 
 def decaying(probe: Probe) -> Finding:
-    """Looking back, every score falls with distance and never rises, whatever the content. The value is the share of
-    heads and contents for which that is so."""
+    """For keys before the query, every score decreases with distance, whatever the content. The value is the share of
+    heads and contents for which this holds."""
     if not probe.sees_places:
-        return not_applicable("scores do not depend on where the tokens are")
+        return not_applicable("scores do not depend on positions")
     back, _ = curves(probe)
     falls = [not _flat(curve) and _turn(curve) is None and bool(curve[-1] < curve[0]) for curve in back]
     value = sum(falls) / len(falls)
@@ -143,20 +143,20 @@ def decaying(probe: Probe) -> Finding:
 
 def decaying_bound(probe: Probe) -> Finding:
     """Bound, not behaviour: the bound B(r) of a rotation, averaged over distances from 512 to 1023, is below half of
-    what it is at 0. With it, what it does not imply: a key whose score is highest far away, and random ones, whose
-    scores have mean 0 and the same spread at every distance. Where several axes share the channels, a head has as many
-    for each."""
+    its value at 0. Scores need not decay: a key can be constructed to score highest far away, and the scores of random
+    keys have mean 0 and the same spread at every distance. With several axes, the head is widened so that each axis has
+    as many channels as one axis alone."""
     axes, shape = probe.axes, probe.shape
     probe = replace(probe, shape=replace(shape, dim=shape.dim * axes, head_dim=shape.head_dim * axes))
     theta = angles(probe)
     if theta is None:
         return not_applicable(
-            "it turns no token by an angle of its own"
+            "no token has a rotation of its own"
             if probe.turns_pairs
-            else "it rotates nothing, or makes vectors of another width"
+            else "it rotates nothing, or changes the width of vectors"
         )
     if not turns_evenly(probe):
-        return not_applicable("it turns by other angles elsewhere, so there is no bound of the distance alone")
+        return not_applicable("its rotation is not the same at every step, so no bound depends on distance alone")
     bound = rotary_bound(theta, torch.arange(LARGE))
     far = counterexample(probe, peak=200, every=5)
     assert far is not None
@@ -179,13 +179,13 @@ def decaying_bound(probe: Probe) -> Finding:
 
 
 def separable(probe: Probe) -> Finding:
-    """On a grid, a score is one number for the row and one for the column, added: what a two-way analysis of variance
-    leaves over is rounding, a share of less than eps of the variance."""
+    """On a grid, a score is the sum of a term for the row and a term for the column: the residual of a two-way analysis
+    of variance is rounding, less than a share eps of the variance."""
     flat = probe.with_axes(2)
     if flat is None:
         return not_applicable("it takes one coordinate per token")
     if not probe.sees_coordinates:
-        return not_applicable("scores do not depend on where the tokens are")
+        return not_applicable("scores do not depend on positions")
     height, width = 7, 9
     grid = torch.cartesian_prod(torch.arange(height), torch.arange(width))
     found = flat.effect(torch.tensor([[3, 4]]), grid)[:, :, 0].movedim(-1, 2).flatten(0, 2)
@@ -195,14 +195,14 @@ def separable(probe: Probe) -> Finding:
     value = (rest.square().sum() / table.square().sum()).item()
     energy = torch.linalg.svdvals(table).square()
     first = (energy[:, 0].sum() / energy.sum()).item()
-    words = f"rows and columns leave {value:.1e} of the variance of scores on a {height} x {width} grid over"
+    words = f"rows and columns leave {value:.1e} of the variance of scores on a {height} x {width} grid unexplained"
     words += f"; the first singular component holds {first:.0%} of it"
     return Finding(value <= EPS, value, EPS, words, {"rank-1 energy": first})
 
 
 def extensible(probe: Probe) -> Finding:
-    """There is one of it for tokens of two and of three coordinates, and it tells tokens apart along each of them. The
-    value is the most coordinates that it takes."""
+    """The scheme can be built for tokens with two and with three coordinates, and distinguishes tokens along each
+    coordinate. The value is the largest number of coordinates."""
     if not probe.sees_coordinates:
         return not_applicable("it sees no coordinates, however many there are")
     taken = []
@@ -226,7 +226,7 @@ def extensible(probe: Probe) -> Finding:
 
 
 def length_free(probe: Probe) -> Finding:
-    """Every integer position from 0 to 2^31 has an encoding, and so have the distances between them."""
+    """Every integer position from 0 to 2^31 has an encoding, and so does every distance between them."""
     if probe.limit is None:
         below = probe.encodes([0, -7])
         words = f"positions up to 2^31 have an encoding, those below 0 {'too' if below else 'have none'}"
@@ -235,8 +235,8 @@ def length_free(probe: Probe) -> Finding:
 
 
 def fractional(probe: Probe) -> Finding:
-    """Real positions have an encoding that moves with them, and by little when they move by little: a step of 1e-6 does
-    not change scores by more than 1e-3, and unless it sees no coordinates it does change them."""
+    """Real positions have an encoding that is continuous in them: a step of 1e-6 changes scores by at most 1e-3, and
+    does change them, unless the scheme does not depend on coordinates."""
     base = torch.tensor([0.5, 2.75, 4.0], dtype=torch.float64)
     try:
         here, there = (probe.internals(places, places) for places in (base, base + torch.tensor([0.0, 0.0, 1e-6])))
@@ -247,11 +247,11 @@ def fractional(probe: Probe) -> Finding:
     return Finding(holds, value, 1e-3, f"a step of 1e-6 changes scores by {value:.1e}")
 
 
-# --- how it is made -------------------------------------------------------------------------------------------------
+# --- how it is built ------------------------------------------------------------------------------------------------
 
 
 def deterministic(probe: Probe) -> Finding:
-    """It follows from its configuration: called twice and built twice it is the same, bit for bit."""
+    """The configuration determines the encoding: called twice or built twice, the scheme gives equal bits."""
     places, content = torch.arange(TOKENS), probe.content(TOKENS)
     found = [
         other.internals(places, places, content=content, segment=_segments(TOKENS))
@@ -259,7 +259,7 @@ def deterministic(probe: Probe) -> Finding:
     ]
     again, rebuilt = ((found[0] - other).abs().max().item() for other in found[1:])
     words = "called twice it is the same" if again == 0 else f"called twice it differs by {again:.1e}"
-    words += ", built twice too" if rebuilt == 0 else f", built twice it differs by {rebuilt:.1e}: it is drawn"
+    words += ", built twice too" if rebuilt == 0 else f", built twice it differs by {rebuilt:.1e}: it is random"
     value = max(again, rebuilt)
     return Finding(value == 0, value, 0.0, words, {"called again": again, "built again": rebuilt})
 
@@ -271,8 +271,8 @@ def parameter_free(probe: Probe) -> Finding:
 
 
 def order_free(probe: Probe) -> Finding:
-    """Without a mask, attention cannot tell in which order its tokens stand: when tokens change places and positions
-    stay, the output changes places with them. Attention without a scheme is so; the question is whether it still is."""
+    """Without a mask, attention is equivariant to permutations: if tokens are permuted and positions are not, the
+    output is permuted in the same way. This holds without a scheme; the law is that it holds with it."""
     content, segment, places = probe.content(9), _segments(9), torch.arange(9)
     shuffle = torch.tensor([4, 1, 8, 0, 6, 2, 7, 3, 5])
 
@@ -282,7 +282,7 @@ def order_free(probe: Probe) -> Finding:
 
     value, threshold = moved(probe), 1000 * EPS
     without = moved(Probe.named("nope", probe.shape))
-    words = f"tokens that change places change their outputs by up to {value:.1e}; without it by {without:.1e}"
+    words = f"a permutation of tokens changes their outputs by up to {value:.1e}; without it by {without:.1e}"
     return Finding(value <= threshold, value, threshold, words, {"without it": without})
 
 
@@ -290,17 +290,17 @@ def order_free(probe: Probe) -> Finding:
 
 
 def fixed_ahead(probe: Probe) -> Finding:
-    """Must the set of positions be fixed ahead of time? Yes where an end was found, which is the value."""
+    """Must the set of positions be fixed ahead of time? Yes if there is a largest position, which is the value."""
     if probe.limit is None:
         return Finding(False, None, None, "no: no end up to 2^31")
     return Finding(True, float(probe.limit), None, f"yes: {probe.end}")
 
 
 def hinders(probe: Probe) -> Finding:
-    """Does the scheme hinder generalising to new positions? A phrase of three tokens, at positions 2 to 4 and then
-    1000 to 1002 (or at the end of the table): how far do the scores between its own tokens move, as a share of how much
-    they vary (root mean square over standard deviation)? Where vectors are added, the content is made as long as they
-    are, equal partners; ``numbers`` has the value for content from N(0, 1) too."""
+    """Does the scheme hinder generalising to new positions? A phrase of three tokens is moved from positions 2 to 4 to
+    positions 1000 to 1002 (or to the end of the table). The value is the change of the scores between its tokens,
+    relative to their spread (root mean square over standard deviation). If vectors are added, the content is scaled to
+    their magnitude; ``numbers`` also has the value for content from N(0, 1)."""
     late = LATE if probe.limit is None else min(LATE, probe.limit - 4)
     early, content = torch.arange(2, 5), probe.content(3)
     added = probe.scheme.tokens(probe.positions(early), dtype=torch.float64).tables
@@ -342,7 +342,7 @@ _MEASURES = (
     order_free,
 )
 LAWS: dict[str, Callable[[Probe], Finding]] = dict(zip(Law, _MEASURES, strict=True))
-"""Every law that a scheme may claim in the catalog, and how it is measured."""
+"""The laws that a scheme may claim in the catalog, and the functions that measure them."""
 
 QUESTIONS: dict[str, Callable[[Probe], Finding]] = {"fixed_ahead": fixed_ahead, "hinders": hinders}
 """Must the set of positions be fixed ahead of time? Does the scheme hinder generalising to new positions?"""

@@ -42,7 +42,7 @@ def _cell(finding: Finding, words: str) -> Cell:
 
 
 def _findings(audit: Audit) -> Section:
-    """Everything that was measured of a scheme, and where it is not as the catalog says."""
+    """All measurements of a scheme, with the disagreements with the catalog in bold."""
     table = Table("", "", ["law", "holds", "measured"])
     for law, finding in audit.findings.items():
         claim = f"The catalog {'claims' if law in (audit.claims or ()) else 'does not claim'} this law."

@@ -23,17 +23,17 @@ from posenc.schemes.nope import NoPE
 
 Build: TypeAlias = Callable[[Shape], Scheme]
 Places: TypeAlias = "Tensor | Sequence[int] | Sequence[float]"
-"""Where tokens are: a number for each, (tokens,), or several, (tokens, axes)."""
+"""Positions of tokens, (tokens,) or (tokens, axes)."""
 
 SHAPE = Shape(dim=96, num_heads=6, head_dim=16, max_positions=1024)
-"""The model that schemes are measured in: six heads, so that a rule for powers of two alone would show."""
+"""The model that schemes are measured in; six heads would reveal a rule that holds only for powers of two."""
 
 FARTHEST = 2**31
-"""The position up to which the end of what a scheme can encode is looked for."""
+"""The largest position that is tried in the search for a scheme's limit."""
 
-CONTENTS = 4  # that many contents are tried at once, as the rows of a batch
-HIDDEN = -1e4  # what a score of -inf counts as, so that it can be compared
-EPS = 2.0**-52  # float64, in which everything is measured unless it says otherwise
+CONTENTS = 4  # random contents that are tried, the rows of a batch
+HIDDEN = -1e4  # replaces a score of -inf, so that it can be compared
+EPS = 2.0**-52  # of float64, the default dtype of a probe
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ def not_applicable(words: str) -> Finding:
 class Probe:
     """A scheme with fixed random contents and projections, so that its effect can be measured.
 
-    ``build`` makes the scheme for a shape; parameters are drawn at ``seed``. Everything is in ``dtype``: the content,
-    the projections and the scheme's parameters, as in a model of that dtype. Raises what the scheme does where it
-    takes positions of neither one, two nor three axes.
+    ``build`` makes the scheme for a shape; its parameters are drawn with ``seed``. Content, projections and parameters
+    are in ``dtype``, as in a model of that dtype. Raises the scheme's own error if it accepts neither one, two nor
+    three coordinates per token.
 
     >>> probe = Probe.named("rope")
     >>> places = torch.arange(5)
@@ -78,19 +78,20 @@ class Probe:
         if not callable(self.build):
             raise ValueError(f"build must be a function of a Shape, got {shown(self.build)}")
         check_type("shape", self.shape, Shape)
-        whole("seed", self.seed, -(2**63), 2**64 - 1)  # what a generator takes
+        whole("seed", self.seed, -(2**63), 2**64 - 1)  # the range of a generator's seed
         check_choice("dtype", self.dtype, (torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
     @classmethod
     def named(cls, names: str, shape: Shape = SHAPE) -> "Probe":
-        """Of a scheme of the catalog, ``"rope"``, or several, ``"rope+alibi"``. ValueError for an unknown name."""
+        """A probe of a scheme of the catalog, ``"rope"``, or of a composition, ``"rope+alibi"``. ValueError for an
+        unknown name."""
         entries_of(names)
         return cls(lambda shape: scheme_from_names(names, shape), shape)
 
     @cached_property
     def scheme(self) -> Scheme:
-        """The scheme itself. Drawing its parameters leaves PyTorch's global generator as it was. What begins as nothing
-        is drawn from N(0, 1), or there would be nothing to measure."""
+        """The scheme. Parameters that are initialised to zero are drawn from N(0, 1), so that there is an effect to
+        measure. The state of PyTorch's global generator is restored."""
         with torch.random.fork_rng(devices=()):
             torch.default_generator.manual_seed(self.seed)
             return with_random_parameters(self.build(self.shape)).to(self.dtype).requires_grad_(False)
@@ -99,7 +100,7 @@ class Probe:
 
     @cached_property
     def axes(self) -> int:
-        """The fewest coordinates per token that the scheme takes."""
+        """The fewest coordinates per token that the scheme accepts."""
         refused = self.refusal(1)
         if refused is None:
             return 1
@@ -123,18 +124,17 @@ class Probe:
         """The scheme, built for this many coordinates per token; None if that is not possible."""
         if self.refusal(axes) is None:
             return self
-        if axes == 1:  # a shape without a grid has been refused
+        if axes == 1:  # a shape without a grid was refused
             return None
-        pairs = 2 * axes  # what every axis has channels for: a sine and a cosine
+        pairs = 2 * axes  # each axis has pairs of channels, a sine and a cosine
         dim, head_dim = (max(size - size % pairs, pairs) for size in (self.shape.dim, self.shape.head_dim))
         shape = replace(self.shape, dim=dim, head_dim=head_dim, grid=(self.shape.max_positions,) * axes)
         other = replace(self, shape=shape)
         return other if other.refusal(axes) is None else None
 
     def positions(self, places: Places, segment: Int[Tensor, " tokens"] | None = None) -> Positions:
-        """Tokens at these places. A place p of one number, where tokens have several coordinates, is (p, p + 3, p + 6):
-        on a line that misses the origin, since on one through it all turns commute. All tokens are of segment 0 unless
-        told otherwise."""
+        """Positions with these coordinates, in segment 0 by default. If tokens have several coordinates, a number p
+        stands for (p, p + 3, p + 6): on a line through the origin, all rotations would commute."""
         places = torch.as_tensor(places)
         if places.dim() == 1 and self.axes > 1:
             places = places[:, None] + 3 * torch.arange(self.axes)
@@ -142,12 +142,12 @@ class Probe:
         return Positions(places[None], segment=segment[None])
 
     def draw(self, *size: int, seed: int) -> Tensor:
-        """Numbers from N(0, 1), the same at every call."""
+        """Numbers from N(0, 1); the same for the same seed."""
         generator = torch.Generator().manual_seed(seed)
         return torch.randn(*size, generator=generator, dtype=torch.float64).to(self.dtype)
 
     def content(self, tokens: int, equal: bool = False) -> Float[Tensor, "contents tokens dim"]:
-        """What the tokens are before positions: N(0, 1). ``equal``: all tokens of a content are the same."""
+        """The tokens without positions, from N(0, 1). ``equal``: all tokens of a content are equal."""
         drawn = self.draw(CONTENTS, 1 if equal else tokens, self.shape.dim, seed=1)
         return drawn.expand(-1, tokens, -1)
 
@@ -157,7 +157,7 @@ class Probe:
         weight = self.draw(self.shape.dim, heads * head_dim, seed=2 + which) / self.shape.dim**0.5
         return (x @ weight).unflatten(-1, (heads, head_dim)).transpose(1, 2)
 
-    # -- what the scheme does to them ---------------------------------------------------------------------------------
+    # -- the scheme's effect ------------------------------------------------------------------------------------------
 
     def internals(
         self,
@@ -168,10 +168,10 @@ class Probe:
         segment: Int[Tensor, " tokens"] | None = None,
         tied: bool = False,
     ) -> Float[Tensor, "contents heads queries keys channels"]:
-        """What happens between two tokens: the score, and after it the vector that the value door adds, if it is open.
+        """The score of every pair of tokens, followed by the vector of the value door, if that is open.
 
-        Without ``content`` all tokens are the same; with it, queries and keys are the same tokens. ``tied`` projects
-        keys as queries are.
+        Without ``content`` all tokens are equal; with it, queries and keys are the same tokens. ``tied`` uses one
+        projection for queries and keys.
         """
         query_positions, key_positions = _in_line(self.positions(queries, segment), self.positions(keys, segment))
         x = self.content(len(query_positions), equal=True) if content is None else content
@@ -179,7 +179,7 @@ class Probe:
         return self._internals(query_positions, key_positions, x, y, tied)
 
     def effect(self, queries: Places, keys: Places) -> Float[Tensor, "contents heads queries keys channels"]:
-        """What the scheme changes between tokens that are all the same: its internals less the score without it."""
+        """The effect of the scheme on equal tokens: its internals minus the score without it."""
         changed = self.internals(queries, keys)
         changed[..., :1] -= replace(self, build=lambda shape: NoPE()).internals(queries, keys)
         return changed
@@ -199,54 +199,52 @@ class Probe:
 
     @staticmethod
     def _with_features(encoding: Encoding, x: Tensor, y: Tensor) -> Encoding:
-        """What layers would make of the tokens' content, by fixed random projections."""
+        """The encoding with its features, fixed random projections of the tokens' content."""
         wanted = encoding.wanted
-        if not wanted:
-            return encoding
         return encoding.with_projected(projected_at_random(wanted, x, seed=20), projected_at_random(wanted, y, seed=20))
 
     @cached_property
     def turns_pairs(self) -> bool:
-        """Whether the rotate door turns far pairs otherwise than near ones, so that no token has a rotation."""
+        """Whether distant pairs are rotated differently, so that no token has a rotation of its own."""
         if "rotate" not in self.scheme.doors:
             return False
         return self.scheme.tokens(self.positions([0])).banded is not None
 
     @property
     def sees_pairs(self) -> bool:
-        """Whether it does anything to a pair that it does to neither token: by a pair door, or by turning pairs."""
+        """Whether it acts on pairs of tokens: through a pair door, or with bands of rotations."""
         return bool({"score", "value"} & set(self.scheme.doors)) or self.turns_pairs
 
     def vectors(self, places: Places) -> Float[Tensor, "tokens channels"] | None:
-        """What the token doors give each position, in one row: the vector it adds, and a fixed query and a fixed key as
-        it turns them. None where both are closed, turn pairs, or do the same to every token, wherever it stands."""
+        """A row for each position: the vector it adds, and a fixed query and a fixed key after rotation. None if the
+        token doors do not depend on the position."""
         doors = {"add"} if self.turns_pairs else {"add", "rotate"}
         if not doors & set(self.scheme.doors):
             return None
         positions = self.positions(places)
         encoding = self.scheme.tokens(positions, dtype=torch.promote_types(self.dtype, torch.float32))
         rows = [table[0].to(self.dtype) for table in encoding.tables]
-        if encoding.rotations and not self.turns_pairs:
-            sizes = (1, self.shape.num_heads, 1, self.shape.head_dim)
-            fixed = (self.draw(*sizes, seed=seed).expand(-1, -1, len(positions), -1) for seed in (5, 6))
-            turns = (encoding.rotate_query, encoding.rotate_key)
-            turned = [turn(x)[0].transpose(0, 1).flatten(1) for turn, x in zip(turns, fixed, strict=True)]
-            rows += turned if self._turns_by_position else []
+        if encoding.rotations and not self.turns_pairs and self._turns_by_position:
+            rows += [x[0].transpose(0, 1).flatten(1) for x in self._turned(encoding, len(positions), self.dtype)]
         return torch.cat(rows, -1) if rows else None
+
+    def _turned(self, encoding: Encoding, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """A fixed query and a fixed key, rotated as at each position."""
+        sizes = (1, self.shape.num_heads, 1, self.shape.head_dim)
+        query, key = (self.draw(*sizes, seed=seed).to(dtype).expand(-1, -1, tokens, -1) for seed in (5, 6))
+        return encoding.rotate_query(query), encoding.rotate_key(key)
 
     @cached_property
     def _turns_by_position(self) -> bool:
-        """Whether what the rotate door does depends on where the tokens are."""
+        """Whether the rotation depends on the position."""
         last = FARTHEST if self.limit is None else self.limit
         encoding = self.scheme.tokens(self.positions([0, 1, last]), dtype=torch.float64)
-        sizes = (1, self.shape.num_heads, 1, self.shape.head_dim)
-        fixed = [self.draw(*sizes, seed=seed).double().expand(-1, -1, 3, -1) for seed in (5, 6)]
-        turned = (encoding.rotate_query(fixed[0]), encoding.rotate_key(fixed[1]))
+        turned = self._turned(encoding, 3, torch.float64)
         return any(not torch.equal(x, x[:, :, :1].expand_as(x)) for x in turned)
 
     def maps(self, places: Places) -> tuple[Tensor, Tensor] | None:
-        """What the rotate door does to queries and to keys of head 0, as matrices (tokens, head_dim, head_dim) of
-        float64; None where it is closed, turns pairs, or changes their width."""
+        """The rotate door's maps of queries and of keys in head 0, matrices (tokens, head_dim, head_dim) of float64;
+        None if it is closed, has bands, or changes the width."""
         if "rotate" not in self.scheme.doors or self.turns_pairs:
             return None
         positions = self.positions(places)
@@ -262,18 +260,18 @@ class Probe:
     def output(
         self, places: Places, content: Float[Tensor, "contents tokens dim"], segment: Int[Tensor, " tokens"]
     ) -> Float[Tensor, "contents heads tokens head_dim"]:
-        """Attention of these tokens to each other, without a mask."""
+        """The output of attention among these tokens, without a mask."""
         encoding = self.scheme(self.positions(places, segment), dtype=torch.float64)
         encoding = self._with_features(encoding, content, content)
         x = encoding.add(content)
         query, key, value = (self.project(x, number) for number in range(3))
-        # A row for each query might be causality, so that none objects.
+        # An explicit mask that hides nothing is accepted by schemes that require causality.
         everything = torch.ones(query.size(2), key.size(2), dtype=torch.bool)
         out = attention(query, key, value, encoding, attn_mask=everything, backend="reference")
         assert isinstance(out, Tensor)
         return out
 
-    # -- where it ends ------------------------------------------------------------------------------------------------
+    # -- its limit ----------------------------------------------------------------------------------------------------
 
     def encodes(self, places: Sequence[int]) -> bool:
         """Whether tokens at these positions have a finite encoding."""
@@ -285,7 +283,7 @@ class Probe:
 
     @cached_property
     def limit(self) -> int | None:
-        """The largest position of a token next to one at 0, found by bisection; None if there is no limit."""
+        """The largest position that can be encoded beside position 0, by bisection; None if there is no limit."""
         if self.encodes([0, FARTHEST]):
             return None
         low, high = 0, FARTHEST
@@ -296,7 +294,7 @@ class Probe:
 
     @cached_property
     def end(self) -> str:
-        """The limit in words: what ends is where tokens are, or only the distance between them."""
+        """The limit in words: of positions, or only of distances."""
         what = "distances" if self.encodes([FARTHEST, FARTHEST]) else "positions"
         return f"{what} end at {self.limit}"
 
@@ -313,13 +311,13 @@ class Probe:
     def _tells(self, far: Tensor) -> bool:
         near = torch.arange(8)
         here, there = self.internals(near, near), self.internals(far, far)
-        # Sums along the order may be taken in another way, and be rounded otherwise.
+        # Sums along the order may be computed in another way, with other rounding errors.
         return bool((there - here).abs().max() > 100 * torch.finfo(here.dtype).eps * max(1.0, here.abs().max().item()))
 
 
 def _in_line(queries: Positions, keys: Positions) -> tuple[Positions, Positions]:
-    """The same tokens in the order of their places, those of queries and keys together: for schemes that count what
-    stands between two tokens. On a grid they keep the order that they are given in."""
+    """The same positions with the order of their coordinates, over queries and keys together, for schemes that depend
+    on the tokens between two. Tokens of a grid keep their order."""
     if queries.coords.dim() != 2:
         return queries, keys
     line = torch.unique(torch.cat((queries.coords, keys.coords), 1))

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Audit:
-    """One scheme, or several joined by "+", held to every law and asked both questions.
+    """The findings of all laws and of both questions for a scheme or a composition.
 
-    ``claims`` is what the catalog declares; None for a composition or a scheme of the user's own without
-    an entry, of which nothing is declared.
+    ``claims`` are the laws that the catalog declares; None for a composition, or a user's scheme without an entry.
     """
 
     name: str
@@ -39,7 +38,7 @@ class Audit:
 
 def audit(names: str, shape: Shape = SHAPE) -> Audit:
     """Measures a scheme of the catalog, ``"rope"``, or a composition, ``"rope+alibi"``. ValueError for an unknown name,
-    or a shape of fewer than 64 positions, too few to measure among.
+    or a shape of fewer than 64 positions, which are too few to measure.
 
     >>> audit("rope").findings["relative"].holds
     True
@@ -54,7 +53,8 @@ def audit(names: str, shape: Shape = SHAPE) -> Audit:
 
 
 def audit_all(names: Iterable[str] = (), shape: Shape = SHAPE) -> tuple[Audit, ...]:
-    """These schemes, or all of the catalog. ValueError for an unknown name, before anything is measured."""
+    """Audits of these schemes, by default of the whole catalog. ValueError for an unknown name, before any
+    measurement."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise ValueError(f"names must be a sequence of names, got {shown(names)}")
     chosen = tuple(names) or tuple(entry.name for entry in catalog())
@@ -66,14 +66,14 @@ def audit_all(names: Iterable[str] = (), shape: Shape = SHAPE) -> tuple[Audit, .
 # --- cells ----------------------------------------------------------------------------------------------------------
 
 IDEAL = ("unique", "linear", "length_free", "deterministic", "extensible", *QUESTIONS)
-"""What an ideal encoding would have, and the two questions."""
+"""The laws of an ideal encoding, and the two questions."""
 
 TABLES = {
     "An ideal encoding, and two questions": IDEAL,
     "Where tokens are": ("relative", "absolute", "orthogonal", "bounded", "fractional", "parameter_free", "order_free"),
     "Distance, direction, axes": ("directed", "monotone", "decaying", "decaying_bound", "separable"),
 }
-"""Every law and question, in the table that shows it."""
+"""The laws and questions of each table, by its title."""
 
 _HEADS = {
     "linear": "linear relation",
@@ -87,7 +87,7 @@ _HEADS = {
 
 
 def head(law: str) -> str:
-    """A law as the tables call it."""
+    """The heading of a law."""
     return _HEADS.get(law, law.replace("_", " "))
 
 
@@ -116,7 +116,7 @@ _SHORT: dict[str, Callable[[Finding], str]] = {
     "fixed_ahead": lambda finding: finding.words.partition(": ")[2].partition(" ")[0] if finding.holds else "",
     "hinders": lambda finding: f"{finding.value:.2f}" if finding.holds else "",
 }
-"""The number beside a verdict; laws that are not here need none."""
+"""The number beside a verdict; other laws have none."""
 
 
 def verdict(finding: Finding) -> str:
@@ -125,7 +125,7 @@ def verdict(finding: Finding) -> str:
 
 
 def cell(law: str, finding: Finding) -> str:
-    """The verdict, and the number behind it in short."""
+    """The verdict and a short form of the value."""
     shorten = _SHORT.get(law)
     short = shorten(finding) if shorten is not None and finding.value is not None else ""
     return f"{verdict(finding)} {short}".strip()
@@ -160,7 +160,7 @@ def text_tables(audits: Sequence[Audit]) -> tuple["Table", ...]:
 
 
 def as_json(audits: Sequence[Audit], shape: Shape = SHAPE) -> str:
-    """All findings, with the definitions of the laws and the sizes they were measured at."""
+    """All findings, the definitions of the laws, and the shape."""
     document = {
         "shape": asdict(shape),
         "laws": {law: definition(law) for law in LAWS},

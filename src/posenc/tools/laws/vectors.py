@@ -1,4 +1,4 @@
-"""Laws of the vectors that encode positions, and of the pattern of scores over distances."""
+"""Measures the laws of position vectors, and of the scores at each distance."""
 
 from dataclasses import dataclass, replace
 
@@ -9,34 +9,34 @@ from torch import Tensor
 from posenc.tools.laws.probe import EPS, Finding, Probe, not_applicable
 
 SMALL, MEDIUM, LARGE = 64, 256, 1024
-NEAR, FAR = 2**15, 2**20  # where the growth of a scheme without an end is looked for
-FITTED = 512  # positions among which a linear map is fitted and held against
+NEAR, FAR = 2**15, 2**20  # the ranges that are compared to find growth, for a scheme without a largest position
+FITTED = 512  # positions to fit and to test a linear map on
 LINEAR = 1000 * FITTED * EPS
 
 
 def _patterns(probe: Probe, count: int) -> Float[Tensor, "distances channels"]:
-    """What a query meets at the distances 0 .. count - 1 behind it, all tokens being the same."""
+    """The effect at distances 0 .. count - 1 before a query, for equal tokens."""
     found = probe.effect([count - 1], torch.arange(count - 1, -1, -1))[:, :, 0]
-    scores, values = found[..., :1], found[:1, ..., 1:]  # what the value door adds does not depend on the content
+    scores, values = found[..., :1], found[:1, ..., 1:]  # the value door does not depend on the content
     return torch.cat([part.movedim(2, 0).flatten(1) for part in (scores, values)], -1)
 
 
 class _Code:
-    """A row for each position or distance, as told apart in a dtype: how far all pairs of rows lie from each other."""
+    """The codes of positions or of distances in a dtype, one per row, and the distances between all rows."""
 
     def __init__(self, kind: str, rows: Float[Tensor, "count channels"], dtype: torch.dtype) -> None:
-        rows = rows.float()  # which holds them exactly: they are of float32 or less
+        rows = rows.float()  # exact, since they are in float32 or less
         self.kind, self.apart = kind, torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
         self.apart.fill_diagonal_(torch.inf)
-        self.step = torch.finfo(dtype).eps * rows.norm(dim=-1).max().item()  # one rounding step of the longest row
+        self.step = torch.finfo(dtype).eps * rows.norm(dim=-1).max().item()  # one rounding step of the largest row
 
     def closest(self, count: int | None = None) -> float:
-        """The least distance between two of the first rows."""
+        """The smallest distance between two of the first ``count`` rows."""
         return self.apart[:count, :count].min().item()
 
     @property
     def collision(self) -> int:
-        """The first row that lies within a rounding step of an earlier one, or -1."""
+        """The first row within a rounding step of an earlier one; -1 if there is none."""
         clash = (self.apart <= self.step).tril(-1).any(-1)
         return int(clash.int().argmax()) if clash.any() else -1
 
@@ -46,21 +46,21 @@ def _codes(probe: Probe, dtype: torch.dtype, count: int) -> list[_Code]:
     vectors = other.vectors(torch.arange(count))
     if vectors is not None:
         codes.append(_Code("positions", vectors, dtype))
-    if probe.sees_pairs:  # scores are float32 whatever the dtype of the model
+    if probe.sees_pairs:  # scores are in float32 in a model of any dtype
         codes.append(_Code("distances", _patterns(other, count), torch.float32))
     return codes
 
 
 def unique(probe: Probe) -> Finding:
-    """No two positions share a vector or, for pair doors, no two distances a pattern of scores: the closest two of 1024
-    lie more than one rounding step of the longest apart, in float32. The same is measured in bfloat16."""
+    """No two positions have the same vector or, for pair doors, no two distances the same scores: of 1024 codes, the
+    closest two differ by more than one rounding step of the largest code, in float32. bfloat16 is measured too."""
     count = LARGE if probe.limit is None else min(LARGE, probe.limit + 1)
     numbers: dict[str, float | int] = {}
     found: _Code | None = None
     for dtype in (torch.bfloat16, torch.float32):
         found = max(_codes(probe, dtype, count), key=lambda code: _ratio(code.closest(), code.step), default=None)
         if found is None:
-            return Finding(False, 0.0, 0.0, "it opens no door: all positions are the same to it")
+            return Finding(False, 0.0, 0.0, "it opens no door, so it does not distinguish positions")
         name = str(dtype).removeprefix("torch.")
         numbers |= {f"{name} at {size}": found.closest(size) for size in (SMALL, MEDIUM, LARGE) if size <= count}
         numbers[f"{name} first collision"] = found.collision
@@ -68,7 +68,7 @@ def unique(probe: Probe) -> Finding:
     value, threshold = found.closest(), found.step
     words = f"the closest two of {count} {found.kind} are {value:.1e} apart in float32"
     if found.collision >= 0:
-        words += f"; {found.kind[:-1]} {found.collision} is the first to share its code with one before it"
+        words += f"; {found.kind[:-1]} {found.collision} is the first with the code of an earlier one"
     return Finding(value > threshold, value, threshold, words, numbers)
 
 
@@ -78,8 +78,9 @@ def _ratio(value: float, threshold: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class LinearMap:
-    """M_k fitted to vectors at three places of four, with what it does at the others, as shares of the vectors' size:
-    ``residual`` of M_k p_t = p_{t+k}, ``bend`` of (M_k p) . (M_k p') = p . p', ``composed`` of M_l M_k = M_{k+l}."""
+    """The errors of a map M_k that is fitted to the vectors at three quarters of the positions, measured at the others
+    and relative to the vectors' magnitude: ``residual`` of M_k p_t = p_{t+k}, ``bend`` of (M_k p) . (M_k p') = p . p',
+    and ``composed`` of M_l M_k = M_{k+l}."""
 
     residual: float
     bend: float
@@ -87,11 +88,11 @@ class LinearMap:
 
 
 def linear_map(probe: Probe, near: int = 3, far: int = 5) -> LinearMap | None:
-    """The best linear map from the vectors at places t to those at t + near, and on to t + near + far. Least squares,
-    by singular values, since slow channels are nearly dependent. None where no position has a vector.
+    """Fits a linear map from the vectors at positions t to those at t + near, and on to t + near + far. None if
+    positions have no vectors.
 
-    Of 12 channels, not of as many as the probe has: among a hundred smooth channels, of sines or of anything else,
-    there is a combination that looks like any one of them a few places on, to the last digit.
+    The least squares use singular values, since slow channels are nearly collinear. Only 12 channels are used: among a
+    hundred smooth channels, some linear combination equals any one of them a few positions on, to the last digit.
     """
     probe = replace(probe, shape=replace(probe.shape, dim=12, num_heads=3, head_dim=4))
     count = FITTED if probe.limit is None else min(FITTED, probe.limit + 1 - near - far)
@@ -118,23 +119,23 @@ def linear_map(probe: Probe, near: int = 3, far: int = 5) -> LinearMap | None:
 def _linear(probe: Probe) -> LinearMap | Finding:
     if not probe.sees_coordinates:
         return not_applicable("it sees no coordinates, so no position has a vector of its own")
-    return linear_map(probe) or not_applicable("it gives codes to pairs of positions, and to no position a vector")
+    return linear_map(probe) or not_applicable("it encodes pairs of positions, and no position has a vector")
 
 
 def linear(probe: Probe) -> Finding:
-    """One matrix M_k carries the vector of every position t to that of t + k, and M_l M_k = M_{k+l}; fitted to some
-    positions, of 12 channels, and held against others. A thousand roundings for each position are allowed."""
+    """One matrix M_k maps the vector of every position t to that of t + k, and M_l M_k = M_{k+l}. It is fitted to some
+    positions, with 12 channels, and tested on others. A thousand rounding errors per position are allowed."""
     found = _linear(probe)
     if isinstance(found, Finding):
         return found
     value = max(found.residual, found.composed)
-    words = f"at positions it was not fitted to, M_3 misses by {found.residual:.1e} of a vector's length"
+    words = f"at positions that it was not fitted to, M_3 has an error of {found.residual:.1e} of a vector's length"
     words += f", and M_5 M_3 = M_8 by {found.composed:.1e}"
     return Finding(value <= LINEAR, value, LINEAR, words, {"residual": found.residual, "composition": found.composed})
 
 
 def orthogonal(probe: Probe) -> Finding:
-    """That matrix keeps lengths and angles: a position moves on by a turn."""
+    """The matrix M_k of the linear relation is orthogonal: it keeps lengths and angles."""
     found = _linear(probe)
     if isinstance(found, Finding):
         return found
@@ -144,11 +145,10 @@ def orthogonal(probe: Probe) -> Finding:
 
 
 def bounded(probe: Probe) -> Finding:
-    """What it adds to a vector, makes of one or changes in a score stays within a bound: the largest up to position
-    2^20 is at most a quarter above the largest up to 2^15. (A logarithm grows by a third.) A table with an end has one
-    by being finite."""
+    """The added or rotated vectors and the changes of scores are bounded: the largest up to position 2^20 is at most a
+    quarter above the largest up to 2^15. (A logarithm grows by a third.) A finite table is always bounded."""
     if probe.sees_places and not probe.sees_coordinates:
-        return not_applicable("it goes by which tokens stand between two, and not by how far apart they are")
+        return not_applicable("it depends on the tokens between two, not on the distance between them")
     generator = torch.Generator().manual_seed(11)
     if probe.limit is None:
         near = torch.cat((torch.arange(SMALL), torch.randint(NEAR, (448,), generator=generator)))
@@ -161,7 +161,7 @@ def bounded(probe: Probe) -> Finding:
         what = "vector it adds" if "rotate" not in probe.scheme.doors else "vector it has turned"
         sizes.append((f"norm of a {what}", *(x.norm(dim=-1).max().item() for x in vectors if x is not None)))
     if probe.sees_pairs:
-        # The query stands at the end of a text, and is told of every key before it.
+        # The query is the last token, and all keys are before it.
         ends = (NEAR, FAR) if probe.limit is None else (probe.limit, probe.limit)
         both = zip(ends, (near, far), strict=True)
         found = [probe.effect([end], end - places).abs().max().item() for end, places in both]

@@ -1,1 +1,1 @@
-"""Pictures and reports, made from the records of a comparison."""
+"""Draws figures of schemes: the figures of ``posenc plot``."""

@@ -95,7 +95,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class _Help(argparse.Action):
-    """Help for all figures, or, after the name of a figure, for that one with its defaults."""
+    """Prints the help of all figures or, after the name of a figure, of that one with its defaults."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(nargs=0, default=argparse.SUPPRESS, **options)
@@ -123,7 +123,7 @@ class _Help(argparse.Action):
 
 
 def find(name: str) -> Entry:
-    """The figure of that name. ValueError, with the known names, for another."""
+    """The figure of that name. ValueError, with the known names, for an unknown one."""
     check_type("figure", name, str)
     known = {entry.name: entry for entry in FIGURES}
     check_name("figure", name, list(known))
@@ -181,7 +181,7 @@ def _add_options(parser: argparse._ActionsContainer, names: Mapping[str, Any]) -
 
 
 def _default(value: Any) -> str:
-    """A default, as it is written on the command line."""
+    """A default as it is written on the command line."""
     if value is None:
         return "see above"
     if isinstance(value, bool):
@@ -229,7 +229,7 @@ def _asked(arguments: argparse.Namespace) -> tuple[Entry, dict[str, Any]]:
 
 
 def _given(defaults: Mapping[str, Any]) -> str:
-    """The options of a figure with their defaults; in brackets those without a value."""
+    """The options of a figure with their defaults; options without a default value are in brackets."""
     return " ".join(
         f"[{flag}]" if value is None or isinstance(value, bool) else f"{flag} {_default(value)}"
         for flag, value in ((_flags([name]), value) for name, value in defaults.items())

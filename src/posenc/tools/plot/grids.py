@@ -1,6 +1,6 @@
-"""Figures of relative indices: which row of a table a distance reads, in one dimension and in two.
+"""Draws figures of relative indices: the row of a table for each distance, in one dimension and in two.
 
-The numbers are not worked out again: the schemes' own scores are read, with tables that hold their own indices.
+The indices are the schemes' own: they are read from scores of tables that hold their own indices.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ from posenc.tools.plot import panels
 
 
 def relative_index(*, length: int = 4, dark: bool = False) -> Figure:
-    """The 2N - 1 distances of N tokens, the index each has in the table, and the index that every pair reads."""
+    """The 2N - 1 distances of N tokens, their indices in the table, and the index of every pair."""
     index = relative_indices(length)
     distances = list(range(1 - length, length))
     with style.context(dark):
@@ -41,8 +41,8 @@ def relative_index(*, length: int = 4, dark: bool = False) -> Figure:
 
 
 def relative_to_absolute(*, length: int = 4, dark: bool = False) -> Figure:
-    """How products of N queries with 2N - 1 distances, (N, 2N - 1), become scores of N queries with N keys, (N, N):
-    out[i, j] = q[i, j - i + N - 1]. Row i keeps N neighbours, one step further left than the row above."""
+    """How the products of N queries and 2N - 1 distances, (N, 2N - 1), become scores of N queries and N keys, (N, N):
+    out[i, j] = q[i, j - i + N - 1]. Row i keeps N adjacent products, one step further left than the row above."""
     index = relative_indices(length)
     width = 2 * length - 1
     with style.context(dark):
@@ -54,7 +54,7 @@ def relative_to_absolute(*, length: int = 4, dark: bool = False) -> Figure:
         words = np.where(kept, [[_cell(i, c) for c in range(width)] for i in range(length)], "").tolist()
         all_distances = np.tile(np.arange(width) - (length - 1), (length, 1))
         panels.matrix(left, all_distances, colors, dark, gaps=True, words=words, size=10)
-        # What no key reads is dimmed by paper laid over it.
+        # A translucent layer of the background colour dims products that no pair uses.
         paper = style.theme(dark)
         left.imshow(np.where(kept, np.nan, 1.0), cmap=ListedColormap([paper.background]), alpha=0.8, zorder=1.5)
         for i, c in zip(*np.nonzero(~kept), strict=True):
@@ -73,7 +73,7 @@ def relative_to_absolute(*, length: int = 4, dark: bool = False) -> Figure:
 
 
 def offsets_2d(*, grid: tuple[int, int] = (4, 5), pixel: tuple[int, int] = (1, 2), dark: bool = False) -> Figure:
-    """Row and column offsets of every pixel from one of them: two distances, two tables.
+    """The row and column offsets of every pixel from a given one; each axis has its own table.
 
     Source: Ramachandran et al. 2019, "Stand-Alone Self-Attention in Vision Models", figure 4.
     """
@@ -112,7 +112,7 @@ def offsets_2d(*, grid: tuple[int, int] = (4, 5), pixel: tuple[int, int] = (1, 2
 @torch.no_grad()
 @panels.fixed_draws()
 def relative_indices(length: int) -> NDArray[np.int64]:
-    """The row of the table that every pair of ``length`` tokens reads, (queries, keys), as `Relative1D` reads it."""
+    """The index in `Relative1D`'s table of every pair of ``length`` tokens, (queries, keys)."""
     whole("length", length)
     scheme = Relative1D(length, head_dim=1).double()
     scheme.weight.copy_(torch.arange(2 * length - 1)[:, None])
@@ -122,7 +122,7 @@ def relative_indices(length: int) -> NDArray[np.int64]:
 @torch.no_grad()
 @panels.fixed_draws()
 def pixel_offsets(grid: tuple[int, int], pixel: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row and column offsets of every pixel of a grid from one of them, in raster order, as `Relative2D` reads them."""
+    """The row and column offsets of every pixel of a grid from a given one, in raster order, as in `Relative2D`."""
     height, width = grid
     patches = Positions.grid(height, width)
     start = pixel[0] * width + pixel[1]
@@ -136,7 +136,7 @@ def pixel_offsets(grid: tuple[int, int], pixel: tuple[int, int]) -> tuple[NDArra
 
 
 def _scores(scheme: Relative1D | Relative2D, query_positions: Positions, key_positions: Positions) -> NDArray[np.int64]:
-    """The scores of queries that are 1 and keys that are 0: what the scheme reads in its table."""
+    """The table entry of every pair, read from the scores of queries of 1 and keys of 0."""
     query = torch.ones(1, 1, len(query_positions), 1, dtype=torch.float64)
     key = torch.zeros(1, 1, len(key_positions), 1, dtype=torch.float64)
     scores = posenc.logits(query, key, scheme, query_positions=query_positions, key_positions=key_positions, scale=1.0)

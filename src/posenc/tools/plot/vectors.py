@@ -1,7 +1,7 @@
-"""Figures of the add door: the vectors P[p] that a scheme adds to the input.
+"""Draws figures of the add door: the vectors P[p] that a scheme adds to the input.
 
-Every figure takes names of the catalog, or schemes with labels; ``"minilm"`` is the learned table of a real model,
-where its package is installed.
+Every figure takes catalog names, or schemes by label. ``"minilm"`` is the learned table of a trained model, if its
+package is installed.
 """
 
 import math
@@ -32,9 +32,9 @@ def lines(
     length: int = 100,
     dark: bool = False,
 ) -> Figure:
-    """Single dimensions of the vectors over positions: a strip for each, by default every 64th of 512.
+    """Single dimensions of the vectors against position, each in a strip; by default every 64th of 512.
 
-    Of a sinusoid, index 0 turns fastest and the last indices hardly move; every strip says its wavelength.
+    For sinusoids each strip gives the wavelength, which grows with the index.
 
     Raises ValueError for a dimension that the vectors do not have, or a scheme that adds no vectors.
     """
@@ -67,7 +67,7 @@ def lines(
 
 
 def _wavelength(scheme: Scheme, dimension: int) -> str:
-    """Positions for one full turn, of a sinusoid in one dimension."""
+    """The wavelength of a dimension of a one-dimensional sinusoid, in words; empty for other schemes."""
     if not isinstance(scheme, Sinusoidal) or scheme.axes != 1:
         return ""
     pair = dimension // 2 if scheme.layout == "interleaved" else dimension % (scheme.dim // 2)
@@ -83,7 +83,7 @@ def table(
     grid: tuple[int, int] | None = None,
     dark: bool = False,
 ) -> Figure:
-    """The whole table as a heat map: positions across, dimensions up. ``grid`` puts the tokens in rows and columns."""
+    """The table of vectors as a heat map. ``grid`` places the tokens in rows and columns."""
     drawn, tables = _tables(schemes, dim, length, grid)
     rows, columns = panels.layout(len(drawn), most=2)
     with style.context(dark):
@@ -104,9 +104,9 @@ def similarity(
     grid: tuple[int, int] | None = None,
     dark: bool = False,
 ) -> Figure:
-    """Position-wise similarity: the cosine between the vectors of every two positions, on one scale for all schemes.
+    """The cosine similarity of the vectors of every two positions, on one colour scale for all schemes.
 
-    ``similarity(("sinusoidal", "minilm"), length=512)`` holds the formula against what a model learned.
+    ``similarity(("sinusoidal", "minilm"), length=512)`` compares sinusoids with the table that a model learned.
 
     Source: Wang & Chen 2020, "What Do Position Embeddings Learn?", figure 1.
     """
@@ -126,7 +126,7 @@ def similarity(
 
 
 def cosine(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The cosine between every two rows; 0 for a row of zeros."""
+    """The cosine similarity of every two rows; 0 for a row of zeros."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = vectors / np.where(norms == 0, 1.0, norms)
     return np.asarray(unit @ unit.T)

@@ -1,9 +1,9 @@
-"""Addition: two binary numbers of as many digits, an equals sign, and their sum, which has a digit more.
+"""Addition: two binary numbers of as many digits, an equals sign, and their sum, which has one more digit.
 
     01101+01011=011000
 
-The most significant digit comes first, as people write them; leading zeros make all rows of a length as long. Numbers
-are binary because a model this small did not learn sums of four decimal digits in a minute, in either order of them.
+The most significant digit comes first; leading zeros give all rows of a length the same size. Numbers are binary
+because a model this small did not learn sums of four decimal digits in a minute, in either order of the digits.
 
 Published set-ups differ, and with them what generalises. Kazemnejad et al. 2023 (arXiv 2305.19466) add decimal numbers,
 the most significant digit first; Lee et al. 2023 (arXiv 2307.03381) and McLeish et al. 2024 (arXiv 2405.17399) put the

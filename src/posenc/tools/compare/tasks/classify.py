@@ -1,21 +1,20 @@
-"""Classify: which of two marked words comes first, and whether they are near or far; a bag of words cannot tell.
+"""Classify: which of two marked words comes first, and whether they are near or far.
 
-A sequence is words drawn from a few, with two marked words A and B among them, once each. The model gives a vector for
-every word; those of the two marked words, averaged, are asked two questions:
+A sequence has random words of a small vocabulary, and two marked words A and B, once each. A classifier on the mean of
+the model's vectors of the two marked words answers two questions:
 
 - ``order``: does A come before B?
 - ``distance``: are they far apart (T/4 to T/2 - 1 words, where T is the training length) or near (1 to T/8)?
 
-Sequences come in groups of four that hold *the same words as often*: a near one, a far one, and both read backwards. So
-every bag of words has each answer to each question equally often, and whatever looks at the bag alone is right half of
-the time, to the sequence. Reading backwards keeps every distance and turns every order: a scheme that is blind to
-direction gives both readings the same answer, and is right half of the time on order, however long it is trained.
+Sequences come in groups of four with *the same counts of words*: a near one, a far one, and both reversed. So a bag of
+words has each answer equally often, and a model that sees only the bag is right in exactly half of the sequences.
+Reversal keeps every distance and reverses every order: a scheme that is blind to direction gives both the same answer,
+and is right in half of them on order, however long it is trained.
 
-At other lengths the marked words are as far apart as in training: what changes is how far from the beginning they
-stand, and how many other words there are. The first half of a sequence is segment 0, the second half segment 1.
+At other lengths the marked words are as far apart as in training; their distance from the beginning and the number of
+other words change. The first half of a sequence is segment 0, the second half segment 1.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
@@ -31,7 +30,8 @@ from posenc.schedule import Schedule
 from posenc.scheme import Scheme
 from posenc.tools.compare.config import CompareConfig
 from posenc.tools.compare.data import Bytes
-from posenc.tools.compare.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick, listed
+from posenc.tools.compare.task import ANSWERS, Answers, Kind, Loaded, OfRows, Tick, listed
+from posenc.tools.kit.files import digest_of
 
 Ints = NDArray[np.int64]
 
@@ -39,7 +39,7 @@ WORDS = 16  # others than the marked ones
 A, B = WORDS, WORDS + 1
 QUESTIONS = ("order", "distance")
 GROUP = 4
-TEST_STREAM = 2**31  # no training seed is as high
+TEST_STREAM = 2**31  # above all training seeds
 
 
 def groups(rng: np.random.Generator, count: int, length: int, train_length: int) -> Bytes:
@@ -55,7 +55,7 @@ def groups(rng: np.random.Generator, count: int, length: int, train_length: int)
 
 
 def _place(rng: np.random.Generator, others: Ints, apart: Ints) -> Ints:
-    """The two marked words so far apart, anywhere and in either order, with the others around them."""
+    """Rows with the two marked words ``apart`` words from each other, at a random place and in random order."""
     count, length = len(others), others.shape[1] + 2
     left = rng.integers(length - apart)
     marks = np.full((count, length), -1, dtype=np.int64)
@@ -132,13 +132,8 @@ class Classify(Answers):
         "worth in language, where words give most of it away.",
     )
 
-    def where(self, kind: str, length: int, train_length: int) -> str:
-        if length == train_length:
-            return f"On {kind} at the training length of {length:,} words"
-        return f"On {kind} at {length:,} words, {length / train_length:g}× the training length"
-
     def observed(self, guessing: Mapping[str, Sequence[str]], telling: Mapping[str, Sequence[str]]) -> str:
-        """Who is blind to direction."""
+        """A sentence on the schemes that are blind to direction."""
         blind = [scheme for scheme in guessing["order"] if scheme in telling["distance"]]
         tell, guess = ("tell", "guess") if blind[1:] else ("tells", "guesses")
         said = f"{listed(blind)} {tell} near from far and {guess} which comes first"
@@ -166,40 +161,38 @@ class Classify(Answers):
             n: groups(np.random.default_rng((TEST_STREAM, n)), config.windows, n, config.train_length)
             for n in config.test_lengths
         }
-        made = b"".join(rows.tobytes() for rows in tests.values())
 
         def draw(rng: np.random.Generator, count: int, size: int) -> Bytes:
             """Rows of ``size - 1`` words and a label, in whole groups as far as they fit."""
             return groups(rng, -(-count // GROUP), size - 1, config.train_length).reshape(-1, size)[:count]
 
-        # A space of sequences so large that no two streams draw the same one.
+        # There are so many sequences that two streams practically never draw the same one.
         return Loaded(
             draw,
             draw,
             lambda model, device, tick: _Answers(model, tests, device, tick),
             GROUP * config.windows * sum(config.test_lengths),
             f"made up: {WORDS} words and two marked ones; {GROUP * config.windows:,} test sequences of each length",
-            hashlib.sha256(made).hexdigest()[:16],
+            digest_of(b"".join(rows.tobytes() for rows in tests.values())),
         )
 
 
 def answers(batch: Tensor) -> Tensor:
-    """What is right for each row and question."""
+    """The right answers, (rows, questions)."""
     label = batch[:, -1]
     return torch.stack((label % 2, label // 2), -1).bool()
 
 
-class _Answers(Accuracy):
-    """Tests one model; a group is a unit, since what is hard in its words is in all four."""
+class _Answers(OfRows):
+    """Tests one model; a group is a unit, since its four sequences have the same words."""
 
     def __init__(self, model: nn.Module, tests: dict[int, Bytes], device: torch.device, tick: Tick) -> None:
-        super().__init__(model, tick)
-        self._tests, self._device = tests, device
-        self._found: dict[int, Tensor] = {}
+        super().__init__(model, tests, device, tick)
+        self._found: dict[int, Tensor] = {}  # by length, since one pass answers both questions
 
     def _right(self, kind: str, length: int) -> Tensor:
         if length not in self._found:
-            rows = torch.from_numpy(self._tests[length].astype(np.int64)).to(self._device).flatten(0, 1)
+            rows = self._rows(length).flatten(0, 1)
             right = (self._run(self.model, rows[:, :-1], length) > 0) == answers(rows)
             self._found[length] = right.view(-1, GROUP, len(QUESTIONS))
         return self._found[length][..., QUESTIONS.index(kind)]

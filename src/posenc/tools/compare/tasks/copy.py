@@ -2,8 +2,8 @@
 
     qRtya=qRtya
 
-Letters are drawn uniformly from 52, so a few come more than once: then the letter before does not say which comes next,
-and the model has to look at two letters or to know how far back to look.
+Letters are drawn uniformly from 52, so some are repeated: then the previous letter does not determine the next one, and
+the model needs two letters, or the distance to the original.
 
 The task is that of Kazemnejad et al. 2023 (arXiv 2305.19466) and Jelassi et al. 2024 (arXiv 2402.01032). Over all tasks
 of the former, trained at up to 20 and tested at up to 40 (40,000 steps of 64 rows, learning rate 3e-5, 107 million

@@ -1,19 +1,18 @@
-"""Digits: which of ten an image of 8 x 8 pixels shows, by a model that sees patches; tested on finer and coarser grids.
+"""Digits: which of ten digits an image of 8 x 8 pixels shows; tested on finer and coarser grids of patches.
 
-The images are scikit-learn's 1,797 handwritten digits. The last ones are held out: the set is in the order in which
-people wrote, so they are mostly of hands that the models never saw.
+The images are scikit-learn's 1,797 handwritten digits. The last ones are held out: the data set is ordered by writer,
+so they are mostly by writers that are not in the training set.
 
-A length is the number of patches along a side, and a patch keeps its size in pixels: at other lengths the same test
-images are resized, so that the digit is the same and only the positions are more, or fewer, than in training.
+A length is the number of patches along a side, and a patch has the same number of pixels at every length: for other
+lengths the test images are resized, so that the digit is the same and only the number of positions changes.
 
-- ``accuracy``: with the scheme as it was trained, patches standing at whole rows and columns.
-- ``resized``, away from the training grid and for schemes of two coordinates: with positions fitted to the training
-  grid. Those that read fractional coordinates get each patch's place on the training grid; relative_2d, which reads
-  whole ones, has its tables interpolated to the grid at hand.
+- ``accuracy``: with the scheme as it was trained, at integer rows and columns.
+- ``resized``, for schemes of two coordinates at other grids than in training: with positions fitted to the training
+  grid. Schemes that accept fractional coordinates get each patch's position on the training grid; the tables of
+  relative_2d, which needs integers, are interpolated.
 """
 
 import copy
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -32,11 +31,12 @@ from posenc.schemes.relative_2d import Relative2D
 from posenc.tools.compare.config import CompareConfig
 from posenc.tools.compare.layers import entries
 from posenc.tools.compare.task import ANSWERS, Accuracy, Answers, Kind, Loaded, Tick
+from posenc.tools.kit.files import digest_of
 
 SIDE = 8  # pixels
 CLASSES = 10
 WHITE = 16
-TUNED = 8  # one in so many of the images that are not tested is kept for tuning
+TUNED = 8  # one in so many of the remaining images is for tuning
 
 
 class Digits(Answers):
@@ -95,7 +95,7 @@ class Digits(Answers):
         return f"At the training grid of {grid}" if length == train_length else f"At {grid}{fitted}"
 
     def check(self, config: CompareConfig) -> None:
-        """Whole pixels make a patch."""
+        """`ConfigError` unless a patch has a whole number of pixels."""
         config.require("train_length", config.train_length in (4, 8), "4 or 8, patches along a side of 8 pixels")
 
     def require(self, scheme: str) -> None:
@@ -113,12 +113,12 @@ class Digits(Answers):
         return config.train_length**2
 
     def shape(self, config: CompareConfig, scheme: str) -> Shape:
-        """A grid for schemes that understand one, else a line of all patches."""
+        """A grid for schemes of two coordinates, else a sequence of all patches."""
         line, side = super().shape(config, scheme), config.train_length
         return replace(line, grid=(side, side)) if _takes_grid(entries(scheme)) else line
 
     def model(self, config: CompareConfig, scheme: str, position: Scheme | Schedule) -> nn.Module:
-        """A vision Transformer whose patches are 1 x 1 or 2 x 2 pixels, as the grid asks."""
+        """A vision Transformer with patches of 1 x 1 or 2 x 2 pixels, by the training grid."""
         raster = not _takes_grid(entries(scheme))
         return ImageClassifier(CLASSES, SIDE // config.train_length, raster=raster, **self.sizes(config, position))
 
@@ -126,14 +126,14 @@ class Digits(Answers):
         return F.cross_entropy(model(pixels(batch)).float(), batch[:, -1])
 
     def plan(self, scheme: str, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
-        """Accuracy at every grid and, where positions can be fitted to the training grid, once more so."""
+        """Accuracy at every grid and, if positions can be fitted to the training grid, also with fitted positions."""
         kinds = [("accuracy", length) for length in lengths]
         if _can_resize(scheme):
             kinds += [("resized", length) for length in lengths if length != train_length]
         return kinds
 
     def load(self, config: CompareConfig) -> Loaded:
-        """The images, their end held out."""
+        """The images, of which the last ones are held out."""
         from sklearn.datasets import load_digits
 
         images, labels = load_digits(return_X_y=True)
@@ -148,7 +148,7 @@ class Digits(Answers):
             lambda model, device, tick: _Grids(model, test.to(device), config.train_length, tick),
             config.windows * sum(length**2 for length in config.test_lengths),
             f"scikit-learn's digits: {len(rows):,} images of 8 × 8 pixels, the last {config.windows} held out",
-            hashlib.sha256(rows.tobytes()).hexdigest()[:16],
+            digest_of(rows.tobytes()),
         )
 
 
@@ -171,7 +171,7 @@ def resized(model: nn.Module, side: int) -> nn.Module:
 
 
 def fitted(side: int, train_side: int, device: torch.device) -> Positions:
-    """The middles of the patches of a grid, as places on the training grid: the image stays where it was."""
+    """The centres of a grid's patches in the coordinates of the training grid, so that the image keeps its place."""
     place = Positions.grid(side, side, device=device).coords
     return Positions((place + 0.5) * (train_side / side) - 0.5)
 
@@ -201,7 +201,7 @@ def _takes_grid(entries: tuple[Entry, ...]) -> bool:
 
 
 def _can_resize(scheme: str) -> bool:
-    """Whether one of the two ways does: tables of relative_2d, or fractional coordinates; a composition needs one."""
+    """Whether all parts of a scheme have tables to interpolate, or all accept fractional coordinates."""
     its = entries(scheme)
     ways = {"tables" if entry.scheme is Relative2D else "fractional" in entry.laws for entry in its}
     return _takes_grid(its) and ways in ({"tables"}, {True})

@@ -2,9 +2,9 @@
 
     qrtyakmb=2t7b0q2t
 
-Places are counted from zero and written as in base 36, 0 to 9 and then A to Z. Letters are drawn from 26 and come
-several times, so what they are does not help: they are found by where they stand. Lists past the training length are
-asked for places that no training asked for.
+Places are counted from zero and written as in base 36, 0 to 9 and then A to Z. Letters are drawn from 26 and
+repeat, so they can only be found by position. Lists beyond the training length are asked for places that did not occur
+in training.
 
 Gopalakrishnan et al. 2025 (arXiv 2509.10534) ask for a letter so many steps from another one, found by its name
 (indirect indexing), and report 95 % for PoPE and 11 % for RoPE. This puzzle counts from the beginning of the list, so

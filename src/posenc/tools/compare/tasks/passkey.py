@@ -2,9 +2,9 @@
 
     the sky is blue. the s#40718un is yellow. here we go. the#40718
 
-The filler is that of Mohtashami & Jaggi 2023 (arXiv 2305.16300), the same sentences over and over, from any place in
-them on. The number, of five digits, stands anywhere in it between two signs in place of the sentence "The pass key is",
-so that a small model can read it: ``#`` says that a number follows, and asks for it at the end.
+The filler is that of Mohtashami & Jaggi 2023 (arXiv 2305.16300), the same sentences repeated, from a random place on.
+The number, of five digits, is at a random place between two signs, instead of the sentence "The pass key is", so that a
+small model can read it: ``#`` announces a number, and asks for it at the end.
 
 Large models trained on far longer text find the key at any depth within their trained length and, with RoPE as it is,
 hardly ever past it (Chen et al. 2023, arXiv 2306.15595).

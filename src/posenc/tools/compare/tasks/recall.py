@@ -1,4 +1,4 @@
-"""Recall: pairs of a key and a value with filler between them, and then keys again, whose values are to be told.
+"""Recall: pairs of a key and a value with filler between them, and then keys again, each with its value.
 
     ..gD.....aH..fB.cB..=fBgDcBfBaHgDgDaH
 
@@ -7,7 +7,7 @@ its 8,192 tokens, and with a fixed number of pairs: what grows with the length i
 and nothing else. The keys of a row differ, its values may not. Keys are asked for at random and are given. Where one
 comes again its value stands nearer, but a row is right only if the first time is right too.
 
-In the paper attention solves it at the lengths that it is trained on; this asks what comes after.
+In the paper, attention solves it at its training lengths; here it is tested beyond them.
 """
 
 from collections.abc import Sequence

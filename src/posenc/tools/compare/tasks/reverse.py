@@ -2,8 +2,8 @@
 
     qRtya=aytRq
 
-Letters are drawn uniformly from 52, so a few come more than once. The first letter of the answer stands next to its
-original but one, and the last one as far from it as the row is long: no fixed distance helps, a mirrored one does.
+Letters are drawn uniformly from 52, so some are repeated. The first letter of the answer is two places after its
+original, and the last one a whole row, so the distance differs for every letter.
 
 The task is one of Kazemnejad et al. 2023; `posenc.tools.compare.tasks.copy` has their figures over all tasks.
 """

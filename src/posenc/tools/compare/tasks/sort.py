@@ -2,8 +2,8 @@
 
     qRtya=Raqty
 
-No letter comes twice, so each one of the answer is the least of those greater than the one before it. That can be told
-from the letters alone: the puzzle asks whether positions are in the way where they are not needed.
+No letter is repeated, so the next letter of the answer is the smallest one above the previous letter. That follows from
+the letters alone: the puzzle tests whether positions do harm where they are not needed.
 
 The task is one of Kazemnejad et al. 2023; `posenc.tools.compare.tasks.copy` has their figures over all tasks.
 """

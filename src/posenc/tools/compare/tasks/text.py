@@ -1,4 +1,4 @@
-"""Text: the next byte, in bits per byte, at lengths that the models were and were not trained on."""
+"""Text: the next byte of a text, in bits per byte, at the training length and at other lengths."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -15,9 +15,8 @@ from posenc.tools.compare.evaluate import Evaluator, plan, tokens_to_score
 from posenc.tools.compare.task import Kind, Loaded, Task
 from posenc.tools.compare.train import loss_of
 
-# Of an evaluation window's pieces, as many may stand in the training text too: licences, imports, tables.
-MOST_REPEATED = 0.2
-CANDIDATES = 4  # windows that are looked at for each that is wanted
+MOST_REPEATED = 0.2  # share of a window's pieces that may also be in the training text: licences, imports, tables
+CANDIDATES = 4  # candidates per evaluation window
 
 BITS = {"length": int, "bits": list[float | None], "tokens": int}
 BUCKETS = {"length": int, "edges": list[int], "bits": list[float | None], "stderr": list[float | None]}
@@ -54,7 +53,7 @@ class Text(Task):
 
     def load(self, config: CompareConfig) -> Loaded:
         lengths, longest = config.test_lengths, config.test_lengths[-1]
-        # A window has a byte more, which is only predicted.
+        # A window has one more byte, which is only predicted.
         least = (config.batch_size, config.train_length + 1), (MIN_WINDOWS, longest + 1), (MIN_WINDOWS, longest + 1)
         held_out = config.windows * (longest + 1)
         corpus = data.load(config.text, held_out=held_out, tuned=held_out, least=least)
@@ -72,8 +71,8 @@ class Text(Task):
 
 
 def fresh(corpus: data.Corpus, count: int, size: int) -> tuple[data.Bytes, str]:
-    """Up to ``count`` evaluation windows of ``size`` bytes, evenly spread over those that are not nearly in the
-    training or the tuning text too, and in words what was left out and what is repeated all the same."""
+    """Up to ``count`` evaluation windows of ``size`` bytes, evenly spread over the candidates that are not mostly
+    repeated in the training or tuning text, and a description of what was left out and what is still repeated."""
     candidates = corpus.validation.spread(CANDIDATES * count, size)
     shares = data.repeated(candidates, (corpus.train, corpus.tuning))
     kept = np.flatnonzero(shares <= MOST_REPEATED)

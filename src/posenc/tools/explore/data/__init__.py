@@ -1,5 +1,4 @@
-"""What the page shows that is not computed when it opens: laws as they were measured.
-``python -m posenc.tools.explore.data`` measures them anew."""
+"""Reads the stored measurements of laws for the page. ``python -m posenc.tools.explore.data`` measures them again."""
 
 from typing import Any
 
@@ -8,12 +7,12 @@ from posenc.tools.laws.table import Audit, cell
 
 
 def laws() -> dict[str, Any]:
-    """By scheme and law what was measured. ValueError where the file is damaged."""
+    """The measurements by scheme and law. ValueError for a damaged file."""
     return packaged(__name__, "laws.json")
 
 
 def shown(audit: Audit) -> dict[str, dict[str, Any]]:
-    """Of each law and question what the page shows: the verdict, the number, both in words, and both in a cell's."""
+    """The page's data on each law and question: the verdict, the value, their description, and a table cell."""
     return {
         law: {
             "holds": finding.holds,

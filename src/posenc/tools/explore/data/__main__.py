@@ -15,7 +15,7 @@ FILE = Path(__file__).with_name("laws.json")
 
 
 def main() -> None:
-    """Writes the file when all is measured: whatever stops it before leaves the old one."""
+    """Writes the file once everything is measured; if interrupted, the old file remains."""
     require_writable(FILE)
     found = {}
     with for_console(Console(stderr=True)) as progress:
@@ -24,7 +24,7 @@ def main() -> None:
             progress.advance(0, entry.name)
             found[entry.name] = shown(audit(entry.name))
             progress.advance(1, entry.name)
-    # A line for each finding, so that a change shows as one.
+    # One line per finding keeps diffs readable.
     schemes = ",\n".join(f"{json.dumps(name)}: {_lines(laws)}" for name, laws in found.items())
     write_whole(FILE, f"{{\n{schemes}\n}}\n".encode())
 
