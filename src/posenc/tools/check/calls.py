@@ -20,12 +20,13 @@ from posenc.tools.check.subjects import VOCABULARY, Batch, Subject, require
 
 
 def instead(subject: Subject, call: Callable[..., Any]) -> Subject:
-    """The subject with another function in place of its call. What it can is still read off the old one's names."""
+    """The subject with another function in place of ``call``; it has the signature of the old one, which says what the
+    subject can do."""
     return replace(subject, call=wraps(subject.call)(call))
 
 
 def arguments_of(subject: Subject, made: Any, batch: Batch) -> dict[str, Any]:
-    """What the first call for a batch is given, by the names of its parameters, without what was made."""
+    """The arguments of the first call for a batch, by name, without the built subject."""
 
     class HeardError(Exception):
         pass
@@ -43,8 +44,8 @@ def arguments_of(subject: Subject, made: Any, batch: Batch) -> dict[str, Any]:
 
 
 def with_leaves(subject: Subject, leaves: dict[str, Tensor]) -> Subject:
-    """The subject, whose call is given these leaves, by name, in place of its vectors; one that is missing is made of
-    the vectors and kept in ``leaves``. For one run."""
+    """The subject whose call is given these ``leaves``, by name, in place of its floating-point tensors; a missing leaf
+    is made from the tensor and added. For one run."""
     calls = iter(range(1, 1_000_000))
 
     def call(*given: Any, **named: Any) -> Any:
@@ -65,7 +66,7 @@ def parameters_of(made: Any) -> dict[str, Tensor]:
 
 
 def weighted(out: Tensor) -> Tensor:
-    """A number that every output counts in, with weights that are always the same."""
+    """A weighted sum of all outputs, with fixed weights."""
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
     return (out * weights.to(out)).sum() / max(out.numel(), 1) ** 0.5
 
@@ -73,8 +74,8 @@ def weighted(out: Tensor) -> Tensor:
 def gradients_of(
     subject: Subject, made: Any, batch: Batch, leaves: dict[str, Tensor] | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output for a batch, and by name the gradients of its `weighted` sum, padding apart: of the parameters, and of
-    the vectors that call is given (``leaves``, or its own). What takes no part has a gradient of zeros."""
+    """The output for a batch, and the gradients of its `weighted` sum without padding, by name: of the parameters, and
+    of the vectors that call is given (``leaves``, or its own). The gradient of an unused tensor is zeros."""
     leaves = {} if leaves is None else leaves
     with torch.enable_grad():
         out = with_leaves(subject, leaves).run(made, batch)
@@ -88,15 +89,15 @@ def gradients_of(
 
 
 def gradient_tolerances(subject: Subject, batch: Batch, highest: int) -> dict[str, float]:
-    """How far two equal gradients may be apart, by name: as `Plan.tolerance` has it for outputs. Eight times what
-    float32 makes of this very gradient, and for phases that are rounded to float32 their part of all there is of it."""
+    """How far two equal gradients may be apart, by name, as `Plan.tolerance` says it for outputs: eight times the error
+    of this gradient in float32, and the error of phases that are rounded to float32."""
     _, exact = gradients_of(subject, subject.make(), batch)
     rounded = exact
     if subject.dtype == torch.float64:
         single = replace(subject, dtype=torch.float32)
         _, rounded = gradients_of(single, single.make(), batch)
     sizes = {name: float(gradient.abs().max()) if gradient.numel() else 0.0 for name, gradient in exact.items()}
-    # A gradient that is zero where others are not, as that of the bias of all keys, is what rounding leaves of them.
+    # A gradient that is zero in theory, such as that of the bias of all keys, is the rounding of the others.
     rounding = 256 * torch.finfo(subject.dtype).eps * max(sizes.values(), default=0.0)
     if subject.computes_in is not None:
         rounding = max(rounding, 8 * subject.eps() * max(sizes.values(), default=0.0))
@@ -109,14 +110,14 @@ def gradient_tolerances(subject: Subject, batch: Batch, highest: int) -> dict[st
 
 
 def with_tokens(batch: Batch, tokens: int, axes: int = 0) -> Batch:
-    """One row of that many tokens, which begins with the batch's first and goes on by steps of 7; with positions of so
-    many axes, if any."""
+    """One row of that many tokens: the first of the batch, then ids in steps of 7; with positions of that many axes, if
+    any."""
     positions = [[n if axes == 1 else [n] * axes for n in range(tokens)]]
     return Batch([[(batch.ids[0][0] + 7 * n) % VOCABULARY for n in range(tokens)]], positions if axes else None)
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, in one line, without colours, and without addresses, which differ from run to run."""
+    """The first line of an error, without colours and without addresses, which differ from run to run."""
     text = re.sub(r"\x1b\[[0-9;]*m| at 0x[0-9a-fA-F]+", "", str(error))
     return f"{type(error).__name__}: {text.strip().splitlines()[0] if text.strip() else ''}"
 
@@ -128,7 +129,7 @@ def require_module(made: Any) -> nn.Module:
 
 
 def poison(module: nn.Module) -> None:
-    """What no memory may hold by chance: NaN, and indices that are out of every range."""
+    """Fills all parameters and buffers with NaN, or with integers that are out of every range."""
     with torch.no_grad():
         for held in (*module.parameters(), *module.buffers()):
             if held.is_floating_point() or held.is_complex():
@@ -138,7 +139,7 @@ def poison(module: nn.Module) -> None:
 
 
 def naming_what_differs(outcome: Outcome, normal: nn.Module, other: nn.Module) -> Outcome:
-    """The outcome, and where it did not hold, which parameters and buffers are not as in a normal build."""
+    """The outcome; if it did not hold, it names the parameters and buffers that differ from a normal build."""
     if outcome.ok:
         return outcome
     held = [{**dict(module.named_parameters()), **dict(module.named_buffers())} for module in (normal, other)]
@@ -148,9 +149,9 @@ def naming_what_differs(outcome: Outcome, normal: nn.Module, other: nn.Module) -
 
 
 def holdings(thing: Any, path: str = "it", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
-    """Every tensor and every plain value that can be reached from a thing, with the way to it: through modules,
-    objects, collections, and what functions have closed over. Not through what torch itself is made of, nor through
-    Python's modules, by which everything could be reached."""
+    """Every tensor and every plain value that can be reached from an object, with the path to it: through modules,
+    attributes, collections and closures, but not through objects of torch itself or Python modules, from which
+    everything could be reached."""
     seen = set() if seen is None else seen
     if isinstance(thing, Tensor | int | float | complex | str | bytes | range | torch.dtype | torch.device | None):
         yield path, thing
@@ -183,8 +184,8 @@ def _inside(thing: Any) -> list[tuple[str, Any]]:
             named |= named.pop(kind)
     elif type(thing).__module__.split(".")[0] == "torch":
         return []
-    # What a cached property keeps follows from the thing, and cannot go stale as a tensor can: by another device, dtype
-    # or inference mode.
+    # The value of a cached property follows from the object. Only tensors can become stale: by another device, dtype or
+    # inference mode.
     kept = {name for name in named if isinstance(getattr(type(thing), name, None), cached_property)}
     return [
         (f".{name}", part)
@@ -196,6 +197,6 @@ def _inside(thing: Any) -> list[tuple[str, Any]]:
 def _closed_over(function: FunctionType) -> list[tuple[str, Any]]:
     found = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # nothing was put there yet
+        with suppress(ValueError):  # the cell is empty
             found.append((f"'s {name}", cell.cell_contents))
     return found

@@ -165,7 +165,8 @@ def sums_in(subject: Subject, made: Any, batch: Batch) -> list[Tensor]:
 
 
 def of_all_tokens(captured: CapturedScores, batch: Batch) -> list[tuple[Tensor, list[Tensor]]]:
-    """As `scores_of`, of what was captured, each with what linear layers were given since those before."""
+    """The captured scores as `scores_of` returns them, each with the inputs of the linear layers since the last
+    ones."""
     found = []
     for scores, inputs in zip(captured.scores, captured.inputs, strict=False):
         if scores.dim() == 3 and scores.size(0) % len(batch.ids) == 0:  # (rows x heads, queries, keys)
@@ -189,5 +190,5 @@ def of_one_token(batch: Batch) -> Batch:
 
 
 def onlookers(subject: Subject, batch: Batch) -> list[int]:
-    """The tokens that see most: the last, and one in the middle where they see both sides."""
+    """The tokens that see most: the last, and, if attention is not causal, one in the middle."""
     return [batch.tokens - 1] if subject.causal else [batch.tokens // 2, batch.tokens - 1]

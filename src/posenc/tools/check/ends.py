@@ -9,21 +9,21 @@ from posenc.tools.check.outcome import Outcome, described
 from posenc.tools.check.subjects import Batch, NotApplicableError, Subject
 from posenc.tools.check.trial import Case
 
-NEAR = 4  # a position that all have
-# What a table says that is read past its end, or is cut to fewer rows than there are tokens; or what is raised on
-# purpose. Any class of one's own is, too.
+NEAR = 4  # a position that every subject has
+# The errors of a table that is read past its end, or cut to fewer rows than there are tokens; or errors raised on
+# purpose. Any error class that is not built in counts too.
 PAST_THE_END = r"""(?xs) (IndexError|ValueError|AssertionError)\b
     | RuntimeError: .* (size\ of\ tensor | expanded\ size | must\ match) | .* line\ \d+:\ raise\b"""
 
 
 def unclaimed_end(subject: Subject, case: Case, outcome: Outcome) -> str:
-    """What to claim where the case reaches past the end of positions: a plain row that reaches as far raises the same
-    kind of error, and so do those tried that reach farther, but none that stays near. Else nothing."""
+    """What to claim if the case reaches past the end of positions, else "". It does if plain rows that reach as far, or
+    further, raise the same kind of error, and a row near 0 does not."""
     kind = outcome.came.partition(":")[0]
     error = re.match(PAST_THE_END, outcome.came) or not hasattr(builtins, kind)
     if subject.max_positions is not None or outcome.expected != "an answer" or not error:
         return ""
-    # A trial may move the batch by as much as one of its values says.
+    # A trial may move the batch by one of its values.
     reach = max([case.batch.tokens - 1, *_numbers(case.batch.positions), *_numbers(case.values)])
     if reach <= NEAR:
         return ""
@@ -34,7 +34,7 @@ def unclaimed_end(subject: Subject, case: Case, outcome: Outcome) -> str:
 
 
 def _error(subject: Subject, position: int, given: bool) -> str:
-    """The kind of error that a plain row raises whose last token is at a position: given, or after as many tokens."""
+    """The kind of error raised by a plain row whose last token is at this position, which is ``given`` or an index."""
     try:
         if given:
             subject.run(subject.make(), Batch([[1, 2]], positions=[[subject.at(0), subject.at(position)]]))

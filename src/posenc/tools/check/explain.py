@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import fields
 from textwrap import fill
-from typing import Any
 
 from torch import nn
 
@@ -17,14 +16,8 @@ from posenc.tools.check.threads import THREADS
 from posenc.tools.check.trial import NOTHING_TO_DO, Check, Plan, Trial
 
 WIDTH = 100
-
-
-def build_linear() -> nn.Module:
-    """A layer that takes vectors and knows nothing of positions."""
-    return nn.Linear(32, 32)
-
-
-BARE = Layer(build=build_linear, call=call_module)  # what it is told to do, anyone who begins is
+# A layer that takes vectors alone and claims nothing: what it lacks is what a new user is told to add.
+BARE = Layer(build=nn.Linear, call=call_module, options={"in_features": 32, "out_features": 32})
 
 
 def explained(numbers: list[int] | None) -> str:
@@ -43,7 +36,8 @@ def _lines(entry: Check) -> Iterator[str]:
             yield from ["", _filled(f"{label}: {text}", "  ")]
     yield from ["", "  What is tried:"]
     for trial in entry.trials:
-        yield _filled(f"- {trial.name}: {_first_sentence(trial.function)}", "  ")
+        described = " ".join((inspect.getdoc(trial.function) or "").split("\n\n")[0].split())
+        yield _filled(f"- {trial.name}: {described}", "  ")
         yield _filled(f"needs: {needs(trial)}", "    ")
         if trial.remedy:
             yield _filled(f"what to do: {trial.remedy}", "    ")
@@ -55,7 +49,7 @@ def _lines(entry: Check) -> Iterator[str]:
 
 
 def needs(trial: Trial) -> str:
-    """What a layer that takes vectors alone, and claims nothing, is told that it lacks."""
+    """What this trial needs, in the words of the reason why it does not apply to `BARE`."""
     try:
         next(trial.cases(Plan(BARE), **trial.kind), None)
     except NotApplicableError as error:
@@ -64,7 +58,7 @@ def needs(trial: Trial) -> str:
 
 
 def claims() -> dict[str, str]:
-    """What is said of each claim, by its name, as the docstrings of the subjects have it."""
+    """The description of each claim, by its name, from the docstrings of the subjects."""
     found: dict[str, str] = {}
     for kind in (Subject, Rotary, Bias, Layer):
         names = {field.name for field in fields(kind)} - {"build", "call"}
@@ -74,11 +68,6 @@ def claims() -> dict[str, str]:
                 if name in names:
                     found.setdefault(name, said.rstrip("."))
     return found
-
-
-def _first_sentence(function: Any) -> str:
-    """The first paragraph of a docstring, on a line."""
-    return " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
 
 
 def _filled(text: str, indent: str) -> str:

@@ -14,7 +14,7 @@ from posenc.tools.check.subjects import Batch, Subject, require
 def attend(
     query: Tensor, key: Tensor, value: Tensor, visible: Tensor, bias: Tensor | float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """softmax(query key' / √d + bias) value, dense, and the log of the sum of each row; zeros where nothing is seen."""
+    """Dense softmax(query key' / √d + bias) value, and the log-sum-exp of each row; zeros where nothing is visible."""
     scores = query @ key.transpose(-1, -2) / query.size(-1) ** 0.5 + bias
     scores = scores.masked_fill(~visible[:, None], -torch.inf)
     weights = torch.where(visible.any(-1)[:, None, :, None], scores.softmax(-1), 0.0)
@@ -35,7 +35,7 @@ class _Heads(Subject):
     head_dim: int = 16
 
     def can(self, what: str) -> bool:
-        return what != "positions" or self.takes("positions")  # the rest is done here, around it
+        return what != "positions" or self.takes("positions")  # the attention around it does the rest
 
     def run(self, made: Any, batch: Batch) -> Tensor:
         return self.partial(made, batch, lse=False)[0].transpose(1, 2)
@@ -43,7 +43,7 @@ class _Heads(Subject):
     def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
         query, key, value = self.content(batch)
         positions = self.places(batch)
-        rotated: list[Tensor] = []  # a cache keeps keys as they were rotated when they were new
+        rotated: list[Tensor] = []  # a cache keeps keys as rotated when they were new
         parts = []
         for rows, columns, new in batch.steps():
             asking = self.rotate(made, query[:, :, rows], positions[:, rows], 0)
@@ -68,7 +68,7 @@ class _Heads(Subject):
     def _step(
         self, made: Any, batch: Batch, vectors: list[Tensor], rows: list[int], columns: list[int], lse: bool
     ) -> tuple[Tensor, Tensor]:
-        """What these queries get from these keys, and, where ``lse`` asks for it, the log-sum-exp of their scores."""
+        """The attention output of these queries for these keys, and, if ``lse``, the log-sum-exp of the scores."""
         query, key, value = vectors
         positions, visible = self.places(batch), self.visible(batch)
         bias = self.bias(made, positions[:, rows], positions[:, columns])

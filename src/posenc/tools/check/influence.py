@@ -13,35 +13,35 @@ from posenc.tools.check.layers import Layer, Model
 from posenc.tools.check.outcome import Outcome, Outcomes, near
 from posenc.tools.check.subjects import REFUSALS, Batch, NotApplicableError, Subject, require
 
-AT_ONCE = 64  # rows
+AT_ONCE = 64  # rows of a batch
 NOT_WHOLE = "nothing to do: it refuses a grid that is not of whole windows"
-KINDS = 4  # of two rows: those of one window, those of one stripe, and what is neither or both
-NOTHING = 1e-12  # of the largest derivative: what a mask of -100 leaves of a weight is far less
+KINDS = 4  # of pairs of rows: in one window, in one stripe, in both, in neither
+NOTHING = 1e-12  # of the largest derivative: a mask of -100 leaves far less of a weight
 
 
 def influence(subject: Subject, made: Any, batch: Batch) -> Tensor:
-    """The derivative of every output by every vector of a row of one and the same token, (outputs, vectors, dim).
+    """The derivative of every output with respect to every vector of a row of one repeated token, (outputs, vectors,
+    dim).
 
-    Values are then all the same, so that weights that move against one another move nothing: it is the sum over the
-    heads of the weight, times what the head makes of a vector. The row is run once for each of its tokens.
+    As all values are the same, changes of the weights cancel: the derivative is a sum over the heads of the weight
+    times the head's value map. The row is run once for each of its tokens.
     """
     require(isinstance(subject, Layer) and not isinstance(subject, Model), "nothing to do: call takes no vectors")
-    return torch.cat([_of_some(subject, made, batch, some) for some in torch.arange(batch.tokens).split(AT_ONCE)])
-
-
-def _of_some(subject: Subject, made: Any, batch: Batch, outputs: Tensor) -> Tensor:
-    every, leaves = of_one_token(Batch(batch.ids[:1] * len(outputs), grid=batch.grid)), dict[str, Tensor]()
-    with torch.enable_grad():
-        out = with_leaves(subject, leaves).run(made, every)
-        require(out.requires_grad and leaves, "let call keep gradients, for who sees whom is read from them")
-        own = out[range(len(outputs)), outputs].flatten(1)
-        # Not their plain sum, which a normalisation keeps as it is whatever went in.
-        weights = torch.linspace(1, 7, own.size(1), dtype=own.dtype, device=own.device).cos()
-        return torch.autograd.grad((own * weights).sum(), next(iter(leaves.values())))[0].double()
+    found = list[Tensor]()
+    for outputs in torch.arange(batch.tokens).split(AT_ONCE):
+        every, leaves = of_one_token(Batch(batch.ids[:1] * len(outputs), grid=batch.grid)), dict[str, Tensor]()
+        with torch.enable_grad():
+            out = with_leaves(subject, leaves).run(made, every)
+            require(out.requires_grad and leaves, "let call keep gradients, for who sees whom is read from them")
+            own = out[range(len(outputs)), outputs].flatten(1)
+            # Not a plain sum, which a normalisation makes constant.
+            weights = torch.linspace(1, 7, own.size(1), dtype=own.dtype, device=own.device).cos()
+            found += torch.autograd.grad((own * weights).sum(), next(iter(leaves.values())))
+    return torch.cat(found).double()
 
 
 def _windows(subject: Subject) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The size of the windows that a grid is cut into, and where the first of them begins."""
+    """The size of the windows that a grid is cut into, and where the first window begins."""
     require(not isinstance(subject.window, int | None), "claim `window=(height, width)` if it is cut into windows")
     require(
         subject.depth == 1, "nothing to do: it has several layers, and what is outside one window is inside another"
@@ -52,8 +52,8 @@ def _windows(subject: Subject) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def windows_are_those_claimed(subject: Subject, batch: Batch, whole: bool) -> Outcomes:
-    """What each patch gets of each: something of those in its window, and nothing of others. Where it is relative,
-    whole windows are all the same. ``whole``: the grid is of whole windows; another one may be refused."""
+    """Each patch affects those in its window and no others. If the subject is relative, all whole windows are the same.
+    ``whole``: the grid consists of whole windows; any other grid may be refused."""
     assert batch.grid is not None
     (height, width), (down, right) = _windows(subject)
     made, front, columns = subject.make(), subject.registers, batch.grid[1]
@@ -85,8 +85,8 @@ def windows_are_those_claimed(subject: Subject, batch: Batch, whole: bool) -> Ou
 
 
 def the_border_weighs_nothing(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
-    """Patches all alike in a grid that is not of whole windows: where weights sum to one, what fills the windows up
-    takes nothing of them, and all come out the same."""
+    """Equal patches in a grid that is not of whole windows: if weights sum to one, the padding of the windows has no
+    weight, and all outputs are the same."""
     _windows(subject)
     made = subject.make()
     try:
@@ -97,8 +97,8 @@ def the_border_weighs_nothing(subject: Subject, batch: Batch, tolerance: float) 
 
 
 def sight_goes_by_rows_and_columns(subject: Subject, batch: Batch) -> Outcomes:
-    """Which patches count for which: it goes by how far they are apart, or else by a few kinds of pairs of rows, and of
-    pairs of columns, as along the axes, in windows, or at a border where a neighbourhood is moved inwards."""
+    """Which patches affect which depends on their offset alone, or else on a few kinds of pairs of rows and of columns:
+    as for axes, for windows, or for neighbourhoods that are moved inwards at a border."""
     assert batch.grid is not None
     (height, width), front = batch.grid, subject.registers
     sizes = influence(subject, subject.make(), batch)[front:, front:].abs().amax(-1)
@@ -117,8 +117,8 @@ def sight_goes_by_rows_and_columns(subject: Subject, batch: Batch) -> Outcomes:
 
 
 class Images(TorchFunctionMode):
-    """Keeps what every convolution over two axes is given; not what looks at one place at a time, to which it is all
-    one in which order they are."""
+    """Captures the input of every convolution over two axes, except those with a kernel of 1 x 1, which do not depend
+    on the order of the patches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,9 +134,9 @@ class Images(TorchFunctionMode):
 
 
 def every_patch_is_at_its_place(subject: Subject, batch: Batch) -> Outcomes:
-    """What convolutions over the grid are given, and what changes there with another token in one place. Where no two
-    tokens change the same number nothing was mixed yet, and each patch must be in one place: those of a row in one row,
-    those of a column in one column, or the other way round."""
+    """In the input of a convolution over the grid, another token changes exactly one place, if tokens were not mixed
+    before (no number changes with two tokens). The patches of a row must lie in one row and those of a column in one
+    column, or the other way round."""
     assert batch.grid is not None
     (height, width), front, tried = batch.grid, subject.registers, False
     ids = [[1 + (k == n) for k in range(batch.tokens)] for n in range(-1, batch.tokens)]

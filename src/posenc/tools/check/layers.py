@@ -11,7 +11,7 @@ from posenc.tools.check.subjects import PADDING, Batch, Subject, require
 
 
 def kind_of(value: Any) -> str:
-    """What came in place of what was wanted."""
+    """The type of a value, for an error message."""
     return f"a tuple of {len(value)}" if isinstance(value, tuple) else type(value).__name__
 
 
@@ -105,7 +105,7 @@ class Layer(Subject):
         }
         for name, it_does in matters.items():
             require(not it_does or name in parameters, f"let call take `{name}`")
-        plain = {  # for what has no default where there is nothing to say
+        plain = {  # for required parameters, where the batch says nothing
             "positions": places[:, rows],
             "padding": torch.ones(len(batch.ids), end, device=self.device).bool(),
             "document": torch.zeros(len(batch.ids), end, device=self.device).long(),

@@ -23,8 +23,6 @@ from posenc.tools.check.layers import Layer
 from posenc.tools.check.subjects import Batch, Subject
 from posenc.tools.check.trial import Plan
 
-Said = dict[str, Any]  # plain numbers, which a script can hold
-LONGEST = 1025  # tokens of the first grid that a layer has
 FORM = 'a scheme of posenc, the name of one such as "t5" or "t5(num_buckets=16)", or a function that gives one'
 
 
@@ -42,9 +40,10 @@ UNKNOWN = Sizes()
 
 
 def scheme_of(subject: Subject, sizes: Sizes = UNKNOWN, changed: Mapping[str, Any] = {}) -> Scheme:
-    """The scheme that a subject claims to be, in float64, with parameters of its own; for these options of the subject.
+    """The scheme that a subject claims to be, in float64, with newly drawn parameters; ``changed`` options of the
+    subject count.
 
-    ``sizes``: where a name says nothing of them. Raises ValueError for what is no scheme.
+    ``sizes`` are used where the name of a scheme does not give them. Raises ValueError for what is no scheme.
     """
     like = scheme = subject.like
     with torch.random.fork_rng(devices=()):  # building draws parameters
@@ -59,7 +58,8 @@ def scheme_of(subject: Subject, sizes: Sizes = UNKNOWN, changed: Mapping[str, An
 
 
 def check_like(subject: Subject) -> None:
-    """ValueError where ``like`` is no scheme, has other heads than the subject, or parameters that it is not given."""
+    """Raises ValueError if ``like`` is no scheme, has another number of heads than the subject, or parameters that the
+    subject does not have."""
     made = subject.make()
     sizes = sizes_of(subject, made)
     scheme, heads = scheme_of(subject, sizes), sizes.heads
@@ -73,7 +73,7 @@ def check_like(subject: Subject) -> None:
 
 
 def sizes_of(subject: Subject, made: Any) -> Sizes:
-    """Those of a bias, of what a layer gives to its softmax, or what the subject claims."""
+    """The sizes of a bias, of the scores in a layer, or those that the subject claims."""
     if isinstance(subject, Bias):
         line = torch.arange(2, device=subject.device)[None]
         line = line if subject.axes == 1 else line[..., None].expand(-1, -1, subject.axes)
@@ -92,13 +92,14 @@ def captured_sizes(captured: CapturedScores, batch: Batch) -> Sizes:
 
 
 def _named(text: str, subject: Subject, sizes: Sizes) -> Scheme:
-    """The scheme of a name, for the sizes of the subject and what else it claims, with options written after it."""
+    """The scheme of that name, with the sizes and claims of the subject, and the options in the text."""
     name, _, rest = text.partition("(")
     options = _options(text) if rest else {}
     (entry, *others) = entries_of(name.strip())
     if others:
         raise ValueError(f"like must name one scheme, got {text!r}: a function gives a sum of several")
-    heads = sizes.heads or _option_of_heads(subject) or 1
+    claimed_heads = (v for k, v in subject.options.items() if "heads" in k and isinstance(v, int))
+    heads = sizes.heads or next(claimed_heads, 0) or 1
     takes = signature(entry.scheme).parameters
     if unknown := [k for k in options if k not in takes]:
         raise ValueError(
@@ -130,12 +131,8 @@ def _options(text: str) -> dict[str, Any]:
     raise ValueError(f"like must be {FORM}, with options as name=value, got {text!r}")
 
 
-def _option_of_heads(subject: Subject) -> int | None:
-    return next((v for k, v in subject.options.items() if "heads" in k and isinstance(v, int)), None)
-
-
 def rebuilt(scheme: Scheme, **changed: Any) -> Scheme:
-    """The same scheme with some arguments changed, where it keeps its arguments under their names."""
+    """The same scheme with some arguments changed. It must have its arguments as attributes."""
     if not changed:
         return scheme
     given = {}
@@ -154,10 +151,10 @@ def rebuilt(scheme: Scheme, **changed: Any) -> Scheme:
 
 @torch.no_grad()
 def adopt(scheme: Scheme, subject: Subject, made: Any, turn: int = 0) -> Scheme:
-    """Gives the scheme the parameters of what was made: by ``match``, or those of the same shapes.
+    """Copies the parameters of the subject into the scheme: by ``match``, or those of the same shapes.
 
-    A shape without its ones counts, and a matrix may lie on its side. Several of one shape are taken by their names, or
-    else in their order; ``turn``: in another one. ValueError where there are not as many as the scheme has.
+    Axes of size 1 are ignored, and a matrix may be transposed. Several of one shape are matched by name, or else by
+    order; ``turn`` chooses another order. Raises ValueError if there are not as many as the scheme has.
     """
     if subject.match is not None:
         try:
@@ -189,7 +186,7 @@ def adopt(scheme: Scheme, subject: Subject, made: Any, turn: int = 0) -> Scheme:
 
 
 def _tensors(made: Any) -> dict[str, Tensor]:
-    """The parameters of a module, then its buffers; of anything else every floating tensor that can be reached."""
+    """The parameters and then the buffers of a module; of anything else, every floating-point tensor that it holds."""
     if isinstance(made, nn.Module):
         found: Iterator[tuple[str, Any]] = iter([*made.named_parameters(), *made.named_buffers()])
     else:
@@ -198,7 +195,7 @@ def _tensors(made: Any) -> dict[str, Tensor]:
 
 
 def _of_shape(held: Mapping[str, Tensor], shape: tuple[int, ...]) -> dict[str, Tensor]:
-    """Those of this shape, or else, of a matrix, those that lie on their side; parameters before buffers."""
+    """The tensors of this shape, or else, for a matrix, of the transposed shape; parameters before buffers."""
     for wanted in (shape, shape[::-1] if len(shape) == 2 else shape):
         for trained in (True, False):
             found = {k: x for k, x in held.items() if _bare(x) == wanted and isinstance(x, nn.Parameter) == trained}
@@ -213,12 +210,12 @@ def _bare(x: Tensor) -> tuple[int, ...]:
 
 # -- its conventions ---------------------------------------------------------------------------------------------------
 
-TURNS = 6  # orders of three parameters
+TURNS = 6  # orders that are tried: all those of three parameters
 
 
 @dataclass(frozen=True)
 class Convention:
-    """A scheme, as it is or in another of its conventions: its name, and what it makes of positions."""
+    """A scheme, as claimed (with the name "") or in another convention, and a function applied to its positions."""
 
     name: str
     scheme: Scheme
@@ -226,8 +223,8 @@ class Convention:
 
 
 def adopted(subject: Subject, made: Any, sizes: Sizes, changed: Mapping[str, Any]) -> list[Convention]:
-    """What the subject claims to be, with the parameters of what it made; then what differs from that by convention:
-    the scheme with another value of an option that has few, with the sign of all distances turned, and with the axes in
+    """The scheme that the subject claims to be, with the subject's parameters; then its other conventions: parameters
+    of one shape in another order, other values of options that have few, distances of the opposite sign, and axes in
     another order."""
     usual = scheme_of(subject, sizes, changed)
     usual = adopt(usual, subject, made)
@@ -250,7 +247,7 @@ def adopted(subject: Subject, made: Any, sizes: Sizes, changed: Mapping[str, Any
 
 
 def _choices(scheme: Scheme) -> Iterator[tuple[str, Any]]:
-    """The other values of options that have few."""
+    """The other values of options that are a Literal or a bool."""
     for name, kind in get_type_hints(type(scheme).__init__).items():
         now = getattr(scheme, name, None)
         values = get_args(kind) if get_origin(kind) is Literal else (True, False) if kind is bool else ()

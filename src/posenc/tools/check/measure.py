@@ -19,7 +19,8 @@ def row_of(batch: Batch) -> list[Any]:
 
 
 def first_axis(position: Any) -> int:
-    """The position, or the coordinate that it has on every axis: off the diagonal nobody knows what to expect."""
+    """The position, or its coordinate, which must be the same on every axis: only then is the expected rotation
+    known."""
     if not isinstance(position, list):
         return position
     require(len(set(position)) == 1, f"nothing to do: what to expect of {position} is known on the diagonal alone")
@@ -32,12 +33,12 @@ def of_two_tokens(batch: Batch) -> bool:
 
 
 def sides(subject: Rotary) -> list[tuple[str, int]]:
-    """What is turned: queries, and keys where these are turned by themselves."""
+    """What is rotated, by name and index: queries, and keys where they are rotated separately."""
     return [("query", 0), ("key", 1)] if subject.takes("key") else [("x", 0)]
 
 
 def turned(subject: Rotary, made: Any, vectors: Tensor, positions: list[Any], which: int = 0) -> Tensor:
-    """Every vector at every position: (vectors, heads, positions, head_dim) from (vectors, head_dim)."""
+    """Every vector, rotated to every position: (vectors, heads, positions, head_dim) from (vectors, head_dim)."""
 
     def at(where: Any) -> Tensor:
         here = torch.tensor(where, device=vectors.device)
@@ -54,13 +55,13 @@ def turned(subject: Rotary, made: Any, vectors: Tensor, positions: list[Any], wh
 
 
 def matrices(subject: Rotary, made: Any, positions: list[Any], which: int = 0) -> Tensor:
-    """The rotation at every position, (positions, heads, head_dim, head_dim): column c is what becomes of channel c."""
+    """The rotation at every position, (positions, heads, head_dim, head_dim); column c is channel c, rotated."""
     basis = torch.eye(subject.head_dim, device=subject.device, dtype=subject.dtype)
     return turned(subject, made, basis, positions, which).permute(2, 1, 3, 0)
 
 
 def unit(rotations: Tensor) -> Tensor:
-    """The rotations without what they lengthen vectors by, in float64."""
+    """The rotations without their scale, in float64."""
     rotations = rotations.double()
     return rotations / rotations.norm(dim=-2, keepdim=True)
 
@@ -71,24 +72,26 @@ def pairs(subject: Rotary, layout: str) -> list[tuple[int, int]]:
     return [(c, c + half) if layout == "half" else (2 * c, 2 * c + 1) for c in range(half)]
 
 
-def claimed(subject: Rotary, positions: list[Any], like: Tensor) -> Tensor | None:
-    """The rotations that are claimed, without what they lengthen by, in the form of ``like``; None: nothing is.
-
-    Of positions from a threshold on nothing is, since frequencies may then go by the length. Scores do not tell which
-    way queries and keys turn, as long as they turn the same way; nor, where no layout is claimed, which channels are
-    pairs. So it is the nearest to ``like`` of those that the claim leaves open.
-    """
+def frequencies(subject: Rotary) -> list[float] | None:
+    """The radians per position of each pair that are claimed, by themselves or by the base; None: nothing is."""
     rotary = subject.rotary_dim or subject.head_dim
     if subject.frequencies is not None:
-        theta = [float(frequency) for frequency in subject.frequencies]
-    elif subject.base is not None:
-        theta = [subject.base ** (-2 * c / rotary) for c in range(rotary // 2)]
-    else:
+        return [float(frequency) for frequency in subject.frequencies]
+    return None if subject.base is None else [subject.base ** (-2 * c / rotary) for c in range(rotary // 2)]
+
+
+def claimed(subject: Rotary, positions: list[Any], like: Tensor) -> Tensor | None:
+    """The rotations that are claimed, without their scale, in the shape of ``like``; None if nothing is claimed.
+
+    Nothing is claimed for positions at or past a threshold, since frequencies may then depend on the length. Scores do
+    not show in which direction queries and keys are rotated, if it is the same; nor, where no layout is claimed, which
+    channels are pairs. So the result is the rotation nearest to ``like`` among those that the claim allows.
+    """
+    theta, most = frequencies(subject), (subject.rotary_dim or subject.head_dim) // 2
+    if theta is None or (subject.threshold is not None and max(map(first_axis, positions)) >= subject.threshold):
         return None
-    if subject.threshold is not None and max(map(first_axis, positions)) >= subject.threshold:
-        return None
-    if len(theta) > rotary // 2:
-        raise ValueError(f"frequencies must be at most {rotary // 2}, one for each pair of channels, got {len(theta)}")
+    if len(theta) > most:
+        raise ValueError(f"frequencies must be at most {most}, one for each pair of channels, got {len(theta)}")
     at = torch.tensor([first_axis(p) for p in positions], dtype=torch.float64)
     angle = at[:, None] * torch.tensor(theta).double()
     found = []
@@ -104,8 +107,8 @@ def claimed(subject: Rotary, positions: list[Any], like: Tensor) -> Tensor | Non
 
 
 def with_weights_in(subject: Subject, dtype: torch.dtype) -> Any:
-    """The thing itself, with what it learns rounded to ``dtype``: what a module in that dtype ought to compute with.
-    Buffers, and parameters that do not train, are not rounded: they follow from the configuration."""
+    """Builds the subject, with trained parameters rounded to ``dtype``: what a module in that dtype has to compute
+    with. Buffers and frozen parameters are not rounded, since they follow from the configuration."""
     made = subject.make()
     if isinstance(made, nn.Module):
         with torch.no_grad():

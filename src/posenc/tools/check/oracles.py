@@ -1,8 +1,11 @@
-"""What posenc's own scheme says where a subject is said to be like it. Scripts hold its numbers, not this file."""
+"""Computes what posenc's scheme gives for a batch, where a subject claims to be that scheme.
+
+A script holds the resulting numbers, not this file.
+"""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain, permutations, product
 from typing import Any
@@ -14,25 +17,19 @@ from posenc.backends.attention import attention, logits
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme, bare_parts
 from posenc.schemes.t5 import T5
-from posenc.tools.check.captured import (
-    NO_SCORES,
-    captured_in,
-    of_all_tokens,
-    of_one_token,
-    onlookers,
-)
+from posenc.tools.check.captured import NO_SCORES, captured_in, of_all_tokens, of_one_token, onlookers
 from posenc.tools.check.heads import Attention, Bias, Rotary, asked
 from posenc.tools.check.layers import Layer
 from posenc.tools.check.like import UNKNOWN, Convention, Sizes, adopt, adopted, captured_sizes, sizes_of
 from posenc.tools.check.subjects import Batch, NotApplicableError, Subject, require
 
 Said = dict[str, Any]  # plain numbers, which a script can hold
-ROUND = 1e-10  # what of a basis is less than this share of the rest is rounding
-SAME = 1e-4  # two numbers of which one is the other but for rounding to float32 on the way differ by less, in shares
+ROUND = 1e-10  # singular values below this share of the largest are rounding
+SAME = 1e-4  # the relative difference that rounding to float32 may cause
 
 
 def positions_of(subject: Subject, batch: Batch, tokens: Sequence[int], convention: Convention) -> Positions:
-    """Where these tokens of a batch stand, for the scheme."""
+    """The positions of these tokens of a batch, as the scheme takes them."""
     places = subject.places(batch).cpu()
     if batch.grid is not None and places.dim() == 2:
         raster = torch.cartesian_prod(*map(torch.arange, batch.grid))
@@ -43,15 +40,18 @@ def positions_of(subject: Subject, batch: Batch, tokens: Sequence[int], conventi
     return Positions(coords, order=order[:, tokens], document=document[:, tokens])
 
 
-def of_each(subject: Subject, batch: Batch, say: Callable[[Convention], Tensor], found: list[Convention]) -> Said:
-    """What the first convention says, which NotApplicableError refuses where it has no such positions; and what the
-    others say, by name, as far as it is something else."""
-    try:
-        expected = say(found[0])
-    except (ValueError, NotImplementedError) as error:
-        raise _refused(found[0], error) from error
+def of_each(
+    say: Callable[[Convention], Tensor], subject: Subject, made: Any, sizes: Sizes, changed: Mapping[str, Any]
+) -> Said:
+    """What the scheme gives, and what its other conventions give, by name, where that differs.
+
+    NotApplicableError where the scheme has no such positions.
+    """
+    usual, *more = adopted(subject, made, sizes, changed)
+    with _may_refuse(usual.scheme):
+        expected = say(usual)
     others = {}
-    for convention in found[1:]:
+    for convention in more:
         with suppress(ValueError, NotImplementedError):
             other = say(convention)
             if other.shape == expected.shape and not torch.allclose(other, expected, equal_nan=True):
@@ -59,13 +59,18 @@ def of_each(subject: Subject, batch: Batch, say: Callable[[Convention], Tensor],
     return {"expected": expected.tolist(), "others": others}
 
 
-def _refused(convention: Convention, error: Exception) -> NotApplicableError:
-    return NotApplicableError(f"nothing to do: {type(convention.scheme).__name__} of posenc says {error}")
+@contextmanager
+def _may_refuse(scheme: Scheme) -> Iterator[None]:
+    """Turns an error of the scheme, as of positions that it does not have, into NotApplicableError."""
+    try:
+        yield
+    except (ValueError, NotImplementedError) as error:
+        raise NotApplicableError(f"nothing to do: {type(scheme).__name__} of posenc says {error}") from error
 
 
 def between_buckets(scheme: Scheme, away: Tensor) -> Tensor:
-    """Where a distance is the very first of a bucket of T5's by a logarithm that is whole: in float32, in which the
-    authors compute it, it comes out a little more or less, and in this bucket or the one before."""
+    """Where a distance is the first of a bucket of T5 because its logarithm is a whole number: in float32, which the
+    authors use, it may be rounded into this bucket or the one before."""
     found = torch.zeros_like(away, dtype=torch.bool)
     for part in bare_parts(scheme):
         if isinstance(part, T5):
@@ -87,7 +92,7 @@ def scores(
     columns: Sequence[int],
     scale: float | None = None,
 ) -> Tensor:
-    """The scheme's scores of queries and keys, which are tokens of these numbers; NaN where either of two will do."""
+    """The scheme's scores of queries and keys at these tokens; NaN where either of two buckets is right."""
     of_queries, of_keys = (positions_of(subject, batch, tokens, convention) for tokens in (rows, columns))
     said = logits(
         query.double(),
@@ -105,8 +110,8 @@ def scores(
 
 
 def its_scores(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
-    """The scheme's scores, (rows, heads, queries, keys): for a rotation those of the subject's own queries and keys,
-    for a bias those of zeros."""
+    """The scheme's scores, (rows, heads, queries, keys): for a rotation, of the subject's queries and keys; for a bias,
+    of zeros."""
     assert isinstance(subject, Rotary | Bias)
     made, (rows, columns) = subject.make(**changed), asked(batch)
     query: Tensor
@@ -120,7 +125,7 @@ def its_scores(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, 
     def say(convention: Convention) -> Tensor:
         return scores(subject, batch, convention, query[:, :, rows], key[:, :, columns], rows, columns)
 
-    return of_each(subject, batch, say, adopted(subject, made, Sizes(query.size(1), subject.head_dim), changed))
+    return of_each(say, subject, made, Sizes(query.size(1), subject.head_dim), changed)
 
 
 def its_outputs(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
@@ -143,9 +148,7 @@ def its_outputs(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {},
         assert isinstance(out, Tensor)
         return out.detach().transpose(1, 2)
 
-    return of_each(
-        subject, batch, say, adopted(subject, subject.make(**changed), Sizes(subject.heads, subject.head_dim), changed)
-    )
+    return of_each(say, subject, subject.make(**changed), Sizes(subject.heads, subject.head_dim), changed)
 
 
 def its_vectors(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
@@ -157,16 +160,15 @@ def its_vectors(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {},
             raise ValueError("it adds no vectors")
         return table.detach().expand(len(batch.ids), -1, -1)
 
-    return of_each(
-        subject, batch, say, adopted(subject, made := subject.make(**changed), sizes_of(subject, made), changed)
-    )
+    made = subject.make(**changed)
+    return of_each(say, subject, made, sizes_of(subject, made), changed)
 
 
 def its_forms(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
-    """What the scheme leaves open of the scores of tokens that are all the same, of contents that nobody knows.
+    """What the scheme says of the scores of one repeated token, whose query q and key k are unknown.
 
-    A score of query q and key k is b(r) + q.a(r) + k.c(r) + q.M(r)k. ``expected`` is b, (heads, queries, keys), for
-    those `onlookers`; ``forms`` (heads, forms, queries, keys) span what a, c and M can make of any q and k.
+    A score is b(r) + q.a(r) + k.c(r) + q.M(r)k. ``expected`` is b, (heads, queries, keys), for the `onlookers`;
+    ``forms`` (heads, forms, queries, keys) are a basis of what a, c and M can give for any q and k.
     """
     made, at = subject.make(**changed), onlookers(subject, batch)
     sizes = captured_sizes(captured_in(subject, made, same := of_one_token(batch)), same)
@@ -179,10 +181,8 @@ def its_forms(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, *
     ).double()
     drawn[:, 0] = 0.0
     query, key = drawn[0].expand(-1, -1, len(at), -1), drawn[1].expand(-1, -1, batch.tokens, -1)
-    try:
+    with _may_refuse(convention.scheme):
         said = scores(subject, batch, convention, query, key, at, everyone)
-    except (ValueError, NotImplementedError) as error:
-        raise _refused(convention, error) from error
     expected, free = said[0], (said[1:] - said[0]).nan_to_num(0.0).transpose(0, 1)  # (heads, forms, queries, keys)
     _, s, v = torch.linalg.svd(free[:, :-1].flatten(2), full_matrices=False)
     kept = int((s > ROUND * s.amax().clamp(min=1e-300)).sum(-1).max())
@@ -198,7 +198,7 @@ def its_forms(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, *
 
 @torch.no_grad()
 def its_parameters(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
-    """The parameters of the subject that are the scheme's, and that attention with the scheme goes by in this batch."""
+    """The names of the subject's parameters that belong to the scheme and affect attention in this batch."""
     made = subject.make(**changed)
     require(isinstance(made, nn.Module), "build makes no module, so its parameters are not known by name")
     sizes, names = captured_sizes(captured_in(subject, made, batch), batch), []
@@ -215,7 +215,7 @@ def its_parameters(subject: Subject, batch: Batch, changed: Mapping[str, Any] = 
         assert isinstance(out, Tensor)
         return out
 
-    try:
+    with _may_refuse(usual):
         before = outputs(usual)
         for name, parameter in made.named_parameters():
             kept = parameter.clone()
@@ -224,22 +224,19 @@ def its_parameters(subject: Subject, batch: Batch, changed: Mapping[str, Any] = 
             parameter.copy_(kept)
             if not torch.equal(before, outputs(moved)):
                 names.append(name)
-    except (ValueError, NotImplementedError) as error:
-        raise NotApplicableError(f"{type(usual).__name__} of posenc: {error}") from error
     require(names, "nothing to do: the scheme has no parameters that attention goes by")
     return {"names": names}
 
 
-# -- of queries and keys that are captured
-# --------------------------------------------------------------------------------
+# -- of queries and keys that are captured -----------------------------------------------------------------------------
 
 
 def its_scores_of_what_is_heard(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
-    """The scheme's scores of a layer's own queries and keys, (rows, heads, queries, keys), for those `onlookers`.
+    """The scheme's scores of a layer's own queries and keys, (rows, heads, queries, keys), for the `onlookers`.
 
-    Which of what the layer makes are queries and keys is found out from four rows, of which the second has other tokens
-    in one part, the third in another, and the fourth in both. In the scores of the first row less those of the second
-    and third, with those of the fourth, the change of queries meets that of keys, and nothing else is left.
+    The queries and keys are found among the layer's products by four rows: the second has other tokens in one part, the
+    third in another part, and the fourth in both. In the scores of row 1 - row 2 - row 3 + row 4, only the product of
+    the change of queries with the change of keys is left.
     """
     assert isinstance(subject, Layer)
     made, at = subject.make(**changed), onlookers(subject, batch)
@@ -249,26 +246,24 @@ def its_scores_of_what_is_heard(subject: Subject, batch: Batch, changed: Mapping
     came = attentions[0][0]
     convention = adopted(subject, made, Sizes(came.size(1), captured.head_dim), changed)[0]
     scheme, unturned = convention.scheme, batch
-    if "rotate" in scheme.doors:  # at one position nothing is turned
+    if "rotate" in scheme.doors:  # with all tokens at one position, nothing is rotated
         require(subject.can("positions"), "let call take `positions`, to find queries and keys before they are turned")
         unturned = replace(batch, positions=[[subject.at(0)] * batch.tokens] * len(batch.ids))
-    try:
+    with _may_refuse(scheme):
         number, scale = queries_and_keys(subject, made, unturned, convention)
         query, key = pairs_of(captured.products, came, getattr(scheme, "head_dim", None))[number]
         given = None if scheme.scale is not None else subject.softmax_scale or scale
         said = scores(subject, batch, convention, query[:, :, at], key, at, range(batch.tokens), given)
-    except (ValueError, NotImplementedError) as error:
-        raise _refused(convention, error) from error
     return {"expected": said.tolist()}
 
 
 def queries_and_keys(subject: Subject, made: Any, batch: Batch, convention: Convention) -> tuple[int, float]:
-    """Which of the `pairs_of` what is captured are queries and keys, and the factor of their products."""
+    """The index in `pairs_of` of the queries and keys, and the factor by which their products are multiplied."""
     captured, everyone = captured_in(subject, made, batch), range(batch.tokens)
     ((came, _), *_), (asking, asked_of) = of_all_tokens(captured, batch), other_tokens(batch)
 
     def moved(scores: Tensor) -> Tensor:
-        """What queries and keys do together, but for what is added to a whole row, such as its greatest score."""
+        """The joint effect of queries and keys, without constants of a row, such as its maximum."""
         together = (scores[0] - scores[1] - scores[2] + scores[3])[:, asking][..., asked_of]
         return together - together.mean(-1, keepdim=True)
 
@@ -278,7 +273,7 @@ def queries_and_keys(subject: Subject, made: Any, batch: Batch, convention: Conv
         pairs_of(captured.products, came, getattr(convention.scheme, "head_dim", None))
     ):
         if share(moved(query @ key.mT), wanted) is not None:
-            # What the scheme makes of them where it turns nothing, longer perhaps.
+            # The scheme may scale them even where it rotates nothing.
             said = scores(subject, batch, convention, query, key, everyone, everyone, 1.0)
             return number, share(moved(said), wanted) or 1.0
     raise NotApplicableError(
@@ -287,14 +282,14 @@ def queries_and_keys(subject: Subject, made: Any, batch: Batch, convention: Conv
 
 
 def share(ours: Tensor, theirs: Tensor) -> float | None:
-    """The number that ours must be multiplied by to be theirs; None: there is none."""
+    """The factor by which ours must be multiplied to give theirs; None if there is none."""
     found = float((ours * theirs).sum() / (ours * ours).sum().clamp(min=1e-300))
     size = float(theirs.abs().max())
     return found if size > 0 and float((found * ours - theirs).abs().max()) < SAME * size else None
 
 
 def other_tokens(batch: Batch) -> tuple[list[int], list[int]]:
-    """The tokens that the second row has others in place of, and the third."""
+    """The tokens in which the second row differs from the first, and those in which the third does."""
     require(len(batch.ids) == 4, "nothing to do: the rows are not four")
     first, second, third, fourth = batch.ids
     asking, asked_of = ([n for n in range(batch.tokens) if row[n] != first[n]] for row in (second, third))
@@ -305,8 +300,8 @@ def other_tokens(batch: Batch) -> tuple[list[int], list[int]]:
 
 
 def pairs_of(products: list[Tensor], scores: Tensor, head_dim: int | None) -> list[tuple[Tensor, Tensor]]:
-    """What may be queries and keys, (rows, heads, tokens, head_dim), of what products with matrices have given: as wide
-    as all heads, two or three of them side by side for all heads or in each, keys perhaps with fewer heads."""
+    """The candidates for queries and keys, (rows, heads, tokens, head_dim), among these matrix products. A product may
+    hold up to three of them side by side, for all heads together or in each head, and keys may have fewer heads."""
     rows, heads, tokens = scores.size(0), scores.size(1), scores.size(-1)
     found: list[tuple[int, Tensor]] = []
     for x in products:

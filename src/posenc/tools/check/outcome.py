@@ -23,11 +23,16 @@ class Outcome(NamedTuple):
 
     @property
     def finite(self) -> bool:
-        """Whether it is about numbers, and not about what is none or has none."""
+        """Whether neither side speaks of NaN or infinity."""
         return re.search(r"\b(nan|inf|infs|nans)\b|finite", f"{self.expected} {self.came}", re.IGNORECASE) is None
 
 
-Outcomes = Iterator[tuple[str, Outcome]]  # with what each is of
+Outcomes = Iterator[tuple[str, Outcome]]  # each with the name of what was compared
+
+
+def largest(x: Tensor) -> float:
+    """The largest absolute value among the finite numbers."""
+    return float(x.detach().masked_fill(~x.isfinite(), 0.0).abs().max())
 
 
 def near(expected: Tensor, came: Tensor, tolerance: float) -> Outcome:
@@ -54,8 +59,25 @@ def numbers_in(text: str) -> set[int]:
     return numbers | {int(number) for number in re.findall(r"(?<=\d-)\d+", text)}
 
 
+def all_finite(out: Tensor, batch: Batch) -> Outcome:
+    """Whether there are finite numbers for every token of the batch."""
+    held = out.shape[:2] == (len(batch.ids), batch.tokens) and bool(out.isfinite().all())
+    return Outcome(held, f"a finite output for {batch.tokens} tokens", f"{tuple(out.shape)}, or not finite")
+
+
+def refused(run: Callable[[], object], expected: str, named: Callable[[str], bool]) -> Outcome:
+    """Whether ``run`` raises an error whose message is as it must be: ``named`` says so."""
+    try:
+        run()
+    except NotApplicableError:
+        raise
+    except Exception as error:
+        return Outcome(named(str(error)), expected, f"{type(error).__name__}: {error}")
+    return Outcome(False, expected, "an answer, and no error")
+
+
 def first_failure(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
-    """The first that did not hold, with its name, or that all did."""
+    """The first outcome that did not hold, with its name; or that all of them held."""
     for name, outcome in outcomes:
         if not outcome.ok:
             return Outcome(False, f"{name}: {outcome.expected}", f"{name}: {outcome.came}")
@@ -63,8 +85,8 @@ def first_failure(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
 
 
 def outcome_of(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch: Batch, **values: Any) -> Outcome:
-    """What a trial says of a batch, or the first failure of all that it says; an exception is a finding too, and so is
-    ending the program, except that it is not applicable."""
+    """The outcome of a trial, or the first failure of several. An exception, or an exit of the program, is a finding;
+    `NotApplicableError` is raised."""
     try:
         found = trial(subject, batch, **values)
         return found if isinstance(found, Outcome) else first_failure(list(found))
@@ -75,7 +97,7 @@ def outcome_of(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch
 
 
 def described(error: BaseException) -> str:
-    """What an error says, and the last line on the way to it that is the subject's own: neither installed nor here."""
+    """An error in words, with the innermost line of the subject's own code, not of installed packages or posenc."""
     line = ""
     for frame, number in walk_tb(error.__traceback__):
         package, file = frame.f_globals.get("__name__", "").split(".")[0], frame.f_code.co_filename

@@ -1,7 +1,5 @@
 """The HTML page of ``posenc check``: a table of the checks, each finding with its script, and all trials."""
 
-from typing import Any
-
 from posenc.tools.check.report import Data, counted, findings_of, shortened
 from posenc.tools.check.run import FINDING, NOT_APPLICABLE, NOT_CHECKED, PASSED, UNFINISHED
 from posenc.tools.kit import page
@@ -43,7 +41,10 @@ def _subject(number: int, subject: Data) -> Section:
     if found:
         parts.append(Section("Findings", found))
     parts.append(Section("Trials", [Items([_tried(result) for result in subject["results"]])]))
-    settings = [(name, _said(value)) for name, value in subject["settings"].items()]
+    settings = [
+        (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+        for name, value in subject["settings"].items()
+    ]
     return Section(subject["name"], [*parts, Section("Settings", [Facts(settings)])], id=f"subject-{number}")
 
 
@@ -97,7 +98,3 @@ def _signed(status: str, words: str) -> str:
 
 def _mark(status: str) -> str:
     return status.replace(" ", "-")
-
-
-def _said(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

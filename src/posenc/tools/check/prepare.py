@@ -1,4 +1,4 @@
-"""Whether a subject can be checked: its claims are of their types, a script can be made of it, and it runs."""
+"""Checks that a subject can be checked: its claims have the right types, a script can be made of it, and it runs."""
 
 import contextlib
 import logging
@@ -47,7 +47,7 @@ def _numbers(name: str, values: Any) -> None:
         number(f"{name}[{index}]", value)
 
 
-# What must be so of the fields of subjects, of whatever kind; those that are optional may also be None.
+# The rule for each field of a subject, of any kind; optional fields may also be None.
 RULES: dict[str, Callable[[str, Any], object]] = {
     **dict.fromkeys(("options", "varied", "other_layout"), lambda name, value: check_type(name, value, Mapping)),
     **dict.fromkeys(("refused", "backends"), partial(_each, kind=Mapping, kinds="mappings")),
@@ -78,7 +78,7 @@ OPTIONAL |= {"softmax_scale", "layout", "rotary_dim", "flat", "relative", "direc
 OPTIONAL |= {"window", "max_grid", "trained_grid"}
 
 
-# What code usually calls the parameters of call, and what they are called here, the first that the subject's kind has.
+# Usual names of the parameters of call, and their names here: the first that this kind of subject has is suggested.
 USUAL: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("position_ids", "pos", "pos_ids", "position", "input_pos", "p", "t", "idx", "indices", "cache_position"),
@@ -107,8 +107,8 @@ USUAL: dict[str, tuple[str, ...]] = {
 
 
 def prepared(subject: Subject) -> tuple[Subject, str]:
-    """The subject as it is checked, in float32 where it does not run in float64, and why. ValueError as `check` has
-    it."""
+    """The subject in the dtype in which it is checked, float32 if it does not run in float64; and why. Raises
+    ValueError as `check` does."""
     check_type("subject", subject, Subject)
     _check_claims(subject)
     check_sources(subject)
@@ -124,7 +124,7 @@ def prepared(subject: Subject) -> tuple[Subject, str]:
 
 
 def _check_claims(subject: Subject) -> None:
-    """ValueError for a field of the subject that is not of its type, or that nothing could be."""
+    """Raises ValueError for a field of the subject with a wrong type or value."""
     claims = {name: value for name, value in vars(subject).items() if value is not None or name not in OPTIONAL}
     for name, rule in RULES.items():
         if name in claims:
@@ -143,7 +143,7 @@ def _check_claims(subject: Subject) -> None:
 
 
 def _check_parameters(subject: Subject) -> None:
-    """ValueError for a parameter of ``call`` that this kind of subject gives nothing to."""
+    """Raises ValueError for a parameter of ``call`` that this kind of subject does not provide."""
     for parameter in list(signature(subject.call).parameters.values())[subject.by_place :] if subject.gives else ():
         if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) or parameter.name in subject.gives:
             continue
@@ -157,8 +157,8 @@ def _check_parameters(subject: Subject) -> None:
 
 
 def _that_runs(subject: Subject) -> tuple[Subject, str]:
-    """The subject in float64, or in float32 where it cannot be run in that, or gives what is not finite there alone,
-    and why. ValueError where it cannot be run."""
+    """The subject in float64; or in float32, and why, if it does not run in float64, or is not finite there alone.
+    Raises ValueError if it does not run."""
     single, batch = replace(subject, dtype=torch.float32), _small(subject)
     out: Any  # whatever call gives
     try:
@@ -197,7 +197,8 @@ def _small(subject: Subject) -> Batch:
 
 
 def _with_padding(subject: Subject) -> Iterator[Batch]:
-    """A row, and one that begins or ends with padding: where attention is causal, there are tokens that see nothing."""
+    """Batches with padding at the beginning or the end of a row, so that in causal attention some tokens see
+    nothing."""
     plan = Plan(subject)
     tokens = min(5, plan.limit)
     if subject.can("padding") and tokens > 2:
@@ -208,7 +209,7 @@ def _with_padding(subject: Subject) -> Iterator[Batch]:
 
 
 def _is_finite(subject: Subject, batch: Batch) -> bool | None:
-    """Whether all that comes out is, and comes out; None: the subject cannot be given such a batch."""
+    """Whether the subject runs with finite outputs; None if it cannot be given such a batch."""
     try:
         with quiet():
             return bool(subject.run(subject.make(), batch).isfinite().all())
@@ -219,13 +220,13 @@ def _is_finite(subject: Subject, batch: Batch) -> bool | None:
 
 
 def _check_builds(subject: Subject) -> None:
-    """ValueError unless two builds from one seed are the same: what else draws, ``seed`` must seed."""
+    """Raises ValueError unless two builds from one seed are the same: ``seed`` must seed all generators in use."""
     batch = _small(subject)
     with quiet():
         first, second = subject.make(), subject.make()
         out, again, other = (subject.run(made, batch) for made in (first, first, second))
-    # A call that draws for itself is another matter, which the check of purity tells of; and what nothing goes by, such
-    # as a buffer of memory as it lay there, may be anything.
+    # A call that draws random numbers is found by the check of purity; and a buffer that affects no output, such as
+    # uninitialised memory, may hold anything.
     if _alike(out, again) and not _alike(out, other):
         differing = _differing(first, second) or "its outputs"
         seeds = f"seed={subject.seed.__qualname__} does" if callable(subject.seed) else "torch's seed does"
@@ -237,7 +238,7 @@ def _check_builds(subject: Subject) -> None:
 
 
 def _differing(first: Any, second: Any) -> str:
-    """A parameter or buffer in which two modules differ."""
+    """The first parameter or buffer in which two modules differ, in words; "" if there is none."""
     if not isinstance(first, nn.Module) or not isinstance(second, nn.Module):
         return ""
     for kind, of in (("parameter", nn.Module.named_parameters), ("buffer", nn.Module.named_buffers)):
@@ -249,14 +250,13 @@ def _differing(first: Any, second: Any) -> str:
 
 
 def _alike(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors are the same but for rounding: sums may be taken in another order where memory lies
-    otherwise."""
+    """Whether two tensors are the same up to rounding: the order of sums may depend on the alignment of memory."""
     numbers = first.is_floating_point() and first.numel() > 0
     return equal(first, second) or (numbers and near(first, second, 2**-20 * float(first.detach().abs().max())).ok)
 
 
 def _given_to(subject: Subject, batch: Batch) -> str:
-    """What call was given where it failed, and what to say otherwise."""
+    """What a failing call was given, and what to claim to change that."""
     if isinstance(subject, Bias):
         return _heads_of(subject, batch)
     if isinstance(subject, Rotary | Attention):
@@ -276,7 +276,7 @@ def _given_to(subject: Subject, batch: Batch) -> str:
 
 
 def _heads_of(subject: Bias, batch: Batch) -> str:
-    """How many heads a bias has, and with how many it is run."""
+    """The number of heads of a bias, and the number with which it is run."""
     places = subject.places(batch)
     try:
         with quiet():
@@ -291,8 +291,7 @@ def _heads_of(subject: Bias, batch: Batch) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without the warnings of what is checked, nor what the compiler logs of it; and what it sets of the whole process
-    is put back."""
+    """Suppresses warnings of the subject and logs of the compiler, and restores the global state that it changes."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

@@ -1,4 +1,4 @@
-"""Layers that are told the shape of a grid and no more. Plain PyTorch: scripts hold a copy."""
+"""Trials of layers that are given only the shape of a grid. Plain PyTorch: scripts hold a copy."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -11,10 +11,10 @@ from torch import Tensor
 from posenc.tools.check.calls import holdings
 from posenc.tools.check.captured import NO_SCORES, scores_of
 from posenc.tools.check.layers import Layer, Model
-from posenc.tools.check.outcome import Outcome, Outcomes, near, numbers_in
+from posenc.tools.check.outcome import Outcome, Outcomes, all_finite, largest, near, numbers_in, refused
 from posenc.tools.check.subjects import REFUSALS, VOCABULARY, Batch, NotApplicableError, Subject, require
 
-UNSEEN = 50  # what is so far below the highest score of a row has no weight; masks of -100 are
+UNSEEN = 50  # a score this far below the highest of its row has no weight; masks of -100 are as far
 
 
 def alike(subject: Subject, first: Tensor, second: Tensor) -> bool:
@@ -36,8 +36,8 @@ def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outco
     came = subject.run(made, batch)
     lying = subject.run(made, replace(batch, grid=(width, height)))
     for out in (came, lying):
-        if out.shape[:2] != (len(batch.ids), batch.tokens) or not out.isfinite().all():
-            return Outcome(False, f"a finite output for {batch.tokens} tokens", f"{tuple(out.shape)}, or not finite")
+        if not (finite := all_finite(out, batch)).ok:
+            return finite
     unseen = []
     for axis, name in enumerate(("rows", "columns")):
         if batch.grid[axis] > 2 and not subject.causal:  # two exchanged are a picture turned over
@@ -55,7 +55,7 @@ def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outco
 def _exchanged(
     subject: Subject, made: Any, batch: Batch, came: Tensor, places: Tensor, axis: int, pair: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """What came, and what comes, with two rows or columns of patches exchanged."""
+    """The outputs that are expected with two rows or columns of patches exchanged, and those that the subject gives."""
     front, line = subject.registers, list(range(places.size(axis)))
     line[pair[0]], line[pair[1]] = pair[1], pair[0]
     turned = [*range(front), *(places.index_select(axis, torch.tensor(line)).flatten() + front).tolist()]
@@ -70,9 +70,9 @@ def the_grid_gives_the_places(subject: Subject, batch: Batch, tolerance: float) 
 
 
 def the_same_way_wherever_it_is(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
-    """A grid of which every row of the batch shows two patches, behind its registers, all else being padding: those
-    that lie the same way apart come out the same. With registers, only if a patch alone behind them comes out the same
-    anywhere: where patches are turned and registers are not, what they give to one another goes by the place."""
+    """Rows with two patches of a grid, behind the registers, and padding elsewhere: pairs with the same offset give the
+    same outputs. With registers, this applies only if a single patch behind them gives the same output anywhere: where
+    patches are rotated and registers are not, what they give to one another depends on the place."""
     assert batch.grid is not None
     out, width, pairs = subject.run(subject.make(), batch), batch.grid[1], 0
     first: dict[Any, tuple[str, Tensor]] = {}
@@ -97,10 +97,10 @@ def the_same_way_wherever_it_is(subject: Subject, batch: Batch, tolerance: float
 
 
 def captured_scores(subject: Subject, made: Any, batch: Batch) -> Tensor:
-    """The first scores that a softmax is given, (1 + tokens, heads, tokens, tokens), in the order of the tokens, in
-    whatever order the layer has them: for a row of one and the same token, and for such with another one at 0, 1, 2, ….
+    """The scores of the first softmax, (1 + tokens, heads, tokens, tokens), for a row of one repeated token, and for
+    rows with another token at 0, 1, 2, … . They are put in the order of the tokens, whatever the order in the layer.
 
-    Which is which is seen by what changes: nothing changes as much as the row and the column of the other token.
+    That order is found from what changes: most scores change in the row and the column of the other token.
     """
     ids = [[1 + (k == n) for k in range(batch.tokens)] for n in range(-1, batch.tokens)]
     try:
@@ -119,15 +119,14 @@ def captured_scores(subject: Subject, made: Any, batch: Batch) -> Tensor:
 
 
 def changes(scores: Tensor, least: float) -> Tensor:
-    """Where scores of other rows than the first are not those of the first, by more than ``least`` of the largest:
-    (rows - 1, tokens, tokens)."""
-    largest = float(scores.masked_fill(~scores.isfinite(), 0.0).abs().max())
-    return ((scores[1:] - scores[:1]).abs() > least * largest).any(1)
+    """Where the scores of later rows differ from the first row by more than ``least`` times the largest: (rows - 1,
+    tokens, tokens)."""
+    return ((scores[1:] - scores[:1]).abs() > least * largest(scores)).any(1)
 
 
 def scores_in_order(subject: Subject, made: Any, batch: Batch) -> Tensor:
-    """The first scores that a softmax is given for a row of one and the same token, (heads, tokens, tokens), less what
-    each gives to itself; -inf where they have no weight."""
+    """The scores of the first softmax for a row of one repeated token, (heads, tokens, tokens), minus the score of each
+    token for itself; -inf where they have no weight."""
     scores = captured_scores(subject, made, batch)[0]
     scores = scores.masked_fill(scores < scores.amax(-1, keepdim=True) - UNSEEN, -torch.inf)
     own = scores.diagonal(dim1=-2, dim2=-1)[..., None]
@@ -136,8 +135,8 @@ def scores_in_order(subject: Subject, made: Any, batch: Batch) -> Tensor:
 
 
 def a_score_is_of_two_tokens(subject: Subject, batch: Batch) -> Outcomes:
-    """What changes with another token in one place, among scores of other tokens: none; or all of a query's or of a
-    key's, into which other tokens were mixed before."""
+    """With another token in one place, no scores between other tokens change; or, where tokens were mixed before, all
+    scores of a query or of a key."""
     assert batch.grid is not None
     scores = captured_scores(subject, subject.make(), batch)
     changed, same = changes(scores, 2**-10), ~changes(scores, 1e-12)
@@ -152,14 +151,12 @@ def a_score_is_of_two_tokens(subject: Subject, batch: Batch) -> Outcomes:
 
 def fine(subject: Subject, scores: Tensor) -> float:
     """How far two equal scores may be apart: 32 roundings of float32, which biases and phases are often computed in."""
-    dtypes = (torch.float32, subject.dtype, subject.computes_in or torch.float32)
-    largest = float(scores.masked_fill(~scores.isfinite(), 0.0).abs().max())
-    return 32 * max(torch.finfo(dtype).eps for dtype in dtypes) * largest
+    return 32 * subject.eps(torch.float32, subject.dtype) * largest(scores)
 
 
 def scores_go_by_offsets(subject: Subject, batch: Batch) -> Outcomes:
-    """In a row of one and the same token, how much more a patch gives to another than to itself: the same for all that
-    lie the same way apart, wherever they are. What is hidden by a mask, and the scores of registers, are left out."""
+    """In a row of one repeated token, the score of a patch for another, minus its score for itself, is the same for all
+    pairs with the same offset. Masked scores, and those of registers, are left out."""
     assert batch.grid is not None
     width, front = batch.grid[1], subject.registers
     scores = scores_in_order(subject, subject.make(), batch)[:, front:, front:]
@@ -178,7 +175,7 @@ def scores_go_by_offsets(subject: Subject, batch: Batch) -> Outcomes:
 
 
 def _at(scores: Tensor, pairs: list[list[int]]) -> Tensor:
-    """What each query gives to its key, (heads, pairs)."""
+    """The score of each of these pairs of query and key, (heads, pairs)."""
     queries, keys = torch.tensor(pairs).T
     return scores[:, queries, keys]
 
@@ -189,9 +186,9 @@ def way(start: int, end: int, width: int) -> tuple[int, int]:
 
 
 def no_two_offsets_share_a_number(subject: Subject, batch: Batch) -> Outcomes:
-    """In a row of one and the same token, what a patch gives to two others that lie another way from it. The same for
-    both is right where only how far counts, or where a step on one axis is not told from another step on it: then
-    offsets of which one has its rows and one its columns share it too."""
+    """In a row of one repeated token, the scores of a patch for two others at different offsets differ. They may be
+    equal where only the distance counts, or where two steps along one axis are not distinguished: then the offsets that
+    combine the rows of one with the columns of the other share the score too."""
     assert batch.grid is not None
     width, front = batch.grid[1], subject.registers
     scores = scores_in_order(subject, subject.make(), batch)[:, front:, front:]
@@ -219,8 +216,8 @@ def no_two_offsets_share_a_number(subject: Subject, batch: Batch) -> Outcomes:
 
 
 def a_register_is_as_far_from_all(subject: Subject, batch: Batch) -> Outcomes:
-    """In a row of one and the same token, what a register gives to the patches, and they to it: where it is one number
-    for most of them, it is for all. And where it is relative, and numbers are added to scores, it is in any case."""
+    """In a row of one repeated token, the scores between a register and the patches: if most of them are equal, all
+    are. If the subject is relative and adds to scores, they are equal in any case."""
     assert batch.grid is not None
     front, said, made = subject.registers, 0, subject.make()
     scores = scores_in_order(subject, made, batch)
@@ -237,8 +234,8 @@ def a_register_is_as_far_from_all(subject: Subject, batch: Batch) -> Outcomes:
 
 
 def places_are_added(subject: Subject, scores: Tensor, tolerance: float) -> bool:
-    """Whether another token in one patch changes the scores of all other patches for it alike, less what they give to
-    themselves: then places turn no queries and keys, but add to scores."""
+    """Whether another token in one patch changes the scores of all other patches for it by the same amount, relative to
+    their scores for themselves: then positions are added to scores, and rotate no queries and keys."""
     front = subject.registers
     own = scores - scores.diagonal(dim1=-2, dim2=-1)[..., None]
     for token in range(front, scores.size(-1)):
@@ -251,8 +248,8 @@ def places_are_added(subject: Subject, scores: Tensor, tolerance: float) -> bool
 
 
 def registers_have_no_place(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
-    """Registers in front of a grid: where it is relative, exchanging two exchanges what comes out for them; what is
-    added to them is what is added in a grid lying down, and no vector of a patch."""
+    """Registers in front of a grid. In a relative subject, exchanging two of them exchanges their outputs. A vector
+    that is added to one is the same in the transposed grid, and is no vector of a patch."""
     assert batch.grid is not None
     made, front = subject.make(), subject.registers
     added = None
@@ -277,28 +274,20 @@ def registers_have_no_place(subject: Subject, batch: Batch, tolerance: float) ->
 
 
 def each_axis_has_its_own_end(subject: Subject, batch: Batch) -> Outcome:
-    """A grid with as many rows and columns as are claimed, or more: the one runs, and the other is refused with the
-    number of one of its sides, or with the limit."""
+    """A grid with as many rows and columns as are claimed runs; one with more is refused with an error that names one
+    of its sides, or the limit."""
     assert batch.grid is not None
     past = {(n, most) for n, most in zip(batch.grid, subject.sides(), strict=True) if most is not None and n > most}
     if not past:
-        out = subject.run(subject.make(), batch)
-        held = out.shape[:2] == (len(batch.ids), batch.tokens) and bool(out.isfinite().all())
-        return Outcome(held, f"a finite output for {batch.tokens} tokens", f"{tuple(out.shape)}, or not finite")
+        return all_finite(subject.run(subject.make(), batch), batch)
     expected = " or ".join(f"an error that names {n} or the limit {most}" for n, most in sorted(past))
-    try:
-        subject.run(subject.make(), batch)
-    except NotApplicableError:
-        raise
-    except Exception as error:
-        numbers = {number for n, most in past for number in (n, n - 1, most, most - 1)}
-        return Outcome(bool(numbers & numbers_in(str(error))), expected, f"{type(error).__name__}: {error}")
-    return Outcome(False, expected, "an answer, and no error")
+    numbers = {number for n, most in past for number in (n, n - 1, most, most - 1)}
+    return refused(lambda: subject.run(subject.make(), batch), expected, lambda said: bool(numbers & numbers_in(said)))
 
 
 def added_at(subject: Subject, made: Any, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """What is added to registers (registers, dim) and to patches (rows, columns, dim). NotApplicableError where it goes
-    by what it is added to."""
+    """What is added to registers, (registers, dim), and to patches, (rows, columns, dim). NotApplicableError where that
+    depends on the input."""
     require(
         isinstance(subject, Layer) and not isinstance(subject, Model), "nothing to do: call takes no vectors to add to"
     )
@@ -321,8 +310,8 @@ def added_at(subject: Subject, made: Any, grid: tuple[int, int]) -> tuple[Tensor
 
 
 def goes_by_the_share(subject: Subject, made: Any, grid: tuple[int, int], tolerance: float) -> bool:
-    """Whether the vector of a place goes by how much of the picture lies before it: r / h, (r + 1) / h, (r + ½) / h or
-    r / (h - 1). Each axis by its own side, or both by the longer one."""
+    """Whether the vector of a place depends on its relative place in the image: r / h, (r + 1) / h, (r + ½) / h or
+    r / (h - 1), each axis by its own side, or both by the longer one."""
     height, width = grid
     here = added_at(subject, made, grid)[1]
 

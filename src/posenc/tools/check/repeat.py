@@ -13,7 +13,7 @@ from posenc.tools.check.subjects import Batch, NotApplicableError, Subject
 
 
 class StandIn(ModuleType):
-    """Imported in place of posenc.tools.check: it has the names of this script, and all else of it does nothing."""
+    """A module in place of posenc.tools.check: it has the names of this script; any other name is a mock."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -22,12 +22,13 @@ class StandIn(ModuleType):
 
 
 def stand_in(*names: str) -> None:
-    """Lets modules of these names be imported."""
+    """Registers stand-ins for modules of these names, so that they can be imported."""
     sys.modules.update({name: StandIn(name) for name in names})
 
 
 def stand_in_unless_here(*names: str) -> None:
-    """The same for modules that are not installed: a subject names a scheme of theirs, which is not asked anything."""
+    """Registers stand-ins for modules that are not installed: a subject may name a scheme of theirs, which is not
+    used."""
     for name in names:
         try:
             importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""What reports say, as plain data, and the data as JSON, as JUnit's XML and for a terminal."""
+"""Turns reports into plain data, and the data into JSON, JUnit's XML and text for a terminal."""
 
 import json
 import re
@@ -31,9 +31,9 @@ Data = dict[str, Any]
 
 
 def as_data(reports: Sequence[Report]) -> Data:
-    """Everything that the reports say, made of what JSON has.
+    """The reports as plain data that JSON can hold.
 
-    Two runs with the same subjects and settings give the same, but for ``seconds``.
+    Two runs with the same subjects and settings give the same data, except for ``seconds``.
     """
     return {
         "version": VERSION,
@@ -47,7 +47,7 @@ def as_data(reports: Sequence[Report]) -> Data:
 
 
 def nothing_checked(subject: Data) -> bool:
-    """Whether not one check could take the subject."""
+    """Whether no check applies to the subject."""
     return all(result["status"] == NOT_APPLICABLE for result in subject["results"]) and not subject["not_run"]
 
 
@@ -65,17 +65,8 @@ def as_junit(data: Data) -> str:
         return ElementTree.SubElement(parent, tag, {name: _xml(text) for name, text in named.items()})
 
     for subject in data["subjects"]:
-        name, counts, not_run = subject["name"], _counts(subject), subject["not_run"]
-        suite = element(
-            root,
-            "testsuite",
-            name=name,
-            tests=str(len(subject["results"]) + len(not_run) + len(subject["not_checked"])),
-            failures=str(counts.get(FINDING, 0)),
-            errors=str(counts.get(UNFINISHED, 0) + len(not_run) + len(subject["not_checked"])),
-            skipped=str(sum(result["status"] in (NOT_APPLICABLE, NOT_CHECKED) for result in subject["results"])),
-            time=f"{sum(result['seconds'] for result in subject['results']):.3f}",
-        )
+        name = subject["name"]
+        suite = element(root, "testsuite", name=name)
         for result in subject["results"]:
             heading = f"{result['number']}. {result['name']}"
             case = element(suite, "testcase", classname=name, name=heading, time=f"{result['seconds']:.3f}")
@@ -90,9 +81,13 @@ def as_junit(data: Data) -> str:
         for claim in subject["not_checked"]:
             case = element(suite, "testcase", classname=name, name=f"claim {claim['said']}")
             element(case, "error", type=NOT_CHECKED, message=claim["reason"])
-        for number in not_run:
+        for number in subject["not_run"]:
             case = element(suite, "testcase", classname=name, name=f"{number}.")
             element(case, "error", type=UNFINISHED, message="not run: interrupted")
+        ended = Counter(case[0].tag for case in suite if len(case))
+        counts = {"tests": len(suite), "failures": ended["failure"], "errors": ended["error"]}
+        suite.attrib.update({of: str(count) for of, count in (counts | {"skipped": ended["skipped"]}).items()})
+        suite.set("time", f"{sum(result['seconds'] for result in subject['results']):.3f}")
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
@@ -117,7 +112,7 @@ def _about_finding(found: Data) -> dict[str, str]:
 
 
 def shortened(text: str) -> str:
-    """An input in a line; where it is longer, its beginning, and where it is whole."""
+    """An input in one line; if it is too long, its beginning, and where all of it is."""
     return text if len(text) <= LINE else f"{text[:LINE]} … (whole in report.json, and in the script)"
 
 
@@ -127,7 +122,7 @@ def _about_check(result: Data) -> dict[str, str]:
 
 
 def counted(subject: Data) -> list[tuple[str, str]]:
-    """Each status that checks ended with, and in words how many did; the worst first."""
+    """How many checks ended with each status, in words; the worst status first."""
     one = len(subject["not_checked"]) == 1
     words = {FINDING: "with findings", NOT_CHECKED: "claim not checked" if one else "claims not checked"}
     return [(status, f"{count} {words.get(status, status)}") for status, count in _counts(subject).items()]
@@ -140,9 +135,9 @@ def summary(subject: Data) -> str:
 
 
 def shown(subject: Data, places: Mapping[str, str], quiet: bool = False) -> RenderableType:
-    """A table of the checks and all findings, for a terminal; ``quiet``: the findings alone.
+    """A table of the checks, and all findings, for a terminal; with ``quiet``, the findings alone.
 
-    ``places`` says where each script was written, by its name.
+    ``places`` is the path to which each script was written, by its name.
     """
     parts: list[RenderableType] = []
     if not quiet:
@@ -166,7 +161,7 @@ def shown(subject: Data, places: Mapping[str, str], quiet: bool = False) -> Rend
 
 
 def _shown_findings(subject: Data, result: Data, places: Mapping[str, str]) -> RenderableType:
-    """What a check found, then what is to be said of the check."""
+    """The findings of a check, then its rule and reason."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -214,7 +209,7 @@ def _result(result: Result, folder: str) -> Data:
 
 
 def _found(result: Data) -> str:
-    """In a few words, what a check found, or why it does not apply or did not finish."""
+    """What a check found, or why it does not apply or did not finish, in a few words."""
     said: dict[str, list[str]] = {}
     for trial in result["trials"]:
         if trial["status"] in (FINDING, UNFINISHED):
@@ -261,14 +256,14 @@ def _missing(report: Report) -> list[int]:
 
 
 def _counts(subject: Data) -> dict[str, int]:
-    """How many checks ended how, the worst first; not checked are claims."""
+    """How many checks ended with each status, the worst first; for "not checked", how many claims."""
     found = Counter(result["status"] for result in subject["results"] if result["status"] != NOT_CHECKED)
     found[NOT_CHECKED] = len(subject["not_checked"])
     return {status: found[status] for status in STYLES if found[status]}
 
 
 def _jsonable(value: Any) -> Any:
-    """The value as JSON has it: what JSON has not becomes text."""
+    """The value as JSON can hold it: anything else becomes text."""
     if isinstance(value, Mapping):
         return {str(key): _jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -279,11 +274,11 @@ def _jsonable(value: Any) -> Any:
 
 
 def _plain(text: str) -> Text:
-    """Text for a terminal, with nothing in it that a terminal would obey."""
+    """Text for a terminal, with control characters escaped."""
     return Text(re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text))
 
 
 def _xml(text: str) -> str:
-    """Text without the characters that XML cannot hold, which become what Python writes for them."""
+    """Text with the characters that XML cannot hold escaped as in Python."""
     allowed = r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
     return re.sub(allowed, lambda found: repr(found[0])[1:-1], text)

@@ -1,4 +1,4 @@
-"""Running the checks on a subject: `check` gives a `Report`."""
+"""Runs the checks on a subject: `check` returns a `Report`."""
 
 import contextlib
 import importlib
@@ -27,20 +27,20 @@ from posenc.tools.check.trial import LENGTHS, LONGEST, NOTHING_TO_DO, Case, Chec
 from posenc.tools.kit.progress import Progress
 
 PASSED, FINDING, NOT_APPLICABLE, UNFINISHED = "passed", "finding", "not applicable", "unfinished"
-LONG = Case(Batch([[0] * 24]))  # as far as a plan's own runs reach
+LONG = Case(Batch([[0] * 24]))  # the longest batch that a plan itself runs
 NOT_CHECKED = "not checked"
 SECONDS = 60.0  # for each check
-BEFORE = 10  # times as many for what comes before the checks, which may fetch weights
-SHRINK_SHARE = 0.5  # of those, how long a finding is made smaller
-GRACE = 5.0  # seconds beyond them in which a case that has begun may end by itself
+BEFORE = 10  # times as many seconds before the checks, when weights may be downloaded
+SHRINK_SHARE = 0.5  # the share of the time left that may be spent on shrinking a finding
+GRACE = 5.0  # further seconds in which a case that has begun may end by itself
 IN_FLOAT32 = "run in float32: in float64 there were numbers that are not finite"
-AGAIN = 1.0  # seconds after which a case that went on all the same is stopped again
-LAST = 10.0  # seconds after which a process that is watched is ended, where no alarm stopped it
+AGAIN = 1.0  # seconds after which a case that continues is interrupted again
+LAST = 10.0  # further seconds after which a watched process is ended, if no alarm stopped it
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found: the smallest input that shows it, and a script that repeats it without this package."""
+    """What a check found: the smallest input that shows it, and a script that reproduces it without this package."""
 
     expected: str
     came: str
@@ -51,15 +51,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """How one trial of a check ended: "passed" after so many cases, "finding", "unfinished", "not checked" where what
-    it would try ought to be claimed, or "not applicable"."""
+    """How one trial of a check ended: "passed" after so many cases, "finding", "unfinished", "not checked" if it needs
+    a claim that should be made, or "not applicable"."""
 
     name: str
     status: str
     cases: int = 0
     reason: str = ""
     finding: Finding | None = None
-    note: str = ""  # how it was run otherwise than the report says
+    note: str = ""  # how its run differed from the settings of the report
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ class Result:
 
     @property
     def threads(self) -> list[str]:
-        """Where the same was met before."""
+        """Issues in which the same bug was seen before."""
         return [thread for pain in self.check.pains for thread in THREADS[pain]]
 
 
 class Interrupted(KeyboardInterrupt):
-    """The checks were interrupted; ``report`` is what they said before."""
+    """The checks were interrupted; ``report`` has the results until then."""
 
     def __init__(self, report: "Report") -> None:
         super().__init__()
@@ -96,8 +96,8 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class NotChecked:
-    """A claim that no trial could try, or that ought to be made: ``said`` such as "compiles=True", why each trial of it
-    could not, and the checks that these are of."""
+    """A claim that no trial could try, or that should be made: ``said``, such as "compiles=True"; the reason why no
+    trial could; and the numbers of the checks that try it."""
 
     claim: str
     said: str
@@ -107,7 +107,7 @@ class NotChecked:
 
 @dataclass(frozen=True)
 class Report:
-    """What the checks said of a subject, and with what they were run."""
+    """The results of the checks of a subject, and their settings."""
 
     subject: Subject
     name: str
@@ -121,15 +121,17 @@ class Report:
 
     @property
     def not_checked(self) -> list[NotChecked]:
-        """The claims that no trial could try, of those all of whose checks were run."""
+        """The claims that no trial could try, among those all of whose checks were run."""
         claimed = {name: value for name, value in given(self.subject).items() if value is not None}
         ended = {result.check.number: result.trials for result in self.results}
         found = []
-        for claim, tried in _trials_by_claim().items():
-            numbers = tuple(sorted({entry.number for entry, _ in tried}))
+        for claim in dict.fromkeys(claim for entry in CHECKS for trial in entry.trials for claim in trial.claims):
+            entries = [entry for entry in CHECKS if any(claim in trial.claims for trial in entry.trials)]
+            numbers = tuple(entry.number for entry in entries)
             if not set(numbers) <= set(ended):
                 continue
-            trials = [(entry.trials[index], ended[entry.number][index]) for entry, index in tried]
+            pairs = (pair for entry in entries for pair in zip(entry.trials, ended[entry.number], strict=True))
+            trials = [(trial, end) for trial, end in pairs if claim in trial.claims]
             asked = [end for trial, end in trials if end.status == NOT_CHECKED and trial.claims[0] == claim]
             silent = all(end.status in (NOT_CHECKED, NOT_APPLICABLE) for _, end in trials)
             if asked or (claim in claimed and silent):
@@ -145,19 +147,9 @@ class Report:
 
 
 def _said_of(reasons: list[str]) -> str:
-    """Each reason once; where something can be done, those alone that say what."""
+    """Each reason once; if some say what can be done, those alone."""
     helpful = [reason for reason in reasons if not reason.startswith(NOTHING_TO_DO)]
     return "; ".join(dict.fromkeys(helpful or reasons))
-
-
-def _trials_by_claim() -> dict[str, list[tuple[Check, int]]]:
-    """The trials that try each claim: their checks, and which of its trials they are."""
-    found: dict[str, list[tuple[Check, int]]] = {}
-    for entry in CHECKS:
-        for index, trial in enumerate(entry.trials):
-            for claim in trial.claims:
-                found.setdefault(claim, []).append((entry, index))
-    return found
 
 
 def check(
@@ -181,7 +173,7 @@ def check(
     KeyboardInterrupt.
     """
     progress = Progress() if progress is None else progress
-    # What torch imports late, it must not import against the clock: a module that was stopped halfway stays half made.
+    # Imported before any time limit: an interrupted import would leave the module half initialised.
     importlib.import_module("torch._dynamo")
     wanted = chosen(checks)
     lengths, longest = _whole_numbers("lengths", lengths), whole("longest", longest)
@@ -215,8 +207,8 @@ def checked_seconds(seconds: float) -> float:
 
 
 def ready(subject: Subject, seconds: float, name: str) -> tuple[Subject, str]:
-    """`prepared`, of a subject that may do anything, in ten times the seconds of a check. ValueError where it does not
-    run, or does not return."""
+    """`prepared`, with a time limit of ten times the seconds of a check. Raises ValueError if the subject does not run,
+    or does not return."""
     allowed = BEFORE * checked_seconds(seconds)
     watch.at(f"{name}: before the checks", allowed + GRACE + LAST)
     try:
@@ -252,7 +244,7 @@ def _result(entry: Check, plan: Plan, name: str, seconds: float) -> Result:
     begun = time.monotonic()
     trials = []
     for index, trial in enumerate(entry.trials):
-        # Most take a moment, and those that do not apply none: so one may take a quarter of what is left.
+        # Most trials are quick, so one may take up to a quarter of the time left.
         share = (begun + seconds - time.monotonic()) / min(len(entry.trials) - index, 4)
         trials.append(_trial(entry, trial, plan, name, time.monotonic() + share))
     return Result(entry, tuple(trials), time.monotonic() - begun)
@@ -293,7 +285,7 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
             return TrialResult(trial.name, UNFINISHED, done, f"the time was up within case {done + 1}")
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a plan runs the subject too, to see how exact it can be
+    except BaseException as error:  # a plan runs the subject too, to measure its rounding
         if found:
             raise
         with quiet():
@@ -301,7 +293,7 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
         if reason:
             return TrialResult(trial.name, NOT_APPLICABLE, 0, reason)
         return TrialResult(trial.name, UNFINISHED, done, f"the cases could not be made: {described(error)}")
-    if again:  # float32's lowest number, added to a score in float32 and then cast, is lower than any other: -inf
+    if again:  # in float64, a mask of the lowest float32 number may become -inf when it is cast
         single = Plan(replace(plan.subject, dtype=torch.float32), plan.lengths, plan.longest, plan.seed)
         return replace(_trial(entry, trial, single, name, until), note=IN_FLOAT32)
     if found:  # the script is made after the alarm, which would stop it halfway
@@ -314,14 +306,14 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
 
 
 def _tried(trial: Trial, plan: Plan, case: Case) -> tuple[Case, Outcome]:
-    """The case, with what the oracle says of it, and what came of it."""
+    """The case, with the values that the oracle adds to it, and its outcome."""
     if trial.oracle is not None:
         case = Case(case.batch, {**case.values, **trial.oracle(plan.subject, case.batch, **case.values)})
     return case, outcome_of(trial.function, plan.subject, case.batch, **case.values)
 
 
 def _make_smaller(trial: Trial, plan: Plan, found: list[tuple[Case, Outcome]], until: float) -> None:
-    """Appends ever smaller cases that show the same."""
+    """Appends smaller and smaller cases that show the same finding."""
     case, first = found[-1]
 
     def shows(smaller: Batch) -> bool:
@@ -346,18 +338,18 @@ def _finding(entry: Check, trial: Trial, plan: Plan, name: str, case: Case, foun
 
 
 def _kind(outcome: Outcome) -> str:
-    """What must stay as it is while a finding is made smaller: that it is an error, and which, but for its numbers."""
+    """What must stay the same while a finding is shrunk: whether it is an error, and its message without numbers."""
     return re.sub(r"\d+", "0", outcome.came) if outcome.expected == "an answer" else "a difference"
 
 
 class _TimeIsUp(BaseException):
-    """Not an Exception, so that what is checked cannot take it for one of its own."""
+    """Raised at the time limit. It is no Exception, so that the subject does not catch it by mistake."""
 
 
 @contextlib.contextmanager
 def _alarm(until: float) -> Iterator[None]:
-    """`_TimeIsUp` soon after ``until``, wherever the subject is, and again where it goes on all the same; where signals
-    do not reach, not within a case. A timer of the caller's goes on afterwards, with the rest of its time."""
+    """Raises `_TimeIsUp` soon after ``until``, and again if the subject continues; outside the main thread, where
+    signals do not work, it does nothing. A timer of the caller continues afterwards with the rest of its time."""
     reaches = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
     if not reaches or signal.getsignal(signal.SIGALRM) is None:  # None: it was not set from Python, and cannot be again
         yield
@@ -376,9 +368,9 @@ def _alarm(until: float) -> Iterator[None]:
             yield
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-    finally:  # in two steps, for it may ring just before the first
+    finally:  # twice, since the alarm may ring just before the first
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         if rest:
             left = rest - (time.monotonic() - begun)
-            signal.setitimer(signal.ITIMER_REAL, max(left, 1e-6), interval)  # at once where its time is over
+            signal.setitimer(signal.ITIMER_REAL, max(left, 1e-6), interval)  # at once if its time is over

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class _Part:
-    """A statement at the top level of a file, with the lines of its own and of the comments above it."""
+    """A statement at the top level of a file, with its lines and those of the comments above it."""
 
     node: ast.stmt
     lines: list[str]
@@ -20,15 +20,15 @@ class _Part:
 
 
 def needed(texts: Mapping[str, str], roots: Collection[str]) -> dict[str, str]:
-    """What of each file is reached from the names of the roots, in the order in which it stands there; files of which
-    nothing is are left out. No two files make the same name, and what they import of one another is dropped."""
+    """The parts of each file that are reached from the names of the roots, in their order; files without such parts are
+    left out. No two files may define the same name, and their imports of one another are dropped."""
     files = {name: list(_parts(text)) for name, text in texts.items()}
     every = [part for parts in files.values() for part in parts]
     reached, wanted = set[str](), set(roots)
     while wanted - reached:
         reached |= wanted
         wanted = {name for part in every if part.makes & reached and not _imports(part) for name in part.uses}
-    found, imported = {}, set[str]()  # what a file above has imported is there
+    found, imported = {}, set[str]()  # imported by an earlier file
     for name, parts in files.items():
         kept = [part for part in parts if part.makes & reached and not _imports(part)]
         used = frozenset[str]().union(*(part.uses for part in kept))
@@ -51,7 +51,7 @@ def _imports(part: _Part) -> bool:
 
 
 def _made(node: ast.stmt) -> Iterator[str]:
-    """The names that a statement gives a value to."""
+    """The names that a statement defines."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         yield node.name
     for inner in ast.walk(node) if isinstance(node, ast.Assign | ast.AnnAssign) else ():
@@ -60,7 +60,7 @@ def _made(node: ast.stmt) -> Iterator[str]:
 
 
 def _used(node: ast.AST) -> Iterator[str]:
-    """The names in a statement, those of annotations in quotation marks too."""
+    """The names in a statement, also those in quoted annotations."""
     for inner in ast.walk(node):
         if isinstance(inner, ast.Name):
             yield inner.id
@@ -69,7 +69,8 @@ def _used(node: ast.AST) -> Iterator[str]:
 
 
 def _import(node: ast.stmt, used: Collection[str], imported: set[str]) -> list[str]:
-    """The import with those names alone that are used and not yet imported; none from posenc, whose files are here."""
+    """The import with only those names that are used and not yet imported; nothing from posenc, whose files are
+    here."""
     assert isinstance(node, ast.Import | ast.ImportFrom)
     if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("posenc"):
         return []
@@ -80,7 +81,7 @@ def _import(node: ast.stmt, used: Collection[str], imported: set[str]) -> list[s
 
 
 def _shortened(part: _Part) -> list[str]:
-    """The lines of a statement; of the docstring of a class, the first paragraph."""
+    """The lines of a statement; of the docstring of a class, only the first paragraph."""
     first = part.node.body[0] if isinstance(part.node, ast.ClassDef) else None
     if first is None or not (isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)):
         return part.lines

@@ -32,7 +32,7 @@ def _greedy(
     tries: int,
     enough: Callable[[], bool],
 ) -> tuple[Batch, int]:
-    """The batch after as many steps as can be taken, and the tries that are left."""
+    """The batch after all steps that still show the finding, and the number of tries left."""
     candidates = steps(batch)
     while tries and not enough():
         candidate = next(candidates, None)
@@ -46,7 +46,7 @@ def _greedy(
 
 
 def _smaller(batch: Batch) -> Iterator[Batch]:
-    """Fewer rows, tokens or chunks."""
+    """Batches with fewer rows, tokens or chunks."""
     rows, tokens = len(batch.ids), batch.tokens
     if rows > 1:
         for row in range(rows):
@@ -71,7 +71,7 @@ def _smaller(batch: Batch) -> Iterator[Batch]:
 
 
 def _simpler(batch: Batch) -> Iterator[Batch]:
-    """The same size with numbers that are simpler to read; each step lowers a number, so there is an end to them."""
+    """Batches of the same size with simpler numbers; each step lowers a number, so the steps end."""
     for ids in ([[0] * batch.tokens] * len(batch.ids), _numbered(batch.ids)):
         if sum(map(sum, ids)) < sum(map(sum, batch.ids)):
             yield replace(batch, ids=ids)
@@ -85,7 +85,7 @@ def _simpler(batch: Batch) -> Iterator[Batch]:
 
 
 def _numbered(rows: list[list[int]], *kept: int) -> list[list[int]]:
-    """Each row with its values counted 0, 1, 2, … in the order in which they come."""
+    """Each row with its values renumbered 0, 1, 2, … in the order of their first occurrence."""
     numbered = []
     for row in rows:
         values = list(dict.fromkeys(value for value in row if value not in kept))
@@ -94,9 +94,9 @@ def _numbered(rows: list[list[int]], *kept: int) -> list[list[int]]:
 
 
 def _lower(batch: Batch) -> Iterator[Batch]:
-    """All rows moved towards 0; then one row; then what stands far after the tokens before it moved towards them.
+    """Batches with all rows moved towards 0; then single rows; then the end of a row moved towards its beginning.
 
-    What stands on the diagonal of several axes stays on it, where trials may take it to be.
+    Positions on the diagonal of several axes stay on it, since trials may require that.
     """
     positions = batch.positions or []
     several = bool(positions) and isinstance(positions[0][0], list)
@@ -121,7 +121,7 @@ def _lower(batch: Batch) -> Iterator[Batch]:
 
 
 def without(batch: Batch, tokens: Collection[int], row: int | None = None) -> Batch:
-    """The batch without the tokens of these places, and without one row."""
+    """The batch without these tokens, and without one row if it is given."""
     kept = [n for n in range(batch.tokens) if n not in tokens]
     chunks = [sum(start <= n < end for n in kept) for start, end in pairwise(accumulate(batch.chunks, initial=0))]
     queries, keys = (

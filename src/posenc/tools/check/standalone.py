@@ -1,8 +1,8 @@
-"""A finding as a script: the files that found it, one after the other, so that it runs without them.
+"""Writes a finding as a script, which holds the code that found it and so runs without this package.
 
-Plain files of this package, which import nothing else of it, come first: of each what the trial and the subject use,
-of a check what stands above its cases. The subject's own files are imported; the script holds the text of those that
-import posenc.tools.check, in whose place the script itself is imported.
+First come the plain files of this package, which import nothing else of it: of each, what the trial and the subject
+use; of a check, what stands above its cases. The subject's own files are imported, except those that import
+posenc.tools.check: the script holds their text, and stands in for that package.
 """
 
 import ast
@@ -27,20 +27,20 @@ from posenc.tools.check.shorten import needed
 from posenc.tools.check.subjects import Batch, Subject
 from posenc.tools.check.trial import Case, Trial
 
-MARK = "# A finding of posenc check, which this script repeats"  # how every script begins
-CASES = "# -- cases ---"  # what stands above it in a check is plain
+MARK = "# A finding of posenc check, which this script repeats"  # the beginning of every script
+CASES = "# -- cases ---"  # in a check, only the code above this line is plain
 OWN = "posenc.tools.check"
 PLAIN = [
     f"{OWN}.{name}" for name in ("subjects", "heads", "layers", "outcome", "measure", "calls", "captured", "repeat")
 ]
 PLAIN += [f"{OWN}.{name}" for name in ("influence", "rasters", "tables", "transformers_calls")]
 PLAIN += ["posenc.tools.kit.memory"]
-ORACLES = ("like", "match")  # fields that a script needs no more: it holds the numbers that came of them
+ORACLES = ("like", "match")  # fields that a script does not need, since it holds the numbers computed from them
 
 
 def script(subject: Subject, trial: Trial, case: Case, heading: str, file: str = "finding.py") -> str:
-    """A Python script that runs one trial on one case: it prints what was expected and what came, and exits with 1
-    where they differ. ``heading`` is what it says of itself at its beginning, ``file`` what it is to be called.
+    """A Python script that runs one trial on one case: it prints what was expected and what came, and exits with 1 if
+    they differ. ``heading`` is a comment at its beginning, ``file`` its name.
 
     Raises ValueError as `check_sources` does.
     """
@@ -82,8 +82,8 @@ def script(subject: Subject, trial: Trial, case: Case, heading: str, file: str =
 
 
 def check_sources(subject: Subject) -> None:
-    """ValueError unless a script can be made of the subject: its class, ``build`` and ``call`` are at the top level of
-    files, and its options are values that can be written down."""
+    """Raises ValueError unless a script can be made of the subject: its class, ``build`` and ``call`` must be at the
+    top level of files, and its options must be values that have literals."""
     for name, value in {"its class": type(subject), **vars(subject)}.items():
         if name not in ORACLES:
             literal(value, name)
@@ -96,7 +96,7 @@ def check_sources(subject: Subject) -> None:
 
 
 def literal(value: Any, name: str) -> str:
-    """Source that makes the value again in a script.
+    """Source code for a value in a script.
 
     Raises ValueError for what is not made of numbers, text, dtypes, lists, dictionaries, and functions at the top level
     of a file.
@@ -129,7 +129,7 @@ def literal(value: Any, name: str) -> str:
 
 
 def _run(values: Any) -> str:
-    """A run of whole numbers, written shortly."""
+    """A long run of consecutive whole numbers as ``*range(...)``; "" for anything else."""
     if len(values) <= 8 or any(type(value) is not int for value in values):
         return ""
     run = range(values[0], values[0] + len(values))
@@ -137,20 +137,20 @@ def _run(values: Any) -> str:
 
 
 def _written(part: Any) -> str:
-    """What a function or class is called in a script."""
+    """The expression for a function or class in a script."""
     module = part.__module__
     return part.__name__ if _is_plain(module) else f"part_of({_name(module)!r}, {part.__name__!r})"
 
 
 def is_at_top_level(part: Any) -> bool:
-    """Whether it is a function or class that a file has at its top level, by its own name."""
+    """Whether it is a function or class at the top level of a file, under its own name."""
     name = getattr(part, "__qualname__", "")
     module = sys.modules.get(getattr(part, "__module__", None) or "")
     return callable(part) and name.isidentifier() and module is not None and vars(module).get(name) is part
 
 
 def given(value: Subject | Batch) -> dict[str, Any]:
-    """The fields that are not what they would be by themselves, but for ``build`` and ``call``."""
+    """The fields that differ from their defaults, without ``build`` and ``call``."""
     found = {}
     for item in fields(value):
         empty = item.default if item.default_factory is MISSING else item.default_factory()
@@ -185,7 +185,7 @@ class _Files:
         self._begun.add(module)
         text = _text(module) if _is_plain(module) or _is_local(module) else ""
         imports = dict.fromkeys(_imported_by(module, text))
-        if _is_plain(module):  # all else that it imports of posenc is for its cases, which are cut off
+        if _is_plain(module):  # other imports from posenc are for its cases, which are left out
             imports = {name: None for name in imports if _is_plain(name) or not _is_posenc(name)}
         for name in imports:
             if _is_plain(name) or not _is_own(name):
@@ -199,11 +199,11 @@ class _Files:
             self._imported[module] = None
 
     def needs(self) -> list[str]:
-        """What must be installed, or lie where it lies now."""
+        """The packages that must be installed, or be in the folders where they are now."""
         return [f"{name} from {_folder(name)}" if _folder(name) else name for name in self._packages()]
 
     def installed(self) -> list[str]:
-        """What pip is to be asked for: the names under which packages that are imported are published."""
+        """The names for pip of the installed packages that are imported."""
         found = [name for name in self._packages() if not _folder(name)]
         return list(dict.fromkeys(_published().get(name, [name])[0] for name in found))
 
@@ -212,7 +212,7 @@ class _Files:
         return [name for name in names if _spec(name) is not None]
 
     def lines(self, roots: set[str]) -> Iterator[str]:
-        """The texts, of the plain ones what the roots need, and what lets them be imported."""
+        """The lines of all files: of plain ones what the roots need, and the code that makes modules of the others."""
         roots = roots.union(*(_own_names(text) for text in self._held.values()))
         posenc = [name for name in self._imported if _is_posenc(name)]
         roots |= {stand_in_unless_here.__name__} if posenc else set()
@@ -248,7 +248,7 @@ def _is_local(module: str) -> bool:
 
 
 def _text(module: str) -> str:
-    """The text of a module's file, if it can be read; of a check, the plain part of it."""
+    """The text of a module's file, "" if it cannot be read; of a check, the plain part."""
     try:
         text = inspect.getsource(sys.modules[module])
     except (KeyError, OSError, TypeError):
@@ -257,12 +257,12 @@ def _text(module: str) -> str:
 
 
 def _name(module: str) -> str:
-    """What a module is called in a script, which is ``__main__`` itself."""
+    """The name of a module in a script; ``__main__`` takes the name of its file, as the script is ``__main__``."""
     return Path(getattr(sys.modules[module], "__file__", "")).stem if module == "__main__" else module
 
 
 def _imported_by(module: str, text: str) -> Iterator[str]:
-    """The modules that a text imports; for the public names of this package, those that they live in."""
+    """The modules that a text imports; for public names of this package, the modules that define them."""
     package = getattr(sys.modules.get(module), "__package__", None) or ""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -279,20 +279,20 @@ def _imported_by(module: str, text: str) -> Iterator[str]:
 
 @cache
 def _published() -> Mapping[str, list[str]]:
-    """The names under which packages are published, by those that they are imported by; it takes a second to read."""
+    """The published names of packages by their import names; cached, since reading them takes a second."""
     return packages_distributions()
 
 
 def _spec(package: str) -> ModuleSpec | None:
-    """Where a package is found; None for one that is not, of Python itself, or made without a file."""
+    """The spec of a package; None if it is not found, is of the standard library, or has no file."""
     try:
         return None if package in sys.stdlib_module_names else find_spec(package)
-    except ValueError:  # it is there, and does not say
+    except ValueError:  # it is imported, but without a spec
         return None
 
 
 def _folder(package: str) -> str:
-    """The folder that a package is imported from, unless it is installed, as this one is taken to be."""
+    """The folder from which a package is imported; "" if it is installed, as posenc is taken to be."""
     spec = None if package == "posenc" else _spec(package)
     path = "" if spec is None else next(iter(spec.submodule_search_locations or ()), spec.origin or "")
     folder = Path(path).absolute().parent
@@ -304,8 +304,8 @@ def _line(title: str) -> str:
 
 
 def _own_names(text: str) -> set[str]:
-    """The names that a file may take from this package: those that it imports from it, and all that it asks of a
-    module, which may be this one."""
+    """The names that a file may use of this package: those that it imports, and all attributes, since any may be of a
+    module of this package."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute):

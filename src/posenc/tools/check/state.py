@@ -18,7 +18,7 @@ def _streams() -> dict[str, Any]:
 
 
 def _generators() -> dict[str, Any]:
-    """Those that all code shares: Python's, torch's, and those of NumPy and of a GPU where they are in use."""
+    """The states of the global random generators: Python's, torch's, and those of NumPy and GPUs if in use."""
     found = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
         found["numpy"] = sys.modules["numpy"].random.get_state()
@@ -37,7 +37,7 @@ def _set_generators(states: dict[str, Any]) -> None:
 
 
 def _folder() -> str | None:
-    """The working folder; None where it was deleted."""
+    """The working folder; None if it was deleted."""
     try:
         return os.getcwd()
     except FileNotFoundError:
@@ -45,7 +45,7 @@ def _folder() -> str | None:
 
 
 def _set_folder(folder: str | None) -> None:
-    """Where it is gone, nothing can go back to it."""
+    """Goes back to a folder, unless it was deleted."""
     if folder is not None:
         with contextlib.suppress(FileNotFoundError):
             os.chdir(folder)
@@ -70,5 +70,5 @@ def kept(*settings: Setting) -> Iterator[None]:
         yield
     finally:
         for (get, put), value in zip(every, before, strict=True):
-            if get is _generators or get() != value:  # setting the number of threads does more than that
+            if get is _generators or get() != value:  # setting the same number of threads has side effects
                 put(value)

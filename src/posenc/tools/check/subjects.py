@@ -1,4 +1,4 @@
-"""What is checked: something that PyTorch code builds, how it is called, and what it claims.
+"""Describes what is checked: how PyTorch code builds it, how it is called, and what it claims.
 
 Everything in this file is plain PyTorch and imports nothing of posenc: the script of a finding holds a copy.
 """
@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-PADDING = -1  # the document that no token belongs to
-VOCABULARY = 48  # tokens are drawn from so many
+PADDING = -1  # the document of padding
+VOCABULARY = 48  # the number of token ids
 
-REFUSALS = (TypeError, ValueError, NotImplementedError, AssertionError)  # how code says that it takes no such dtype
+REFUSALS = (TypeError, ValueError, NotImplementedError, AssertionError)  # how code refuses a dtype or an argument
 
 
 class NotApplicableError(Exception):
@@ -24,7 +24,7 @@ class NotApplicableError(Exception):
 
 
 def require(fine: object, reason: str) -> None:
-    """NotApplicableError with the reason, unless."""
+    """Raises NotApplicableError with the reason, unless ``fine``."""
     if not fine:
         raise NotApplicableError(reason)
 
@@ -67,7 +67,7 @@ class Batch:
         return [(everyone[start:end], everyone[:end], everyone[start:end]) for start, end in ends]
 
     def pick(self, tokens: Sequence[int], *rows: int) -> "Batch":
-        """These tokens alone, in this order, of these rows or of all; without chunks, queries, keys and grid."""
+        """Only these tokens, in this order, of these rows or of all; without chunks, queries, keys and grid."""
         rows = rows or tuple(range(len(self.ids)))
 
         def of(field: list[list[Any]] | None) -> list[list[Any]] | None:
@@ -76,7 +76,7 @@ class Batch:
         return Batch(of(self.ids) or [], of(self.positions), of(self.document), of(self.order))
 
     def moved(self, by: int, apart: int = 1, axis: int | None = None) -> "Batch":
-        """All positions moved by as much, those of padding too, and so many times as far apart; or along an axis."""
+        """All positions, those of padding too, multiplied by ``apart`` and moved ``by`` some amount; or one axis."""
 
         def there(p: Any, n: int | None = None) -> Any:
             if isinstance(p, list):
@@ -87,7 +87,7 @@ class Batch:
         return replace(self, positions=[[there(p) for p in row] for row in given])
 
     def owed(self, x: Tensor) -> Tensor:
-        """x (rows, tokens, …) with zeros where there is padding, of which nothing is owed."""
+        """x (rows, tokens, …) with zeros at padding, where outputs may be anything."""
         if self.document is None:
             return x
         real = torch.tensor(self.real, device=x.device)
@@ -140,8 +140,8 @@ class Subject:
       seeds them, such as ``keras.utils.set_random_seed``.
     """
 
-    by_place: ClassVar[int] = 1  # parameters of call that are given by place, whatever their names
-    gives: ClassVar[tuple[str, ...]] = ()  # the names of the others; none: they are not looked at
+    by_place: ClassVar[int] = 1  # the number of parameters of call that are positional, whatever their names
+    gives: ClassVar[tuple[str, ...]] = ()  # the names of the others; if empty, they are not checked
 
     build: Callable[..., Any]
     call: Callable[..., Any]
@@ -181,32 +181,32 @@ class Subject:
     drawing: int = 0  # which of the draws: another one has other parameters
 
     def sow(self) -> None:
-        """Seeds torch, and what else ``seed`` does."""
+        """Seeds torch, and calls ``seed`` if it is a function."""
         number = self.drawing if callable(self.seed) else self.seed + self.drawing
         (torch.default_generator if self.device == "cpu" else torch).manual_seed(number)  # torch's takes 1 ms
         if callable(self.seed):
             self.seed(number)
 
     def drawn_anew(self) -> "Subject":
-        """The same, whose parameters are drawn by another seed."""
+        """The same subject with parameters drawn from another seed."""
         return replace(self, drawing=self.drawing + 1)
 
     def make(self, **changed: Any) -> Any:
-        """The thing itself, in the subject's dtype and in evaluation mode, the same at every call."""
+        """Builds it, in the subject's dtype and in evaluation mode; the same at every call."""
         with torch.random.fork_rng(devices=()):
             self.sow()
             made = self.build(**{**self.options, **changed})
             if isinstance(made, nn.Module):
                 with torch.no_grad():
                     for parameter in made.parameters():
-                        if parameter.requires_grad:  # what is frozen, such as a table of sines, is as it must be
+                        if parameter.requires_grad:  # frozen ones, such as a table of sines, must stay
                             parameter.add_(self.jitter * torch.randn(parameter.shape))
                 made = made.to(self.device, self.dtype)
-                made.eval()  # a `train` of its own may give nothing back
+                made.eval()  # not chained, since an overridden `train` may return None
         return made
 
     def eps(self, *dtypes: torch.dtype) -> float:
-        """The unit of the coarsest of these dtypes and of what it computes in."""
+        """The machine epsilon of the coarsest of these dtypes and ``computes_in``."""
         return max(torch.finfo(dtype).eps for dtype in (*dtypes, self.computes_in) if dtype is not None)
 
     def at(self, p: int) -> Any:
@@ -228,12 +228,12 @@ class Subject:
 
     @property
     def on_grids(self) -> bool:
-        """Whether every row without positions is one of patches, and is given its grid. With a cache it may be text."""
+        """Whether every row without positions has patches, and its grid is given. With a cache, rows may be text."""
         return self.takes("grid") and not self.takes("cache") and not self.needs("positions")
 
     @property
     def extent(self) -> int | None:
-        """So many positions, from 0 on, does it claim to have on every axis; None: any number."""
+        """The number of positions, from 0 on, that it claims to have on every axis; None: any number."""
         return self.max_positions or (min(self.max_grid) if self.max_grid else None)
 
     def sides(self) -> tuple[int | None, int | None]:
@@ -247,8 +247,8 @@ class Subject:
         return all(n <= (most or n) and n % part == 0 for n, most, part in zip(grid, self.sides(), window, strict=True))
 
     def grid_of(self, tokens: int) -> tuple[int, int] | None:
-        """The grid of a row of which nothing is said: as near to a square as there is, but not of one row or column
-        unless it has no more; one row where it is causal, so that the first tokens of it are such a row too."""
+        """The grid of a row without one: as square as possible, with more than one row and column if it may have them;
+        but a single row if causal, so that the first tokens of a row are such a row too."""
         patches = tokens - self.registers
         if self.causal:
             shapes = [(1, patches)]
@@ -260,16 +260,15 @@ class Subject:
         return next((shape for shape in shapes if patches > 0 and self.fits(shape)), None)
 
     def run(self, made: Any, batch: Batch) -> Tensor:
-        """What comes out for every query: (rows, tokens, …)."""
+        """The outputs of all queries: (rows, tokens, …)."""
         raise NotImplementedError
 
     def partial(self, made: Any, batch: Batch, lse: bool = True) -> tuple[Tensor, Tensor]:
-        """The output (rows, heads, queries, head_dim), and, where ``lse`` asks for it, the log-sum-exp (rows, heads,
-        queries)."""
+        """The output, (rows, heads, queries, head_dim), and, if ``lse``, the log-sum-exp, (rows, heads, queries)."""
         raise NotApplicableError("let call take `return_lse`, for parts of the keys cannot be merged")
 
     def vectors(self, batch: Batch, size: int, which: int = 0) -> Tensor:
-        """A vector for each token, the same wherever the token stands: (rows, tokens, size)."""
+        """A vector for each token id, at any position the same: (rows, tokens, size)."""
         table = torch.randn(VOCABULARY, size, generator=torch.Generator().manual_seed(which), dtype=torch.float64)
         return table[torch.tensor(batch.ids)].to(self.device, self.dtype)
 

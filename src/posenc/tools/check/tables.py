@@ -10,13 +10,13 @@ from posenc.tools.check.outcome import Outcome, Outcomes, near
 from posenc.tools.check.rasters import added_at, fine, scores_in_order
 from posenc.tools.check.subjects import Batch, Subject, require
 
-MOST = 256  # patches of which all pairs are looked at
-FAR = 1.25  # patches of the trained grid: the nearest one is less than one away, and ends may be at the border
+MOST = 256  # the most patches for comparing all pairs
+FAR = 1.25  # in patches of the trained grid: the nearest is less than one away, and the ends may be at the border
 
 
 def table_of(made: Any, grid: tuple[int, int], more: set[int], first: bool, dim: int | None) -> Tensor | None:
-    """The part of a parameter, or of a buffer, that has a vector for each place of a grid, (rows, columns, …), as a
-    view of it: found by its shape. ``more``: how many may stand before those, where ``first``, or after them."""
+    """A view, (rows, columns, …), of the parameter or buffer that has a vector for each place of a grid, found by its
+    shape. ``more``: the numbers of further vectors that it may have, ``first`` or last."""
     if not isinstance(made, nn.Module):
         return None
     height, width = grid
@@ -38,7 +38,7 @@ def table_of(made: Any, grid: tuple[int, int], more: set[int], first: bool, dim:
 
 
 class _Resized:
-    """A subject with its table, and what becomes of it in a grid."""
+    """A subject whose table is resized, and access to the table and to its values in a grid."""
 
     def __init__(self, subject: Subject) -> None:
         require(subject.trained_grid, "claim `trained_grid=(rows, columns)` if a table is resized for other grids")
@@ -57,25 +57,25 @@ class _Resized:
         self.table, self.of_offsets = table, places is None
 
     def write(self, values: Tensor) -> None:
-        """Every vector of the table all of one number: (rows, columns)."""
+        """Fills each vector of the table with one number: values are (rows, columns)."""
         self.table.copy_(values[..., None].to(self.table).expand_as(self.table))
 
     def at(self, grid: tuple[int, int]) -> Tensor:
-        """What the places of a grid get, or the offsets within it: (rows, columns, …)."""
+        """The values for the places of a grid, or for the offsets within it: (rows, columns, …)."""
         if not self.of_offsets:
             return added_at(self.subject, self.made, grid)[1]
         (height, width), front = grid, self.subject.registers
         require(height * width <= MOST, f"nothing to do: the scores of a grid of {grid} are too many to look at")
         batch = Batch([[1] * (front + height * width)], grid=grid)
         scores = scores_in_order(self.subject, self.made, batch)[:, front:, front:]
-        # All offsets are between the corners and the others: a patch further down and right is seen from the upper
-        # left corner, one further up from the lower left.
+        # Every offset begins at a corner: patches further down and right are seen from the upper left corner, those
+        # further up from the lower left.
         rows, columns = torch.arange(1 - height, height), torch.arange(1 - width, width)
         start = (-rows).clamp(min=0)[:, None] * width + (-columns).clamp(min=0)
         return scores[:, start, start + rows[:, None] * width + columns].permute(1, 2, 0)
 
     def require_that_it_is_read(self) -> None:
-        """NotApplicableError unless a table that is the same everywhere gives the same everywhere, and another not."""
+        """NotApplicableError unless a constant table gives constant values, and another one does not."""
         self.write(torch.ones(self.table.shape[:2]))
         level = self.at(self.trained)
         self.write(torch.arange(self.table.size(0) * self.table.size(1)).view(self.table.shape[:2]))
@@ -88,7 +88,7 @@ class _Resized:
 
 @torch.no_grad()
 def nothing_is_resized_at_home(subject: Subject, batch: Batch) -> Outcome:
-    """At the trained grid, what is added is the table itself."""
+    """At the trained grid, the table itself is added."""
     assert batch.grid is not None
     resized = _Resized(subject)
     require(not resized.of_offsets, "nothing to do: its table is of offsets, which scores hold beside others")
@@ -101,8 +101,8 @@ def nothing_is_resized_at_home(subject: Subject, batch: Batch) -> Outcome:
 
 @torch.no_grad()
 def rows_stay_rows(subject: Subject, batch: Batch) -> Outcomes:
-    """A table in which all of a row is alike, or all of a column, is so in a grid of another shape too. One of places
-    that goes up with the row, or the column, goes up there as well: at the same share of the whole."""
+    """A table that is constant along each row, or each column, is so in a grid of another shape too. A table of places
+    that is linear in the row, or the column, is linear there as well, by the relative place."""
     assert batch.grid is not None
     resized = _Resized(subject)
     resized.require_that_it_is_read()
@@ -123,7 +123,7 @@ def rows_stay_rows(subject: Subject, batch: Batch) -> Outcomes:
 
 @torch.no_grad()
 def registers_are_not_resized(subject: Subject, batch: Batch) -> Outcome:
-    """What is added to registers in a grid of another shape, against what is at the trained one."""
+    """The vectors added to registers are the same in a grid of another shape as in the trained one."""
     assert batch.grid is not None
     resized = _Resized(subject)
     require(not resized.of_offsets, "nothing to do: its table is of offsets")

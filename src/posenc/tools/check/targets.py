@@ -54,7 +54,7 @@ PRETRAINED = "hf:"
 
 
 def _of_pretrained(target: str, dim: int | None, claims: dict[str, Any]) -> dict[str, Subject]:
-    """A model that transformers saved, with random weights where there are none: then its name says so."""
+    """A model saved by transformers; if it has no weights, they are random, and its name says so."""
     from posenc.huggingface.pretrained import build_eager, build_pretrained, pretrained
     from posenc.tools.check import hugging_face
 
@@ -72,11 +72,11 @@ def _refuse_claims(why: str, dim: int | None, claims: Mapping[str, Any]) -> None
         raise ValueError(f"{flag} is for a module; {why}")
 
 
-COUNTING = {"cope", "fox", "stick_breaking"}  # what they go by is the tokens between two, wherever these stand
+COUNTING = {"cope", "fox", "stick_breaking"}  # they count the tokens between two, whatever their positions
 
 
 def _of_schemes(names: str, dim: int | None, claims: Mapping[str, Any]) -> Subject:
-    """Schemes in a decoder, with what the entry of one alone claims."""
+    """Schemes in a decoder; a single scheme has the claims of its entry."""
     try:
         entries = entries_of(names)
     except ValueError as error:
@@ -121,7 +121,7 @@ def _of_module(
 ) -> Subject:
     if not is_at_top_level(build):
         raise ValueError(f"{target} must be a function or class that a file has at its top level, got {build!r}")
-    # A PreTrainedModel, as far as can be seen without importing transformers.
+    # Finds a PreTrainedModel without importing transformers.
     if any(k.__name__ == "PreTrainedModel" and k.__module__.startswith("transformers.") for k in type(made).__mro__):
         from posenc.tools.check import hugging_face
 

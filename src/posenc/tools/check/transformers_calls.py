@@ -1,4 +1,4 @@
-"""How models of the transformers library are called. Plain PyTorch: scripts hold a copy."""
+"""Calls models of the transformers library. Plain PyTorch: scripts hold a copy."""
 
 from typing import Any
 
@@ -54,11 +54,11 @@ def encode_by_index(model: Any, ids: Tensor, padding: Tensor | None = None) -> T
 
 
 def _called(model: Any, ids: Tensor, padding: Tensor | None, **given: Any) -> Any:
-    """What a model gives for ids with the padding token where there is none, as a tokenizer gives them, and the mask of
-    all tokens so far."""
+    """Calls a model with the mask of all tokens so far, and the padding token in place of padding, as from a
+    tokenizer."""
     cache = given.get("past_key_values")
     if padding is None and given.get("position_ids") is not None:
-        # Without a mask, positions that do not go up by one each would mean packed documents.
+        # Without a mask, positions that are not consecutive would mean packed documents.
         before = 0 if cache is None else cache.get_seq_length()
         padding = torch.ones(ids.size(0), before + ids.size(1), dtype=torch.bool, device=ids.device)
     if padding is not None and getattr(model.config, "pad_token_id", None) is not None:
@@ -67,5 +67,5 @@ def _called(model: Any, ids: Tensor, padding: Tensor | None, **given: Any) -> An
 
 
 def _outputs(out: Any) -> Tensor:
-    """Logits, or what a model without a head ends with."""
+    """The logits, or the last hidden state of a model without a head."""
     return out.logits if getattr(out, "logits", None) is not None else out.last_hidden_state

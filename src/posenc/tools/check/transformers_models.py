@@ -1,6 +1,6 @@
-"""Whole models of the transformers library as subjects: `hugging_face` looks at the model and says how it is called.
+"""Makes subjects of models of the transformers library: `hugging_face` finds out how a model is called.
 
-transformers itself is imported by whoever builds the model, never here.
+transformers itself is imported by the code that builds the model, never here.
 """
 
 import inspect
@@ -21,9 +21,9 @@ from posenc.tools.check.transformers_calls import (
     encode_with_positions,
 )
 
-JITTER = 0.2  # initial weights of N(0, 0.02²) make attention all but uniform, and then positions move nothing
-# Phases, norms and softmax are computed in float32 whatever the dtype, and the least number of float64, with which what
-# is not seen is masked, is -∞ there: rows that see nothing would be NaN in float64, which no one runs these models in.
+JITTER = 0.2  # initial weights of N(0, 0.02²) make attention nearly uniform, so that positions have no effect
+# These models compute phases, norms and softmax in float32 whatever the dtype. In float64 their mask, the lowest number
+# of that dtype, becomes -inf there, so rows that see nothing would be NaN; and nobody runs these models in float64.
 DTYPE = torch.float32
 
 
@@ -65,7 +65,7 @@ def hugging_face(
             f"build must give a model with a vocab_size of at least {VOCABULARY} and a pad_token_id of None or from "
             f"{VOCABULARY} to vocab_size - 1, got vocab_size={size}, pad_token_id={pad}"
         )
-    is_decoder = getattr(made.config, "is_decoder", None)  # None in configurations of what is nothing else
+    is_decoder = getattr(made.config, "is_decoder", None)  # None in configurations of models that are always decoders
     decodes = "past_key_values" in takes and (is_decoder is not False or type(made).__name__.endswith("ForCausalLM"))
     if documents and not (decodes and "position_ids" in takes):
         raise ValueError(f"documents need a decoder whose forward takes position_ids, got {type(made).__name__}")
@@ -82,8 +82,8 @@ def hugging_face(
 
 
 def _places(model: nn.Module) -> bool:
-    """Whether any part of a model is named for positions. A model without any, as of state spaces and attention, takes
-    position_ids all the same."""
+    """Whether any part of a model is named for positions. Models without any, such as some state-space models, take
+    position_ids too."""
     named = [*model.named_modules(), *model.named_parameters(), *model.named_buffers()]
     names = {name.rpartition(".")[2] for name, _ in named} | {type(module).__name__ for module in model.modules()}
     return any(NAMED.search(name) for name in names)

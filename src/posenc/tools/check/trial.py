@@ -1,4 +1,4 @@
-"""Checks, the trials they are made of, and the plan by which trials choose their cases."""
+"""Defines checks, the trials that they consist of, and the plan by which trials choose their cases."""
 
 import random
 import re
@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from posenc.tools.check.outcome import Outcome, Outcomes
+from posenc.tools.check.outcome import Outcome, Outcomes, largest
 from posenc.tools.check.subjects import PADDING, VOCABULARY, Batch, NotApplicableError, Subject, require
 
-LENGTHS = (1, 3, 8, 23)  # unlucky sizes: of one token, odd, fewer and more than the channels of a head
+LENGTHS = (1, 3, 8, 23)  # unlucky sizes: one token, odd numbers, fewer and more than the channels of a head
 LONGEST = 1025
-FAR = 2**20  # how far rotations are followed: what follows from float32 phases is then half a radian
+FAR = 2**20  # the largest position for rotations, where rounding a phase to float32 costs half a radian
 
-NOTHING_TO_DO = "nothing to do:"  # how the reason begins where no claim and no parameter would help
-LACKS = {  # what call is to take, by what it then can
+NOTHING_TO_DO = "nothing to do:"  # the beginning of a reason that no claim and no parameter would change
+AT_0_ALONE = "let call take `positions` (rows, tokens), for there is no position but 0"
+LACKS = {  # what call must take, by what it can then do
     "positions": "let call take `positions` (rows, tokens)",
     "padding": "let call take `padding` (rows, tokens)",
     "document": "let call take `document` (rows, tokens)",
@@ -27,7 +28,7 @@ LACKS = {  # what call is to take, by what it then can
     "queries": "let call take `memory` (rows, keys, dim), for queries are the keys",
     "lse": "nothing to do: a layer gives no log-sum-exp, so parts of the keys cannot be merged",
 }
-# Of those between queries and keys, which are given more than `Layer` is.
+# The same for subjects between queries and keys, which are given more than a `Layer`.
 LACKS_OF_HEADS = {
     "positions": "let call take `query_positions` and `key_positions` (rows, tokens)",
     "padding": "let call take `visible`, or `query_document` and `key_document`",
@@ -38,11 +39,12 @@ LACKS_OF_HEADS = {
 
 
 class NotCheckedError(NotApplicableError):
-    """What a trial would try is not claimed, and must not be passed over in silence: the message says what to claim."""
+    """A claim is missing that should be made, so the trial is reported as not checked: the message says what to
+    claim."""
 
 
 class Case(NamedTuple):
-    """A batch, and what else a trial is called with: values whose repr() makes them again."""
+    """A batch, and the other arguments of a trial: values whose repr() evaluates to them."""
 
     batch: Batch
     values: Mapping[str, Any] = {}
@@ -91,13 +93,13 @@ class Check:
 
 
 def slug(text: str) -> str:
-    """The words of a text, for a name of a file."""
+    """The words of a text, joined by hyphens, for the name of a file."""
     return "-".join(re.findall(r"[a-z0-9]+", text.lower()))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a subject is tried: lengths, precision and chance. Everything follows from the seed."""
+    """How a subject is tried: lengths, dtypes and random numbers. Everything follows from the seed."""
 
     subject: Subject
     lengths: tuple[int, ...] = LENGTHS
@@ -113,24 +115,25 @@ class Plan:
 
     @property
     def sizes(self) -> list[int]:
-        """The lengths that the subject has positions for, or those of grids near them."""
+        """The lengths for which the subject has positions, or those of the nearest grids."""
         if self.subject.on_grids:
             return sorted({self.room(n) for n in self.lengths})
         return [n for n in self.lengths if n <= self.limit] or [self.limit]
 
     def room(self, tokens: int) -> int:
-        """How many tokens a row can have that ought to have so many: the next number that is a grid, or the longest."""
+        """The number of tokens, at least this many if possible, that a row can have: that of the next grid, or
+        fewer."""
         return next((n for n in self._grids if n >= tokens), self.limit) if self._grids else min(tokens, self.limit)
 
     @cached_property
     def _grids(self) -> list[int]:
-        """All numbers of tokens that a row of patches can have, and where it may be told positions, a diagonal too."""
+        """All numbers of tokens that a row of patches can have, also along a diagonal where positions are given."""
         told = self.subject.extent if self.subject.can("positions") else None
         most = min(self.longest, told or self.longest)
         return [n for n in range(1, most + 1) if self.subject.on_grids and self.subject.grid_of(n)]
 
     def sizes_above(self, least: int) -> list[int]:
-        """Those of more tokens than that."""
+        """The sizes above this number of tokens."""
         return [n for n in self.sizes if n > least]
 
     @property
@@ -143,19 +146,19 @@ class Plan:
         return [[self.chance.randrange(VOCABULARY) for _ in range(tokens)] for _ in range(rows)]
 
     def text(self, rows: int, tokens: int) -> Batch:
-        """Rows of tokens at 0, 1, 2, …, which the subject is not given."""
+        """Rows of tokens without positions, which are then 0, 1, 2, … ."""
         return Batch(self.ids(rows, tokens))
 
     def line(self, rows: int, tokens: int, start: int = 0, step: int = 0) -> Batch:
-        """Rows of tokens at start, start + 1, …, which it is given; every row begins ``step`` after the one before it.
-        On the diagonal where a position has several axes."""
+        """Rows of tokens with the positions start, start + 1, …; each row begins ``step`` after the row before it. With
+        several axes, positions are on the diagonal."""
         starts = [start + row * step for row in range(rows)]
         lines = [[self.subject.at(p) for p in range(first, first + tokens)] for first in starts]
         return replace(self.text(rows, tokens), positions=lines)
 
     def broken(self, rows: int, tokens: int, start: int = 0) -> Batch:
-        """Rows of tokens whose positions jump by 2 and later by 1 more than they must, each row at other tokens; such
-        rows have 3 more positions than tokens."""
+        """Rows of tokens whose positions skip 2 and later 1, in each row at other tokens; so a row spans 3 more
+        positions than tokens."""
         lines, last = [], max(tokens - 1, 1)
         for row in range(rows):
             first, second = (1 + (part * tokens // 3 + row) % last for part in (1, 2))
@@ -177,7 +180,7 @@ class Plan:
         return min(self.subject.extent or FAR, FAR if given else self.limit)
 
     def precisions(self) -> Iterator[dict[str, Any]]:
-        """All of it in a low dtype, float32 under autocast, and both."""
+        """For each low dtype: everything in it, float32 under autocast to it, and both."""
         for low in self.low_dtypes:
             for dtype, autocast in ((low, None), (torch.float32, low), (low, low)):
                 yield {"dtype": dtype, "autocast": autocast}
@@ -185,26 +188,26 @@ class Plan:
     # -- what a subject can -------------------------------------------------------------------------------------------
 
     def require_that_it_can(self, *needs: str) -> None:
-        """NotApplicableError unless the subject can all of these (see `Subject.can`)."""
+        """Raises NotApplicableError unless the subject can do all of these (see `Subject.can`)."""
         for what in needs:
             require(self.subject.can(what), self.lacks(what))
         if "positions" in needs:
             require(self.shows_positions, "give it a `jitter`, for its outputs do not go by positions")
 
     def lacks(self, what: str) -> str:
-        """How call is to be written, so that the subject can do this."""
+        """What call must take, so that the subject can do this."""
         between = "query_positions" in self.subject.gives
         return (LACKS_OF_HEADS if between else {}).get(what, LACKS[what])
 
     def require_a_cache(self) -> None:
-        """NotApplicableError unless there is one, of a subject that can have one."""
+        """Raises NotApplicableError unless the subject is causal and has a cache."""
         require(self.subject.causal, "nothing to do: what is not causal sees later tokens, which no cache has yet")
         self.require_that_it_can("cache")
 
     def require_any_queries(self) -> None:
-        """NotApplicableError unless queries can be any of the keys, in any order, with the positions of both."""
+        """Raises NotApplicableError unless queries can be any of the keys, in any order, with the positions of both."""
         self.require_that_it_can("queries", "positions")
-        # A layer is given the order of the tokens of x alone, and none of its memory.
+        # A layer is given the order of the tokens of x, but not of its memory.
         ordered = self.subject.can("order") and not self.subject.takes("memory")
         require(
             not self.subject.causal or ordered,
@@ -215,41 +218,42 @@ class Plan:
 
     @cached_property
     def _run(self) -> tuple[Tensor, Tensor, float]:
-        """The outputs for one text, for its tokens in another order, and the rounding of float32 on the way to them."""
+        """The outputs for one text, those for its tokens in another order, and the rounding that float32 causes."""
         tokens = self.room(24)
         text = Batch([[(7 * n + 3) % VOCABULARY for n in range(tokens)]])
         out = self.subject.run(self.subject.make(), text)
-        # Not in reverse, where what goes by the distance alone gives the same.
+        # Not in reverse order, which changes nothing where only the distance counts.
         order = [*range(1, tokens, 2), *range(0, tokens, 2)]
         moved = self.subject.run(self.subject.make(), replace(text, ids=[[text.ids[0][n] for n in order]]))
         turned = torch.empty_like(out.detach())
         turned[:, order] = moved.detach()
-        rounding = 256 * torch.finfo(self.subject.dtype).eps * _most(out)
+        rounding = 256 * torch.finfo(self.subject.dtype).eps * largest(out)
         if self.subject.dtype == torch.float64:
             single = replace(self.subject, dtype=torch.float32)
             low = single.run(single.make(), text).double()
-            rounding = max(rounding, 8 * _most(low - out))
+            rounding = max(rounding, 8 * largest(low - out))
         if self.subject.computes_in is not None:
-            rounding = max(rounding, 8 * self.subject.eps() * _most(out))
+            rounding = max(rounding, 8 * self.subject.eps() * largest(out))
         return out.double(), turned.double(), rounding
 
     @property
     def effect(self) -> float:
-        """What positions do to the outputs: how far they move when the tokens stand in another order."""
+        """The effect of positions: how far the outputs change when the tokens are in another order."""
         out, turned, _ = self._run
-        return _most(out - turned)
+        return largest(out - turned)
 
     def tolerance(self, highest: int = 0) -> float:
         """How far two equal outputs may be apart, with positions up to ``highest``.
 
-        Eight times the rounding that float32 itself causes on the way (modules of float64 compute norms and softmax in
-        float32 within), and for phases that are rounded to float32, as is usual, that of p radians: a phase that is off
-        by a radian moves the output by about as much as all there is of position.
+        This is eight times the rounding that float32 causes (modules in float64 may compute norms and softmax in
+        float32), plus the error of phases that are rounded to float32, as is usual: a phase that is off by a radian
+        changes the output by about the whole effect of positions.
 
-        NotApplicableError where that is a quarter of all that outputs differ by: nothing could be seen.
+        Raises NotApplicableError if that is more than a quarter of the differences between outputs, so that nothing
+        could be seen.
         """
         out, tolerance = self._run[0], self.rounding(highest)
-        spread = _most(out - out.mean(1, keepdim=True)) if out.isfinite().all() else _most(out)
+        spread = largest(out - out.mean(1, keepdim=True)) if out.isfinite().all() else largest(out)
         hidden = (
             f"give it a `jitter`, or larger weights: outputs differ by {spread:.2g} from token to token, of which "
             f"rounding hides {tolerance:.2g}"
@@ -258,27 +262,22 @@ class Plan:
         return tolerance
 
     def rounding(self, highest: int = 0) -> float:
-        """`tolerance`, whether anything can be seen beside it or not."""
+        """`tolerance`, without the error where it hides all differences."""
         return self._run[2] + 4 * 2**-23 * highest * self.effect
 
     @property
     def noise(self) -> float:
-        """How far two outputs of the very same arithmetic may be apart."""
-        return 16 * torch.finfo(self.subject.dtype).eps * _most(self._run[0])
+        """How far two outputs of the same arithmetic may be apart."""
+        return 16 * torch.finfo(self.subject.dtype).eps * largest(self._run[0])
 
     @cached_property
     def shows_positions(self) -> bool:
-        """Whether outputs go by positions at all, by those that are given or by the index, more than rounding does."""
+        """Whether positions, given ones or indices, change the outputs by more than rounding does."""
         tokens = min(24, self.limit)
         near = self.line(1, tokens)
         far = replace(near, positions=[[self.subject.at(p // 2) for p in range(tokens)]])
         seen = [self.subject.run(self.subject.make(), batch) for batch in (near, far)]
-        return max(_most(seen[0] - seen[1]), self.effect) > self._run[2]
-
-
-def _most(x: Tensor) -> float:
-    """The largest of the finite numbers."""
-    return float(x.detach().masked_fill(~x.isfinite(), 0.0).abs().max())
+        return max(largest(seen[0] - seen[1]), self.effect) > self._run[2]
 
 
 def texts(plan: Plan, **values: Any) -> Iterator[Case]:

@@ -20,13 +20,13 @@ from typing import IO, NoReturn
 import posenc
 from posenc.tools.kit.command import failed
 
-LEAVE = 5.0  # seconds in which a process that has done its work may end
-KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has none, and no fork that it would be sent to
-INTERRUPTED = ((3.0, signal.SIGINT), (8.0, KILL))  # what is sent after so many seconds
+LEAVE = 5.0  # seconds in which a process may end after its work
+KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL, and no fork that it would be sent to
+INTERRUPTED = ((3.0, signal.SIGINT), (8.0, KILL))  # the signals sent after so many seconds
 LONGEST = 1e9  # seconds that a timer takes
-NO_BAR = "\r\x1b[K\x1b[?25h"  # clears the line that a bar stood on, and shows the cursor that it hid
+NO_BAR = "\r\x1b[K\x1b[?25h"  # clears the line of a progress bar, and shows the cursor that it hid
 
-_notes: IO[bytes] | None = None  # of a process that is watched
+_notes: IO[bytes] | None = None  # the notes of this process, if it is watched
 
 
 def at(stage: str, seconds: float) -> None:
@@ -61,7 +61,7 @@ def watched(work: Callable[[], int]) -> int:
 def _work(work: Callable[[], int], notes: IO[bytes]) -> NoReturn:
     global _notes
     _notes = notes
-    if sys.platform == "linux":  # it ends with the process that watches it, whatever ends that
+    if sys.platform == "linux":  # it ends together with the process that watches it
         ctypes.CDLL(None).prctl(1, KILL)
     try:
         code = work()
@@ -87,8 +87,8 @@ def _note(line: str) -> None:
 
 
 def _end(child: int) -> int:
-    """Its exit code, or less than 0 the signal that ended it. A terminal interrupts both processes, anything else this
-    one alone."""
+    """The exit code of the child, or minus the signal that ended it. A terminal interrupts both processes, anything
+    else only this one, which then passes the interrupt on."""
     timers: list[threading.Timer] = []
     try:
         while True:
@@ -108,7 +108,7 @@ def _end(child: int) -> int:
 
 
 def _judged(end: int, notes: str) -> int:
-    """The exit code, by how the process ended and what it wrote down."""
+    """The exit code, from how the process ended and what it noted."""
     found = re.search(r"^ended (\d+)$", notes, re.MULTILINE)
     if found:
         return int(found[1])
@@ -125,7 +125,7 @@ def _judged(end: int, notes: str) -> int:
 
 
 def _place(notes: str) -> str:
-    """The innermost line of its own that the main thread, which is the last, was at."""
+    """The innermost line of the subject's own code in the main thread, whose traceback is the last."""
     installed = ("-packages", sysconfig.get_path("stdlib"), os.path.dirname(posenc.__file__), "<")
     for file, line in re.findall(r'File "(.*)", line (\d+)', notes.rpartition("most recent call first")[2]):
         if not any(part in file for part in installed):

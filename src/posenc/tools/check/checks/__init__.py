@@ -1,4 +1,4 @@
-"""The checks, one a file, in the order of their numbers. A file without a CHECK has MORE trials of one."""
+"""Collects the checks, one a file, in the order of their numbers. A file without a CHECK has MORE trials of one."""
 
 from dataclasses import replace
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""More of check 6, shift: along the index of one row, so that what takes no positions is tried too."""
+"""Checks, as part of check 6, shifts along the index of a row, so that it covers code that takes no positions."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,16 +15,16 @@ from posenc.tools.check.outcome import Outcome, near
 from posenc.tools.check.subjects import Batch, Subject, require
 from posenc.tools.check.trial import Case, Plan, Trial
 
-BLURS = {"conv1d", "conv2d", "lstm", "gru", "rnn_tanh", "rnn_relu"}  # what lets edges and neighbours into a token
+BLURS = {"conv1d", "conv2d", "lstm", "gru", "rnn_tanh", "rnn_relu"}  # operations that mix neighbouring tokens
 ROUNDING = 64 * torch.finfo(torch.float32).eps  # of scores, within which phases and norms are often of float32
 OF_ALL = 1e-4  # of all that scores differ by
-HIDES = 50.0  # a score so far below the highest of its row counts for nothing
-FEWEST = 4  # tokens that are alike, to say anything
+HIDES = 50.0  # a score this far below the highest of its row has no weight
+FEWEST = 4  # tokens that must be alike for a comparison to mean anything
 
 
 def weights_by_values(subject: Attention, made: Any, batch: Batch) -> Tensor:
-    """The weights of every key, (heads, queries, keys), of a batch of one row: the length of what comes out where that
-    key alone has a value, without what comes out where none has; so values may be turned, or added to."""
+    """The attention weights, (heads, queries, keys), of a batch of one row: the norm of the output where one key alone
+    has a value, minus the output where none has. So values may be rotated, or added to."""
 
     def with_one_value(found: list[Tensor]) -> Any:
         def call(made: Any, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Any:
@@ -51,10 +51,10 @@ def weights_by_values(subject: Attention, made: Any, batch: Batch) -> Tensor:
 
 
 class Seen(NamedTuple):
-    """The scores (heads, queries, keys) of an attention to a row of one and the same token, and the tokens that are
-    still alike when they come to it. What counts for nothing is -inf, and a row may have any constant added.
+    """The scores (heads, queries, keys) of an attention, for a row of one repeated token, and the tokens whose inputs
+    to it are still alike. Scores without weight are -inf, and a constant may be added to any row.
 
-    ``told_apart``: nearly all of them differ, and not less and less, as behind the edge of the row.
+    ``told_apart``: nearly all inputs differ, and the differences do not shrink with the distance from the edge.
     """
 
     name: str
@@ -64,8 +64,7 @@ class Seen(NamedTuple):
 
 
 def scores_of_one_token(subject: Subject, made: Any, batch: Batch) -> list[Seen]:
-    """What every attention in a run of one and the same token makes of it. NotApplicableError where none is
-    captured."""
+    """The scores of every attention in a run of one repeated token. NotApplicableError where none are captured."""
     batch = of_one_token(batch).pick(range(batch.tokens), 0)
     if isinstance(subject, Attention):
         scores = weights_by_values(subject, made, batch).log()
@@ -89,9 +88,9 @@ def _hidden(scores: Tensor) -> Tensor:
 
 
 def _alike(inputs: list[Tensor], tokens: int, later: bool) -> tuple[list[int], bool]:
-    """The tokens of which linear layers are given the same as of the one in the middle, and whether all are told apart;
-    where none was captured, no token in a ``later`` attention, and all of them in the first. ``inputs``: those that go
-    by what the tokens are, and so not the table of Transformer-XL, which has as many rows."""
+    """The tokens whose inputs to linear layers equal those of the middle token, and whether all tokens are told apart.
+    Without captured inputs: no token in a ``later`` attention, and all of them in the first. ``inputs`` are those that
+    depend on the tokens; the table of Transformer-XL, which has as many rows, does not."""
     flat = [x.flatten(0, -2).double() for x in inputs if x.shape[:-1].numel() == tokens]
     given = [x for x in flat if x.abs().max()]
     if not given:
@@ -105,9 +104,9 @@ def _alike(inputs: list[Tensor], tokens: int, later: bool) -> tuple[list[int], b
 def by_the_distance_alone(
     scores: Tensor, tokens: list[int], eps: float, longer: Tensor | None = None
 ) -> tuple[str, Outcome] | None:
-    """None where scores[q, k] - scores[q, k'] depends on k - q and k' - q alone; else where it does not. Or, with the
-    scores of a ``longer`` row, None where they are the same there. A factor of the whole row, as of a temperature that
-    goes by the length, is no matter."""
+    """None where scores[q, k] - scores[q, k'] depends on k - q and k' - q alone; else where it does not. With the
+    scores of a ``longer`` row: None where they are the same there. A factor of the whole row, such as a temperature
+    that depends on the length, is ignored."""
     seen = scores[scores.isfinite()]
     if not seen.numel():
         return None
@@ -132,9 +131,9 @@ def by_the_distance_alone(
 
 
 def scores_go_by_the_distance(subject: Subject, batch: Batch) -> Outcome:
-    """A row of one and the same token: of any two queries, the scores of keys at the same distances differ alike, in
-    every attention that the tokens come to as they were; in the first, also if the row has one more token."""
-    made, eps, tried = subject.make(), _eps(subject), False
+    """A row of one repeated token: the scores of any two queries for keys at the same distances differ by a constant,
+    in every attention whose inputs are still alike; and in the first, also in a row of one more token."""
+    made, eps, tried = subject.make(), max(ROUNDING, 8 * subject.eps(torch.float32)), False
     front = max(subject.sinks, subject.registers)
     for number, (name, scores, alike, told_apart) in enumerate(scores_of_one_token(subject, made, batch)):
         if told_apart and number == 0 and batch.tokens >= FEWEST:
@@ -142,7 +141,7 @@ def scores_go_by_the_distance(subject: Subject, batch: Batch) -> Outcome:
             return Outcome(False, f"{name}: one and the same token everywhere, as it was given", came)
         tokens = [n for n in alike if n >= front]
         if len(tokens) < FEWEST:
-            continue  # layers before it made them differ, as where a row has edges
+            continue  # earlier layers made them differ, as at the edges of a row
         found = by_the_distance_alone(scores, tokens, eps)
         if found is not None and by_the_distance_alone(scores, tokens[1:], eps) is None:
             require(
@@ -166,9 +165,9 @@ def scores_go_by_the_distance(subject: Subject, batch: Batch) -> Outcome:
 
 
 def something_is_absolute(subject: Subject, batch: Batch) -> Outcome:
-    """A row of one and the same token: where scores differ with the distance, and go by it alone, and the tokens come
-    out the same, nothing absolute was done to them. Something was where each comes to attention as another one."""
-    made, eps = subject.make(), _eps(subject)
+    """A row of one repeated token: if scores depend on the distance alone, and all tokens give the same output, nothing
+    is absolute. If the inputs to an attention differ from token to token, something is."""
+    made, eps = subject.make(), max(ROUNDING, 8 * subject.eps(torch.float32))
     out = subject.run(made, of_one_token(batch).pick(range(batch.tokens), 0)).detach()
     if not near(out[:, :1].expand_as(out), out, ROUNDING * float(out.abs().max())).ok:
         return Outcome(True, "something absolute", "something absolute")
@@ -185,11 +184,6 @@ def something_is_absolute(subject: Subject, batch: Batch) -> Outcome:
             return Outcome(True, "something absolute", "something absolute")
     came = "scores that go by the distance alone, and one and the same token comes out the same everywhere"
     return Outcome(False, "something that goes by the place of a token in its row", came)
-
-
-def _eps(subject: Subject) -> float:
-    low = torch.finfo(subject.computes_in).eps if subject.computes_in is not None else 0.0
-    return max(ROUNDING, 8 * low)
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------

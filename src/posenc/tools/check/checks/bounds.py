@@ -1,4 +1,4 @@
-"""19. Bounds: positions past the end are refused by name, and sizes are not mistaken for one another."""
+"""Checks that positions past the end are refused by name, and sizes are not confused with one another (check 19)."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,8 +12,8 @@ from posenc.tools.check.calls import instead
 from posenc.tools.check.checks.configuration import REFUSED, it_is_refused, refusals
 from posenc.tools.check.heads import Bias, Rotary
 from posenc.tools.check.like import scheme_of
-from posenc.tools.check.outcome import Outcome, Outcomes, near, numbers_in
-from posenc.tools.check.subjects import VOCABULARY, Batch, NotApplicableError, Subject, require
+from posenc.tools.check.outcome import Outcome, Outcomes, near, numbers_in, refused
+from posenc.tools.check.subjects import VOCABULARY, Batch, Subject, require
 from posenc.tools.check.trial import Case, Check, NotCheckedError, Plan, Trial, texts
 
 
@@ -27,30 +27,26 @@ def the_end_is_named(subject: Subject, batch: Batch, limit: int, compiled: bool)
     if compiled:
         torch._dynamo.reset()
         tried = instead(subject, torch.compile(subject.call, backend="eager"))
+
+    def named(said: str) -> bool:
+        return bool(numbers_in(said) & {*outside, limit, limit - 1}) or (min(outside) < 0 and "negative" in said)
+
     expected = f"an error that names the position {outside[0]} or the limit {limit}"
-    try:
-        tried.run(tried.make(), batch)
-    except NotApplicableError:
-        raise
-    except Exception as error:
-        said = numbers_in(str(error)) & {*outside, limit, limit - 1}
-        named = bool(said) or (min(outside) < 0 and "negative" in str(error))
-        return Outcome(named, expected, f"{type(error).__name__}: {error}")
-    return Outcome(False, expected, "an answer, and no error")
+    return refused(lambda: tried.run(tried.make(), batch), expected, named)
 
 
 def published_slopes(heads: int) -> list[float]:
-    """ALiBi's: 2^(-8h/H), h = 1 .. H, for a power of two; else those of the power of two below, then every other one of
-    twice as many, beginning with the first."""
+    """The slopes of ALiBi: 2^(-8h/H), h = 1 .. H, for a power of two; else those of the power of two below, followed by
+    every other slope of twice that power, beginning with the first."""
     power = 2 ** (heads.bit_length() - 1)
     coarse, fine = ([2 ** (-8 * (h + 1) / n) for h in range(n)] for n in (power, 2 * power))
     return [*coarse, *fine[::2][: heads - power]]
 
 
 def slopes_are_as_published(subject: Bias, batch: Batch, heads: int | None) -> Outcome:
-    """What each head takes off for each distance, against its slope; None: against the list that is claimed.
+    """What each head subtracts for each distance, against its published slope; with None, against those claimed.
 
-    A softmax does not see what is added to a whole row, so rows are counted from what a token gives to itself.
+    A softmax does not see what is added to a whole row, so each row is compared relative to a token's own score.
     """
     if heads is None:
         slopes, made = list(subject.slopes or ()), subject.make()
@@ -68,8 +64,8 @@ def slopes_are_as_published(subject: Bias, batch: Batch, heads: int | None) -> O
 
 
 def later_tokens_do_not_count(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
-    """With others in place of the later half of the tokens, the earlier half comes out the same; and with their
-    positions further away, where it is told positions."""
+    """With other tokens in the later half, the earlier half gives the same outputs; also with the later half further
+    away, where positions are given."""
     early = batch.tokens // 2
     require(early, "nothing to do: there is one token, and none later")
     ids = [row[:early] + [(token + 7) % VOCABULARY for token in row[early:]] for row in batch.ids]
@@ -117,8 +113,8 @@ HEADS_OPTIONS = ("heads", "num_heads", "n_heads", "n_head", "nheads", "num_atten
 
 
 def _heads_of_a_line(subject: Bias, batch: Batch) -> int:
-    """The heads of a bias that takes off the distance times a slope, another for each and none that is learned: ALiBi.
-    Else 0."""
+    """The number of heads of a bias that subtracts the distance times a fixed slope, a different one for each head, as
+    ALiBi does; else 0."""
     places = subject.places(batch)
     bias = subject.bias(subject.make(), places, places)
     if subject.axes > 1 or batch.tokens < 4 or bias.requires_grad:
@@ -132,7 +128,7 @@ def _heads_of_a_line(subject: Bias, batch: Batch) -> int:
 
 
 def _ways_out(subject: Bias) -> str:
-    """What to claim, so that slopes are tried at other numbers of heads."""
+    """What to claim, so that slopes are checked for other numbers of heads."""
     has = {*subject.options, *signature(subject.build).parameters}
     named = next((name for name in HEADS_OPTIONS if name in has), None)
     if named is None:

@@ -1,4 +1,4 @@
-"""8. Cache: what comes chunk by chunk is what comes at once."""
+"""Checks that outputs computed chunk by chunk with a cache equal those of one pass (check 8)."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,8 +16,8 @@ from posenc.tools.check.trial import Case, Check, Plan, Trial, padded, two_docum
 
 
 def cached_equals_at_once(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
-    """The outputs of every chunk against those of all tokens at once. Where a subject claims a threshold, its outputs
-    may go by the length so far: then those of a chunk against those of all tokens up to its end at once."""
+    """The outputs of every chunk, against those of one pass. Where a subject claims a threshold, its outputs may depend
+    on the length so far: then each chunk is compared with one pass over all tokens up to its end."""
     ends = [batch.tokens] if subject.threshold is None else list(accumulate(batch.chunks))
     with torch.no_grad():  # as text is generated; some caches take no gradients
         came = batch.owed(subject.run(subject.make(), batch))
@@ -28,8 +28,8 @@ def cached_equals_at_once(subject: Subject, batch: Batch, tolerance: float) -> O
 
 
 def told_later_equals_at_once(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
-    """As `cached_equals_at_once`, where positions are told of the new tokens alone, and the first chunk finds its own,
-    which are the same."""
+    """As `cached_equals_at_once`, where positions are given for the new tokens alone, and the first chunk counts its
+    own, which are the same."""
     require(batch.positions is not None, "nothing to do: the batch has no positions")
 
     def call(made: Any, x: Tensor, **given: Any) -> Any:
@@ -45,24 +45,24 @@ def told_later_equals_at_once(subject: Subject, batch: Batch, tolerance: float) 
 CHUNKS = (1, 3, 7, 64)
 
 
-def _near(plan: Plan, highest: int) -> dict[str, float]:
-    return {"tolerance": plan.tolerance(highest)}
-
-
 def fed(batch: Batch, size: int) -> Batch:
-    """The batch in chunks of one size, the last of what is left."""
+    """The batch in chunks of one size; the last may be smaller."""
     whole, left = divmod(batch.tokens, size)
     return replace(batch, chunks=(size,) * whole + (left,) * (left > 0))
 
 
+def decoded(batch: Batch, prompt: int) -> Batch:
+    """The batch as a prompt of that many tokens, followed by single tokens."""
+    return replace(batch, chunks=(prompt, *(1,) * (batch.tokens - prompt)))
+
+
 def _schedules(batch: Batch) -> Iterator[Batch]:
-    """In chunks of each size that gives several; and a prompt, then token by token."""
+    """The batch in chunks of each size that gives several; and as a prompt and single tokens."""
     for size in CHUNKS:
         if size < batch.tokens:
             yield fed(batch, size)
     if batch.tokens > 2:
-        prompt = (batch.tokens + 1) // 2
-        yield replace(batch, chunks=(prompt, *(1,) * (batch.tokens - prompt)))
+        yield decoded(batch, (batch.tokens + 1) // 2)
 
 
 def _text(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
@@ -73,7 +73,7 @@ def _text(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
     for tokens in sorted({*plan.sizes, min(large + 3, plan.limit)}):
         start = 5 if with_positions and plan.has(tokens + 8) else 0
         batch = plan.line(2, tokens, start, step=4 if start else 0) if with_positions else plan.text(2, tokens)
-        # So many tokens one by one would cost more than they show.
+        # A long row is fed in large chunks alone: token by token would take too long.
         for chunked in _schedules(batch) if tokens <= max(*plan.sizes, large) else [fed(batch, large)]:
             yield Case(chunked, {"tolerance": plan.tolerance(start + tokens + 4)})
 
@@ -86,8 +86,8 @@ def _broken(plan: Plan) -> Iterator[Case]:
         if plan.has(tokens + 2):
             batch = plan.broken(2, tokens)
             for first in (1 + tokens // 3, 1 + 2 * tokens // 3):
-                yield Case(replace(batch, chunks=(first, *(1,) * (tokens - first))), _near(plan, tokens + 2))
-            yield Case(fed(batch, 3), _near(plan, tokens + 2))
+                yield Case(decoded(batch, first), {"tolerance": plan.tolerance(tokens + 2)})
+            yield Case(fed(batch, 3), {"tolerance": plan.tolerance(tokens + 2)})
 
 
 def _told_later(plan: Plan) -> Iterator[Case]:
@@ -96,12 +96,11 @@ def _told_later(plan: Plan) -> Iterator[Case]:
     require(isinstance(plan.subject, Layer), "nothing to do: the positions of all keys are given at every step")
     require(not plan.subject.needs("positions"), "nothing to do: call needs positions, and finds none by itself")
     for tokens in plan.sizes_above(2)[:2]:
-        prompt = (tokens + 1) // 2
-        yield Case(replace(plan.line(2, tokens), chunks=(prompt, *(1,) * (tokens - prompt))), _near(plan, tokens))
+        yield Case(decoded(plan.line(2, tokens), (tokens + 1) // 2), {"tolerance": plan.tolerance(tokens)})
 
 
 def _past_the_window(plan: Plan) -> Iterator[Case]:
-    """As long as it takes for the first tokens to be out of a window, and a few more."""
+    """Rows a few tokens longer than the window, in all layers, so that the first tokens leave it."""
     plan.require_a_cache()
     window = plan.subject.window
     require(window, "claim `window=N` if a token sees no more than that many tokens, with itself")
@@ -113,9 +112,8 @@ def _past_the_window(plan: Plan) -> Iterator[Case]:
         f"build it with a smaller window: one of {window} needs rows of {tokens} tokens, which are too long",
     )
     batch = plan.text(2, tokens)
-    for first in (max(tokens - 6, 1), 1):
-        yield Case(replace(batch, chunks=(first, *(1,) * (tokens - first))), _near(plan, tokens))
-    yield Case(fed(batch, max(window - 1, 2)), _near(plan, tokens))
+    for chunked in (decoded(batch, max(tokens - 6, 1)), decoded(batch, 1), fed(batch, max(window - 1, 2))):
+        yield Case(chunked, {"tolerance": plan.tolerance(tokens)})
 
 
 def _ragged(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
@@ -139,8 +137,8 @@ def _ragged(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
         right = [[True] * (prompt - n) + [False] * n + new for n in paddings]
         for mask in (left, right):
             batch = padded(plan, mask, with_positions)
-            for chunks in ((prompt, *(1,) * len(new)), fed(batch, 3).chunks):
-                yield Case(replace(batch, chunks=chunks), {"tolerance": plan.tolerance(tokens)})
+            for chunked in (decoded(batch, prompt), fed(batch, 3)):
+                yield Case(chunked, {"tolerance": plan.tolerance(tokens)})
 
 
 def _documents(plan: Plan) -> Iterator[Case]:

@@ -1,4 +1,4 @@
-"""18. Compile and export: one real graph, for every length, that gives what eager gives."""
+"""Checks that a call compiles and exports as one real graph for every length, equal to eager (check 18)."""
 
 import importlib
 import logging
@@ -21,7 +21,7 @@ MOST_COMPILED = 2  # compilations: one for the first length, one for all others
 
 @contextmanager
 def compiled(subject: Subject, backend: str) -> Iterator[tuple[Subject, list[torch.fx.GraphModule]]]:
-    """The subject with its call compiled as one graph, and the graphs that one of torch's own compilers is handed."""
+    """The subject with its call compiled as one graph, and the graphs that torch gives to this backend."""
     from torch._dynamo.testing import CompileCounterWithBackend  # it takes a second to import
 
     torch.compiler.reset()
@@ -34,7 +34,7 @@ def compiled(subject: Subject, backend: str) -> Iterator[tuple[Subject, list[tor
 
 
 def compiled_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int, tolerance: float) -> Outcome:
-    """Texts of these lengths in turn: the outputs, how often it was compiled, and numbers that are complex."""
+    """Texts of these lengths in turn give the outputs of eager, with few compilations and no complex numbers."""
     made = subject.make()
     with compiled(subject, "eager") as (compiled_subject, graphs), torch.no_grad():
         for count, tokens in enumerate(lengths, 1):
@@ -54,7 +54,7 @@ def compiled_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: 
 
 
 def or_why(run: Callable[[], Any]) -> Any:
-    """What it gives, or in a line what stops it."""
+    """The result, or the error in one line."""
     try:
         return run()
     except NotApplicableError:
@@ -64,7 +64,7 @@ def or_why(run: Callable[[], Any]) -> Any:
 
 
 def all_is_real(graphs: list[torch.fx.GraphModule]) -> Outcome:
-    """Whether no node of these graphs, and of those inside them, gives complex numbers."""
+    """Whether no node of these graphs, or of graphs inside them, is complex."""
     found = []
     for part in (part for graph in graphs for part in graph.modules()):
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
@@ -89,7 +89,7 @@ def compiled_trains_as_eager(subject: Subject, batch: Batch, tokens: int, axes: 
 
 
 class Exported(nn.Module):
-    """A call as a module that takes tensors by name and gives the tensors that come out."""
+    """A call as a module that takes tensors by name and returns the output tensors."""
 
     def __init__(self, subject: Subject, made: Any, fixed: dict[str, Any]) -> None:
         super().__init__()
@@ -103,8 +103,8 @@ class Exported(nn.Module):
 def exported(
     subject: Subject, batch: Batch, lengths: list[int], axes: int
 ) -> tuple[list[dict[str, Tensor]], list[tuple[Tensor, ...]], torch.export.ExportedProgram | str]:
-    """The inputs of a call for each length, what comes out, and the program of it for the first, or why there is none.
-    Sizes that go with the length are left open."""
+    """The inputs of a call for each length, its outputs, and the program exported at the first length, or why there is
+    none. Sizes that depend on the length are dynamic."""
     made = subject.make()
     given = [arguments_of(subject, made, with_tokens(batch, tokens, axes)) for tokens in lengths]
     fixed = {name: x for name, x in given[0].items() if not isinstance(x, Tensor)}
@@ -138,7 +138,7 @@ def exported_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: 
 def outputs_at_each(
     lengths: list[int], expected: list[tuple[Tensor, ...]], came: list[tuple[Tensor, ...]], tolerance: float
 ) -> Outcome:
-    """Whether all that comes out at each length is what was expected."""
+    """Whether all outputs at each length are as expected."""
     by_length = zip(lengths, expected, came, strict=True)
     outs = ((tokens, x, y) for tokens, xs, ys in by_length for x, y in zip(xs, ys, strict=True))
     return first_failure((f"{tokens} tokens", near(x, y, tolerance)) for tokens, x, y in outs)
@@ -153,11 +153,11 @@ def onnx_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int,
     if isinstance(program, str):
         raise NotApplicableError("nothing to do: there is no program that could be written as ONNX")
     try:
-        logging.disable(logging.WARNING)  # which libraries it could convert too, if they were there
+        logging.disable(logging.WARNING)  # it warns of libraries that are not installed
         onnx = torch.onnx.export(program, (inputs[0],), dynamo=True, verbose=False)
         assert onnx is not None
         written = onnx.model_proto.SerializeToString()
-    except Exception as error:  # of an operator that ONNX has no word for, which is no fault of the program
+    except Exception as error:  # as for an operator that ONNX does not have, which is no fault of the subject
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
@@ -174,7 +174,7 @@ def onnx_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int,
     for given in inputs:
         fed = dict(zip(names, (x.numpy() for x in given.values()), strict=True))
         came.append(tuple(torch.from_numpy(out) for out in session.run(None, fed)))
-    # Another library's functions, and its sums in another order: some units in the last place of float32 more.
+    # onnxruntime has its own functions and order of sums: allow some more units in the last place of float32.
     largest = max(float(x.abs().max()) for xs in expected for x in xs)
     return outputs_at_each(lengths, expected, came, tolerance + 256 * 2**-23 * largest)
 
@@ -183,14 +183,14 @@ def onnx_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int,
 
 LENGTHS = (5, 8, 13, 21, 34, 40, 47, 50)
 MOST_PATCHES = 64  # of the grids that are compiled
-BEGINNING = Batch([[0]])  # of the texts, which are as long as a trial says
+BEGINNING = Batch([[0]])  # of texts, whose lengths are values of a trial
 ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
 def _lengths(plan: Plan, claim: str) -> list[int]:
     require(getattr(plan.subject, claim), f"claim `{claim}=True` to run this")
     lengths = [n for n in LENGTHS if n <= plan.limit] if plan.limit >= LENGTHS[-1] else list(range(2, plan.limit + 1))
-    if plan.subject.on_grids:  # one of which the sides are equal, or one is 1, may be compiled for by itself
+    if plan.subject.on_grids:  # a grid with equal sides, or a side of 1, may be compiled separately
         shapes = {n: plan.subject.grid_of(n) for n in range(2, min(plan.limit, MOST_PATCHES) + 1)}
         lengths = [n for n, shape in shapes.items() if shape and 1 < min(shape) < max(shape)]
     require(
@@ -201,7 +201,7 @@ def _lengths(plan: Plan, claim: str) -> list[int]:
 
 
 def _axes_given(plan: Plan) -> list[int]:
-    """On how many axes call is given positions: 0 where it is not; both where it can do without."""
+    """The number of axes of the positions that call is given, 0 for none; both are tried if positions are optional."""
     subject = plan.subject
     return [0, subject.axes] if subject.takes("positions") and not subject.needs("positions") else [0]
 

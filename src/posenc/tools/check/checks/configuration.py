@@ -1,4 +1,4 @@
-"""14. Configuration: every option is used or refused, and the frequencies are those it says."""
+"""Checks that every option is used or refused, and frequencies are those configured (check 14)."""
 
 import inspect
 import re
@@ -13,11 +13,11 @@ from posenc.tools.check.heads import Rotary
 from posenc.tools.check.measure import claimed, fastest, first_axis, matrices, row_of, sides, unit
 from posenc.tools.check.outcome import Outcome, Outcomes, near
 from posenc.tools.check.subjects import REFUSALS, Batch, Subject, require
-from posenc.tools.check.trial import Case, Check, Plan, Trial
+from posenc.tools.check.trial import AT_0_ALONE, Case, Check, Plan, Trial
 
 
 def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcomes:
-    """The rotation of each basis vector, and what it is lengthened by, against the claims."""
+    """The rotation of each basis vector, and its scale, against the claims."""
     positions, made = row_of(batch), subject.make()
     for name, which in sides(subject):
         came = matrices(subject, made, positions, which).double()
@@ -29,14 +29,14 @@ def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcomes:
             expected = expected.clone()
             expected[..., : subject.rotary_dim] *= subject.scale
         for n, p in enumerate(positions):
-            # Four roundings of the phase to float32, each worth p theta 2^-23, and four of what is turned.
+            # Four roundings of the phase to float32, each of p theta 2^-23, and four of the rotated numbers.
             phase = 4 * first_axis(p) * fastest(subject) * 2**-23
             tolerance = (phase + 2 * subject.eps(torch.float32)) * (subject.scale or 1.0)
             yield f"{name} at {p}", near(expected[n], came[n], tolerance)
 
 
 def names_in(given: Mapping[str, Any], usual: Mapping[str, Any]) -> list[str]:
-    """The keys that are new, or have another value than usual; of nested configurations the inner keys."""
+    """The keys that are new or have another value than usual; for nested configurations, the inner keys."""
     found = []
     for name, value in given.items():
         if isinstance(value, Mapping) and isinstance(usual.get(name), Mapping):
@@ -58,7 +58,7 @@ def refusal(subject: Subject, changed: dict[str, Any]) -> Outcome | None:
 
 
 def it_is_refused(subject: Subject, batch: Batch, changed: dict[str, Any]) -> Outcome:
-    """Building with what must be refused."""
+    """Building with options that must be refused raises an error that names them."""
     expected = f"an error that names {' or '.join(names_in(changed, subject.options))}"
     return refusal(subject, changed) or Outcome(False, expected, "none: it was built")
 
@@ -66,10 +66,10 @@ def it_is_refused(subject: Subject, batch: Batch, changed: dict[str, Any]) -> Ou
 def an_option_counts(
     subject: Subject, batch: Batch, changed: dict[str, Any], starts: list[int], tokens: int, tolerance: float
 ) -> Outcome:
-    """The outputs with an option as it is and with another value, for a row at each of the starts; and where positions
-    have several axes, for rows that are not on their diagonal, on which it is one and the same which axis is which."""
+    """Another value of an option changes the outputs, for a row at one of the starts at least; where positions have
+    several axes, also for rows off the diagonal, on which all axes are the same."""
     shows = batch.tokens >= tokens and len(set(batch.ids[0])) > 1
-    require(shows, "nothing to do: a row so short or so plain may not show it")  # and shrinking must not get there
+    require(shows, "nothing to do: a row so short or so plain may not show it")  # keeps shrinking from such rows
     if (found := refusal(subject, changed)) is not None:
         return found
     rows = [batch if start == 0 else _placed(subject, batch, start) for start in starts]
@@ -89,7 +89,7 @@ def an_option_counts(
 
 
 def _placed(subject: Subject, batch: Batch, start: int, off_the_diagonal: bool = False) -> Batch:
-    """The row at positions from there on; or after a third of it patches, each on its own row and column."""
+    """The row at positions from ``start`` on; off the diagonal, patches in rows and columns follow a third of it."""
     line = [subject.at(start + n) for n in range(batch.tokens)]
     if off_the_diagonal:
         text = batch.tokens // 3
@@ -99,7 +99,7 @@ def _placed(subject: Subject, batch: Batch, start: int, off_the_diagonal: bool =
 
 
 def _tell_apart(subject: Subject, changed: dict[str, Any], batch: Batch, tolerance: float) -> bool:
-    """Whether the option, with its other value, gives another output for this batch, or refuses it."""
+    """Whether the changed option gives another output for this batch, or refuses it."""
     before = subject.run(subject.make(), batch)
     try:
         after = subject.run(subject.make(**changed), batch)
@@ -109,7 +109,7 @@ def _tell_apart(subject: Subject, changed: dict[str, Any], batch: Batch, toleran
 
 
 def builds_share_nothing(subject: Subject, batch: Batch, changed: dict[str, Any], tolerance: float) -> Outcomes:
-    """The outputs before and after another was built, and run, with another value of an option."""
+    """The outputs are the same before and after another instance was built, and run, with another option."""
     require(refusal(subject, changed) is None, f"nothing to do: {', '.join(changed)} is refused")
     made = subject.make()
     before: Tensor = subject.run(made, batch)
@@ -124,7 +124,7 @@ FREQUENCIES = "Compute base^(-2c/rotary_dim) in float32 or better from the optio
 REFUSED = "Check options where it is built, and raise a ValueError that names the one which cannot be."
 SHARED = "Keep what follows from options on the one that was built with them, not on the class or in a file's globals."
 GOLDEN = (1, 2, 17, 100, 1000, 10_000)
-STARTS = (0, 4096, 100_000)  # what an option changes may show far away alone
+STARTS = (0, 4096, 100_000)  # the effect of an option may show only far away
 
 
 def _golden(plan: Plan) -> Iterator[Case]:
@@ -138,12 +138,12 @@ def _golden(plan: Plan) -> Iterator[Case]:
     given = subject.can("positions") or subject.takes("offset")
     end = min(n for n in (subject.max_positions, subject.threshold, max(GOLDEN) + 1) if n is not None)
     at = [p for p in GOLDEN if p < (end if given else min(end, plan.limit))]
-    require(at, "let call take `positions` (rows, tokens), for there is no position but 0")
+    require(at, AT_0_ALONE)
     yield Case(plan.row(at))
 
 
 def _varied(plan: Plan) -> Iterator[Case]:
-    """For each option a row, long where positions cannot be given: what an option changes may show only late."""
+    """For each option a row; a long one where positions cannot be given, as the effect may show only late."""
     require(plan.subject.varied, "name in `varied` another value of each option, to run this")
     for name, value in plan.subject.varied.items():
         batch = plan.text(1, plan.room(23 if plan.subject.can("positions") else 600))
@@ -155,12 +155,12 @@ def _counting(plan: Plan) -> Iterator[Case]:
     for batch, values in _varied(plan):
         end = (subject.max_positions or max(STARTS) + batch.tokens) - batch.tokens
         starts = [p for p in STARTS if p <= end and (p == 0 or subject.can("positions"))]
-        # The same arithmetic on the same numbers: what moves the outputs by no more than float32 rounds counts too.
+        # The arithmetic is the same, so a change smaller than the rounding of float32 counts too.
         yield Case(batch, {**values, "starts": starts, "tokens": batch.tokens, "tolerance": plan.noise})
 
 
 def refusals(plan: Plan, known: bool) -> Iterator[Case]:
-    """What is claimed to be refused: values of options that ``build`` has, or options that are unknown to it."""
+    """The options that are claimed to be refused: ``known`` ones with wrong values, or unknown ones."""
     subject = plan.subject
     words = f"name in `refused` {'values' if known else 'unknown options'} that build must refuse, to run this"
     require(subject.refused, words)

@@ -1,4 +1,4 @@
-"""2. Distinct: no two neighbouring positions look the same in low precision."""
+"""Checks that no two neighbouring positions look the same in low precision (check 2)."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -11,11 +11,11 @@ from posenc.tools.check.heads import Bias, Rotary
 from posenc.tools.check.measure import lowered, of_two_tokens, row_of, sides, turned
 from posenc.tools.check.outcome import Outcome, Outcomes
 from posenc.tools.check.subjects import Batch, Subject, require
-from posenc.tools.check.trial import FAR, Case, Check, Plan, Trial
+from posenc.tools.check.trial import AT_0_ALONE, FAR, Case, Check, Plan, Trial
 
 
 def neighbours(rows: list[tuple[Any, Tensor]], step: list[int]) -> Outcome:
-    """Whether any two positions that are a step apart have the same bits."""
+    """Whether no two positions that are a step apart give the same bits."""
     compared = 0
     for (p, first), (q, second) in pairwise(rows):
         a, b = (place if isinstance(place, list) else [place] for place in (p, q))
@@ -29,14 +29,14 @@ def neighbours(rows: list[tuple[Any, Tensor]], step: list[int]) -> Outcome:
 
 
 def rotations_differ(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcomes:
-    """One vector, turned at neighbouring positions."""
+    """One vector, rotated to neighbouring positions, gives different numbers."""
     positions, step = row_of(batch), [1] * subject.axes
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(1, subject.head_dim, generator=generator, dtype=torch.float64).to(subject.device)
     for name, which in sides(subject):
         if subject.distinct_to is None:
-            # A step turns by as much everywhere. One that two units of the dtype hide, nobody can see in it; none at
-            # all is another thing.
+            # A step rotates by the same angle everywhere. If that is less than two units of the dtype, it cannot show;
+            # if it is zero, it is a finding.
             first = [subject.at(p) for p in range(min(4, subject.max_positions or 4))]
             exact = turned(subject, subject.make(), vector.to(subject.dtype), first, which)[0]
             seen = float(exact.diff(dim=1).abs().max()) / float(exact.abs().max())
@@ -50,7 +50,7 @@ def rotations_differ(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
 
 
 def last_row(subject: Bias, made: Any, distances: list[int]) -> Tensor:
-    """What a query gives to keys at these distances before it: (heads, distances)."""
+    """The bias of a query for keys at these distances before it: (heads, distances)."""
     last = max(distances)
     if subject.can("positions"):
         query = torch.tensor([[last]], device=subject.device)
@@ -60,13 +60,13 @@ def last_row(subject: Bias, made: Any, distances: list[int]) -> Tensor:
 
 
 def biases_differ(subject: Bias, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcome:
-    """What a query gives to neighbouring keys; the positions of the batch are distances."""
+    """The biases of a query for neighbouring keys differ; the positions of the batch are distances."""
     came = lowered(subject, dtype, autocast, last_row, row_of(batch))
     return neighbours(list(zip(row_of(batch), came.unbind(-1), strict=True)), [1])
 
 
 def outputs_differ(subject: Subject, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcome:
-    """Rows of two tokens, of which the second moves on by one from row to row."""
+    """Rows of two tokens give different outputs, where the second moves on by one from row to row."""
     assert batch.positions is not None
     require(of_two_tokens(batch), "nothing to do: the rows are not of the same two tokens")
     came = lowered(subject, dtype, autocast, type(subject).run, batch)
@@ -76,7 +76,7 @@ def outputs_differ(subject: Subject, batch: Batch, dtype: torch.dtype, autocast:
 
 # -- cases -------------------------------------------------------------------------------------------------------------
 
-ALL_TO = 1024  # positions that are all tried; past it those beside powers of two, where the spacing of floats doubles
+ALL_TO = 1024  # all positions below it are tried; then those near powers of two, where the spacing of floats doubles
 
 
 def _windows(end: int) -> list[int]:
@@ -90,7 +90,7 @@ def _windows(end: int) -> list[int]:
 def _of_rotations(plan: Plan) -> Iterator[Case]:
     require(isinstance(plan.subject, Rotary), "nothing to do: a rotation alone can be seen by itself")
     end = min(plan.subject.distinct_to or FAR, plan.reach)
-    require(end > 1, "let call take `positions` (rows, tokens), for there is no position but 0")
+    require(end > 1, AT_0_ALONE)
     for values in plan.precisions():
         yield Case(plan.row(_windows(end)), values)
 

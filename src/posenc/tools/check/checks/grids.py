@@ -1,4 +1,4 @@
-"""20. Grids: every axis counts as itself, whatever the shape of the image and whatever follows it."""
+"""Checks that every axis of a grid counts by itself, for any shape and with text around it (check 20)."""
 
 import math
 from collections.abc import Iterator
@@ -7,35 +7,17 @@ from itertools import product
 
 import torch
 
+from posenc.tools.check import influence, rasters, tables
 from posenc.tools.check.checks.cache import cached_equals_at_once
-from posenc.tools.check.influence import (
-    every_patch_is_at_its_place,
-    sight_goes_by_rows_and_columns,
-    the_border_weighs_nothing,
-    windows_are_those_claimed,
-)
 from posenc.tools.check.measure import first_axis, of_two_tokens, row_of
 from posenc.tools.check.outcome import Outcome, near
-from posenc.tools.check.rasters import (
-    a_place_has_one_vector,
-    a_register_is_as_far_from_all,
-    a_score_is_of_two_tokens,
-    alike,
-    each_axis_has_its_own_end,
-    no_two_offsets_share_a_number,
-    registers_have_no_place,
-    scores_go_by_offsets,
-    the_grid_gives_the_places,
-    the_same_way_wherever_it_is,
-    the_shape_is_seen,
-)
+from posenc.tools.check.rasters import alike
 from posenc.tools.check.subjects import PADDING, Batch, Subject, require
-from posenc.tools.check.tables import nothing_is_resized_at_home, registers_are_not_resized, rows_stay_rows
 from posenc.tools.check.trial import Case, Check, Plan, Trial
 
 
 def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
-    """Patches of a grid, against the same patches with one coordinate set to 0."""
+    """Setting one coordinate of all patches to 0 changes the outputs, for every axis."""
     row = row_of(batch)
     differ = len(set(batch.ids[0])) > 1 and all(len({p[axis] for p in row}) > 1 for axis in range(subject.axes))
     require(differ, "nothing to do: the patches do not differ, or not on every axis")
@@ -51,7 +33,7 @@ def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
 
 
 def no_two_ways_are_alike(subject: Subject, batch: Batch) -> Outcome:
-    """Rows of two patches, each a different way apart: no two rows may come out the same."""
+    """Rows of two patches at different offsets: no two rows give the same outputs."""
     assert batch.positions is not None
     require(of_two_tokens(batch), "nothing to do: the rows are not of the same two patches")
     came = subject.run(subject.make(), batch).flatten(1)
@@ -72,13 +54,13 @@ def no_two_ways_are_alike(subject: Subject, batch: Batch) -> Outcome:
 def moving_along_an_axis_changes_nothing(
     subject: Subject, batch: Batch, axis: int, by: int, tolerance: float
 ) -> Outcome:
-    """A grid, and the same grid further along one axis."""
+    """A grid gives the same outputs when it is moved along one axis."""
     made = subject.make()
     return near(subject.run(made, batch), subject.run(made, batch.moved(by, axis=axis)), tolerance)
 
 
 def any_order_will_do(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
-    """Patches in raster order, against the same patches at the same places handed in column by column."""
+    """Patches in raster order give the same outputs as the same patches column by column."""
     row = row_of(batch)
     turned = sorted(range(batch.tokens), key=lambda n: row[n][::-1])
     made = subject.make()
@@ -86,19 +68,21 @@ def any_order_will_do(subject: Subject, batch: Batch, tolerance: float) -> Outco
 
 
 def text_is_one_axis(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
-    """Tokens at (p, p, …), against those at p with one axis."""
+    """Tokens at (p, p, …) give the same outputs as tokens at p with one axis."""
     line, flat = replace(subject, axes=1), replace(batch, positions=[[first_axis(p) for p in row_of(batch)]])
     return near(line.run(line.make(**(subject.flat or {})), flat), subject.run(subject.make(), batch), tolerance)
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
 
+RELATIVE = "claim `relative=True` if moving all positions changes nothing"
+REGISTERS = "claim `registers=N` if the first tokens of a row have no place on its grid"
 AFTER = "Give text after an image the positions that follow the largest of it, whatever slot of the cache it is in."
 SHAPES = ((3, 5), (5, 3))
 SIGHTS = ((5, 7), (7, 5))
-SMALL = ((2, 3), (3, 2))  # of what has fewer rows or columns than five
+SMALL = ((2, 3), (3, 2))  # for subjects with fewer than five rows or columns
 STEPS = (1, 37)
-FEW, MOST = 64, 256  # patches of a grid in which all pairs are looked at, of several or of one
+FEW, MOST = 64, 256  # the most patches for comparing all pairs, where there are several grids or only one
 
 
 def _require(plan: Plan, axes: bool = False, grid: bool = False) -> None:
@@ -119,7 +103,7 @@ def _window(plan: Plan) -> tuple[int, int]:
 
 
 def _both_ways(plan: Plan) -> tuple[tuple[int, int], tuple[int, int]]:
-    """A grid that is not square, and the same lying down, both of whole windows."""
+    """A grid that is not square, and its transpose, both of whole windows."""
     side = math.lcm(*_window(plan))
     shapes = [SHAPES, SMALL] if side == 1 else [((side, 2 * side), (2 * side, side))]
     found = next((pair for pair in shapes if all(map(plan.subject.fits, pair))), None)
@@ -128,25 +112,22 @@ def _both_ways(plan: Plan) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _raster(plan: Plan, grid: tuple[int, int], rows: int = 1) -> Batch:
-    """Patches behind the registers, of which the shape alone is given."""
+    """Patches behind the registers; only the shape of the grid is given."""
     return replace(plan.text(rows, plan.subject.registers + grid[0] * grid[1]), grid=grid)
 
 
 def _patches(plan: Plan, shape: tuple[int, int]) -> Batch:
-    """One row of patches with the coordinates of all its axes: two steps along each before the last two."""
+    """One row of patches with coordinates on all axes: two steps along each axis before the last two."""
     sides = [2] * (plan.subject.axes - 2) + list(shape)
     places = [list(p) for p in product(*map(range, sides))]
     return replace(plan.text(1, len(places)), positions=[places])
 
 
 def _rasters(plan: Plan, coordinates: bool = False, registers: bool = False) -> Iterator[Case]:
-    """One row of patches whose shape alone is given, behind the registers if there are any; of those that have
-    ``coordinates`` too, or ``registers``, if asked for."""
+    """One row of patches, behind the registers if there are any; only the shape is given. For subjects that take
+    ``coordinates`` too, or have ``registers``, if asked for."""
     _require(plan, axes=coordinates, grid=True)
-    require(
-        plan.subject.registers or not registers,
-        "claim `registers=N` if the first tokens of a row have no place on its grid",
-    )
+    require(plan.subject.registers or not registers, REGISTERS)
     require(not (plan.subject.registers and coordinates), "nothing to do: registers have no coordinates")
     for shape in (*_both_ways(plan), *(((1, 5), (5, 1)) if coordinates else ())):
         yield Case(_raster(plan, shape), {"tolerance": plan.tolerance(max(shape))})
@@ -161,7 +142,7 @@ def _images(plan: Plan) -> Iterator[Case]:
 def _sights(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
     _require(plan, grid=True)
-    require(subject.relative, _NONE[False])
+    require(subject.relative, RELATIVE)
     require(not subject.causal, "nothing to do: it is causal, and goes by the raster")
     require(subject.window is None, "nothing to do: its windows are claimed, and tried as such")
     for shape in filter(subject.fits, SIGHTS):
@@ -169,10 +150,10 @@ def _sights(plan: Plan) -> Iterator[Case]:
 
 
 def _offsets(plan: Plan, registers: bool = False) -> Iterator[Case]:
-    """Grids in which all patches see all: of many shapes, or of the one window."""
+    """Grids in which all patches see one another: of many shapes, or a single window."""
     subject = plan.subject
     _require(plan, grid=True)
-    require(subject.registers if registers else subject.relative, _NONE[registers])
+    require(subject.registers if registers else subject.relative, REGISTERS if registers else RELATIVE)
     sides = [(side[0], side[1]) for side in (subject.trained_grid, subject.max_grid) if side]
     shapes = [(3, 5), (5, 3), (4, 4), (2, 7), (1, 5), (5, 1), *sides] if _window(plan) == (1, 1) else [_window(plan)]
     fitting = [shape for shape in dict.fromkeys(shapes) if subject.fits(shape) and math.prod(shape) <= MOST]
@@ -190,14 +171,8 @@ def _apart(plan: Plan) -> Iterator[Case]:
     yield from _offsets(plan)
 
 
-_NONE = (
-    "claim `relative=True` if moving all positions changes nothing",
-    "claim `registers=N` if the first tokens of a row have no place on its grid",
-)
-
-
 def _whole_windows(plan: Plan, whole: bool) -> Iterator[Case]:
-    """Grids of two windows and of three on either axis; and such that are no multiple of them."""
+    """Grids of two by three windows and of three by two; or grids that are not of ``whole`` windows."""
     subject, (height, width) = plan.subject, _window(plan)
     _require(plan, grid=True)
     require((height, width) != (1, 1), "claim `window=(height, width)` if it is cut into windows")
@@ -207,7 +182,7 @@ def _whole_windows(plan: Plan, whole: bool) -> Iterator[Case]:
         for down, right in ([(0, 0)] if whole else [(1 - height, 0), (0, 1 - width), (1, -1)])
     ]
     held = [grid for grid in shapes if all(n <= (most or n) for n, most in zip(grid, subject.sides(), strict=True))]
-    for grid in held or [(height, width)] * whole:  # where it has one window and no more, that is seen as a whole
+    for grid in held or [(height, width)] * whole:  # a single window, where there is no room for more
         multiple = grid[0] % height == 0 and grid[1] % width == 0
         if multiple == whole and subject.registers + grid[0] * grid[1] <= plan.longest:
             yield Case(_raster(plan, grid), {"whole": whole})
@@ -277,7 +252,7 @@ def _ways(plan: Plan) -> Iterator[Case]:
 
 def _moves(plan: Plan) -> Iterator[Case]:
     _require(plan, axes=True)
-    require(plan.subject.relative, "claim `relative=True` if moving all positions changes nothing")
+    require(plan.subject.relative, RELATIVE)
     for shape, axis, by in product(SHAPES, range(plan.subject.axes), STEPS):
         if plan.has(highest := max(shape) - 1 + by):
             yield Case(_patches(plan, shape), {"axis": axis, "by": by, "tolerance": plan.tolerance(highest)})
@@ -312,22 +287,22 @@ def _after_an_image(plan: Plan) -> Iterator[Case]:
     axes, first, last = plan.subject.axes, map(plan.subject.at, range(3)), map(plan.subject.at, range(6, 9))
     image = [[3] * (axes - 2) + [3 + row, 3 + column] for row, column in product(range(2), range(3))]
     text, after = list(first), list(last)
-    whole = replace(plan.text(1, 12), positions=[[*text, *image, *after]])
-    ways: tuple[tuple[int, ...], ...] = ((9, 1, 1, 1), (4, 5, 3), (3, 7, 2), (3, *(1,) * 6, 3))
-    for chunks in ways:
-        yield Case(replace(whole, chunks=chunks), {"tolerance": plan.tolerance(9)})
+    fed: list[tuple[list[list[int]], list[tuple[int, ...]]]] = [
+        (image, [(9, 1, 1, 1), (4, 5, 3), (3, 7, 2), (3, *(1,) * 6, 3)])
+    ]
     if axes > 2:
         frames = [[3 + frame, *patch[1:]] for frame in range(2) for patch in image]
-        film = replace(plan.text(1, 18), positions=[[*text, *frames, *after]])
-        ways = ((9, 6, 3), (5, *(1,) * 10, 3))
+        fed.append((frames, [(9, 6, 3), (5, *(1,) * 10, 3)]))
+    for patches, ways in fed:
+        whole = replace(plan.text(1, 6 + len(patches)), positions=[[*text, *patches, *after]])
         for chunks in ways:
-            yield Case(replace(film, chunks=chunks), {"tolerance": plan.tolerance(9)})
+            yield Case(replace(whole, chunks=chunks), {"tolerance": plan.tolerance(9)})
 
 
 def _pairs_of_patches(plan: Plan) -> Iterator[Case]:
     _require(plan, grid=True)
     plan.require_that_it_can("padding")
-    require(plan.subject.relative, "claim `relative=True` if moving all positions changes nothing")
+    require(plan.subject.relative, RELATIVE)
     front = plan.subject.registers
     for height, width in _both_ways(plan):
         line = range(front + height * width)
@@ -356,30 +331,38 @@ CHECK = Check(
         Trial("ways apart", no_two_ways_are_alike, _ways),
         Trial("moving along an axis", moving_along_an_axis_changes_nothing, _moves),
         Trial("order of patches", any_order_will_do, _orders),
-        Trial("shape of the grid", the_shape_is_seen, _rasters),
-        Trial("grid and coordinates", the_grid_gives_the_places, _rasters, {"coordinates": True}),
-        Trial("pairs of patches", the_same_way_wherever_it_is, _pairs_of_patches, claims=("relative",)),
-        Trial("scores by offsets", scores_go_by_offsets, _offsets, claims=("relative",)),
-        Trial("scores of two tokens", a_score_is_of_two_tokens, _of_two),
-        Trial("scores apart", no_two_offsets_share_a_number, _apart, claims=("directed",)),
-        Trial("who sees whom", sight_goes_by_rows_and_columns, _sights),
-        Trial("windows", windows_are_those_claimed, _whole_windows, {"whole": True}, claims=("window", "window_shift")),
+        Trial("shape of the grid", rasters.the_shape_is_seen, _rasters),
+        Trial("grid and coordinates", rasters.the_grid_gives_the_places, _rasters, {"coordinates": True}),
+        Trial("pairs of patches", rasters.the_same_way_wherever_it_is, _pairs_of_patches, claims=("relative",)),
+        Trial("scores by offsets", rasters.scores_go_by_offsets, _offsets, claims=("relative",)),
+        Trial("scores of two tokens", rasters.a_score_is_of_two_tokens, _of_two),
+        Trial("scores apart", rasters.no_two_offsets_share_a_number, _apart, claims=("directed",)),
+        Trial("who sees whom", influence.sight_goes_by_rows_and_columns, _sights),
+        Trial(
+            "windows",
+            influence.windows_are_those_claimed,
+            _whole_windows,
+            {"whole": True},
+            claims=("window", "window_shift"),
+        ),
         Trial(
             "grids that are not of whole windows",
-            windows_are_those_claimed,
+            influence.windows_are_those_claimed,
             _whole_windows,
             {"whole": False},
             claims=("window",),
         ),
-        Trial("what fills windows up", the_border_weighs_nothing, _borders, claims=("normalized",)),
-        Trial("what convolutions are given", every_patch_is_at_its_place, _images),
-        Trial("ends of the axes", each_axis_has_its_own_end, _ends, claims=("max_grid", "max_positions")),
-        Trial("a place has one vector", a_place_has_one_vector, _adders),
-        Trial("the trained grid", nothing_is_resized_at_home, _resized, {"home": True}, claims=("trained_grid",)),
-        Trial("resized tables", rows_stay_rows, _resized, claims=("trained_grid",)),
-        Trial("registers", registers_have_no_place, _rasters, {"registers": True}),
-        Trial("scores of registers", a_register_is_as_far_from_all, _offsets, {"registers": True}),
-        Trial("registers in a resized grid", registers_are_not_resized, _resized),
+        Trial("what fills windows up", influence.the_border_weighs_nothing, _borders, claims=("normalized",)),
+        Trial("what convolutions are given", influence.every_patch_is_at_its_place, _images),
+        Trial("ends of the axes", rasters.each_axis_has_its_own_end, _ends, claims=("max_grid", "max_positions")),
+        Trial("a place has one vector", rasters.a_place_has_one_vector, _adders),
+        Trial(
+            "the trained grid", tables.nothing_is_resized_at_home, _resized, {"home": True}, claims=("trained_grid",)
+        ),
+        Trial("resized tables", tables.rows_stay_rows, _resized, claims=("trained_grid",)),
+        Trial("registers", rasters.registers_have_no_place, _rasters, {"registers": True}),
+        Trial("scores of registers", rasters.a_register_is_as_far_from_all, _offsets, {"registers": True}),
+        Trial("registers in a resized grid", tables.registers_are_not_resized, _resized),
         Trial("text alone", text_is_one_axis, _text, claims=("flat",)),
         Trial("after an image", cached_equals_at_once, _after_an_image, remedy=AFTER),
     ),

@@ -1,23 +1,23 @@
-"""15. Layout: which channels are pairs, which are turned at all, and that lengths stay."""
+"""Checks which channels are pairs, which are rotated at all, and that norms are kept (check 15)."""
 
 from collections.abc import Iterator
 
 import torch
 
 from posenc.tools.check.heads import Rotary
-from posenc.tools.check.measure import fastest, first_axis, lowered, matrices, pairs, row_of, sides, turned
+from posenc.tools.check.measure import fastest, first_axis, frequencies, lowered, matrices, pairs, row_of, sides, turned
 from posenc.tools.check.outcome import Outcomes, near
 from posenc.tools.check.subjects import Batch, require
-from posenc.tools.check.trial import Case, Check, Plan, Trial
+from posenc.tools.check.trial import AT_0_ALONE, Case, Check, Plan, Trial
 
 
 def rounding(subject: Rotary) -> float:
-    """Eight units of float32, or of what is coarser, for what is turned in it."""
+    """Eight units of float32, or of the coarser dtype that the subject computes in."""
     return 8 * subject.eps(torch.float32)
 
 
 def pairs_keep_to_themselves(subject: Rotary, batch: Batch) -> Outcomes:
-    """What becomes of each basis vector, outside of its own pair of channels, where there must be nothing."""
+    """Each basis vector, rotated, must be zero outside its own pair of channels."""
     assert subject.layout is not None
     inside = torch.eye(subject.head_dim, device=subject.device)
     for a, b in pairs(subject, subject.layout):
@@ -36,15 +36,12 @@ def pairs_keep_to_themselves(subject: Rotary, batch: Batch) -> Outcomes:
 
 
 def pairs_turn_as_claimed(subject: Rotary, batch: Batch) -> Outcomes:
-    """The sign of what the second channel of a pair gets of the first, one position on: plus where it turns forward."""
+    """The sign with which the first channel of a pair enters the second, one position on: plus for a forward
+    rotation."""
     assert subject.layout is not None
     made, count = subject.make(), (subject.rotary_dim or subject.head_dim) // 2
-    if subject.frequencies is not None:
-        theta = [*map(float, subject.frequencies), *[0.0] * count][:count]
-    elif subject.base is not None:
-        theta = [subject.base ** (-c / count) for c in range(count)]
-    else:
-        theta = [1.0] * count  # it is positive, and less than half a turn, as of every base
+    # Without a claim, a frequency is taken to be positive and less than half a turn, as for every base.
+    theta = [*(frequencies(subject) or [1.0] * count), *[0.0] * count][:count]
     forward = torch.tensor(theta, dtype=torch.float64).sin().sign() * (1 if subject.direction == "forward" else -1)
     for name, which in sides(subject):
         came = matrices(subject, made, row_of(batch), which)[0].double()
@@ -56,7 +53,7 @@ def pairs_turn_as_claimed(subject: Rotary, batch: Batch) -> Outcomes:
 
 
 def the_rest_is_untouched(subject: Rotary, batch: Batch, dtype: torch.dtype) -> Outcomes:
-    """The channels past rotary_dim, which must come out as they went in: to the bit, or to that of a lower dtype."""
+    """The channels past rotary_dim must not change: to the bit, or to the rounding of a lower dtype."""
     assert subject.rotary_dim is not None
     positions, exactly = row_of(batch), 0.0 if subject.computes_in is None else subject.eps()
     x = torch.randn(3, subject.head_dim, generator=torch.Generator().manual_seed(0)).to(subject.device, dtype)
@@ -67,7 +64,7 @@ def the_rest_is_untouched(subject: Rotary, batch: Batch, dtype: torch.dtype) -> 
 
 
 def lengths_stay(subject: Rotary, batch: Batch) -> Outcomes:
-    """Lengths and right angles of what is turned: R'R against scale² times the identity."""
+    """The rotated channels keep lengths and right angles: R'R against scale² times the identity."""
     assert subject.scale is not None
     rotary, made = subject.rotary_dim or subject.head_dim, subject.make()
     for name, which in sides(subject):
@@ -112,7 +109,7 @@ UNCLAIMED = {
 def _cases(plan: Plan, claims: tuple[str, ...] = ()) -> Iterator[Case]:
     require(isinstance(plan.subject, Rotary), "nothing to do: a rotation alone has pairs of channels")
     at = [p for p in AT if p < plan.reach]
-    require(at, "let call take `positions` (rows, tokens), for there is no position but 0")
+    require(at, AT_0_ALONE)
     for name in claims:
         require(getattr(plan.subject, name), UNCLAIMED[name])
     yield Case(plan.row(at))
@@ -120,7 +117,7 @@ def _cases(plan: Plan, claims: tuple[str, ...] = ()) -> Iterator[Case]:
 
 def _one_on(plan: Plan) -> Iterator[Case]:
     for _ in _cases(plan, ("layout", "direction")):
-        require(plan.has(1), "let call take `positions` (rows, tokens), for there is no position but 0")
+        require(plan.has(1), AT_0_ALONE)
         yield Case(plan.row([1]))
 
 

@@ -1,4 +1,4 @@
-"""4. Life cycle: copies, casts and loading change nothing, and what follows from the configuration is not saved."""
+"""Checks that copies, casts and loading change nothing, and that no derived table is saved (check 4)."""
 
 import copy
 import pickle
@@ -15,7 +15,7 @@ from posenc.tools.check.trial import Case, Check, Plan, Trial, texts
 
 
 def copied_is_as_before(subject: Subject, batch: Batch, how: str, used: bool, tolerance: float) -> Outcome:
-    """A copy, made before or after a call that could be trained by, when the parameters of the original are gone."""
+    """A copy, made before or after a call, gives the same once the parameters of the original are overwritten."""
     made = require_module(subject.make())
     expected = subject.run(subject.make(), batch).detach()
     if used:
@@ -31,7 +31,7 @@ def copied_is_as_before(subject: Subject, batch: Batch, how: str, used: bool, to
 def cast_and_back_rounds_parameters_alone(
     subject: Subject, batch: Batch, low: torch.dtype, used: bool, tolerance: float
 ) -> Outcome:
-    """Cast to ``low``, called there or not, and cast back, against a normal build whose parameters were rounded."""
+    """A module cast to ``low``, perhaps called, and cast back equals a normal build whose parameters were rounded."""
     subject = replace(subject, dtype=torch.float32)
     normal, made = require_module(subject.make()), subject.make()
     saved = normal.state_dict(keep_vars=True)
@@ -52,15 +52,15 @@ def cast_and_back_rounds_parameters_alone(
 
 
 def loaded_by_another_is_as_saved(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
-    """The state_dict of one, loaded by one that was built with another seed."""
+    """A module built with another seed gives the same after loading the state_dict."""
     saved, other = require_module(subject.make()), subject.drawn_anew().make()
     other.load_state_dict(saved.state_dict())
     return naming_what_differs(near(subject.run(saved, batch), subject.run(other, batch), tolerance), saved, other)
 
 
 def nothing_derived_is_saved(subject: Subject, batch: Batch) -> Outcome:
-    """Buffers in the state_dict that are the same whatever was drawn follow from the configuration; but for what the
-    subject says is state, and for what torch's own modules keep there."""
+    """No buffer in the state_dict follows from the configuration, that is, is the same for every seed; except those
+    that the subject claims as state, and those of torch's own modules."""
     made, other = require_module(subject.make()), subject.drawn_anew().make()
     saved, drawn = made.state_dict(), other.state_dict()
     expected = {name for name, _ in made.named_parameters(remove_duplicate=False)} | set(subject.state)

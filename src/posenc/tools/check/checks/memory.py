@@ -1,4 +1,4 @@
-"""17. Memory: what is claimed to grow with the length does, and a call leaves nothing behind."""
+"""Checks that memory grows with the length as claimed, and that a call leaves nothing behind (check 17)."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +15,7 @@ from posenc.tools.kit.memory import kept_bytes, peak_bytes
 
 
 def memory_grows_with_the_length(subject: Subject, batch: Batch, tokens: int, trained: bool, growth: float) -> Outcome:
-    """The peak of one call, and of its backward pass, for so many tokens and for twice as many."""
+    """The peak memory of one call, and of its backward pass, for some number of tokens and for twice as many."""
     subject = replace(subject, dtype=torch.float32)
     made = subject.make()
     peaks = []
@@ -28,7 +28,7 @@ def memory_grows_with_the_length(subject: Subject, batch: Batch, tokens: int, tr
 
 
 def one_call(subject: Subject, made: object, arguments: dict[str, object], trained: bool) -> None:
-    """A call without the run around it, whose own attention may be dense."""
+    """Calls the subject directly: `Subject.run` may add dense attention of its own."""
     with torch.set_grad_enabled(trained):
         leaves = {
             name: x.detach().requires_grad_(trained) if isinstance(x, Tensor) and x.is_floating_point() else x
@@ -43,14 +43,13 @@ def one_call(subject: Subject, made: object, arguments: dict[str, object], train
             torch.autograd.grad([x.sum() for x in outs], inputs, allow_unused=True)
 
 
-WARM = 160  # calls after which a cache is full: those of functools hold 128 entries
+WARM = 160  # calls after which a cache is full: functools.lru_cache holds 128 entries
 
 
 def nothing_is_left_behind(subject: Subject, batch: Batch) -> Outcome:
-    """After calls with their backward passes: how many more bytes each leaves, and what keeps a graph alive.
+    """Calls with their backward passes leave no bytes behind, and keep no graph alive.
 
-    A leak grows with every call. What is made once, or for the first few calls, is a cache: so is what has grown by
-    then, and grows no more after many."""
+    A leak grows with every call. What is made once, or in the first calls, and then stops growing is a cache."""
     made = subject.make()
 
     def left_by(calls: int) -> int:
@@ -68,8 +67,8 @@ def nothing_is_left_behind(subject: Subject, batch: Batch) -> Outcome:
 
 # -- cases -------------------------------------------------------------------------------------------------------------
 
-LEFT = "Detach what is stored on the module, and let go of what a call before it made."
-TOKENS = 2048  # longer than the blocks in which attention is worked on
+LEFT = "Detach what is stored on the module, and free what an earlier call made."
+TOKENS = 2048  # longer than the blocks in which attention is computed
 GROWTH = 2.5  # twice the length: twice the memory where it is linear, four times where it is square
 
 

@@ -1,4 +1,4 @@
-"""3. Meta: what is built without memory, given memory and loaded equals a normal build."""
+"""Checks that a module built on "meta", materialised and loaded, equals a normal build (check 3)."""
 
 import inspect
 
@@ -9,11 +9,11 @@ from posenc.tools.check.outcome import Outcome, near
 from posenc.tools.check.subjects import Batch, Subject
 from posenc.tools.check.trial import Check, Trial, texts
 
-RESETS = ("reset_parameters", "init_weights", "reset")  # what modules, and models, call it
+RESETS = ("reset_parameters", "init_weights", "reset")  # the usual names of the method that initialises parameters
 
 
 def loaded_is_as_built(subject: Subject, batch: Batch, assign: bool, tolerance: float) -> Outcome:
-    """Built on "meta", emptied, poisoned, reset, and loaded from a normal build, by copying or by assignment."""
+    """A module built on "meta", materialised, poisoned, reset, and loaded from a normal build, equals that build."""
     normal = require_module(subject.make())
     expected = subject.run(normal, batch)
     with torch.random.fork_rng(devices=()):

@@ -1,4 +1,4 @@
-"""11. Packing: documents of one row know nothing of one another."""
+"""Checks that packed documents of one row do not affect one another (check 11)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,7 +15,7 @@ from posenc.tools.check.trial import Case, Check, Plan, Trial, packed
 
 
 def documents_equal_themselves_alone(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
-    """Every document of a packed batch against the same tokens alone, at the same positions."""
+    """Every document of a packed batch gives the same outputs as alone, at the same positions."""
     together = subject.run(subject.make(), batch)
     for row, of in enumerate(batch.document or []):
         for document in sorted(set(of) - {PADDING}):
@@ -26,8 +26,8 @@ def documents_equal_themselves_alone(subject: Subject, batch: Batch, tolerance: 
 
 
 def documents_do_not_leak(subject: Subject, batch: Batch) -> Outcomes:
-    """With other tokens in one document, the others come out the same, to the bit: what is not seen is weighed by an
-    exact zero."""
+    """With other tokens in one document, the others give the same outputs to the bit: masked tokens have zero
+    weight."""
     made, document = subject.make(), torch.tensor(batch.document)
     before = subject.run(made, batch)
     for changed in _documents_of(document):
@@ -46,7 +46,7 @@ def documents_take_no_gradient(subject: Subject, batch: Batch) -> Outcomes:
     document = torch.tensor(batch.document)
     out = with_leaves(subject, leaves).run(subject.make(), batch)
     require(out.requires_grad, "let outputs take gradients, to run this")
-    # Not their sum, which a normalisation keeps as it is whatever went in.
+    # Not a plain sum, which a normalisation makes constant.
     weights = torch.linspace(1, 2, out.numel(), dtype=torch.float64, device=out.device).view_as(out).cos().to(out.dtype)
     for number in _documents_of(document):
         it, content = document == number, list(leaves.values())
@@ -75,7 +75,7 @@ def _elsewhere(document: Tensor, it: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _rows(plan: Plan) -> Iterator[Batch]:
-    """Two rows of three documents, with lengths in one order and in the other; then with a row that ends early."""
+    """Two rows of three documents, with lengths in opposite order; then the same with padding at the end of a row."""
     plan.require_that_it_can("document")
     for tokens in plan.sizes_above(2):
         lengths = [1, tokens // 2, tokens - tokens // 2 - 1]
@@ -96,7 +96,7 @@ def _by_documents(plan: Plan) -> Iterator[Case]:
     plan.require_that_it_can("document")
     require(not plan.subject.can("positions"), "nothing to do: call takes positions")
     require(not plan.subject.takes("grid"), "nothing to do: documents in one grid do not stand where they do alone")
-    # What knows neither documents nor positions numbers the tokens of a row through.
+    # Without documents or positions, tokens are numbered continuously across a row.
     reason = f"{plan.lacks('positions')}, for the second document does not stand where it does alone"
     require(plan.subject.takes("document") or plan.subject.relative, reason)
     for batch in _rows(plan):

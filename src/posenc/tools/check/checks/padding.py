@@ -1,4 +1,4 @@
-"""7. Padding: real tokens equal the unpadded run."""
+"""Checks that real tokens give the same outputs with and without padding (check 7)."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,14 +26,14 @@ def rows_as_alone(subject: Subject, batch: Batch, tolerance: float) -> Iterator[
 
 
 def padding_changes_nothing(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
-    """Every row, as it is alone."""
+    """Every row gives the same outputs as without padding."""
     for row, outcome in rows_as_alone(subject, batch, tolerance):
         yield f"row {row}", outcome
 
 
 def padding_inside_changes_nothing(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
-    """Every row, as it is alone; where its padding lies between tokens, only if distances are not those of the index.
-    T5's and a Conformer's are, and no row is told from another by padding at its ends."""
+    """Every row gives the same outputs as without padding. A row with padding between its tokens is left out if
+    distances go by the index, as in T5 and a Conformer, and padding at the ends changes nothing."""
     for row, outcome in rows_as_alone(subject, batch, tolerance):
         if not outcome.ok:
             by_index = goes_by_the_index(subject, subject.make(), batch.pick(range(batch.tokens), row), tolerance)
@@ -42,11 +42,12 @@ def padding_inside_changes_nothing(subject: Subject, batch: Batch, tolerance: fl
 
 
 def goes_by_the_index(subject: Subject, made: Any, row: Batch, tolerance: float) -> bool:
-    """Whether all of a row with padding between its tokens goes by how far they are apart in it: more padding at the
-    ends changes nothing, and scores are those of the row without padding, where they are captured.
+    """Whether distances go by the index, for a row with padding between its tokens: more padding at the ends changes
+    nothing, and the scores, where they are captured, are those of the row without padding.
 
-    Not so of what is causal: a prompt that ends with padding is continued, and has it inside. Nor of a window, which
-    would show fewer tokens than it says."""
+    False for a causal subject, where a prompt that ends with padding is continued and so has padding inside; and for a
+    window, which would show fewer tokens than it claims.
+    """
     if subject.causal or subject.window is not None:
         return False
     real = [n for n, token in enumerate(row.real[0]) if token]
@@ -71,7 +72,8 @@ def goes_by_the_index(subject: Subject, made: Any, row: Batch, tolerance: float)
 
 
 def what_padding_holds_changes_nothing(subject: Subject, batch: Batch) -> Outcome:
-    """With other tokens in its place, the real ones come out the same, to the bit: padding weighs exactly nothing."""
+    """With other tokens in place of the padding, the real ones give the same output to the bit: padding has zero
+    weight."""
     made = subject.make()
     ids = [
         [token if real else (token + 7) % VOCABULARY for token, real in zip(*row, strict=True)]
@@ -85,7 +87,8 @@ def what_padding_holds_changes_nothing(subject: Subject, batch: Batch) -> Outcom
 
 
 def _masks(tokens: int, inside: bool) -> list[list[list[bool]]]:
-    """Left, right, if asked for ``inside``, and mixed by row; every row keeps a token."""
+    """Masks with padding on the left, on the right, ``inside`` if asked for, and mixed by row; no row is all
+    padding."""
     some, line, whole = max(tokens // 3, 1), range(tokens), [True] * tokens
     rows = [[n >= some for n in line], [n < tokens - some for n in line]]
     if inside:
@@ -130,7 +133,7 @@ CHECK = Check(
     pains=(3,),
     remedy="Take positions from the mask, or from the caller, not from the index; hide padding before the softmax.",
     trials=(
-        # Apart, since what goes by the index may get distances and windows right at the ends, and cannot across a gap.
+        # Separate trials: code that uses the index may be right with padding at the ends, and cannot be across a gap.
         Trial("with positions, at the ends", padding_changes_nothing, _cases, {"explicit": True}),
         Trial("with positions, inside too", padding_changes_nothing, _cases, {"explicit": True, "inside": True}),
         Trial("with a mask alone, at the ends", padding_changes_nothing, _cases),

@@ -1,4 +1,4 @@
-"""16. Backend parity: every backend gives the same outputs and gradients, and these are the derivatives."""
+"""Checks that every backend gives the same outputs and gradients, and that these are derivatives (check 16)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -13,18 +13,18 @@ from posenc.tools.check.outcome import Outcome, Outcomes, near
 from posenc.tools.check.subjects import Batch, Subject, require
 from posenc.tools.check.trial import Case, Check, Plan, Trial, padded, two_documents
 
-STEPS = (1.0, 0.125, 8.0)  # where a function has a kink within one step, it has none within all
+STEPS = (1.0, 0.125, 8.0)  # a kink of the function within one step does not affect all of them
 
 
 def outputs_agree(subject: Subject, batch: Batch, other: Mapping[str, Any], tolerance: float) -> Outcome:
-    """The outputs with other options against those with the subject's own."""
+    """The outputs with the options of another backend, against those with the subject's own."""
     made = subject.make()
     expected = batch.owed(subject.run(made, batch))
     return near(expected, batch.owed(subject.run(made_as(subject, made, other), batch)), tolerance)
 
 
 def gradients_agree(subject: Subject, batch: Batch, other: Mapping[str, Any], highest: int) -> Outcomes:
-    """The gradients with other options against those with the subject's own, of parameters and of vectors."""
+    """The gradients of parameters and of vectors with the options of another backend, against the subject's own."""
     made = subject.make()
     _, expected = gradients_of(subject, made, batch)
     _, came = gradients_of(subject, made_as(subject, made, other), batch)
@@ -32,13 +32,13 @@ def gradients_agree(subject: Subject, batch: Batch, other: Mapping[str, Any], hi
     require(both, "nothing to do: nothing in it is trained, and call takes no vectors")
     tolerances = gradient_tolerances(subject, batch, highest)
     for name in both:
-        neither = expected[name].isnan() & came[name].isnan()  # what is no number under both is no difference
+        neither = expected[name].isnan() & came[name].isnan()  # NaN in both is no difference
         a, b = (gradients[name].masked_fill(neither, 0.0) for gradients in (expected, came))
         yield name, near(a, b, tolerances[name])
 
 
 def alone_as_together(subject: Subject, batch: Batch, other: Mapping[str, Any]) -> Outcomes:
-    """The gradient of each parameter, and of each vector, where everything else is frozen."""
+    """The gradient of each parameter, and of each vector, is the same where everything else is frozen."""
     made = made_as(subject, subject.make(), other)
     leaves: dict[str, Tensor] = {}
     _, together = gradients_of(subject, made, batch, leaves)
@@ -53,7 +53,7 @@ def alone_as_together(subject: Subject, batch: Batch, other: Mapping[str, Any]) 
 
 
 def gradients_are_derivatives(subject: Subject, batch: Batch, other: Mapping[str, Any]) -> Outcomes:
-    """In each parameter and vector, the slope along a line against differences of outputs, in double precision."""
+    """The gradient of each parameter and vector, along a random line, against finite differences, in float64."""
     require(subject.dtype == torch.float64, "let it run in float64, which differences need")
     made = made_as(subject, subject.make(), other)
     leaves: dict[str, Tensor] = {}
@@ -78,8 +78,7 @@ class _Line:
         self.at = at = self.leaf.detach().clone()
         drawn = torch.randn(at.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64).to(at)
         self.direction = drawn * (float(at.square().mean().sqrt()) or 1.0)
-        # What rounding alone does is left where the step is so small that the second difference is nothing else. What
-        # computes in float32 within is seen too.
+        # With a tiny step, the second difference is rounding alone, also that of float32 inside the subject.
         start = self(0.0)
         seconds = [abs(self(step) - 2 * start + self(-step)) for step in (1e-6, 2e-6, 3e-6)]
         self.noise = max(*seconds, 64 * 2**-52 * max(abs(start), 1.0))
@@ -101,7 +100,7 @@ class _Line:
 
 
 def made_as(subject: Subject, made: Any, other: Mapping[str, Any]) -> Any:
-    """Built with other options, holding what the first one learned."""
+    """A build with other options and the same parameters."""
     twin = subject.make(**other)
     if isinstance(twin, nn.Module) and isinstance(made, nn.Module):
         twin.load_state_dict(made.state_dict(), strict=False)

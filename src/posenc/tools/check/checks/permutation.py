@@ -1,4 +1,4 @@
-"""10. Permutation: tokens with their positions, in another order."""
+"""Checks that permuting tokens with their positions permutes the outputs (check 10)."""
 
 import random
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from posenc.tools.check.trial import Case, Check, Plan, Trial, two_documents
 
 
 def outputs_are_permuted(subject: Subject, batch: Batch, seed: int, tolerance: float) -> Outcome:
-    """The outputs of tokens in another order, with all that is said of each, against their outputs in that order."""
+    """Tokens in another order, with their positions, documents and order, give their outputs in that order."""
     places = random.Random(seed).sample(range(batch.tokens), batch.tokens)
     turned = batch.pick(places)
     expected = batch.owed(subject.run(subject.make(), batch))[:, places]

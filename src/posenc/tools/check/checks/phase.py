@@ -1,4 +1,4 @@
-"""1. Phase: positions mean the same in low precision, however far they are."""
+"""Checks that low precision keeps positions as exact far away as near 0 (check 1)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,7 +21,7 @@ from posenc.tools.check.measure import (
 )
 from posenc.tools.check.outcome import Outcome, Outcomes, near
 from posenc.tools.check.subjects import Batch, Subject, require
-from posenc.tools.check.trial import FAR, Case, Check, Plan, Trial
+from posenc.tools.check.trial import AT_0_ALONE, FAR, Case, Check, Plan, Trial
 
 SHORT = 8  # tokens whose distances no scheme puts together
 EARLY, LATE = 64, 257  # rows of a text before anything is lost, and from where bfloat16 has lost the odd ones
@@ -30,9 +30,9 @@ EARLY, LATE = 64, 257  # rows of a text before anything is lost, and from where 
 def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcomes:
     """The rotation of each basis vector in low precision, against the claimed frequencies in float64.
 
-    Where none are claimed: against R(0) (R(0)' R(1))^p, with both as the module gives them in float64 in the same call,
-    so that a schedule which looks at the length has seen the same, and one may count from 1. Where a call takes one
-    position at a time: against the module itself in float64.
+    Without a claim: against R(0) (R(0)' R(1))^p, both from the module in float64 in the same call, so that a schedule
+    that depends on the length sees the same, and positions may count from 1. Where a call takes one position at a time:
+    against the module itself in float64.
     """
     positions = [subject.at(0), subject.at(1), *row_of(batch)]
     low = torch.finfo(autocast or dtype)
@@ -50,7 +50,7 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
         came = unit(lowered(subject, dtype, autocast, matrices, positions, which))
         for n, p in enumerate(positions):
             if float(lengths[n].max()) > low.max or float(lengths[n].min()) < low.tiny:
-                continue  # what is that long or short has no number in the dtype, or one of few digits
+                continue  # the dtype cannot represent such lengths, or only with few digits
             # A phase p theta in float32 takes some four roundings of up to a unit (the exponent, the power, its
             # reciprocal, the product), each worth p theta 2^-23 at most. Then cos and sin are rounded to the dtype, and
             # so is what they are multiplied with and added up to: four times half a unit.
@@ -59,7 +59,7 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
 
 
 def outputs(subject: Subject, made: Any, batch: Batch, tokens: slice = slice(None)) -> Tensor:
-    """What comes out for these tokens; of a bias, what they give to those that they see."""
+    """The outputs of these tokens; for a bias, their biases for the tokens that they see."""
     if not isinstance(subject, Bias):
         return subject.run(made, batch).detach()[:, tokens]
     places, seen = subject.places(batch), subject.visible(batch)[:, None]
@@ -68,30 +68,10 @@ def outputs(subject: Subject, made: Any, batch: Batch, tokens: slice = slice(Non
 
 
 def from_a_distance(subject: Bias, made: Any, batch: Batch) -> Tensor:
-    """What the last token of a batch gives to the others: (rows, heads, 1, keys)."""
+    """The biases of the last token of a batch for the others: (rows, heads, 1, keys)."""
     places = subject.places(batch)
     bias = subject.bias(made, places[:, -1:], places[:, :-1])
     return bias.detach().masked_fill(bias.isneginf(), 0.0)
-
-
-def no_worse(
-    exact: tuple[Tensor, Tensor], came: tuple[Tensor, Tensor], eps: float, slack: float, effect: float | None
-) -> Outcome:
-    """Whether what came for the second of two places is as exact as for the first, by itself or by its size.
-
-    Both errors are the largest of many roundings of the same kind; such a pair seldom differs by a factor of two, so
-    four is allowed, and four units of the dtype where the first place had luck. ``slack`` is what else may differ, and
-    ``effect`` what positions do to the outputs: None stands for all that is in them.
-    """
-    (exact_first, exact_second), (first, second) = exact, came
-    size_first, size_second = float(exact_first.abs().max()), float(exact_second.abs().max())
-    error = float((first.double() - exact_first.double()).abs().max())
-    effect = size_second if effect is None else effect
-    tolerance = 4 * max(error, error / max(size_first, 1e-30) * size_second, eps * size_second) + slack * effect
-    outcome = near(exact_second, second, tolerance)
-    hidden = f"give it a `jitter`: rounding to {second.dtype} ({tolerance:.2g}) hides what positions do ({effect:.2g})"
-    require(not (outcome.ok and tolerance > effect / 2), hidden)
-    return outcome
 
 
 def far_as_exact_as_near(
@@ -133,16 +113,32 @@ def _compared(
     effect: float | None,
     highest: int,
 ) -> Outcome:
-    """`no_worse` for what is measured at two places, against float64, or else against float32: a logarithm close to a
-    whole number may fall into different buckets in the two."""
+    """Whether the error at the second of two places is as small as at the first, absolutely or relatively.
+
+    Both errors are the largest of many roundings of the same kind; such a pair seldom differs by a factor of two, so
+    four is allowed, and at least four units of the dtype. ``effect`` is what positions do to the outputs; None stands
+    for the whole of the outputs. The exact numbers are those of float64, or else of float32: in the two, a logarithm
+    close to a whole number may fall into different buckets.
+    """
     first, second = (lowered(subject, dtype, autocast, measure, *place) for place in places)
     outcome = Outcome(True, "", "")
     for reference in (subject, replace(subject, dtype=torch.float32)):
         made = with_weights_in(reference, dtype)
         exact_first, exact_second = (measure(reference, made, *place) for place in places)
+        size_first, size_second = float(exact_first.abs().max()), float(exact_second.abs().max())
+        error = float((first.double() - exact_first.double()).abs().max())
+        of_positions = size_second if effect is None else effect
+        rounding = max(
+            error, error / max(size_first, 1e-30) * size_second, torch.finfo(autocast or dtype).eps * size_second
+        )
         # A phase, or a product with a slope, that is rounded to float32 may be off by as much as p units of 2^-23.
-        eps, slack = torch.finfo(autocast or dtype).eps, 4 * 2**-23 * highest
-        outcome = no_worse((exact_first, exact_second), (first, second), eps, slack, effect)
+        tolerance = 4 * rounding + 4 * 2**-23 * highest * of_positions
+        outcome = near(exact_second, second, tolerance)
+        hidden = (
+            f"give it a `jitter`: rounding to {second.dtype} ({tolerance:.2g}) hides what positions do "
+            f"({of_positions:.2g})"
+        )
+        require(not (outcome.ok and tolerance > of_positions / 2), hidden)
         if outcome.ok:
             break
     return outcome
@@ -164,7 +160,7 @@ def _outputs_in(plan: Plan) -> Iterator[dict[str, Any]]:
 def _of_rotations(plan: Plan) -> Iterator[Case]:
     require(isinstance(plan.subject, Rotary), "nothing to do: a rotation alone has angles")
     end = plan.reach
-    require(end > 1, "let call take `positions` (rows, tokens), for there is no position but 0")
+    require(end > 1, AT_0_ALONE)
     at = sorted({p for p in AT if p < end} | {end - 1})
     for values in plan.precisions():
         yield Case(plan.row(at), values)

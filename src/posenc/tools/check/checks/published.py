@@ -1,4 +1,4 @@
-"""21. Published: it is the scheme that it is said to be."""
+"""Checks that a subject is the scheme that it claims to be (check 21)."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -8,30 +8,41 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc.tools.check import oracles
 from posenc.tools.check.captured import EXCHANGED, NO_SCORES, of_one_token, onlookers, scores_of, sums_in
 from posenc.tools.check.heads import Attention, Bias, Rotary, asked
 from posenc.tools.check.layers import Layer, Model
 from posenc.tools.check.measure import fastest
-from posenc.tools.check.oracles import (
-    its_forms,
-    its_outputs,
-    its_parameters,
-    its_scores,
-    its_scores_of_what_is_heard,
-    its_vectors,
-)
-from posenc.tools.check.outcome import Outcome, Outcomes, near
+from posenc.tools.check.outcome import Outcome, Outcomes, largest, near
 from posenc.tools.check.subjects import Batch, require
 from posenc.tools.check.trial import Case, Check, Plan, Trial
 
 UNIT = 2.0**-23  # of float32, in which phases and logarithms are usual
 
 
+def as_tensors(expected: Any, others: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What the scheme gives, under the name "", and what its other conventions give, by name."""
+    return {name: torch.tensor(x, dtype=torch.float64) for name, x in {"": expected, **others}.items()}
+
+
+def share_of_rounding(subject: Layer, batch: Batch) -> float:
+    """The share by which numbers may be off: 64 units of float32, and 4 more per position, for phases in float32."""
+    return (4 * (float(subject.places(batch).max()) if batch.grid is None else 0.0) + 64) * UNIT
+
+
+def from_itself(scores: Tensor, own: list[int]) -> Tensor:
+    """Scores (…, queries, keys) minus the score of each query for its own key, which is the key of that number.
+
+    A softmax does not see what is added to a whole row.
+    """
+    return scores - scores[..., range(len(own)), own][..., None]
+
+
 def scores_are_its(
     subject: Rotary | Bias, batch: Batch, expected: Any, others: dict[str, Any], changed: Mapping[str, Any] = {}
 ) -> Outcomes:
-    """What is added to the scores, or the products of what is turned, against those of the scheme. A softmax does not
-    see what is added to a whole row, so rows are counted from what a token gives to itself."""
+    """What is added to the scores, or the products of rotated queries and keys, against those of the scheme. A softmax
+    does not see what is added to a whole row, so each row is compared relative to the score of a token for itself."""
     made, places = subject.make(**changed), subject.places(batch)
     rows, columns = asked(batch)
     if isinstance(subject, Rotary):
@@ -40,39 +51,42 @@ def scores_are_its(
         came = (query @ key.mT / subject.head_dim**0.5)[:, :, rows][..., columns]
     else:
         came = subject.bias(made, places[:, rows], places[:, columns]).double()
-    itself = [columns.index(n) for n in rows]
-    seen = subject.visible(batch)[:, None, rows][..., columns]
-    seen = seen & ~torch.tensor(expected, dtype=torch.float64).isnan()  # which the scheme leaves open
-
-    def from_itself(scores: Tensor) -> Tensor:
-        own = scores[..., range(len(rows)), itself]
-        return (scores - own[..., None]).masked_fill(~seen, 0.0)
-
-    far = float(places.max()) * fastest(subject) if isinstance(subject, Rotary) else 0.0
-    wanted = {name: from_itself(torch.tensor(x, dtype=torch.float64)) for name, x in {"": expected, **others}.items()}
-    require(float(wanted[""].abs().max()) > 0, "nothing to do: the scheme gives nothing to any of these tokens")
-    yield from each_head(from_itself(came), wanted, 1, (4 * far + 32) * UNIT)
-
-
-def each_head(came: Tensor, wanted: dict[str, Tensor], dim: int, share: float) -> Outcomes:
-    """Each head against the scheme's, off by at most that share of the largest number; and, where it is not, which
-    convention of the scheme it is, or how many times the scheme."""
-    expected = wanted.pop("")
-    if came.shape != expected.shape and came.size(dim) != 1:
-        yield "shape", Outcome(False, str(tuple(expected.shape)), str(tuple(came.shape)))
+    own = [columns.index(n) for n in rows]
+    given = as_tensors(expected, others)
+    seen = subject.visible(batch)[:, None, rows][..., columns] & ~given[""].isnan()  # NaN: the scheme leaves it open
+    came, *told = (from_itself(x, own).masked_fill(~seen, 0.0) for x in (came, *given.values()))
+    wanted = dict(zip(given, told, strict=True))
+    scheme = wanted[""]
+    require(float(scheme.abs().max()) > 0, "nothing to do: the scheme gives nothing to any of these tokens")
+    if came.shape != scheme.shape and came.size(1) != 1:
+        yield "shape", Outcome(False, str(tuple(scheme.shape)), str(tuple(came.shape)))
         return
-    came = came.expand_as(expected)
-    said = name_of(came, expected, wanted, share)
-    for head in range(came.size(dim)):
-        one, other = expected.select(dim, head), came.select(dim, head)
-        ok, says, shows = near(one, other, share * float(one[one.isfinite()].abs().max()))
+    came = came.expand_as(scheme)
+    share = (4 * (float(places.max()) * fastest(subject) if isinstance(subject, Rotary) else 0.0) + 32) * UNIT
+    said = name_of(came, wanted, share)
+    for head in range(came.size(1)):
+        one = scheme[:, head]
+        ok, says, shows = near(one, came[:, head], share * largest(one))
         yield f"head {head}", Outcome(ok, says, shows + said)
 
 
-def name_of(came: Tensor, expected: Tensor, others: dict[str, Tensor], share: float) -> str:
-    """What it is in place of what was expected, if that can be told."""
-    for name, other in others.items():
-        if near(other, came, share * float(other[other.isfinite()].abs().max())).ok:
+def compared(came: Tensor, wanted: dict[str, Tensor], tolerance: float) -> Outcome:
+    """`near` the scheme; and, where it is not, the outcome says what it is instead (see `name_of`)."""
+    outcome = near(wanted[""], came, tolerance)
+    if outcome.ok or came.shape != wanted[""].shape:
+        return outcome
+    said = name_of(came, wanted, tolerance / max(float(wanted[""].abs().max()), 1e-300))
+    return outcome._replace(came=outcome.came + said)
+
+
+def name_of(came: Tensor, wanted: dict[str, Tensor], share: float) -> str:
+    """Says which other convention of the scheme this is, or how many times the scheme; "" if it is neither.
+
+    ``share``: the share of the largest number by which it may be off.
+    """
+    expected = wanted[""]
+    for name, other in wanted.items():
+        if name and near(other, came, share * largest(other)).ok:
             require(not name.startswith(EXCHANGED), EXCHANGED)
             return f". This is {name}"
     times = float((came * expected).nansum() / (expected * expected).nansum())
@@ -91,19 +105,13 @@ def outputs_are_its(
 ) -> Outcome:
     """The outputs against those of attention with the scheme, for the same queries, keys and values."""
     came = subject.run(subject.make(**changed), batch).detach().double()
-    ok, says, shows = near(torch.tensor(expected, dtype=torch.float64), came, tolerance)
-    for name, other in others.items() if not ok else ():
-        if near(torch.tensor(other, dtype=torch.float64), came, tolerance).ok:
-            require(not name.startswith(EXCHANGED), EXCHANGED)
-            shows += f". This is {name}"
-    return Outcome(ok, says, shows)
+    return compared(came, as_tensors(expected, others), tolerance)
 
 
 def vectors_are_its(
     subject: Layer, batch: Batch, expected: Any, others: dict[str, Any], changed: Mapping[str, Any] = {}
 ) -> Outcome:
-    """What a layer adds to its input, whatever that is, or to some times its input, against the vectors of the
-    scheme."""
+    """What a layer adds to its input, or to a multiple of it, against the vectors of the scheme."""
     made, front = subject.make(**changed), subject.registers
     again = replace(batch, ids=[[(7 * n + 5) % 48 for n in row] for row in batch.ids])
     x, y = (subject.content(b).double() for b in (batch, again))
@@ -116,48 +124,41 @@ def vectors_are_its(
     added = came - times * x
     only = near(added, then - times * y, 64 * UNIT * float(came.abs().max())).ok
     require(only, "nothing to do: it does more to its inputs than add to them")
-    told = torch.tensor(expected, dtype=torch.float64)
-    far = float(subject.places(batch).max()) if batch.grid is None else 0.0
-    tolerance = (4 * far + 64) * UNIT * max(float(told.abs().max()), float(came.abs().max()))
-    ok, says, shows = near(told[:, front:], added[:, front:], tolerance)
-    for name, other in others.items() if not ok else ():
-        if near(torch.tensor(other, dtype=torch.float64)[:, front:], added[:, front:], tolerance).ok:
-            shows += f". This is {name}"
-    if not ok and batch.tokens > 4:
-        apart = (told[0, front:, :, None] - added[0, front:, None, :]).abs().amax(0)
+    wanted = as_tensors(expected, others)
+    tolerance = share_of_rounding(subject, batch) * max(float(wanted[""].abs().max()), float(came.abs().max()))
+    wanted, added = {name: x[:, front:] for name, x in wanted.items()}, added[:, front:]
+    outcome = compared(added, wanted, tolerance)
+    if not outcome.ok and batch.tokens > 4:
+        apart = (wanted[""][0, :, :, None] - added[0, :, None, :]).abs().amax(0)
         if bool((apart.amin(-1) <= tolerance).all()):
-            shows += ". The channels are the scheme's, in another order"
-    return Outcome(ok, says, shows)
+            return outcome._replace(came=f"{outcome.came}. The channels are the scheme's, in another order")
+    return outcome
 
 
 def sums_heard_are_its(
     subject: Layer, batch: Batch, expected: Any, others: dict[str, Any], changed: Mapping[str, Any] = {}
 ) -> Outcome:
-    """What is added to tokens where they first meet their positions, but for what is the same at all of them, against
-    the vectors of the scheme. Of two rows, each of one token: what the tokens are cancels."""
+    """What is added to tokens where positions first enter, relative to the first position, against the vectors of the
+    scheme. There are two rows, each of one repeated token, so that the contents of the tokens cancel."""
     require(
         len(batch.ids) == 2 and all(len(set(row)) == 1 for row in batch.ids),
         "nothing to do: the rows are not of one token each",
     )
     captured, front = sums_in(subject, subject.make(**changed), batch), subject.registers
-    wanted = {name: torch.tensor(x, dtype=torch.float64)[0, front:] for name, x in {"": expected, **others}.items()}
-    wanted = {name: x - x[:1] for name, x in wanted.items()}
-    ours = wanted.pop("")
-    captured = [x for x in captured if x.shape == ours.shape]  # several where something else is added, too
+    wanted = {name: x[0, front:] - x[0, front : front + 1] for name, x in as_tensors(expected, others).items()}
+    captured = [x for x in captured if x.shape == wanted[""].shape]  # several where something else is added, too
     require(captured, "let positions be added to tokens before any other operation on both: no such sum was observed")
-    far = float(subject.places(batch).max()) if batch.grid is None else 0.0
-    tolerance = (4 * far + 64) * UNIT * max(float(x.abs().max()) for x in (ours, *captured))
-    if any(near(ours, x, tolerance).ok for x in captured):
+    tolerance = share_of_rounding(subject, batch) * max(float(x.abs().max()) for x in (wanted[""], *captured))
+    if any(near(wanted[""], x, tolerance).ok for x in captured):
         return Outcome(True, "", "")
-    _, says, shows = near(ours, captured[0], tolerance)
-    return Outcome(False, says, shows + name_of(captured[0], ours, wanted, tolerance / float(ours.abs().max())))
+    return compared(captured[0], wanted, tolerance)
 
 
 def scores_heard_are_its(
     subject: Layer, batch: Batch, expected: Any, forms: Any, changed: Mapping[str, Any] = {}
 ) -> Outcomes:
-    """The scores that a softmax is given for tokens that are all the same, at positions that differ, against what the
-    scheme leaves open: what it adds, and some sum of its forms, the same for all pairs of a head."""
+    """The scores of one repeated token at different positions, as a softmax gets them, against the scheme: what it
+    adds, plus any linear combination of its forms, the same for all pairs of a head."""
     at, captured = onlookers(subject, batch), scores_of(subject, subject.make(**changed), of_one_token(batch))
     require(captured, NO_SCORES)
     came, front = captured[0][0][:, at], subject.registers
@@ -165,14 +166,9 @@ def scores_heard_are_its(
     if came.shape != told.shape:
         yield "shape", Outcome(False, str(tuple(told.shape)), str(tuple(came.shape)))
         return
-    row = list(range(len(at)))
     seen = came.isfinite() & told.isfinite()
     seen[..., :front] = False
-
-    def from_itself(scores: Tensor) -> Tensor:
-        return scores - scores[..., row, at][..., None]
-
-    came, told, open_to = from_itself(came), from_itself(told), from_itself(open_to)
+    came, told, open_to = (from_itself(x, at) for x in (came, told, open_to))
     for head in range(came.size(0)):
         here = seen[head]
         wanted = (came[head] - told[head])[here]
@@ -185,13 +181,12 @@ def scores_heard_are_its(
         if len(basis) and float(basis.abs().max()) > 0:
             left = wanted - basis.T @ torch.linalg.lstsq(basis.T, wanted[:, None], driver="gelsd").solution[:, 0]
         size = max(float(x[here].abs().max()) for x in (captured[0][0][:, at][head], came[head]))
-        far = float(subject.places(batch).max()) if batch.grid is None and len(basis) else 0.0
-        tolerance = (4 * far + 64) * UNIT * size
+        tolerance = (share_of_rounding(subject, batch) if len(basis) else 64 * UNIT) * size
         shown = torch.zeros_like(came[head])
         shown[here] = left
         fitted = torch.where(here, came[head] - shown, 0.0)
         ok, says, shows = near(fitted, torch.where(here, came[head], 0.0), tolerance)
-        scaled = name_of(came[head][here], told[head][here], {}, tolerance / max(size, 1e-300)) if not ok else ""
+        scaled = "" if ok else name_of(came[head][here], {"": told[head][here]}, tolerance / max(size, 1e-300))
         yield f"head {head} [query, key]", Outcome(ok, says, shows + scaled)
 
 
@@ -204,15 +199,10 @@ def scores_of_contents_are_its(
     came, told = captured[0][:, :, at], torch.tensor(expected, dtype=torch.float64)
     seen = came.isfinite() & told.isfinite()
     seen[..., : subject.registers] = False
-
-    def from_itself(scores: Tensor) -> Tensor:
-        return (scores - scores[..., range(len(at)), at][..., None]).masked_fill(~seen, 0.0)
-
-    size = float(told[seen].abs().max())
-    far = float(subject.places(batch).max()) if batch.grid is None else 0.0
+    tolerance = share_of_rounding(subject, batch) * float(told[seen].abs().max())
+    told, came = (from_itself(x, at).masked_fill(~seen, 0.0) for x in (told, came))
     for head in range(came.size(1)):
-        one, other = (from_itself(x)[:, head] for x in (told, came))
-        yield f"head {head} [row, query, key]", near(one, other, (4 * far + 64) * UNIT * size)
+        yield f"head {head} [row, query, key]", near(told[:, head], came[:, head], tolerance)
 
 
 def its_parameters_count(subject: Layer, batch: Batch, names: list[str], changed: Mapping[str, Any] = {}) -> Outcomes:
@@ -370,27 +360,29 @@ CHECK = Check(
     pains=(7, 8, 16),
     remedy="Compute it as the paper and its authors' code do: the docstring of the scheme in posenc has the formula.",
     trials=(
-        Trial("scores", scores_are_its, _scores, oracle=its_scores, claims=("like",)),
+        Trial("scores", scores_are_its, _scores, oracle=oracles.its_scores, claims=("like",)),
         Trial(
             "other numbers of heads",
             scores_are_its,
             _other_options,
             {"heads": True},
-            oracle=its_scores,
+            oracle=oracles.its_scores,
             claims=("like", "heads_option"),
         ),
-        Trial("other options", scores_are_its, _other_options, oracle=its_scores, claims=("like",)),
-        Trial("outputs", outputs_are_its, _outputs, oracle=its_outputs, claims=("like",)),
-        Trial("added vectors", vectors_are_its, _vectors, oracle=its_vectors, claims=("like",)),
-        Trial("added vectors in a layer", sums_heard_are_its, _sums, oracle=its_vectors, claims=("like",)),
-        Trial("scores in a layer", scores_heard_are_its, _heard, oracle=its_forms, claims=("like",)),
+        Trial("other options", scores_are_its, _other_options, oracle=oracles.its_scores, claims=("like",)),
+        Trial("outputs", outputs_are_its, _outputs, oracle=oracles.its_outputs, claims=("like",)),
+        Trial("added vectors", vectors_are_its, _vectors, oracle=oracles.its_vectors, claims=("like",)),
+        Trial("added vectors in a layer", sums_heard_are_its, _sums, oracle=oracles.its_vectors, claims=("like",)),
+        Trial("scores in a layer", scores_heard_are_its, _heard, oracle=oracles.its_forms, claims=("like",)),
         Trial(
             "contents in a layer",
             scores_of_contents_are_its,
             _contents,
-            oracle=its_scores_of_what_is_heard,
+            oracle=oracles.its_scores_of_what_is_heard,
             claims=("like", "softmax_scale"),
         ),
-        Trial("parameters in a layer", its_parameters_count, _parameters, oracle=its_parameters, claims=("like",)),
+        Trial(
+            "parameters in a layer", its_parameters_count, _parameters, oracle=oracles.its_parameters, claims=("like",)
+        ),
     ),
 )

@@ -1,4 +1,4 @@
-"""5. Purity: a call writes nothing but tables that stay, and no call changes another."""
+"""Checks that a call writes nothing but constant tables, and that no call changes another (check 5)."""
 
 import inspect
 from collections.abc import Iterator
@@ -19,14 +19,19 @@ BETWEEN = ("the same", "shorter", "longer", "others", "bfloat16", "autocast", "i
 
 
 def nothing_is_written(subject: Subject, batch: Batch) -> Outcome:
-    """What is saved with the thing, and torch's own chance and default dtype, before and after a call; and all that can
-    be reached from it, after a call and after the same again. A table that the first call makes stays as it is."""
+    """The state_dict, torch's random state and default dtype are the same before and after a call; and everything that
+    the subject holds is the same after a second call. So the first call may make tables, which then stay."""
     made = subject.make()
-    saved = lasting(made)
+
+    def saved() -> dict[str, Any]:
+        state = made.state_dict() if isinstance(made, nn.Module) else {}
+        return as_now({f"it.{name}": x for name, x in state.items()})
+
+    before = saved()
     subject.run(made, batch)
-    came, once = written(saved, lasting(made)), snapshot(made)
+    came, once = written(before, saved()), as_now(dict(holdings(made)))
     subject.run(made, batch)
-    came = list(dict.fromkeys(came + written(once, snapshot(made))))
+    came = list(dict.fromkeys(came + written(once, as_now(dict(holdings(made))))))
     return Outcome(not came, "nothing written", "; ".join(came[:3]) or "nothing written")
 
 
@@ -38,7 +43,7 @@ def written(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def inputs_stay_as_they_are(subject: Subject, batch: Batch) -> Outcomes:
-    """Every tensor that call is given, before and after it."""
+    """Every tensor that call is given is the same after it."""
     found: list[tuple[str, Outcome]] = []
 
     def call(*given: Any, **named: Any) -> Any:
@@ -54,18 +59,18 @@ def inputs_stay_as_they_are(subject: Subject, batch: Batch) -> Outcomes:
 
 
 def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit: int, tolerance: float) -> Outcomes:
-    """The same call before and after others; where positions can be given, also the first call of what those made
-    longer."""
+    """The same call gives the same before and after other calls; if the subject is causal, so does the start of a
+    longer row."""
     if isinstance(subject, Rotary | Bias):
         subject = replace(subject, causal=True)  # attention is not theirs, and so the start of a longer row is known
     if between == "autocast":
         subject = replace(subject, dtype=torch.float32)
-    # A length for each, longer than those before: what is remembered by the length, or grown to it, may be so for good.
+    # Each kind of call has a length of its own, since tables kept by length may be kept for good.
     longer = with_tokens(batch, min(2 * batch.tokens + 3 + BETWEEN.index(between), limit))
     made, before = subject.make(), torch.get_rng_state()
     first = subject.run(made, batch)
     if between == "the same":
-        outcome = near(first, subject.run(made, batch), 0.0)  # the same arithmetic on the same numbers
+        outcome = near(first, subject.run(made, batch), 0.0)  # the arithmetic is the same
         drawn = (
             "" if torch.equal(before, torch.get_rng_state()) else ", by numbers that each call draws: is dropout on?"
         )
@@ -73,7 +78,7 @@ def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit:
         return
     try:
         call_between(subject, made, between, batch if between == "shorter" else longer)
-        if between in ("bfloat16", "autocast"):  # and of the same shape, which a table may be remembered by
+        if between in ("bfloat16", "autocast"):  # also in the same shape, by which tables may be kept
             call_between(subject, made, between, batch)
     except (RuntimeError, *REFUSALS) as error:
         if between not in ("bfloat16", "autocast"):
@@ -88,7 +93,7 @@ def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit:
 def no_grid_changes_another(
     subject: Subject, batch: Batch, others: list[tuple[int, int]], tolerance: float
 ) -> Outcomes:
-    """As many patches in grids of other shapes, after one of this shape, against what never met it."""
+    """Grids of other shapes with as many patches, after a grid of this shape, against a new build."""
     made = subject.make()
     subject.run(made, batch)
     for grid in others:
@@ -113,7 +118,7 @@ def call_between(subject: Subject, made: Any, how: str, batch: Batch) -> None:
 
 
 def others(subject: Subject) -> Iterator[Any]:
-    """Built with other options, as far as those are not refused, and with another seed."""
+    """Builds with other options, if they are not refused, and with another seed."""
     for name, value in subject.varied.items():
         try:
             yield subject.make(**{name: value})
@@ -123,7 +128,7 @@ def others(subject: Subject) -> Iterator[Any]:
 
 
 def inference_mode_leaves_no_trace(subject: Subject, batch: Batch, highest: int) -> Outcome:
-    """Called under inference mode, then trained, against gradients of what was never called so."""
+    """The gradients after a call in inference mode, against those of a new build."""
     made = subject.make()
     with torch.inference_mode():
         subject.run(made, batch)
@@ -143,24 +148,14 @@ def inference_mode_leaves_no_trace(subject: Subject, batch: Batch, highest: int)
     return first_failure([(name, near(expected[name], came[name], tolerances[name])) for name in expected])
 
 
-def snapshot(made: Any) -> dict[str, Any]:
-    """All that can be reached from the thing, and what is torch's own, as it is now."""
-    return _as_now(dict(holdings(made)))
-
-
-def lasting(made: Any) -> dict[str, Any]:
-    """What is saved with the thing, and what is torch's own, as it is now."""
-    saved = made.state_dict() if isinstance(made, nn.Module) else {}
-    return _as_now({f"it.{name}": x for name, x in saved.items()})
-
-
-def _as_now(held: dict[str, Any]) -> dict[str, Any]:
+def as_now(held: dict[str, Any]) -> dict[str, Any]:
+    """A copy of these values, and of torch's random state and default dtype."""
     held = {name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in held.items()}
     return held | {"the random state": torch.get_rng_state(), "the default dtype": torch.get_default_dtype()}
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Whether two tensors or plain values are the same, where what is not a number equals itself."""
+    """Whether two tensors or plain values are the same; NaN equals NaN."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return type(a) is type(b) and (a == b or a != a)
     if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
@@ -179,7 +174,7 @@ def _texts(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
 
 
 def _between(plan: Plan, which: str) -> Iterator[Case]:
-    # bfloat16 holds the first 256 positions: what it spoils in a table that others use after it lies past those.
+    # bfloat16 represents positions up to 256 exactly: only past those can it spoil a table that later calls use.
     for tokens in [*plan.sizes, *([plan.room(300)] if which == "bfloat16" and plan.limit >= 300 else [])]:
         tolerance = 0.0 if which == "the same" else plan.tolerance(2 * tokens + 9)
         yield Case(plan.text(1, tokens), {"between": which, "limit": plan.limit, "tolerance": tolerance})
@@ -199,7 +194,7 @@ def _grids(plan: Plan) -> Iterator[Case]:
 
 
 def _trained(plan: Plan) -> Iterator[Case]:
-    # Lengths that no other check begins with: what is remembered everywhere by the length would be there already.
+    # Lengths that no other check begins with: global tables kept by length would exist already.
     for tokens in sorted({plan.room(5), plan.room(11)}):
         yield Case(plan.text(1, tokens), {"highest": tokens})
 

@@ -1,4 +1,4 @@
-"""More of check 19, bounds: rows of a batch are strangers to one another; and the longest row there may be."""
+"""Checks, as part of check 19, that the rows of a batch are independent, and that the longest row runs."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import torch
 
-from posenc.tools.check.outcome import Outcome, Outcomes, near
+from posenc.tools.check.outcome import Outcomes, all_finite, near
 from posenc.tools.check.subjects import Batch, Subject, require
 from posenc.tools.check.trial import Case, Plan, Trial, padded
 
 
 def rows_do_not_mix(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
-    """Each row alone, against itself among the others: all at once, or as it is fed to a cache."""
+    """Each row alone, against the same row among the others: all at once, or fed to a cache in chunks."""
     made = subject.make()
     with torch.set_grad_enabled(torch.is_grad_enabled() and not batch.chunks):
         together = batch.owed(subject.run(made, batch))
@@ -23,13 +23,11 @@ def rows_do_not_mix(subject: Subject, batch: Batch, tolerance: float) -> Outcome
 
 
 def the_longest_row_runs(subject: Subject, batch: Batch, tolerance: float, same: bool) -> Outcomes:
-    """A row of all the tokens there are positions for gives numbers; and those of its first half, where they may not go
-    by the rest, are the ``same`` as without the rest."""
+    """A row as long as there are positions gives finite numbers. Where later tokens must not matter, its first half
+    gives the ``same`` as without the second."""
     with torch.no_grad():
         out = subject.run(subject.make(), batch)
-        fine = tuple(out.shape[:2]) == (len(batch.ids), batch.tokens) and bool(out.isfinite().all())
-        came = f"{tuple(out.shape)}{'' if out.isfinite().all() else ', not all of them numbers'}"
-        yield f"a row of {batch.tokens} tokens", Outcome(fine, f"numbers for {batch.tokens} tokens", came)
+        yield f"a row of {batch.tokens} tokens", all_finite(out, batch)
         half = batch.tokens // 2
         if same and half:
             yield "its first half", near(subject.run(subject.make(), batch.pick(range(half))), out[:, :half], tolerance)

@@ -1,4 +1,4 @@
-"""12. Sharding: parts of a sequence, each with its global positions, together give the whole."""
+"""Checks that shards of a sequence, each with its global positions, together give the whole (check 12)."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,9 +11,9 @@ from posenc.tools.check.trial import Case, Check, Plan, Trial, two_documents
 
 
 def shards(batch: Batch, ranks: int, zigzag: bool) -> list[list[int]]:
-    """The tokens of each rank. A run of them; or, zigzag, the r-th part from either end of 2 ranks parts of each
-    document, so that every rank has as much to do where attention is causal: [0, 3, 4, 7] and [1, 2, 5, 6] of two
-    documents of four tokens."""
+    """The tokens of each rank: consecutive ones; or, with ``zigzag``, parts r and 2 ranks - 1 - r of each document cut
+    into 2 ranks parts, which balances the work of causal attention: [0, 3, 4, 7] and [1, 2, 5, 6] for two documents of
+    four tokens."""
     of = batch.document[0] if batch.document and zigzag else [0] * batch.tokens
     shares: list[list[int]] = [[] for _ in range(ranks)]
     for document in dict.fromkeys(of):
@@ -28,20 +28,21 @@ def shards(batch: Batch, ranks: int, zigzag: bool) -> list[list[int]]:
 def merged_shards_equal_the_whole(
     subject: Subject, batch: Batch, ranks: int, zigzag: bool, tolerance: float
 ) -> Outcomes:
-    """The queries of each rank meet the keys of one rank after the other; what comes is merged by log-sum-exp."""
+    """The queries of each rank attend to the keys of one rank after the other; the results are merged by
+    log-sum-exp."""
     whole, _ = subject.partial(subject.make(), batch)
     made = subject.make()
     for rank, queries in enumerate(sharded := shards(batch, ranks, zigzag)):
         shard = replace(batch, queries=tuple(queries))
         parts = [subject.partial(made, replace(shard, keys=tuple(keys))) for keys in sharded]
         weights = torch.stack([lse for _, lse in parts]).softmax(0)[..., None]
-        # A part of which nothing is seen weighs nothing, and may be anything.
+        # A part in which nothing is visible has no weight, and its output may be anything.
         out = sum(torch.where(w > 0, w * out, 0.0) for w, (out, _) in zip(weights, parts, strict=True))
         yield f"rank {rank}", near(whole[:, :, queries], torch.as_tensor(out), tolerance)
 
 
 def query_shards_equal_rows(subject: Subject, batch: Batch, ranks: int, zigzag: bool, tolerance: float) -> Outcomes:
-    """The queries of each rank meet all keys."""
+    """The queries of each rank attend to all keys."""
     whole = subject.run(subject.make(), batch)
     made = subject.make()
     for rank, queries in enumerate(shards(batch, ranks, zigzag)):

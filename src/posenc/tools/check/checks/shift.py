@@ -1,4 +1,4 @@
-"""6. Shift: moving all positions by the same amount."""
+"""Checks what shifting all positions by the same amount changes (check 6)."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,12 +10,12 @@ from posenc.tools.check.trial import Case, Check, Plan, Trial
 
 
 def moving_all_changes_nothing(subject: Subject, batch: Batch, by: int, tolerance: float) -> Outcome:
-    """The outputs at positions p and at p + by; and, so that something was seen, that moving some of the tokens does
-    change them."""
+    """The outputs at positions p and at p + by are the same; and moving only some of the tokens changes them, which
+    shows that positions have an effect."""
     expected = subject.run(subject.make(), batch)
     outcome = near(expected, subject.run(subject.make(), batch.moved(by)), tolerance)
     if outcome.ok and not subject.order_free and subject.can("positions") and batch.positions is not None:
-        away = batch.moved(1).positions or []  # by no more: there may be an end to distances
+        away = batch.moved(1).positions or []  # by no more, since distances may have an end
         apart = Batch(batch.ids, [kept[:1] + row[1:] for kept, row in zip(batch.positions, away, strict=True)])
         seen = not near(expected, subject.run(subject.make(), apart), tolerance).ok
         require(
@@ -26,8 +26,8 @@ def moving_all_changes_nothing(subject: Subject, batch: Batch, by: int, toleranc
 
 
 def moving_some_changes_something(subject: Subject, batch: Batch, by: list[int], tolerance: float) -> Outcome:
-    """The outputs at positions p, and with all tokens but the first half moved, or one moved onto the one before it:
-    any of these must change them. They may not where parameters begin as zeros: then they are moved, too."""
+    """Moving the second half of the tokens, or moving one onto the token before it, changes the outputs: one of these
+    at least. Parameters that begin as zeros may hide it, so it is tried with jitter too."""
     half = batch.tokens // 2
     require(half, "nothing to do: there is one token, and moving it moves all")
     rows = batch.positions or []
@@ -49,12 +49,12 @@ def moving_some_changes_something(subject: Subject, batch: Batch, by: list[int],
 
 
 def moving_all_changes_something(subject: Subject, batch: Batch, by: list[int], tolerances: list[float]) -> Outcome:
-    """The outputs at positions p and at p + by: one of the amounts, in their order, must change them by more than
-    rounding does for that amount. They may not where parameters begin as zeros: then they are moved, too."""
+    """The outputs at positions p and at p + by differ, for one of the amounts at least, by more than the rounding for
+    that amount. Parameters that begin as zeros may hide it, so it is tried with jitter too."""
     several = all(len(set(row)) > 1 for row in batch.ids)
     require(several, "nothing to do: attention to one and the same token gives the same from everywhere")
     changes = []
-    for amount, most in zip(by, tolerances, strict=True):  # farther only if need be: there may be an end to positions
+    for amount, most in zip(by, tolerances, strict=True):  # further only if needed, since positions may have an end
         change = _change(subject, batch, amount)
         if isinstance(change, Outcome):
             return change
@@ -63,7 +63,7 @@ def moving_all_changes_something(subject: Subject, batch: Batch, by: list[int], 
             return Outcome(True, "a change", "a change")
         if not subject.jitter and amount == by[0]:
             moved = _change(replace(subject, jitter=0.1), batch, amount)
-            if not isinstance(moved, Outcome) and moved > 100 * most:  # and no rounding of larger outputs
+            if not isinstance(moved, Outcome) and moved > 100 * most:  # which is no rounding of larger outputs
                 return Outcome(True, "a change", "a change")
     sizes = ", ".join(f"{c:.2g} ({most:.2g})" for c, most in zip(changes, tolerances, strict=True))
     return Outcome(
@@ -122,7 +122,7 @@ def _some(plan: Plan) -> Iterator[Case]:
         by = [n for n in AWAY if plan.has(tokens - 1 + n)]
         if by:
             tolerance = plan.tolerance(tokens - 1 + by[-1])
-            # In a row of which all tokens are the same to it, or a bias that begins as zeros, nothing could be seen.
+            # If all tokens are the same to it, or a bias begins as zeros, nothing could show.
             given = isinstance(subject, Rotary | Bias) or plan.effect > tolerance
             require(given, "nothing to do: outputs do not go by the order of the tokens either")
             yield Case(plan.line(2, tokens), {"by": by, "tolerance": tolerance})

@@ -1,27 +1,26 @@
-"""13. Threshold: on either side of the length from which on a scheme does something else, and back again."""
+"""Checks both sides of the length at which a scheme changes its behaviour (check 13)."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from posenc.tools.check.checks.cache import cached_equals_at_once
+from posenc.tools.check.checks.cache import cached_equals_at_once, decoded
 from posenc.tools.check.outcome import Outcomes, near
 from posenc.tools.check.subjects import Batch, Subject, require
 from posenc.tools.check.trial import Case, Check, Plan, Trial
 
 
 def long_then_short(subject: Subject, batch: Batch, short: int, tolerance: float) -> Outcomes:
-    """The first tokens, before and after all of them were run; and all of them, after the first and by themselves."""
+    """A short row gives the same before and after a long one; and the long row gives the same as without the short."""
     return _in_turns(subject, batch.pick(range(min(short, batch.tokens))), batch, tolerance)
 
 
 def far_then_near(subject: Subject, batch: Batch, afar: int, tolerance: float) -> Outcomes:
-    """The tokens, before and after they were run far away, and twice as far apart, since what is relative cannot tell
-    where all of them were moved; and those, after and by themselves."""
+    """Tokens give the same before and after they were run far away; and the far ones give the same as without the near.
+    They are also twice as far apart, since a relative scheme does not see a shift of all."""
     return _in_turns(subject, batch, batch.moved(afar, apart=2), tolerance)
 
 
 def _in_turns(subject: Subject, first: Batch, second: Batch, tolerance: float) -> Outcomes:
-    """The first batch, the second, and the first again; and the second by itself."""
+    """Runs the first batch, the second, and the first again; then the second in a new build."""
     made = subject.make()
     expected = subject.run(made, first)
     after_first = subject.run(made, second)
@@ -52,12 +51,10 @@ def _across(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
     for length in (threshold - 1, threshold, threshold + 1):
         if length < 2 or not plan.has(length - 1):
             continue
-        # Where positions are given, the last few tokens do for a threshold of thousands.
+        # Where positions are given, the last few tokens before a large threshold are enough.
         tokens = min(length, max(plan.sizes)) if with_positions else length
         batch = plan.line(2, tokens, length - tokens) if with_positions else plan.text(2, tokens)
-        prompt = max(tokens - STEPS, 1)
-        chunks = (prompt, *(1,) * (tokens - prompt))
-        yield Case(replace(batch, chunks=chunks), {"tolerance": plan.tolerance(length)})
+        yield Case(decoded(batch, max(tokens - STEPS, 1)), {"tolerance": plan.tolerance(length)})
 
 
 def _long(plan: Plan) -> Iterator[Case]:
@@ -66,7 +63,7 @@ def _long(plan: Plan) -> Iterator[Case]:
     for tokens in dict.fromkeys([min((threshold or max(plan.sizes)) + 1, limit), limit]):
         short = min(plan.room(SHORT), tokens - 1)
         if short:
-            # Phases are the same ones both times, and so are their roundings.
+            # Phases, and so their roundings, are the same both times.
             yield Case(plan.text(1, tokens), {"short": short, "tolerance": plan.tolerance()})
 
 

@@ -1,4 +1,4 @@
-"""9. Unequal lengths: queries that are not the keys."""
+"""Checks queries that are fewer than the keys (check 9)."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +9,7 @@ from posenc.tools.check.trial import Case, Check, Plan, Trial
 
 
 def queries_equal_rows_of_the_square(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
-    """Some tokens as queries of all keys, against the same tokens where all are queries."""
+    """Some tokens as queries give the same as where all tokens are queries."""
     require(batch.queries, "nothing to do: there are no queries")
     square = subject.run(subject.make(), replace(batch, queries=None))
     return near(square[:, list(batch.queries or ())], subject.run(subject.make(), batch), tolerance)
@@ -43,7 +43,7 @@ def _any(plan: Plan) -> Iterator[Case]:
         for count in sorted({1, (tokens + 1) // 2, tokens}):
             for afar in (0, AFAR) if plan.has(tokens + AFAR + 3) else (0,):
                 batch = plan.line(2, tokens, step=3 if afar else 0)
-                # The keys of the second half are moved away, so that positions are no unbroken run either.
+                # The second half is moved away, so that positions are not consecutive.
                 half, moved = tokens // 2, batch.moved(afar).positions or []
                 positions = [near[:half] + far[half:] for near, far in zip(batch.positions or [], moved, strict=True)]
                 queries = tuple(plan.chance.sample(range(tokens), count))

@@ -1,4 +1,4 @@
-"""More of check 19, bounds: what the weights of a row sum to, and what two equal tokens weigh for one another."""
+"""Checks, as part of check 19, what the weights of a row sum to, and what two equal tokens weigh for one another."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,12 +14,10 @@ from posenc.tools.check.outcome import Outcome, near
 from posenc.tools.check.subjects import Batch, Subject, require
 from posenc.tools.check.trial import Case, Plan, Trial, padded, two_documents
 
-SINGLE = torch.finfo(torch.float32).eps  # softmax is often of float32 within
-
 
 def values_all_the_same_stay(subject: Attention, batch: Batch, sharper: float) -> Outcome:
-    """Attention to values that are all the same, which must come out, with queries so many times as long: a share that
-    is missing of a sum is not seen where the sum is large."""
+    """Attention to values that are all the same must give that value, for queries multiplied by ``sharper``: an error
+    in the sum of the weights does not show where one weight is nearly 1."""
     given: list[Tensor] = []
 
     def call(made: Any, query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Any:
@@ -29,12 +27,13 @@ def values_all_the_same_stay(subject: Attention, batch: Batch, sharper: float) -
 
     came = instead(subject, call).run(subject.make(), batch).detach()
     expected = batch.owed(given[0].transpose(1, 2)[:, :1].expand_as(came))
-    return near(expected, batch.owed(came), 64 * _rounding(subject))
+    # Softmax is often computed in float32, whatever the dtype.
+    return near(expected, batch.owed(came), 64 * subject.eps(torch.float32))
 
 
 def equal_tokens_come_out_equal(subject: Subject, batch: Batch) -> Outcome:
-    """A row of one and the same token, to a layer that has nothing but weights that tell its tokens apart: as their
-    values are all the same, so is what comes out, but for the first, which has none before it to be mixed with."""
+    """A row of one repeated token, in a layer whose tokens differ in their attention weights alone: as all values are
+    the same, so are all outputs, except the first, which has no earlier token to be mixed with."""
     batch = of_one_token(batch)
     made = subject.make()
     _, _, alike, _ = scores_of_one_token(subject, made, batch)[0]
@@ -42,19 +41,19 @@ def equal_tokens_come_out_equal(subject: Subject, batch: Batch) -> Outcome:
         len(alike) == batch.tokens, "nothing to do: tokens of the same content differ before attention, so values do"
     )
     out = subject.run(made, batch).detach()[:, 1:]
-    return near(out[:, :1].expand_as(out), out, 64 * _rounding(subject) * float(out.abs().max()))
+    return near(out[:, :1].expand_as(out), out, 64 * subject.eps(torch.float32) * float(out.abs().max()))
 
 
 def before_and_after_weigh(subject: Subject, batch: Batch) -> Outcome:
-    """A row of one and the same token: how much higher one scores another than itself, and that one this one. Where
-    both sides must differ, in one attention at least; where they must not, in none."""
+    """A row of one repeated token: how much higher token q scores token k than itself, and k scores q. If the subject
+    is directed, the two must differ in at least one attention; if it is not, in none."""
     found = []
     for name, scores, alike, _ in scores_of_one_token(subject, subject.make(), batch):
         away = scores - scores.diagonal(dim1=-2, dim2=-1)[..., None]
         both = away.isfinite() & away.mT.isfinite()
         there, back = away.masked_fill(~both, 0.0), away.mT.masked_fill(~both, 0.0)
-        rounding = 64 * _rounding(subject) * max(float(scores.masked_fill(~both, 0.0).abs().max()), 1.0)
-        # Else they are level, as of a table of zeros before it is learned.
+        rounding = 64 * subject.eps(torch.float32) * max(float(scores.masked_fill(~both, 0.0).abs().max()), 1.0)
+        # Scores that are all equal, as from a table of zeros before training, show nothing.
         if len(alike) == batch.tokens and float(there.abs().max()) > rounding:
             found.append((name, near(there, back, rounding)))
     require(found, "nothing to do: no attention scores tokens of the same content by where they are, to both sides")
@@ -64,11 +63,6 @@ def before_and_after_weigh(subject: Subject, batch: Batch) -> Outcome:
         return Outcome(False, f"{name} [head, query, key]: {same.expected}", same.came)
     said = "another score for a token before than for the same token as far after"
     return Outcome(not subject.directed or len(wrong) < len(found), said, "the same of every two tokens, to every head")
-
-
-def _rounding(subject: Subject) -> float:
-    low = torch.finfo(subject.computes_in).eps if subject.computes_in is not None else 0.0
-    return max(SINGLE, low)
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
@@ -100,7 +94,7 @@ def _layers(plan: Plan) -> Iterator[Case]:
     require(subject.normalized, "claim `normalized=True` if the weights of a row sum to one")
     require(not isinstance(subject, Attention | Rotary | Bias), "nothing to do: attention is given values")
     for tokens in plan.sizes_above(2):
-        yield Case(plan.text(1, tokens), {})
+        yield Case(plan.text(1, tokens))
 
 
 def _sides(plan: Plan) -> Iterator[Case]:
@@ -112,7 +106,7 @@ def _sides(plan: Plan) -> Iterator[Case]:
     require(not subject.causal, "nothing to do: it is causal, and tokens see none after them")
     require(subject.axes == 1 or subject.takes("grid"), "nothing to do: positions have several axes")
     for tokens in plan.sizes_above(2):
-        yield Case(plan.text(1, tokens), {})
+        yield Case(plan.text(1, tokens))
 
 
 MORE = (

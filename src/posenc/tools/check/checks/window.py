@@ -1,4 +1,4 @@
-"""More of check 19, bounds: a token sees what its window shows it, all of it, and nothing else."""
+"""Checks, as part of check 19, that a token sees all of its window and nothing else."""
 
 import inspect
 import re
@@ -24,10 +24,10 @@ UNSEEN = 1e-30  # what a mask of -100 leaves of it is less
 
 
 def shown(subject: Subject, batch: Batch, at_most: bool) -> Tensor:
-    """Whose content may count for which token, or must, (rows, tokens, tokens), through all of ``depth`` layers.
+    """Which tokens may affect which (``at_most``), or must, (rows, tokens, tokens), through all ``depth`` layers.
 
-    A window goes by the index or by the position, as it likes: across a gap, the index shows at most what is seen, and
-    the position at least that. Whether sinks see all as well as they are seen is not claimed.
+    A window may count indices or positions: across a gap, the index gives an upper bound of what is seen, and the
+    position a lower bound. Whether sinks themselves see all tokens is not claimed.
     """
     assert isinstance(subject.window, int)
     index = torch.arange(batch.tokens).expand(len(batch.ids), -1)
@@ -52,9 +52,9 @@ def shown(subject: Subject, batch: Batch, at_most: bool) -> Tensor:
 
 
 def what_the_window_shows_counts(subject: Subject, batch: Batch, changed: list[int]) -> Outcomes:
-    """With another content in one token, the outputs of those that may not see it are the same to the bit. And of those
-    that must see it, as far away as the window lets them, one is another: for any of the tokens that are ``changed``,
-    since a weight may be too small to be seen."""
+    """With another content in one token, the outputs of tokens that may not see it are the same to the bit. Of those
+    that must see it, as far away as the window allows, at least one changes, for at least one of the ``changed``
+    tokens, since a single weight may be too small to show."""
     assert isinstance(subject.window, int)
     made, least, most = subject.make(), shown(subject, batch, at_most=False), shown(subject, batch, at_most=True)
     with torch.no_grad():
@@ -87,8 +87,8 @@ def what_the_window_shows_counts(subject: Subject, batch: Batch, changed: list[i
 
 
 def a_window_is_as_wide_for_all(subject: Subject, batch: Batch) -> Outcomes:
-    """A row of one and the same token: where a token counts for one that is so far from it, it counts for all that are,
-    within the window. A weight that is small is none that is hidden."""
+    """A row of one repeated token: if a token affects one token at some distance within the window, it affects all at
+    that distance. A small weight is not a masked one."""
     made, must = subject.make(), shown(subject, batch, at_most=False)[0]
     if isinstance(subject, Attention):
         sizes = weights_by_values(subject, made, of_one_token(batch)).amax(0)
@@ -114,12 +114,13 @@ SEES = (
     "Let a query see its own key and the window - 1 before it, counted in the same way at once, in chunks and in "
     "decoding, and hide all else before the softmax."
 )
-MOST = 256  # tokens of which every two are looked at
+TRIED: dict[str, Any] = {"claims": ("window", "sinks", "depth"), "remedy": SEES}
+MOST = 256  # tokens of a row of which all pairs are compared
 WINDOWS = re.compile(r"window|sliding|local|span|lookback", re.IGNORECASE)
 
 
 def _options(subject: Subject) -> list[str]:
-    """What it is built or called with that sounds like a window."""
+    """The names of options and parameters that sound like a window."""
     names = {*subject.options, *inspect.signature(subject.call).parameters}
     with suppress(ValueError):  # of what is not written in Python
         names |= set(inspect.signature(subject.build).parameters)
@@ -127,7 +128,7 @@ def _options(subject: Subject) -> list[str]:
 
 
 def _tokens(plan: Plan) -> int:
-    """So many that the first is out of sight of the last, whatever the number of layers."""
+    """A number of tokens so large that the last does not see the first, through all layers."""
     subject = plan.subject
     if subject.window is None:
         named = _options(subject)
@@ -144,7 +145,8 @@ def _tokens(plan: Plan) -> int:
 
 
 def _changed(plan: Plan, tokens: int) -> dict[str, Any]:
-    """The sinks and the token after them, the last one that a causal window shows to others, one between, the last."""
+    """The tokens to change: sinks, the token after them, the last that others see in a causal window, one between, and
+    the last of all."""
     sinks = plan.subject.sinks
     return {"changed": sorted({*range(min(sinks, 2)), sinks, sinks + 2, tokens // 2, tokens - 4, tokens - 1})}
 
@@ -188,25 +190,10 @@ def _documents(plan: Plan) -> Iterator[Case]:
 MORE = (
     19,
     (
-        Trial("window", what_the_window_shows_counts, _windows, claims=("window", "sinks", "depth"), remedy=SEES),
-        Trial(
-            "window, cached",
-            what_the_window_shows_counts,
-            _windows,
-            {"cached": True},
-            claims=("window", "sinks", "depth"),
-            remedy=SEES,
-        ),
+        Trial("window", what_the_window_shows_counts, _windows, **TRIED),
+        Trial("window, cached", what_the_window_shows_counts, _windows, {"cached": True}, **TRIED),
         Trial("window, everywhere", a_window_is_as_wide_for_all, _alike, claims=("window",)),
-        Trial(
-            "window, with gaps", what_the_window_shows_counts, _gaps, claims=("window", "sinks", "depth"), remedy=SEES
-        ),
-        Trial(
-            "window, packed documents",
-            what_the_window_shows_counts,
-            _documents,
-            claims=("window", "sinks", "depth"),
-            remedy=SEES,
-        ),
+        Trial("window, with gaps", what_the_window_shows_counts, _gaps, **TRIED),
+        Trial("window, packed documents", what_the_window_shows_counts, _documents, **TRIED),
     ),
 )
