@@ -16,7 +16,7 @@ def largest(size: Tensor | float) -> float:
 
 
 def of_sums(dtype: torch.dtype, terms: float, size: Tensor | float = 1.0, score: float = 1.0) -> float:
-    """Of sums over ``terms`` numbers in all, of which the results or the terms are as large as ``size``.
+    """The tolerance for sums over ``terms`` numbers in all, whose results or terms are as large as ``size``.
 
     Rounding is off by u = eps/2 relatively. The errors of n additions, of either sign, grow with sqrt(n) u. A score s
     before a softmax is off by s u, which makes its weight off by as much relatively; ``score`` is the largest. 8 is for
@@ -26,6 +26,6 @@ def of_sums(dtype: torch.dtype, terms: float, size: Tensor | float = 1.0, score:
 
 
 def of_angles(dtype: torch.dtype, angle: float, size: Tensor | float = 1.0) -> float:
-    """Of numbers as large as ``size`` that are rotated by up to ``angle``: the frequency and its product with the
-    position are rounded, eps/2 each, and so are the cosine and the sine."""
+    """The tolerance for numbers as large as ``size`` that are rotated by up to ``angle``, in radians: the frequency and
+    its product with the position are rounded, eps/2 each, and so are the cosine and the sine."""
     return torch.finfo(dtype).eps * (angle + 1) * largest(size)

@@ -338,13 +338,8 @@ def test_output_and_every_gradient_are_the_oracles(trial: Trial, positions: Posi
         leaf.requires_grad_()
     for backend in trial.backends:
         made, made_lse = trial.attend(trial, scheme, leaves, positions, positions, causal, backend)
-        torch.testing.assert_close(
-            made,
-            out,
-            rtol=0,
-            atol=of_sums(torch.float64, 9 + WIDTH, out, score=SCORE),
-            msg=lambda m, b=backend: f"{b}: {m}",
-        )
+        bound = of_sums(torch.float64, 9 + WIDTH, out, score=SCORE)
+        torch.testing.assert_close(made, out, rtol=0, atol=bound, msg=lambda m, b=backend: f"{b}: {m}")
         if lse is not None:
             torch.testing.assert_close(made_lse, lse, rtol=0, atol=of_sums(torch.float64, 9 + WIDTH, 1.0, score=SCORE))
         gradients = torch.autograd.grad(loss(made, made_lse), list(every.values()))
@@ -376,9 +371,8 @@ def test_from_a_cache_every_lot_is_the_oracles(trial: Trial, positions: Position
             with ForwardPass(schedule, x, cache, dtype=torch.float64, context=trial.context) as step:
                 out, last = trial.step(trial, scheme, step, new, last, backend)
             expected, _ = truth(trial, so_far, x, y, True, dict(scheme.named_parameters()))
-            torch.testing.assert_close(
-                out, expected, rtol=0, atol=of_sums(torch.float64, 9 + WIDTH, expected, score=SCORE)
-            )
+            bound = of_sums(torch.float64, 9 + WIDTH, expected, score=SCORE)
+            torch.testing.assert_close(out, expected, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("name", [name for name, trial in TRIALS.items() if trial.refused])
@@ -416,9 +410,8 @@ def test_tiles_are_the_truth_over_many_blocks(trial: Trial, options: dict[str, A
         found.append((out, lse, *gradients))
     names = ("out", "lse", *leaves, *dict(scheme.named_parameters()))
     for name, expected, made in zip(names, *found, strict=True):
-        bound = of_sums(
-            torch.float64, 433**2, expected, score=SCORE + 433
-        )  # gradients of parameters sum over all pairs
+        # Gradients of parameters sum over all pairs.
+        bound = of_sums(torch.float64, 433**2, expected, score=SCORE + 433)
         torch.testing.assert_close(made, expected, rtol=0, atol=bound, msg=lambda m, n=name: f"{n}: {m}")
 
 
@@ -516,9 +509,8 @@ def test_a_schedule_gives_every_layer_its_scheme_its_window_and_its_sinks(backen
                 expected, _ = oracles.with_sinks(
                     numbers, where(positions[start:stop]), where(positions[:stop]), True, **kind
                 )
-                torch.testing.assert_close(
-                    made, expected, rtol=0, atol=of_sums(torch.float64, 9 + WIDTH, expected, score=SCORE)
-                )
+                bound = of_sums(torch.float64, 9 + WIDTH, expected, score=SCORE)
+                torch.testing.assert_close(made, expected, rtol=0, atol=bound)
 
 
 def test_a_row_is_scaled_by_its_own_length() -> None:
