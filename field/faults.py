@@ -155,12 +155,18 @@ def put(page: str, outcomes: Mapping[str, Outcome]) -> str:
 
 
 def _counted(page: str) -> str:
-    """The page, whose opening says how many subjects it has, and how many of each kind of what was found."""
+    """The page, whose opening says how many subjects it has, how many of each kind were found, and by which way."""
     rows = page.partition("|:-:|\n")[2].partition("\n\n")[0].splitlines()
     packages = sum(row.startswith("| **") for row in rows)
     found = Counter(re.findall(r"^\*\*([A-Z][a-z ]+)\*\*, ", page, re.MULTILINE))
     said = [f"{found[kind.capitalize()]} {SEVERAL.get(kind, kind)}" for kind in (WRONG, LIMIT, MEANT, TIDY)]
-    line = f"{IN_ALL}{len(rows) - packages} subjects of {packages} packages; {', '.join(said)}."
+    wrong = re.findall(rf"^\*\*{WRONG.capitalize()}\*\*, (.*?)\. ", page.partition(HEADING)[0], re.MULTILINE)
+    places = {one.split()[0] for versions in wrong for one in versions.split(", ")}
+    line = (
+        f"{IN_ALL}{len(rows) - packages} subjects of {packages} packages; {', '.join(said)}. The checks found "
+        f"{len(wrong)} of the mistakes, in {len(places)} of the packages; reading the code and running the models of "
+        f"these packages found {found[WRONG.capitalize()] - len(wrong)} more."
+    )
     return re.sub(rf"^{IN_ALL}.*$", line, page, count=1, flags=re.MULTILINE)
 
 
