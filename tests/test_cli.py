@@ -263,6 +263,7 @@ def test_a_scheme_is_shown_with_its_signature_formula_and_claims(capsys: pytest.
     assert inspect.getdoc(posenc.ALiBi) in shown
     assert ", ".join(sorted(entries_of("rope")[0].laws)) in " ".join(shown.split())
     assert shown.count("\nfor     decoders and encoders\n") == 2
+    assert f"\nfile    {inspect.getfile(posenc.ALiBi)}\n" in shown
     assert "\nurl     https://arxiv.org/abs/2104.09864\nusers   Llama, " in shown
     assert "\nexample posenc.attention(q, k, v, posenc.ALiBi(12), is_causal=True)\n" in shown
     assert main(["schemes", "xpos"]) == 0
