@@ -3,6 +3,8 @@
 >>> import torch, posenc
 >>> q = k = v = torch.randn(2, 12, 50, 64)
 >>> out = posenc.attention(q, k, v, posenc.RoPE(64), is_causal=True)
+
+Everything in this package but ``tools/`` is the library; ``tools/`` has the commands.
 """
 
 from __future__ import annotations
