@@ -106,10 +106,11 @@ def _opening(records: Sequence[Data]) -> list[str]:
     return [
         "# The checks on published packages",
         "",
-        "`posenc check` was run on the positional encodings of published packages, at pinned versions. They are called as "
-        "in their documentation or their own code, and tested for what they claim. `make field` writes this page. The "
-        "packages are installed from [field/requirements.txt](../field/requirements.txt), without their "
-        f"dependencies. posenc {posenc.__version__}, torch {torch.__version__}, Python {platform.python_version()}, on the CPU.",
+        "`posenc check` was run on the positional encodings of published packages, at pinned versions. They are called "
+        "as in their documentation or their own code, and tested for what they claim. `make field` writes this page. "
+        "The packages are installed from [field/requirements.txt](../field/requirements.txt), without their "
+        f"dependencies. posenc {posenc.__version__}, torch {torch.__version__}, Python {platform.python_version()}, "
+        "on the CPU.",
         "",
         "Every finding below was reproduced by the script that its check writes, in a separate interpreter that cannot "
         "import posenc; `make field` leaves these scripts in runs/field/scripts. Each mistake also has a script of at "

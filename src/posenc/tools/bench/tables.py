@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SHARE_OF_PEAK = (
-    "Share of peak, at the longest length: multiply-adds over the time, over {} × 10⁹ a second, the most that PyTorch's "
-    "products of matrices made in this run on as many threads. Multiply-adds are head_dim times {} for each pair of "
-    "tokens that is computed, and, for each query and distance, times {} for a vector in scores and {} for one in the "
-    "output. For plain attention, and where the kernel runs."
+    "Share of peak, at the longest length: multiply-adds over the time, over {} × 10⁹ a second, the most that "
+    "PyTorch's products of matrices made in this run on as many threads. Multiply-adds are head_dim times {} for each "
+    "pair of tokens that is computed, and, for each query and distance, times {} for a vector in scores and {} for one "
+    "in the output. For plain attention, and where the kernel runs."
 )
 
 
