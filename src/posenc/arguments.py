@@ -98,10 +98,10 @@ def check_name(name: str, value: str, names: Sequence[str], more: str = "") -> N
 
 
 def meant(value: object, names: Sequence[str]) -> str:
-    """The end of an error message: the name that is equal but for capitals, or the closest, if any is close."""
+    """The end of an error message: the closest of the names if any is close, or the one that differs in case."""
     if not isinstance(value, str):
         return ""
-    close = [name for name in names if name.lower() == value.lower()] or difflib.get_close_matches(value, names, n=1)
+    close = difflib.get_close_matches(value, names, n=1) or [n for n in names if n.lower() == value.lower()]
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
