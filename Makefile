@@ -80,7 +80,7 @@ docs: $(DOCS) kernel ## set up and build the documentation, with an API and a pa
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/docs-cache docs build/docs
 	@echo "The documentation: $(CURDIR)/build/docs/index.html"
 
-# All checks on one subject of each kind, and on what is right; and what is exported: minutes, so not of `make test`.
+# All checks on one example of each kind of code, and on correct code; and ONNX export: minutes, so not of `make test`.
 CHECKED := tests/check/test_own.py tests/check/test_mutants.py tests/backends/test_export.py
 
 # One thread a process: the processes share the cores already. Tests of a file stay in a process, which has what they
@@ -98,15 +98,15 @@ test: $(DEV) kernel ## set up and run the tests, all but those of `make check`, 
 	$(call browser)
 	$(PYTEST) -m "(not mutant or sample) and not more and not survey" $(addprefix --ignore=,$(CHECKED))
 
-check: $(DEV) kernel ## set up, run posenc check on posenc itself and on what is right, export to ONNX, try what is alike
+check: $(DEV) kernel ## set up, run posenc check on posenc itself and on correct code, export to ONNX, run the cases that make test skips
 	$(PYTEST) -m "not mutant and not survey" $(CHECKED)
 	$(PYTEST) -m "more and not survey"
 
-mutants: $(DEV) kernel ## set up, plant the bugs there are mutants of, and say what caught each
+mutants: $(DEV) kernel ## set up, plant bugs (the mutants), and list which test catches each
 	$(PYTEST) -m "mutant and not survey" -q
 
 # Hundreds of subjects of posenc check, the bugs of the C++, of which each is a library to build, and more: once a week.
-survey: $(DEV) kernel ## set up, try what is much like what CI tries, and laws on more examples: long
+survey: $(DEV) kernel ## set up, run more cases like those of CI, and laws on more examples: hours
 	$(PYTEST) -m survey -q
 	POSENC_EXAMPLES=10 $(PYTEST) tests/hard/test_positions.py tests/hard/test_properties.py -q
 
@@ -163,7 +163,7 @@ format: $(DEV) ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
-clean: ## remove what make has made
+clean: ## delete all build output
 	rm -rf $(VENV) $(OLDEST) $(WHEEL) src/posenc/backends/native/built runs/demo build dist docs/schemes docs/_static/explorer.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 

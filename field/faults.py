@@ -21,18 +21,18 @@ NEXT = "## Not run\n"
 IN_ALL = "In all: "
 SEVERAL = {WRONG: "mistakes", LIMIT: "limitations"}
 MET = (
-    "posenc runs models of transformers by its own attention and compares ([huggingface.md](huggingface.md)). This "
-    "is what it met there that none of the checks looks for. Each has a script that needs torch and "
-    "transformers alone, and exits with 1 where the fault is there and with 0 where it is not. "
-    "Two more that it met stand above: Falcon with ALiBi "
+    "posenc's tests run models of transformers with posenc's attention and compare the outputs "
+    "([huggingface.md](huggingface.md)). This found the following, which no check looks for. Each has a script that "
+    "needs only torch and transformers, and exits with 1 if the fault is present and with 0 if not. "
+    "Two more found this way are listed above: Falcon with ALiBi "
     "[adds its bias twice](#transformers-falcon-with-alibi-adds-its-bias-twice-under-eager-attention) under eager "
-    "attention, and dynamic scaling turns a row "
+    "attention, and dynamic scaling rotates a row "
     "[by the longest of its batch]"
     "(#transformers-longrope-and-dynamic-choose-their-frequencies-for-a-batch-as-a-whole)."
 )
 SAID = (
-    "The positional code of these packages was read beside the checks. This is what stands in parts of them that no "
-    "subject runs, or what no check looks for. Scripts exit as above, and need torch and the package."
+    "The positional code of these packages was also read. These faults are in parts that no subject runs, or no check "
+    "looks for them. Scripts exit as above, and need only torch and the package."
 )
 
 FAULTS: tuple[Fault, ...] = (
@@ -155,12 +155,18 @@ def put(page: str, outcomes: Mapping[str, Outcome]) -> str:
 
 
 def _counted(page: str) -> str:
-    """The page, whose opening says how many subjects it has, and how many of each kind of what was found."""
+    """The page, whose opening says how many subjects it has, how many of each kind were found, and by which way."""
     rows = page.partition("|:-:|\n")[2].partition("\n\n")[0].splitlines()
     packages = sum(row.startswith("| **") for row in rows)
     found = Counter(re.findall(r"^\*\*([A-Z][a-z ]+)\*\*, ", page, re.MULTILINE))
     said = [f"{found[kind.capitalize()]} {SEVERAL.get(kind, kind)}" for kind in (WRONG, LIMIT, MEANT, TIDY)]
-    line = f"{IN_ALL}{len(rows) - packages} subjects of {packages} packages; {', '.join(said)}."
+    wrong = re.findall(rf"^\*\*{WRONG.capitalize()}\*\*, (.*?)\. ", page.partition(HEADING)[0], re.MULTILINE)
+    places = {one.split()[0] for versions in wrong for one in versions.split(", ")}
+    line = (
+        f"{IN_ALL}{len(rows) - packages} subjects of {packages} packages; {', '.join(said)}. The checks found "
+        f"{len(wrong)} of the mistakes, in {len(places)} of the packages; reading the code and running the models of "
+        f"these packages found {found[WRONG.capitalize()] - len(wrong)} more."
+    )
     return re.sub(rf"^{IN_ALL}.*$", line, page, count=1, flags=re.MULTILINE)
 
 

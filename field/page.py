@@ -106,24 +106,25 @@ def _opening(records: Sequence[Data]) -> list[str]:
     return [
         "# The checks on published packages",
         "",
-        "`posenc check` was run on the positional encodings of published packages, at pinned versions, called as their "
-        "documentation or their own code calls them, and held to what they claim. `make field` writes this page. The "
-        "packages are installed from [field/requirements.txt](../field/requirements.txt), without what they depend "
-        f"on. posenc {posenc.__version__}, torch {torch.__version__}, Python {platform.python_version()}, on the CPU.",
+        "`posenc check` was run on the positional encodings of published packages, at pinned versions. They are called "
+        "as in their documentation or their own code, and tested for what they claim. `make field` writes this page. "
+        "The packages are installed from [field/requirements.txt](../field/requirements.txt), without their "
+        f"dependencies. posenc {posenc.__version__}, torch {torch.__version__}, Python {platform.python_version()}, "
+        "on the CPU.",
         "",
-        "Every finding below was repeated by the script that its check writes, in an interpreter of its own that "
-        "cannot import posenc; `make field` leaves these scripts in runs/field/scripts. Beside each mistake stands a "
-        "script of at most 30 lines that was written by hand, and needs torch and the package alone. A finding says "
-        "that a rule does not hold, and no more: whether that is a mistake, a limitation that is known, or what was "
-        "meant stands with each. More was found by reading the code beside the checks, and has scripts too.",
+        "Every finding below was reproduced by the script that its check writes, in a separate interpreter that cannot "
+        "import posenc; `make field` leaves these scripts in runs/field/scripts. Each mistake also has a script of at "
+        "most 30 lines, written by hand, that needs only torch and the package. A finding only says that a rule does "
+        "not hold. Each has a label: a mistake, a known limitation, by design, or housekeeping. More was found by "
+        "reading the code, and has scripts too.",
         "",
         faults.IN_ALL,
         "",
         "## Subjects and checks",
         "",
-        "✓ passed, **✗** a mistake, ○ found a limitation, something meant or housekeeping, · does not apply (why "
-        "stands at the end), ! not checked, though it is a matter of the subject (why, too), ? did not finish in time, "
-        "or was not confirmed.",
+        "✓ passed, **✗** a mistake, ○ a limitation, by design or housekeeping, · does not apply (reasons at the end), "
+        "! not checked, although the check applies (reasons at the end), ? did not finish in time, or was not "
+        "confirmed.",
         "",
         "; ".join(f"{result['number']} {result['name']}" for result in checks) + ".",
         "",
@@ -216,7 +217,7 @@ def _not_checked(records: Sequence[Data]) -> list[str]:
         for claim in record.get("not_checked", ()):
             subject = f"{FILES[record['file']]} {record['title']}"
             why.setdefault((claim["said"], claim["reason"]), []).append(subject)
-    lines = ["## Not checked", "", "No trial could try these claims, or they ought to be made and are not.", ""]
+    lines = ["## Not checked", "", "No trial could test these claims, or they should be made and are not.", ""]
     lines += ["| claim | why | subjects |", "|---|---|---|"]
     lines += [f"| `{claim}` | {reason} | {', '.join(titles)} |" for (claim, reason), titles in why.items()]
     return [*lines, ""] if why else []

@@ -71,6 +71,13 @@ def test_dir_lists_what_is_public() -> None:
     assert all(getattr(posenc, name) is not None for name in dir(posenc))
 
 
+@pytest.mark.parametrize(("wrong", "near"), [("Rope", "RoPE"), ("alibi", "ALiBi"), ("Sinusodal", "Sinusoidal")])
+def test_a_name_that_is_not_public_is_answered_with_the_closest(wrong: str, near: str) -> None:
+    with pytest.raises(AttributeError, match=rf"'posenc' has no attribute '{wrong}' \(did you mean '{near}'\?\)"):
+        getattr(posenc, wrong)
+    assert not hasattr(posenc, "qqq")
+
+
 def test_type_checkers_are_told_of_every_public_name_where_it_is() -> None:
     """`_HOMES` and `_ROOMS` say it once more, since no name may be imported before it is used."""
     tree = ast.parse(Path(posenc.__file__).read_text(encoding="utf-8"))
@@ -263,6 +270,7 @@ def test_a_scheme_is_shown_with_its_signature_formula_and_claims(capsys: pytest.
     assert inspect.getdoc(posenc.ALiBi) in shown
     assert ", ".join(sorted(entries_of("rope")[0].laws)) in " ".join(shown.split())
     assert shown.count("\nfor     decoders and encoders\n") == 2
+    assert f"\nfile    {inspect.getfile(posenc.ALiBi)}\n" in shown
     assert "\nurl     https://arxiv.org/abs/2104.09864\nusers   Llama, " in shown
     assert "\nexample posenc.attention(q, k, v, posenc.ALiBi(12), is_causal=True)\n" in shown
     assert main(["schemes", "xpos"]) == 0

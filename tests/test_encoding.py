@@ -346,6 +346,15 @@ def test_an_encoding_is_never_held_in_half_precision(make: Callable[[], Scheme],
         make()(Positions.arange(TOKENS), dtype=dtype)
 
 
+def test_schemes_are_composed_by_sum() -> None:
+    rope, alibi = RoPE(8), ALiBi(4)
+    assert sum([rope, alibi]).parts == (rope, alibi)
+    assert sum([rope]) is rope
+    for other in (1, 0.0, False, "alibi"):
+        with pytest.raises(TypeError):
+            other + rope
+
+
 def test_composition_is_flat_however_it_is_bracketed() -> None:
     a, b, c = Sinusoidal(DIM), RoPE(HEAD_DIM), ALiBi(HEADS)
     for scheme in ((a + b) + c, a + (b + c), Composition(a, b) + c):

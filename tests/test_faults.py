@@ -591,6 +591,26 @@ def test_positions_are_made_from_what_a_model_has() -> None:
     assert (left.document.tolist(), left.order.tolist()) == ([[-1, -1, 0, 0, 0]], [[0, 0, 0, 1, 2]])
 
 
+@pytest.mark.parametrize("new", [1, 3])
+def test_ids_of_new_tokens_come_after_the_cache(new: int) -> None:
+    scheme = RoPE(HEAD_DIM) + ALiBi(HEADS)
+    query, key, value = torch.randn(3, 2, HEADS, TOKENS, HEAD_DIM, dtype=torch.float64)
+    mask = torch.ones(2, TOKENS, dtype=torch.int64)
+    mask[1, :4] = 0  # padded on the left
+    ids = (mask.cumsum(1) - 1).clamp(min=0)
+    whole = Positions.from_ids(ids, mask)
+    assert whole.order.tolist() == Positions.padded(mask).order.tolist()
+    step = Positions.from_ids(ids[:, -new:].int())
+    assert (step.order.dtype, step.order.tolist()) == (torch.int64, ids[:, -new:].tolist())
+    torch.testing.assert_close(
+        attention(query[:, :, -new:], key, value, scheme(step, whole), is_causal=True),
+        attention(query, key, value, scheme(whole), is_causal=True)[:, :, -new:],
+    )
+    partly = Positions.from_ids(torch.tensor([[1, 11, 12], [1, 1, 1]]), torch.tensor([[0, 1, 1], [0, 0, 0]]))
+    assert partly.order.tolist() == [[0, 11, 12], [0, 0, 0]]
+    assert Positions.from_ids(torch.zeros(2, 0, dtype=torch.int64)).order.shape == (2, 0)
+
+
 def test_positions_are_shifted_scaled_and_laid_over_another_grid() -> None:
     for half in (np.float32(0.5), np.float64(0.5), 0.5):
         assert Positions.arange(2).shift(half).coords.tolist() == [[0.5, 1.5]]

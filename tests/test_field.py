@@ -118,7 +118,9 @@ def test_what_a_check_finds_too_has_one_section_and_counts_once() -> None:
     outcomes = {fault.script: Outcome(True, "1", "2") for fault in (known, other)}
     whole = put(page, outcomes)
     assert whole.startswith(
-        "In all: 2 subjects of 1 packages; 2 mistakes, 0 limitations, 0 by design, 0 housekeeping.\n"
+        "In all: 2 subjects of 1 packages; 2 mistakes, 0 limitations, 0 by design, 0 housekeeping. The checks found 1 "
+        "of the mistakes, in 1 of the packages; reading the code and running the models of these packages found 1 "
+        "more.\n"
     )
     assert re.findall("^### (.*)$", whole, re.MULTILINE) == [known.title, other.title]
     assert put(whole, outcomes) == whole

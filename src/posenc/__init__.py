@@ -3,6 +3,8 @@
 >>> import torch, posenc
 >>> q = k = v = torch.randn(2, 12, 50, 64)
 >>> out = posenc.attention(q, k, v, posenc.RoPE(64), is_causal=True)
+
+Everything in this package but ``tools/`` is the library; ``tools/`` has the commands.
 """
 
 from __future__ import annotations
@@ -168,7 +170,9 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"posenc.{_ROOMS[name]}")
     if name not in _HOMES:
-        raise AttributeError(f"module 'posenc' has no attribute {name!r}")
+        from posenc.arguments import meant
+
+        raise AttributeError(f"module 'posenc' has no attribute {name!r}{meant(name, __all__)}")
     value = getattr(importlib.import_module(f"posenc.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

@@ -98,8 +98,10 @@ def check_name(name: str, value: str, names: Sequence[str], more: str = "") -> N
 
 
 def meant(value: object, names: Sequence[str]) -> str:
-    """The end of an error message: the closest of the names, if any is close."""
-    close = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
+    """The end of an error message: the closest of the names if any is close, or the one that differs in case."""
+    if not isinstance(value, str):
+        return ""
+    close = difflib.get_close_matches(value, names, n=1) or [n for n in names if n.lower() == value.lower()]
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
@@ -113,10 +115,17 @@ def check_type(name: str, value: Any, *kinds: type | None) -> None:
 
 
 def _hint(kinds: Sequence[type | None], value: Any) -> str:
-    """How to make positions of the tensor that was passed instead."""
-    if "Positions" not in {getattr(kind, "__name__", "") for kind in kinds} or type(value).__name__ != "Tensor":
+    """How to make positions of the number of tokens, or the tensor, that was passed instead."""
+    if "Positions" not in {getattr(kind, "__name__", "") for kind in kinds}:
         return ""
-    return "; use Positions.from_ids(position_ids, mask), or Positions.padded(mask) for a mask of tokens"
+    if type(value) is int and value >= 0:
+        return f"; use Positions.arange({value})"
+    if type(value).__name__ != "Tensor":
+        return ""
+    # The axis of tokens of coordinates, (rows, tokens, dim) and (rows, heads, tokens, head_dim).
+    axis = {1: 0, 3: 1, 4: 2}.get(value.dim())
+    line = "" if axis is None else f"Positions.arange({value.size(axis)}), "
+    return f"; use {line}Positions.from_ids(position_ids, mask), or Positions.padded(mask) for a mask of tokens"
 
 
 def _either(words: Sequence[str]) -> str:

@@ -60,10 +60,13 @@ class Rotary(Scheme):
         head_dim, axes = whole("head_dim", head_dim, least=2), whole("axes", axes)
         first_channel = whole("first_channel", first_channel, 0, head_dim - 2)
         room = head_dim - first_channel
+        rotates_all = rotary_dim is None
         rotary_dim = room if rotary_dim is None else whole("rotary_dim", rotary_dim)
         split = 1 if allocation is not None else axes
         if rotary_dim % (2 * split) or rotary_dim > room:
             each = "" if split == 1 else f" on each of {axes} axes"
+            if rotates_all and split == 1 and first_channel == 0:
+                raise ValueError(f"head_dim must be even, got {head_dim}")
             room_name = "head_dim" if first_channel == 0 else "head_dim - first_channel"
             raise ValueError(f"rotary_dim must be even{each} and within 2..{room_name} = {room}, got {rotary_dim}")
         check_choice("layout", layout, ("half", "interleaved"))

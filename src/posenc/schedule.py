@@ -38,7 +38,8 @@ class Schedule(nn.Module):
         self._layers: list[tuple[int, Window]] = []
         for layer in layers:
             if not isinstance(layer, tuple) or len(layer) != 2 or not is_scheme(layer[0]):
-                raise ValueError(f"layers must be (scheme, window) for each layer, got {shown(layer)}")
+                no_window = "; for no window, (scheme, None)" if is_scheme(layer) else ""
+                raise ValueError(f"layers must be (scheme, window) for each layer, got {shown(layer)}{no_window}")
             scheme, window = layer
             if not isinstance(window, Chunk):
                 check_window(window)

@@ -189,8 +189,7 @@ class Scheme(nn.Module):
     ) -> Encoding:
         """`forward` after its arguments are checked."""
         if self.needs_lengths and context.lengths is None:
-            lengths = torch.maximum(*torch.broadcast_tensors(queries.lengths, keys.lengths))
-            context = replace(context, lengths=lengths)
+            context = replace(context, lengths=torch.maximum(*torch.broadcast_tensors(queries.lengths, keys.lengths)))
         rows = max(queries.rows, keys.rows)
         if context.lengths is not None and rows != 1 and not one_or(context.lengths.size(0), rows):
             raise ValueError(f"lengths must have 1 or {rows} rows like the positions, got {context.lengths.size(0)}")
@@ -235,7 +234,9 @@ class Scheme(nn.Module):
         return Composition(*_parts(self), *_parts(other))
 
     def __radd__(self, other: Any) -> Scheme:
-        """The same if the left operand is wrapped and has no ``__add__``."""
+        """The same if the left operand is wrapped and has no ``__add__``, or is the 0 that ``sum`` begins with."""
+        if type(other) is int and other == 0:
+            return self
         return Composition(*_parts(other), *_parts(self)) if is_scheme(other) else NotImplemented
 
     @property

@@ -723,7 +723,7 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a composition that adds": (
         lambda: attend(Q, K, V, RoPE(4) + Learned(9, 24)),
-        r"Composition adds to the input, before query, key and value",
+        r"Learned adds to the input, before query, key and value",
     ),
     "bound, and query positions": (
         lambda: attend(Q, K, V, BOUND, query_positions=Positions.arange(5)),

@@ -85,7 +85,7 @@ LIMIT = "100 × 10⁹ a second, the most that PyTorch's products of matrices mad
 
 def test_beside_rows_of_the_kernel_stands_how_far_the_limit_is() -> None:
     found = table("RoPE in attention: forward", everything())
-    assert found.header == ("what", "takes", "128", "1,024", "of the limit")
+    assert found.header == ("what", "takes", "128", "1,024", "share of peak")
     # 10⁹ multiply-adds in 40 and in 20 ms, where 10¹¹ a second are possible.
     assert found.rows == [
         ("plain, ms", "", "1", "40", "25%"),
@@ -108,7 +108,7 @@ def test_prices_have_shares_where_they_were_counted() -> None:
     forward = [each for each in records if each["kind"] in ("limit", "price forward")]
     forward[-1]["multiply_adds"]["sdpa"] = 2 * 10**8  # as if that were the kernel
     found = table("The price of position: forward", forward)
-    assert found.header[-1] == "of the limit"
+    assert found.header[-1] == "share of peak"
     assert [row[-1] for row in found.rows] == ["25%", "", "25%"]  # 10⁸ in 4 ms, and twice as many in 8
     assert table("The price of position: forward", prices()).header[-1] == "1,024"
 
@@ -185,7 +185,7 @@ def test_the_environment_stands_first() -> None:
     assert rows["other processes"] == "kept 0.1 to 0.1 of 2 cores busy"
     assert rows["kernel, float"] == "v4, by a compiler"
     assert rows["kernel, bfloat16"] == "none: nobody built it"
-    assert rows["the limit"] == "100 × 10⁹ multiply-adds a second"
+    assert rows["the peak"] == "100 × 10⁹ multiply-adds a second"
     assert rows["rounds"] == "5 or more, until ratios are known to a tenth or 30 s are over"
 
 

@@ -137,9 +137,14 @@ def of_wide_heads(made: Any, x: Tensor, positions: Tensor) -> Tensor:
         ),
         (
             Rotary(build=nothing, call=of_wide_heads),
-            "Its vectors are (rows, heads, tokens, head_dim) with heads=3 and head_dim=16, as the subject claims",
+            "Its vectors are (rows, heads, tokens, head_dim) with heads=3 (the default) and head_dim=16 (the default): "
+            "set them by Rotary(heads=…, head_dim=…)",
         ),
-        (Layer(build=nothing, call=of_wide_heads), "x is (rows, tokens, 32), as the subject claims"),
+        (Rotary(build=nothing, call=of_wide_heads, heads=5), "with heads=5 and head_dim=16 (the default): set them by"),
+        (
+            Layer(build=nothing, call=of_wide_heads),
+            "x is (rows, tokens, dim) with dim=32 (the default), set by Layer(dim=…), and call is given what its",
+        ),
     ],
     ids=lambda value: "" if isinstance(value, str) else value.call.__name__,
 )

@@ -255,7 +255,7 @@ def test_to_end_the_program_is_a_finding(one_check: Any) -> None:
 def test_what_is_no_exception_does_not_pass(one_check: Any) -> None:
     (result,) = one_check(stops, FINITE).results
     assert result.status == "unfinished"
-    assert result.reason.startswith("the cases could not be made: Stop: no more (test_run.py, line ")
+    assert result.reason.startswith("the cases could not be made: your call raised Stop: no more (test_run.py, line ")
 
 
 def test_what_a_subject_sets_of_the_process_is_put_back(one_check: Any) -> None:

@@ -90,7 +90,13 @@ PASS = ForwardPass(SCHEDULE, LINE)
 HINT = "; use Positions.from_ids(position_ids, mask), or Positions.padded(mask) for a mask of tokens"
 NO_POSITIONS: tuple[tuple[Any, str], ...] = (
     ("line", "'line'"),
-    (torch.arange(5), f"torch.int64 (5,){HINT}"),
+    (torch.arange(5), f"torch.int64 (5,){HINT.replace('use', 'use Positions.arange(5),')}"),
+    (torch.zeros(2, 6, 4), f"torch.float32 (2, 6, 4){HINT.replace('use', 'use Positions.arange(6),')}"),
+    (torch.zeros(2, 3, 7, 4), f"torch.float32 (2, 3, 7, 4){HINT.replace('use', 'use Positions.arange(7),')}"),
+    (torch.ones(2, 5), f"torch.float32 (2, 5){HINT}"),
+    (50, "50; use Positions.arange(50)"),
+    (-1, "-1"),
+    (True, "True"),
     ([0, 1], "[0, 1]"),
     (np.arange(5), "ndarray int64 (5,)"),
 )
@@ -132,8 +138,9 @@ SCHEMES: dict[str, list[Row]] = {
         *numbers(RoPE, {"head_dim": 8}, "base", 1),
         *each(RoPE, {"head_dim": 8}, "layout", NO_WORDS, HALF_OR),
         Row(lambda: RoPE(1), "head_dim must be a whole number of at least 2, got 1"),
-        Row(lambda: RoPE(7), "rotary_dim must be even and within 2..head_dim = 7, got 7"),
+        Row(lambda: RoPE(7), "head_dim must be even, got 7"),
         Row(lambda: RoPE(8, axes=3), "rotary_dim must be even on each of 3 axes …, got 8"),
+        Row(lambda: RoPE(8, rotary_dim=7), "rotary_dim must be even and within 2..head_dim = 8, got 7"),
         Row(lambda: RoPE(8, rotary_dim=10), "rotary_dim must be …, got 10"),
         *each(
             RoPE,
@@ -225,6 +232,11 @@ DOORS: dict[str, list[Row]] = {
             lambda: RoPE(8).rotation(GRID),
             "RoPE takes one coordinate per token, got positions of 2 axes: build it with axes=2",
         ),
+        Row(
+            lambda: RoPE(8, axes=2).rotation(LINE),
+            "RoPE takes 2 coordinates per token, got positions of 1 axes: make them with Positions.grid(height, "
+            "width), or build it with axes=1",
+        ),
     ],
     "Scheme.tokens": [
         Row(lambda: RoPE(8).tokens("line"), "…positions must be …Positions, got …'line'"),
@@ -302,16 +314,32 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"value": V[:, :1]}, "value must have heads and tokens (3, 7) like key, got (1, 7)"),
     ({"value": V[:, :, :6]}, "value must have heads and tokens (3, 7) like key, got (3, 6)"),
     ({"query": Q[:, :4]}, "query heads must be a multiple of key heads, got 4 and 3"),
-    ({"encoding": "alibi"}, "encoding must be an Encoding, a Scheme or None, got 'alibi'"),
-    ({"encoding": ALiBi}, "encoding must be an Encoding, a Scheme or None, got the class ALiBi"),
+    (
+        {"encoding": "alibi"},
+        "encoding must be an Encoding, a Scheme or None, got 'alibi': make a scheme, such as posenc.ALiBi(num_heads)",
+    ),
+    (
+        {"encoding": ALiBi},
+        "encoding must be an Encoding, a Scheme or None, got the class ALiBi: make a scheme of it, ALiBi(...)",
+    ),
+    (
+        {"encoding": posenc.DynamicNTK(2.0, original_length=8)},
+        "encoding must be …, got DynamicNTK(…): a scaling belongs to a scheme, RoPE(head_dim, scaling=...)",
+    ),
+    ({"encoding": 3}, "encoding must be an Encoding, a Scheme or None, got 3"),
     ({"encoding": SCHEDULE}, "a Schedule is bound layer by layer: use scheme, window = …"),
     (
         {"query": Q.to(torch.float8_e4m3fn)},
         "query must be float16, bfloat16, float32 or float64, got torch.float8_e4m3fn",
     ),
-    ({"encoding": LINE}, "encoding must be an Encoding, a Scheme or None, got Positions(…)"),
+    (
+        {"encoding": LINE},
+        "encoding must be an Encoding, a Scheme or None, got Positions(…): call a scheme with them, scheme(positions)",
+    ),
     ({"encoding": nn.Linear(2, 2)}, "encoding must be an Encoding, a Scheme or None, got Linear(…)"),
     ({"encoding": Sinusoidal(24)}, "Sinusoidal adds to the input, …"),
+    ({"encoding": RoPE(4) + Sinusoidal(24)}, "Sinusoidal adds to the input, …: make encoding = scheme(positions), …"),
+    ({"encoding": Learned(9, 24) + Sinusoidal(24)}, "Learned and Sinusoidal add to the input, …"),
     *[
         ({name: value}, f"{name} must be a Positions or None, got {came}")
         for name in ("query_positions", "key_positions")
@@ -352,7 +380,16 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ],
     ({"attn_mask": [[True]]}, "attn_mask must be a tensor of bool … or float …, got [[True]]"),
     ({"attn_mask": SEEN.numpy()}, "attn_mask must be a tensor of bool … or float …, got ndarray bool (5, 7)"),
-    ({"attn_mask": SEEN.long()}, "attn_mask must be a tensor of bool … or float …, got torch.int64 (5, 7)"),
+    ({"attn_mask": SEEN.long()}, "attn_mask must be a tensor of bool … or float …, got torch.int64 (5, 7)…"),
+    (
+        {"attn_mask": torch.ones(BATCH, KEYS, dtype=torch.int64)},
+        "attn_mask must be …, got torch.int64 (2, 7); for a tokenizer's mask pass scheme(Positions.padded(mask)); for "
+        "0/1 use mask == 1",
+    ),
+    (
+        {"attn_mask": torch.ones(BATCH, KEYS, dtype=torch.bool)},
+        f"{TO_SHAPE}(2, 7); for a tokenizer's mask pass scheme(Positions.padded(mask))",
+    ),
     ({"attn_mask": SEEN.to("meta")}, "attn_mask must be on cpu like query, got meta"),
     ({"attn_mask": SEEN[0]}, f"{TO_SHAPE}(7,)"),
     ({"attn_mask": SEEN[:, :4]}, f"{TO_SHAPE}(5, 4)"),
@@ -368,7 +405,10 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"encoding": Shaw(6, 2, values=False)}, "Shaw was made for head_dim 6, got queries of head_dim 4"),
     ({"encoding": Relative1D(9, 6)}, "Relative1D was made for head_dim 6, got queries of head_dim 4"),
     ({"encoding": AbsoluteInAttention(9, 6)}, "AbsoluteInAttention was made for head_dim 6, got queries of head_dim 4"),
-    ({"encoding": Relative2D((3, 3), 4)}, "Relative2D takes 2 coordinates per token, got positions of 1"),
+    (
+        {"encoding": Relative2D((3, 3), 4)},
+        "Relative2D takes 2 coordinates per token, got positions of 1: make them with Positions.grid(height, width)",
+    ),
     ({"encoding": NoPE() + ALiBi(4, "directed")}, f"ALiBi was made for 4 heads, got queries of 6{SHARD}"),
 ]
 PAST_TABLES: list[tuple[dict[str, Any], str]] = [
@@ -648,7 +688,11 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
     "Schedule": [
         Row(lambda: Schedule([]), "layers must be (scheme, window) for each layer, got []"),
         Row(lambda: Schedule(3), "layers must be (scheme, window) for each layer, got 3"),
-        Row(lambda: Schedule([NoPE()]), "layers must be (scheme, window) for each layer, got NoPE…"),
+        Row(
+            lambda: Schedule([NoPE()]),
+            "layers must be (scheme, window) for each layer, got NoPE…; for no window, (scheme, None)",
+        ),
+        Row(lambda: Schedule([NoPE]), "layers must be (scheme, window) for each layer, got the class NoPE"),
         Row(
             lambda: Schedule([(NoPE(), "x")]),
             "window must be a number of keys, (left, right), a Chunk or None, got 'x'",

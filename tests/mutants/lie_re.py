@@ -76,7 +76,8 @@ REFUSED = {
         Row(lambda: LieRE(8, block=2.0), "block must be a whole number within 2..8, got 2.0"),
         Row(
             lambda: FLAT(Positions.arange(3)),
-            "LieRE takes 2 coordinates per token, got positions of 1 axes: build it with axes=1",
+            "LieRE takes 2 coordinates per token, got positions of 1 axes: make them with Positions.grid(height, "
+            "width), or build it with axes=1",
         ),
         Row(
             lambda: LINE(Positions.arange(3)).rotate(*torch.ones(2, 1, 2, 3, 6)),

@@ -72,6 +72,6 @@ REFUSED = {
         Row(lambda: PRoPE(8, -0.5), f"{SHARE} -0.5{MORE}"),
         Row(lambda: PRoPE(8, "half"), f"{SHARE} 'half'{MORE}"),  # type: ignore[arg-type]
         Row(lambda: PRoPE(8, True), f"{SHARE} True{MORE}"),
-        Row(lambda: PRoPE(7), "rotary_dim must be even and within 2..head_dim = 7, got 7"),
+        Row(lambda: PRoPE(7), "head_dim must be even, got 7"),
     ],
 }

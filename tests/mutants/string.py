@@ -65,7 +65,8 @@ REFUSED = {
         Row(lambda: STRING(4, 3), "head_dim must be even and at least 2 axes = 6, got 4"),
         Row(
             lambda: FLAT(Positions.arange(3)),
-            "STRING takes 2 coordinates per token, got positions of 1 axes: build it with axes=1",
+            "STRING takes 2 coordinates per token, got positions of 1 axes: make them with Positions.grid(height, "
+            "width), or build it with axes=1",
         ),
         Row(
             lambda: LINE(Positions.arange(3)).rotate(*torch.ones(2, 1, 2, 3, 6)),

@@ -22,8 +22,9 @@ from posenc.positions.tiles import Chunk, Visibility, Window, check_window, dist
 from posenc.rotation.maps import OfKeyHeads
 from posenc.rotation.phases import PairRotation
 from posenc.schedule import BOUND_BY_LAYER, Schedule
-from posenc.scheme import Scheme, is_scheme
+from posenc.scheme import Scheme, bare_parts, is_scheme
 
+FOR_PADDING = "for a tokenizer's mask pass scheme(Positions.padded(mask))"
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -60,7 +61,9 @@ class Request:
         if isinstance(encoding, Schedule):
             raise ValueError(BOUND_BY_LAYER)
         if encoding is not None and not isinstance(encoding, Encoding) and not is_scheme(encoding):
-            check_type("encoding", encoding, Encoding, Scheme, None)
+            raise ValueError(
+                f"encoding must be an Encoding, a Scheme or None, got {shown(encoding)}{_instead_of(encoding)}"
+            )
         check_type("query_positions", self.query_positions, Positions, None)
         check_type("key_positions", self.key_positions, Positions, None)
         if isinstance(encoding, Encoding):
@@ -193,9 +196,10 @@ def _of_scheme(
             query_positions, key_positions, context=Context()
         )  # torch.compile does not run the default factory
     if "add" in scheme.doors:
+        adding = [type(part).__name__ for part in bare_parts(scheme) if "add" in part.doors]
         raise ValueError(
-            f"{type(scheme).__name__} adds to the input, before query, key and value are projected from it: make "
-            "encoding = scheme(positions), call x = encoding.add(x), and pass the encoding"
+            f"{' and '.join(adding)} add{'s' * (len(adding) == 1)} to the input, before query, key and value are "
+            "projected from it: make encoding = scheme(positions), call x = encoding.add(x), and pass the encoding"
         )
     return scheme(query_positions, key_positions, dtype=dtype)
 
@@ -225,6 +229,19 @@ def _default_positions(
         behind = key.size(2) - query.size(2)
         query_positions = key_positions[behind:] if behind else key_positions
     return query_positions, key_positions
+
+
+def _instead_of(encoding: object) -> str:
+    """What to pass instead of something that is no encoding."""
+    if isinstance(encoding, Positions):
+        return ": call a scheme with them, scheme(positions)"
+    if isinstance(encoding, type) and issubclass(encoding, Scheme):
+        return f": make a scheme of it, {encoding.__name__}(...)"
+    if isinstance(encoding, str):
+        return ": make a scheme, such as posenc.ALiBi(num_heads)"
+    if callable(encoding) and not isinstance(encoding, torch.nn.Module | type):
+        return ": a scaling belongs to a scheme, RoPE(head_dim, scaling=...)"
+    return ""
 
 
 def is_autocast(x: Tensor) -> bool:
@@ -272,14 +289,17 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 def _check_mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> None:
     if not isinstance(mask, Tensor) or (mask.dtype != torch.bool and not mask.is_floating_point()):
+        numbers = f"; {FOR_PADDING}; for 0/1 use mask == 1" if isinstance(mask, Tensor) else ""
         raise ValueError(
-            f"attn_mask must be a tensor of bool (True = may attend) or float (added to scores), got {shown(mask)}"
+            "attn_mask must be a tensor of bool (True = may attend) or float (added to scores), got "
+            f"{shown(mask)}{numbers}"
         )
     if mask.device != query.device:
         raise ValueError(f"attn_mask must be on {query.device} like query, got {mask.device}")
     if not 2 <= mask.dim() <= 4 or any(not one_or(m, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False)):
         raise ValueError(
             f"attn_mask must broadcast to (batch, heads, queries, keys) = {shape}, got {tuple(mask.shape)}"
+            + (f"; {FOR_PADDING}" if tuple(mask.shape) == (shape[0], shape[-1]) else "")
         )
 
 

@@ -114,17 +114,20 @@ def of_ids(ids: Any, mask: Any, packed: Any) -> tuple[Tensor, Tensor]:
         is_token = mask
     if packed and ids.dim() == 3:
         raise ValueError(f"ids must be (rows, tokens) with packed=True, got {tuple(ids.shape)}")
-    restarts = torch.zeros_like(is_token)
+    restarts, order = torch.zeros_like(is_token), counted(is_token)
     if ids.dim() == 2 and ids.size(1):
         lowest = torch.iinfo(ids.dtype).min
         before = ids if packed else torch.where(is_token, ids, lowest).cummax(1).values
         restarts[:, 1:] = is_token[:, 1:] & is_token[:, :-1] & (ids[:, 1:] <= before[:, :-1])
+        if not packed:  # new tokens beside a cache come after its tokens
+            first = ids.gather(1, is_token.long().argmax(1, keepdim=True)).long()
+            order = (order + first).masked_fill(~is_token, 0)
     if not packed and is_readable(ids) and bool(restarts.any()):
         raise ValueError(
             "ids must increase along each row, got some that decrease or repeat: pass mask=, 1 = token, if that is "
             "padding, or packed=True for packed documents; otherwise use Positions(coords, order=..., document=...)"
         )
-    return counted(is_token), restarts.long().cumsum(1).masked_fill(~is_token, PADDING)
+    return order, restarts.long().cumsum(1).masked_fill(~is_token, PADDING)
 
 
 def last_of(order: Tensor, document: Tensor) -> Tensor:

@@ -223,8 +223,9 @@ class Positions:
     ) -> Positions:
         """From a model's ``position_ids`` (rows, tokens[, axes]) and its ``attention_mask`` (rows, tokens), 1 = token.
 
-        The ids become coordinates; order counts the tokens of each row. With ``packed`` a document begins wherever an
-        id is not above the previous one. Without it, decreasing ids raise ValueError, where they can be read.
+        The ids become coordinates. Order counts a row's tokens from its first id, so new tokens come after a cache, but
+        from 0 with ``packed`` or several axes. With ``packed`` a document begins wherever an id is not above the
+        previous one. Without it, decreasing ids raise ValueError, where they can be read.
 
         >>> Positions.from_ids(torch.tensor([[0, 1, 2, 0, 1]]), packed=True).document
         tensor([[0, 0, 0, 1, 1]])

@@ -48,6 +48,8 @@ def coords_of(
     if coords.size(-1) != axes:
         takes, given = "one coordinate" if axes == 1 else f"{axes} coordinates", coords.size(-1)
         how = f"build it with axes={given}" if made_by is None else f"make them with {made_by}"
+        if (axes, given, made_by) == (2, 1, None):
+            how = f"make them with Positions.grid(height, width), or {how}"
         raise ValueError(f"{scheme} takes {takes} per token, got positions of {given} axes: {how}")
     check_held(positions, scheme)
     return coords

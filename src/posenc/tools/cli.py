@@ -114,6 +114,7 @@ def _schemes(arguments: argparse.Namespace) -> int:
             "for": "decoders" if entry.for_decoders else "decoders and encoders",
             "claims": ", ".join(sorted(entry.laws)) or "nothing",
             "cost": entry.cost,
+            "file": getattr(sys.modules.get(entry.scheme.__module__), "__file__", None),
             "paper": entry.paper,
             "url": entry.url,
             "users": entry.users,

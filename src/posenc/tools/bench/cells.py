@@ -114,7 +114,7 @@ def limit_of(records: Sequence[Record]) -> float:
 
 
 def share_cell(record: Record | None, name: str, limit: float) -> str:
-    """The share of the limit that a competitor reaches; empty without a time or without a count of its multiply-adds,
+    """The share of the peak that a competitor reaches; empty without a time or without a count of its multiply-adds,
     which only plain attention and the kernel have."""
     work = record.get("multiply_adds", {}).get(name) if record else None
     if record is None or work is None or not (ms := amount(record, name)):

@@ -36,11 +36,11 @@ from posenc.tools.kit.report import Cell
 if TYPE_CHECKING:
     from rich.console import Console
 
-OF_THE_LIMIT = (
-    "Of the limit, at the longest length: multiply-adds over the time, over {} × 10⁹ a second, the most that PyTorch's "
-    "products of matrices made in this run on as many threads. Multiply-adds are head_dim times {} for each pair of "
-    "tokens that is computed, and, for each query and distance, times {} for a vector in scores and {} for one in the "
-    "output. For plain attention, and where the kernel runs."
+SHARE_OF_PEAK = (
+    "Share of peak, at the longest length: multiply-adds over the time, over {} × 10⁹ a second, the most that "
+    "PyTorch's products of matrices made in this run on as many threads. Multiply-adds are head_dim times {} for each "
+    "pair of tokens that is computed, and, for each query and distance, times {} for a vector in scores and {} for one "
+    "in the output. For plain attention, and where the kernel runs."
 )
 
 
@@ -114,23 +114,23 @@ def environment(records: Sequence[Record]) -> list[tuple[str, str]]:
         kept = f"kept {min(told):.1f} to {max(told):.1f} of {records[0]['machine']['cores']} cores busy" if told else ""
         rows.insert(-1, ("other processes", kept or "not known: this system does not tell"))
     if limit := limit_of(records):
-        rows.insert(-1, ("the limit", f"{number(limit * 1e-9)} × 10⁹ multiply-adds a second"))
+        rows.insert(-1, ("the peak", f"{number(limit * 1e-9)} × 10⁹ multiply-adds a second"))
     return rows
 
 
 def _with_share(
     table: Table, records: Sequence[Record], phase: str, rows: Iterable[tuple[Record | None, str]]
 ) -> Table:
-    """The table with one more column, the share of the limit that each row's competitor reaches; unchanged if the limit
+    """The table with one more column, the share of the peak that each row's competitor reaches; unchanged if the peak
     was not measured."""
     limit = limit_of(records)
     found = [share_cell(record, name, limit) for record, name in rows] if limit else []
     if not any(found):
         return table
-    table.header = (*table.header, "of the limit")
+    table.header = (*table.header, "share of peak")
     table.rows = [(*row, cell) for row, cell in zip(table.rows, found, strict=True)]
     counts = (each[phase == "training"] for each in (PAIR, MEETING, VALUE))
-    table.foot = OF_THE_LIMIT.format(number(limit * 1e-9), *counts)
+    table.foot = SHARE_OF_PEAK.format(number(limit * 1e-9), *counts)
     return table
 
 

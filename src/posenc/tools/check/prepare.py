@@ -4,7 +4,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from inspect import Parameter, signature
 from typing import Any
@@ -261,8 +261,8 @@ def _given_to(subject: Subject, batch: Batch) -> str:
         return _heads_of(subject, batch)
     if isinstance(subject, Rotary | Attention):
         return (
-            f"Its vectors are (rows, heads, tokens, head_dim) with heads={subject.heads} and "
-            f"head_dim={subject.head_dim}, as the subject claims"
+            f"Its vectors are (rows, heads, tokens, head_dim) with heads={_field(subject, 'heads')} and "
+            f"head_dim={_field(subject, 'head_dim')}: set them by {type(subject).__name__}(heads=…, head_dim=…)"
         )
     if subject.needs("grid"):
         return (
@@ -271,8 +271,17 @@ def _given_to(subject: Subject, batch: Batch) -> str:
     if subject.on_grids:
         grid = subject.grid_of(batch.tokens)
         return f"It was given a grid of {grid}: where it has one grid and no other, claim that as max_grid= and window="
-    x = "ids (rows, tokens)" if isinstance(subject, Model) else f"(rows, tokens, {getattr(subject, 'dim', 'dim')})"
-    return f"x is {x}, as the subject claims, and call is given what its parameters name"
+    x = "ids (rows, tokens)"
+    if not isinstance(subject, Model) and hasattr(subject, "dim"):
+        x = f"(rows, tokens, dim) with dim={_field(subject, 'dim')}, set by {type(subject).__name__}(dim=…)"
+    return f"x is {x}, and call is given what its parameters name"
+
+
+def _field(subject: Subject, name: str) -> str:
+    """The value of a field, and whether it is the default."""
+    value = getattr(subject, name)
+    default = next(field.default for field in fields(subject) if field.name == name)
+    return f"{value} (the default)" if value == default else str(value)
 
 
 def _heads_of(subject: Bias, batch: Batch) -> str:

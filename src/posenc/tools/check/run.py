@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -292,7 +293,10 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
             reason = unclaimed_end(plan.subject, LONG, Outcome(False, "an answer", described(error)))
         if reason:
             return TrialResult(trial.name, NOT_APPLICABLE, 0, reason)
-        return TrialResult(trial.name, UNFINISHED, done, f"the cases could not be made: {described(error)}")
+        code = getattr(plan.subject.call, "__code__", None)
+        raised = "your call raised " if any(frame.f_code is code for frame, _ in walk_tb(error.__traceback__)) else ""
+        reason = f"the cases could not be made: {raised}{described(error)}"
+        return TrialResult(trial.name, UNFINISHED, done, reason)
     if again:  # in float64, a mask of the lowest float32 number may become -inf when it is cast
         single = Plan(replace(plan.subject, dtype=torch.float32), plan.lengths, plan.longest, plan.seed)
         return replace(_trial(entry, trial, single, name, until), note=IN_FLOAT32)

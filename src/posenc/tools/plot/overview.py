@@ -31,8 +31,8 @@ from posenc.tools.plot.panels import Named, Schemes
 
 FAMILIES = {
     "add": "What is added to the input: how alike it makes two positions",
-    "rotate": "What turns queries and keys: the score of two equal tokens",
-    "bands": "Near and far pairs turned apart: the distance that a pair is turned by",
+    "rotate": "What rotates queries and keys: the score of two equal tokens",
+    "bands": "Near and far pairs rotated differently: the distance that a pair is rotated by",
     "score": "What is done to a score, by where its tokens stand",
     "content": "What is done to scores, by what the tokens are",
 }
@@ -41,7 +41,7 @@ FAMILIES = {
 SIDE = 9  # patches along each side of a grid; the query is in the middle
 COLUMNS = 3
 
-TURNED = "turned by (tokens)"
+TURNED = "rotated by (tokens)"
 
 Numbers = NDArray[np.float64]
 
