@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_type, shown, whole
-from posenc.positions import builders, validation
+from posenc.positions import builders, orders, validation
 from posenc.positions.layout import PADDING as PADDING
 from posenc.positions.layout import Layout, Span, document_of_chunk, join, overlap, read
 
@@ -54,6 +54,7 @@ class Positions:
     if TYPE_CHECKING:  # not dataclass fields, which `help` lists
         _layout: Layout  # what is known so far
         _is_read: bool  # whether the values were read, or need not be
+    _is_shard: ClassVar[bool] = False  # whether the texts have tokens elsewhere; set on instances
 
     def __init__(
         self,
@@ -263,12 +264,22 @@ class Positions:
         """Tokens ``a:b`` of every row, or those at an index tensor (a permutation, a shard)."""
         tokens = self.order.size(1)  # len() would specialize a graph to one length
         validation.check_index(index, tokens)
-        chosen = Positions(**self._each(lambda x: x[:, index]))
+        chosen = Positions(**self._each(lambda x: x[:, index]))._set(_is_shard=self._is_shard)
         if isinstance(index, slice) and index.step in (None, 1):
             start, stop = validation.ends_of(index, tokens)
             layout = self._layout[slice(start, max(start, stop))]
             return chosen._set(_layout=layout, _is_read=self._is_read and layout.rows is not None)
         return chosen._set(_layout=Layout(chosen.order.size(1), None, self._layout.bounds), _is_read=False)
+
+    def shard(self, of: Any, order: orders.Order = "zigzag") -> Positions:
+        """The tokens that one process of several holds. ``of`` is a mesh of one axis, or (rank, world); for ``order``
+        see `posenc.distributed.Sharding`, which also divides tensors and runs attention.
+
+        >>> Positions.arange(8).shard((1, 2)).coords
+        tensor([[2, 3, 4, 5]])
+        """
+        rank, world = orders.place(of)
+        return self[orders.indices(self.layout, world, order)[rank].to(self.device)]._set(_is_shard=world > 1)
 
     def expand(self, rows: int) -> Positions:
         """The same positions for ``rows`` rows: a single row is expanded as a view. Raises ValueError if the rows do
@@ -384,8 +395,10 @@ class Positions:
     def lengths(self) -> Shaped[Tensor, " rows"]:
         """The length of each row's text: the highest coordinate on any axis, plus one. Padding is ignored.
 
-        Raises ValueError for rows that are known to hold several documents.
+        Raises ValueError for a shard, and for rows that are known to hold several documents.
         """
+        if self._is_shard:
+            raise ValueError(orders.OF_SHARD)
         return builders.lengths_of(self.layout, self.coords, self.document)
 
     def __repr__(self) -> str:
