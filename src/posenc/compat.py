@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-PLAIN = frozenset((Tensor, torch.nn.Parameter))  # classes whose operations nothing intercepts
+PLAIN = frozenset((Tensor, torch.nn.Parameter))  # classes without operations of their own
 FEW_THREADS = 8  # a guess; with two, one thread was as fast, and safe on a busy machine (docs/log.md)
 
 
@@ -36,9 +36,18 @@ def is_undisturbed() -> bool:
     )
 
 
-def is_direct() -> bool:
-    """Whether a custom operator's function may be called by itself: nothing needs to see the operator."""
-    return is_undisturbed() and not torch.autograd.profiler._is_profiler_enabled
+def is_direct(tensors: Iterable[Tensor]) -> bool:
+    """Whether code that reads the memory of these tensors may be called without its custom operator: nothing needs to
+    see the operator, and no tensor is of another class or has flags that the dispatcher would resolve."""
+    return (
+        is_undisturbed()
+        and not torch.autograd.profiler._is_profiler_enabled
+        and all(
+            type(x) in PLAIN
+            and not (x.is_neg() or x._is_zerotensor() or torch._C._functorch.is_legacy_batchedtensor(x))
+            for x in tensors
+        )
+    )
 
 
 def assert_later(condition: Tensor, message: str) -> None:

@@ -63,6 +63,7 @@ def test_shards_merged_are_the_whole_with_all_gradients(shards: str, place: str,
 def test_the_gradients_of_merge_are_those_of_differences() -> None:
     parts = [torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     sums = [torch.randn(1, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    # gradcheck's step is 1e-6: rounding is 1e-16 over it, and truncation below that.
     assert torch.autograd.gradcheck(
         lambda *x: merge(list(zip(x[:3], x[3:], strict=True))), (*parts, *sums), atol=1e-8, rtol=1e-6
     )

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._library.custom_ops import CustomOpDef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
@@ -82,7 +83,7 @@ def test_what_operators_promise_the_compiler_is_so(
     leaves = [x.detach().to(dtype).requires_grad_() for x in transposed()]
     made = SCHEMES[scheme]().to(torch.promote_types(dtype, torch.float32))
     with monkeypatch.context() as patched:
-        patched.setattr(compat, "is_direct", lambda: False)
+        patched.setattr(compat, "is_direct", lambda tensors: False)
         if name == "native":
             patched.setattr(native, name, lambda *given: calls.append(given) or operator(*given))
         else:
@@ -100,40 +101,117 @@ def test_what_operators_promise_the_compiler_is_so(
     assert set(results.values()) == {"SUCCESS"}
 
 
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    out = posenc.attention(query, key, value, ALiBi(HEADS).double(), is_causal=True, backend="native")
+    assert isinstance(out, Tensor)
+    return out
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_kernel_is_called_by_itself_as_it_is_by_its_operator(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_gives_the_same_directly_and_by_its_operator(scheme: str) -> None:
+    check_directly_and_by_operator(scheme)
+
+
+def check_directly_and_by_operator(scheme: str) -> None:
     made = SCHEMES[scheme]().double()
     query, key, value = (x.requires_grad_() for x in transposed())
     leaves = [query, key, value, *(x for x in made.parameters() if x.requires_grad)]
 
-    def found() -> list[Tensor]:
+    def found() -> tuple[str, list[Tensor]]:
         out, lse = posenc.attention(query, key, value, made, is_causal=True, backend="native", return_lse=True)
         with torch.no_grad():
             alone = posenc.attention(query, key, value, made, is_causal=True, backend="native")
-        return [out, lse, alone, *torch.autograd.grad(out.sin().sum() + lse.sin().sum(), leaves, allow_unused=True)]
+        gradients = torch.autograd.grad(out.sin().sum() + lse.sin().sum(), leaves, allow_unused=True)
+        return type(lse.grad_fn).__name__, [out, lse, alone, *gradients]
 
-    by_itself = found()
-    monkeypatch.setattr(compat, "is_direct", lambda: False)
-    for one, other in zip(by_itself, found(), strict=True):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CustomOpDef, "__call__", lambda *_: pytest.fail("the operator ran"))
+        name, directly = found()
+    assert name == "posenc_nativeBackward"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compat, "is_direct", lambda tensors: False)
+        name, by_operator = found()
+    assert name != "posenc_nativeBackward"
+    for one, other in zip(directly, by_operator, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
 
 
 def test_the_operator_is_seen_by_what_looks_for_it() -> None:
-    """A profiler and a mode that sees every operator; without them the kernel is called by itself."""
+    """A profiler, and a mode that sees every operator."""
     leaves = [x.requires_grad_() for x in transposed()]
-
-    def names(called: Callable[[], object]) -> set[str]:
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            called()
-        return {event.name for event in profile.events()}
-
-    def step() -> None:
-        posenc.attention(*leaves, ALiBi(HEADS), is_causal=True, backend="native").sum().backward()
-
-    assert {"posenc::native", "posenc::native_backward"} <= names(step)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        attend(*leaves).sum().backward()
+    assert {"posenc::native", "posenc::native_backward"} <= {event.name for event in profile.events()}
     with Seen() as mode:
-        step()
+        attend(*leaves).sum().backward()
     assert {"posenc::native", "posenc::native_backward"} <= mode.names
+
+
+def test_tensors_that_are_no_plain_memory_go_through_the_operator() -> None:
+    """Of the kernel, which reads addresses: numbers that a flag negates, zeros without memory, classes of others."""
+    query, key, value = (x.requires_grad_() for x in transposed())
+    torch.testing.assert_close(attend(torch._neg_view(query), key, value), attend(-query, key, value))
+    out = attend(query, key, value)
+    expected = torch.autograd.grad(out, (query, key, value), -torch.ones_like(out), retain_graph=True)
+
+    def check(gradient: Tensor, sign: int = 1) -> None:
+        found = torch.autograd.grad(out, (query, key, value), gradient, retain_graph=True)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, sign * other)
+
+    check(torch._neg_view(torch.ones_like(out)))
+    check(torch._efficientzerotensor(out.shape, dtype=out.dtype), 0)
+    with pytest.raises(RuntimeError, match=r"Wrapped does not support posenc"):
+        check(Wrapped(torch.ones_like(out)))
+    with pytest.raises(RuntimeError, match=r"posenc::native_backward|Batching rule|batching"):
+        torch.autograd.grad(out, (query, key, value), torch.ones(2, *out.shape).double(), is_grads_batched=True)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")  # PyTorch's own fused kernel, in vmap
+@pytest.mark.parametrize("tokens", [20, 150])
+def test_transforms_run_what_supports_them(tokens: int) -> None:
+    query, key, value = (torch.randn(2, HEADS, tokens, 8, dtype=torch.float64) for _ in range(3))
+    scheme = ALiBi(HEADS).double()
+
+    def loss(query: Tensor, backend: str = "auto") -> Tensor:
+        out = posenc.attention(query, key, value, scheme, is_causal=True, backend=backend)
+        assert isinstance(out, Tensor)
+        return out.sin().sum()
+
+    leaf = query.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(leaf, "reference"), leaf)
+    torch.testing.assert_close(torch.func.grad(loss)(query), expected)
+    several = torch.stack((query, -query))
+    torch.testing.assert_close(torch.func.vmap(loss)(several), torch.stack((loss(query), loss(-query))))
+    for name in ("native", "tiled"):
+        with pytest.raises(ValueError, match=r"does not support torch\.func transforms"):
+            torch.func.grad(lambda x, name=name: loss(x, name))(query)
+
+
+@pytest.mark.parametrize("shape", [(1100, 4, 31), (2048, 4, 24), (1024, 8, 16), (3000, 1, 40), (40, 2, 127)])
+def test_large_batches_of_short_texts_do_not_go_in_blocks(shape: tuple[int, int, int]) -> None:
+    batch, heads, tokens = shape
+    torch.manual_seed(0)
+    text = Positions.padded(torch.arange(tokens) < torch.randint(2, tokens + 1, (batch, 1)))
+    x = torch.empty(batch, heads, tokens, 1)
+    for scheme in (ALiBi(heads), T5(heads)):
+        assert posenc.explain(x, x, x, scheme(text), is_causal=True).backend == "native"
+
+
+class Wrapped(torch.Tensor):
+    """A class of tensor that holds another one and no memory, and has no operations."""
+
+    @staticmethod
+    def __new__(cls, x: Tensor) -> "Wrapped":
+        made = torch.Tensor._make_wrapper_subclass(cls, x.shape, dtype=x.dtype, strides=x.stride())
+        made.held = x
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return Wrapped(args[0].held)
+        raise RuntimeError(f"Wrapped does not support {func}")
 
 
 class Seen(TorchDispatchMode):

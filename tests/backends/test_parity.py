@@ -28,9 +28,9 @@ from tests.backends.grounds import (
     small_blocks,
     with_gradients,
 )
+from tests.rounding import largest, of_sums
 from tests.rows import every_second, first_of, with_more
 
-U = 2.0**-53  # what rounding to double precision is off by, relatively
 TOKENS = 97  # a block of 64 and a part of one
 SHORT = 45  # more than eight times what Shaw looks at, so that there are far keys
 
@@ -63,10 +63,8 @@ def check_refused(run: Case, backend: str, **how: Any) -> None:
 
 
 def check_close(found: dict[str, Tensor], truth: dict[str, Tensor], run: Case) -> None:
-    """Each number is a sum over keys, and a parameter's gradient one over all pairs. A score s is off by U s and by
-    what its own sum adds, sqrt(d) U; here no product exceeds 128, and a bias no distance. A term of the sum is off by
-    as much, relatively; the errors of n terms, of either sign, grow with sqrt(n). Terms are of order 1, or of that of
-    the largest sum. 8 is for the operations in between."""
+    """Each number is a sum over keys, and a parameter's gradient one over all pairs. No product exceeds 128, and no
+    bias a distance. The terms are of order 1, or of that of the largest sum, and each is as inexact as its score."""
     assert found.keys() == truth.keys()
     ends = torch.cat([p.coords.double().flatten() for p in (run.query_positions, run.key_positions)])
     score = 128 + (ends.max() - ends.min()).item()
@@ -74,9 +72,7 @@ def check_close(found: dict[str, Tensor], truth: dict[str, Tensor], run: Case) -
     pairs = run.query.size(0) * run.query.size(2) * keys
     for name, expected in truth.items():
         terms = keys + run.query.size(2) if name.split()[-1] in ("output", "query", "key", "value") else pairs
-        finite = expected[expected != -torch.inf].abs()
-        scale = max(1.0, finite.max().item()) if finite.numel() else 1.0
-        tolerance = 8 * U * (score + math.sqrt(terms)) * math.sqrt(terms) * scale
+        tolerance = of_sums(torch.float64, terms, math.sqrt(terms) * largest(expected), score=score)
         torch.testing.assert_close(
             found[name], expected, rtol=0, atol=tolerance, msg=lambda told, name=name: f"{name}: {told}"
         )

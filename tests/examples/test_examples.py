@@ -93,7 +93,7 @@ def test_the_post_s_digits_are_posenc_s_but_one() -> None:
         if f"{theirs[row, column]:.4e}" != f"{true[row, column]:.4e}"
     ]
     assert different == [(3, 4)]
-    torch.testing.assert_close(ours.norm(dim=1), torch.full((4,), 2.0), rtol=1e-6, atol=0)  # sqrt(8/2)
+    torch.testing.assert_close(ours.norm(dim=1), torch.full((4,), 2.0), rtol=6 * 2.0**-24, atol=0)  # sqrt(8/2)
 
 
 def test_forest_fires_are_told_apart_by_positions_alone() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from posenc.tools.extend import measure
+from tests.rounding import of_sums
 
 VOCABULARY = 50
 
@@ -50,12 +51,17 @@ def losses(model: Model, tokens: torch.Tensor) -> torch.Tensor:
     return torch.stack([-F.log_softmax(row, -1)[target] for row, target in zip(logits, tokens[1:], strict=True)])
 
 
+def off(losses: torch.Tensor) -> float:
+    """A logit is about as large as the largest loss; one sum is over the vocabulary."""
+    return of_sums(torch.float32, VOCABULARY, score=losses.max().item())
+
+
 def test_final_tokens_are_the_same_ones_at_every_length() -> None:
     model = Model()
     for length in (16, 33, 64):
         found = measure.final(model, TOKENS, length, 8, NONE)
         expected = losses(model, TOKENS[-(length + 1) :])[-8:]
-        torch.testing.assert_close(found, expected.double(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(found, expected.double(), rtol=0, atol=off(expected))
     assert model.seen == [16, 33, 64]
 
 
@@ -68,11 +74,11 @@ def test_by_position_has_the_final_tokens_and_the_mean_of_every_bucket() -> None
     model = Model()
     final, found = measure.by_position(model, TOKENS, 64, 8, NONE)
     each = losses(model, TOKENS).double().detach()
-    torch.testing.assert_close(final, each[-8:], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(final, each[-8:], rtol=0, atol=off(each))
     assert found["edges"] == [0, 16, 32, 48, 64]
     # Buckets of 16 places are scored whole.
     expected = [float(each[a : a + 16].mean()) / math.log(2) for a in (0, 16, 32, 48)]
-    assert found["bits"] == pytest.approx(expected, abs=1e-4)
+    assert found["bits"] == pytest.approx(expected, abs=off(each) / math.log(2))
     assert len(model.seen) == 1
 
 

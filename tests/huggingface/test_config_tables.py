@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import posenc
 from posenc import Positions, logits
 from posenc.huggingface import ModelPositions, scheme_from_config
 from tests.huggingface.tiny import SIZES, model_of, run
+from tests.rounding import of_angles
 
 TWELVE = {"num_hidden_layers": 2, "vocab_size": 64, "hidden_size": 72, "num_attention_heads": 12, "pad_token_id": 0}
 PLACES = torch.tensor([[0, 1, 5, 700, 1023]])
@@ -83,7 +85,9 @@ def test_dinov3_turns_patches_and_not_its_first_tokens() -> None:
     scheme = said.schedule[0][0].eval()
     assert "grid(height, width, prefix=3)" in repr(said)
     encoding = scheme.tokens(scheme.grid(3, 5, prefix=3))  # type: ignore[operator]
-    torch.testing.assert_close(encoding.rotate_query(x), turned, atol=1e-5, rtol=1e-5)
+    # Theirs has angles in float32, up to a full turn; a channel is off by sqrt(2) times what each of its pair is.
+    bound = 2**0.5 * of_angles(torch.float32, 2 * math.pi, x)
+    torch.testing.assert_close(encoding.rotate_query(x), turned, rtol=0, atol=bound)
     assert not said.causal
 
 
@@ -159,11 +163,13 @@ def test_bloom_and_mpt_have_alibi_of_twelve_heads() -> None:
     from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 
     _, bloom = made("bloom", n_layer=2, n_head=12, hidden_size=72)
+    # Theirs has slopes in float32, and rounds their products with places up to 40, of which biases are differences.
+    bound = {"rtol": 4 * 2.0**-24, "atol": 40 * 2.0**-24}
     theirs = build_alibi_tensor(torch.ones(1, 40), 12, torch.float64).view(12, 1, 40).expand(12, 40, 40)
-    torch.testing.assert_close(biases(bloom, 1, 40).tril(), since_diagonal(theirs), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(biases(bloom, 1, 40).tril(), since_diagonal(theirs), **bound)
     _, mpt = made("mpt", n_layers=2, n_heads=12, d_model=72, attn_config={"softmax_scale": 0.3})
     theirs = build_mpt_alibi_tensor(12, 40).double().expand(12, 40, 40)
-    torch.testing.assert_close(biases(mpt, 1, 40).tril(), since_diagonal(theirs), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(biases(mpt, 1, 40).tril(), since_diagonal(theirs), **bound)
     assert [layer.scale for layer in mpt.layers] == [0.3, 0.3]
 
 

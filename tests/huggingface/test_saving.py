@@ -19,9 +19,10 @@ from safetensors.torch import load_model
 import posenc
 from posenc.huggingface import adapt, patch
 from posenc.huggingface.adapters import is_adapted
-from tests.huggingface.test_attention import IDS, built, output
+from tests.huggingface.test_attention import IDS, TERMS, built, output
 from tests.huggingface.test_patching import same, state
 from tests.huggingface.tiny import config_of
+from tests.rounding import of_sums
 
 LEARNED: dict[str, tuple[str, Callable[[], Any], int]] = {  # and how many tensors it has
     "llama": ("llama", lambda: posenc.Shaw(12, 8), 2),
@@ -93,8 +94,7 @@ def test_a_scaling_runs_under_any_attention() -> None:
     with patch(model, posenc.YaRN(4.0, 4)):
         out = output(model, input_ids=IDS)
         model.set_attn_implementation("eager")
-        # two orders of the same sums in float32, through two layers
-        torch.testing.assert_close(output(model, input_ids=IDS), out, rtol=0, atol=2e-5)
+        torch.testing.assert_close(output(model, input_ids=IDS), out, rtol=0, atol=of_sums(torch.float32, TERMS, out))
 
 
 def test_models_of_one_configuration_do_not_undo_one_another_silently() -> None:

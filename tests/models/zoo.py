@@ -16,10 +16,11 @@ from tests.cases import DIM, HEAD_DIM, HEADS, KV_HEADS
 LAYERS, VOCAB, TOKENS, LONGEST = 2, 30, 11, 24
 
 # Derived, not fitted: every number of a model here is of order 1 and comes out of some 20 sums in a row, none of more
-# than 4 * DIM = 288 terms. At 2^-53 a term, that is below 20 * 288 * 1.1e-16 = 6.4e-13.
-CLOSE = {"rtol": 1e-11, "atol": 1e-12}
-# A gradient sums that over every token, head and layer, and is itself of order 10.
-GRADIENT_CLOSE = {"rtol": 1e-10, "atol": 1e-11}
+# than 4 * DIM = 288 terms, at 2^-53 a term: 6.4e-13.
+OFF = 20 * 4 * DIM * 2.0**-53
+CLOSE = {"rtol": OFF, "atol": OFF}
+# A gradient sums that over every token, head and layer; a small one is what is left of numbers of order 10.
+GRADIENT_CLOSE = {"rtol": OFF * TOKENS * HEADS * LAYERS, "atol": 10 * OFF}
 
 Arguments = dict[str, Any]
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from posenc import Encoding, Positions
+from posenc import Encoding, Positions, compat
 from posenc.backends import attention, call, choice, reference, request, sdpa
 from posenc.backends.backend import Backend
 from posenc.backends.call import Call
@@ -17,7 +17,7 @@ from posenc.positions.positions import PADDING
 from posenc.positions.tiles import Tile, Visibility
 from posenc.scheme import Composition
 from tests import test_encoding, test_layout, test_positions
-from tests.backends import test_attention
+from tests.backends import test_attention, test_operators
 from tests.mutants import Mutant, oracles
 
 # --- what may be seen -----------------------------------------------------------------------------------------------
@@ -277,5 +277,19 @@ MUTANTS = (
         "_without_autocast",
         lambda x: torch.autocast("cpu", torch.bfloat16),
         partial(test_attention.check_bias_is_not_rounded_under_autocast, "sdpa"),
+    ),
+    Mutant(
+        "the kernel always goes through its operator",
+        compat,
+        "is_direct",
+        lambda tensors: False,
+        partial(test_operators.check_directly_and_by_operator, "linear"),
+    ),
+    Mutant(
+        "short texts of a large batch go in blocks",
+        choice,
+        "PAIRS_PER_KERNEL_TILE",
+        choice.PAIRS_PER_TILE,
+        partial(test_operators.test_large_batches_of_short_texts_do_not_go_in_blocks, (1100, 4, 31)),
     ),
 )

@@ -27,8 +27,10 @@ from posenc import (
 )
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Shape
+from tests.rounding import of_sums
 
 TOKENS, HEADS, HEAD_DIM = 9, 4, 8
+SCORE = 64.0  # above |q| |k| / sqrt(8) and what a scheme adds
 LINE, GRID = Positions.arange(TOKENS, start=3), Positions.grid(3, 3)
 
 
@@ -80,11 +82,12 @@ def test_what_a_float_mask_hides_counts_as_little_as_what_a_bool_mask_does(backe
     seen = torch.rand(TOKENS, TOKENS, generator=torch.Generator().manual_seed(1)) > 0.4
     floating = torch.zeros(TOKENS, TOKENS, dtype=torch.float64).masked_fill(~seen, -math.inf)
     out, same = (posenc.attention(q, k, v, cope, attn_mask=mask, backend=backend) for mask in (seen, floating))
-    torch.testing.assert_close(out, same, rtol=1e-12, atol=1e-12)
+    bound = of_sums(torch.float64, TOKENS + HEAD_DIM, v, score=SCORE)
+    torch.testing.assert_close(out, same, rtol=0, atol=bound)
     by_causality = posenc.attention(q, k, v, cope, is_causal=True, backend=backend)
     hidden = torch.full((TOKENS, TOKENS), -math.inf, dtype=torch.float64).triu(1)
     by_mask = posenc.attention(q, k, v, cope, attn_mask=hidden, backend=backend)
-    torch.testing.assert_close(by_mask, by_causality, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(by_mask, by_causality, rtol=0, atol=bound)
 
 
 BESIDE = [
@@ -116,7 +119,8 @@ def test_xpos_stands_beside_what_reads_scores_alone(entry: Any) -> None:
         with pytest.raises(ValueError, match=r"reads queries or keys separately cannot be composed"):
             out(TOKENS)
     else:
-        torch.testing.assert_close(out(TOKENS)[:, :, -2:], out(2), rtol=1e-11, atol=1e-12)
+        bound = of_sums(torch.float64, TOKENS + HEAD_DIM, v, score=SCORE)
+        torch.testing.assert_close(out(TOKENS)[:, :, -2:], out(2), rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("function", [Softcap(3.0), DistanceAware(HEADS)], ids=["softcap", "distance_aware"])

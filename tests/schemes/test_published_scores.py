@@ -79,9 +79,11 @@ def test_fire_begins_as_published_and_its_share_never_leaves_0_to_1() -> None:
     far = Positions(torch.tensor([[0, 3, 512, 10_000, 2**30]]))
     share = bias(scheme.double(), far)[0]
     assert 0 <= share.min() <= share.max() <= 1
-    torch.testing.assert_close(share[3:, 0], torch.ones(2, dtype=DOUBLE), rtol=1e-6, atol=0)  # a whole text back
+    # FIRE adds 1e-6 to its divisor, here log(52.2) or more, and c is 0.1 in float32.
+    off = 1e-6 / math.log(52.2) + 2.0**-24
+    torch.testing.assert_close(share[3:, 0], torch.ones(2, dtype=DOUBLE), rtol=off, atol=0)  # a whole text back
     torch.testing.assert_close(
-        share[1, 0], torch.tensor(math.log(1.3) / math.log(52.2), dtype=DOUBLE), rtol=1e-6, atol=0
+        share[1, 0], torch.tensor(math.log(1.3) / math.log(52.2), dtype=DOUBLE), rtol=off, atol=0
     )
 
 

@@ -14,13 +14,15 @@ from posenc import MLA, LeRoPE, PartialRoPE, PoPE, Positions, PRoPE, RoPE, Rotat
 from posenc.models import ForwardPass, KVCache
 from posenc.schemes.xpos import Fading
 from tests.oracles import xpos
+from tests.rounding import of_angles, of_sums
 
 ROWS, HEADS, TOKENS, HEAD_DIM = 2, 3, 7, 16
 IDS = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [11, 12, 13, 20, 21, 22, 23]])
 # The other side makes its angles in single precision: up to 24 radians, rounded twice, and cos and sin once; a channel
 # is a sum of two products with numbers below 4, which is 2 * 4 * (24 * 2 * 2^-24 + 2^-24) at most.
-FLOAT = {"rtol": 0.0, "atol": 2.4e-5}
-SUMMED = {"rtol": 2e-4, "atol": 2e-4}  # after projections of 48 such channels, a softmax and another projection
+FLOAT = {"rtol": 0.0, "atol": 2 * of_angles(torch.float32, 24, 4.0)}
+# After projections of 48 such channels, scores of 16 over 7 keys and another projection.
+SUMMED = {"rtol": 0.0, "atol": FLOAT["atol"] + of_sums(torch.float32, 2 * 48 + 16 + TOKENS, 4.0)}
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -235,7 +237,8 @@ def test_decoding_from_latent_vectors_is_attention_of_whole_heads() -> None:
             keys, values, _ = cache.append(0, kept, latent[:, :, here])
             scale = tokens.scale
             outs.append(posenc.attention(absorbed, keys, values, step.pairs(), scale=scale, is_causal=True))
-    torch.testing.assert_close(torch.cat(outs, 2) @ up_value.mT, whole, rtol=1e-12, atol=1e-12)
+    bound = of_sums(torch.float64, TOKENS + plain + rope_dim + latent_dim, whole, score=32)
+    torch.testing.assert_close(torch.cat(outs, 2) @ up_value.mT, whole, rtol=0, atol=bound)
 
 
 def test_a_slice_of_another_width_is_refused() -> None:
@@ -384,7 +387,7 @@ def test_xpos_decodes_as_it_reads(places: Tensor) -> None:
         new = Positions(places[:, here], order=torch.arange(start, stop)[None])
         with ForwardPass(scheme, new, cache, dtype=torch.float64) as step:
             outs.append(step.attention(q[:, :, here], k[:, :, here], v[:, :, here]))
-    torch.testing.assert_close(torch.cat(outs, 2), whole, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.cat(outs, 2), whole, rtol=0, atol=of_sums(torch.float64, 9 + 8, v, score=16))
 
 
 def test_padding_moves_no_origin() -> None:
@@ -394,7 +397,9 @@ def test_padding_moves_no_origin() -> None:
     encoding = scheme(text, dtype=torch.float64)
     assert encoding.rotate_query(x).shape == x.shape
     alone = posenc.logits(x[:, :, 1:], x[:, :, 1:], scheme(text[1:], dtype=torch.float64))
-    torch.testing.assert_close(posenc.logits(x, x, encoding)[..., 1:, 1:], alone, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        posenc.logits(x, x, encoding)[..., 1:, 1:], alone, rtol=0, atol=of_sums(torch.float64, 8, alone)
+    )
 
 
 # How far apart queries are that one block of them holds, ln(2/7) / 512 a place: e^80, in float16 e^10.
@@ -478,6 +483,7 @@ def test_xpos_is_nan_and_not_wrong_where_nobody_knows_how_far_queries_are_apart(
     asks, says = (replace(side, span=None)(x)[0, 0] for side in (query, key))
     scores = (asks * says).sum(-1)  # of each token with itself
     expected = x.square().sum(-1)[0, 0]
+    # Far above rounding to float32: a score that has overflowed is off by whole factors.
     is_right = torch.isclose(scores, expected, rtol=1e-4, atol=0.0)
     assert (is_right | ~scores.isfinite()).all()
     assert not is_right.all()

@@ -28,11 +28,12 @@ from posenc import (
 from posenc.encoding.clocks import following, last_readings, readings
 from posenc.encoding.features import Feature
 from posenc.models import Decoder, ForwardPass, KVCache
+from tests.rounding import of_sums
 
 HEADS, HEAD_DIM, TOKENS = 5, 6, 11
-CLOSE = {"rtol": 1e-12, "atol": 1e-12}
-# Of numbers of order 1 in single precision, as the packages compute them.
-SINGLE = {"rtol": 1e-5, "atol": 1e-5}
+CLOSE = {"rtol": 0.0, "atol": of_sums(torch.float64, TOKENS + HEAD_DIM, 8.0, score=16)}  # no number exceeds 8
+# Of numbers of order 1 in single precision, as the packages compute them: sums over 24 channels and the keys.
+SINGLE = dict.fromkeys(("rtol", "atol"), of_sums(torch.float32, 24 + TOKENS))
 
 
 def drawn(*size: int) -> Tensor:

@@ -32,13 +32,12 @@ def runner(call: Call, backend: str) -> Run:
         return choice.choose(call)[0] if is_auto else choice.named(call, backend)
     if backend == "reference" or (is_auto and _is_dense(call)):
         return REFERENCE
-    bands = [band for _, band in calls(call)]
-    each = [choice.choose(band)[0] if is_auto else choice.named(band, backend, MERGED) for band in bands]
+    each = [choice.choose(band)[0] if is_auto else choice.named(band, backend, MERGED) for _, band in calls(call)]
 
-    def run(_: Call) -> tuple[Tensor, Tensor | None]:
+    def run(call: Call) -> tuple[Tensor, Tensor | None]:
         found = []
-        for backend, band in zip(each, bands, strict=True):
-            out, lse = backend(band)
+        for runs, (_, band) in zip(each, calls(call), strict=True):
+            out, lse = runs(band)
             assert lse is not None
             found.append((out, lse))
         return merge(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -35,6 +36,7 @@ FEW_ON_PLANE = 2**11
 MANY_KEYS = 2**13
 # With fewer pairs per tile than this, calls cost more than tiles save.
 PAIRS_PER_TILE = 2**12
+PAIRS_PER_KERNEL_TILE = 2**6  # where a tile is no call
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class _Asked:
         self.has_few_queries = call.has_few_queries
         self.has_plane = any(piece.is_planar for piece in call.pieces)
         self.ahead: str | None = None  # why the kernel is faster without score terms
+        self.pairs_per_tile: float | None = None
         self._known: dict[str, bool] = {}
 
     def takes(self, backend: Backend) -> bool:
@@ -99,18 +102,15 @@ class _Asked:
             self._known["plain"] = is_plain(self.call)
         return self._known["plain"]
 
-    def is_worth_tiles(self) -> bool:
+    def is_worth_tiles(self, least: int = PAIRS_PER_TILE) -> bool:
         """Whether tiles have enough pairs on average. In a compiled graph, whether the layout is known."""
-        if "worth" not in self._known:
-            self._known["worth"] = _is_worth_tiles(self.call)
-        return self._known["worth"]
+        if self.pairs_per_tile is None:
+            self.pairs_per_tile = _pairs_per_tile(self.call)
+        return self.pairs_per_tile >= least
 
-    def has_few_tokens(self) -> bool:
-        """Whether there are so few tokens that a dense mask is cheaper. On a line it is never cheaper than the CPU's
-        kernel (measured from 17 tokens on: docs/log.md)."""
-        most = FEW_PAIRS
-        if self.takes(NATIVE):
-            most = FEW_ON_PLANE if self.has_plane else 0
+    def has_few_pairs(self, most: int = FEW_PAIRS) -> bool:
+        """Whether a head has few enough scores for a dense mask to be cheaper than blocks. False in a compiled graph,
+        which serves all lengths."""
         return not torch.compiler.is_compiling() and self.call.query.size(2) * self.call.key.size(2) <= most
 
     def has_few_scores(self) -> bool:
@@ -139,8 +139,8 @@ class _Asked:
         """The fused kernel suffices. A plane can be folded into query and key too, but they become wide."""
         if not self.takes(SDPA):
             return False
-        is_plane = self.has_plane and self.takes(NATIVE) and not self.has_few_queries and not self.has_few_tokens()
-        return not is_plane and self.is_plain()
+        is_plane = self.has_plane and self.takes(NATIVE) and not self.has_few_queries
+        return not (is_plane and not self.has_few_pairs(FEW_ON_PLANE)) and self.is_plain()
 
     def suits_few_queries(self) -> bool:
         """The kernel is faster for a few queries."""
@@ -152,11 +152,14 @@ class _Asked:
 
     def has_small_mask(self) -> bool:
         """A mask is small."""
-        return self.takes(SDPA) and self.has_few_tokens()
+        return self.takes(SDPA) and self.has_few_pairs()
 
     def suits_kernel(self) -> bool:
-        """The kernel takes it, tile by tile."""
-        return not self.has_few_queries and self.takes(NATIVE) and self.is_worth_tiles()
+        """The kernel takes it, tile by tile: on a line always faster than a mask (measured from 6 tokens on:
+        docs/log.md)."""
+        if self.has_few_queries or (self.has_plane and self.takes(SDPA) and self.has_few_pairs(FEW_ON_PLANE)):
+            return False
+        return self.takes(NATIVE) and self.is_worth_tiles(PAIRS_PER_KERNEL_TILE)
 
     def is_straight(self) -> bool:
         """Tiles, of which most are straight."""
@@ -206,8 +209,8 @@ CHOICES = (
     Choice(SDPA, _Asked.needs_no_mask, "nothing is added to the scores, so the fused kernel suffices"),
     Choice(NATIVE, _Asked.suits_few_queries, "there are few queries, and the kernel reads keys only once"),
     Choice(SDPA, _Asked.has_few_rows, FEW),
-    Choice(SDPA, _Asked.has_small_mask, "there are few enough tokens for a dense mask"),
     Choice(NATIVE, _Asked.suits_kernel, ON_THE_FLY),
+    Choice(SDPA, _Asked.has_small_mask, "there are few enough tokens for a dense mask"),
     Choice(
         TILED, _Asked.is_straight, "the scores are linear in distance beyond a cutoff, and the mask splits into tiles"
     ),
@@ -239,13 +242,15 @@ def _meets_vectors(call: Call) -> bool:
     return len(call.values) > 0 or any(isinstance(piece, Meeting) for piece in call.pieces)
 
 
-def _is_worth_tiles(call: Call) -> bool:
-    """Whether tiles have enough pairs on average. In a compiled graph, whether the layout is known."""
-    if torch.compiler.is_compiling() or call.layouts is None:
-        return call.layouts is not None
+def _pairs_per_tile(call: Call) -> float:
+    """The pairs of all heads in a tile, on average; in a compiled graph any number. 0 if the layout is unknown."""
+    if call.layouts is None:
+        return 0
+    if torch.compiler.is_compiling():
+        return math.inf
     found = list(tiles(*call.layouts, call.visibility, call.query.size(0)))
     pairs = sum((t.stop - t.start) * (t.last - t.first) * (t.row.stop - t.row.start) for t in found)
-    return pairs * call.query.size(1) >= PAIRS_PER_TILE * len(found)
+    return pairs * call.query.size(1) / len(found) if found else math.inf
 
 
 def choose(call: Call) -> tuple[Backend, str]:

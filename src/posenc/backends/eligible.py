@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from posenc import compat
 from posenc.arguments import one_or
 from posenc.backends.backend import Unless, never
 from posenc.backends.call import Call
@@ -28,6 +29,8 @@ def inputs(call: Call) -> str | None:
         return "it does not support attn_mask and dropout"
     if call.is_forward_mode:
         return "it has no forward-mode derivative"
+    if compat.is_transformed():
+        return "its operator does not support torch.func transforms"
     if call.scale <= 0:
         return "it masks before it scales, so the scale must be positive"
     if 0 in (*call.query.shape, *call.key.shape, *call.value.shape):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from posenc import compat
 from posenc.backends.call import Call
 from posenc.backends.eligible import line_of, reach_of
 from posenc.backends.plane import tables_of_plane
@@ -209,78 +208,3 @@ class Given:
             Tiling(*self.call.layouts, self.call.visibility).flat(),
             Form(self.function, [self.lows.get(name, 0) for name in POSSIBLE], turn).flat(),
         )
-
-
-# -- an operator and its derivative ------------------------------------------------------------------------------------
-
-
-def operator(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Registers two functions as the custom operators ``name`` and ``name_backward``, the second as the derivative of
-    the first, and returns a function that does the same as the first operator.
-
-    ``forward`` takes query, key, value, `Given.arguments` and the scale, and returns output and log-sum-exp.
-    ``backward`` takes the gradients of both, query, key, value, output, log-sum-exp and the rest, and returns the
-    gradients of query, key and value, and of learned tensors.
-
-    The returned function calls ``forward`` by itself where nothing compiles, traces, transforms or profiles: PyTorch's
-    dispatch of a custom operator in Python takes as long as attention of 64 tokens (docs/log.md).
-    """
-    op = torch.library.custom_op(name, forward, mutates_args=())
-    op_backward = torch.library.custom_op(f"{name}_backward", backward, mutates_args=())
-
-    @op.register_fake
-    def fake(query, key, value, *_):  # type: ignore[no-untyped-def]
-        lse = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
-        return value.new_empty((*query.shape[:3], value.size(-1))), lse
-
-    @op_backward.register_fake
-    def fake_backward(dout, dlse, query, key, value, out, lse, given, names, learned, *_):  # type: ignore[no-untyped-def]
-        of = dict(zip(names.split(), given, strict=True))
-        tensors = (query, key, value, *(of[name] for name in learned.split()))
-        return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
-
-    def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
-        query, key, value, given, *ctx.rest = inputs
-        ctx.save_for_backward(query, key, value, *output, *given)
-        ctx.set_materialize_grads(False)
-
-    def grads(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> list[Tensor | None]:
-        """The gradients of query, key, value and of each given tensor."""
-        query, key, value, out, lse, *given = ctx.saved_tensors
-        if dout is None and dlse is None:
-            return [None] * (3 + len(given))
-        dout = torch.zeros_like(out) if dout is None else dout.contiguous()
-        run = backward if compat.is_direct() and not torch.is_grad_enabled() else op_backward
-        found = run(dout, dlse, query, key, value, out, lse, given, *ctx.rest)
-        names, learned = ctx.rest[0].split(), ctx.rest[1].split()
-        of = dict(zip(learned, found[3:], strict=True))
-        return [*found[:3], *map(of.get, names)]
-
-    def op_grads(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        found = grads(ctx, dout, dlse)
-        return *found[:3], found[3:], *(None,) * len(ctx.rest)
-
-    op.register_autograd(op_grads, setup_context=save)
-
-    class Direct(torch.autograd.Function):
-        """The operator's forward and backward, without the operator."""
-
-        @staticmethod
-        def forward(ctx: Any, rest: Sequence[Any], query: Tensor, key: Tensor, value: Tensor, *given: Tensor) -> Any:
-            output = forward(query, key, value, given, *rest)
-            save(ctx, (query, key, value, given, *rest), output)
-            return output
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-            return None, *grads(ctx, *gradients)
-
-    def run(query: Tensor, key: Tensor, value: Tensor, given: Sequence[Tensor], *rest: Any) -> Any:
-        tensors = (query, key, value, *given)
-        if not compat.is_direct() or not compat.PLAIN.issuperset(map(type, tensors)):
-            return op(query, key, value, given, *rest)
-        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
-            return Direct.apply(rest, query, key, value, *given)  # type: ignore[no-untyped-call]
-        return forward(query, key, value, given, *rest)
-
-    return run

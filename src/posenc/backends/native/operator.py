@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc import compat
+from posenc.backends.custom import custom_operator
 from posenc.backends.native.bounds import bounds_of
 from posenc.backends.native.library import library, pool
 from posenc.backends.native.structures import NUMBERS, ROWS, Call, differences, rows, table, tiles_of, turn
-from posenc.backends.operands import IN_DOUBLE, TABLES, Form, operator
+from posenc.backends.operands import IN_DOUBLE, TABLES, Form
 from posenc.encoding.horizon import skip_threshold
 from posenc.positions.tiles import Tiling
 from posenc.rotation.phases import PairLayout
@@ -290,4 +291,4 @@ def _sum(x: Tensor) -> Tensor:
     return x[0] if x.size(0) == 1 else x.sum(0)
 
 
-native = operator("posenc::native", _native, _native_backward)
+native = custom_operator("posenc::native", _native, _native_backward)

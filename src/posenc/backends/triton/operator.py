@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.backends.operands import Form, operator
+from posenc.backends.custom import custom_operator
+from posenc.backends.operands import Form
 from posenc.backends.triton.tasks import TABLES, Tasks, tasks_of
 
 # custom_op evaluates annotations, so no `from __future__ import annotations` here.
@@ -187,4 +188,4 @@ def _triton_backward(
     return [found[name] for name in ("dq", "dk", "dv", *(f"d_{name}" for name in wanted))]  # type: ignore[misc]
 
 
-triton = operator("posenc::triton", _triton, _triton_backward)
+triton = custom_operator("posenc::triton", _triton, _triton_backward)

@@ -1,0 +1,86 @@
+"""A custom operator with its derivative, called directly where nothing needs to see the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc import compat
+
+
+def custom_operator(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Registers two functions as the custom operators ``name`` and ``name_backward``, the second as the derivative of
+    the first, and returns a function that does the same as the first operator.
+
+    ``forward`` takes query, key, value, `Given.arguments` and the scale, and returns output and log-sum-exp.
+    ``backward`` takes the gradients of both, query, key, value, output, log-sum-exp and the rest, and returns the
+    gradients of query, key and value, and of learned tensors.
+
+    The returned function calls ``forward`` directly unless something compiles, traces, transforms or profiles the
+    operator, or a tensor is not plain memory (`compat.is_direct`): PyTorch's dispatch of a custom operator takes as
+    long as attention over 64 tokens (docs/log.md).
+    """
+    op = torch.library.custom_op(name, forward, mutates_args=())
+    op_backward = torch.library.custom_op(f"{name}_backward", backward, mutates_args=())
+
+    @op.register_fake
+    def fake(query, key, value, *_):  # type: ignore[no-untyped-def]
+        lse = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+        return value.new_empty((*query.shape[:3], value.size(-1))), lse
+
+    @op_backward.register_fake
+    def fake_backward(dout, dlse, query, key, value, out, lse, given, names, learned, *_):  # type: ignore[no-untyped-def]
+        of = dict(zip(names.split(), given, strict=True))
+        tensors = (query, key, value, *(of[name] for name in learned.split()))
+        return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
+
+    def save(ctx: Any, inputs: Sequence[Any], output: tuple[Tensor, Tensor]) -> None:
+        query, key, value, given, *ctx.rest = inputs
+        ctx.save_for_backward(query, key, value, *output, *given)
+        ctx.set_materialize_grads(False)
+
+    def grads(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> list[Tensor | None]:
+        """The gradients of query, key, value and of each given tensor."""
+        query, key, value, out, lse, *given = ctx.saved_tensors
+        if dout is None and dlse is None:
+            return [None] * (3 + len(given))
+        dout = torch.zeros_like(out) if dout is None else dout.contiguous()
+        tensors = [x for x in (dout, dlse, *ctx.saved_tensors) if x is not None]
+        run = backward if not torch.is_grad_enabled() and compat.is_direct(tensors) else op_backward
+        found = run(dout, dlse, query, key, value, out, lse, given, *ctx.rest)
+        names, learned = ctx.rest[0].split(), ctx.rest[1].split()
+        of = dict(zip(learned, found[3:], strict=True))
+        return [*found[:3], *map(of.get, names)]
+
+    def op_grads(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        found = grads(ctx, dout, dlse)
+        return *found[:3], found[3:], *(None,) * len(ctx.rest)
+
+    op.register_autograd(op_grads, setup_context=save)
+
+    def direct_forward(
+        ctx: Any, rest: Sequence[Any], query: Tensor, key: Tensor, value: Tensor, *given: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        output: tuple[Tensor, Tensor] = forward(query, key, value, given, *rest)
+        save(ctx, (query, key, value, given, *rest), output)
+        return output
+
+    def direct_backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        return None, *grads(ctx, dout, dlse)
+
+    # Named after the operator, as errors and anomaly mode name the node.
+    methods = {"forward": staticmethod(direct_forward), "backward": staticmethod(direct_backward)}
+    direct: Any = type(name.replace("::", "_"), (torch.autograd.Function,), methods)
+
+    def run(query: Tensor, key: Tensor, value: Tensor, given: Sequence[Tensor], *rest: Any) -> Any:
+        tensors = (query, key, value, *given)
+        if not compat.is_direct(tensors):
+            return op(query, key, value, given, *rest)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+            return direct.apply(rest, query, key, value, *given)
+        return forward(query, key, value, given, *rest)
+
+    return run
