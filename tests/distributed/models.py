@@ -23,7 +23,7 @@ SCHEMES: dict[str, Callable[[], Any]] = {
     "alibi": lambda: ALiBi(HEADS),
     "t5": lambda: T5(HEADS, 8, 20),
     "fox": lambda: FoX(HEADS),
-    "cope": lambda: CoPE(8, DIM // HEADS),
+    "cope": lambda: CoPE(DIM // HEADS, 8),
     "schedule": lambda: Schedule([(RoPE(DIM // HEADS), 7), (NoPE(), None)]),
     "chunks": lambda: Schedule([(RoPE(DIM // HEADS), Chunk(8)), (ALiBi(HEADS), None)]),
 }
@@ -151,12 +151,15 @@ def messages(_: None) -> list[tuple[str, str]]:
         (of_others, "positions must be those of this process's tokens, sharding.positions"),
         (with_cache, "cache must be None while the text is divided among processes"),
         (lambda: sharding.shard(torch.zeros(1, 7)), "x must have 10 tokens along dim 1"),
-        (lambda: attention(x, x, x, CoPE(4, 8), sharding, method="ring"), "a score term needs whole rows of scores"),
+        (lambda: attention(x, x, x, CoPE(8, 4), sharding, method="ring"), "a score term needs whole rows of scores"),
         (
             lambda: attention(x, one_head, one_head, None, sharding, method="ulysses"),
             "needs at least one head of keys for each of 2 processes, got 1",
         ),
-        (lambda: attention(x, x, x, None, sharding, method="swirl"), "method must be one of"),
+        (
+            lambda: attention(x, x, x, None, sharding, method="swirl"),
+            "method must be 'auto', 'gather', 'ring' or 'ulysses', got 'swirl'",
+        ),
         (lambda: Positions.arange(4).shard((2, 2)), "rank must be a whole number within 0..1, got 2"),
         (lambda: Positions.arange(4).shard(2), "of must be a DeviceMesh of one axis, or (rank, world), got 2"),
     ]

@@ -148,13 +148,9 @@ class _Exchange:
         value: Tensor,
         features: Features,
         key_features: Features,
-        *,
-        window: Window,
-        sinks: Tensor | None,
-        return_lse: bool,
         **how: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        method, why = self.method, ""
+        method = self.method
         possible, why = choose(step.pairs(layer), self.sharding, key.size(1), how["dropout_p"])
         if method == "auto":
             method = possible
@@ -165,11 +161,10 @@ class _Exchange:
             if features or key_features:
                 encoding = encoding.with_features(features, key_features)
             whole_key, whole_value = (self.gather(x, 2) for x in (key, value))
-            how |= {"window": window, "sinks": sinks, "return_lse": return_lse}
             return attend(query, whole_key, whole_value, encoding, **how)
         if method == "ulysses":
-            how |= {"window": window, "sinks": sinks, "return_lse": return_lse}
             return heads.attend(self.sharding, step, layer, query, key, value, features, key_features, **how)
+        window, sinks, return_lse = (how.pop(name) for name in ("window", "sinks", "return_lse"))
         out, lse = self._by_ring(step, layer, query, key, value, features, key_features, window, how)
         if sinks is not None:  # one more key of every row, without a value
             sink = sinks.to(lse.dtype)[:, None].expand_as(lse)

@@ -55,7 +55,7 @@ class Ring:
                 sent = [x.contiguous() for x in self._of(self.needs[to][self.rank], key, value)]
                 wanted = self.needs[self.rank][of]
                 held = [] if wanted is None else [_like(x, wanted.stop - wanted.start) for x in (key, value)]
-                requests, kept = self.transfer(sent, to, held, of)
+                requests, _sent = self.transfer(sent, to, held, of)
             if here:
                 yield step, *here
 

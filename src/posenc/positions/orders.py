@@ -31,9 +31,9 @@ OF_SHARD = (
 ORDERS = ("contiguous", "zigzag", "striped", "documents")
 
 
-def indices(layout: Layout, world: int, order: Order) -> tuple[Tensor, ...]:
-    """The indices of the tokens of each process. They may be uneven, or empty. Raises ValueError for another order, and
-    for indices in which a token is missing or twice."""
+def indices(layout: Layout, world: int, order: Any) -> tuple[Tensor, ...]:
+    """The indices of the tokens of each process, by an `Order`. They may be uneven, or empty. Raises ValueError for
+    another order, and for indices in which a token is missing or twice."""
     tokens = torch.arange(layout.tokens)
     if isinstance(order, str):
         if order == "contiguous":
