@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -63,6 +64,39 @@ def run_all(_: None) -> list[str]:
                         torch.float64, DIM * TOKENS * LAYERS * 32, all_of_it, score=32
                     ):
                         wrong.append(f"{name}, {order}: {of}")
+    return wrong
+
+
+def wrapped(_: None) -> list[str]:
+    """What is wrong with gradients that DDP and FSDP average over processes, of a loss that is a mean over all tokens."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    wrong = []
+    text, build = Positions.packed([17, 12]), lambda: T5(HEADS, 8, 20) + RoPE(DIM // HEADS)
+    for wrapper, method, per_layer in (("ddp", "ring", False), ("fsdp", "ring", True), ("fsdp", "gather", False)):
+        torch.manual_seed(0)
+        plain = Decoder(32, DIM, LAYERS, HEADS, position=build(), per_layer=per_layer).double()
+        model = copy.deepcopy(plain)
+        tokens, targets = torch.randint(32, (2, 2, TOKENS))
+        loss = torch.nn.functional.cross_entropy
+        loss(plain(tokens, positions=text).flatten(0, 1), targets.flatten()).backward()
+        sharding = Sharding(text)
+        if wrapper == "ddp":
+            run: torch.nn.Module = DistributedDataParallel(model)
+        else:
+            for block in model.trunk.blocks:
+                fully_shard(block)
+            run = fully_shard(model)
+        with sharded(sharding, method):
+            logits = run(sharding.shard(tokens), positions=sharding.positions)
+        mine = loss(logits.flatten(0, 1), sharding.shard(targets).flatten(), reduction="sum")
+        (mine * sharding.world / targets.numel()).backward()
+        for (name, found), expected in zip(model.named_parameters(), plain.parameters(), strict=True):
+            gradient = found.grad.full_tensor() if hasattr(found.grad, "full_tensor") else found.grad
+            bound = of_sums(torch.float64, DIM * TOKENS * LAYERS, expected.grad, score=32)
+            if (gradient - expected.grad).abs().max() > bound:
+                wrong.append(f"{wrapper}, {method}: {name}")
     return wrong
 
 

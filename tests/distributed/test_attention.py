@@ -38,6 +38,11 @@ def test_models_under_sharded_are_those_of_all_tokens(world: int, tmp_path: Path
         assert not wrong, "\n".join(wrong)
 
 
+def test_gradients_under_ddp_and_fsdp_are_those_of_all_tokens(tmp_path: Path) -> None:
+    for wrong in in_processes(2, tmp_path, models.wrapped, None):
+        assert not wrong, "\n".join(wrong)
+
+
 def test_what_nobody_attends_to_is_not_sent(tmp_path: Path) -> None:
     """Bytes that the four processes of a ring send: under a window each needs the end of its neighbour's keys alone,
     and whole documents need nothing."""

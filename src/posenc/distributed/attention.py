@@ -187,7 +187,7 @@ class _Exchange:
         left, right = (None, None) if isinstance(window, Chunk) else check_window(window)
         chunk = window.size if isinstance(window, Chunk) else None
         needs = sharding.needs(Visibility(how["is_causal"], left, right), chunk)
-        mine = needs.of[sharding.rank]
+        mine = [needs.keys(sharding.rank, source) for source in range(sharding.world)]
         # Bound here, not in a block, which is computed without gradients at first.
         encodings = {
             source: step.pairs(layer, sharding.keys_of(source, keys))
@@ -214,6 +214,4 @@ class _Exchange:
 
         scheme, _ = step.of_layer(layer)
         parameters = [*scheme.parameters()]
-        return ring.attend(
-            ring.Ring(needs.of, run, sharding.rank, sharding.group), query, key, value, tensors, parameters
-        )
+        return ring.attend(ring.Ring(needs, run, sharding.rank, sharding.group), query, key, value, tensors, parameters)

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from posenc.distributed.sharding import Needs
+
 Block = Callable[[int, Tensor, Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
 """Attention to one process's keys: (its rank, query, key, value, leaves) -> output and log-sum-exp."""
 
@@ -18,10 +20,10 @@ class Ring:
     """The blocks of one call, on every process: which keys travel where. At step s process r sends to r + s and
     receives from r - s, so that each pair of processes meets once, and what nobody attends to is not sent.
 
-    ``needs[i][j]`` are the keys of process j that process i attends to; ``run`` computes a block.
+    ``run`` computes a block.
     """
 
-    def __init__(self, needs: Sequence[Sequence[slice | None]], run: Block, rank: int, group: Any) -> None:
+    def __init__(self, needs: Needs, run: Block, rank: int, group: Any) -> None:
         self.needs, self.run, self.rank, self.group = needs, run, rank, group
         self.world = len(needs)
 
@@ -46,14 +48,14 @@ class Ring:
         held: list[Tensor] = []
         requests: list[Any] = []
         for step in range(self.world):
-            here = held if step else self._of(self.needs[self.rank][self.rank], key, value)
+            here = held if step else self._of(self.needs.keys(self.rank, self.rank), key, value)
             for request in requests:
                 request.wait()
             requests = []
             if step + 1 < self.world:
                 to, of = self.target(step + 1), self.source(step + 1)
-                sent = [x.contiguous() for x in self._of(self.needs[to][self.rank], key, value)]
-                wanted = self.needs[self.rank][of]
+                sent = [x.contiguous() for x in self._of(self.needs.keys(to, self.rank), key, value)]
+                wanted = self.needs.keys(self.rank, of)
                 held = [] if wanted is None else [_like(x, wanted.stop - wanted.start) for x in (key, value)]
                 requests, _sent = self.transfer(sent, to, held, of)
             if here:
@@ -148,7 +150,7 @@ def _sent_home(ring: Ring, met: dict[int, tuple[Tensor, Tensor]], d_key: Tensor,
     """Adds the gradients of this process's keys and values, which all processes have."""
     for step in range(ring.world):
         source, target = ring.source(step), ring.target(step)
-        mine = ring.needs[target][ring.rank]
+        mine = ring.needs.keys(target, ring.rank)
         if step == 0:
             back: Sequence[Tensor] = met.get(0, ())
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -92,7 +91,7 @@ class Sharding:
         which = visibility, chunk
         if which not in self._needs:
             shards = self.shards if chunk is None else [shard.in_chunks(chunk) for shard in self.shards]
-            self._needs[which] = Needs.between(shards, visibility)
+            self._needs[which] = Needs(shards, visibility)
         return self._needs[which]
 
     def keys_of(self, rank: int, keys: slice) -> Positions:
@@ -108,21 +107,33 @@ class Sharding:
             raise ValueError(f"x must have {tokens} tokens along dim {dim}, got {shown(x)}")
 
 
-@dataclass(frozen=True)
 class Needs:
-    """``of[i][j]``: the keys of process j, from the first to the last, that queries of process i may attend to; None if
-    there are none. ``pairs[i][j]``: how many pairs of a query and a key there are."""
+    """Which keys of each process the queries of each process may attend to, by positions alone, so that all processes
+    find the same."""
 
-    of: Sequence[Sequence[slice | None]]
-    pairs: Sequence[Sequence[int]]
-
-    @classmethod
-    def between(cls, shards: Sequence[Positions], visibility: Visibility) -> Needs:
-        """Those of shards with these positions."""
+    def __init__(self, shards: Sequence[Positions], visibility: Visibility) -> None:
         rows = max(shard.rows for shard in shards)
-        plain = [(shard.order.expand(rows, -1).cpu(), shard.document.expand(rows, -1).cpu()) for shard in shards]
-        found = [[_needed(query, key, visibility) for key in plain] for query in plain]
-        return cls([[keys for keys, _ in row] for row in found], [[pairs for _, pairs in row] for row in found])
+        self.visibility = visibility
+        self._shards = [(shard.order.expand(rows, -1).cpu(), shard.document.expand(rows, -1).cpu()) for shard in shards]
+        self._found: dict[tuple[int, int], tuple[slice | None, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def keys(self, queries_of: int, keys_of: int) -> slice | None:
+        """The keys of process ``keys_of``, from the first to the last, that queries of process ``queries_of`` may
+        attend to; None if there are none."""
+        return self._between(queries_of, keys_of)[0]
+
+    def pairs(self, queries_of: int, keys_of: int) -> int:
+        """How many pairs of these queries and keys may attend to one another."""
+        return self._between(queries_of, keys_of)[1]
+
+    def _between(self, queries_of: int, keys_of: int) -> tuple[slice | None, int]:
+        which = queries_of, keys_of
+        if which not in self._found:
+            self._found[which] = _needed(self._shards[queries_of], self._shards[keys_of], self.visibility)
+        return self._found[which]
 
 
 def _needed(
