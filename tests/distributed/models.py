@@ -68,7 +68,7 @@ def run_all(_: None) -> list[str]:
 
 
 def wrapped(_: None) -> list[str]:
-    """What is wrong with gradients that DDP and FSDP average over processes, of a loss that is a mean over all tokens."""
+    """What is wrong with gradients that DDP and FSDP average, of a loss that is a mean over all tokens."""
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 

@@ -1,4 +1,4 @@
-"""How tokens are divided, and what processes need of one another, against a mask of all pairs. No process is started."""
+"""How tokens are divided, and what processes need of one another: against a mask of all pairs, in this process."""
 
 import itertools
 

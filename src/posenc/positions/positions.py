@@ -14,7 +14,7 @@ from posenc import compat
 from posenc.arguments import check_type, shown, whole
 from posenc.positions import builders, orders, validation
 from posenc.positions.layout import PADDING as PADDING
-from posenc.positions.layout import Layout, Span, document_of_chunk, join, overlap, read
+from posenc.positions.layout import Layout, Span, document_of_chunk, join, read
 
 
 class PositionError(ValueError):
@@ -87,8 +87,6 @@ class Positions:
         """These new positions, with their layout set."""
         return self._set(_layout=layout, _is_read=layout.rows is not None)
 
-    # -- layout -----------------------------------------------------------------------------------------------------
-
     @property
     def layout(self) -> Layout:
         """How the tokens follow one another: known from construction or, on the CPU, read from the values once.
@@ -115,8 +113,6 @@ class Positions:
         if validation.is_readable(self.order) and not builders.agree(layout, self.coords, self.order, self.document):
             raise ValueError(f"layout must match the positions, {self.layout}, got {layout}")
         return self._like()._of(layout)
-
-    # -- construction --------------------------------------------------------------------------------------------------
 
     @classmethod
     def arange(cls, n: int, start: int = 0, *, device: torch.device | str | None = None) -> Positions:
@@ -249,16 +245,11 @@ class Positions:
             numbered = builders.renumbered([part.document for part in wide])
             wide = [part._like(document=d)._of(Layout(len(part))) for part, d in zip(wide, numbered, strict=True)]
         layout = join([part.layout for part in wide], batch)
-        if documents is None and (twice := overlap(layout)) is not None:
-            raise ValueError(
-                f"parts have tokens of document {twice} at the same order: pass documents='new' if each part is a "
-                "separate text, or use positions.following(n) to continue one"
-            )
+        if documents is None:
+            builders.check_apart(layout)
         named = [part._each(lambda x: x) for part in wide]
         names = [name for name, x in named[0].items() if x is not None]  # all parts have a segment, or none
         return Positions(**{name: torch.cat([part[name] for part in named], 1) for name in names})._of(layout)
-
-    # -- transformation ------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: slice | Int[Tensor, " chosen"]) -> Positions:
         """Tokens ``a:b`` of every row, or those at an index tensor (a permutation, a shard)."""
@@ -316,7 +307,7 @@ class Positions:
         if not isinstance(coords, Tensor) or coords.dim() not in (2, 3) or coords.size(1) != len(self):
             raise ValueError(f"coords must be a tensor (rows, {len(self)}[, axes]), got {shown(coords)}")
         made = Positions(coords, order=self.order, document=self.document, segment=self.segment)
-        return made._set(_layout=self._layout.without_coords(), _is_read=False)
+        return made._set(_layout=self._layout.without_coords(), _is_read=False, _is_shard=self._is_shard)
 
     def in_chunks(self, size: int) -> Positions:
         """The same tokens, with every chunk of a document as a separate document: for layers with chunked attention.
@@ -337,7 +328,7 @@ class Positions:
     def with_segment(self, segment: Int[Tensor, "rows tokens"]) -> Positions:
         """The same positions, with the segment of each token."""
         made = Positions(self.coords, order=self.order, document=self.document, segment=segment)
-        return made._set(_layout=self._layout, _is_read=self._is_read)
+        return made._set(_layout=self._layout, _is_read=self._is_read, _is_shard=self._is_shard)
 
     def following(self, n: int = 1) -> Positions:
         """The ``n`` positions that come after these in each row, for generated tokens.
@@ -370,8 +361,6 @@ class Positions:
         """Positions of the same tokens, with these fields changed."""
         other: Positions = object.__new__(Positions)
         return other._set(**{**vars(self), **changes})
-
-    # -- properties --------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return self.coords.size(1)
