@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from posenc import distributed as distributed
     from posenc import huggingface as huggingface
     from posenc import models as models
     from posenc import schedules as schedules
@@ -155,6 +156,7 @@ _HOMES = {
 }
 
 _ROOMS = {
+    "distributed": "distributed",
     "huggingface": "huggingface",
     "models": "models",
     "pieces": "encoding.pieces",

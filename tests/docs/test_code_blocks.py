@@ -118,7 +118,9 @@ def test_a_command_exists_with_its_options(words: list[str]) -> None:
         parser, _ = cli._parsers()
         parser.parse_args(arguments)  # exits where it does not take them
     else:
-        assert Path(program).name in ("pip", "python", "pytest", "pre-commit", "jupyter"), f"unknown program: {words}"
+        assert Path(program).name in ("pip", "python", "pytest", "pre-commit", "jupyter", "torchrun"), (
+            f"unknown program: {words}"
+        )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

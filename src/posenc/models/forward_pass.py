@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import Any, Protocol
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import check_flag, check_type, shown, whole
 from posenc.backends.attention import attention
+from posenc.encoding.clocks import readings
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.features import NOTHING, Features, Projected, check_wanted, continued, made
 from posenc.positions.layout import join, overlap
@@ -17,6 +22,39 @@ from posenc.schedule import Schedule
 from posenc.scheme import Scheme, is_scheme, needs_raw_keys, wanted_by
 
 NORMS = "posenc's norms of keys"  # kept with a layer's features
+
+
+class Exchange(Protocol):
+    """How the tokens of a `ForwardPass` attend to those that other processes hold: see `posenc.distributed`."""
+
+    @property
+    def whole(self) -> Positions:
+        """The positions of all tokens."""
+
+    def check(self, positions: Positions) -> None:
+        """ValueError unless these are the positions of this process's tokens."""
+
+    def context(self, scheme: Scheme, context: Context | None) -> Context | None:
+        """The context of a scheme, with the lengths of whole texts if it needs them."""
+
+    def gather(self, x: Tensor, dim: int) -> Tensor:
+        """The tensor of all tokens."""
+
+    def attend(
+        self,
+        step: ForwardPass,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        features: Features,
+        key_features: Features,
+        **how: Any,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Attention of this process's queries to the keys of all; ``how`` as for `posenc.attention`."""
+
+
+EXCHANGE: ContextVar[Exchange | None] = ContextVar("the exchange of new forward passes", default=None)
 
 
 class KVCache:
@@ -143,8 +181,14 @@ class ForwardPass:
         self._schedule = scheme
         self.positions, self.cache, self.is_causal = positions, cache, is_causal
         self._dtype, self._context = dtype, context
+        self._exchange = EXCHANGE.get()
         before = None if cache is None else cache.positions
         self.key_positions = positions
+        if self._exchange is not None:
+            if cache is not None:
+                raise ValueError("cache must be None while the text is divided among processes, got a KVCache")
+            self._exchange.check(positions)
+            self.key_positions = self._exchange.whole
         if before is not None:
             if overlap(join([before.layout, positions.layout], max(before.rows, positions.rows))) is not None:
                 raise ValueError(
@@ -155,7 +199,7 @@ class ForwardPass:
             self.key_positions = Positions.cat([before, positions], documents="same")
         self._is_open = False
         self._tokens: dict[int, Encoding] = {}
-        self._pairs: dict[int, Encoding] = {}
+        self._pairs: dict[tuple[int, int, int, range | None], Encoding] = {}
 
     def __enter__(self) -> ForwardPass:
         self._is_open = True
@@ -182,21 +226,40 @@ class ForwardPass:
         if number not in self._tokens:
             scheme, _ = self.of_layer(layer)
             self._tokens[number] = scheme(  # __call__, which wrappers intercept
-                self.positions, dtype=self._dtype, context=self._context, doors=("add", "rotate")
+                self.positions, dtype=self._dtype, context=self._context_of(scheme), doors=("add", "rotate")
             )
         return self._tokens[number]
 
-    def pairs(self, layer: int = 0) -> Encoding:
-        """The pair doors between the new tokens and all keys. They include the rotate door where rotations depend on
-        the length of the text or on the pair, since the cache then keeps unrotated keys."""
-        number = self._number(layer)
-        if number not in self._pairs:
+    def pairs(
+        self,
+        layer: int = 0,
+        keys: Positions | None = None,
+        queries: Positions | None = None,
+        heads: range | None = None,
+    ) -> Encoding:
+        """The pair doors between the new tokens and all keys, or between ``queries`` and ``keys`` in some of the heads.
+        They include the rotate door where rotations depend on the length of the text or on the pair, since the cache
+        then keeps unrotated keys."""
+        queries = self.positions if queries is None else queries
+        keys = self.key_positions if keys is None else keys
+        which = self._number(layer), id(queries), id(keys), heads  # the encoding keeps the positions alive
+        if which not in self._pairs:
             scheme, _ = self.of_layer(layer)
+            context = self._context_of(scheme)
+            if heads is not None:
+                context = replace(context or Context(), heads=heads)
             doors = ("rotate", "score", "value") if needs_raw_keys(scheme) else ("score", "value")
-            self._pairs[number] = scheme(
-                self.positions, self.key_positions, dtype=self._dtype, context=self._context, doors=doors
-            )
-        return self._pairs[number]
+            self._pairs[which] = scheme(queries, keys, dtype=self._dtype, context=context, doors=doors)
+        return self._pairs[which]
+
+    def heads(self, part: slice) -> range:
+        """A part of the heads, as a range of the scheme's."""
+        here = None if self._context is None else self._context.heads
+        first = 0 if here is None else here.start
+        return range(first + part.start, first + part.stop)
+
+    def _context_of(self, scheme: Scheme) -> Context | None:
+        return self._context if self._exchange is None else self._exchange.context(scheme, self._context)
 
     def add(self, x: Float[Tensor, "batch tokens dim"], layer: int = 0) -> Float[Tensor, "batch tokens dim"]:
         """The add door: x_i + P[p_i]. Returns x itself if the scheme adds nothing."""
@@ -220,6 +283,11 @@ class ForwardPass:
             if not feature.is_clock:
                 of_queries[name] = made(feature, name, projected, self.positions, heads)
                 continue
+            if self._exchange is not None:  # a few numbers per token, so that sums are those of the whole text
+                steps = self._exchange.gather(made(feature, name, projected, self.positions, heads), 2)
+                of_keys[name] = readings(steps, self.key_positions)
+                of_queries[name] = readings(steps, self.key_positions, self.positions)
+                continue
             before = None if self.cache is None else self.cache.positions
             kept = None if self.cache is None or before is None else self.cache._feature(layer, name)
             held = None if kept is None or before is None or not kept.size(2) else (kept, before)
@@ -235,6 +303,8 @@ class ForwardPass:
         *,
         features: Features = NOTHING,
         key_features: Features | None = None,
+        window: Window = None,
+        attn_mask: Tensor | None = None,
         sinks: Tensor | None = None,
         dropout_p: float = 0.0,
         scale: float | None = None,
@@ -250,8 +320,9 @@ class ForwardPass:
         if layer is None and isinstance(self._schedule, Schedule) and not self._schedule.is_uniform:
             raise ValueError("layer must be an int where the layers of the schedule differ, got None: pass layer=n")
         layer = layer or 0
-        scheme, window = self.of_layer(layer)
-        encoding, token_doors = self.pairs(layer), self.tokens(layer)
+        scheme, of_layer = self.of_layer(layer)
+        window = of_layer if window is None else window
+        token_doors = self.tokens(layer)
         token_doors.check_added()
         is_kept_rotated = not needs_raw_keys(scheme)
         if is_kept_rotated and (self.cache is not None or token_doors.rotations):
@@ -261,38 +332,36 @@ class ForwardPass:
                 token_doors.rotate_key(key),
                 token_doors.rotate_value(value),
             )
-        of_keys = dict(features if key_features is None else key_features)
-        if self.cache is not None:
-            if not self._is_open:
-                raise ValueError(
-                    "a forward pass with a cache must be entered: use `with ForwardPass(...) as step`, so that an "
-                    "error leaves the cache unchanged"
-                )
-            on_cpu = key.device.type == "cpu"
-            if on_cpu and is_kept_rotated and any(piece.fades for piece in encoding.pieces):
-                of_keys[NORMS] = torch.linalg.vector_norm(
-                    key, dim=-1, dtype=torch.promote_types(key.dtype, torch.float32)
-                )
-            key, value, of_keys = self.cache.append(layer, key, value, of_keys)
-        key_norms = of_keys.pop(NORMS, None)
-        if features or of_keys:
-            encoding = encoding.with_features(features, of_keys)
-        out = attention(
-            query,
-            key,
-            value,
-            encoding,
-            is_causal=self.is_causal,
-            window=window,
-            sinks=sinks,
-            dropout_p=dropout_p,
-            scale=scale,
-            backend=backend,
-            return_lse=return_lse,
-            key_norms=key_norms,
-        )
+        how: dict[str, Any] = {"is_causal": self.is_causal, "window": window, "attn_mask": attn_mask, "sinks": sinks}
+        how |= {"dropout_p": dropout_p, "scale": scale, "backend": backend, "return_lse": return_lse}
+        if self._exchange is not None:
+            out = self._exchange.attend(self, layer, query, key, value, features, key_features or {}, **how)
+        else:
+            encoding = self.pairs(layer)
+            of_keys = dict(features if key_features is None else key_features)
+            if self.cache is not None:
+                key, value, of_keys = self._appended(layer, key, value, of_keys, encoding, is_kept_rotated)
+            key_norms = of_keys.pop(NORMS, None)
+            if features or of_keys:
+                encoding = encoding.with_features(features, of_keys)
+            out = attention(query, key, value, encoding, key_norms=key_norms, **how)
         lse: list[Tensor] = []
         if not isinstance(out, Tensor):
             out, *lse = out
         out = token_doors.rotate_output(out) if is_kept_rotated and token_doors.rotations else out
         return (out, lse[0]) if lse else out
+
+    def _appended(
+        self, layer: int, key: Tensor, value: Tensor, features: dict[str, Tensor], encoding: Encoding, is_rotated: bool
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """All keys and values, and features of the keys, after the new ones are appended to the cache."""
+        assert self.cache is not None
+        if not self._is_open:
+            raise ValueError(
+                "a forward pass with a cache must be entered: use `with ForwardPass(...) as step`, so that an "
+                "error leaves the cache unchanged"
+            )
+        if key.device.type == "cpu" and is_rotated and any(piece.fades for piece in encoding.pieces):
+            dtype = torch.promote_types(key.dtype, torch.float32)
+            features[NORMS] = torch.linalg.vector_norm(key, dim=-1, dtype=dtype)
+        return self.cache.append(layer, key, value, features)

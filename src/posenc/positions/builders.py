@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.arguments import check_flag, whole
-from posenc.positions.layout import PADDING, Layout, Span
+from posenc.positions.layout import PADDING, Layout, Span, overlap
 from posenc.positions.validation import described, extent_of, is_readable, token_mask
 
 
@@ -180,6 +180,16 @@ def layout_after(layout: Layout, n: int) -> Layout:
     elif bounds is not None:  # a row with only padding continues at 0
         bounds = (min(bounds[0], 0), max(bounds[1], -1))
     return Layout(n, spans, None if bounds is None else (bounds[0], bounds[1] + n))
+
+
+def check_apart(layout: Layout) -> None:
+    """ValueError for tokens of one document at the same order."""
+    twice = overlap(layout)
+    if twice is not None:
+        raise ValueError(
+            f"parts have tokens of document {twice} at the same order: pass documents='new' if each part is a "
+            "separate text, or use positions.following(n) to continue one"
+        )
 
 
 def renumbered(documents: Sequence[Tensor]) -> list[Tensor]:

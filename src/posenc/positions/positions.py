@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Int, Shaped
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_type, shown, whole
-from posenc.positions import builders, validation
+from posenc.positions import builders, orders, validation
 from posenc.positions.layout import PADDING as PADDING
-from posenc.positions.layout import Layout, Span, document_of_chunk, join, overlap, read
+from posenc.positions.layout import Layout, Span, document_of_chunk, join, read
 
 
 class PositionError(ValueError):
@@ -54,6 +54,7 @@ class Positions:
     if TYPE_CHECKING:  # not dataclass fields, which `help` lists
         _layout: Layout  # what is known so far
         _is_read: bool  # whether the values were read, or need not be
+    _is_shard: ClassVar[bool] = False  # whether the texts have tokens elsewhere; set on instances
 
     def __init__(
         self,
@@ -70,10 +71,8 @@ class Positions:
         layout = Layout(tokens)
         if order is None and document is None:  # a single text, whatever its coordinates
             layout = Layout(tokens, ((Span(0, tokens, 0, 0, steps=(1,) * validation.axes_of(coords)),),))
-        if order is None:
-            order = torch.arange(tokens, device=coords.device)[None]
-        if document is None:
-            document = torch.zeros((1, tokens), dtype=torch.int64, device=coords.device)
+        order = torch.arange(tokens, device=coords.device)[None] if order is None else order
+        document = torch.zeros((1, tokens), dtype=torch.int64, device=coords.device) if document is None else document
         self._set(coords=coords, order=order, document=document, segment=segment, _layout=layout, _is_read=False)
         self._set(**self._each(lambda x: compat.unsplit(x, 1).expand(batch, *x.shape[1:])))
 
@@ -85,8 +84,6 @@ class Positions:
     def _of(self, layout: Layout) -> Positions:
         """These new positions, with their layout set."""
         return self._set(_layout=layout, _is_read=layout.rows is not None)
-
-    # -- layout -----------------------------------------------------------------------------------------------------
 
     @property
     def layout(self) -> Layout:
@@ -114,8 +111,6 @@ class Positions:
         if validation.is_readable(self.order) and not builders.agree(layout, self.coords, self.order, self.document):
             raise ValueError(f"layout must match the positions, {self.layout}, got {layout}")
         return self._like()._of(layout)
-
-    # -- construction --------------------------------------------------------------------------------------------------
 
     @classmethod
     def arange(cls, n: int, start: int = 0, *, device: torch.device | str | None = None) -> Positions:
@@ -249,27 +244,32 @@ class Positions:
             numbered = builders.renumbered([part.document for part in wide])
             wide = [part._like(document=d)._of(Layout(len(part))) for part, d in zip(wide, numbered, strict=True)]
         layout = join([part.layout for part in wide], batch)
-        if documents is None and (twice := overlap(layout)) is not None:
-            raise ValueError(
-                f"parts have tokens of document {twice} at the same order: pass documents='new' if each part is a "
-                "separate text, or use positions.following(n) to continue one"
-            )
+        if documents is None:
+            builders.check_apart(layout)
         named = [part._each(lambda x: x) for part in wide]
         names = [name for name, x in named[0].items() if x is not None]  # all parts have a segment, or none
         return Positions(**{name: torch.cat([part[name] for part in named], 1) for name in names})._of(layout)
-
-    # -- transformation ------------------------------------------------------------------------------------------------
 
     def __getitem__(self, index: slice | Int[Tensor, " chosen"]) -> Positions:
         """Tokens ``a:b`` of every row, or those at an index tensor (a permutation, a shard)."""
         tokens = self.order.size(1)  # len() would specialize a graph to one length
         validation.check_index(index, tokens)
-        chosen = Positions(**self._each(lambda x: x[:, index]))
+        chosen = Positions(**self._each(lambda x: x[:, index]))._set(_is_shard=self._is_shard)
         if isinstance(index, slice) and index.step in (None, 1):
             start, stop = validation.ends_of(index, tokens)
             layout = self._layout[slice(start, max(start, stop))]
             return chosen._set(_layout=layout, _is_read=self._is_read and layout.rows is not None)
         return chosen._set(_layout=Layout(chosen.order.size(1), None, self._layout.bounds), _is_read=False)
+
+    def shard(self, of: Any, order: orders.Order = "zigzag") -> Positions:
+        """The tokens that one process of several holds. ``of`` is a mesh of one axis, or (rank, world); for ``order``
+        see `posenc.distributed.Sharding`, which also divides tensors and runs attention.
+
+        >>> Positions.arange(8).shard((1, 2)).coords
+        tensor([[2, 3, 4, 5]])
+        """
+        rank, world = orders.place(of)
+        return self[orders.indices(self.layout, world, order)[rank].to(self.device)]._set(_is_shard=world > 1)
 
     def expand(self, rows: int) -> Positions:
         """The same positions for ``rows`` rows: a single row is expanded as a view. Raises ValueError if the rows do
@@ -306,7 +306,7 @@ class Positions:
         if not isinstance(coords, Tensor) or coords.dim() not in (2, 3) or coords.size(1) != len(self):
             raise ValueError(f"coords must be a tensor (rows, {len(self)}[, axes]), got {shown(coords)}")
         made = Positions(coords, order=self.order, document=self.document, segment=self.segment)
-        return made._set(_layout=self._layout.without_coords(), _is_read=False)
+        return made._set(_layout=self._layout.without_coords(), _is_read=False, _is_shard=self._is_shard)
 
     def in_chunks(self, size: int) -> Positions:
         """The same tokens, with every chunk of a document as a separate document: for layers with chunked attention.
@@ -327,7 +327,7 @@ class Positions:
     def with_segment(self, segment: Int[Tensor, "rows tokens"]) -> Positions:
         """The same positions, with the segment of each token."""
         made = Positions(self.coords, order=self.order, document=self.document, segment=segment)
-        return made._set(_layout=self._layout, _is_read=self._is_read)
+        return made._set(_layout=self._layout, _is_read=self._is_read, _is_shard=self._is_shard)
 
     def following(self, n: int = 1) -> Positions:
         """The ``n`` positions that come after these in each row, for generated tokens.
@@ -340,9 +340,10 @@ class Positions:
         validation.check_not_negative(n=n)
         if len(self) == 0:
             text = Positions.arange(n, device=self.device).expand(self.rows)
+            if coords.dim() == 2 and coords.dtype == torch.int64:
+                return text
             line = text.coords if coords.dim() == 2 else text.coords[..., None].expand(-1, -1, 3)
-            is_text = coords.dim() == 2 and coords.dtype == torch.int64
-            return text if is_text else Positions(line.to(coords.dtype), order=text.order)
+            return Positions(line.to(coords.dtype), order=text.order)
         known = self._each(lambda x: x) | {"coords": coords}
         return Positions(**builders.after(known, self._layout, n))._of(builders.layout_after(self._layout, n))
 
@@ -360,8 +361,6 @@ class Positions:
         """Positions of the same tokens, with these fields changed."""
         other: Positions = object.__new__(Positions)
         return other._set(**{**vars(self), **changes})
-
-    # -- properties --------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return self.coords.size(1)
@@ -385,8 +384,10 @@ class Positions:
     def lengths(self) -> Shaped[Tensor, " rows"]:
         """The length of each row's text: the highest coordinate on any axis, plus one. Padding is ignored.
 
-        Raises ValueError for rows that are known to hold several documents.
+        Raises ValueError for a shard, and for rows that are known to hold several documents.
         """
+        if self._is_shard:
+            raise ValueError(orders.OF_SHARD)
         return builders.lengths_of(self.layout, self.coords, self.document)
 
     def __repr__(self) -> str:

@@ -1,0 +1,217 @@
+"""Attention over tokens that several processes hold, equal to attention over all of them on one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from posenc.arguments import check_choice, check_type
+from posenc.backends.attention import attention as attend
+from posenc.backends.merging import merge
+from posenc.distributed import heads, ring
+from posenc.distributed.sharding import Sharding
+from posenc.encoding.encoding import Context, Encoding
+from posenc.encoding.features import NOTHING, Features, Projected
+from posenc.encoding.pieces import gives_weights
+from posenc.models.forward_pass import EXCHANGE, ForwardPass
+from posenc.positions.positions import Positions
+from posenc.positions.tiles import Chunk, Visibility, Window, check_window
+from posenc.scheme import Scheme
+from posenc.schemes.nope import NoPE
+
+Method = Literal["auto", "gather", "ring", "ulysses"]
+METHODS = ("auto", "gather", "ring", "ulysses")
+
+
+def attention(
+    query: Float[Tensor, "batch heads queries head_dim"],
+    key: Float[Tensor, "batch kv_heads keys head_dim"],
+    value: Float[Tensor, "batch kv_heads keys value_dim"],
+    scheme: Scheme | None,
+    sharding: Sharding,
+    *,
+    method: Method = "auto",
+    features: Projected = NOTHING,
+    attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
+    is_causal: bool = False,
+    window: Window = None,
+    sinks: Float[Tensor, " heads"] | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    context: Context | None = None,
+    backend: str = "auto",
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`posenc.attention` of this process's queries to the keys of all processes. Every process of the group calls it.
+
+    query, key and value are of this process's tokens, `Sharding.positions`, before any rotation. The output and its
+    gradients, and those of the scheme's parameters summed over processes, equal those of `posenc.attention` on all
+    tokens. Arguments are those of `posenc.attention`, and:
+
+    - ``method``: ``"gather"`` gathers all keys and values; memory grows with the whole text. ``"ring"`` attends to the
+      keys of one process after another while the next ones travel; memory does not grow with the number of processes,
+      the backward pass computes scores once more, and keys outside a window or a document are not sent.
+      ``"ulysses"`` exchanges tokens for heads, so that each process has all tokens of some heads; it needs at least one
+      head of keys per process. ``"auto"``: see `choose`.
+    - ``features``: the layer's projections for `Scheme.features` of this process's tokens.
+    - ``attn_mask``: (..., queries of this process, keys of all processes), such as ``sharding.shard(mask, -2)``.
+
+    For several layers make one `ForwardPass` under `sharded`, so that a scheme is bound once. Gradients of parameters
+    are partial: each process has those of its own queries, and they must be summed over processes, as DDP and FSDP do
+    for the mean of losses.
+    """
+    check_type("sharding", sharding, Sharding)
+    with sharded(sharding, method):
+        step = ForwardPass(
+            NoPE() if scheme is None else scheme,
+            sharding.positions,
+            is_causal=is_causal,
+            dtype=torch.promote_types(query.dtype, torch.float32),
+            context=context,
+        )
+    of_queries, of_keys = step.features(features)
+    how: dict[str, Any] = {"sinks": sinks, "dropout_p": dropout_p, "scale": scale, "backend": backend}
+    return step.attention(
+        query,
+        key,
+        value,
+        window=window,
+        attn_mask=attn_mask,
+        features=of_queries,
+        key_features=of_keys,
+        return_lse=return_lse,
+        **how,
+    )
+
+
+@contextmanager
+def sharded(sharding: Sharding, method: Method = "auto") -> Iterator[None]:
+    """A context in which every new `ForwardPass`, also those that posenc's models make, attends to the tokens of all
+    processes. Its positions must be ``sharding.positions``."""
+    check_type("sharding", sharding, Sharding)
+    check_choice("method", method, METHODS)
+    before = EXCHANGE.set(_Exchange(sharding, method))
+    try:
+        yield
+    finally:
+        EXCHANGE.reset(before)
+
+
+def choose(encoding: Encoding, sharding: Sharding, kv_heads: int, dropout_p: float = 0.0) -> tuple[Method, str]:
+    """The method that ``"auto"`` takes, and why."""
+    if sharding.world == 1:
+        return "gather", "there is one process"
+    if any(piece.reads_rows for piece in encoding.pieces) or gives_weights(encoding.pieces):
+        return "gather", "a score term needs whole rows of scores"
+    if dropout_p:
+        return "gather", "with dropout, blocks that are computed twice would be dropped differently"
+    return (
+        "ring",
+        "blocks of keys are attended to one by one, in memory that does not grow with the number of processes",
+    )
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """What `ForwardPass` asks of a text that is divided among processes."""
+
+    sharding: Sharding
+    method: Method
+
+    @property
+    def whole(self) -> Positions:
+        return self.sharding.whole
+
+    def check(self, positions: Positions) -> None:
+        self.sharding.check(positions)
+
+    def context(self, scheme: Scheme, context: Context | None) -> Context | None:
+        if not scheme.needs_lengths or (context is not None and context.lengths is not None):
+            return context
+        return replace(context or Context(), lengths=self.sharding.whole.lengths)
+
+    def gather(self, x: Tensor, dim: int) -> Tensor:
+        return self.sharding.gather(x, dim)
+
+    def attend(
+        self,
+        step: ForwardPass,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        features: Features,
+        key_features: Features,
+        **how: Any,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        method = self.method
+        possible, why = choose(step.pairs(layer), self.sharding, key.size(1), how["dropout_p"])
+        if method == "auto":
+            method = possible
+        elif method == "ring" and possible == "gather" and self.sharding.world > 1:
+            raise ValueError(f"method='ring' cannot run this call: {why}; pass method='gather' or 'auto'")
+        if method == "gather":
+            encoding = step.pairs(layer)
+            if features or key_features:
+                encoding = encoding.with_features(features, key_features)
+            whole_key, whole_value = (self.gather(x, 2) for x in (key, value))
+            return attend(query, whole_key, whole_value, encoding, **how)
+        if method == "ulysses":
+            return heads.attend(self.sharding, step, layer, query, key, value, features, key_features, **how)
+        window, sinks, return_lse = (how.pop(name) for name in ("window", "sinks", "return_lse"))
+        out, lse = self._by_ring(step, layer, query, key, value, features, key_features, window, how)
+        if sinks is not None:  # one more key of every row, without a value
+            sink = sinks.to(lse.dtype)[:, None].expand_as(lse)
+            out, lse = merge([(out, lse), (torch.zeros_like(out), sink)])
+        return (out, lse) if return_lse else out
+
+    def _by_ring(
+        self,
+        step: ForwardPass,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        features: Features,
+        key_features: Features,
+        window: Window,
+        how: dict[str, Any],
+    ) -> tuple[Tensor, Tensor]:
+        sharding, chunk = self.sharding, None
+        left, right = (None, None) if isinstance(window, Chunk) else check_window(window)
+        chunk = window.size if isinstance(window, Chunk) else None
+        needs = sharding.needs(Visibility(how["is_causal"], left, right), chunk)
+        mine = [needs.keys(sharding.rank, source) for source in range(sharding.world)]
+        # Bound here, not in a block, which is computed without gradients at first.
+        encodings = {
+            source: step.pairs(layer, sharding.keys_of(source, keys))
+            for source, keys in enumerate(mine)
+            if keys is not None
+        }
+        names, tensors = [*features], [*features.values(), *key_features.values()]
+        mask = how.pop("attn_mask")
+
+        def run(source: int, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+            keys = mine[source]
+            assert keys is not None
+            here = sharding.indices[source][keys]
+            encoding, of_queries = encodings[source], dict(zip(names, leaves, strict=False))
+            of_keys = {
+                name: x.index_select(2, here) for name, x in zip(key_features, leaves[len(names) :], strict=True)
+            }
+            if of_queries or of_keys:
+                encoding = encoding.with_features(of_queries, of_keys)
+            part = mask if mask is None or mask.size(-1) == 1 else mask.index_select(-1, here)
+            found = attend(q, k, v, encoding, attn_mask=part, window=window, return_lse=True, **how)
+            assert isinstance(found, tuple)
+            return found
+
+        scheme, _ = step.of_layer(layer)
+        parameters = [*scheme.parameters()]
+        return ring.attend(ring.Ring(needs, run, sharding.rank, sharding.group), query, key, value, tensors, parameters)

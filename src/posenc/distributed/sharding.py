@@ -1,0 +1,187 @@
+"""`Sharding`: how the tokens of a batch are divided among processes, and what each needs of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Shaped
+from torch import Tensor
+
+from posenc.arguments import check_type, shown
+from posenc.distributed.collectives import gathered
+from posenc.positions.orders import Order, indices
+from posenc.positions.positions import PADDING, Positions
+from posenc.positions.tiles import Visibility
+
+
+class Sharding:
+    """The tokens of a batch, divided among the processes of a group, for attention over all of them.
+
+    Every process makes it from the *same* positions, those of all tokens. ``of`` is the group: a ProcessGroup, a
+    DeviceMesh of one axis, or None for all processes. ``order`` says which tokens each process holds:
+
+    - ``"contiguous"``: one run of tokens each.
+    - ``"zigzag"``: the text is cut into 2 world runs, and process r holds runs r and 2 world - 1 - r, so that under a
+      causal mask all have the same number of pairs.
+    - ``"striped"``: process r holds tokens r, r + world, r + 2 world, ...
+    - ``"documents"``: whole documents, so that attention needs no communication; one with more than a process's share
+      of all pairs is divided in zigzag.
+    - an index tensor for each process, in which every token is once, such as those of PyTorch's load balancers.
+
+    Shards may have unequal numbers of tokens, or none.
+
+    >>> sharding = posenc.distributed.Sharding(Positions.packed([900, 124]))     # in a program run by torchrun
+    >>> tokens, targets = sharding.shard(tokens), sharding.shard(targets)        # (batch, tokens)
+    >>> with posenc.distributed.sharded(sharding):
+    ...     logits = model(tokens, sharding.positions)
+    """
+
+    def __init__(self, whole: Positions, of: Any = None, order: Order = "zigzag") -> None:
+        check_type("whole", whole, Positions)
+        if whole._is_shard:
+            raise ValueError("whole must be the positions of all tokens, got those of a shard")
+        if not dist.is_available() or not dist.is_initialized():
+            raise ValueError("Sharding needs a process group: run with torchrun and call init_process_group first")
+        self.group = group_of(of)
+        self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
+        self.whole = whole
+        self.indices = tuple(index.to(whole.device) for index in indices(whole.layout, self.world, order))
+        """The tokens of each process, as indices into the batch's."""
+        self.counts = tuple(len(index) for index in self.indices)
+        self.shards = tuple(whole[index]._set(_is_shard=self.world > 1) for index in self.indices)
+        """The positions of each process's tokens."""
+        self._needs: dict[tuple[Visibility, int | None], Needs] = {}
+        self._keys: dict[tuple[int, int, int], Positions] = {}
+
+    def __repr__(self) -> str:
+        return f"Sharding(rank {self.rank} of {self.world}, tokens {', '.join(map(str, self.counts))})"
+
+    @property
+    def positions(self) -> Positions:
+        """The positions of this process's tokens."""
+        return self.shards[self.rank]
+
+    def shard(self, x: Shaped[Tensor, "..."], dim: int = 1) -> Tensor:
+        """This process's tokens of a tensor that has those of the whole batch along ``dim``."""
+        self._check(x, dim, len(self.whole))
+        return x.index_select(dim, self.indices[self.rank].to(x.device))
+
+    def gather(self, x: Shaped[Tensor, "..."], dim: int = 1) -> Tensor:
+        """The tensor of the whole batch, in its order, from each process's tokens along ``dim``. Differentiable: the
+        gradient of a token is the sum over processes. All processes must call it."""
+        self._check(x, dim, self.counts[self.rank])
+        back = torch.cat(self.indices).argsort().to(x.device)
+        return gathered(x, dim, self.counts, self.group).index_select(dim, back)
+
+    def check(self, positions: Positions) -> None:
+        """ValueError unless these are the positions of this process's tokens."""
+        mine = self.positions
+        if positions is not mine and not _are_equal(positions, mine):
+            raise ValueError(
+                "positions must be those of this process's tokens, sharding.positions, so that nothing begins again at "
+                f"0; got others: {positions}"
+            )
+
+    def needs(self, visibility: Visibility, chunk: int | None = None) -> Needs:
+        """What each process's queries attend to of each process's keys. The same on every process, since it follows
+        from positions alone."""
+        which = visibility, chunk
+        if which not in self._needs:
+            shards = self.shards if chunk is None else [shard.in_chunks(chunk) for shard in self.shards]
+            self._needs[which] = Needs(shards, visibility)
+        return self._needs[which]
+
+    def keys_of(self, rank: int, keys: slice) -> Positions:
+        """The positions of some of a process's tokens: the same object each time, so that encodings are bound once."""
+        which = rank, keys.start, keys.stop
+        if which not in self._keys:
+            self._keys[which] = self.shards[rank][keys]
+        return self._keys[which]
+
+    def _check(self, x: Tensor, dim: int, tokens: int) -> None:
+        check_type("x", x, Tensor)
+        if not -x.dim() <= dim < x.dim() or x.size(dim) != tokens:
+            raise ValueError(f"x must have {tokens} tokens along dim {dim}, got {shown(x)}")
+
+
+class Needs:
+    """Which keys of each process the queries of each process may attend to, by positions alone, so that all processes
+    find the same."""
+
+    def __init__(self, shards: Sequence[Positions], visibility: Visibility) -> None:
+        rows = max(shard.rows for shard in shards)
+        self.visibility = visibility
+        self._shards = [(shard.order.expand(rows, -1).cpu(), shard.document.expand(rows, -1).cpu()) for shard in shards]
+        self._found: dict[tuple[int, int], tuple[slice | None, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def keys(self, queries_of: int, keys_of: int) -> slice | None:
+        """The keys of process ``keys_of``, from the first to the last, that queries of process ``queries_of`` may
+        attend to; None if there are none."""
+        return self._between(queries_of, keys_of)[0]
+
+    def pairs(self, queries_of: int, keys_of: int) -> int:
+        """How many pairs of these queries and keys may attend to one another."""
+        return self._between(queries_of, keys_of)[1]
+
+    def _between(self, queries_of: int, keys_of: int) -> tuple[slice | None, int]:
+        which = queries_of, keys_of
+        if which not in self._found:
+            self._found[which] = _needed(self._shards[queries_of], self._shards[keys_of], self.visibility)
+        return self._found[which]
+
+
+def _needed(
+    query: tuple[Tensor, Tensor], key: tuple[Tensor, Tensor], visibility: Visibility
+) -> tuple[slice | None, int]:
+    """The keys from the first to the last that any query sees, and the number of pairs, without a tensor of pairs: keys
+    are sorted by row, document and order, and each query sees those between two places."""
+    (order, document), (key_order, key_document) = query, key
+    if 0 in (*order.shape, *key_order.shape):
+        return None, 0
+    low = min(int(order.min()), int(key_order.min()))
+    span = max(int(order.max()), int(key_order.max())) - low + 3  # with room for one order before and one after
+    base = max(int(document.max()), int(key_document.max())) + 2
+    row = torch.arange(len(order))[:, None] * base
+    first = (row + document + 1) * span  # of the query's row and document
+    placed = ((row + key_document + 1) * span + key_order - low + 1).flatten()
+    places, index = placed.sort()
+    reach = span - 1
+    oldest = order - low + 1 - (reach if visibility.left is None else visibility.left)
+    newest = order - low + 1 + (reach if visibility.furthest is None else visibility.furthest)
+    is_token = document != PADDING
+    start = torch.searchsorted(places, (first + oldest.clamp(0, span - 1))[is_token])
+    stop = torch.searchsorted(places, (first + newest.clamp(-1, span - 1))[is_token], right=True)
+    start, stop = start[start < stop], stop[start < stop]
+    if not len(start):
+        return None, 0
+    bounds = torch.zeros(len(places) + 1, dtype=torch.int64)  # +1 where a range begins, -1 where it ends
+    bounds.scatter_add_(0, start, torch.ones_like(start)).scatter_add_(0, stop, -torch.ones_like(stop))
+    seen = index[bounds.cumsum(0)[:-1] > 0] % key_order.size(1)
+    return slice(int(seen.min()), int(seen.max()) + 1), int((stop - start).sum())
+
+
+def group_of(of: Any) -> Any:
+    """The process group that ``of`` names."""
+    if of is None:
+        return dist.group.WORLD
+    if isinstance(of, dist.ProcessGroup):
+        return of
+    if hasattr(of, "get_group") and hasattr(of, "ndim"):
+        if of.ndim != 1:
+            raise ValueError(f"of must be a mesh of one axis, got one of {of.ndim}: pass mesh['name of an axis']")
+        return of.get_group()
+    raise ValueError(f"of must be a ProcessGroup, a DeviceMesh of one axis, or None for all processes, got {shown(of)}")
+
+
+def _are_equal(positions: Positions, others: Positions) -> bool:
+    mine, theirs = positions._each(lambda x: x), others._each(lambda x: x)
+    return all(
+        (x is None) == (y is None) and (x is None or y is None or (x.shape == y.shape and torch.equal(x, y)))
+        for x, y in ((mine[name], theirs[name]) for name in mine)
+    )

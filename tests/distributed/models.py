@@ -1,0 +1,207 @@
+"""What processes do that hold the tokens of one text among them: whole models, bytes sent, leaks, errors."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from posenc import T5, ALiBi, Chunk, CoPE, DynamicNTK, FoX, Learned, NoPE, Positions, RoPE, Schedule, Sinusoidal
+from posenc.distributed import Sharding, attention, sharded
+from posenc.models import Decoder, ForwardPass, KVCache
+from tests.rounding import of_sums
+
+DIM, HEADS, LAYERS, TOKENS = 24, 4, 2, 29
+
+SCHEMES: dict[str, Callable[[], Any]] = {
+    "sinusoidal": lambda: Sinusoidal(DIM),
+    "learned": lambda: Learned(64, DIM),
+    "rope": lambda: RoPE(DIM // HEADS),
+    "rope by length": lambda: RoPE(DIM // HEADS, scaling=DynamicNTK(2.0, 16)),
+    "alibi": lambda: ALiBi(HEADS),
+    "t5": lambda: T5(HEADS, 8, 20),
+    "fox": lambda: FoX(HEADS),
+    "cope": lambda: CoPE(DIM // HEADS, 8),
+    "schedule": lambda: Schedule([(RoPE(DIM // HEADS), 7), (NoPE(), None)]),
+    "chunks": lambda: Schedule([(RoPE(DIM // HEADS), Chunk(8)), (ALiBi(HEADS), None)]),
+}
+
+
+def run_all(_: None) -> list[str]:
+    """What is wrong with models whose tokens are divided: the loss, and gradients summed over processes."""
+    wrong = []
+    for name, build in SCHEMES.items():
+        for text in (Positions.arange(TOKENS, start=2), Positions.packed([10, 13, 6])):
+            if name == "rope by length" and text.document.any():
+                continue  # a row of several documents has no length
+            for order in ("zigzag", "striped"):
+                torch.manual_seed(0)
+                model = Decoder(32, DIM, LAYERS, HEADS, position=build()).double()
+                tokens, targets = torch.randint(32, (2, 2, TOKENS))
+                loss = torch.nn.functional.cross_entropy
+                whole = model(tokens, positions=text).double()
+                expected = torch.autograd.grad(
+                    loss(whole.flatten(0, 1), targets.flatten(), reduction="sum"), list(model.parameters())
+                )
+                sharding = Sharding(text, order=order)
+                with sharded(sharding):
+                    logits = model(sharding.shard(tokens), positions=sharding.positions)
+                mine = loss(logits.flatten(0, 1), sharding.shard(targets).flatten(), reduction="sum")
+                found = torch.autograd.grad(mine, list(model.parameters()))
+                bound = of_sums(torch.float64, DIM * TOKENS * LAYERS, whole, score=32)
+                if (logits - sharding.shard(whole)).abs().max() > bound:
+                    wrong.append(f"{name}, {order}: logits")
+                gathered = sharding.gather(logits.detach())
+                if (gathered - whole).abs().max() > bound:
+                    wrong.append(f"{name}, {order}: gathered logits")
+                for (of, _), part, all_of_it in zip(model.named_parameters(), found, expected, strict=True):
+                    part = part.clone()
+                    dist.all_reduce(part)
+                    if (part - all_of_it).abs().max() > of_sums(
+                        torch.float64, DIM * TOKENS * LAYERS * 32, all_of_it, score=32
+                    ):
+                        wrong.append(f"{name}, {order}: {of}")
+    return wrong
+
+
+def wrapped(_: None) -> list[str]:
+    """What is wrong with gradients that DDP and FSDP average, of a loss that is a mean over all tokens."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    wrong = []
+    text, build = Positions.packed([17, 12]), lambda: T5(HEADS, 8, 20) + RoPE(DIM // HEADS)
+    for wrapper, method, per_layer in (("ddp", "ring", False), ("fsdp", "ring", True), ("fsdp", "gather", False)):
+        torch.manual_seed(0)
+        plain = Decoder(32, DIM, LAYERS, HEADS, position=build(), per_layer=per_layer).double()
+        model = copy.deepcopy(plain)
+        tokens, targets = torch.randint(32, (2, 2, TOKENS))
+        loss = torch.nn.functional.cross_entropy
+        loss(plain(tokens, positions=text).flatten(0, 1), targets.flatten()).backward()
+        sharding = Sharding(text)
+        if wrapper == "ddp":
+            run: torch.nn.Module = DistributedDataParallel(model)
+        else:
+            for block in model.trunk.blocks:
+                fully_shard(block)
+            run = fully_shard(model)
+        with sharded(sharding, method):
+            logits = run(sharding.shard(tokens), positions=sharding.positions)
+        mine = loss(logits.flatten(0, 1), sharding.shard(targets).flatten(), reduction="sum")
+        (mine * sharding.world / targets.numel()).backward()
+        for (name, found), expected in zip(model.named_parameters(), plain.parameters(), strict=True):
+            gradient = found.grad.full_tensor() if hasattr(found.grad, "full_tensor") else found.grad
+            bound = of_sums(torch.float64, DIM * TOKENS * LAYERS, expected.grad, score=32)
+            if (gradient - expected.grad).abs().max() > bound:
+                wrong.append(f"{wrapper}, {method}: {name}")
+    return wrong
+
+
+def bytes_sent(_: None) -> dict[str, int]:
+    """Bytes that this process sends in a ring, and those that positions say it must."""
+    counted, world = [0], dist.get_world_size()
+    send = dist.batch_isend_irecv
+
+    def counting(operations: list[Any]) -> Any:
+        counted[0] += sum(x.tensor.numel() * x.tensor.element_size() for x in operations if x.op is dist.isend)
+        return send(operations)
+
+    dist.batch_isend_irecv = counting
+    found = {}
+    q, k, v = (torch.randn(1, 2, 64, 8) for _ in range(3))
+    kinds: dict[str, tuple[Positions, str, dict[str, Any]]] = {
+        "causal": (Positions.arange(64), "contiguous", {}),
+        "window": (Positions.arange(64), "contiguous", {"window": 5}),
+        "documents": (Positions.packed([16, 16, 16, 16]), "documents", {}),
+    }
+    a_token = 2 * (8 + 8) * 4  # keys and values of two heads in single precision
+    try:
+        for kind, (positions, order, how) in kinds.items():
+            sharding = Sharding(positions, order=order)
+            mine = [sharding.shard(x, 2) for x in (q, k, v)]
+            counted[0] = 0
+            attention(*mine, ALiBi(2), sharding, method="ring", is_causal=True, **how)
+            found[kind] = counted[0]
+            later = world - 1 - sharding.rank  # processes whose queries come after these keys
+            tokens = {"causal": 16 * later, "window": 4 * min(later, 1), "documents": 0}[kind]
+            found[f"{kind} expected"] = tokens * a_token
+    finally:
+        dist.batch_isend_irecv = send
+    return found
+
+
+def leaks(_: None) -> list[str]:
+    """Changes of outputs that do not see a changed token, bit by bit."""
+    found = []
+    positions = Positions.packed([9, 12, 8])
+    for method in ("gather", "ring", "ulysses"):
+        sharding = Sharding(positions, order="zigzag")
+        outs = []
+        for changed in (False, True):
+            torch.manual_seed(0)
+            q, k, v = (torch.randn(1, 2, 29, 8) for _ in range(3))
+            if changed:  # a token in the middle of the second document
+                k[:, :, 14], v[:, :, 14] = 50.0, -50.0
+            mine = [sharding.shard(x, 2) for x in (q, k, v)]
+            out = attention(*mine, ALiBi(2) + RoPE(8), sharding, method=method, is_causal=True)
+            outs.append(sharding.gather(out, 2))
+        apart = (outs[0] != outs[1]).any(-1).any(1)[0]
+        if apart[:14].any() or apart[21:].any() or not apart[14:21].all():
+            found.append(f"{method}: {apart.nonzero()[:, 0].tolist()}")
+    return found
+
+
+def messages(_: None) -> list[tuple[str, str]]:
+    """The messages of errors, and what each must say."""
+    sharding = Sharding(Positions.arange(10))
+    x = torch.randn(1, 2, len(sharding.positions), 8)
+    one_head = torch.randn(1, 1, len(sharding.positions), 8)
+
+    def with_cache() -> None:
+        with sharded(sharding):
+            ForwardPass(ALiBi(2), sharding.positions, KVCache())
+
+    def of_others() -> None:
+        with sharded(sharding):
+            ForwardPass(ALiBi(2), Positions.arange(5))
+
+    calls: list[tuple[Callable[[], Any], str]] = [
+        (lambda: sharding.positions.lengths, "bind schemes that depend on it through posenc.distributed"),
+        (
+            lambda: RoPE(8, scaling=DynamicNTK(2.0, 4))(sharding.positions),
+            "a shard of a text has not the text's length",
+        ),
+        (lambda: Sharding(sharding.positions), "whole must be the positions of all tokens, got those of a shard"),
+        (lambda: Sharding(Positions.arange(4), order="spiral"), "order must be one of 'contiguous', 'zigzag'"),
+        (
+            lambda: Sharding(Positions.arange(4), order=[torch.arange(4)]),
+            "an index tensor for each of 2 processes, got 1",
+        ),
+        (lambda: Sharding(Positions.arange(4), order=[torch.arange(3), torch.arange(2)]), "got token 0 2 times"),
+        (lambda: Sharding(Positions.arange(4), of=3), "of must be a ProcessGroup, a DeviceMesh of one axis, or None"),
+        (of_others, "positions must be those of this process's tokens, sharding.positions"),
+        (with_cache, "cache must be None while the text is divided among processes"),
+        (lambda: sharding.shard(torch.zeros(1, 7)), "x must have 10 tokens along dim 1"),
+        (lambda: attention(x, x, x, CoPE(8, 4), sharding, method="ring"), "a score term needs whole rows of scores"),
+        (
+            lambda: attention(x, one_head, one_head, None, sharding, method="ulysses"),
+            "needs at least one head of keys for each of 2 processes, got 1",
+        ),
+        (
+            lambda: attention(x, x, x, None, sharding, method="swirl"),
+            "method must be 'auto', 'gather', 'ring' or 'ulysses', got 'swirl'",
+        ),
+        (lambda: Positions.arange(4).shard((2, 2)), "rank must be a whole number within 0..1, got 2"),
+        (lambda: Positions.arange(4).shard(2), "of must be a DeviceMesh of one axis, or (rank, world), got 2"),
+    ]
+    found = []
+    for call, expected in calls:
+        try:
+            call()
+            found.append(("no error", expected))
+        except ValueError as error:
+            found.append((str(error), expected))
+    return found

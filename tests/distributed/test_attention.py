@@ -1,0 +1,65 @@
+"""Attention over tokens that several processes hold equals attention over all of them: output, log-sum-exp,
+gradients.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.distributed import cases, models
+from tests.distributed.processes import in_processes
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(), reason="needs torch's gloo"
+)
+
+
+@pytest.mark.parametrize(
+    ("world", "every"),
+    [
+        (2, 2),
+        (4, 6),
+        *(pytest.param(world, 1, marks=pytest.mark.more) for world in (1, 3)),
+        *(pytest.param(world, 1, marks=pytest.mark.survey) for world in (2, 4)),
+    ],
+)
+def test_sharded_attention_is_that_of_all_tokens(world: int, every: int, tmp_path: Path) -> None:
+    """Every scheme at every order, method, text and mask, in turn."""
+    asked = cases.chosen(world, every)
+    assert asked
+    for wrong in in_processes(world, tmp_path, cases.run_all, asked):
+        assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.more)])
+def test_models_under_sharded_are_those_of_all_tokens(world: int, tmp_path: Path) -> None:
+    for wrong in in_processes(world, tmp_path, models.run_all, None):
+        assert not wrong, "\n".join(wrong)
+
+
+def test_gradients_under_ddp_and_fsdp_are_those_of_all_tokens(tmp_path: Path) -> None:
+    for wrong in in_processes(2, tmp_path, models.wrapped, None):
+        assert not wrong, "\n".join(wrong)
+
+
+def test_what_nobody_attends_to_is_not_sent(tmp_path: Path) -> None:
+    """Bytes that the four processes of a ring send: under a window each needs the end of its neighbour's keys alone,
+    and whole documents need nothing."""
+    found = in_processes(4, tmp_path, models.bytes_sent, None)
+    for kind in ("window", "documents", "causal"):
+        sent = [of_process[kind] for of_process in found]
+        expected = [of_process[f"{kind} expected"] for of_process in found]
+        assert sent == expected
+    assert sum(of_process["documents"] for of_process in found) == 0
+
+
+def test_a_token_changes_only_what_may_see_it(tmp_path: Path) -> None:
+    for leaked in in_processes(2, tmp_path, models.leaks, None):
+        assert leaked == []
+
+
+def test_errors_name_the_way_out(tmp_path: Path) -> None:
+    for found in in_processes(2, tmp_path, models.messages, None):
+        for message, expected in found:
+            assert expected in message

@@ -1,0 +1,36 @@
+"""The example trains the same for any number of processes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def losses(processes: int, *options: str) -> list[float]:
+    program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    ran = subprocess.run(
+        [*program, str(ROOT / "examples" / "context_parallel.py"), "--steps", "3", *options],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return [float(line.split()[-1]) for line in ran.stdout.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.more
+def test_losses_do_not_depend_on_the_number_of_processes() -> None:
+    alone = losses(1)
+    assert len(alone) == 3
+    assert alone[-1] < alone[0]
+    for processes, options in (
+        (2, ()),
+        (3, ("--order", "striped")),
+        (2, ("--order", "documents", "--method", "ulysses")),
+    ):
+        assert losses(processes, *options) == pytest.approx(alone, abs=2e-6)  # six digits are printed
