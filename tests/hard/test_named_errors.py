@@ -589,6 +589,12 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: LINE[1], "positions are indexed by a slice or a 1-D int64 tensor of tokens, got …1"),
         Row(lambda: LINE[torch.tensor([1.0])], "positions are indexed by …, got torch.float32 (1,)"),
     ],
+    "Positions.shard": [
+        Row(lambda: LINE.shard(2), "of must be a DeviceMesh of one axis, or (rank, world), got 2"),
+        Row(lambda: LINE.shard((2, 2)), "rank must be a whole number within 0..1, got 2"),
+        Row(lambda: LINE.shard((0, 2), order="spiral"), "order must be one of 'contiguous', …, got 'spiral'"),
+        Row(lambda: LINE.shard((0, 2), order=3), "order must be one of 'contiguous', …, got 3"),
+    ],
     "Positions.expand": [
         *each(LINE.expand, {}, "rows", NO_SIZES[:8], "a whole number…"),
         Row(lambda: LINE.expand(-1), "rows must …, got -1"),

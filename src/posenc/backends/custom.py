@@ -44,11 +44,12 @@ def custom_operator(name: str, forward: Callable[..., Any], backward: Callable[.
 
     def grads(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> list[Tensor | None]:
         """The gradients of query, key, value and of each given tensor."""
-        query, key, value, out, lse, *given = ctx.saved_tensors
+        saved = ctx.saved_tensors  # once, since checkpointing computes them only once
+        query, key, value, out, lse, *given = saved
         if dout is None and dlse is None:
             return [None] * (3 + len(given))
         dout = torch.zeros_like(out) if dout is None else dout.contiguous()
-        tensors = [x for x in (dout, dlse, *ctx.saved_tensors) if x is not None]
+        tensors = [x for x in (dout, dlse, *saved) if x is not None]
         run = backward if not torch.is_grad_enabled() and compat.is_direct(tensors) else op_backward
         found = run(dout, dlse, query, key, value, out, lse, given, *ctx.rest)
         names, learned = ctx.rest[0].split(), ctx.rest[1].split()

@@ -70,7 +70,7 @@ def attend(
     of_queries, of_keys = heads.of_queries, heads.of_keys
     scheme, _ = step.of_layer(layer)
     mine = heads.mine(of_keys if scheme.heads_of == "key" else of_queries)
-    encoding = step.pairs(layer, sharding.whole, sharding.whole, step.heads(mine))
+    encoding = step.pairs(layer, sharding.whole, sharding.whole, mine)
     if features or key_features:
         encoding = encoding.with_features(
             {name: heads.taken(x, of_queries) for name, x in features.items()},

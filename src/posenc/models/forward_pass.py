@@ -199,7 +199,7 @@ class ForwardPass:
             self.key_positions = Positions.cat([before, positions], documents="same")
         self._is_open = False
         self._tokens: dict[int, Encoding] = {}
-        self._pairs: dict[tuple[int, int, int, range | None], Encoding] = {}
+        self._pairs: dict[tuple[int, int, int, tuple[int, int] | None], Encoding] = {}
 
     def __enter__(self) -> ForwardPass:
         self._is_open = True
@@ -235,28 +235,25 @@ class ForwardPass:
         layer: int = 0,
         keys: Positions | None = None,
         queries: Positions | None = None,
-        heads: range | None = None,
+        heads: slice | None = None,
     ) -> Encoding:
         """The pair doors between the new tokens and all keys, or between ``queries`` and ``keys`` in some of the heads.
         They include the rotate door where rotations depend on the length of the text or on the pair, since the cache
         then keeps unrotated keys."""
         queries = self.positions if queries is None else queries
         keys = self.key_positions if keys is None else keys
-        which = self._number(layer), id(queries), id(keys), heads  # the encoding keeps the positions alive
+        part = None if heads is None else (heads.start, heads.stop)
+        which = self._number(layer), id(queries), id(keys), part  # the encoding keeps the positions alive
         if which not in self._pairs:
             scheme, _ = self.of_layer(layer)
             context = self._context_of(scheme)
             if heads is not None:
-                context = replace(context or Context(), heads=heads)
+                context = context or Context()
+                first = 0 if context.heads is None else context.heads.start
+                context = replace(context, heads=range(first + heads.start, first + heads.stop))
             doors = ("rotate", "score", "value") if needs_raw_keys(scheme) else ("score", "value")
             self._pairs[which] = scheme(queries, keys, dtype=self._dtype, context=context, doors=doors)
         return self._pairs[which]
-
-    def heads(self, part: slice) -> range:
-        """A part of the heads, as a range of the scheme's."""
-        here = None if self._context is None else self._context.heads
-        first = 0 if here is None else here.start
-        return range(first + part.start, first + part.stop)
 
     def _context_of(self, scheme: Scheme) -> Context | None:
         return self._context if self._exchange is None else self._exchange.context(scheme, self._context)

@@ -182,9 +182,9 @@ def layout_after(layout: Layout, n: int) -> Layout:
     return Layout(n, spans, None if bounds is None else (bounds[0], bounds[1] + n))
 
 
-def check_apart(layout: Layout) -> None:
-    """ValueError for tokens of one document at the same order."""
-    twice = overlap(layout)
+def check_apart(layout: Layout, documents: str | None) -> None:
+    """ValueError for tokens of one document at the same order, unless ``documents`` says what is meant."""
+    twice = overlap(layout) if documents is None else None
     if twice is not None:
         raise ValueError(
             f"parts have tokens of document {twice} at the same order: pass documents='new' if each part is a "

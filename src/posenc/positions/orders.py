@@ -101,7 +101,14 @@ def _fault(held: Tensor, tokens: int) -> str:
     return f"token {token} {int(counts[token])} times"
 
 
-def place(of: Any) -> tuple[int, int]:
+def shard(layout: Layout, of: Any, order: Order) -> tuple[Tensor, int]:
+    """The indices of one process's tokens, and the number of processes. ``of`` is a DeviceMesh of one axis, or (rank,
+    world)."""
+    rank, world = _place(of)
+    return indices(layout, world, order)[rank], world
+
+
+def _place(of: Any) -> tuple[int, int]:
     """The rank and the number of processes that ``of`` names: a DeviceMesh of one axis, or (rank, world)."""
     if hasattr(of, "get_local_rank"):
         if of.ndim != 1:

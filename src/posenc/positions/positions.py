@@ -244,8 +244,7 @@ class Positions:
             numbered = builders.renumbered([part.document for part in wide])
             wide = [part._like(document=d)._of(Layout(len(part))) for part, d in zip(wide, numbered, strict=True)]
         layout = join([part.layout for part in wide], batch)
-        if documents is None:
-            builders.check_apart(layout)
+        builders.check_apart(layout, documents)
         named = [part._each(lambda x: x) for part in wide]
         names = [name for name, x in named[0].items() if x is not None]  # all parts have a segment, or none
         return Positions(**{name: torch.cat([part[name] for part in named], 1) for name in names})._of(layout)
@@ -268,8 +267,8 @@ class Positions:
         >>> Positions.arange(8).shard((1, 2)).coords
         tensor([[2, 3, 4, 5]])
         """
-        rank, world = orders.place(of)
-        return self[orders.indices(self.layout, world, order)[rank].to(self.device)]._set(_is_shard=world > 1)
+        index, world = orders.shard(self.layout, of, order)
+        return self[index.to(self.device)]._set(_is_shard=world > 1)
 
     def expand(self, rows: int) -> Positions:
         """The same positions for ``rows`` rows: a single row is expanded as a view. Raises ValueError if the rows do
