@@ -84,6 +84,7 @@ def run(case: Case) -> str | None:
     if how.pop("attn_mask", None):
         mask = torch.randn(HEADS, positions.order.size(1), positions.order.size(1), dtype=torch.float64)
         dist.broadcast(mask, 0)
+        mask.requires_grad_()
     x = tensors[0][:, 0]
     projected = projected_at_random(scheme.features, x) if scheme.features else {}
 
@@ -94,6 +95,7 @@ def run(case: Case) -> str | None:
         return [*torch.autograd.grad(loss, leaves, allow_unused=True)]
 
     learned = [parameter for parameter in scheme.parameters() if parameter.requires_grad]
+    learned += [] if sinks is None else [sinks.requires_grad_()]
     # All tokens, here.
     leaves = [x.clone().requires_grad_() for x in tensors]
     given = {name: x.clone().requires_grad_() for name, x in projected.items()}
@@ -104,13 +106,13 @@ def run(case: Case) -> str | None:
         *leaves, encoding, attn_mask=mask, sinks=sinks, return_lse=True, backend="reference", **how
     )
     expected = [*found]
-    expected += gradients(*found, d_out, d_lse, [*leaves, *given.values(), *learned])
+    expected += gradients(*found, d_out, d_lse, [*leaves, *given.values(), *([] if mask is None else [mask]), *learned])
 
     # This process's tokens.
     sharding = Sharding(positions, order=case.order)
     mine = [sharding.shard(x, 2).requires_grad_() for x in tensors]
     my_given = {name: sharding.shard(x, 2).requires_grad_() for name, x in projected.items()}
-    my_mask = None if mask is None else sharding.shard(mask, -2)
+    my_mask = None if mask is None else sharding.shard(mask.detach(), -2).requires_grad_()
     got = attention(
         *mine,
         scheme,
@@ -122,18 +124,24 @@ def run(case: Case) -> str | None:
         return_lse=True,
         **how,
     )
-    of_mine = gradients(*got, sharding.shard(d_out, 2), sharding.shard(d_lse, 2), [*mine, *my_given.values(), *learned])
-    names = ["out", "lse", "query", "key", "value", *projected, *(name for name, _ in scheme.named_parameters())]
+    of_mine = gradients(
+        *got,
+        sharding.shard(d_out, 2),
+        sharding.shard(d_lse, 2),
+        [*mine, *my_given.values(), *([] if my_mask is None else [my_mask]), *learned],
+    )
+    of_tokens = ["out", "lse", "query", "key", "value", *projected, *([] if mask is None else ["mask"])]
+    names = [*of_tokens, *(name for name, _ in scheme.named_parameters()), *([] if sinks is None else ["sinks"])]
     for name, part, whole in zip(names, [*got, *of_mine], expected, strict=True):
         whole = None if whole is None else whole.detach()
-        is_parameter = names.index(name) >= 5 + len(projected)
+        is_parameter = name not in of_tokens
         if whole is None:
             continue
         if is_parameter:
             part = torch.zeros_like(whole) if part is None else part.clone()  # gradients may share memory
             dist.all_reduce(part)
         else:
-            whole = sharding.shard(whole, 2)
+            whole = sharding.shard(whole, -2 if name == "mask" else 2)
             part = torch.zeros_like(whole) if part is None else part
         # Sums over other parts of the keys: as many roundings as keys and channels, of numbers of this size.
         size = max(1.0, float(whole[whole.isfinite()].abs().max()) if whole.isfinite().any() else 1.0)

@@ -194,20 +194,22 @@ class _Exchange:
             for source, keys in enumerate(mine)
             if keys is not None
         }
-        names, tensors = [*features], [*features.values(), *key_features.values()]
         mask = how.pop("attn_mask")
+        # Everything besides query, key and value that may have a gradient is handed to the blocks.
+        has_float_mask = mask is not None and mask.is_floating_point()
+        tensors = [*features.values(), *key_features.values(), *([mask] if has_float_mask else [])]
 
         def run(source: int, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-            keys = mine[source]
+            keys, rest = mine[source], iter(leaves)
             assert keys is not None
             here = sharding.indices[source][keys]
-            encoding, of_queries = encodings[source], dict(zip(names, leaves, strict=False))
-            of_keys = {
-                name: x.index_select(2, here) for name, x in zip(key_features, leaves[len(names) :], strict=True)
-            }
+            of_queries = {name: next(rest) for name in features}
+            of_keys = {name: next(rest).index_select(2, here) for name in key_features}
+            encoding = encodings[source]
             if of_queries or of_keys:
                 encoding = encoding.with_features(of_queries, of_keys)
-            part = mask if mask is None or mask.size(-1) == 1 else mask.index_select(-1, here)
+            part = next(rest) if has_float_mask else mask
+            part = part if part is None or part.size(-1) == 1 else part.index_select(-1, here)
             found = attend(q, k, v, encoding, attn_mask=part, window=window, return_lse=True, **how)
             assert isinstance(found, tuple)
             return found
