@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from posenc import T5, ALiBi, Chunk, CoPE, DynamicNTK, FoX, Learned, NoPE, Positions, RoPE, Schedule, Sinusoidal
-from posenc.distributed import Sharding, attention, sharded
+from posenc.distributed import ShardedCache, Sharding, attention, sharded
 from posenc.models import Decoder, ForwardPass, KVCache
 from tests.rounding import of_sums
 
@@ -64,6 +64,38 @@ def run_all(_: None) -> list[str]:
                         torch.float64, DIM * TOKENS * LAYERS * 32, all_of_it, score=32
                     ):
                         wrong.append(f"{name}, {order}: {of}")
+    return wrong
+
+
+def decodes(_: None) -> list[str]:
+    """What is wrong with decoding against a cache that processes hold together: a prompt read in parallel, steps of one
+    and of several tokens, rows of unequal lengths."""
+    wrong = []
+    texts = {"one": torch.ones(2, TOKENS), "unequal": torch.arange(TOKENS) >= torch.tensor([[6], [0]])}
+    for name in ("sinusoidal", "learned", "rope", "rope by length", "alibi", "t5", "schedule", "chunks"):
+        for text, mask in texts.items():
+            torch.manual_seed(0)
+            model = Decoder(32, DIM, LAYERS, HEADS, position=SCHEMES[name]()).double().eval()
+            tokens = torch.randint(32, (2, TOKENS + 6))
+            positions = Positions.padded(mask.bool())
+            with torch.no_grad():
+                cache, alone = ShardedCache(), KVCache()
+                sharding = Sharding(positions)
+                with sharded(sharding):
+                    model(sharding.shard(tokens[:, :TOKENS]), positions=sharding.positions, cache=cache)
+                model(tokens[:, :TOKENS], positions=positions, cache=alone)
+                known, at = positions, TOKENS
+                for new in (1, 1, 3, 1):
+                    following = known.following(new)
+                    found = model(tokens[:, at : at + new], positions=following, cache=cache)
+                    expected = model(tokens[:, at : at + new], positions=following, cache=alone)
+                    if (found - expected).abs().max() > of_sums(torch.float64, DIM * TOKENS * LAYERS, expected, 32):
+                        wrong.append(f"{name}, {text}: {new} tokens at {at}")
+                    known, at = following, at + new
+            held = torch.tensor(len(cache))
+            dist.all_reduce(held)
+            if int(held) != at:
+                wrong.append(f"{name}, {text}: {int(held)} tokens are held, not {at}")
     return wrong
 
 
@@ -183,7 +215,7 @@ def messages(_: None) -> list[tuple[str, str]]:
         (lambda: Sharding(Positions.arange(4), order=[torch.arange(3), torch.arange(2)]), "got token 0 2 times"),
         (lambda: Sharding(Positions.arange(4), of=3), "of must be a ProcessGroup, a DeviceMesh of one axis, or None"),
         (of_others, "positions must be those of this process's tokens, sharding.positions"),
-        (with_cache, "cache must be None while the text is divided among processes"),
+        (with_cache, "cache must be an empty ShardedCache while a text is divided among processes, got a KVCache"),
         (lambda: sharding.shard(torch.zeros(1, 7)), "x must have 10 tokens along dim 1"),
         (lambda: attention(x, x, x, CoPE(8, 4), sharding, method="ring"), "a score term needs whole rows of scores"),
         (
@@ -205,3 +237,7 @@ def messages(_: None) -> list[tuple[str, str]]:
         except ValueError as error:
             found.append((str(error), expected))
     return found
+
+
+def leaks_and_messages(_: None) -> tuple[list[str], list[tuple[str, str]]]:
+    return leaks(None), messages(None)

@@ -15,11 +15,12 @@ from posenc.arguments import check_choice, check_type
 from posenc.backends.attention import attention as attend
 from posenc.backends.merging import merge
 from posenc.distributed import heads, ring
+from posenc.distributed.cache import ShardedCache
 from posenc.distributed.sharding import Sharding
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.features import NOTHING, Features, Projected
 from posenc.encoding.pieces import gives_weights
-from posenc.models.forward_pass import EXCHANGE, ForwardPass
+from posenc.models.forward_pass import EXCHANGE, ForwardPass, KVCache
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Visibility, Window, check_window
 from posenc.scheme import Scheme
@@ -124,14 +125,14 @@ class _Exchange:
     sharding: Sharding
     method: Method
 
-    @property
-    def whole(self) -> Positions:
-        return self.sharding.whole
-
-    def check(self, positions: Positions) -> None:
+    def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
         self.sharding.check(positions)
+        if cache is not None and (not isinstance(cache, ShardedCache) or len(cache)):
+            what = "one with tokens" if isinstance(cache, ShardedCache) else "a KVCache"
+            raise ValueError(f"cache must be an empty ShardedCache while a text is divided among processes, got {what}")
+        return self.sharding.whole, positions
 
-    def context(self, scheme: Scheme, context: Context | None) -> Context | None:
+    def context(self, scheme: Scheme, context: Context | None, positions: Positions) -> Context | None:
         if not scheme.needs_lengths or (context is not None and context.lengths is not None):
             return context
         return replace(context or Context(), lengths=self.sharding.whole.lengths)
@@ -150,6 +151,10 @@ class _Exchange:
         key_features: Features,
         **how: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:
+        if step.cache is not None:
+            if key_features:
+                raise ValueError("a ShardedCache does not hold cumulative features (such as FoX's gates)")
+            step.cache.append(layer, key, value)
         method = self.method
         possible, why = choose(step.pairs(layer), self.sharding, key.size(1), how["dropout_p"])
         if method == "auto":

@@ -27,14 +27,10 @@ NORMS = "posenc's norms of keys"  # kept with a layer's features
 class Exchange(Protocol):
     """How the tokens of a `ForwardPass` attend to those that other processes hold: see `posenc.distributed`."""
 
-    @property
-    def whole(self) -> Positions:
-        """The positions of all tokens."""
+    def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
+        """The positions of the keys that a pass over these tokens attends to, and of those that its cache will hold."""
 
-    def check(self, positions: Positions) -> None:
-        """ValueError unless these are the positions of this process's tokens."""
-
-    def context(self, scheme: Scheme, context: Context | None) -> Context | None:
+    def context(self, scheme: Scheme, context: Context | None, positions: Positions) -> Context | None:
         """The context of a scheme, with the lengths of whole texts if it needs them."""
 
     def gather(self, x: Tensor, dim: int) -> Tensor:
@@ -63,6 +59,9 @@ class KVCache:
     Buffers double when full, so that appending a token does not copy the cache every time.
     """
 
+    exchange: Exchange | None = None
+    """How passes with this cache reach tokens that other processes hold: see `posenc.distributed.ShardedCache`."""
+
     def __init__(self) -> None:
         self.positions: Positions | None = None
         self._kept: list[dict[str, Tensor]] = []
@@ -73,6 +72,10 @@ class KVCache:
 
     def __len__(self) -> int:
         return 0 if self.positions is None else len(self.positions)
+
+    def _commit(self, positions: Positions) -> None:
+        """The cache holds tokens at these positions."""
+        self.positions = positions
 
     def _rewind(self) -> None:
         """Drops the tokens past `positions`, which a failed pass has left behind."""
@@ -181,14 +184,9 @@ class ForwardPass:
         self._schedule = scheme
         self.positions, self.cache, self.is_causal = positions, cache, is_causal
         self._dtype, self._context = dtype, context
-        self._exchange = EXCHANGE.get()
+        self._exchange = EXCHANGE.get() or (None if cache is None else cache.exchange)
         before = None if cache is None else cache.positions
         self.key_positions = positions
-        if self._exchange is not None:
-            if cache is not None:
-                raise ValueError("cache must be None while the text is divided among processes, got a KVCache")
-            self._exchange.check(positions)
-            self.key_positions = self._exchange.whole
         if before is not None:
             if overlap(join([before.layout, positions.layout], max(before.rows, positions.rows))) is not None:
                 raise ValueError(
@@ -197,6 +195,9 @@ class ForwardPass:
                     "give another text another document"
                 )
             self.key_positions = Positions.cat([before, positions], documents="same")
+        self._held = self.key_positions  # those that the cache is to hold
+        if self._exchange is not None:
+            self.key_positions, self._held = self._exchange.begin(positions, cache)
         self._is_open = False
         self._tokens: dict[int, Encoding] = {}
         self._pairs: dict[tuple[int, int, int, tuple[int, int] | None], Encoding] = {}
@@ -211,7 +212,7 @@ class ForwardPass:
         """Commits the new tokens to the cache, unless an error was raised."""
         self._is_open = False
         if kind is None and self.cache is not None:
-            self.cache.positions = self.key_positions
+            self.cache._commit(self._held)
 
     def of_layer(self, layer: int) -> tuple[Scheme, Window]:
         """The scheme and the window of a layer."""
@@ -256,7 +257,9 @@ class ForwardPass:
         return self._pairs[which]
 
     def _context_of(self, scheme: Scheme) -> Context | None:
-        return self._context if self._exchange is None else self._exchange.context(scheme, self._context)
+        return (
+            self._context if self._exchange is None else self._exchange.context(scheme, self._context, self.positions)
+        )
 
     def add(self, x: Float[Tensor, "batch tokens dim"], layer: int = 0) -> Float[Tensor, "batch tokens dim"]:
         """The add door: x_i + P[p_i]. Returns x itself if the scheme adds nothing."""
@@ -331,6 +334,11 @@ class ForwardPass:
             )
         how: dict[str, Any] = {"is_causal": self.is_causal, "window": window, "attn_mask": attn_mask, "sinks": sinks}
         how |= {"dropout_p": dropout_p, "scale": scale, "backend": backend, "return_lse": return_lse}
+        if self.cache is not None and not self._is_open:
+            raise ValueError(
+                "a forward pass with a cache must be entered: use `with ForwardPass(...) as step`, so that an error "
+                "leaves the cache unchanged"
+            )
         if self._exchange is not None:
             out = self._exchange.attend(self, layer, query, key, value, features, key_features or {}, **how)
         else:
@@ -353,11 +361,6 @@ class ForwardPass:
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """All keys and values, and features of the keys, after the new ones are appended to the cache."""
         assert self.cache is not None
-        if not self._is_open:
-            raise ValueError(
-                "a forward pass with a cache must be entered: use `with ForwardPass(...) as step`, so that an "
-                "error leaves the cache unchanged"
-            )
         if key.device.type == "cpu" and is_rotated and any(piece.fades for piece in encoding.pieces):
             dtype = torch.promote_types(key.dtype, torch.float32)
             features[NORMS] = torch.linalg.vector_norm(key, dim=-1, dtype=dtype)
