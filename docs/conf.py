@@ -51,7 +51,10 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(torch|jaxtyping|collections|transformers|tokenizers|types|optional)\b.*"),
     (r"py:.*", r"Tensor|Float|Float64|Bool|Int|Shaped|Window|dict\[str"),
     (r"py:class", r"posenc\.(\w+\.)*_\w+"),  # private bases
-    (r"py:class", r"posenc\.(lowering|tools|encoding\.features|positions\.layout|rotary)\..*"),  # of the insides
+    (
+        r"py:class",
+        r"posenc\.(lowering|tools|encoding\.features|positions\.(layout|tiles)|rotary)\..*",
+    ),  # of the insides
     (r"py:class", r"posenc\.encoding\.(encoding|rotation)\.(Rotation|Band)"),
     # Names of others' code, of files, and of what is not public.
     (r"py:obj", r"\w+\.py|Positions\.grid\(.*|Chunk\(n\)|Inkling\w+|XPOS|Trunk|Interrupted|apply_scaling|another"),

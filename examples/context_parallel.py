@@ -28,7 +28,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count()) if torch.cuda.is_available() else "cpu"
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
+        torch.cuda.set_device(device)
 
     torch.manual_seed(0)  # the same weights and texts everywhere
     scheme = posenc.RoPE(DIM // HEADS) + posenc.T5(HEADS, 8, 32)

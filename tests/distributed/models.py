@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import posenc
 from posenc import T5, ALiBi, Chunk, CoPE, DynamicNTK, FoX, Learned, NoPE, Positions, RoPE, Schedule, Sinusoidal
 from posenc.distributed import ShardedCache, Sharding, attention, sharded
 from posenc.models import Decoder, ForwardPass, KVCache
@@ -200,6 +201,8 @@ def messages(_: None) -> list[tuple[str, str]]:
         with sharded(sharding):
             ForwardPass(ALiBi(2), Positions.arange(5))
 
+    others = Positions.arange(10 + sharding.rank)
+    whole = torch.randn(1, 2, 10, 8)
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: sharding.positions.lengths, "bind schemes that depend on it through posenc.distributed"),
         (
@@ -214,6 +217,25 @@ def messages(_: None) -> list[tuple[str, str]]:
         ),
         (lambda: Sharding(Positions.arange(4), order=[torch.arange(3), torch.arange(2)]), "got token 0 2 times"),
         (lambda: Sharding(Positions.arange(4), of=3), "of must be a ProcessGroup, a DeviceMesh of one axis, or None"),
+        (lambda: Sharding(others), "whole and order must be the same on all processes, but differ on [1]"),
+        (
+            lambda: ForwardPass(ALiBi(2), sharding.positions),
+            "positions must be those of all tokens, got a shard's: make the pass under posenc.distributed.sharded",
+        ),
+        (
+            lambda: attention(x, whole, whole, ALiBi(2), sharding),
+            "key must be (batch, heads, 5, head_dim), with the tokens",
+        ),
+        (
+            lambda: attention(x, x, x, ALiBi(2), sharding, attn_mask=torch.zeros(5, 5)),
+            "attn_mask must broadcast to (batch, 2, 5, 10), this process's queries and all keys, got",
+        ),
+        (
+            lambda: attention(x, x, x, ALiBi(2), sharding, sinks=torch.zeros(1)),
+            "sinks must be (2,), a logit for each head",
+        ),
+        # A scheme that does not fit: an error of a block, after which the group still works.
+        (lambda: attention(x, x, x, T5(3), sharding, is_causal=True), "3 heads"),
         (of_others, "positions must be those of this process's tokens, sharding.positions"),
         (with_cache, "cache must be an empty ShardedCache while a text is divided among processes, got a KVCache"),
         (lambda: sharding.shard(torch.zeros(1, 7)), "x must have 10 tokens along dim 1"),
@@ -230,7 +252,7 @@ def messages(_: None) -> list[tuple[str, str]]:
         (lambda: Positions.arange(4).shard(2), "of must be a DeviceMesh of one axis, or (rank, world), got 2"),
     ]
     found = []
-    for call, expected in calls:
+    for call, expected in calls * 2:  # an error leaves nothing on its way
         try:
             call()
             found.append(("no error", expected))
@@ -241,3 +263,80 @@ def messages(_: None) -> list[tuple[str, str]]:
 
 def leaks_and_messages(_: None) -> tuple[list[str], list[tuple[str, str]]]:
     return leaks(None), messages(None)
+
+
+def empties(_: None) -> list[str]:
+    """What is wrong where some processes have no tokens, or none that may see one another: gradients are all there, and
+    nobody waits for ever."""
+    wrong = []
+    for text in (Positions.arange(1), Positions.arange(2), Positions.padded(torch.arange(16)[None] < 6)):
+        for build in (lambda: T5(HEADS, 8, 20), lambda: FoX(HEADS), lambda: Learned(64, DIM)):
+            for method in ("ring", "gather", "ulysses"):
+                tokens = torch.zeros(2, len(text), dtype=torch.int64)
+                torch.manual_seed(0)
+                model = Decoder(32, DIM, LAYERS, HEADS, position=build()).double()
+                expected = torch.autograd.grad(model(tokens, positions=text).square().sum(), list(model.parameters()))
+                sharding = Sharding(text, order="contiguous")
+                with sharded(sharding, method):
+                    out = model(sharding.shard(tokens), positions=sharding.positions)
+                found = torch.autograd.grad(out.square().sum(), list(model.parameters()), allow_unused=True)
+                for (name, _), part, whole in zip(model.named_parameters(), found, expected, strict=True):
+                    if part is None:
+                        wrong.append(f"{method}, {len(text)}: no gradient of {name}")
+                    part = torch.zeros_like(whole) if part is None else part.clone()
+                    dist.all_reduce(part)
+                    if (part - whole).abs().max() > of_sums(torch.float64, DIM * 16 * LAYERS * 32, whole, score=32):
+                        wrong.append(f"{method}, {len(text)}: {name}")
+    return wrong
+
+
+def again(_: None) -> list[str]:
+    """What is wrong with layers and models that are computed again, and with second derivatives."""
+    from torch.utils.checkpoint import checkpoint
+
+    wrong, text = [], Positions.arange(TOKENS)
+    torch.manual_seed(0)
+    model = Decoder(32, DIM, LAYERS, HEADS, position=T5(HEADS, 8, 20)).double()
+    tokens = torch.randint(32, (2, TOKENS))
+    sharding = Sharding(text)
+    x = model.embedding.weight if hasattr(model, "embedding") else next(model.parameters())
+    for method in ("ring", "gather", "ulysses"):
+        with sharded(sharding, method):
+            plain = model(sharding.shard(tokens), positions=sharding.positions).square().sum()
+            expected = torch.autograd.grad(plain, list(model.parameters()))
+            for reentrant in (False, True):
+                out = (
+                    checkpoint(model, sharding.shard(tokens), positions=sharding.positions, use_reentrant=reentrant)
+                    if (not reentrant)
+                    else checkpoint(
+                        lambda w: model(sharding.shard(tokens), positions=sharding.positions), x, use_reentrant=True
+                    )
+                )
+                model.zero_grad()
+                out.square().sum().backward()
+                for (name, parameter), whole in zip(model.named_parameters(), expected, strict=True):
+                    if (parameter.grad - whole).abs().max() > of_sums(
+                        torch.float64, DIM * TOKENS * 64, whole, score=32
+                    ):
+                        wrong.append(f"{method}, reentrant {reentrant}: {name}")
+    # Second derivatives, by the reference backend.
+    q, k, v = torch.randn(3, 1, 2, 12, 8, dtype=torch.float64)
+    sharding = Sharding(Positions.arange(12))
+
+    def second(attend: Callable[..., Any], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        leaves = [x.clone().requires_grad_() for x in tensors]
+        first = torch.autograd.grad(attend(*leaves).sin().sum(), leaves, create_graph=True)
+        return list(torch.autograd.grad(sum(x.cos().sum() for x in first), leaves))
+
+    whole = second(lambda *x: posenc.attention(*x, ALiBi(2), is_causal=True, backend="reference"), [q, k, v])
+    for method in ("gather", "ulysses"):
+        mine = second(
+            lambda *x, m=method: attention(*x, ALiBi(2), sharding, method=m, is_causal=True, backend="reference"),
+            [sharding.shard(x, 2) for x in (q, k, v)],
+        )
+        for part, all_of_it in zip(mine, whole, strict=True):
+            if (part - sharding.shard(all_of_it, 2)).abs().max() > of_sums(
+                torch.float64, 12 * 8 * 64, all_of_it, score=32
+            ):
+                wrong.append(f"{method}: second derivatives")
+    return wrong

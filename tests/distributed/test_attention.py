@@ -48,6 +48,18 @@ def test_decoding_against_a_divided_cache_is_that_against_a_whole_one(world: int
 
 
 @pytest.mark.more
+def test_processes_without_tokens_take_part(tmp_path: Path) -> None:
+    for wrong in in_processes(3, tmp_path, models.empties, None):
+        assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.more
+def test_what_is_computed_again_and_second_derivatives(tmp_path: Path) -> None:
+    for wrong in in_processes(2, tmp_path, models.again, None):
+        assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.more
 def test_gradients_under_ddp_and_fsdp_are_those_of_all_tokens(tmp_path: Path) -> None:
     for wrong in in_processes(2, tmp_path, models.wrapped, None):
         assert not wrong, "\n".join(wrong)

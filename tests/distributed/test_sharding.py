@@ -18,6 +18,12 @@ TEXTS = {
     "rows packed": Positions.packed([[5, 7], [12], [1, 2, 3]]),
     "padded": Positions.padded(torch.arange(20) % torch.tensor([[3], [7], [11]]) != 1),
     "chunks": Positions.arange(20).in_chunks(6),
+    "nanoseconds": Positions(
+        torch.arange(6)[None],
+        order=1_700_000_000_000_000_000 + torch.tensor([[0, 5, 9, 0, 3, 0]]),
+        document=torch.tensor([[2**40, 2**40, 2**40, 7, 7, -1]]),
+    ),
+    "far apart": Positions(torch.arange(4)[None], order=torch.tensor([[-(2**60), -(2**60) + 2, 2**60, 2**60 + 4]])),
     "prefix": Positions(torch.arange(9)[None], order=torch.tensor([[0, 0, 0, 0, 1, 2, 3, 4, 5]])),
 }
 VISIBILITIES = (

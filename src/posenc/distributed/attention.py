@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from posenc.arguments import check_choice, check_type
+from posenc.arguments import check_choice, check_type, shown
 from posenc.backends.attention import attention as attend
 from posenc.backends.merging import merge
 from posenc.distributed import heads, ring
@@ -20,7 +20,7 @@ from posenc.distributed.sharding import Sharding
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.features import NOTHING, Features, Projected
 from posenc.encoding.pieces import gives_weights
-from posenc.models.forward_pass import EXCHANGE, ForwardPass, KVCache
+from posenc.models.forward_pass import EXCHANGES, ForwardPass, KVCache
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Visibility, Window, check_window
 from posenc.scheme import Scheme
@@ -49,11 +49,12 @@ def attention(
     backend: str = "auto",
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`posenc.attention` of this process's queries to the keys of all processes. Every process of the group calls it.
+    """`posenc.attention` of this process's queries to the keys of all processes. Every process of the group calls it,
+    and every process computes gradients, or none does.
 
     query, key and value are of this process's tokens, `Sharding.positions`, before any rotation. The output and its
     gradients, and those of the scheme's parameters summed over processes, equal those of `posenc.attention` on all
-    tokens. Arguments are those of `posenc.attention`, and:
+    tokens. Arguments are those of `posenc.attention` without ``skip_below``, ``key_norms`` and ``enable_gqa``, and:
 
     - ``method``: ``"gather"`` gathers all keys and values; memory grows with the whole text. ``"ring"`` attends to the
       keys of one process after another while the next ones travel; memory does not grow with the number of processes,
@@ -97,14 +98,15 @@ def sharded(sharding: Sharding, method: Method = "auto") -> Iterator[None]:
     processes. Its positions must be ``sharding.positions``."""
     check_type("sharding", sharding, Sharding)
     check_choice("method", method, METHODS)
-    before = EXCHANGE.set(_Exchange(sharding, method))
+    exchange = _Exchange(sharding, method)
+    EXCHANGES.append(exchange)
     try:
         yield
     finally:
-        EXCHANGE.reset(before)
+        EXCHANGES.remove(exchange)
 
 
-def choose(encoding: Encoding, sharding: Sharding, kv_heads: int, dropout_p: float = 0.0) -> tuple[Method, str]:
+def choose(encoding: Encoding, sharding: Sharding, dropout_p: float = 0.0) -> tuple[Method, str]:
     """The method that ``"auto"`` takes, and why."""
     if sharding.world == 1:
         return "gather", "there is one process"
@@ -118,7 +120,7 @@ def choose(encoding: Encoding, sharding: Sharding, kv_heads: int, dropout_p: flo
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Exchange:
     """What `ForwardPass` asks of a text that is divided among processes."""
 
@@ -151,12 +153,13 @@ class _Exchange:
         key_features: Features,
         **how: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:
+        _check(self.sharding, query, key, value, how["attn_mask"], how["sinks"])
         if step.cache is not None:
             if key_features:
                 raise ValueError("a ShardedCache does not hold cumulative features (such as FoX's gates)")
             step.cache.append(layer, key, value)
         method = self.method
-        possible, why = choose(step.pairs(layer), self.sharding, key.size(1), how["dropout_p"])
+        possible, why = choose(step.pairs(layer, self.sharding.positions), self.sharding, how["dropout_p"])
         if method == "auto":
             method = possible
         elif method == "ring" and possible == "gather" and self.sharding.world > 1:
@@ -166,7 +169,10 @@ class _Exchange:
             if features or key_features:
                 encoding = encoding.with_features(features, key_features)
             whole_key, whole_value = (self.gather(x, 2) for x in (key, value))
-            return attend(query, whole_key, whole_value, encoding, **how)
+            found = attend(query, whole_key, whole_value, encoding, **how)
+            scheme, _ = step.of_layer(layer)
+            reached = (whole_key, whole_value, *features.values(), *key_features.values(), *scheme.parameters())
+            return found if query.size(2) else _connected(found, reached)
         if method == "ulysses":
             return heads.attend(self.sharding, step, layer, query, key, value, features, key_features, **how)
         window, sinks, return_lse = (how.pop(name) for name in ("window", "sinks", "return_lse"))
@@ -222,3 +228,38 @@ class _Exchange:
         scheme, _ = step.of_layer(layer)
         parameters = [*scheme.parameters()]
         return ring.attend(ring.Ring(needs, run, sharding.rank, sharding.group), query, key, value, tensors, parameters)
+
+
+def _check(
+    sharding: Sharding, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor | None
+) -> None:
+    """ValueError for shapes that do not match the sharding, before anything is sent."""
+    mine, every = sharding.counts[sharding.rank], len(sharding.whole)
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(x, Tensor) or x.dim() != 4 or x.size(2) != mine:
+            raise ValueError(
+                f"{name} must be (batch, heads, {mine}, head_dim), with the tokens of this process, got {shown(x)}: "
+                "divide it with sharding.shard(x, dim=2)"
+            )
+    if mask is not None:
+        heads = query.size(1)
+        if not isinstance(mask, Tensor) or not 2 <= mask.dim() <= 4 or not _broadcasts(mask, (heads, mine, every)):
+            raise ValueError(
+                f"attn_mask must broadcast to (batch, {heads}, {mine}, {every}), this process's queries and all keys, "
+                f"got {shown(mask)}: divide it with sharding.shard(mask, dim=-2)"
+            )
+    if sinks is not None and (not isinstance(sinks, Tensor) or tuple(sinks.shape) != (query.size(1),)):
+        raise ValueError(f"sinks must be ({query.size(1)},), a logit for each head, got {shown(sinks)}")
+
+
+def _broadcasts(mask: Tensor, shape: tuple[int, ...]) -> bool:
+    return all(m in (1, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False))
+
+
+def _connected(found: Tensor | tuple[Tensor, Tensor], reached: Sequence[Tensor]) -> Tensor | tuple[Tensor, Tensor]:
+    """The same, with gradients of zero for tensors that a process without queries has nothing of: the others wait for
+    its part in their gradients."""
+    nothing = sum(x.flatten()[:0].sum() for x in reached if x.requires_grad)
+    if isinstance(found, Tensor):
+        return found + nothing
+    return found[0] + nothing, found[1]

@@ -22,15 +22,28 @@ def gathered(x: Tensor, dim: int, counts: Sequence[int], group: Any) -> Tensor:
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, dim: int, counts: tuple[int, ...], group: Any) -> Tensor:
-        ctx.dim, ctx.counts, ctx.group, ctx.dtype = dim, counts, group, x.dtype
+        ctx.dim, ctx.counts, ctx.group = dim, counts, group
         return torch.cat(_every(x.movedim(dim, 0), counts, group)).movedim(0, dim)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
-        (gradient,) = gradients
-        wide = gradient.movedim(ctx.dim, 0).to(torch.promote_types(gradient.dtype, torch.float32))
-        mine = summed(list(wide.split(ctx.counts)), ctx.counts, ctx.group)
-        return mine.movedim(0, ctx.dim).to(ctx.dtype), None, None, None
+        return _Sum.apply(gradients[0], ctx.dim, ctx.counts, ctx.group), None, None, None  # type: ignore[no-untyped-call]
+
+
+class _Sum(torch.autograd.Function):
+    """The derivative of `_Gather`: this process's part, summed over processes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, counts: tuple[int, ...], group: Any) -> Tensor:
+        ctx.dim, ctx.counts, ctx.group = dim, counts, group
+        wide = x.movedim(dim, 0).to(torch.promote_types(x.dtype, torch.float32))
+        mine = counts[dist.get_rank(group)]
+        received = exchanged(list(wide.split(counts)), [mine] * len(counts), group)
+        return torch.stack(received).sum(0).movedim(0, dim).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None]:
+        return gathered(gradients[0], ctx.dim, ctx.counts, ctx.group), None, None, None
 
 
 def _every(x: Tensor, counts: Sequence[int], group: Any) -> list[Tensor]:
@@ -41,13 +54,6 @@ def _every(x: Tensor, counts: Sequence[int], group: Any) -> list[Tensor]:
     found = [torch.empty_like(padded) for _ in counts]
     dist.all_gather(found, padded, group=group)
     return [part[:count] for part, count in zip(found, counts, strict=True)]
-
-
-def summed(parts: Sequence[Tensor], counts: Sequence[int], group: Any) -> Tensor:
-    """The sum over processes of what each has for this one: ``parts`` are for each process, of ``counts`` rows."""
-    rank = dist.get_rank(group)
-    received = exchanged(parts, [counts[rank]] * len(counts), group)
-    return torch.stack(received).sum(0)
 
 
 def exchanged(
@@ -94,8 +100,4 @@ class _Transpose(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _Transpose.forward(_Nothing(), gradients[0], *ctx.how), None, None, None, None, None
-
-
-class _Nothing:
-    """In place of a context that nobody reads."""
+        return transposed(gradients[0], *ctx.how), None, None, None, None, None

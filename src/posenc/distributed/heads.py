@@ -78,7 +78,7 @@ def attend(
         )
     mask, sinks = how.pop("attn_mask"), how.pop("sinks")
     if mask is not None:
-        mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)
+        mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)  # checked before
         # A row for each query: whether there is one row for all could not be told from a process with one query.
         mask = heads.taken(mask.expand(-1, -1, query.size(2), -1), of_queries)
     found = attention(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,6 +54,7 @@ class Sharding:
         self.counts = tuple(len(index) for index in self.indices)
         self.shards = tuple(whole[index]._set(_is_shard=self.world > 1) for index in self.indices)
         """The positions of each process's tokens."""
+        self._check_same()
         self._needs: dict[tuple[Visibility, int | None], Needs] = {}
         self._keys: dict[tuple[int, int, int], Positions] = {}
 
@@ -76,10 +78,26 @@ class Sharding:
         back = torch.cat(self.indices).argsort().to(x.device)
         return gathered(x, dim, self.counts, self.group).index_select(dim, back)
 
+    def _check_same(self) -> None:
+        """ValueError on all processes unless they were given the same positions and order. This is also the first
+        collective of the group, in which all must take part."""
+        tensors = [x for x in (*self.whole._each(lambda x: x).values(), *self.indices) if x is not None]
+        known = repr([(tuple(x.shape), str(x.dtype), _checksum(x)) for x in tensors])
+        number = int.from_bytes(hashlib.sha256(known.encode()).digest()[:7], "big")
+        device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(self.group) == "nccl" else "cpu"
+        mine = torch.tensor(number, device=device)
+        found = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(found, mine, group=self.group)
+        others = [rank for rank, other in enumerate(found) if int(other) != int(found[0])]
+        if others:
+            raise ValueError(
+                f"whole and order must be the same on all processes, but differ on {others} from process 0's"
+            )
+
     def check(self, positions: Positions) -> None:
         """ValueError unless these are the positions of this process's tokens."""
         mine = self.positions
-        if positions is not mine and not _are_equal(positions, mine):
+        if positions is not mine and not (positions._is_shard == mine._is_shard and _are_equal(positions, mine)):
             raise ValueError(
                 "positions must be those of this process's tokens, sharding.positions, so that nothing begins again at "
                 f"0; got others: {positions}"
@@ -142,28 +160,39 @@ def _needed(
     """The keys from the first to the last that any query sees, and the number of pairs, without a tensor of pairs: keys
     are sorted by row, document and order, and each query sees those between two places."""
     (order, document), (key_order, key_document) = query, key
-    if 0 in (*order.shape, *key_order.shape):
+    is_token, is_key = document != PADDING, key_document != PADDING
+    row = torch.arange(len(order))[:, None]
+    rows, documents, orders = row.expand_as(order)[is_token], document[is_token], order[is_token]
+    key_rows, key_documents = row.expand_as(key_order)[is_key], key_document[is_key]
+    key_orders, index = key_order[is_key], torch.arange(key_order.size(1)).expand_as(key_order)[is_key]
+    if not len(orders) or not len(key_orders):
         return None, 0
-    low = min(int(order.min()), int(key_order.min()))
-    span = max(int(order.max()), int(key_order.max())) - low + 3  # with room for one order before and one after
-    base = max(int(document.max()), int(key_document.max())) + 2
-    row = torch.arange(len(order))[:, None] * base
-    first = (row + document + 1) * span  # of the query's row and document
-    placed = ((row + key_document + 1) * span + key_order - low + 1).flatten()
-    places, index = placed.sort()
-    reach = span - 1
-    oldest = order - low + 1 - (reach if visibility.left is None else visibility.left)
-    newest = order - low + 1 + (reach if visibility.furthest is None else visibility.furthest)
-    is_token = document != PADDING
-    start = torch.searchsorted(places, (first + oldest.clamp(0, span - 1))[is_token])
-    stop = torch.searchsorted(places, (first + newest.clamp(-1, span - 1))[is_token], right=True)
+    # By ranks, which are small numbers, whatever documents and orders are.
+    texts, number = torch.unique(torch.cat((documents, key_documents)), return_inverse=True)
+    text = torch.cat((rows, key_rows)) * len(texts) + number
+    text, key_text = text[: len(rows)], text[len(rows) :]
+    steps, step = torch.unique(key_orders, return_inverse=True)
+    places, sorting = (key_text * len(steps) + step).sort()
+    least = torch.iinfo(torch.int64).min
+    oldest = torch.full_like(orders, least) if visibility.left is None else _ahead(orders, -visibility.left)
+    newest = (
+        torch.full_like(orders, -(least + 1)) if visibility.furthest is None else _ahead(orders, visibility.furthest)
+    )
+    start = torch.searchsorted(places, text * len(steps) + torch.searchsorted(steps, oldest))
+    stop = torch.searchsorted(places, text * len(steps) + torch.searchsorted(steps, newest, right=True))
     start, stop = start[start < stop], stop[start < stop]
     if not len(start):
         return None, 0
     bounds = torch.zeros(len(places) + 1, dtype=torch.int64)  # +1 where a range begins, -1 where it ends
     bounds.scatter_add_(0, start, torch.ones_like(start)).scatter_add_(0, stop, -torch.ones_like(stop))
-    seen = index[bounds.cumsum(0)[:-1] > 0] % key_order.size(1)
+    seen = index[sorting[bounds.cumsum(0)[:-1] > 0]]
     return slice(int(seen.min()), int(seen.max()) + 1), int((stop - start).sum())
+
+
+def _ahead(orders: Tensor, by: int) -> Tensor:
+    """orders + by, at most the largest and least whole numbers."""
+    limits = torch.iinfo(torch.int64)
+    return orders.clamp(min=limits.min - by) + by if by < 0 else orders.clamp(max=limits.max - by) + by
 
 
 def group_of(of: Any) -> Any:
@@ -179,7 +208,16 @@ def group_of(of: Any) -> Any:
     raise ValueError(f"of must be a ProcessGroup, a DeviceMesh of one axis, or None for all processes, got {shown(of)}")
 
 
+def _checksum(x: Tensor) -> int:
+    """A sum of the bits of x, each number mixed with its place."""
+    bits = x.cpu().contiguous().view(torch.int64 if x.element_size() == 8 else torch.int32).long().flatten()
+    mixed = (bits + 1) * (2 * torch.arange(len(bits)) + 0x9E3779B1)  # wraps around
+    return int((mixed ^ (mixed >> 29)).sum())
+
+
 def _are_equal(positions: Positions, others: Positions) -> bool:
+    if positions.device != others.device:
+        return False
     mine, theirs = positions._each(lambda x: x), others._each(lambda x: x)
     return all(
         (x is None) == (y is None) and (x is None or y is None or (x.shape == y.shape and torch.equal(x, y)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -50,7 +49,9 @@ class Exchange(Protocol):
         """Attention of this process's queries to the keys of all; ``how`` as for `posenc.attention`."""
 
 
-EXCHANGE: ContextVar[Exchange | None] = ContextVar("the exchange of new forward passes", default=None)
+EXCHANGES: list[Exchange] = []
+"""Those of the contexts that are open; the last one is that of new forward passes. It holds for all threads, since
+autograd computes checkpointed layers again in threads of its own."""
 
 
 class KVCache:
@@ -184,7 +185,12 @@ class ForwardPass:
         self._schedule = scheme
         self.positions, self.cache, self.is_causal = positions, cache, is_causal
         self._dtype, self._context = dtype, context
-        self._exchange = EXCHANGE.get() or (None if cache is None else cache.exchange)
+        self._exchange = EXCHANGES[-1] if EXCHANGES else None if cache is None else cache.exchange
+        if self._exchange is None and positions._is_shard:
+            raise ValueError(
+                "positions must be those of all tokens, got a shard's: make the pass under posenc.distributed.sharded, "
+                "which must be open too where checkpointing computes it again"
+            )
         before = None if cache is None else cache.positions
         self.key_positions = positions
         if before is not None:

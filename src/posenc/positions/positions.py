@@ -247,7 +247,8 @@ class Positions:
         builders.check_apart(layout, documents)
         named = [part._each(lambda x: x) for part in wide]
         names = [name for name, x in named[0].items() if x is not None]  # all parts have a segment, or none
-        return Positions(**{name: torch.cat([part[name] for part in named], 1) for name in names})._of(layout)
+        made = Positions(**{name: torch.cat([part[name] for part in named], 1) for name in names})._of(layout)
+        return made._set(_is_shard=any(part._is_shard for part in parts))
 
     def __getitem__(self, index: slice | Int[Tensor, " chosen"]) -> Positions:
         """Tokens ``a:b`` of every row, or those at an index tensor (a permutation, a shard)."""
