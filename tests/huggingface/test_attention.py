@@ -548,3 +548,10 @@ def test_a_model_is_loaded_with_it(tmp_path: Any) -> None:
     assert model.config._attn_implementation == "posenc"
     plain = output(built("llama"), input_ids=IDS)
     torch.testing.assert_close(output(model, input_ids=IDS), plain, rtol=0, atol=of_sums(torch.float32, TERMS, plain))
+
+
+def test_a_text_that_is_divided_among_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EXCHANGES", [object()])
+    x = torch.randn(1, 2, 3, 8)
+    with pytest.raises(ValueError, match=r"cannot attend to the tokens of other processes: run them outside"):
+        module.attention(nn.Identity(), x, x, x, None)

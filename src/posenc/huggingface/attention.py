@@ -19,6 +19,7 @@ from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.pieces import Distance, Function
 from posenc.huggingface.masks import Visible
 from posenc.huggingface.placing import PLAN, Plan, planned
+from posenc.models.forward_pass import EXCHANGES
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Visibility
 from posenc.rotation.phases import widest
@@ -94,6 +95,11 @@ def attention(
 
     Raises ValueError, naming it, for any other argument that would change the scores.
     """
+    if EXCHANGES:
+        raise ValueError(
+            "models of transformers cannot attend to the tokens of other processes: run them outside of "
+            "posenc.distributed.sharded"
+        )
     plan: Plan | None = getattr(module, PLAN, None)
     _check_others(others, is_patched=plan is not None)
     queries, keys, bias, seen = _visibility(module, query, key, attention_mask, is_causal, sliding_window)
