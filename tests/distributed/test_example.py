@@ -23,7 +23,7 @@ def losses(processes: int, *options: str) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.more
+@pytest.mark.survey
 def test_losses_do_not_depend_on_the_number_of_processes() -> None:
     alone = losses(1)
     assert len(alone) == 3
