@@ -2,6 +2,7 @@
 gradients.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,34 +33,21 @@ def test_sharded_attention_is_that_of_all_tokens(world: int, every: int, tmp_pat
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.survey)])
-def test_models_under_sharded_are_those_of_all_tokens(world: int, tmp_path: Path) -> None:
-    for wrong in in_processes(world, tmp_path, models.run_all, None):
-        assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.more
-@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.survey)])
-def test_decoding_against_a_divided_cache_is_that_against_a_whole_one(world: int, tmp_path: Path) -> None:
-    for wrong in in_processes(world, tmp_path, models.decodes, None):
-        assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.more
-def test_processes_without_tokens_take_part(tmp_path: Path) -> None:
-    for wrong in in_processes(3, tmp_path, models.empties, None):
-        assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.more
-def test_what_is_computed_again_and_second_derivatives(tmp_path: Path) -> None:
-    for wrong in in_processes(2, tmp_path, models.again, None):
-        assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.more
-def test_gradients_under_ddp_and_fsdp_are_those_of_all_tokens(tmp_path: Path) -> None:
-    for wrong in in_processes(2, tmp_path, models.wrapped, None):
+@pytest.mark.parametrize(
+    ("world", "work"),
+    [
+        (2, models.run_all),
+        (2, models.decodes),
+        (3, models.empties),
+        (2, models.again),
+        (2, models.wrapped),
+        pytest.param(3, models.run_all, marks=pytest.mark.survey),
+        pytest.param(3, models.decodes, marks=pytest.mark.survey),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_models_are_those_of_all_tokens(world: int, work: Callable[[None], list[str]], tmp_path: Path) -> None:
+    for wrong in in_processes(world, tmp_path, work, None):
         assert not wrong, "\n".join(wrong)
 
 

@@ -93,5 +93,5 @@ def test_a_shard_keeps_the_place_of_its_tokens() -> None:
     assert shard.order.tolist() == [[5, 6, 7, 8]]
     assert Positions.arange(8).shard((0, 1), order="contiguous").lengths.tolist() == [8]
     for part in (shard, shard[1:], shard.shift(2), shard.in_chunks(2)):
-        with pytest.raises(ValueError, match="a shard of a text has not the text's length"):
+        with pytest.raises(ValueError, match="a shard does not know the length of its text"):
             _ = part.lengths

@@ -194,7 +194,7 @@ class _Exchange:
         window: Window,
         how: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
-        sharding, chunk = self.sharding, None
+        sharding = self.sharding
         left, right = (None, None) if isinstance(window, Chunk) else check_window(window)
         chunk = window.size if isinstance(window, Chunk) else None
         needs = sharding.needs(Visibility(how["is_causal"], left, right), chunk)

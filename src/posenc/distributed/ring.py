@@ -79,8 +79,8 @@ class Ring:
         return [] if wanted is None else [x[:, :, wanted] for x in tensors]
 
 
-def _like(x: Tensor, tokens: int, dtype: torch.dtype | None = None) -> Tensor:
-    return x.new_empty((*x.shape[:2], tokens, *x.shape[3:]), dtype=x.dtype if dtype is None else dtype)
+def _like(x: Tensor, tokens: int) -> Tensor:
+    return x.new_empty((*x.shape[:2], tokens, *x.shape[3:]))
 
 
 def attend(
@@ -128,9 +128,8 @@ class _Attend(torch.autograd.Function):
         delta = delta if dlse is None else delta - dlse
         d_query = torch.zeros_like(query, dtype=wide)
         d_key, d_value = torch.zeros_like(key, dtype=wide), torch.zeros_like(value, dtype=wide)
-        learned = [
-            x for x, is_wanted in zip(ctx.parameters, ctx.needs_input_grad[5 + ctx.count :], strict=True) if is_wanted
-        ]
+        is_wanted = ctx.needs_input_grad[5 + ctx.count :]
+        learned = [x for x, wanted in zip(ctx.parameters, is_wanted, strict=True) if wanted]
         # Zeros where no block has a gradient: FSDP counts on one from every process.
         d_rest = [torch.zeros_like(x) for x in (*leaves, *learned)]
         with closing(ring.blocks(key, value)) as blocks:
@@ -159,7 +158,6 @@ class _Attend(torch.autograd.Function):
                 back = _sent_home(ring, step, [x.to(wide) for x in found[:2]], back, (d_key, d_value))
             _add(ring, ring.world - 1, back, (d_key, d_value))
         rest = iter(d_rest[len(leaves) :])
-        is_wanted = ctx.needs_input_grad[5 + ctx.count :]
         of_parameters = [next(rest) if wanted else None for wanted in is_wanted]
         gradients = d_query.to(query.dtype), d_key.to(key.dtype), d_value.to(value.dtype)
         return None, None, *gradients, *d_rest[: len(leaves)], *of_parameters

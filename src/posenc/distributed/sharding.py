@@ -99,8 +99,7 @@ class Sharding:
         mine = self.positions
         if positions is not mine and not (positions._is_shard == mine._is_shard and _are_equal(positions, mine)):
             raise ValueError(
-                "positions must be those of this process's tokens, sharding.positions, so that nothing begins again at "
-                f"0; got others: {positions}"
+                f"positions must be those of this process's tokens, sharding.positions, got others: {positions}"
             )
 
     def needs(self, visibility: Visibility, chunk: int | None = None) -> Needs:

@@ -188,8 +188,8 @@ class ForwardPass:
         self._exchange = EXCHANGES[-1] if EXCHANGES else None if cache is None else cache.exchange
         if self._exchange is None and positions._is_shard:
             raise ValueError(
-                "positions must be those of all tokens, got a shard's: make the pass under posenc.distributed.sharded, "
-                "which must be open too where checkpointing computes it again"
+                "positions must be those of all tokens, got a shard's: use posenc.distributed.sharded, and keep it "
+                "open while activation checkpointing recomputes layers"
             )
         before = None if cache is None else cache.positions
         self.key_positions = positions
@@ -321,7 +321,7 @@ class ForwardPass:
 
         ``features`` are named tensors (batch, heads, tokens, ...) of the queries, and ``key_features`` those of the
         keys (by default the same), which are cached with the keys. ``layer`` may be omitted without a cache if all
-        layers are the same. For the other arguments see `posenc.attention`.
+        layers are the same. ``window`` replaces the layer's own. For the other arguments see `posenc.attention`.
         """
         if layer is None and isinstance(self._schedule, Schedule) and not self._schedule.is_uniform:
             raise ValueError("layer must be an int where the layers of the schedule differ, got None: pass layer=n")

@@ -25,8 +25,8 @@ Order: TypeAlias = Literal["contiguous", "zigzag", "striped", "documents"] | Seq
 """
 
 OF_SHARD = (
-    "a shard of a text has not the text's length: bind schemes that depend on it through posenc.distributed, or pass "
-    "context=Context(lengths=whole.lengths) of the whole text's positions"
+    "a shard does not know the length of its text: use posenc.distributed, or pass "
+    "context=Context(lengths=whole.lengths) with the positions of the whole text"
 )
 ORDERS = ("contiguous", "zigzag", "striped", "documents")
 

@@ -241,14 +241,14 @@ class Positions:
         batch = max((part.rows for part in parts if part.rows != 1), default=1)
         wide = [part.expand(batch) for part in parts]
         if documents == "new":
-            numbered = builders.renumbered([part.document for part in wide])
-            wide = [part._like(document=d)._of(Layout(len(part))) for part, d in zip(wide, numbered, strict=True)]
+            numbered = zip(wide, builders.renumbered([part.document for part in wide]), strict=True)
+            wide = [part._like(document=document)._of(Layout(len(part))) for part, document in numbered]
         layout = join([part.layout for part in wide], batch)
         builders.check_apart(layout, documents)
         named = [part._each(lambda x: x) for part in wide]
         names = [name for name, x in named[0].items() if x is not None]  # all parts have a segment, or none
-        made = Positions(**{name: torch.cat([part[name] for part in named], 1) for name in names})._of(layout)
-        return made._set(_is_shard=any(part._is_shard for part in parts))
+        joined = Positions(**{name: torch.cat([part[name] for part in named], 1) for name in names})
+        return joined._of(layout)._set(_is_shard=any(part._is_shard for part in parts))
 
     def __getitem__(self, index: slice | Int[Tensor, " chosen"]) -> Positions:
         """Tokens ``a:b`` of every row, or those at an index tensor (a permutation, a shard)."""
@@ -340,10 +340,8 @@ class Positions:
         validation.check_not_negative(n=n)
         if len(self) == 0:
             text = Positions.arange(n, device=self.device).expand(self.rows)
-            if coords.dim() == 2 and coords.dtype == torch.int64:
-                return text
             line = text.coords if coords.dim() == 2 else text.coords[..., None].expand(-1, -1, 3)
-            return Positions(line.to(coords.dtype), order=text.order)
+            return text if coords.dim() == 2 and coords.dtype == line.dtype else text.with_coords(line.to(coords.dtype))
         known = self._each(lambda x: x) | {"coords": coords}
         return Positions(**builders.after(known, self._layout, n))._of(builders.layout_after(self._layout, n))
 
