@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from posenc.distributed.sharding import Needs
+from posenc.distributed.needs import Needs
 
 Block = Callable[[int, Tensor, Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
 """Attention to one process's keys: (its rank, query, key, value, leaves) -> output and log-sum-exp."""
