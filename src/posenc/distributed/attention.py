@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,11 +14,13 @@ from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, shown
 from posenc.backends.merging import merge
-from posenc.distributed import heads, ring
+from posenc.distributed import heads, horizons, ring
 from posenc.distributed.cache import ShardedCache
+from posenc.distributed.horizons import Part
 from posenc.distributed.sharding import Sharding
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.features import NOTHING, Projected
+from posenc.encoding.horizon import skipped_by_default
 from posenc.encoding.pieces import gives_weights
 from posenc.models.forward_pass import EXCHANGES, ForwardPass, KVCache
 from posenc.models.layer_call import LayerCall
@@ -47,6 +50,7 @@ def attention(
     scale: float | None = None,
     context: Context | None = None,
     backend: str = "auto",
+    skip_below: float | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`posenc.attention` of this process's queries to the keys of all processes. Every process of the group calls it,
@@ -54,11 +58,12 @@ def attention(
 
     query, key and value are of this process's tokens, `Sharding.positions`, before any rotation. The output and its
     gradients, and those of the scheme's parameters summed over processes, equal those of `posenc.attention` on all
-    tokens. Arguments are those of `posenc.attention` without ``skip_below``, ``key_norms`` and ``enable_gqa``, and:
+    tokens. Arguments are those of `posenc.attention` without ``key_norms`` and ``enable_gqa``, and:
 
     - ``method``: ``"gather"`` gathers all keys and values; memory grows with the whole text. ``"ring"`` attends to the
       keys of one process after another while the next ones travel; memory does not grow with the number of processes,
-      the backward pass computes scores once more, and keys outside a window or a document are not sent.
+      the backward pass computes scores once more, and keys outside a window or a document are not sent,
+      nor those that ``skip_below`` leaves out of a head whose bias decays, such as ALiBi's.
       ``"ulysses"`` exchanges tokens for heads, so that each process has all tokens of some heads; it needs at least one
       head of keys per process. ``"auto"``: see `choose`.
     - ``features``: the layer's projections for `Scheme.features` of this process's tokens.
@@ -79,6 +84,7 @@ def attention(
         )
     of_queries, of_keys = step.features(features)
     how: dict[str, Any] = {"sinks": sinks, "dropout_p": dropout_p, "scale": scale, "backend": backend}
+    how["skip_below"] = skip_below
     return step.attention(
         query,
         key,
@@ -174,36 +180,56 @@ class _Exchange:
         sharding, layer, window = self.sharding, call.layer, call.window
         left, right = (None, None) if isinstance(window, Chunk) else check_window(window)
         chunk = window.size if isinstance(window, Chunk) else None
-        needs = sharding.needs(Visibility(step.is_causal, left, right), chunk)
-        mine = [needs.keys(sharding.rank, source) for source in range(sharding.world)]
+        visibility = Visibility(step.is_causal, left, right)
+        needs = partial(sharding.needs, chunk=chunk)
+        pairs, layout = step.pairs(layer, sharding.positions), sharding.whole.layout
+        around = horizons.parts(call, pairs, visibility, layout, needs, sharding.group)
         # Bound here, not in a block, which is computed without gradients at first.
-        encodings = {
-            source: step.pairs(layer, sharding.keys_of(source, keys))
-            for source, keys in enumerate(mine)
-            if keys is not None
-        }
+        scheme, _ = step.of_layer(layer)
+        encodings = {}
+        for part in around:
+            heads_of = None if len(around) == 1 else part.keys if scheme.heads_of == "key" else part.queries
+            for source in range(sharding.world):
+                keys = part.needs.keys(sharding.rank, source)
+                if keys is not None:
+                    encodings[part, source] = step.pairs(layer, sharding.keys_of(source, keys), heads=heads_of)
         mask = call.attn_mask
         # Everything besides query, key and value that may have a gradient is handed to the blocks.
         float_mask = [mask] if mask is not None and mask.is_floating_point() else []
         tensors = [*call.features.values(), *call.key_features.values(), *float_mask]
         of_block = replace(call, sinks=None, return_lse=True)
 
-        def run(source: int, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-            keys, rest = mine[source], iter(leaves)
+        def run(
+            part: Part, source: int, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor]
+        ) -> tuple[Tensor, Tensor]:
+            keys, rest = part.needs.keys(sharding.rank, source), iter(leaves)
             assert keys is not None
             here = sharding.indices[source][keys]
-            features = {name: next(rest) for name in call.features}
-            key_features = {name: next(rest).index_select(2, here) for name in call.key_features}
-            part = next(rest) if float_mask else mask
-            part = part if part is None or part.size(-1) == 1 else part.index_select(-1, here)
-            block = replace(of_block, query=q, key=k, value=v, attn_mask=part)
-            found = replace(block, features=features, key_features=key_features).attend(encodings[source])
+            features = {name: _of_heads(next(rest), part.queries) for name in call.features}
+            key_features = {
+                name: _of_heads(next(rest), part.queries).index_select(2, here) for name in call.key_features
+            }
+            attn_mask = next(rest) if float_mask else mask
+            if attn_mask is not None and attn_mask.size(-1) > 1:
+                attn_mask = attn_mask.index_select(-1, here)
+            block = replace(of_block, query=q, key=k, value=v, features=features, key_features=key_features)
+            block = replace(block, attn_mask=attn_mask)
+            if part.visibility != visibility:
+                seen = part.visibility
+                block = replace(block, window=(seen.left, seen.right), skip_below=skip_below)
+            found = block.attend(encodings[part, source])
             assert isinstance(found, tuple)
             return found
 
-        scheme, _ = step.of_layer(layer)
-        around = ring.Ring(needs, run, sharding.rank, sharding.group)
-        return ring.attend(around, call.query, call.key, call.value, tensors, [*scheme.parameters()])
+        skip_below = (skipped_by_default(call.query.dtype) if call.skip_below is None else call.skip_below) / 2
+        parameters = [*scheme.parameters()]
+        given = call.query, call.key, call.value, tensors, parameters
+        return ring.attend(ring.Ring(around, run, sharding.rank, sharding.world, sharding.group), *given)
+
+
+def _of_heads(x: Tensor, heads: slice) -> Tensor:
+    """Some of the heads, unless it is the same for all."""
+    return x if x.size(1) == 1 else x[:, heads]
 
 
 def _check(sharding: Sharding, call: LayerCall) -> None:

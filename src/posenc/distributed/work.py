@@ -77,17 +77,18 @@ def work(
         return found
     if method == "gather":
         # Collectives of tensors of equal sizes send the largest.
-        sent = [(world - 1) * max(counts)] * world
-        back = [sum(counts) - count for count in counts]
+        there = [(world - 1) * max(counts)] * world
+        home = [sum(counts) - count for count in counts]
         again = [0] * world
     else:
         keys_of = [[_length(needs.keys(rank, source)) for source in ranks] for rank in ranks]
-        sent = [sum(keys_of[target][rank] for target in ranks if target != rank) for rank in ranks]
-        back = [sum(keys_of[rank][source] for source in ranks if source != rank) for rank in ranks]
-        again = sent
+        there = [sum(keys_of[target][rank] for target in ranks if target != rank) for rank in ranks]
+        home = [sum(keys_of[rank][source] for source in ranks if source != rank) for rank in ranks]
+        again = there
+    token = kv_heads * a_token
     return [
-        Work(num_heads * p, kv_heads * a_token * size * s, kv_heads * a_token * (size * a + wide * b))
-        for p, s, a, b in zip(pairs, sent, again, back, strict=True)
+        Work(num_heads * p, token * size * s, token * (size * a + wide * h))
+        for p, s, a, h in zip(pairs, there, again, home, strict=True)
     ]
 
 
