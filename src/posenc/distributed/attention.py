@@ -13,19 +13,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, shown
-from posenc.backends.merging import merge
-from posenc.distributed import heads, horizons, ring
+from posenc.distributed import blocks, heads
 from posenc.distributed.cache import ShardedCache
-from posenc.distributed.horizons import Part
 from posenc.distributed.sharding import Sharding
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.features import NOTHING, Projected
-from posenc.encoding.horizon import skipped_by_default
 from posenc.encoding.pieces import gives_weights
 from posenc.models.forward_pass import EXCHANGES, ForwardPass, KVCache
 from posenc.models.layer_call import LayerCall
 from posenc.positions.positions import Positions
-from posenc.positions.tiles import Chunk, Visibility, Window, check_window
+from posenc.positions.tiles import Window
 from posenc.scheme import Scheme
 from posenc.schemes.nope import NoPE
 
@@ -169,67 +166,16 @@ class _Exchange:
             reached = (whole.key, whole.value, *features, *scheme.parameters())
             return found if call.query.size(2) else _connected(found, reached)
         if method == "ulysses":
-            return heads.attend(self.sharding, step, call)
-        out, lse = self._by_ring(step, call)
-        if call.sinks is not None:  # one more key of every row, without a value
-            sink = call.sinks.to(lse.dtype)[:, None].expand_as(lse)
-            out, lse = merge([(out, lse), (torch.zeros_like(out), sink)])
-        return (out, lse) if call.return_lse else out
 
-    def _by_ring(self, step: ForwardPass, call: LayerCall) -> tuple[Tensor, Tensor]:
-        sharding, layer, window = self.sharding, call.layer, call.window
-        left, right = (None, None) if isinstance(window, Chunk) else check_window(window)
-        chunk = window.size if isinstance(window, Chunk) else None
-        visibility = Visibility(step.is_causal, left, right)
-        needs = partial(sharding.needs, chunk=chunk)
-        pairs, layout = step.pairs(layer, sharding.positions), sharding.whole.layout
-        around = horizons.parts(call, pairs, visibility, layout, needs, sharding.group)
-        # Bound here, not in a block, which is computed without gradients at first.
-        scheme, _ = step.of_layer(layer)
-        encodings = {}
-        for part in around:
-            heads_of = None if len(around) == 1 else part.keys if scheme.heads_of == "key" else part.queries
-            for source in range(sharding.world):
-                keys = part.needs.keys(sharding.rank, source)
-                if keys is not None:
-                    encodings[part, source] = step.pairs(layer, sharding.keys_of(source, keys), heads=heads_of)
-        mask = call.attn_mask
-        # Everything besides query, key and value that may have a gradient is handed to the blocks.
-        float_mask = [mask] if mask is not None and mask.is_floating_point() else []
-        tensors = [*call.features.values(), *call.key_features.values(), *float_mask]
-        of_block = replace(call, sinks=None, return_lse=True)
+            def of_all(call: LayerCall, keys: slice, queries: slice) -> Tensor | tuple[Tensor, Tensor]:
+                mine = keys if step.of_layer(layer)[0].heads_of == "key" else queries
+                return call.attend(step.pairs(layer, self.sharding.whole, self.sharding.whole, mine))
 
-        def run(
-            part: Part, source: int, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor]
-        ) -> tuple[Tensor, Tensor]:
-            keys, rest = part.needs.keys(sharding.rank, source), iter(leaves)
-            assert keys is not None
-            here = sharding.indices[source][keys]
-            features = {name: _of_heads(next(rest), part.queries) for name in call.features}
-            key_features = {
-                name: _of_heads(next(rest), part.queries).index_select(2, here) for name in call.key_features
-            }
-            attn_mask = next(rest) if float_mask else mask
-            if attn_mask is not None and attn_mask.size(-1) > 1:
-                attn_mask = attn_mask.index_select(-1, here)
-            block = replace(of_block, query=q, key=k, value=v, features=features, key_features=key_features)
-            block = replace(block, attn_mask=attn_mask)
-            if part.visibility != visibility:
-                seen = part.visibility
-                block = replace(block, window=(seen.left, seen.right), skip_below=skip_below)
-            found = block.attend(encodings[part, source])
-            assert isinstance(found, tuple)
-            return found
-
-        skip_below = (skipped_by_default(call.query.dtype) if call.skip_below is None else call.skip_below) / 2
-        parameters = [*scheme.parameters()]
-        given = call.query, call.key, call.value, tensors, parameters
-        return ring.attend(ring.Ring(around, run, sharding.rank, sharding.world, sharding.group), *given)
-
-
-def _of_heads(x: Tensor, heads: slice) -> Tensor:
-    """Some of the heads, unless it is the same for all."""
-    return x if x.size(1) == 1 else x[:, heads]
+            return heads.attend(self.sharding, call, of_all)
+        within, across = self.sharding.within, self.sharding.across
+        if within is None or across is None:
+            return blocks.attend(self.sharding, step, call)
+        return heads.attend(within, call, partial(blocks.attend, across, step))
 
 
 def _check(sharding: Sharding, call: LayerCall) -> None:
