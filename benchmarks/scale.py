@@ -2,18 +2,17 @@
 
     python benchmarks/scale.py
 
-For each order and mask: the pairs of the busiest process over the mean (1 is even), and the keys that a ring sends
+For each order and mask: the pairs of the busiest process over the mean (1 is even), and the bytes that a ring sends
 over those that gathering sends. tests/distributed counts the bytes of real processes and finds the same.
 """
 
 import argparse
 
 from posenc import Positions
-from posenc.distributed import Needs
-from posenc.positions.orders import ORDERS, indices
-from posenc.positions.tiles import Visibility
+from posenc.distributed import work
+from posenc.positions.orders import ORDERS
 
-MASKS = {"causal": (True, None), "causal, window 1,024": (True, 1023), "bidirectional": (False, None)}
+MASKS = {"causal": (True, None), "causal, window 1,024": (True, 1024), "bidirectional": (False, None)}
 
 
 def texts(tokens: int) -> dict[str, Positions]:
@@ -24,14 +23,12 @@ def texts(tokens: int) -> dict[str, Positions]:
     }
 
 
-def shares(text: Positions, order: str, world: int, visibility: Visibility) -> tuple[float, float]:
-    """The pairs of the busiest process over the mean, and the keys sent in a ring over those sent by gathering."""
-    shards = [text[index] for index in indices(text.layout, world, order)]
-    needs = Needs(shards, visibility)
-    pairs = [sum(needs.pairs(i, j) for j in range(world)) for i in range(world)]
-    keys = [needs.keys(i, j) for i in range(world) for j in range(world) if i != j]
-    sent = sum(part.stop - part.start for part in keys if part is not None)
-    return max(pairs) / (sum(pairs) / world), sent / ((world - 1) * len(text))
+def shares(text: Positions, order: str, world: int, is_causal: bool, window: int | None) -> tuple[float, float]:
+    """The pairs of the busiest process over the mean, and the bytes sent in a ring over those sent by gathering."""
+    how = {"num_heads": 1, "head_dim": 64, "is_causal": is_causal, "window": window}
+    ring, gather = (work(text, world, order, method=method, **how) for method in ("ring", "gather"))
+    pairs = [each.pairs for each in ring]
+    return max(pairs) / (sum(pairs) / world), sum(each.sent for each in ring) / sum(each.sent for each in gather)
 
 
 def main() -> None:
@@ -43,9 +40,9 @@ def main() -> None:
     print("| text | mask | order | " + " | ".join(f"{world} processes" for world in options.worlds) + " |")
     print("|---|---|---|" + "---|" * len(options.worlds))
     for name, text in texts(options.tokens).items():
-        for mask, (is_causal, left) in MASKS.items():
+        for mask, (is_causal, window) in MASKS.items():
             for order in ORDERS:
-                found = [shares(text, order, world, Visibility(is_causal, left)) for world in options.worlds]
+                found = [shares(text, order, world, is_causal, window) for world in options.worlds]
                 cells = " | ".join(f"{busiest:.2f} / {sent:.0%}" for busiest, sent in found)
                 print(f"| {name} | {mask} | {order} | {cells} |", flush=True)
 

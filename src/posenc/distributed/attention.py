@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -12,17 +13,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, shown
-from posenc.backends.attention import attention as attend
-from posenc.backends.merging import merge
-from posenc.distributed import heads, ring
+from posenc.distributed import blocks, heads
 from posenc.distributed.cache import ShardedCache
 from posenc.distributed.sharding import Sharding
 from posenc.encoding.encoding import Context, Encoding
-from posenc.encoding.features import NOTHING, Features, Projected
+from posenc.encoding.features import NOTHING, Projected
 from posenc.encoding.pieces import gives_weights
 from posenc.models.forward_pass import EXCHANGES, ForwardPass, KVCache
+from posenc.models.layer_call import LayerCall
 from posenc.positions.positions import Positions
-from posenc.positions.tiles import Chunk, Visibility, Window, check_window
+from posenc.positions.tiles import Window
 from posenc.scheme import Scheme
 from posenc.schemes.nope import NoPE
 
@@ -47,6 +47,7 @@ def attention(
     scale: float | None = None,
     context: Context | None = None,
     backend: str = "auto",
+    skip_below: float | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`posenc.attention` of this process's queries to the keys of all processes. Every process of the group calls it,
@@ -54,11 +55,12 @@ def attention(
 
     query, key and value are of this process's tokens, `Sharding.positions`, before any rotation. The output and its
     gradients, and those of the scheme's parameters summed over processes, equal those of `posenc.attention` on all
-    tokens. Arguments are those of `posenc.attention` without ``skip_below``, ``key_norms`` and ``enable_gqa``, and:
+    tokens. Arguments are those of `posenc.attention` without ``key_norms`` and ``enable_gqa``, and:
 
     - ``method``: ``"gather"`` gathers all keys and values; memory grows with the whole text. ``"ring"`` attends to the
       keys of one process after another while the next ones travel; memory does not grow with the number of processes,
-      the backward pass computes scores once more, and keys outside a window or a document are not sent.
+      the backward pass computes scores once more, and keys outside a window or a document are not sent,
+      nor those that ``skip_below`` leaves out of a head whose bias decays, such as ALiBi's.
       ``"ulysses"`` exchanges tokens for heads, so that each process has all tokens of some heads; it needs at least one
       head of keys per process. ``"auto"``: see `choose`.
     - ``features``: the layer's projections for `Scheme.features` of this process's tokens.
@@ -79,6 +81,7 @@ def attention(
         )
     of_queries, of_keys = step.features(features)
     how: dict[str, Any] = {"sinks": sinks, "dropout_p": dropout_p, "scale": scale, "backend": backend}
+    how["skip_below"] = skip_below
     return step.attention(
         query,
         key,
@@ -142,100 +145,44 @@ class _Exchange:
     def gather(self, x: Tensor, dim: int) -> Tensor:
         return self.sharding.gather(x, dim)
 
-    def attend(
-        self,
-        step: ForwardPass,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        features: Features,
-        key_features: Features,
-        **how: Any,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        _check(self.sharding, query, key, value, how["attn_mask"], how["sinks"])
+    def attend(self, step: ForwardPass, call: LayerCall) -> Tensor | tuple[Tensor, Tensor]:
+        _check(self.sharding, call)
+        layer = call.layer
         if step.cache is not None:
-            if key_features:
+            if call.key_features:
                 raise ValueError("a ShardedCache does not hold cumulative features (such as FoX's gates)")
-            step.cache.append(layer, key, value)
+            step.cache.append(layer, call.key, call.value)
         method = self.method
-        possible, why = choose(step.pairs(layer, self.sharding.positions), self.sharding, how["dropout_p"])
+        possible, why = choose(step.pairs(layer, self.sharding.positions), self.sharding, call.dropout_p)
         if method == "auto":
             method = possible
         elif method == "ring" and possible == "gather" and self.sharding.world > 1:
             raise ValueError(f"method='ring' cannot run this call: {why}; pass method='gather' or 'auto'")
         if method == "gather":
-            encoding = step.pairs(layer)
-            if features or key_features:
-                encoding = encoding.with_features(features, key_features)
-            whole_key, whole_value = (self.gather(x, 2) for x in (key, value))
-            found = attend(query, whole_key, whole_value, encoding, **how)
+            whole = replace(call, key=self.gather(call.key, 2), value=self.gather(call.value, 2))
+            found = whole.attend(step.pairs(layer))
             scheme, _ = step.of_layer(layer)
-            reached = (whole_key, whole_value, *features.values(), *key_features.values(), *scheme.parameters())
-            return found if query.size(2) else _connected(found, reached)
+            features = (*call.features.values(), *call.key_features.values())
+            reached = (whole.key, whole.value, *features, *scheme.parameters())
+            return found if call.query.size(2) else _connected(found, reached)
         if method == "ulysses":
-            return heads.attend(self.sharding, step, layer, query, key, value, features, key_features, **how)
-        window, sinks, return_lse = (how.pop(name) for name in ("window", "sinks", "return_lse"))
-        out, lse = self._by_ring(step, layer, query, key, value, features, key_features, window, how)
-        if sinks is not None:  # one more key of every row, without a value
-            sink = sinks.to(lse.dtype)[:, None].expand_as(lse)
-            out, lse = merge([(out, lse), (torch.zeros_like(out), sink)])
-        return (out, lse) if return_lse else out
 
-    def _by_ring(
-        self,
-        step: ForwardPass,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        features: Features,
-        key_features: Features,
-        window: Window,
-        how: dict[str, Any],
-    ) -> tuple[Tensor, Tensor]:
-        sharding = self.sharding
-        left, right = (None, None) if isinstance(window, Chunk) else check_window(window)
-        chunk = window.size if isinstance(window, Chunk) else None
-        needs = sharding.needs(Visibility(how["is_causal"], left, right), chunk)
-        mine = [needs.keys(sharding.rank, source) for source in range(sharding.world)]
-        # Bound here, not in a block, which is computed without gradients at first.
-        encodings = {
-            source: step.pairs(layer, sharding.keys_of(source, keys))
-            for source, keys in enumerate(mine)
-            if keys is not None
-        }
-        mask = how.pop("attn_mask")
-        # Everything besides query, key and value that may have a gradient is handed to the blocks.
-        has_float_mask = mask is not None and mask.is_floating_point()
-        tensors = [*features.values(), *key_features.values(), *([mask] if has_float_mask else [])]
+            def of_all(call: LayerCall, keys: slice, queries: slice) -> Tensor | tuple[Tensor, Tensor]:
+                mine = keys if step.of_layer(layer)[0].heads_of == "key" else queries
+                return call.attend(step.pairs(layer, self.sharding.whole, self.sharding.whole, mine))
 
-        def run(source: int, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-            keys, rest = mine[source], iter(leaves)
-            assert keys is not None
-            here = sharding.indices[source][keys]
-            of_queries = {name: next(rest) for name in features}
-            of_keys = {name: next(rest).index_select(2, here) for name in key_features}
-            encoding = encodings[source]
-            if of_queries or of_keys:
-                encoding = encoding.with_features(of_queries, of_keys)
-            part = next(rest) if has_float_mask else mask
-            part = part if part is None or part.size(-1) == 1 else part.index_select(-1, here)
-            found = attend(q, k, v, encoding, attn_mask=part, window=window, return_lse=True, **how)
-            assert isinstance(found, tuple)
-            return found
-
-        scheme, _ = step.of_layer(layer)
-        parameters = [*scheme.parameters()]
-        return ring.attend(ring.Ring(needs, run, sharding.rank, sharding.group), query, key, value, tensors, parameters)
+            return heads.attend(self.sharding, call, of_all)
+        within, across = self.sharding.within, self.sharding.across
+        if within is None or across is None:
+            return blocks.attend(self.sharding, step, call)
+        return heads.attend(within, call, partial(blocks.attend, across, step))
 
 
-def _check(
-    sharding: Sharding, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor | None
-) -> None:
+def _check(sharding: Sharding, call: LayerCall) -> None:
     """ValueError for shapes that do not match the sharding, before anything is sent."""
+    query, mask, sinks = call.query, call.attn_mask, call.sinks
     mine, every = sharding.counts[sharding.rank], len(sharding.whole)
-    for name, x in (("query", query), ("key", key), ("value", value)):
+    for name, x in (("query", query), ("key", call.key), ("value", call.value)):
         if not isinstance(x, Tensor) or x.dim() != 4 or x.size(2) != mine:
             raise ValueError(
                 f"{name} must be (batch, heads, {mine}, head_dim), with the tokens of this process, got {shown(x)}: "
