@@ -25,7 +25,8 @@ from posenc.tools.check.outcome import described, own_line
 from posenc.tools.check.subjects import Batch, NotApplicableError, Shard, Subject, require
 
 ORDERS = ("contiguous", "zigzag", "documents", "striped", "heads")
-LIMIT = 10.0  # seconds for an answer of all processes to a few tokens: later, they wait for one another
+LIMIT = 10.0  # seconds in which processes that have not answered compute nothing: they wait for one another
+LOOKS = 4  # in this time, at whether a process computes
 LOST = 1.0  # seconds for the end of a process whose loss made another one raise an error
 
 
@@ -90,18 +91,21 @@ def in_processes(world: int, work: Callable[[int], Any], limit: float = LIMIT) -
 
 def _work(rank: int, world: int, store: str, work: Callable[[int], Any], pipe: Connection, limit: float) -> None:
     torch.set_num_threads(1)  # the threads of the process that this one was forked from are not here
-    main, done = threading.main_thread().ident, threading.Lock()
+    main, answered, sending = threading.main_thread().ident, threading.Event(), threading.Lock()
 
-    def tell_where() -> None:
-        if done.acquire(blocking=False):
-            pipe.send(("waits", own_line(reversed([*walk_stack(sys._current_frames().get(main or 0))]))))
-            done.release()
+    def watch() -> None:
+        before, period = time.process_time(), limit / LOOKS
+        while not answered.wait(period):
+            now = time.process_time()
+            idle = now - before < period / 50
+            before = now
+            where = own_line(reversed([*walk_stack(sys._current_frames().get(main or 0))]))
+            with sending:
+                pipe.send(("waits" if idle else "works", where))
 
-    watch = threading.Timer(0.8 * limit, tell_where)
-    watch.daemon = True
-    watch.start()
+    threading.Thread(target=watch, daemon=True).start()
     try:
-        patience = timedelta(seconds=4 * limit)  # a process that is left alone ends by itself
+        patience = timedelta(seconds=100 * limit)  # a process that is left alone ends by itself
         dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=patience)
         buffer = io.BytesIO()
         torch.save(work(rank), buffer)
@@ -110,28 +114,27 @@ def _work(rank: int, world: int, store: str, work: Callable[[int], Any], pipe: C
         answer = ("not applicable", str(error))
     except (Exception, SystemExit) as error:
         answer = ("error", described(error))
-    done.acquire()
-    pipe.send(answer)
-    pipe.poll(4 * limit)  # until it is ended: the end of a process breaks the connections of the others
+    answered.set()
+    with sending:
+        pipe.send(answer)
+    pipe.poll(100 * limit)  # until it is ended: the end of a process breaks the connections of the others
     os._exit(0)
 
 
 def _answers(pipes: list[Connection], processes: list[Any], limit: float) -> list[Any]:
-    until, world = time.monotonic() + limit, len(pipes)
-    found: dict[int, Any] = {}
-    place = dict.fromkeys(range(world), "")
+    world, found = len(pipes), dict[int, Any]()
+    idle, place = dict.fromkeys(range(world), 0), dict.fromkeys(range(world), "")
     while len(found) < world:
         waiting = [rank for rank in range(world) if rank not in found]
-        handles = [x for rank in waiting for x in (pipes[rank], processes[rank].sentinel)]
-        ready = wait(handles, max(until - time.monotonic(), 0))
-        if not ready:
+        if all(idle[rank] >= LOOKS for rank in waiting):
             said = [f"rank {rank} of {world} waits{place[rank]}" for rank in waiting]
-            said += [f"rank {rank} has answered" for rank in found]
-            raise ProcessError(f"no answer of all processes within {limit:g} s: {'; '.join(said)}")
+            said += [f"rank {rank} of {world} has answered" for rank in found]
+            raise ProcessError(f"nothing was computed for {limit:g} s, and not all have answered: {'; '.join(said)}")
+        wait([x for rank in waiting for x in (pipes[rank], processes[rank].sentinel)])
         for rank in waiting:
             kind, answer = _received(pipes[rank], processes[rank])
-            if kind == "waits":
-                place[rank] = answer
+            if kind in ("waits", "works"):
+                idle[rank], place[rank] = (idle[rank] + 1) * (kind == "waits"), answer
             elif kind == "not applicable":
                 raise NotApplicableError(answer)
             elif kind == "ended":
@@ -141,7 +144,7 @@ def _answers(pipes: list[Connection], processes: list[Any], limit: float) -> lis
                 if answer.startswith("RuntimeError") or "DistBackendError" in answer:  # a connection may be broken
                     wait([processes[other].sentinel for other in others], LOST)
                 for other in others:
-                    if not processes[other].is_alive():
+                    if wait([processes[other].sentinel], 0):
                         rank, (kind, answer) = other, _received(pipes[other], processes[other])
                 how = "ended without an answer, with" if kind == "ended" else "raises"
                 raise ProcessError(f"rank {rank} of {world} {how} {answer}")
@@ -155,7 +158,7 @@ def _received(pipe: Connection, process: Any) -> tuple[str, Any]:
     with suppress(EOFError):
         if pipe.poll():
             return pipe.recv()
-    if process.is_alive() and not wait([process.sentinel], 0):
+    if not wait([process.sentinel], 0):
         return "", None
     process.join()
     return "ended", f"signal {-process.exitcode}" if process.exitcode < 0 else f"exit code {process.exitcode}"

@@ -209,9 +209,11 @@ def suspects(
     given = [subject.at(p) for p in line]
     of = batch.document[0] if batch.document else [0] * batch.tokens
     within = [sum(d == of[n] for d in of[:n]) for n in line]
+    both = {token: sum(of[other] == of[token] for other in h.tokens[:n]) for h in held for n, token in enumerate(h.tokens)}
     places = {
         "positions began again at 0 in every process": [local[n] for n in line],
         "positions began again at 0 in every document": within,
+        "positions began again at 0 in every document of every process": [both[n] for n in line],
         "the position of a token were its index when all shards are joined": [joined[n] for n in line],
     }
     if all(h.heads == slice(None) for h in held):
@@ -255,7 +257,9 @@ def sight(subject: Subject, batch: Batch, held: list[Held], came: list[Tensor], 
                         return f". Token {seen}, on rank {rank}, sees token {token}, and must not"
                     if bool(((does[:, n] == 0) & (must[:, seen] > tolerance)).any()):
                         return f". Token {seen}, on rank {rank}, does not see token {token}, and must"
-    return ". Every token sees what it must, so scores or values go by wrong positions or heads"
+    if not (subject.can("positions") or subject.takes("shard")):
+        return ". Every token sees what it must, but call is told no positions: each process may count its own from 0"
+    return ". Every token sees what it must, so the mask's indices are right, and those of scores or values are not"
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
