@@ -28,7 +28,7 @@ from posenc.tools.compare.tuning import chosen, losses, trials
 from posenc.tools.kit import processes, saved
 from posenc.tools.kit.configuration import fingerprint
 from posenc.tools.kit.files import digest_of
-from posenc.tools.kit.machine import clock_of, device_of, machine, versions
+from posenc.tools.kit.machine import clock_of, device_of, versions
 from posenc.tools.kit.memory import peak_bytes
 from posenc.tools.kit.processes import Lead, Stop, own_device
 from posenc.tools.kit.progress import Progress
@@ -98,7 +98,11 @@ def compare(
     if processes.rank():
         follow(build)
         return []
-    out, progress = Path(out), progress or Progress()
+    with Lead() as lead:
+        return _compare(config, Path(out), progress or Progress(), build, lead)
+
+
+def _compare(config: CompareConfig, out: Path, progress: Progress, build: Build, lead: Lead) -> list[Record]:
     task, device = task_of(config.task), own_device(config.device)
     left_out = task.left_out() if ALL in config.schemes else {}
     config = resolved(config)
@@ -106,7 +110,7 @@ def compare(
     made_with = {"text_digest": loaded.digest, **{name: versions()[name] for name in VERSIONS}}
     if config.plan:
         made_with["plan_digest"] = digest_of(Path(config.plan).read_bytes())
-    with Lead() as lead, Records(out, results.check) as records, Stop() as stop, progress:
+    with Records(out, results.check) as records, Stop() as stop, progress:
         made = made_names(out, config)  # before the configuration is saved, which marks the folder as one of compare
         check_folder(out, config.identity(**made_with), records, made)
         records.require_sources(config.schemes)
@@ -116,7 +120,7 @@ def compare(
             "text": {"about": loaded.about, "digest": loaded.digest, "notice": loaded.notice},
             **({"plan": made_with["plan_digest"]} if config.plan else {}),
             "versions": versions(),
-            "machine": machine(device),
+            "machine": processes.machine_of_all(device),
         }
         lab = _Lab(config, out, task, loaded, device, about, records, progress, stop, lead, build)
         progress.begin(lab.work)  # errors from here on leave a partial report

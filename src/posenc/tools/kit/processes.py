@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from posenc.distributed.collectives import gathered
-from posenc.tools.kit.machine import device_of
+from posenc.tools.kit.machine import device_of, machine
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -63,6 +63,11 @@ def own_device(name: str) -> torch.device:
     if ":" in name:
         raise ValueError(f"device must be cpu or cuda with several processes, each of which has its own, got {name!r}")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def machine_of_all(device: torch.device) -> dict[str, object]:
+    """The facts that times depend on: the first process's machine, and the number of processes if there are several."""
+    return machine(device) | ({"processes": world()} if world() > 1 else {})
 
 
 class Lead:
