@@ -27,7 +27,12 @@ from posenc.tools.plot import command as plot
 if TYPE_CHECKING:
     from posenc.schemes.entry import Entry
 
-_EXTRAS = {"sklearn": "images", **dict.fromkeys(("fastapi", "latex2mathml", "uvicorn"), "explore")}
+_EXTRAS = {
+    "sklearn": "images",
+    **dict.fromkeys(("fastapi", "latex2mathml", "uvicorn"), "explore"),
+    **dict.fromkeys(("fsspec", "ray", "submitit"), "grid"),
+    **dict.fromkeys(("pyarrow", "tensorboard", "trackio", "wandb"), "export"),
+}
 """The extra that installs a missing package; "lab" installs the others."""
 
 
