@@ -26,7 +26,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.set_defaults(run=run)
     parser.add_argument(
-        "--out", default="runs/compare", help="folder of results; of a grid also an address: s3://… (default: %(default)s)"
+        "--out",
+        default="runs/compare",
+        help="folder of results; of a grid also an address: s3://… (default: %(default)s)",
     )
     files = parser.add_mutually_exclusive_group()
     files.add_argument(
@@ -94,7 +96,7 @@ def _run_grid(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--processes must be at least 1, got {arguments.processes}")
         from posenc.tools.compare.compare import check
         from posenc.tools.compare.grid import grid_of
-        from posenc.tools.executors.executor import executor
+        from posenc.tools.executors.choice import executor
 
         try:
             grid = grid_of(arguments.grid, arguments.out, **given(arguments, CompareConfig))

@@ -1,4 +1,4 @@
-"""Reports a grid: as one comparison, if its cells differ in schemes and seeds alone, and as a table of cells otherwise."""
+"""Reports a grid: as one comparison if its cells differ in schemes and seeds alone, otherwise as a table."""
 
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -64,7 +64,7 @@ def _write(grid: Grid, found: Found, folder: Path) -> Path:
     if _is_one(found):
         return report.write(_all(found), folder)
     missing = len(grid.cells) - len(found)
-    warnings = [Warn(f"{missing} of {len(grid.cells)} cells are not finished.", id="missing")] if missing else []
+    warnings = [Warn(f"{missing} of {len(grid.cells)} cells have no records yet.", id="missing")] if missing else []
     heading = f"{len(grid.cells)} comparisons"
     return page.write(Report("posenc compare: a grid", heading, [], [*warnings, table_of(grid, found)]), folder)
 

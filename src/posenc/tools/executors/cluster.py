@@ -1,18 +1,18 @@
 """Runs jobs as tasks of Ray, on this machine or on a cluster."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from posenc.arguments import shown
-from posenc.tools.executors.executor import TRIES, Job, Run, outcome
+from posenc.tools.executors.executor import TRIES, Ended, Job, Run, outcome
 
 STOPPING = 30.0  # seconds that jobs have for saving how far they have come
 
 
 def on_ray(
     run: Run[Job], jobs: Sequence[Job], at_once: int | None, address: str | None, options: Mapping[str, Any]
-) -> Iterator[tuple[Job, str]]:
+) -> Ended[Job]:
     """Runs each job as a task, at most ``at_once`` of them at a time. An executor.
 
     ``address`` is that of a cluster; None is the cluster that the environment names (``RAY_ADDRESS``), or a new one on
@@ -25,7 +25,7 @@ def on_ray(
     # max_calls: a new process for each task, as the other executors have it.
     given = {"num_cpus": 1, "max_calls": 1, "max_retries": TRIES - 1, **options}
     try:
-        task = ray.remote(**given)(outcome)
+        task: Any = ray.remote(**given)(outcome)
     except (ValueError, TypeError) as error:
         raise ValueError(f"ray must have options of ray.remote, got {shown(dict(options))}: {error}") from None
     ray.init(address=address)

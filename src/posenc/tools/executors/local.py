@@ -8,16 +8,17 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 
-from posenc.tools.executors.executor import TRIES, Job, Run, outcome
+from posenc.tools.executors.executor import TRIES, Ended, Job, Run, outcome
 
 
-def local(run: Run[Job], jobs: Sequence[Job], processes: int, threads: int = 1) -> Iterator[tuple[Job, str]]:
+def local(run: Run[Job], jobs: Sequence[Job], processes: int, threads: int = 1) -> Ended[Job]:
     """Runs ``processes`` jobs at once, each in a new process with ``threads`` threads. An executor."""
     spawn = multiprocessing.get_context("spawn")
     waiting = deque(range(len(jobs)))
     begun: Counter[int] = Counter()
-    running: dict[Connection, tuple[multiprocessing.process.BaseProcess, int]] = {}
+    running: dict[Connection, tuple[SpawnProcess, int]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < processes:
@@ -29,8 +30,8 @@ def local(run: Run[Job], jobs: Sequence[Job], processes: int, threads: int = 1) 
                     process.start()
                 theirs.close()
                 running[ours] = process, number
-            for ours in wait(list(running)):  # readable when the job has ended, or its process
-                assert isinstance(ours, Connection)
+            ended = wait(list(running))  # readable when the job has ended, or its process
+            for ours in [each for each in running if each in ended]:
                 process, number = running.pop(ours)
                 try:
                     why = ours.recv()

@@ -1,11 +1,11 @@
 """Runs jobs as arrays of Slurm, through submitit."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from posenc.tools.executors.executor import Job, Run, outcome
+from posenc.tools.executors.executor import Ended, Job, Run, outcome
 
 LARGEST_ARRAY = 1000  # Slurm's default limit is 1001
 EVERY = 5.0  # seconds between looks at the jobs
@@ -26,7 +26,7 @@ class Requeued:
 
 def slurm(
     run: Run[Job], jobs: Sequence[Job], at_once: int | None, logs: Path, parameters: Mapping[str, Any]
-) -> Iterator[tuple[Job, str]]:
+) -> Ended[Job]:
     """Submits arrays of jobs, of which ``at_once`` run at a time. An executor.
 
     ``parameters`` are those of submitit's ``AutoExecutor.update_parameters``, and ``cluster``: "local" runs the jobs
@@ -50,8 +50,8 @@ def slurm(
     try:
         while running:
             for each in [each for each in running if each.done()]:
-                error = each.exception()  # of the job's process: what run raised is in its result
-                yield running.pop(each), each.result() if error is None else " ".join(str(error).split())[:300]
+                failure = each.exception()  # of the job's process: what run raised is in its result
+                yield running.pop(each), each.result() if failure is None else " ".join(str(failure).split())[:300]
             time.sleep(EVERY if running else 0)
     finally:
         for each in running:
