@@ -21,6 +21,12 @@ def get(address: str) -> bytes | None:
         return None
 
 
+def find(address: str, pattern: str) -> list[str]:
+    """The addresses of the files below this one that match a pattern."""
+    files, path = _files(address)
+    return sorted(files.unstrip_protocol(each) for each in files.glob(f"{path}/{pattern}"))
+
+
 def put_once(address: str, data: bytes) -> None:
     """Writes a file that does not exist yet, atomically; an existing one is left as it is.
 
