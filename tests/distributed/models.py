@@ -48,7 +48,7 @@ def run_all(_: None) -> list[str]:
                     loss(whole.flatten(0, 1), targets.flatten(), reduction="sum"), list(model.parameters())
                 )
                 sharding = Sharding(text, order=order)
-                with sharded(sharding):
+                with sharded(sharding, "auto" if name == "cope" else "ring"):
                     logits = model(sharding.shard(tokens), positions=sharding.positions)
                 mine = loss(logits.flatten(0, 1), sharding.shard(targets).flatten(), reduction="sum")
                 found = torch.autograd.grad(mine, list(model.parameters()))

@@ -3,8 +3,8 @@
 On torch.distributed: gloo or NCCL, started by torchrun. Imports the library; nothing of the library imports it.
 """
 
-from posenc.distributed.attention import attention, choose, sharded
+from posenc.distributed.attention import attention, explain, sharded
 from posenc.distributed.cache import ShardedCache
 from posenc.distributed.sharding import Needs, Sharding
 
-__all__ = ["Needs", "ShardedCache", "Sharding", "attention", "choose", "sharded"]
+__all__ = ["Needs", "ShardedCache", "Sharding", "attention", "explain", "sharded"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -16,18 +16,16 @@ from posenc.backends.attention import attention as attend
 from posenc.backends.merging import merge
 from posenc.distributed import heads, ring
 from posenc.distributed.cache import ShardedCache
+from posenc.distributed.choice import METHODS, Explanation, Method, choose, refusals
+from posenc.distributed.cost import Sizes, price
 from posenc.distributed.sharding import Sharding
-from posenc.encoding.encoding import Context, Encoding
+from posenc.encoding.encoding import Context
 from posenc.encoding.features import NOTHING, Features, Projected
-from posenc.encoding.pieces import gives_weights
 from posenc.models.forward_pass import EXCHANGES, ForwardPass, KVCache
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Visibility, Window, check_window
 from posenc.scheme import Scheme
 from posenc.schemes.nope import NoPE
-
-Method = Literal["auto", "gather", "ring", "ulysses"]
-METHODS = ("auto", "gather", "ring", "ulysses")
 
 
 def attention(
@@ -60,7 +58,7 @@ def attention(
       keys of one process after another while the next ones travel; memory does not grow with the number of processes,
       the backward pass computes scores once more, and keys outside a window or a document are not sent.
       ``"ulysses"`` exchanges tokens for heads, so that each process has all tokens of some heads; it needs at least one
-      head of keys per process. ``"auto"``: see `choose`.
+      head of keys per process. ``"auto"``: the fastest by a model of time that fits into memory: see `explain`.
     - ``features``: the layer's projections for `Scheme.features` of this process's tokens.
     - ``attn_mask``: (..., queries of this process, keys of all processes), such as ``sharding.shard(mask, -2)``.
 
@@ -106,18 +104,52 @@ def sharded(sharding: Sharding, method: Method = "auto") -> Iterator[None]:
         EXCHANGES.remove(exchange)
 
 
-def choose(encoding: Encoding, sharding: Sharding, dropout_p: float = 0.0) -> tuple[Method, str]:
-    """The method that ``"auto"`` takes, and why."""
-    if sharding.world == 1:
-        return "gather", "there is one process"
-    if any(piece.reads_rows for piece in encoding.pieces) or gives_weights(encoding.pieces):
-        return "gather", "a score term needs whole rows of scores"
-    if dropout_p:
-        return "gather", "with dropout, blocks that are computed twice would be dropped differently"
-    return (
-        "ring",
-        "blocks of keys are attended to one by one, in memory that does not grow with the number of processes",
-    )
+def explain(
+    query: Float[Tensor, "batch heads queries head_dim"],
+    key: Float[Tensor, "batch kv_heads keys head_dim"],
+    value: Float[Tensor, "batch kv_heads keys value_dim"],
+    scheme: Scheme | None,
+    sharding: Sharding,
+    *,
+    is_causal: bool = False,
+    window: Window = None,
+    dropout_p: float = 0.0,
+    context: Context | None = None,
+) -> Explanation:
+    """Which method ``"auto"`` takes for `attention` with these arguments, why, what each method computes, sends and
+    holds, and why others cannot run it. Nothing is sent, and tensors may be on the "meta" device. A backward pass is
+    included unless gradients are disabled.
+
+    Counts are exact. With n processes they take n^2 sorts of a process's tokens. Times are modelled, for the devices
+    of `posenc.distributed.cost.H100`.
+
+    >>> q, k = (torch.empty(1, heads, len(sharding.positions), 128, device="meta") for heads in (32, 8))
+    >>> print(posenc.distributed.explain(q, k, k, posenc.ALiBi(32), sharding, is_causal=True))
+    """
+    check_type("sharding", sharding, Sharding)
+    with sharded(sharding):
+        step = ForwardPass(NoPE() if scheme is None else scheme, sharding.positions, context=context)
+    _check(sharding, query, key, value, None, None)
+    visibility, chunk = _mask(is_causal, window)
+    sizes = _sizes(sharding, query, key, value)
+    encoding = step.pairs(0, sharding.positions)
+    refused = refusals(encoding, sharding, sizes, dropout_p)
+    found = choose(sharding, sizes, visibility, chunk, refused)
+    needs = sharding.needs(visibility, chunk)
+    able = [name for name in METHODS[1:] if name not in refused]
+    return replace(found, prices={name: price(needs, sharding.counts, sizes, name) for name in able})
+
+
+def _mask(is_causal: bool, window: Window) -> tuple[Visibility, int | None]:
+    """The visibility, and the size of chunks."""
+    left, right = (None, None) if isinstance(window, Chunk) else check_window(window)
+    return Visibility(is_causal, left, right), window.size if isinstance(window, Chunk) else None
+
+
+def _sizes(sharding: Sharding, query: Tensor, key: Tensor, value: Tensor) -> Sizes:
+    batch, num_heads, _, head_dim = query.shape
+    rows, trains = max(shard.rows for shard in sharding.shards), torch.is_grad_enabled()
+    return Sizes(batch, num_heads, key.size(1), head_dim, value.size(-1), key.element_size(), rows, trains)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +158,8 @@ class _Exchange:
 
     sharding: Sharding
     method: Method
+    chosen: dict[Any, str] = field(default_factory=dict)
+    """What "auto" took, so that layers of the same sizes ask once."""
 
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
         self.sharding.check(positions)
@@ -158,12 +192,17 @@ class _Exchange:
             if key_features:
                 raise ValueError("a ShardedCache does not hold cumulative features (such as FoX's gates)")
             step.cache.append(layer, key, value)
-        method = self.method
-        possible, why = choose(step.pairs(layer, self.sharding.positions), self.sharding, how["dropout_p"])
+        method: str = self.method
+        sizes = _sizes(self.sharding, query, key, value)
+        encoding = step.pairs(layer, self.sharding.positions)
+        refused = refusals(encoding, self.sharding, sizes, how["dropout_p"])
         if method == "auto":
-            method = possible
-        elif method == "ring" and possible == "gather" and self.sharding.world > 1:
-            raise ValueError(f"method='ring' cannot run this call: {why}; pass method='gather' or 'auto'")
+            which = sizes, *_mask(how["is_causal"], how["window"]), tuple(refused)
+            if which not in self.chosen:
+                self.chosen[which] = choose(self.sharding, *which[:3], refused).method
+            method = self.chosen[which]
+        elif self.sharding.world > 1 and method in refused:
+            raise ValueError(f"method={method!r} cannot run this call: {refused[method]}; pass method='auto'")
         if method == "gather":
             encoding = step.pairs(layer)
             if features or key_features:
@@ -195,9 +234,7 @@ class _Exchange:
         how: dict[str, Any],
     ) -> tuple[Tensor, Tensor]:
         sharding = self.sharding
-        left, right = (None, None) if isinstance(window, Chunk) else check_window(window)
-        chunk = window.size if isinstance(window, Chunk) else None
-        needs = sharding.needs(Visibility(how["is_causal"], left, right), chunk)
+        needs = sharding.needs(*_mask(how["is_causal"], window))
         mine = [needs.keys(sharding.rank, source) for source in range(sharding.world)]
         # Bound here, not in a block, which is computed without gradients at first.
         encodings = {
