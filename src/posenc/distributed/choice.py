@@ -75,7 +75,7 @@ def choose(
     if sharding.world == 1:
         return Explanation("gather", "there is one process", {}, {}, machine)
     refused = dict(refused)
-    sample = Sample(sharding, visibility, chunk)
+    sample = Sample(sharding.whole, sharding.indices, visibility, chunk)
     able = [name for name in METHODS[1:] if name not in refused]
     found = {name: price(sample, sharding.counts, sizes, name, machine, times=sample.times) for name in able}
     layers = LAYERS if sizes.trains else 1

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from posenc.distributed.sharding import Needs, Sharding
-from posenc.positions.positions import PADDING
+from posenc.distributed.sharding import Needs
+from posenc.positions.positions import PADDING, Positions
 from posenc.positions.tiles import Visibility
 from posenc.positions.visibility import visible
 
@@ -70,10 +71,12 @@ class Sample:
     """An estimate of `Needs` in milliseconds, from every n-th token of each process, about 1,024 tokens in all. Each
     stands for ``times`` tokens. The same on every process."""
 
-    def __init__(self, sharding: Sharding, visibility: Visibility, chunk: int | None = None) -> None:
-        self.times = -(-len(sharding.whole) // 1024) or 1
-        some = [index[self.times // 2 :: self.times] for index in sharding.indices]
-        text = sharding.whole[torch.cat(some)]
+    def __init__(
+        self, whole: Positions, indices: Sequence[Tensor], visibility: Visibility, chunk: int | None = None
+    ) -> None:
+        self.times = -(-len(whole) // 1024) or 1
+        some = [index[self.times // 2 :: self.times] for index in indices]
+        text = whole[torch.cat(some)]
         text = text if chunk is None else text.in_chunks(chunk)
         mask = visible(text, text, visibility)
         is_token = (text.document != PADDING)[:, :, None]
