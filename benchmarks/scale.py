@@ -109,9 +109,10 @@ def on_sockets() -> int | None:
                 info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         except OSError:
             continue
-        if len(info) < 208:
+        if len(info) < 216:
             return None
-        total += struct.unpack_from("Q", info, 200)[0]  # tcpi_bytes_sent
+        sent, again = struct.unpack_from("QQ", info, 200)  # tcpi_bytes_sent, tcpi_bytes_retrans
+        total += sent - again
     return total or None
 
 
