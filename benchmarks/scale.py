@@ -18,9 +18,9 @@ import socket
 import struct
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,9 @@ from torch import Tensor
 
 import posenc
 from posenc import ALiBi, Positions, RoPE
-from posenc.distributed import Needs, Sharding, attention
+from posenc.distributed import Needs, Sharding, attention, horizons
 from posenc.distributed.cost import Price, Sizes, price
+from posenc.distributed.horizons import Part
 from posenc.models import layer_call
 from posenc.positions.orders import ORDERS, indices
 from posenc.positions.tiles import Visibility, check_window
@@ -96,6 +97,23 @@ def counted() -> Iterator[Traffic]:
         dist.batch_isend_irecv, dist.all_gather, layer_call.attention = exchange, gather, attend
 
 
+@contextmanager
+def parts_of_ring() -> Iterator[list[Part]]:
+    """The parts of the heads that a ring finds while it is open."""
+    found: list[Part] = []
+    parts = horizons.parts
+
+    def finding(*given: Any) -> list[Part]:
+        found[:] = parts(*given)
+        return found
+
+    horizons.parts = finding
+    try:
+        yield found
+    finally:
+        horizons.parts = parts
+
+
 def on_sockets() -> int | None:
     """The bytes that this process has sent on TCP connections, by Linux's counters (4.19 or later)."""
     total = 0
@@ -142,6 +160,17 @@ class Row:
         return self.sent == planned and self.scores == self.expected.scores and carried
 
 
+def of_part(part: Part, counts: Sequence[int], sizes: Sizes) -> tuple[tuple[int, ...], ...]:
+    heads = part.keys.stop - part.keys.start
+    sizes = replace(sizes, heads=heads * sizes.heads // sizes.kv_heads, kv_heads=heads)
+    cost = price(part.needs, counts, sizes, "ring")
+    return cost.scores, cost.sent, cost.sent_back
+
+
+def added(parts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip(*parts, strict=True)))
+
+
 def run(world: int, tokens: int, names: list[tuple[str, ...]], device: torch.device) -> list[Row]:
     """What this process measures for each (scheme, text, mask, order, method)."""
     found = []
@@ -161,7 +190,7 @@ def run(world: int, tokens: int, names: list[tuple[str, ...]], device: torch.dev
         attention(*mine, scheme, sharding, method=method, **options).backward(sharding.shard(d_out, 2))  # connects
         dist.barrier()
         before = on_sockets()
-        with counted() as forward:
+        with counted() as forward, parts_of_ring() as parts:
             out = attention(*mine, scheme, sharding, method=method, **options)
         with counted() as backward:
             got = [out, *torch.autograd.grad(out, mine, sharding.shard(d_out, 2))]
@@ -177,9 +206,12 @@ def run(world: int, tokens: int, names: list[tuple[str, ...]], device: torch.dev
         every: list[Any] = [None] * world
         dist.all_gather_object(every, (apart, forward.scores, forward.sent + backward.sent, wire))
         aparts, scores, sent, wires = zip(*every, strict=True)
-        sizes = Sizes(BATCH, HEADS, KV_HEADS, WIDTH, WIDTH, itemsize=4)
         needs = sharding.needs(Visibility(is_causal, *check_window(window)))
+        sizes = Sizes(BATCH, HEADS, KV_HEADS, WIDTH, WIDTH, itemsize=4)
         cost = price(needs, sharding.counts, sizes, method)
+        if parts:  # of the heads, by their horizons
+            sums = zip(*(of_part(part, sharding.counts, sizes) for part in parts), strict=True)
+            cost = replace(cost, **dict(zip(("scores", "sent", "sent_back"), map(added, sums), strict=True)))
         row = world, scheme_name, text_name, mask_name, order, method, max(aparts), scores, sent, wires, cost
         found.append(Row(*row))
     return found

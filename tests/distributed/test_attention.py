@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.distributed import cases, models
+from tests.distributed import cases, far, models
 from tests.distributed.processes import in_processes
 
 pytestmark = pytest.mark.skipif(
@@ -61,6 +61,21 @@ def test_what_nobody_attends_to_is_not_sent(tmp_path: Path) -> None:
         expected = [of_process[f"{kind} expected"] for of_process in found]
         assert sent == expected
     assert sum(of_process["documents"] for of_process in found) == 0
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.survey)])
+@pytest.mark.more
+def test_heads_that_see_near_keys_alone_send_no_others(world: int, tmp_path: Path) -> None:
+    """By horizons of ALiBi and of learned slopes: bytes counted, numbers and gradients as without them."""
+    for wrong in in_processes(world, tmp_path, far.run, None):
+        assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.more
+def test_alibi_sends_less_than_all(tmp_path: Path) -> None:
+    found = in_processes(4, tmp_path, far.sent_less, None)
+    assert found[-1] == (0, 0)  # nobody comes after the last
+    assert all(sent < every for sent, every in found[:-1])
 
 
 def test_a_token_changes_only_what_may_see_it_and_errors_name_the_way_out(tmp_path: Path) -> None:

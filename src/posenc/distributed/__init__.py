@@ -5,6 +5,8 @@ On torch.distributed: gloo or NCCL, started by torchrun. Imports the library; no
 
 from posenc.distributed.attention import attention, explain, sharded
 from posenc.distributed.cache import ShardedCache
-from posenc.distributed.sharding import Needs, Sharding
+from posenc.distributed.needs import Needs
+from posenc.distributed.sharding import Sharding
+from posenc.distributed.work import Work, work
 
-__all__ = ["Needs", "ShardedCache", "Sharding", "attention", "explain", "sharded"]
+__all__ = ["Needs", "ShardedCache", "Sharding", "Work", "attention", "explain", "sharded", "work"]

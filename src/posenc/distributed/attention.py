@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,13 +14,15 @@ from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, shown
 from posenc.backends.merging import merge
-from posenc.distributed import heads, ring
+from posenc.distributed import heads, horizons, ring
 from posenc.distributed.cache import ShardedCache
 from posenc.distributed.choice import METHODS, Explanation, Method, choose, refusals
 from posenc.distributed.cost import Sizes, price
+from posenc.distributed.horizons import Part
 from posenc.distributed.sharding import Sharding
 from posenc.encoding.encoding import Context
 from posenc.encoding.features import NOTHING, Projected
+from posenc.encoding.horizon import skipped_by_default
 from posenc.models.forward_pass import EXCHANGES, ForwardPass, KVCache
 from posenc.models.layer_call import LayerCall
 from posenc.positions.positions import Positions
@@ -45,6 +48,7 @@ def attention(
     scale: float | None = None,
     context: Context | None = None,
     backend: str = "auto",
+    skip_below: float | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`posenc.attention` of this process's queries to the keys of all processes. Every process of the group calls it,
@@ -52,11 +56,12 @@ def attention(
 
     query, key and value are of this process's tokens, `Sharding.positions`, before any rotation. The output and its
     gradients, and those of the scheme's parameters summed over processes, equal those of `posenc.attention` on all
-    tokens. Arguments are those of `posenc.attention` without ``skip_below``, ``key_norms`` and ``enable_gqa``, and:
+    tokens. Arguments are those of `posenc.attention` without ``key_norms`` and ``enable_gqa``, and:
 
     - ``method``: ``"gather"`` gathers all keys and values; memory grows with the whole text. ``"ring"`` attends to the
       keys of one process after another while the next ones travel; memory does not grow with the number of processes,
-      the backward pass computes scores once more, and keys outside a window or a document are not sent.
+      the backward pass computes scores once more, and keys outside a window or a document are not sent,
+      nor those that ``skip_below`` leaves out of a head whose bias decays, such as ALiBi's.
       ``"ulysses"`` exchanges tokens for heads, so that each process has all tokens of some heads; it needs at least one
       head of keys per process. ``"auto"``: the fastest by a model of time that fits into memory: see `explain`.
     - ``features``: the layer's projections for `Scheme.features` of this process's tokens.
@@ -77,6 +82,7 @@ def attention(
         )
     of_queries, of_keys = step.features(features)
     how: dict[str, Any] = {"sinks": sinks, "dropout_p": dropout_p, "scale": scale, "backend": backend}
+    how["skip_below"] = skip_below
     return step.attention(
         query,
         key,
@@ -120,8 +126,9 @@ def explain(
     holds, and why others cannot run it. Nothing is sent, and tensors may be on the "meta" device. A backward pass is
     included unless gradients are disabled.
 
-    Counts are exact. With n processes they take n^2 sorts of a process's tokens. Times are modelled, for the devices
-    of `posenc.distributed.cost.H100`.
+    Counts follow from positions: a ring computes and sends less in heads whose bias decays, by the norms of their
+    queries and keys. With n processes they take n^2 sorts of a process's tokens. Times are modelled, for the devices of
+    `posenc.distributed.cost.H100`.
 
     >>> q, k = (torch.empty(1, heads, len(sharding.positions), 128, device="meta") for heads in (32, 8))
     >>> print(posenc.distributed.explain(q, k, k, posenc.ALiBi(32), sharding, is_causal=True))
@@ -131,8 +138,23 @@ def explain(
         step = ForwardPass(
             NoPE() if scheme is None else scheme, sharding.positions, is_causal=is_causal, context=context
         )
-    of_tensors = 0, query, key, value, NOTHING, NOTHING, is_causal, window
-    call = LayerCall(*of_tensors, None, None, dropout_p, None, "auto", return_lse=False)
+    call = LayerCall(
+        layer=0,
+        query=query,
+        key=key,
+        value=value,
+        features=NOTHING,
+        key_features=NOTHING,
+        is_causal=is_causal,
+        window=window,
+        attn_mask=None,
+        sinks=None,
+        dropout_p=dropout_p,
+        scale=None,
+        backend="auto",
+        skip_below=None,
+        return_lse=False,
+    )
     _check(sharding, call)
     sizes, visibility, chunk, refused = _asked(sharding, step, call)
     found = choose(sharding, sizes, visibility, chunk, refused)
@@ -216,36 +238,56 @@ class _Exchange:
 
     def _by_ring(self, step: ForwardPass, call: LayerCall) -> tuple[Tensor, Tensor]:
         sharding, layer, window = self.sharding, call.layer, call.window
-        needs = sharding.needs(*_mask(step.is_causal, window))
-        mine = [needs.keys(sharding.rank, source) for source in range(sharding.world)]
+        visibility, chunk = _mask(step.is_causal, window)
+        needs = partial(sharding.needs, chunk=chunk)
+        pairs, layout = step.pairs(layer, sharding.positions), sharding.whole.layout
+        around = horizons.parts(call, pairs, visibility, layout, needs, sharding.group)
         # Bound here, not in a block, which is computed without gradients at first.
-        encodings = {
-            source: step.pairs(layer, sharding.keys_of(source, keys))
-            for source, keys in enumerate(mine)
-            if keys is not None
-        }
+        scheme, _ = step.of_layer(layer)
+        encodings = {}
+        for part in around:
+            heads_of = None if len(around) == 1 else part.keys if scheme.heads_of == "key" else part.queries
+            for source in range(sharding.world):
+                keys = part.needs.keys(sharding.rank, source)
+                if keys is not None:
+                    encodings[part, source] = step.pairs(layer, sharding.keys_of(source, keys), heads=heads_of)
         mask = call.attn_mask
         # Everything besides query, key and value that may have a gradient is handed to the blocks.
         float_mask = [mask] if mask is not None and mask.is_floating_point() else []
         tensors = [*call.features.values(), *call.key_features.values(), *float_mask]
         of_block = replace(call, sinks=None, return_lse=True)
 
-        def run(source: int, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-            keys, rest = mine[source], iter(leaves)
+        def run(
+            part: Part, source: int, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor]
+        ) -> tuple[Tensor, Tensor]:
+            keys, rest = part.needs.keys(sharding.rank, source), iter(leaves)
             assert keys is not None
             here = sharding.indices[source][keys]
-            features = {name: next(rest) for name in call.features}
-            key_features = {name: next(rest).index_select(2, here) for name in call.key_features}
-            part = next(rest) if float_mask else mask
-            part = part if part is None or part.size(-1) == 1 else part.index_select(-1, here)
-            block = replace(of_block, query=q, key=k, value=v, attn_mask=part)
-            found = replace(block, features=features, key_features=key_features).attend(encodings[source])
+            features = {name: _of_heads(next(rest), part.queries) for name in call.features}
+            key_features = {
+                name: _of_heads(next(rest), part.queries).index_select(2, here) for name in call.key_features
+            }
+            attn_mask = next(rest) if float_mask else mask
+            if attn_mask is not None and attn_mask.size(-1) > 1:
+                attn_mask = attn_mask.index_select(-1, here)
+            block = replace(of_block, query=q, key=k, value=v, features=features, key_features=key_features)
+            block = replace(block, attn_mask=attn_mask)
+            if part.visibility != visibility:
+                seen = part.visibility
+                block = replace(block, window=(seen.left, seen.right), skip_below=skip_below)
+            found = block.attend(encodings[part, source])
             assert isinstance(found, tuple)
             return found
 
-        scheme, _ = step.of_layer(layer)
-        around = ring.Ring(needs, run, sharding.rank, sharding.group)
-        return ring.attend(around, call.query, call.key, call.value, tensors, [*scheme.parameters()])
+        skip_below = (skipped_by_default(call.query.dtype) if call.skip_below is None else call.skip_below) / 2
+        parameters = [*scheme.parameters()]
+        given = call.query, call.key, call.value, tensors, parameters
+        return ring.attend(ring.Ring(around, run, sharding.rank, sharding.world, sharding.group), *given)
+
+
+def _of_heads(x: Tensor, heads: slice) -> Tensor:
+    """Some of the heads, unless it is the same for all."""
+    return x if x.size(1) == 1 else x[:, heads]
 
 
 def _check(sharding: Sharding, call: LayerCall) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posenc.distributed.sharding import Needs
+from posenc.distributed.needs import Needs
 from posenc.positions.positions import PADDING, Positions
 from posenc.positions.tiles import Visibility
 from posenc.positions.visibility import visible

@@ -305,6 +305,7 @@ class ForwardPass:
         dropout_p: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
+        skip_below: float | None = None,
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attention of the new tokens, as a layer projects them, to the cached tokens and to one another.
@@ -349,6 +350,7 @@ class ForwardPass:
             dropout_p=dropout_p,
             scale=scale,
             backend=backend,
+            skip_below=skip_below,
             return_lse=return_lse,
         )
         out = self._attend(call, is_kept_rotated) if self._exchange is None else self._exchange.attend(self, call)

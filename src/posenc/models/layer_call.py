@@ -29,6 +29,7 @@ class LayerCall:
     dropout_p: float
     scale: float | None
     backend: str
+    skip_below: float | None
     return_lse: bool
 
     def attend(self, encoding: Encoding, key_norms: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
@@ -47,6 +48,7 @@ class LayerCall:
             dropout_p=self.dropout_p,
             scale=self.scale,
             backend=self.backend,
+            skip_below=self.skip_below,
             return_lse=self.return_lse,
             key_norms=key_norms,
         )

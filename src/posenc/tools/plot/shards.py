@@ -51,8 +51,10 @@ def shards(*, length: int = 48, world: int = 4, dark: bool = False) -> Figure:
                     panel.set_ylabel(f"{name}\nquery", fontsize=9)
                 if row == len(kinds) - 1:
                     panel.set_xlabel("key (token)", fontsize=9)
-        handles = [Patch(color=color, label=f"process {rank}") for rank, color in enumerate(colors)]
-        figure.legend(handles=handles, loc="outside lower center", ncols=world, fontsize=9)
+        handles = [Patch(color=tuple(color), label=f"process {rank}") for rank, color in enumerate(colors)]
+        for strength, label in ((1.0, "another's key, sent"), (LOCAL, "its own key"), (IDLE, "sent, not attended to")):
+            handles.append(Patch(color=(*colors[0], strength), label=label))
+        figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9)
     return figure
 
 

@@ -1,0 +1,160 @@
+"""What processes send where heads see no further than a horizon, counted, and what they compute, against all tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import posenc
+from posenc import KERPLE, ALiBi, Positions, RoPE
+from posenc.distributed import Sharding, attention
+from tests.rounding import of_sums
+
+TOKENS, WIDTH, NORM = 512, 8, 2.0
+SPREAD = 2 * NORM * NORM / math.sqrt(WIDTH)
+BELOW = math.log(2.0**-62 / TOKENS)  # half of 2**-61, for double precision
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """A list whose number grows by the bytes that this process sends to others directly."""
+    found, send = [0], dist.batch_isend_irecv
+
+    def counting(operations: list[Any]) -> Any:
+        found[0] += sum(x.tensor.numel() * x.tensor.element_size() for x in operations if x.op is dist.isend)
+        return send(operations)
+
+    dist.batch_isend_irecv = counting
+    try:
+        yield found
+    finally:
+        dist.batch_isend_irecv = send
+
+
+@dataclass(frozen=True)
+class Far:
+    """A call with heads whose bias falls by these slopes."""
+
+    slopes: tuple[float, ...]
+    scheme: posenc.Scheme
+    kv_heads: int
+    order: str
+    how: dict[str, Any]
+    text: Positions
+    left: int | None = None
+
+
+def cases() -> list[Far]:
+    kerple = KERPLE(4, "power").double()
+    slopes = (4.0, 1.0, 0.3, 0.02)
+    torch.nn.init.ones_(kerple.p)
+    with torch.no_grad():
+        kerple.a.copy_(torch.tensor(slopes))
+    one, packed = Positions.arange(TOKENS, start=7), Positions.packed([300, 212])
+    alibi = tuple(2.0**-n for n in range(1, 9))
+    causal = {"is_causal": True}
+    return [
+        Far(alibi, ALiBi(8), 8, "contiguous", causal, one),
+        Far(alibi, ALiBi(8) + RoPE(WIDTH), 4, "zigzag", causal, packed),
+        Far(slopes, kerple, 2, "contiguous", {"sinks": torch.linspace(-1, 1, 4).double()}, one),
+        Far(slopes, kerple, 4, "zigzag", {**causal, "window": 200}, one, left=199),
+    ]
+
+
+def horizon(slope: float) -> int | None:
+    """The keys that a head needs on each side, with its own: a power of two, as few as the weights allow."""
+    for n in range(6, 9):
+        if SPREAD - slope * 2**n < BELOW:
+            return 2**n
+    return None
+
+
+def bytes_of(case: Far, sharding: Sharding, sender: int, receiver: int) -> int:
+    """The bytes of keys and values that one process's queries need of another, from a mask of all pairs."""
+    order, document = case.text.order[0], case.text.document[0]
+    query, key = (sharding.indices[rank] for rank in (receiver, sender))
+    apart = order[query][:, None] - order[key][None]
+    same = document[query][:, None] == document[key][None]
+    if case.how.get("is_causal"):
+        same = same & (apart >= 0)
+    if case.left is not None:
+        same = same & (apart <= case.left)
+    total, shared = 0, len(case.slopes) // case.kv_heads
+    for h in range(case.kv_heads):
+        reaches = [horizon(slope) for slope in case.slopes[h * shared : (h + 1) * shared]]
+        reach = TOKENS if None in reaches else max(reach for reach in reaches if reach)
+        seen = (same & (apart.abs() < reach)).any(0).nonzero()
+        total += (int(seen.max() - seen.min()) + 1 if len(seen) else 0) * 2 * WIDTH * 8
+    return total
+
+
+def run(_: None) -> list[str]:
+    """What is wrong with numbers, gradients and bytes."""
+    wrong = []
+    for n, case in enumerate(cases()):
+        generator = torch.Generator().manual_seed(n)
+
+        def draw(heads: int, norm: float | None = None, generator: torch.Generator = generator) -> Tensor:
+            x = torch.randn(1, heads, TOKENS, WIDTH, generator=generator, dtype=torch.float64)
+            return x if norm is None else x * (norm / x.norm(dim=-1, keepdim=True))
+
+        heads = len(case.slopes)
+        tensors, d_out = [draw(heads, NORM), draw(case.kv_heads, NORM), draw(case.kv_heads)], draw(heads)
+        learned = list(case.scheme.parameters())
+        leaves = [x.clone().requires_grad_() for x in tensors]
+        expected = posenc.attention(
+            *leaves,
+            case.scheme(case.text, dtype=torch.float64),
+            backend="reference",
+            skip_below=0.0,
+            return_lse=True,
+            **case.how,
+        )
+        expected += torch.autograd.grad((expected[0] * d_out).sum() + expected[1].sin().sum(), [*leaves, *learned])
+        sharding = Sharding(case.text, order=case.order)
+        rank, world = sharding.rank, sharding.world
+        mine = [sharding.shard(x, 2).requires_grad_() for x in tensors]
+        for skip_below, exact in ((None, False), (0.0, True)):
+            with counted() as sent:
+                found = attention(*mine, case.scheme, sharding, skip_below=skip_below, return_lse=True, **case.how)
+                forward = sent[0]
+                loss = (found[0] * sharding.shard(d_out, 2)).sum() + found[1].sin().sum()
+                found += torch.autograd.grad(loss, [*mine, *learned])
+            others = [other for other in range(world) if other != rank]
+            given = sum(bytes_of(case, sharding, rank, other) for other in others)
+            taken = sum(bytes_of(case, sharding, other, rank) for other in others)
+            if not exact and (forward, sent[0]) != (given, 2 * given + taken):
+                wrong.append(f"{n}: sent {forward} and {sent[0]} bytes, not {given} and {2 * given + taken}")
+            if exact and forward < given:
+                wrong.append(f"{n}: all keys are {forward} bytes, fewer than {given}")
+            names = ["out", "lse", "query", "key", "value", *(name for name, _ in case.scheme.named_parameters())]
+            for name, part, whole in zip(names, found, expected, strict=True):
+                if name in ("out", "lse", "query", "key", "value"):
+                    part, whole = part.detach(), sharding.shard(whole.detach(), 2)
+                else:
+                    part = part.clone()
+                    dist.all_reduce(part)
+                # Weights of 2**-61 may be missing: less than the rounding of a sum.
+                bound = of_sums(torch.float64, TOKENS * TOKENS * WIDTH * heads, whole, score=TOKENS)
+                if (part - whole).abs().max() > bound:
+                    wrong.append(f"{n}, skip_below={skip_below}: {name} is {(part - whole).abs().max()} off, {bound}")
+    return wrong
+
+
+def sent_less(_: None) -> tuple[int, int]:
+    """The bytes that are sent by ALiBi's horizons, and without them."""
+    sharding = Sharding(Positions.arange(TOKENS), order="contiguous")
+    x = torch.ones(1, 8, len(sharding.positions), WIDTH, dtype=torch.float64) / 4
+    found = []
+    for skip_below in (None, 0.0):
+        with counted() as sent:
+            attention(x, x, x, ALiBi(8), sharding, is_causal=True, skip_below=skip_below)
+        found.append(sent[0])
+    return found[0], found[1]
