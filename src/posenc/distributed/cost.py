@@ -166,9 +166,7 @@ def _gather(needs: Needs | Sample, counts: Sequence[int], sizes: Sizes, machine:
     seconds = max(sent[0] / machine.link, outside) + machine.latency
     seconds += _compute(max(scores), sizes, machine) * (1 + BACKWARD * sizes.trains)
     if sizes.trains:
-        seconds += max(
-            _exchange([(tokens - counts[r]) * number * sizes.of_gradients / world] * world, r, machine) for r in every
-        )
+        seconds += max(_exchange([count * number * sizes.of_gradients for count in counts], r, machine) for r in every)
     held = world * most * number * sizes.itemsize
     return Price(tuple(scores), tuple(sent), tuple(back), (held,) * world, seconds)
 
@@ -201,7 +199,7 @@ def _ring(
         coming = count * elsewhere * sizes.value_dim
         coming += others * (of_queries * sizes.head_dim + of_keys * sizes.width)
         sent, back = (x * sizes.batch * sizes.itemsize for x in (going, coming))
-        ways = [_exchange([x / lanes] * lanes, rank, machine, group * lanes) for x in (sent, back)]
+        ways = [_exchange([x / max(lanes - 1, 1)] * lanes, rank, machine, group * lanes) for x in (sent, back)]
         # The ring.
         number = sizes.batch * of_keys * sizes.width
         sources = [(group - step) % groups for step in range(groups)]

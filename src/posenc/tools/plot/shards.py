@@ -65,7 +65,7 @@ def _kinds(length: int) -> list[tuple[str, Positions, Visibility, bool]]:
     lengths = [3 * eighth, eighth, 2 * eighth, length - 6 * eighth]
     return [
         ("causal", text, causal, False),
-        (f"causal, window {eighth}", text, Visibility(True, eighth - 1), False),
+        (f"causal, window {eighth}\n(or a head's horizon)", text, Visibility(True, eighth - 1), False),
         ("packed, causal", Positions.packed(lengths), causal, False),
         ("CoPE (gathers), causal", text, causal, True),
     ]
