@@ -3,10 +3,10 @@
 On torch.distributed: gloo or NCCL, started by torchrun. Imports the library; nothing of the library imports it.
 """
 
-from posenc.distributed.attention import attention, choose, sharded
+from posenc.distributed.attention import attention, explain, sharded
 from posenc.distributed.cache import ShardedCache
 from posenc.distributed.needs import Needs
 from posenc.distributed.sharding import Sharding
 from posenc.distributed.work import Work, work
 
-__all__ = ["Needs", "ShardedCache", "Sharding", "Work", "attention", "choose", "sharded", "work"]
+__all__ = ["Needs", "ShardedCache", "Sharding", "Work", "attention", "explain", "sharded", "work"]

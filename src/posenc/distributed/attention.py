@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -15,19 +15,17 @@ from torch import Tensor
 from posenc.arguments import check_choice, check_type, shown
 from posenc.distributed import blocks, heads
 from posenc.distributed.cache import ShardedCache
+from posenc.distributed.choice import METHODS, Explanation, Method, choose, refusals
+from posenc.distributed.cost import Sizes, price
 from posenc.distributed.sharding import Sharding
-from posenc.encoding.encoding import Context, Encoding
+from posenc.encoding.encoding import Context
 from posenc.encoding.features import NOTHING, Projected
-from posenc.encoding.pieces import gives_weights
 from posenc.models.forward_pass import EXCHANGES, ForwardPass, KVCache
 from posenc.models.layer_call import LayerCall
 from posenc.positions.positions import Positions
-from posenc.positions.tiles import Window
+from posenc.positions.tiles import Visibility, Window
 from posenc.scheme import Scheme
 from posenc.schemes.nope import NoPE
-
-Method = Literal["auto", "gather", "ring", "ulysses"]
-METHODS = ("auto", "gather", "ring", "ulysses")
 
 
 def attention(
@@ -62,7 +60,7 @@ def attention(
       the backward pass computes scores once more, and keys outside a window or a document are not sent,
       nor those that ``skip_below`` leaves out of a head whose bias decays, such as ALiBi's.
       ``"ulysses"`` exchanges tokens for heads, so that each process has all tokens of some heads; it needs at least one
-      head of keys per process. ``"auto"``: see `choose`.
+      head of keys per process. ``"auto"``: the fastest by a model of time that fits into memory: see `explain`.
     - ``features``: the layer's projections for `Scheme.features` of this process's tokens.
     - ``attn_mask``: (..., queries of this process, keys of all processes), such as ``sharding.shard(mask, -2)``.
 
@@ -109,18 +107,69 @@ def sharded(sharding: Sharding, method: Method = "auto") -> Iterator[None]:
         EXCHANGES.remove(exchange)
 
 
-def choose(encoding: Encoding, sharding: Sharding, dropout_p: float = 0.0) -> tuple[Method, str]:
-    """The method that ``"auto"`` takes, and why."""
-    if sharding.world == 1:
-        return "gather", "there is one process"
-    if any(piece.reads_rows for piece in encoding.pieces) or gives_weights(encoding.pieces):
-        return "gather", "a score term needs whole rows of scores"
-    if dropout_p:
-        return "gather", "with dropout, blocks that are computed twice would be dropped differently"
-    return (
-        "ring",
-        "blocks of keys are attended to one by one, in memory that does not grow with the number of processes",
+def explain(
+    query: Float[Tensor, "batch heads queries head_dim"],
+    key: Float[Tensor, "batch kv_heads keys head_dim"],
+    value: Float[Tensor, "batch kv_heads keys value_dim"],
+    scheme: Scheme | None,
+    sharding: Sharding,
+    *,
+    is_causal: bool = False,
+    window: Window = None,
+    dropout_p: float = 0.0,
+    context: Context | None = None,
+) -> Explanation:
+    """Which method ``"auto"`` takes for `attention` with these arguments, why, what each method computes, sends and
+    holds, and why others cannot run it. Nothing is sent, and tensors may be on the "meta" device. A backward pass is
+    included unless gradients are disabled.
+
+    Counts follow from positions: a ring computes and sends less in heads whose bias decays, by the norms of their
+    queries and keys. With n processes they take n^2 sorts of a process's tokens. Times are modelled, for the devices of
+    `posenc.distributed.cost.H100`.
+
+    >>> q, k = (torch.empty(1, heads, len(sharding.positions), 128, device="meta") for heads in (32, 8))
+    >>> print(posenc.distributed.explain(q, k, k, posenc.ALiBi(32), sharding, is_causal=True))
+    """
+    check_type("sharding", sharding, Sharding)
+    with sharded(sharding):
+        step = ForwardPass(
+            NoPE() if scheme is None else scheme, sharding.positions, is_causal=is_causal, context=context
+        )
+    call = LayerCall(
+        layer=0,
+        query=query,
+        key=key,
+        value=value,
+        features=NOTHING,
+        key_features=NOTHING,
+        is_causal=is_causal,
+        window=window,
+        attn_mask=None,
+        sinks=None,
+        dropout_p=dropout_p,
+        scale=None,
+        backend="auto",
+        skip_below=None,
+        return_lse=False,
     )
+    _check(sharding, call)
+    sizes, visibility, chunk, refused = _asked(sharding, step, call)
+    found = choose(sharding, sizes, visibility, chunk, refused)
+    needs = sharding.needs(visibility, chunk)
+    able = [name for name in METHODS[1:] if name not in refused]
+    return replace(found, prices={name: price(needs, sharding.counts, sizes, name) for name in able})
+
+
+def _asked(
+    sharding: Sharding, step: ForwardPass, call: LayerCall
+) -> tuple[Sizes, Visibility, int | None, dict[str, str]]:
+    """What the price of a call depends on, and the methods that cannot run it."""
+    batch, num_heads, _, head_dim = call.query.shape
+    of_keys = call.key.size(1), head_dim, call.value.size(-1), call.key.element_size()
+    rows = max(shard.rows for shard in sharding.shards)
+    sizes = Sizes(batch, num_heads, *of_keys, rows, trains=torch.is_grad_enabled())
+    refused = refusals(step.pairs(call.layer, sharding.positions), sharding, sizes, call.dropout_p)
+    return sizes, *blocks.mask_of(step.is_causal, call.window), refused
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +178,8 @@ class _Exchange:
 
     sharding: Sharding
     method: Method
+    chosen: dict[Any, str] = field(default_factory=dict)
+    """What "auto" took, so that layers of the same sizes ask once."""
 
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
         self.sharding.check(positions)
@@ -152,12 +203,15 @@ class _Exchange:
             if call.key_features:
                 raise ValueError("a ShardedCache does not hold cumulative features (such as FoX's gates)")
             step.cache.append(layer, call.key, call.value)
-        method = self.method
-        possible, why = choose(step.pairs(layer, self.sharding.positions), self.sharding, call.dropout_p)
+        method: str = self.method
+        sizes, visibility, chunk, refused = _asked(self.sharding, step, call)
         if method == "auto":
-            method = possible
-        elif method == "ring" and possible == "gather" and self.sharding.world > 1:
-            raise ValueError(f"method='ring' cannot run this call: {why}; pass method='gather' or 'auto'")
+            known = sizes, visibility, chunk, tuple(refused)
+            if known not in self.chosen:
+                self.chosen[known] = choose(self.sharding, sizes, visibility, chunk, refused).method
+            method = self.chosen[known]
+        elif self.sharding.world > 1 and method in refused:
+            raise ValueError(f"method={method!r} cannot run this call: {refused[method]}; pass method='auto'")
         if method == "gather":
             whole = replace(call, key=self.gather(call.key, 2), value=self.gather(call.value, 2))
             found = whole.attend(step.pairs(layer))

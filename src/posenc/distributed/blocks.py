@@ -16,7 +16,7 @@ from posenc.distributed.sharding import Shards
 from posenc.encoding.horizon import skipped_by_default
 from posenc.models.forward_pass import ForwardPass
 from posenc.models.layer_call import LayerCall
-from posenc.positions.tiles import Chunk, Visibility, check_window
+from posenc.positions.tiles import Chunk, Visibility, Window, check_window
 
 
 def attend(
@@ -28,10 +28,8 @@ def attend(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of this process's queries to the keys of all. ``keys_of`` and ``queries_of`` are the scheme's heads in
     the call; None: all."""
-    layer, window = call.layer, call.window
-    left, right = (None, None) if isinstance(window, Chunk) else check_window(window)
-    chunk = window.size if isinstance(window, Chunk) else None
-    visibility = Visibility(call.is_causal, left, right)
+    layer = call.layer
+    visibility, chunk = mask_of(call.is_causal, call.window)
     scheme, _ = step.of_layer(layer)
     is_of_keys = scheme.heads_of == "key"
     mine = keys_of if is_of_keys else queries_of
@@ -78,6 +76,12 @@ def attend(
         sink = call.sinks.to(lse.dtype)[:, None].expand_as(lse)
         out, lse = merge([(out, lse), (torch.zeros_like(out), sink)])
     return (out, lse) if call.return_lse else out
+
+
+def mask_of(is_causal: bool, window: Window) -> tuple[Visibility, int | None]:
+    """The visibility, and the size of chunks."""
+    left, right = (None, None) if isinstance(window, Chunk) else check_window(window)
+    return Visibility(is_causal, left, right), window.size if isinstance(window, Chunk) else None
 
 
 def _of_heads(x: Tensor, heads: slice) -> Tensor:
