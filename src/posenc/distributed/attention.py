@@ -127,6 +127,13 @@ class _Exchange:
     sharding: Sharding
     method: Method
 
+    @property
+    def positions(self) -> Positions:
+        return self.sharding.positions
+
+    def agree(self, wrong: str | None) -> None:
+        self.sharding.agree(wrong)
+
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
         self.sharding.check(positions)
         if cache is not None and (not isinstance(cache, ShardedCache) or len(cache)):

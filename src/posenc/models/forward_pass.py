@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from jaxtyping import Float
@@ -49,7 +49,18 @@ class Exchange(Protocol):
         """Attention of this process's queries to the keys of all; ``how`` as for `posenc.attention`."""
 
 
-EXCHANGES: list[Exchange] = []
+class Shards(Exchange, Protocol):
+    """The exchange of a context in which every new pass has one process's tokens of a text."""
+
+    @property
+    def positions(self) -> Positions:
+        """Those of this process's tokens."""
+
+    def agree(self, wrong: str | None) -> None:
+        """ValueError on all processes if something is wrong on any. All call it."""
+
+
+EXCHANGES: list[Shards] = []
 """Those of the contexts that are open; the last one is that of new forward passes. It holds for all threads, since
 autograd computes checkpointed layers again in threads of its own."""
 
@@ -167,6 +178,9 @@ class ForwardPass:
     tokens only. Raises ValueError for positions that do not continue those of the cache.
     """
 
+    _token_doors: ClassVar[tuple[str, ...]] = ("add", "rotate")
+    """Those that a pass opens where a token lives."""
+
     def __init__(
         self,
         scheme: Scheme | Schedule,
@@ -233,7 +247,7 @@ class ForwardPass:
         if number not in self._tokens:
             scheme, _ = self.of_layer(layer)
             self._tokens[number] = scheme(  # __call__, which wrappers intercept
-                self.positions, dtype=self._dtype, context=self._context_of(scheme), doors=("add", "rotate")
+                self.positions, dtype=self._dtype, context=self._context_of(scheme), doors=self._token_doors
             )
         return self._tokens[number]
 
