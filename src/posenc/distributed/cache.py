@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from posenc.backends.attention import attention
 from posenc.backends.merging import merge
 from posenc.distributed.sharding import group_of
 from posenc.encoding.encoding import Context
-from posenc.encoding.features import Features
+from posenc.encoding.features import NOTHING
 from posenc.encoding.pieces import gives_weights
 from posenc.models.forward_pass import ForwardPass, KVCache
+from posenc.models.layer_call import LayerCall
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 
@@ -74,35 +74,23 @@ class _InTurn:
     def gather(self, x: Tensor, dim: int) -> Tensor:
         raise ValueError("a ShardedCache does not hold cumulative features (such as FoX's gates): pass a KVCache")
 
-    def attend(
-        self,
-        step: ForwardPass,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        features: Features,
-        key_features: Features,
-        **how: Any,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        encoding, sinks, return_lse = step.pairs(layer), how.pop("sinks"), how.pop("return_lse")
+    def attend(self, step: ForwardPass, call: LayerCall) -> Tensor | tuple[Tensor, Tensor]:
+        encoding, sinks = step.pairs(call.layer), call.sinks
         if any(piece.reads_rows for piece in encoding.pieces) or gives_weights(encoding.pieces):
             raise ValueError("a ShardedCache cannot be used with a scheme that needs whole rows of scores")
-        if how["attn_mask"] is not None or how["dropout_p"]:
+        if call.attn_mask is not None or call.dropout_p:
             raise ValueError("attn_mask and dropout are not supported with a ShardedCache")
         mine = self._mine
-        key, value, _ = self.cache.append(layer, key[:, :, mine], value[:, :, mine])
-        if features:
-            encoding = encoding.with_features(features, {})
-        found = attention(query, key, value, encoding, return_lse=True, **how)
+        key, value, _ = self.cache.append(call.layer, call.key[:, :, mine], call.value[:, :, mine])
+        found = replace(call, key=key, value=value, key_features=NOTHING, sinks=None, return_lse=True).attend(encoding)
         assert isinstance(found, tuple)
         parts = list(zip(*(self._of_all(x.to(found[1].dtype)) for x in found), strict=True))
         if sinks is not None:  # one more key of every row, without a value
             sink = sinks.to(found[1].dtype)[:, None].expand_as(found[1])
             parts.append((torch.zeros_like(parts[0][0]), sink))
         out, lse = merge(parts)
-        out = out.to(query.dtype)
-        return (out, lse) if return_lse else out
+        out = out.to(call.query.dtype)
+        return (out, lse) if call.return_lse else out
 
     def _of_all(self, x: Tensor) -> list[Tensor]:
         found = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.cache.world)]

@@ -5,16 +5,15 @@ Source: Jacobs et al. 2023, "DeepSpeed Ulysses".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from posenc.backends.attention import attention
 from posenc.distributed.collectives import transposed
 from posenc.distributed.sharding import Sharding
 from posenc.models.forward_pass import ForwardPass
+from posenc.models.layer_call import LayerCall
 
 
 class Heads:
@@ -54,42 +53,28 @@ class Heads:
         return x if x.size(1) == 1 and sum(sizes) > 1 else x[:, self.mine(sizes)]
 
 
-def attend(
-    sharding: Sharding,
-    step: ForwardPass,
-    layer: int,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    features: Mapping[str, Tensor],
-    key_features: Mapping[str, Tensor],
-    **how: Any,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of this process's queries to the keys of all; ``how`` as for `posenc.attention`."""
-    heads = Heads(sharding, query.size(1), key.size(1))
+def attend(sharding: Sharding, step: ForwardPass, call: LayerCall) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of this process's queries to the keys of all."""
+    query, mask, sinks = call.query, call.attn_mask, call.sinks
+    heads = Heads(sharding, query.size(1), call.key.size(1))
     of_queries, of_keys = heads.of_queries, heads.of_keys
-    scheme, _ = step.of_layer(layer)
+    scheme, _ = step.of_layer(call.layer)
     mine = heads.mine(of_keys if scheme.heads_of == "key" else of_queries)
-    encoding = step.pairs(layer, sharding.whole, sharding.whole, mine)
-    if features or key_features:
-        encoding = encoding.with_features(
-            {name: heads.taken(x, of_queries) for name, x in features.items()},
-            {name: heads.cut(x, of_queries) for name, x in key_features.items()},
-        )
-    mask, sinks = how.pop("attn_mask"), how.pop("sinks")
+    encoding = step.pairs(call.layer, sharding.whole, sharding.whole, mine)
     if mask is not None:
         mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)  # checked before
         # A row for each query: whether there is one row for all could not be told from a process with one query.
         mask = heads.taken(mask.expand(-1, -1, query.size(2), -1), of_queries)
-    found = attention(
-        heads.taken(query, of_queries),
-        heads.taken(key, of_keys),
-        heads.taken(value, of_keys),
-        encoding,
+    found = replace(
+        call,
+        query=heads.taken(query, of_queries),
+        key=heads.taken(call.key, of_keys),
+        value=heads.taken(call.value, of_keys),
+        features={name: heads.taken(x, of_queries) for name, x in call.features.items()},
+        key_features={name: heads.cut(x, of_queries) for name, x in call.key_features.items()},
         attn_mask=mask,
         sinks=None if sinks is None else sinks[heads.mine(of_queries)],
-        **how,
-    )
+    ).attend(encoding)
     if isinstance(found, Tensor):
         return heads.returned(found, of_queries)
     out, lse = found

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import check_flag, check_type, shown, whole
-from posenc.backends.attention import attention
 from posenc.encoding.clocks import readings
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.features import NOTHING, Features, Projected, check_wanted, continued, made
+from posenc.models.layer_call import LayerCall
 from posenc.positions.layout import join, overlap
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Window
@@ -35,18 +35,8 @@ class Exchange(Protocol):
     def gather(self, x: Tensor, dim: int) -> Tensor:
         """The tensor of all tokens."""
 
-    def attend(
-        self,
-        step: ForwardPass,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        features: Features,
-        key_features: Features,
-        **how: Any,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attention of this process's queries to the keys of all; ``how`` as for `posenc.attention`."""
+    def attend(self, step: ForwardPass, call: LayerCall) -> Tensor | tuple[Tensor, Tensor]:
+        """Attention of this process's queries to the keys of all."""
 
 
 class Shards(Exchange, Protocol):
@@ -352,36 +342,45 @@ class ForwardPass:
                 token_doors.rotate_key(key),
                 token_doors.rotate_value(value),
             )
-        how: dict[str, Any] = {"is_causal": self.is_causal, "window": window, "attn_mask": attn_mask, "sinks": sinks}
-        how |= {"dropout_p": dropout_p, "scale": scale, "backend": backend, "return_lse": return_lse}
         if self.cache is not None and not self._is_open:
             raise ValueError(
                 "a forward pass with a cache must be entered: use `with ForwardPass(...) as step`, so that an error "
                 "leaves the cache unchanged"
             )
-        if self._exchange is not None:
-            out = self._exchange.attend(self, layer, query, key, value, features, key_features or {}, **how)
-        else:
-            encoding = self.pairs(layer)
-            of_keys = dict(features if key_features is None else key_features)
-            if self.cache is not None:
-                key, value, of_keys = self._appended(layer, key, value, of_keys, encoding, is_kept_rotated)
-            key_norms = of_keys.pop(NORMS, None)
-            if features or of_keys:
-                encoding = encoding.with_features(features, of_keys)
-            out = attention(query, key, value, encoding, key_norms=key_norms, **how)
+        if key_features is None:
+            key_features = NOTHING if self._exchange is not None else features
+        call = LayerCall(
+            layer=layer,
+            query=query,
+            key=key,
+            value=value,
+            features=features,
+            key_features=key_features,
+            is_causal=self.is_causal,
+            window=window,
+            attn_mask=attn_mask,
+            sinks=sinks,
+            dropout_p=dropout_p,
+            scale=scale,
+            backend=backend,
+            return_lse=return_lse,
+        )
+        out = self._attend(call, is_kept_rotated) if self._exchange is None else self._exchange.attend(self, call)
         lse: list[Tensor] = []
         if not isinstance(out, Tensor):
             out, *lse = out
         out = token_doors.rotate_output(out) if is_kept_rotated and token_doors.rotations else out
         return (out, lse[0]) if lse else out
 
-    def _appended(
-        self, layer: int, key: Tensor, value: Tensor, features: dict[str, Tensor], encoding: Encoding, is_rotated: bool
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """All keys and values, and features of the keys, after the new ones are appended to the cache."""
-        assert self.cache is not None
-        if key.device.type == "cpu" and is_rotated and any(piece.fades for piece in encoding.pieces):
-            dtype = torch.promote_types(key.dtype, torch.float32)
-            features[NORMS] = torch.linalg.vector_norm(key, dim=-1, dtype=dtype)
-        return self.cache.append(layer, key, value, features)
+    def _attend(self, call: LayerCall, is_rotated: bool) -> Tensor | tuple[Tensor, Tensor]:
+        """Attention to the cached and the new keys, after these are appended to the cache."""
+        encoding = self.pairs(call.layer)
+        if self.cache is None:
+            return call.attend(encoding)
+        of_keys = dict(call.key_features)
+        if call.key.device.type == "cpu" and is_rotated and any(piece.fades for piece in encoding.pieces):
+            dtype = torch.promote_types(call.key.dtype, torch.float32)
+            of_keys[NORMS] = torch.linalg.vector_norm(call.key, dim=-1, dtype=dtype)
+        key, value, of_keys = self.cache.append(call.layer, call.key, call.value, of_keys)
+        norms = of_keys.pop(NORMS, None)
+        return replace(call, key=key, value=value, key_features=of_keys).attend(encoding, norms)
