@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-import posenc
 from posenc import T5, ALiBi, Chunk, CoPE, DynamicNTK, NoPE, Positions, RoPE, Schedule, Sinusoidal, YaRN
 from posenc.distributed import Sharding, sharded
 from posenc.huggingface import adapt, patch, scheme_from_config

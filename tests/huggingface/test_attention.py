@@ -25,8 +25,8 @@ pytest.importorskip("transformers")
 import transformers
 
 import posenc.huggingface as hf
-from posenc.huggingface import attention as module
 from posenc.huggingface import adapters, divided, loading, masks
+from posenc.huggingface import attention as module
 from posenc.huggingface.adapters import ADAPTERS, BOUND
 from tests.rounding import of_sums
 
