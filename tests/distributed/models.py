@@ -10,7 +10,21 @@ import torch
 import torch.distributed as dist
 
 import posenc
-from posenc import T5, ALiBi, Chunk, CoPE, DynamicNTK, FoX, Learned, NoPE, Positions, RoPE, Schedule, Sinusoidal, StickBreaking
+from posenc import (
+    T5,
+    ALiBi,
+    Chunk,
+    CoPE,
+    DynamicNTK,
+    FoX,
+    Learned,
+    NoPE,
+    Positions,
+    RoPE,
+    Schedule,
+    Sinusoidal,
+    StickBreaking,
+)
 from posenc.distributed import ShardedCache, Sharding, attention, sharded
 from posenc.models import Decoder, ForwardPass, KVCache
 from tests.rounding import of_sums
@@ -225,6 +239,26 @@ def messages(_: None) -> list[tuple[str, str]]:
         with sharded(sharding):
             ForwardPass(ALiBi(2), sharding.positions, KVCache())
 
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][sharding.rank]
+
+    def with_cache_of_others() -> None:
+        with sharded(sharding):
+            ForwardPass(ALiBi(2), sharding.positions, ShardedCache(alone))
+
+    def continued() -> None:
+        cache = ShardedCache()
+        for whole in (Positions.arange(10), Positions.arange(10, start=10)):
+            part = Sharding(whole)
+            with sharded(part, "ring"), ForwardPass(ALiBi(2), part.positions, cache) as step:
+                step.attention(x, x, x)
+
+    def before() -> None:
+        cache = ShardedCache()
+        for whole in (Positions.arange(10), Positions.arange(10, start=9)):
+            part = Sharding(whole, order="contiguous")  # of which one process alone has the token twice
+            with sharded(part), ForwardPass(ALiBi(2), part.positions, cache) as step:
+                step.attention(x, x, x)
+
     def of_others() -> None:
         with sharded(sharding):
             ForwardPass(ALiBi(2), Positions.arange(5))
@@ -266,6 +300,13 @@ def messages(_: None) -> list[tuple[str, str]]:
         (lambda: attention(x, x, x, T5(3), sharding, is_causal=True), "3 heads"),
         (of_others, "positions must be those of this process's tokens, sharding.positions"),
         (with_cache, "cache must be a ShardedCache while a text is divided among processes, got a KVCache"),
+        (
+            with_cache_of_others,
+            f"cache must be of the processes of the sharding, got process 0 of 1 and {sharding.rank}",
+        ),
+        (continued, "method must be 'auto' or 'gather', and attn_mask None, where tokens come after those of a cache"),
+        (before, "positions begin at or before the last token of the cache: continue it with cache.positions"),
+        (lambda: ShardedCache().crop(1), "tokens must be a whole number within 0..0, got 1"),
         (lambda: sharding.shard(torch.zeros(1, 7)), "x must have 10 tokens along dim 1"),
         (lambda: attention(x, x, x, CoPE(8, 4), sharding, method="ring"), "a score term needs whole rows of scores"),
         (
