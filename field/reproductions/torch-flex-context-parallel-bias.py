@@ -14,7 +14,11 @@ mesh = dist.init_device_mesh("cpu", (2,))
 cp._compiled_create_block_mask = create_block_mask  # so that no compiler is needed
 attend = type("Attention", (torch.nn.Module,), {"forward": staticmethod(flex_attention)})()
 cp._ContextParallel(2, cp._ContextParallel.AttentionType.FLEX)._apply(attend, mesh)
-whole, size, off = list(torch.linspace(0, 9999, 3 * 4 * 256 * 16).cos().view(3, 1, 4, 256, 16)), (1, None, 256, 256), torch.zeros(3)
+whole, size, off = (
+    list(torch.linspace(0, 9999, 3 * 4 * 256 * 16).cos().view(3, 1, 4, 256, 16)),
+    (1, None, 256, 256),
+    torch.zeros(3),
+)
 mask = create_block_mask(lambda b, h, q, k: q >= k, *size, device="cpu")
 balancer = cp._create_default_load_balancer(256, 2, "cpu")  # head and tail
 part = cp._context_parallel_shard(mesh, whole, [2] * 3, balancer)

@@ -26,9 +26,7 @@ from tests.check.mutants import processes as mutants
 from tests.check.mutants.processes import BLOCK, RIGHT, WAITS, divided
 from tests.check.small import run_alone
 
-pytestmark = pytest.mark.skipif(
-    not dist.is_available() or not dist.is_gloo_available(), reason="needs torch's gloo"
-)
+pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs torch's gloo")
 TEXT = Batch([[5, 9, 2, 40, 17, 30, 1, 22], [7, 7, 3, 12, 41, 8, 19, 4]])
 PACKED = replace(TEXT, document=[[0, 0, 0, 1, 1, 1, 1, 1]] * 2)
 

@@ -10,7 +10,21 @@ import torch
 import torch.distributed as dist
 
 import posenc
-from posenc import T5, ALiBi, Chunk, CoPE, DynamicNTK, FoX, Learned, NoPE, Positions, RoPE, Schedule, Sinusoidal
+from posenc import (
+    T5,
+    ALiBi,
+    Chunk,
+    CoPE,
+    DynamicNTK,
+    FoX,
+    Learned,
+    NoPE,
+    Positions,
+    RoPE,
+    Schedule,
+    Sinusoidal,
+    StickBreaking,
+)
 from posenc.distributed import ShardedCache, Sharding, attention, explain, sharded
 from posenc.models import Decoder, ForwardPass, KVCache
 from tests.rounding import of_sums
@@ -28,6 +42,11 @@ SCHEMES: dict[str, Callable[[], Any]] = {
     "cope": lambda: CoPE(DIM // HEADS, 8),
     "schedule": lambda: Schedule([(RoPE(DIM // HEADS), 7), (NoPE(), None)]),
     "chunks": lambda: Schedule([(RoPE(DIM // HEADS), Chunk(8)), (ALiBi(HEADS), None)]),
+}
+
+ROWS: dict[str, Callable[[], Any]] = {
+    "stick breaking": lambda: StickBreaking(),
+    "fox and cope": lambda: FoX(HEADS) + CoPE(DIM // HEADS, 8),
 }
 
 
@@ -70,33 +89,56 @@ def run_all(_: None) -> list[str]:
 
 def decodes(_: None) -> list[str]:
     """What is wrong with decoding against a cache that processes hold together: a prompt read in parallel, steps of one
-    and of several tokens, rows of unequal lengths."""
+    and of several tokens, rows of unequal lengths, drafts that are dropped, and a second prompt read in parallel."""
     wrong = []
-    texts = {"one": torch.ones(2, TOKENS), "unequal": torch.arange(TOKENS) >= torch.tensor([[6], [0]])}
-    for name in ("sinusoidal", "learned", "rope", "rope by length", "alibi", "t5", "schedule", "chunks"):
-        for text, mask in texts.items():
+    texts = {
+        "one": Positions.arange(TOKENS),
+        "unequal": Positions.padded(torch.arange(TOKENS) >= torch.tensor([[6], [0]])),
+        "packed": Positions.packed([9, 20]),
+    }
+    for n, (name, build) in enumerate((SCHEMES | ROWS).items()):
+        for turn, (text, prompt) in enumerate(texts.items()):
+            if name == "rope by length" and text == "packed":
+                continue  # a row of several documents has no length
+            if (n + dist.get_world_size() - turn) % 3 == 0:
+                continue
             torch.manual_seed(0)
-            model = Decoder(32, DIM, LAYERS, HEADS, position=SCHEMES[name]()).double().eval()
-            tokens = torch.randint(32, (2, TOKENS + 6))
-            positions = Positions.padded(mask.bool())
+            model = Decoder(32, DIM, LAYERS, HEADS, position=build()).double().eval()
+            tokens = torch.randint(32, (2, TOKENS + 17))
+            order = ("zigzag", "striped", [*torch.randperm(TOKENS).tensor_split(dist.get_world_size())])[(n + turn) % 3]
+            cache, alone = ShardedCache(), KVCache()
+
+            def both(at: int, new: int, divided: Any = None) -> None:
+                """Reads new tokens: on all processes, or each its part of them."""
+                positions = prompt if at == 0 else alone.positions.following(new)  # noqa: B023
+                mine = tokens[:, at : at + new]  # noqa: B023
+                expected = model(mine, positions=positions, cache=alone)  # noqa: B023
+                if divided is None:
+                    found = model(mine, positions=positions, cache=cache)  # noqa: B023
+                else:
+                    sharding = Sharding(positions, order=divided)
+                    with sharded(sharding):
+                        found = model(sharding.shard(mine), positions=sharding.positions, cache=cache)  # noqa: B023
+                    found = sharding.gather(found)
+                if (found - expected).abs().max() > of_sums(torch.float64, DIM * TOKENS * LAYERS, expected, 32):
+                    wrong.append(f"{name}, {text}: {new} tokens at {at}")  # noqa: B023
+
             with torch.no_grad():
-                cache, alone = ShardedCache(), KVCache()
-                sharding = Sharding(positions)
-                with sharded(sharding):
-                    model(sharding.shard(tokens[:, :TOKENS]), positions=sharding.positions, cache=cache)
-                model(tokens[:, :TOKENS], positions=positions, cache=alone)
-                known, at = positions, TOKENS
-                for new in (1, 1, 3, 1):
-                    following = known.following(new)
-                    found = model(tokens[:, at : at + new], positions=following, cache=cache)
-                    expected = model(tokens[:, at : at + new], positions=following, cache=alone)
-                    if (found - expected).abs().max() > of_sums(torch.float64, DIM * TOKENS * LAYERS, expected, 32):
-                        wrong.append(f"{name}, {text}: {new} tokens at {at}")
-                    known, at = following, at + new
+                both(0, TOKENS, order)
+                for at, new in ((TOKENS, 1), (TOKENS + 1, 1), (TOKENS + 2, 4)):
+                    both(at, new)
+                for one in (cache, alone):
+                    one.crop(TOKENS + 3)  # three of a draft of four are dropped
+                both(TOKENS + 3, 2)
+                both(TOKENS + 5, 7, "contiguous")
+                both(TOKENS + 12, 1)
+                for one in (cache, alone):
+                    one.crop(TOKENS - 4)  # also of a prompt
+                both(TOKENS - 4, 2)
             held = torch.tensor(len(cache))
             dist.all_reduce(held)
-            if int(held) != at:
-                wrong.append(f"{name}, {text}: {int(held)} tokens are held, not {at}")
+            if int(held) != TOKENS - 2 or len(cache.positions) != TOKENS - 2:
+                wrong.append(f"{name}, {text}: {int(held)} tokens are held, not {TOKENS - 2}")
     return wrong
 
 
@@ -197,6 +239,26 @@ def messages(_: None) -> list[tuple[str, str]]:
         with sharded(sharding):
             ForwardPass(ALiBi(2), sharding.positions, KVCache())
 
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][sharding.rank]
+
+    def with_cache_of_others() -> None:
+        with sharded(sharding):
+            ForwardPass(ALiBi(2), sharding.positions, ShardedCache(alone))
+
+    def continued() -> None:
+        cache = ShardedCache()
+        for whole in (Positions.arange(10), Positions.arange(10, start=10)):
+            part = Sharding(whole)
+            with sharded(part, "ring"), ForwardPass(ALiBi(2), part.positions, cache) as step:
+                step.attention(x, x, x)
+
+    def before() -> None:
+        cache = ShardedCache()
+        for whole in (Positions.arange(10), Positions.arange(10, start=9)):
+            part = Sharding(whole, order="contiguous")  # of which one process alone has the token twice
+            with sharded(part), ForwardPass(ALiBi(2), part.positions, cache) as step:
+                step.attention(x, x, x)
+
     def of_others() -> None:
         with sharded(sharding):
             ForwardPass(ALiBi(2), Positions.arange(5))
@@ -237,7 +299,14 @@ def messages(_: None) -> list[tuple[str, str]]:
         # A scheme that does not fit: an error of a block, after which the group still works.
         (lambda: attention(x, x, x, T5(3), sharding, is_causal=True), "3 heads"),
         (of_others, "positions must be those of this process's tokens, sharding.positions"),
-        (with_cache, "cache must be an empty ShardedCache while a text is divided among processes, got a KVCache"),
+        (with_cache, "cache must be a ShardedCache while a text is divided among processes, got a KVCache"),
+        (
+            with_cache_of_others,
+            f"cache must be of the processes of the sharding, got process 0 of 1 and {sharding.rank}",
+        ),
+        (continued, "method must be 'auto' or 'gather', and attn_mask None, where tokens come after those of a cache"),
+        (before, "positions begin at or before the last token of the cache: continue it with cache.positions"),
+        (lambda: ShardedCache().crop(1), "tokens must be a whole number within 0..0, got 1"),
         (lambda: sharding.shard(torch.zeros(1, 7)), "x must have 10 tokens along dim 1"),
         (lambda: attention(x, x, x, CoPE(8, 4), sharding, method="ring"), "a score term needs whole rows of scores"),
         (

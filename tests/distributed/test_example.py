@@ -24,14 +24,17 @@ def printed(processes: int, name: str, *options: str) -> list[str]:
     return ran.stdout.splitlines()
 
 
-def losses(processes: int, *options: str) -> list[float]:
-    return [float(line.split()[-1]) for line in printed(processes, "context_parallel.py", "--steps", "3", *options)]
+def losses(example: str, processes: int, *options: str) -> list[float]:
+    return [float(line.split()[-1]) for line in printed(processes, example, "--steps", "3", *options)]
 
 
 @pytest.mark.slow
 @pytest.mark.survey
-def test_losses_do_not_depend_on_the_number_of_processes() -> None:
-    alone = losses(1)
+@pytest.mark.parametrize("example", ["context_parallel.py", "finetune_long_context.py"])
+def test_losses_do_not_depend_on_the_number_of_processes(example: str) -> None:
+    if example == "finetune_long_context.py":
+        pytest.importorskip("transformers")
+    alone = losses(example, 1)
     assert len(alone) == 3
     assert alone[-1] < alone[0]
     for processes, options in (
@@ -39,7 +42,7 @@ def test_losses_do_not_depend_on_the_number_of_processes() -> None:
         (3, ("--order", "striped")),
         (2, ("--order", "documents", "--method", "ulysses")),
     ):
-        assert losses(processes, *options) == pytest.approx(alone, abs=2e-6)  # six digits are printed
+        assert losses(example, processes, *options) == pytest.approx(alone, abs=2e-6)  # six digits are printed
 
 
 @pytest.mark.slow

@@ -18,7 +18,8 @@ from posenc.distributed.cache import ShardedCache
 from posenc.distributed.choice import METHODS, Explanation, Method, choose, refusals
 from posenc.distributed.cost import Sizes, price
 from posenc.distributed.sharding import Sharding
-from posenc.encoding.encoding import Context
+from posenc.encoding.clocks import readings
+from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.features import NOTHING, Projected
 from posenc.models.forward_pass import EXCHANGES, ForwardPass, KVCache
 from posenc.models.layer_call import LayerCall
@@ -181,39 +182,63 @@ class _Exchange:
     chosen: dict[Any, str] = field(default_factory=dict)
     """What "auto" took, so that layers of the same sizes ask once."""
 
+    @property
+    def positions(self) -> Positions:
+        return self.sharding.positions
+
+    def agree(self, wrong: str | None) -> None:
+        self.sharding.agree(wrong)
+
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
         self.sharding.check(positions)
-        if cache is not None and (not isinstance(cache, ShardedCache) or len(cache)):
-            what = "one with tokens" if isinstance(cache, ShardedCache) else "a KVCache"
-            raise ValueError(f"cache must be an empty ShardedCache while a text is divided among processes, got {what}")
-        return self.sharding.whole, positions
+        whole = self.sharding.whole
+        if cache is None:
+            return whole, whole
+        if not isinstance(cache, ShardedCache):
+            raise ValueError("cache must be a ShardedCache while a text is divided among processes, got a KVCache")
+        if (cache.rank, cache.world) != (self.sharding.rank, self.sharding.world):
+            raise ValueError(
+                f"cache must be of the processes of the sharding, got process {cache.rank} of {cache.world} and "
+                f"{self.sharding.rank} of {self.sharding.world}: make it with ShardedCache(of) and Sharding(..., of)"
+            )
+        whole = cache.begin(whole, self.sharding.indices)
+        return whole, whole
 
     def context(self, scheme: Scheme, context: Context | None, positions: Positions) -> Context | None:
         if not scheme.needs_lengths or (context is not None and context.lengths is not None):
             return context
         return replace(context or Context(), lengths=self.sharding.whole.lengths)
 
-    def gather(self, x: Tensor, dim: int) -> Tensor:
-        return self.sharding.gather(x, dim)
+    def clock(self, step: ForwardPass, layer: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor]:
+        # A few numbers per token, so that sums are those of the whole text, to the bit.
+        new = readings(self.sharding.gather(steps, 2), self.sharding.whole)
+        every, cache = new, step.cache
+        if isinstance(cache, ShardedCache):
+            every = cache.clock(layer, name, new, self.sharding.whole)
+        return every[:, :, every.size(2) - new.size(2) :].index_select(
+            2, self.sharding.indices[self.sharding.rank]
+        ), every
 
     def attend(self, step: ForwardPass, call: LayerCall) -> Tensor | tuple[Tensor, Tensor]:
         _check(self.sharding, call)
         layer = call.layer
-        if step.cache is not None:
-            if call.key_features:
-                raise ValueError("a ShardedCache does not hold cumulative features (such as FoX's gates)")
-            step.cache.append(layer, call.key, call.value)
         method: str = self.method
+        cache = step.cache
         sizes, visibility, chunk, refused = _asked(self.sharding, step, call)
+        if self.sharding.world > 1 and method in refused:
+            raise ValueError(f"method={method!r} cannot run this call: {refused[method]}; pass method='auto'")
+        if cache is not None:
+            assert isinstance(cache, ShardedCache)
+            key, value, _ = cache.append(layer, call.key, call.value)
+            if cache.positions is not None:
+                return self._after_others(step, call, cache, key, value)
         if method == "auto":
             known = sizes, visibility, chunk, tuple(refused)
             if known not in self.chosen:
                 self.chosen[known] = choose(self.sharding, sizes, visibility, chunk, refused).method
             method = self.chosen[known]
-        elif self.sharding.world > 1 and method in refused:
-            raise ValueError(f"method={method!r} cannot run this call: {refused[method]}; pass method='auto'")
         if method == "gather":
-            whole = replace(call, key=self.gather(call.key, 2), value=self.gather(call.value, 2))
+            whole = replace(call, key=self.sharding.gather(call.key, 2), value=self.sharding.gather(call.value, 2))
             found = whole.attend(step.pairs(layer))
             scheme, _ = step.of_layer(layer)
             features = (*call.features.values(), *call.key_features.values())
@@ -230,6 +255,17 @@ class _Exchange:
         if within is None or across is None:
             return blocks.attend(self.sharding, step, call)
         return heads.attend(within, call, partial(blocks.attend, across, step))
+
+    def _after_others(
+        self, step: ForwardPass, call: LayerCall, cache: ShardedCache, key: Tensor, value: Tensor
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Attention where the cache holds earlier tokens, by gathering all keys and values."""
+        if self.method not in ("auto", "gather") or call.attn_mask is not None:
+            raise ValueError(
+                "method must be 'auto' or 'gather', and attn_mask None, where tokens come after those of a cache, got "
+                f"{self.method!r}{'' if call.attn_mask is None else ' and a mask'}"
+            )
+        return replace(call, key=cache.of_all(key), value=cache.of_all(value)).attend(step.pairs(call.layer))
 
 
 def _check(sharding: Sharding, call: LayerCall) -> None:

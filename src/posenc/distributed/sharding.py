@@ -120,16 +120,26 @@ class Sharding(Shards):
         collective of the group, in which all must take part."""
         tensors = [x for x in (*self.whole._each(lambda x: x).values(), *self.indices) if x is not None]
         known = repr([(tuple(x.shape), str(x.dtype), _checksum(x)) for x in tensors])
-        number = int.from_bytes(hashlib.sha256(known.encode()).digest()[:7], "big")
-        device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(self.group) == "nccl" else "cpu"
-        mine = torch.tensor(number, device=device)
-        found = [torch.empty_like(mine) for _ in range(self.world)]
-        dist.all_gather(found, mine, group=self.group)
-        others = [rank for rank, other in enumerate(found) if int(other) != int(found[0])]
+        found = self._numbers(int.from_bytes(hashlib.sha256(known.encode()).digest()[:7], "big"))
+        others = [rank for rank, other in enumerate(found) if other != found[0]]
         if others:
             raise ValueError(
                 f"whole and order must be the same on all processes, but differ on {others} from process 0's"
             )
+
+    def agree(self, wrong: str | None) -> None:
+        """ValueError on all processes if something is wrong on any, so that none waits for others. All call it."""
+        where = [rank for rank, number in enumerate(self._numbers(wrong is not None)) if number]
+        if where:
+            raise ValueError(wrong or f"process {where[0]} has an error, and its message says which")
+
+    def _numbers(self, mine: int) -> list[int]:
+        """A number of each process."""
+        device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(self.group) == "nccl" else "cpu"
+        number = torch.tensor(int(mine), device=device)
+        found = [torch.empty_like(number) for _ in range(self.world)]
+        dist.all_gather(found, number, group=self.group)
+        return [int(x) for x in found]
 
     def _divide(self, mesh: Any) -> None:
         """The two levels of a mesh of two axes: along the second, processes have the tokens of one row of the mesh, and

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import check_flag, check_type, shown, whole
-from posenc.encoding.clocks import readings
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.features import NOTHING, Features, Projected, check_wanted, continued, made
 from posenc.models.layer_call import LayerCall
@@ -32,14 +31,25 @@ class Exchange(Protocol):
     def context(self, scheme: Scheme, context: Context | None, positions: Positions) -> Context | None:
         """The context of a scheme, with the lengths of whole texts if it needs them."""
 
-    def gather(self, x: Tensor, dim: int) -> Tensor:
-        """The tensor of all tokens."""
+    def clock(self, step: ForwardPass, layer: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor]:
+        """A cumulative feature at the tokens of the pass, and at all keys, from its increments at the former."""
 
     def attend(self, step: ForwardPass, call: LayerCall) -> Tensor | tuple[Tensor, Tensor]:
         """Attention of this process's queries to the keys of all."""
 
 
-EXCHANGES: list[Exchange] = []
+class Shards(Exchange, Protocol):
+    """The exchange of a context in which every new pass has one process's tokens of a text."""
+
+    @property
+    def positions(self) -> Positions:
+        """Those of this process's tokens."""
+
+    def agree(self, wrong: str | None) -> None:
+        """ValueError on all processes if something is wrong on any. All call it."""
+
+
+EXCHANGES: list[Shards] = []
 """Those of the contexts that are open; the last one is that of new forward passes. It holds for all threads, since
 autograd computes checkpointed layers again in threads of its own."""
 
@@ -63,6 +73,26 @@ class KVCache:
 
     def __len__(self) -> int:
         return 0 if self.positions is None else len(self.positions)
+
+    def extended(self, positions: Positions) -> Positions:
+        """The positions of the cached tokens and of new ones. Raises ValueError if these do not come after them."""
+        before = self.positions
+        if before is None:
+            return positions
+        if overlap(join([before.layout, positions.layout], max(before.rows, positions.rows))) is not None:
+            raise ValueError(
+                "positions begin at or before the last token of the cache: continue it with "
+                "cache.positions.following(n) or, if it holds one text, Positions.arange(n, start=len(cache)); "
+                "give another text another document"
+            )
+        return Positions.cat([before, positions], documents="same")
+
+    def crop(self, tokens: int) -> None:
+        """Keeps the first ``tokens`` tokens of every row and drops the others, such as a draft that was rejected."""
+        whole("tokens", tokens, 0, 0 if self.positions is None else len(self.positions))
+        if self.positions is not None:
+            self.positions = self.positions[:tokens] if tokens else None
+        self._rewind()
 
     def _commit(self, positions: Positions) -> None:
         """The cache holds tokens at these positions."""
@@ -116,13 +146,13 @@ class KVCache:
         if start and tensors.keys() != kept.keys():
             raise ValueError(f"the cache holds {', '.join(kept)} of this layer, got {', '.join(tensors)}")
         for name, new in tensors.items():
-            kept[name] = _grown(kept.get(name), new, start, stop)
+            kept[name] = grown(kept.get(name), new, start, stop)
         self._held[layer] = stop
         whole_of = {name: x[:, :, :stop] for name, x in kept.items()}
         return whole_of["key"], whole_of["value"], {name: whole_of[f"feature {name}"] for name in features}
 
 
-def _grown(held: Tensor | None, new: Tensor, start: int, stop: int) -> Tensor:
+def grown(held: Tensor | None, new: Tensor, start: int, stop: int) -> Tensor:
     """The buffer, enlarged if necessary, with the new tokens written to it."""
     if held is not None and start:
         if (held.shape[:2], held.shape[3:]) != (new.shape[:2], new.shape[3:]):
@@ -131,10 +161,10 @@ def _grown(held: Tensor | None, new: Tensor, start: int, stop: int) -> Tensor:
         if (held.dtype, held.device) != (new.dtype, new.device):
             raise ValueError(f"the cache holds {held.dtype} on {held.device}, got {new.dtype} on {new.device}")
     if held is None or start == 0 or held.size(2) < stop:
-        grown = new.new_empty(*new.shape[:2], max(stop, 2 * start), *new.shape[3:])
+        larger = new.new_empty(*new.shape[:2], max(stop, 2 * start), *new.shape[3:])
         if held is not None and start:
-            grown[:, :, :start] = held[:, :, :start]
-        held = grown
+            larger[:, :, :start] = held[:, :, :start]
+        held = larger
     held[:, :, start:stop] = new
     return held
 
@@ -156,6 +186,9 @@ class ForwardPass:
     cached tokens, and are added to the cache when the pass ends without an error. ``positions`` are those of the new
     tokens only. Raises ValueError for positions that do not continue those of the cache.
     """
+
+    _token_doors: ClassVar[tuple[str, ...]] = ("add", "rotate")
+    """Those that a pass opens where a token lives."""
 
     def __init__(
         self,
@@ -181,19 +214,11 @@ class ForwardPass:
                 "positions must be those of all tokens, got a shard's: use posenc.distributed.sharded, and keep it "
                 "open while activation checkpointing recomputes layers"
             )
-        before = None if cache is None else cache.positions
-        self.key_positions = positions
-        if before is not None:
-            if overlap(join([before.layout, positions.layout], max(before.rows, positions.rows))) is not None:
-                raise ValueError(
-                    "positions begin at or before the last token of the cache: continue it with "
-                    "cache.positions.following(n) or, if it holds one text, Positions.arange(n, start=len(cache)); "
-                    "give another text another document"
-                )
-            self.key_positions = Positions.cat([before, positions], documents="same")
-        self._held = self.key_positions  # those that the cache is to hold
         if self._exchange is not None:
             self.key_positions, self._held = self._exchange.begin(positions, cache)
+        else:
+            self.key_positions = positions if cache is None else cache.extended(positions)
+            self._held = self.key_positions  # those that the cache is to hold
         self._is_open = False
         self._tokens: dict[int, Encoding] = {}
         self._pairs: dict[tuple[int, int, int, tuple[int, int] | None], Encoding] = {}
@@ -223,7 +248,7 @@ class ForwardPass:
         if number not in self._tokens:
             scheme, _ = self.of_layer(layer)
             self._tokens[number] = scheme(  # __call__, which wrappers intercept
-                self.positions, dtype=self._dtype, context=self._context_of(scheme), doors=("add", "rotate")
+                self.positions, dtype=self._dtype, context=self._context_of(scheme), doors=self._token_doors
             )
         return self._tokens[number]
 
@@ -279,10 +304,9 @@ class ForwardPass:
             if not feature.is_clock:
                 of_queries[name] = made(feature, name, projected, self.positions, heads)
                 continue
-            if self._exchange is not None:  # a few numbers per token, so that sums are those of the whole text
-                steps = self._exchange.gather(made(feature, name, projected, self.positions, heads), 2)
-                of_keys[name] = readings(steps, self.key_positions)
-                of_queries[name] = readings(steps, self.key_positions, self.positions)
+            if self._exchange is not None:
+                steps = made(feature, name, projected, self.positions, heads)
+                of_queries[name], of_keys[name] = self._exchange.clock(self, layer, name, steps)
                 continue
             before = None if self.cache is None else self.cache.positions
             kept = None if self.cache is None or before is None else self.cache._feature(layer, name)

@@ -106,7 +106,9 @@ def _work(rank: int, world: int, store: str, work: Callable[[int], Any], pipe: C
     threading.Thread(target=watch, daemon=True).start()
     try:
         patience = timedelta(seconds=100 * limit)  # a process that is left alone ends by itself
-        dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=patience)
+        dist.init_process_group(
+            "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=patience
+        )
         buffer = io.BytesIO()
         torch.save(work(rank), buffer)
         answer: tuple[str, Any] = ("answer", buffer.getvalue())

@@ -132,7 +132,9 @@ def gradients_of_parts_equal_the_whole(
         for rank, h in enumerate(held):
             outcome = agrees(part_of_whole(gradient, h, dim), came[rank][name], tolerances[name], h, dim)
             if not outcome.ok and own_queries_alone(subject, batch, held, came, tolerances):
-                why = ". Each process's tokens have the gradients of its own outputs alone: send them those of the others"
+                why = (
+                    ". Each process's tokens have the gradients of its own outputs alone: send them those of the others"
+                )
                 outcome = outcome._replace(came=outcome.came + why)
             yield f"{order}, the gradient of {name}, rank {rank} of {world}", outcome
 
@@ -193,9 +195,7 @@ def suspicion(subject: Subject, batch: Batch, held: list[Held], came: list[Tenso
     return sight(subject, batch, held, came, tolerance)
 
 
-def suspects(
-    subject: Subject, batch: Batch, held: list[Held]
-) -> Iterator[tuple[str, Callable[[], list[Tensor]]]]:
+def suspects(subject: Subject, batch: Batch, held: list[Held]) -> Iterator[tuple[str, Callable[[], list[Tensor]]]]:
     """Mistakes, and the outputs that each process would give with them."""
 
     def parts(other: Subject, changed: Batch) -> Callable[[], list[Tensor]]:
@@ -209,7 +209,9 @@ def suspects(
     given = [subject.at(p) for p in line]
     of = batch.document[0] if batch.document else [0] * batch.tokens
     within = [sum(d == of[n] for d in of[:n]) for n in line]
-    both = {token: sum(of[other] == of[token] for other in h.tokens[:n]) for h in held for n, token in enumerate(h.tokens)}
+    both = {
+        token: sum(of[other] == of[token] for other in h.tokens[:n]) for h in held for n, token in enumerate(h.tokens)
+    }
     places = {
         "positions began again at 0 in every process": [local[n] for n in line],
         "positions began again at 0 in every document": within,
@@ -237,7 +239,10 @@ def suspects(
             pieces = [[x[:, n : n + each] for x in given] for n in range(0, subject.heads, each)]
             return torch.cat([subject.call(made, *piece, **named) for piece in pieces], 1)
 
-        yield f"the {each} heads of a process were heads 0 to {each - 1} of {each}", parts(instead(subject, of_few), batch)
+        yield (
+            f"the {each} heads of a process were heads 0 to {each - 1} of {each}",
+            parts(instead(subject, of_few), batch),
+        )
 
 
 def sight(subject: Subject, batch: Batch, held: list[Held], came: list[Tensor], tolerance: float) -> str:
