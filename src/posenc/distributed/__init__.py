@@ -6,5 +6,6 @@ On torch.distributed: gloo or NCCL, started by torchrun. Imports the library; no
 from posenc.distributed.attention import attention, choose, sharded
 from posenc.distributed.cache import ShardedCache
 from posenc.distributed.sharding import Needs, Sharding
+from posenc.distributed.tensor_parallel import parallelize
 
-__all__ = ["Needs", "ShardedCache", "Sharding", "attention", "choose", "sharded"]
+__all__ = ["Needs", "ShardedCache", "Sharding", "attention", "choose", "parallelize", "sharded"]

@@ -68,8 +68,7 @@ def attend(
     """Attention of this process's queries to the keys of all; ``how`` as for `posenc.attention`."""
     heads = Heads(sharding, query.size(1), key.size(1))
     of_queries, of_keys = heads.of_queries, heads.of_keys
-    scheme, _ = step.of_layer(layer)
-    mine = heads.mine(of_keys if scheme.heads_of == "key" else of_queries)
+    mine = heads.mine(of_queries), heads.mine(of_keys)
     encoding = step.pairs(layer, sharding.whole, sharding.whole, mine)
     if features or key_features:
         encoding = encoding.with_features(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -206,7 +205,7 @@ class ForwardPass:
             self.key_positions, self._held = self._exchange.begin(positions, cache)
         self._is_open = False
         self._tokens: dict[int, Encoding] = {}
-        self._pairs: dict[tuple[int, int, int, tuple[int, int] | None], Encoding] = {}
+        self._pairs: dict[tuple[Any, ...], Encoding] = {}
 
     def __enter__(self) -> ForwardPass:
         self._is_open = True
@@ -242,22 +241,20 @@ class ForwardPass:
         layer: int = 0,
         keys: Positions | None = None,
         queries: Positions | None = None,
-        heads: slice | None = None,
+        heads: tuple[slice, slice] | None = None,
     ) -> Encoding:
-        """The pair doors between the new tokens and all keys, or between ``queries`` and ``keys`` in some of the heads.
-        They include the rotate door where rotations depend on the length of the text or on the pair, since the cache
+        """The pair doors between the new tokens and all keys, or between ``queries`` and ``keys`` in some of the heads
+        of queries and keys. They include the rotate door where rotations depend on the length of the text or on the pair, since the cache
         then keeps unrotated keys."""
         queries = self.positions if queries is None else queries
         keys = self.key_positions if keys is None else keys
-        part = None if heads is None else (heads.start, heads.stop)
+        part = None if heads is None else tuple((some.start, some.stop) for some in heads)
         which = self._number(layer), id(queries), id(keys), part  # the encoding keeps the positions alive
         if which not in self._pairs:
             scheme, _ = self.of_layer(layer)
             context = self._context_of(scheme)
             if heads is not None:
-                context = context or Context()
-                first = 0 if context.heads is None else context.heads.start
-                context = replace(context, heads=range(first + heads.start, first + heads.stop))
+                context = (context or Context()).part(*heads)
             doors = ("rotate", "score", "value") if needs_raw_keys(scheme) else ("score", "value")
             self._pairs[which] = scheme(queries, keys, dtype=self._dtype, context=context, doors=doors)
         return self._pairs[which]

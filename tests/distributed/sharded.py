@@ -1,0 +1,64 @@
+"""Models whose parameters are divided among processes, each compared with the same model on one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from posenc import Positions
+from posenc.distributed import parallelize
+from posenc.models import Decoder
+from posenc.schemes.catalog import Shape
+from tests.backends.grounds import KINDS
+from tests.distributed.cases import OF_LAYERS
+from tests.rounding import of_sums
+
+HEADS, HEAD_DIM, LAYERS, TOKENS, VOCAB = 4, 12, 2, 21, 33
+DIM = HEADS * HEAD_DIM
+NAMES = tuple(name for name in KINDS if name not in OF_LAYERS)
+
+
+def made(name: str, kv_heads: int = HEADS, layers: int = LAYERS) -> tuple[Decoder, Positions]:
+    """A model with a scheme of `KINDS`, whose parameters are drawn so that they show, and positions for it."""
+    kind = KINDS[name]
+    torch.manual_seed(1)
+    shape = Shape(DIM, HEADS, HEAD_DIM, max_positions=64, num_kv_heads=kv_heads)
+    model = Decoder(VOCAB, DIM, layers, HEADS, kv_heads, position=kind.build(shape))
+    for parameter in model.trunk.position.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return model.double(), kind.at(Positions.packed([TOKENS - 8, 8]))
+
+
+def loss(logits: torch.Tensor) -> torch.Tensor:
+    """The same on every process."""
+    targets = torch.arange(logits.size(0) * logits.size(1)) % VOCAB
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets)
+
+
+def by_heads(names: Sequence[str]) -> list[str]:
+    """What is wrong with models whose heads are divided: logits, gradients, and where they are."""
+    mesh, wrong = init_device_mesh("cpu", (dist.get_world_size(),)), []
+    tokens = torch.arange(2 * TOKENS).reshape(2, TOKENS) * 7 % VOCAB
+    for n, name in enumerate(names):
+        plain, positions = made(name, (HEADS, 2)[n % 2])
+        model = parallelize(copy.deepcopy(plain), mesh)
+        expected, found = plain(tokens, positions=positions), model(tokens, positions=positions)
+        if (found - expected).abs().max() > of_sums(torch.float64, DIM * TOKENS * LAYERS, expected, score=32):
+            wrong.append(f"{name}: logits")
+        loss(expected).backward()
+        loss(found).backward()
+        for (of, whole), (_, part) in zip(plain.named_parameters(), model.named_parameters(), strict=True):
+            if (whole.grad is None) != (part.grad is None):
+                wrong.append(f"{name}: {of} has a gradient on one side only")
+            if whole.grad is None or part.grad is None:
+                continue
+            if part.grad.placements != part.placements:
+                wrong.append(f"{name}: {of}: {part.grad.placements}")
+            bound = of_sums(torch.float64, DIM * TOKENS * LAYERS * 32, whole.grad, score=32)
+            if (part.grad.full_tensor() - whole.grad).abs().max() > bound:
+                wrong.append(f"{name}: gradient of {of}")
+    return wrong
