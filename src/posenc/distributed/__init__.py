@@ -3,9 +3,23 @@
 On torch.distributed: gloo or NCCL, started by torchrun. Imports the library; nothing of the library imports it.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from posenc.distributed.attention import attention, choose, sharded
 from posenc.distributed.cache import ShardedCache
 from posenc.distributed.sharding import Needs, Sharding
-from posenc.distributed.tensor_parallel import parallelize
+
+if TYPE_CHECKING:
+    from posenc.distributed.tensor_parallel import parallelize
 
 __all__ = ["Needs", "ShardedCache", "Sharding", "attention", "choose", "parallelize", "sharded"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "parallelize":  # DTensor takes a second to import
+        from posenc.distributed.tensor_parallel import parallelize
+
+        return parallelize
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
