@@ -46,7 +46,7 @@ class FIRE(Scheme):
         super().__init__()
         self.num_heads, self.hidden = whole("num_heads", num_heads), whole("hidden", hidden)
         self.length = number("length", length, above=0)
-        self.c, self.multiple = (nn.Parameter(torch.empty(())) for _ in range(2))
+        self.c, self.multiple = (nn.Parameter(torch.empty(1)) for _ in range(2))  # FSDP2 takes no scalars
         self.inner = uninitialized(nn.Linear, 1, self.hidden)
         self.outer = uninitialized(nn.Linear, self.hidden, self.num_heads)
         self.reset_parameters()
