@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import itertools
+from contextlib import nullcontext
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.functional import cross_entropy
 
 from posenc import T5, FoX, PoPE, Positions, RoPE, Sinusoidal
 from posenc.distributed import Sharding, parallelize, sharded
@@ -37,41 +41,18 @@ def made(name: str, kv_heads: int = HEADS, layers: int = LAYERS) -> tuple[Decode
     return model.double(), kind.at(Positions.packed([TOKENS - 8, 8]))
 
 
-def loss(logits: torch.Tensor) -> torch.Tensor:
-    """The same on every process."""
-    targets = torch.arange(logits.size(0) * logits.size(1)) % VOCAB
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets)
-
-
 def by_heads(names: Sequence[str]) -> list[str]:
     """What is wrong with models whose heads are divided: logits, gradients, and where they are."""
     mesh, wrong = init_device_mesh("cpu", (dist.get_world_size(),)), []
-    tokens = torch.arange(2 * TOKENS).reshape(2, TOKENS) * 7 % VOCAB
     for n, name in enumerate(names):
         plain, positions = made(name, (HEADS, 2)[n % 2])
-        model = parallelize(copy.deepcopy(plain), mesh)
-        expected, found = plain(tokens, positions=positions), model(tokens, positions=positions)
-        if (found - expected).abs().max() > of_sums(torch.float64, DIM * TOKENS * LAYERS, expected, score=32):
-            wrong.append(f"{name}: logits")
-        loss(expected).backward()
-        loss(found).backward()
-        for (of, whole), (_, part) in zip(plain.named_parameters(), model.named_parameters(), strict=True):
-            if (whole.grad is None) != (part.grad is None):
-                wrong.append(f"{name}: {of} has a gradient on one side only")
-            if whole.grad is None or part.grad is None:
-                continue
-            if part.grad.placements != part.placements:
-                wrong.append(f"{name}: {of}: {part.grad.placements}")
-            bound = of_sums(torch.float64, DIM * TOKENS * LAYERS * 32, whole.grad, score=32)
-            if (part.grad.full_tensor() - whole.grad).abs().max() > bound:
-                wrong.append(f"{name}: gradient of {of}")
+        wrong += compared(name, plain, parallelize(copy.deepcopy(plain), mesh), positions)
     return wrong
 
 
-def gathered_parameters(world: int) -> list[str]:
-    """What is wrong with models under FSDP2: in half precision at far positions, from ``meta``, with activation
-    checkpointing, with divided texts on a mesh of two axes, with divided heads."""
-    return [*from_meta(), *computed_again()] + ([*on_two_axes()] if world == 4 else [])
+def by_parameters(_: None) -> list[str]:
+    """What is wrong with models under FSDP2."""
+    return [*in_half(), *from_meta(), *computed_again()]
 
 
 def fsdp(model: Any, **how: Any) -> Any:
@@ -140,8 +121,76 @@ def from_meta() -> Iterator[str]:
 
 
 def computed_again() -> Iterator[str]:
-    yield from ()
+    """FSDP2 with activation checkpointing."""
+    for name in ("t5", "shaw", "fox", "kerple"):
+        plain, positions = made(name)
+        model = copy.deepcopy(plain)
+        model.trunk.blocks = torch.nn.ModuleList(checkpoint_wrapper(block) for block in model.trunk.blocks)
+        yield from compared(f"{name}, checkpointed", plain, fsdp(model), positions)
 
 
-def on_two_axes() -> Iterator[str]:
-    yield from ()
+def on_two_axes(_: None) -> list[str]:
+    """What is wrong where two ways to divide a model or its texts meet, with four processes: heads, parameters, tokens,
+    rows of the batch."""
+    wrong, mesh = [], init_device_mesh("cpu", (2, 2), mesh_dim_names=("other", "inner"))
+    for name in ("t5", "fox", "mixed_rope", "alibi+fire+softcap", "pope", "learned"):
+        plain, positions = made(name, 2)
+        model = fsdp(parallelize(copy.deepcopy(plain), mesh["inner"]), mesh=mesh["other"])
+        wrong += compared(f"{name}: heads and parameters", plain, model, positions)
+        for method in ("ring", "ulysses", "gather"):
+            if method == "ulysses" and name != "mixed_rope":
+                continue
+            plain, positions = made(name)
+            sharding = Sharding(positions, mesh["other"])
+            model = parallelize(copy.deepcopy(plain), mesh["inner"])
+            wrong += compared(f"{name}: heads and tokens, {method}", plain, model, positions, sharding, method)
+        sharding = Sharding(positions, mesh["inner"])
+        model = fsdp(copy.deepcopy(plain))  # over all processes
+        wrong += compared(f"{name}: rows, tokens and parameters", plain, model, positions, sharding, rows=mesh["other"])
+    return wrong
+
+
+def compared(
+    what: str,
+    plain: Decoder,
+    model: Any,
+    positions: Positions,
+    sharding: Sharding | None = None,
+    method: Any = "auto",
+    rows: Any = None,
+) -> Iterator[str]:
+    """What is wrong with logits and gradients. ``sharding`` divides tokens, and ``rows`` is a mesh among whose
+    processes the rows of the batch are divided."""
+    tokens = torch.arange(2 * TOKENS).reshape(2, TOKENS) * 7 % VOCAB
+    targets = torch.arange(2 * TOKENS).reshape(2, TOKENS) % VOCAB
+    plain.zero_grad()
+    expected = plain(tokens, positions=positions)
+    cross_entropy(expected.flatten(0, 1), targets.flatten()).backward()
+    if rows is not None:
+        mine = slice(rows.get_local_rank(), rows.get_local_rank() + 1)
+        tokens, targets, expected = tokens[mine], targets[mine], expected[mine]
+    processes = (1 if sharding is None else sharding.world) * (1 if rows is None else rows.size())
+    with nullcontext() if sharding is None else sharded(sharding, method):
+        if sharding is not None:
+            tokens, targets, expected = (sharding.shard(x) for x in (tokens, targets, expected))
+            positions = sharding.positions
+        found = model(tokens, positions=positions)
+        mine = cross_entropy(found.flatten(0, 1), targets.flatten(), reduction="sum") / (2 * TOKENS)
+        (mine * processes).backward()
+    if (found - expected).abs().max() > of_sums(torch.float64, DIM * TOKENS * LAYERS, expected, score=32):
+        yield f"{what}: logits"
+    for (of, whole), part in zip(plain.named_parameters(), model.parameters(), strict=True):
+        if (whole.grad is None) != (part.grad is None):
+            yield f"{what}: {of} has a gradient on one side only"
+        if whole.grad is None or part.grad is None:
+            continue
+        gradient = part.grad
+        if isinstance(gradient, DTensor):
+            if gradient.placements != part.placements:
+                yield f"{what}: {of}: {gradient.placements}"
+            gradient = gradient.full_tensor()
+        if sharding is not None and rows is None:  # nobody has summed them over the processes of a text
+            dist.all_reduce(gradient, group=sharding.group)
+            gradient = gradient / sharding.world
+        if (gradient - whole.grad).abs().max() > of_sums(torch.float64, DIM * TOKENS * LAYERS * 32, whole.grad, 32):
+            yield f"{what}: gradient of {of}"
