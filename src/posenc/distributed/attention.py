@@ -19,7 +19,7 @@ from posenc.distributed.choice import METHODS, Explanation, Method, choose, refu
 from posenc.distributed.cost import Sizes, price
 from posenc.distributed.sharding import Sharding
 from posenc.encoding.clocks import readings
-from posenc.encoding.encoding import Context, Encoding
+from posenc.encoding.encoding import Context
 from posenc.encoding.features import NOTHING, Projected
 from posenc.models.forward_pass import EXCHANGES, ForwardPass, KVCache
 from posenc.models.layer_call import LayerCall
@@ -246,8 +246,7 @@ class _Exchange:
             return found if call.query.size(2) else _connected(found, reached)
         if method == "ulysses":
 
-            def of_all(call: LayerCall, keys: slice, queries: slice) -> Tensor | tuple[Tensor, Tensor]:
-                mine = keys if step.of_layer(layer)[0].heads_of == "key" else queries
+            def of_all(call: LayerCall, mine: tuple[slice, slice]) -> Tensor | tuple[Tensor, Tensor]:
                 return call.attend(step.pairs(layer, self.sharding.whole, self.sharding.whole, mine))
 
             return heads.attend(self.sharding, call, of_all)

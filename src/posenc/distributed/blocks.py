@@ -23,25 +23,23 @@ def attend(
     sharding: Shards,
     step: ForwardPass,
     call: LayerCall,
-    keys_of: slice | None = None,
-    queries_of: slice | None = None,
+    mine: tuple[slice, slice] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of this process's queries to the keys of all. ``keys_of`` and ``queries_of`` are the scheme's heads in
+    """Attention of this process's queries to the keys of all. ``mine`` are the scheme's heads of queries and of keys in
     the call; None: all."""
     layer = call.layer
     visibility, chunk = mask_of(call.is_causal, call.window)
     scheme, _ = step.of_layer(layer)
-    is_of_keys = scheme.heads_of == "key"
-    mine = keys_of if is_of_keys else queries_of
     needs, positions = partial(sharding.needs, chunk=chunk), sharding.positions
     pairs = step.pairs(layer, positions, positions, mine)
     around = parts(call, pairs, visibility, sharding.whole.layout, needs, sharding.group)
     # Bound here, not in a block, which is computed without gradients at first.
     encodings = {}
     for part in around:
-        of = part.keys if is_of_keys else part.queries
-        first = 0 if mine is None else mine.start
-        heads = mine if len(around) == 1 else slice(first + of.start, first + of.stop)
+        heads = mine
+        if len(around) > 1:
+            of_queries, of_keys = (0, 0) if mine is None else (some.start for some in mine)
+            heads = _moved(part.queries, of_queries), _moved(part.keys, of_keys)
         for source in range(sharding.world):
             keys = part.needs.keys(sharding.rank, source)
             if keys is not None:
@@ -82,6 +80,10 @@ def mask_of(is_causal: bool, window: Window) -> tuple[Visibility, int | None]:
     """The visibility, and the size of chunks."""
     left, right = (None, None) if isinstance(window, Chunk) else check_window(window)
     return Visibility(is_causal, left, right), window.size if isinstance(window, Chunk) else None
+
+
+def _moved(heads: slice, by: int) -> slice:
+    return slice(heads.start + by, heads.stop + by)
 
 
 def _of_heads(x: Tensor, heads: slice) -> Tensor:

@@ -56,9 +56,9 @@ class Heads:
         return x if x.size(1) == 1 and sum(sizes) > 1 else x[:, self.mine(sizes)]
 
 
-def attend(sharding: Shards, call: LayerCall, inner: Callable[[LayerCall, slice, slice], Result]) -> Result:
+def attend(sharding: Shards, call: LayerCall, inner: Callable[[LayerCall, tuple[slice, slice]], Result]) -> Result:
     """Attention of this process's queries, from ``inner``: attention of all tokens of the sharding in some
-    of the heads, given those of keys and of queries."""
+    of the heads, given those of queries and of keys."""
     query, mask, sinks = call.query, call.attn_mask, call.sinks
     heads = Heads(sharding, query.size(1), call.key.size(1))
     of_queries, of_keys = heads.of_queries, heads.of_keys
@@ -76,7 +76,7 @@ def attend(sharding: Shards, call: LayerCall, inner: Callable[[LayerCall, slice,
         attn_mask=mask,
         sinks=None if sinks is None else sinks[heads.mine(of_queries)],
     )
-    found = inner(taken, heads.mine(of_keys), heads.mine(of_queries))
+    found = inner(taken, (heads.mine(of_queries), heads.mine(of_keys)))
     if isinstance(found, Tensor):
         return heads.returned(found, of_queries)
     out, lse = found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from jaxtyping import Float
@@ -220,8 +220,10 @@ class ForwardPass:
             self.key_positions = positions if cache is None else cache.extended(positions)
             self._held = self.key_positions  # those that the cache is to hold
         self._is_open = False
-        self._tokens: dict[int, Encoding] = {}
-        self._pairs: dict[tuple[int, int, int, tuple[int, int] | None], Encoding] = {}
+        self._added: set[int] = set()  # numbers of schemes whose vectors were added
+        # By whether gradients are recorded too: reentrant checkpointing runs layers without first, and then again.
+        self._tokens: dict[tuple[int, bool], Encoding] = {}
+        self._pairs: dict[tuple[Any, ...], Encoding] = {}
 
     def __enter__(self) -> ForwardPass:
         self._is_open = True
@@ -244,38 +246,44 @@ class ForwardPass:
 
     def tokens(self, layer: int = 0) -> Encoding:
         """The token doors of the new tokens in a layer. Layers with the same scheme share them."""
-        number = self._number(layer)
-        if number not in self._tokens:
+        which = self._number(layer), torch.is_grad_enabled()
+        if which not in self._tokens:
             scheme, _ = self.of_layer(layer)
-            self._tokens[number] = scheme(  # __call__, which wrappers intercept
+            self._tokens[which] = scheme(  # __call__, which wrappers intercept
                 self.positions, dtype=self._dtype, context=self._context_of(scheme), doors=self._token_doors
             )
-        return self._tokens[number]
+        return self._tokens[which]
 
     def pairs(
         self,
         layer: int = 0,
         keys: Positions | None = None,
         queries: Positions | None = None,
-        heads: slice | None = None,
+        heads: tuple[slice, slice] | None = None,
     ) -> Encoding:
-        """The pair doors between the new tokens and all keys, or between ``queries`` and ``keys`` in some of the heads.
-        They include the rotate door where rotations depend on the length of the text or on the pair, since the cache
+        """The pair doors between the new tokens and all keys, or between ``queries`` and ``keys`` in some of the heads
+        of queries and keys. They include the rotate door where rotations depend on the length of the text or on the pair, since the cache
         then keeps unrotated keys."""
         queries = self.positions if queries is None else queries
         keys = self.key_positions if keys is None else keys
-        part = None if heads is None else (heads.start, heads.stop)
-        which = self._number(layer), id(queries), id(keys), part  # the encoding keeps the positions alive
+        part = None if heads is None else tuple((some.start, some.stop) for some in heads)
+        # The encoding keeps the positions alive.
+        which = self._number(layer), torch.is_grad_enabled(), id(queries), id(keys), part
         if which not in self._pairs:
             scheme, _ = self.of_layer(layer)
             context = self._context_of(scheme)
             if heads is not None:
-                context = context or Context()
-                first = 0 if context.heads is None else context.heads.start
-                context = replace(context, heads=range(first + heads.start, first + heads.stop))
+                context = (context or Context()).part(*heads)
             doors = ("rotate", "score", "value") if needs_raw_keys(scheme) else ("score", "value")
             self._pairs[which] = scheme(queries, keys, dtype=self._dtype, context=context, doors=doors)
         return self._pairs[which]
+
+    def forget(self, layer: int) -> None:
+        """Drops the encodings of a layer that has a scheme of its own, so that activation checkpointing, which runs the
+        layer again, makes them again too."""
+        for made in (self._tokens, self._pairs):
+            for which in [which for which in made if which[0] == self._number(layer)]:
+                del made[which]
 
     def _context_of(self, scheme: Scheme) -> Context | None:
         return (
@@ -284,6 +292,7 @@ class ForwardPass:
 
     def add(self, x: Float[Tensor, "batch tokens dim"], layer: int = 0) -> Float[Tensor, "batch tokens dim"]:
         """The add door: x_i + P[p_i]. Returns x itself if the scheme adds nothing."""
+        self._added.add(self._number(layer))
         return self.tokens(layer).add(x)
 
     def features(self, projected: Projected, layer: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -344,7 +353,8 @@ class ForwardPass:
         scheme, of_layer = self.of_layer(layer)
         window = of_layer if window is None else window
         token_doors = self.tokens(layer)
-        token_doors.check_added()
+        if self._number(layer) not in self._added:
+            token_doors.check_added()
         is_kept_rotated = not needs_raw_keys(scheme)
         if is_kept_rotated and (self.cache is not None or token_doors.rotations):
             token_doors.check(query, key)

@@ -15,7 +15,6 @@ from posenc.tools.check.subjects import VOCABULARY, Batch, NotApplicableError, S
 from posenc.tools.check.trial import Case, Check, Plan, Trial, two_documents
 from posenc.tools.check.world import Held, ProcessError, holdings_of, in_part, in_processes, outputs, whole
 
-
 OUTPUT = "output"
 
 
