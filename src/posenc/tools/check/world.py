@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from traceback import walk_stack
@@ -106,7 +106,7 @@ def _work(rank: int, world: int, store: str, work: Callable[[int], Any], pipe: C
     threading.Thread(target=watch, daemon=True).start()
     try:
         patience = timedelta(seconds=100 * limit)  # a process that is left alone ends by itself
-        dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=patience)
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=patience)
         buffer = io.BytesIO()
         torch.save(work(rank), buffer)
         answer: tuple[str, Any] = ("answer", buffer.getvalue())
@@ -172,7 +172,8 @@ def in_part(subject: Subject, batch: Batch, held: list[Held], rank: int) -> tupl
     whole."""
     tokens, heads, order = held[rank]
     if not subject.takes("shard"):
-        subject.can("positions") or subject.require_plain_positions(batch)
+        if not subject.can("positions"):
+            subject.require_plain_positions(batch)
         require(batch.document is None or subject.can("document"), "let call take `document`, or a `shard`")
     part = batch.pick(tokens)
     places = subject.places(batch)
