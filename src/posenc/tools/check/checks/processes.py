@@ -150,9 +150,9 @@ def own_queries_alone(
     for h, found in zip(held, came, strict=True):
         for name, gradient in gradients(subject, batch, one, h.tokens)[0].items():
             dim = 2 if gradient.dim() == 4 else 1
-            if name in found and not name.startswith("parameter ") and name != OUTPUT:
-                if not agrees(part_of_whole(gradient, h, dim), found[name], tolerances[name], h, dim).ok:
-                    return False
+            given = name in found and not name.startswith("parameter ")  # outputs are left out of what came
+            if given and not agrees(part_of_whole(gradient, h, dim), found[name], tolerances[name], h, dim).ok:
+                return False
     return True
 
 
@@ -166,7 +166,7 @@ def _orders(plan: Plan, heads: bool = False) -> list[str]:
     found = [order for order in subject.orders if (order == "heads") == heads]
     require(found, f'claim orders=("{"heads" if heads else "contiguous"}",) to run this')
     if heads and isinstance(subject, Attention):
-        require(subject.heads % plan.world == 0, f"set `heads` to a multiple of {plan.world}, which can be divided")
+        require(subject.heads % plan.world == 0, f"let `heads` be a multiple of {plan.world}, which can be divided")
     return [order for order in found if order != "documents" or _told(subject, "document")]
 
 
@@ -270,8 +270,8 @@ CHECK = Check(
             parts_equal_the_whole,
             _of_any_number,
             {"tokens": _few},
-            remedy="Give a process without tokens an output of no tokens; where it sends no keys, its part of a merge is "
-            "(0, -inf). If a process always has tokens, claim `shard_multiple`.",
+            remedy="Give a process without tokens an output of no tokens; its keys' part of a merge is (0, -inf). If a "
+            "process always has tokens, claim `shard_multiple`.",
             shrinks=False,
         ),
         Trial("packed documents", parts_equal_the_whole, _documents, shrinks=False),
