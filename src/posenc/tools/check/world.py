@@ -228,4 +228,4 @@ def alone(subject: Subject) -> Subject:
         return kind(**vars(changed))
 
     members = {"run": run, "make": lambda _, **changed: None}
-    return type(f"{kind.__name__}Alone", (kind,), members)(**vars(subject))
+    return type(kind.__name__, (kind,), members)(**vars(subject))
