@@ -10,7 +10,6 @@ from torch.nn.attention import flex_attention as flex
 
 from posenc.tools.check import Attention
 
-
 flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True  # else every process compiles it for seconds
 flex.flex_attention(*torch.zeros(3, 1, 1, 128, 16))  # its imports take seconds, and processes are copies of this one
 

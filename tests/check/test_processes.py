@@ -1,6 +1,7 @@
 """`posenc check --world`: subjects in several processes."""
 
 import importlib
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -70,8 +71,6 @@ def found(subject: Subject, order: str, batch: Batch = TEXT, trial: Any = proces
 )
 def test_orders_are_those_of_the_field(order: str, expected: list[list[int]]) -> None:
     held = holdings_of(PACKED, 2, order, 4)
-    if order == "documents":  # three tokens in four parts, and five
-        assert [h.tokens for h in held] == [[2, 3, 6, 7], [0, 1, 4, 5]]
     assert [h.tokens for h in held] == expected
     assert sorted({n for h in held for n in h.tokens}) == list(range(8))
     if order == "heads":
@@ -183,15 +182,14 @@ def test_flex_attention_under_context_parallelism_is_wrong_with_a_bias(bias: str
         (divided(orders=()), "must be an Attention, Layer or Model that claims orders=, such as"),
         (Bias(build=mutants.nothing, call=mutants.slopes), "must be an Attention, Layer or Model that claims orders="),
         (divided(orders=("head-tail",)), "orders must be 'contiguous', 'zigzag'"),
-        (divided(shard_multiple=0), "shard_multiple must be at least 1"),
+        (divided(shard_multiple=0), "shard_multiple must be a whole number of at least 1"),
         (Attention(build=mutants.nothing, call=lambda made, q, k, v, visible: q, orders=("zigzag",)), "top level"),
     ],
     ids=["no orders", "a bias", "unknown order", "multiple", "lambda"],
 )
 def test_subjects_that_cannot_be_divided_are_refused(subject: Subject, expected: str) -> None:
-    with pytest.raises(ValueError, match="") as error:
+    with pytest.raises(ValueError, match=re.escape(expected)):
         prepared(subject, world=2)
-    assert expected in str(error.value)
 
 
 def see(made: Any, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
@@ -206,7 +204,7 @@ def test_a_mask_of_one_process_is_refused() -> None:
 def test_other_checks_are_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="checks must be 22 with world=2, for the others are of one process"):
         check(RIGHT, checks=[7, 22], world=2)
-    with pytest.raises(ValueError, match="world must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="world must be a whole number of at least 1, got 0"):
         check(RIGHT, world=0)
     assert main(["check", "tests.check.mutants.processes:RIGHT", "--world", "2", "--checks", "7"]) == 2
     assert "checks must be 22 with world=2" in capsys.readouterr().err

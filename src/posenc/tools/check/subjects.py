@@ -97,8 +97,8 @@ class Batch:
 @dataclass(frozen=True)
 class Shard:
     """Which part of a text this process holds: its ``rank`` of ``world`` processes; the ``order`` in which the text is
-    divided, one of the subject's ``orders``; the ``tokens`` of each process, as indices in that order; and ``positions`` (rows, tokens[, axes]) and ``document`` (rows,
-    tokens) of all tokens."""
+    divided, one of the subject's ``orders``; the ``tokens`` of each process, as indices in that order; and
+    ``positions`` (rows, tokens[, axes]) and ``document`` (rows, tokens) of all tokens, by which the call must go."""
 
     rank: int
     world: int

@@ -106,9 +106,7 @@ def _work(rank: int, world: int, store: str, work: Callable[[int], Any], pipe: C
     threading.Thread(target=watch, daemon=True).start()
     try:
         patience = timedelta(seconds=100 * limit)  # a process that is left alone ends by itself
-        dist.init_process_group(
-            "gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=patience
-        )
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world, timeout=patience)
         buffer = io.BytesIO()
         torch.save(work(rank), buffer)
         answer: tuple[str, Any] = ("answer", buffer.getvalue())
@@ -174,7 +172,8 @@ def in_part(subject: Subject, batch: Batch, held: list[Held], rank: int) -> tupl
     whole."""
     tokens, heads, order = held[rank]
     if not subject.takes("shard"):
-        subject.can("positions") or subject.require_plain_positions(batch)
+        if not subject.can("positions"):
+            subject.require_plain_positions(batch)
         require(batch.document is None or subject.can("document"), "let call take `document`, or a `shard`")
     part = batch.pick(tokens)
     places = subject.places(batch)
@@ -229,4 +228,4 @@ def alone(subject: Subject) -> Subject:
         return kind(**vars(changed))
 
     members = {"run": run, "make": lambda _, **changed: None}
-    return type(f"{kind.__name__}Alone", (kind,), members)(**vars(subject))
+    return type(kind.__name__, (kind,), members)(**vars(subject))
