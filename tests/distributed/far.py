@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,27 +14,12 @@ from torch.distributed.device_mesh import init_device_mesh
 import posenc
 from posenc import KERPLE, ALiBi, Positions, RoPE
 from posenc.distributed import Sharding, attention
+from tests.distributed.counting import counted
 from tests.rounding import of_sums
 
 TOKENS, WIDTH, NORM = 512, 8, 2.0
 SPREAD = 2 * NORM * NORM / math.sqrt(WIDTH)
 BELOW = math.log(2.0**-62 / TOKENS)  # half of 2**-61, for double precision
-
-
-@contextmanager
-def counted() -> Iterator[list[int]]:
-    """A list whose number grows by the bytes that this process sends to others directly."""
-    found, send = [0], dist.batch_isend_irecv
-
-    def counting(operations: list[Any]) -> Any:
-        found[0] += sum(x.tensor.numel() * x.tensor.element_size() for x in operations if x.op is dist.isend)
-        return send(operations)
-
-    dist.batch_isend_irecv = counting
-    try:
-        yield found
-    finally:
-        dist.batch_isend_irecv = send
 
 
 @dataclass(frozen=True)
