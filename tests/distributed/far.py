@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 import posenc
 from posenc import KERPLE, ALiBi, Positions, RoPE
 from posenc.distributed import Sharding, attention
+from posenc.encoding.pieces import Bias, Distance
 from tests.distributed.counting import counted
 from tests.rounding import of_sums
 
@@ -143,3 +144,47 @@ def sent_less(_: object) -> tuple[int, int]:
             attention(x, x, x, ALiBi(8), sharding, is_causal=True, skip_below=skip_below)
         found.append(sent[0])
     return found[0], found[1]
+
+
+class Made(posenc.Scheme):
+    """A bias from a table that another network computes, in an attribute or in a closure."""
+
+    def __init__(self, table: Tensor, own: nn.Parameter, in_closure: bool) -> None:
+        super().__init__()
+        self.own = own
+        self.given = None if in_closure else table * own
+        self._hidden = [table * own] if in_closure else []
+
+    def score(
+        self, query_positions: Positions, key_positions: Positions, context: posenc.Context | None = None
+    ) -> tuple[Bias, ...]:
+        table = self._hidden[0] if self.given is None else self.given
+
+        def at(r: Tensor) -> Tensor:
+            return table[:, r.abs().clamp(max=7)]
+
+        return (Bias(at, Distance("Made", num_heads=2)),)
+
+
+def made_tables(_: object) -> list[str]:
+    """What is wrong with the gradients of tables that a scheme was given: of a network's weights and of its own."""
+    wrong = []
+    torch.manual_seed(0)
+    net = nn.Linear(3, 2 * 8).double()
+    x = torch.randn(3, dtype=torch.float64)
+    tensors = [torch.randn(1, 2, 12, 8, dtype=torch.float64) for _ in range(3)]
+    sharding = Sharding(Positions.arange(12))
+    for in_closure in (False, True):
+        own = nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
+        learned = [*net.parameters(), own]
+        whole = posenc.attention(*tensors, Made(net(x).view(2, 8), own, in_closure), is_causal=True)
+        expected = torch.autograd.grad(whole.sin().sum(), learned)
+        mine = [sharding.shard(x, 2) for x in tensors]
+        out = attention(*mine, Made(net(x).view(2, 8), own, in_closure), sharding, method="ring", is_causal=True)
+        for part, all_of_it in zip(torch.autograd.grad(out.sin().sum(), learned), expected, strict=True):
+            part = part.clone()
+            dist.all_reduce(part)
+            bound = of_sums(torch.float64, 12 * 12 * 8 * 2, all_of_it, score=32)
+            if (part - all_of_it).abs().max() > bound:
+                wrong.append(f"in a closure {in_closure}: {part} is not {all_of_it}")
+    return wrong

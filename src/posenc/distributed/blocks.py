@@ -11,6 +11,7 @@ from torch import Tensor
 
 from posenc.backends.merging import merge
 from posenc.distributed.horizons import Part, parts
+from posenc.distributed.leaves import leaves_of
 from posenc.distributed.ring import Ring, attend_in_ring
 from posenc.distributed.sharding import Shards
 from posenc.encoding.horizon import skipped_by_default
@@ -51,7 +52,7 @@ def attend(
     mask = call.attn_mask
     # Everything besides query, key and value that may have a gradient is handed to the blocks.
     float_mask = [mask] if mask is not None and mask.is_floating_point() else []
-    leaves = [*call.features.values(), *call.key_features.values(), *float_mask]
+    tensors = [*call.features.values(), *call.key_features.values(), *float_mask]
     skip_below = skipped_by_default(call.query.dtype) if call.skip_below is None else call.skip_below
     of_block = replace(call, sinks=None, return_lse=True)
 
@@ -73,7 +74,7 @@ def attend(
         return found
 
     ring = Ring(around, run, sharding.rank, sharding.world, sharding.group)
-    out, lse = attend_in_ring(ring, call.query, call.key, call.value, leaves, [*scheme.parameters()])
+    out, lse = attend_in_ring(ring, call.query, call.key, call.value, tensors, leaves_of(scheme, pairs))
     if call.sinks is not None:  # one more key of every row, without a value
         sink = call.sinks.to(lse.dtype)[:, None].expand_as(lse)
         out, lse = merge([(out, lse), (torch.zeros_like(out), sink)])
