@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -31,14 +30,13 @@ def attend(
     the call; None: all."""
     layer, window = call.layer, call.window
     left, right = (None, None) if isinstance(window, Chunk) else check_window(window)
-    chunk = window.size if isinstance(window, Chunk) else None
     visibility = Visibility(call.is_causal, left, right)
     scheme, _ = step.of_layer(layer)
     is_of_keys = scheme.heads_of == "key"
     mine = keys_of if is_of_keys else queries_of
-    needs, positions = partial(sharding.needs, chunk=chunk), sharding.positions
+    positions = sharding.positions
     pairs = step.pairs(layer, positions, positions, mine)
-    around = parts(call, pairs, visibility, sharding.whole.layout, needs, sharding.group)
+    around = parts(call, pairs, visibility, sharding)
     # Bound here, not in a block, which is computed without gradients at first.
     encodings = {}
     for part in around:
