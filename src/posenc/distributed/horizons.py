@@ -74,12 +74,19 @@ def _nearer(limit: int | None, reach: int, tokens: int) -> int | None:
 @torch.no_grad()
 def _reaches(call: LayerCall, encoding: Encoding, visibility: Visibility, sharding: Shards) -> list[list[int]] | None:
     """How many keys each head of queries needs before and after its own, including it; None if that is not known."""
-    tokens = len(sharding.whole)
+    tokens, device = len(sharding.whole), call.query.device
     skip_below = skipped_by_default(call.query.dtype) if call.skip_below is None else call.skip_below
     # What a row holds at least is the score of the query's own key, so every query must see its own.
     sees_itself = call.attn_mask is None and (visibility.furthest is None or visibility.furthest >= 0)
     fades = any(piece.fades for piece in encoding.pieces) and not encoding.rotations
-    if tokens < FEWEST_TOKENS or skip_below <= 0 or not sees_itself or not fades or not _rises(sharding.whole.layout):
+    if (
+        sharding.world == 1
+        or tokens < FEWEST_TOKENS
+        or skip_below <= 0
+        or not sees_itself
+        or not fades
+        or not _rises(sharding.whole.layout)
+    ):
         return None
     if isinstance(call.window, Chunk):  # in whose place there would be a window
         return None
@@ -87,7 +94,7 @@ def _reaches(call: LayerCall, encoding: Encoding, visibility: Visibility, shardi
     if clocks and visibility.furthest != 0:
         return None
     pieces = [piece for piece in encoding.pieces if not isinstance(piece, Clock)]
-    if differences(pieces, torch.zeros(1, dtype=torch.int64), 0.0, 0.0, 1.0) is None:
+    if differences(pieces, torch.arange(1, device=device), 0.0, 0.0, 1.0) is None:
         return None
     query, key = (_longest(x) for x in (call.query, call.key))
     norms = torch.stack((query, key.repeat_interleave(len(query) // len(key))))
@@ -108,7 +115,7 @@ def _reaches(call: LayerCall, encoding: Encoding, visibility: Visibility, shardi
         stop = tokens
         # The furthest alone first: most biases that do not decay far enough are told by it.
         for start in (tokens - 1, *_powers(tokens - 1)):
-            r = torch.cat((torch.zeros(1, dtype=torch.int64), torch.arange(start, stop)))
+            r = torch.cat((torch.arange(1, device=device), torch.arange(start, stop, device=device)))
             found = differences(pieces, r if side else -r, query, key, scale)
             assert found is not None
             most = (found[0][:, 1:].amax(-1, keepdim=True) + found[1])[:, 0]
