@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ from posenc import (
 )
 from posenc.distributed import ShardedCache, Sharding, attention, explain, sharded
 from posenc.models import Decoder, ForwardPass, KVCache
+from tests.distributed.counting import counted, counts
+from tests.distributed.far import made_tables
 from tests.rounding import of_sums
 
 DIM, HEADS, LAYERS, TOKENS = 24, 4, 2, 29
@@ -177,14 +180,7 @@ def wrapped(_: None) -> list[str]:
 
 def bytes_sent(_: None) -> dict[str, int]:
     """Bytes that this process sends in a ring, and those that positions say it must."""
-    counted, world = [0], dist.get_world_size()
-    send = dist.batch_isend_irecv
-
-    def counting(operations: list[Any]) -> Any:
-        counted[0] += sum(x.tensor.numel() * x.tensor.element_size() for x in operations if x.op is dist.isend)
-        return send(operations)
-
-    dist.batch_isend_irecv = counting
+    world = dist.get_world_size()
     found = {}
     q, k, v = (torch.randn(1, 2, 64, 8) for _ in range(3))
     kinds: dict[str, tuple[Positions, str, dict[str, Any]]] = {
@@ -193,18 +189,15 @@ def bytes_sent(_: None) -> dict[str, int]:
         "documents": (Positions.packed([16, 16, 16, 16]), "documents", {}),
     }
     a_token = 2 * (8 + 8) * 4  # keys and values of two heads in single precision
-    try:
-        for kind, (positions, order, how) in kinds.items():
-            sharding = Sharding(positions, order=order)
-            mine = [sharding.shard(x, 2) for x in (q, k, v)]
-            counted[0] = 0
+    for kind, (positions, order, how) in kinds.items():
+        sharding = Sharding(positions, order=order)
+        mine = [sharding.shard(x, 2) for x in (q, k, v)]
+        with counted() as sent:
             attention(*mine, ALiBi(2), sharding, method="ring", is_causal=True, **how)
-            found[kind] = counted[0]
-            later = world - 1 - sharding.rank  # processes whose queries come after these keys
-            tokens = {"causal": 16 * later, "window": 4 * min(later, 1), "documents": 0}[kind]
-            found[f"{kind} expected"] = tokens * a_token
-    finally:
-        dist.batch_isend_irecv = send
+        found[kind] = sent[0]
+        later = world - 1 - sharding.rank  # processes whose queries come after these keys
+        tokens = {"causal": 16 * later, "window": 4 * min(later, 1), "documents": 0}[kind]
+        found[f"{kind} expected"] = tokens * a_token
     return found
 
 
@@ -264,6 +257,7 @@ def messages(_: None) -> list[tuple[str, str]]:
             ForwardPass(ALiBi(2), Positions.arange(5))
 
     others = Positions.arange(10 + sharding.rank)
+    mesh = SimpleNamespace(ndim=2, mesh=torch.tensor([[0]]), get_group=None)  # a mesh without the second process
     whole = torch.randn(1, 2, 10, 8)
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: sharding.positions.lengths, "use posenc.distributed, or pass context=Context(lengths=whole.lengths)"),
@@ -279,6 +273,7 @@ def messages(_: None) -> list[tuple[str, str]]:
         ),
         (lambda: Sharding(Positions.arange(4), order=[torch.arange(3), torch.arange(2)]), "got token 0 2 times"),
         (lambda: Sharding(Positions.arange(4), of=3), "of must be a ProcessGroup, a DeviceMesh of one axis, or None"),
+        (lambda: Sharding(Positions.arange(4), mesh), "of must be a mesh of two axes with all 2 processes"),
         (lambda: Sharding(others), "whole and order must be the same on all processes, but differ on [1]"),
         (
             lambda: ForwardPass(ALiBi(2), sharding.positions),
@@ -336,8 +331,8 @@ def messages(_: None) -> list[tuple[str, str]]:
     return found
 
 
-def leaks_and_messages(_: None) -> tuple[list[str], list[tuple[str, str]]]:
-    return leaks(None), messages(None)
+def in_short(_: None) -> tuple[list[str], list[tuple[str, str]]]:
+    return leaks(None) + counts(None) + made_tables(None), messages(None)
 
 
 def empties(_: None) -> list[str]:

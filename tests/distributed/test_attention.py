@@ -88,8 +88,9 @@ def test_alibi_sends_less_than_all(tmp_path: Path) -> None:
     assert all(sent < every for sent, every in found[:-1])
 
 
-def test_a_token_changes_only_what_may_see_it_and_errors_name_the_way_out(tmp_path: Path) -> None:
-    for leaked, messages in in_processes(2, tmp_path, models.leaks_and_messages, None):
-        assert leaked == []
+def test_leaks_bytes_and_errors(tmp_path: Path) -> None:
+    """A token changes only what may see it; what is sent is what was counted by hand; errors name the way out."""
+    for wrong, messages in in_processes(2, tmp_path, models.in_short, None):
+        assert wrong == []
         for message, expected in messages:
             assert expected in message
