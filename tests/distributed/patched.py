@@ -57,6 +57,7 @@ MODELS: dict[str, tuple[str, Callable[[Any], Any], tuple[str, ...]]] = {
     "gpt2, sinusoidal": ("gpt2", put(lambda: Sinusoidal(48)), ("packed",)),
     "bloom": ("bloom", adapt, ("padded",)),
     "bert, t5": ("bert", put(lambda: T5(4, 8, 20, **HALVES)), ("plain", "padded")),
+    "modernbert, scaled": ("modernbert", put(lambda: YaRN(2.0, 16)), ("padded",)),
     "modernbert, rope": ("modernbert", put(lambda: RoPE(12)), ("plain", "padded")),
 }
 
@@ -158,7 +159,7 @@ def messages(_: None) -> list[tuple[str, str]]:
     def run(model: Any, sharding: Sharding = plain, whole: bool = False, **given: Any) -> Callable[[], Any]:
         def call() -> None:
             with sharded(sharding):
-                model(ids if whole else sharding.shard(ids), **given)
+                model(ids if whole else sharding.shard(ids[:, : len(sharding.whole)]), **given)
 
         return call
 
@@ -174,7 +175,8 @@ def messages(_: None) -> list[tuple[str, str]]:
             out = model(plain.shard(ids), **at).logits
         out.sum().backward()
 
-    mine = padded.positions.coords
+    mine, one = padded.positions.coords, Sharding(Positions.arange(1))
+    of_one = torch.ones(ROWS, len(one.positions), dtype=torch.int64)
     wrong_mask = torch.ones(ROWS, len(padded.positions), dtype=torch.int64)
     dense = torch.ones(ROWS, 1, len(plain.positions), TOKENS, dtype=torch.bool)
     others = "process 0 has an error"
@@ -188,6 +190,10 @@ def messages(_: None) -> list[tuple[str, str]]:
         (run(llama, whole=True, position_ids=torch.arange(TOKENS)[None], use_cache=False), "input_ids must have the"),
         (run(llama, **(at | {"use_cache": True})), "use_cache must be False while a text is divided among processes"),
         (run(llama, **at, attention_mask=dense), "attention_mask must be (rows, tokens) or None"),
+        (
+            run(llama, one, attention_mask=of_one, use_cache=False),
+            "every process must have tokens where it runs a model",
+        ),
         (generated, "use_cache must be False while a text is divided among processes"),
         (run(llama4, **at), "position_ids do not reach Llama4TextAttention"),
         (run(dynamic, **at), "rope_type 'dynamic' in LlamaAttention would take the length of this process's tokens"),
