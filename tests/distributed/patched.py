@@ -40,6 +40,15 @@ def put(what: Callable[[], Any]) -> Callable[[Any], None]:
     return change
 
 
+def scaled_llama4(model: Any) -> None:
+    """Llama 4 with its own chunks, without its scale of queries by their place."""
+    for module in model.modules():
+        if hasattr(module, "attn_temperature_tuning"):
+            module.attn_temperature_tuning = False
+    patch(model, YaRN(2.0, 16))
+    own(model)
+
+
 HALVES = {"bidirectional": True}
 MODELS: dict[str, tuple[str, Callable[[Any], Any], tuple[str, ...]]] = {
     "llama": ("llama", own, ("plain", "padded")),
@@ -53,6 +62,7 @@ MODELS: dict[str, tuple[str, Callable[[Any], Any], tuple[str, ...]]] = {
     "gemma3, chunks": ("gemma3", put(lambda: Schedule([(RoPE(16), Chunk(6)), (ALiBi(4), None)])), ("padded",)),
     "gemma2": ("gemma2", own, ("plain",)),
     "gpt_oss": ("gpt_oss", own, ("padded",)),  # which does not tell documents apart by itself
+    "llama4, scaled": ("llama4", scaled_llama4, ("padded",)),
     "llama4": ("llama4", lambda model: patch(model, scheme_from_config(model.config).schedule), ("padded",)),
     "gpt2, sinusoidal": ("gpt2", put(lambda: Sinusoidal(48)), ("packed",)),
     "bloom": ("bloom", adapt, ("padded",)),
@@ -123,19 +133,20 @@ def again(_: None) -> list[str]:
     ids, text = torch.randint(3, 40, (ROWS, TOKENS)), Positions.arange(TOKENS)
     torch.manual_seed(0)
     found = []
-    for is_checkpointed in (False, True):
+    for is_checkpointed, method in ((False, "gather"), (True, "gather"), (True, "ring")):
         model = built("llama").double().train()
         patch(model, T5(4, 8, 20) + RoPE(12))
         sharding = Sharding(text)
         if is_checkpointed:
             model.gradient_checkpointing_enable()
-        with sharded(sharding):
+        with sharded(sharding, method):
             out = model(sharding.shard(ids), position_ids=sharding.positions.coords, use_cache=False)
             out.logits.square().sum().backward()
         found.append([x.grad for x in model.parameters()])
     return [
         "checkpointed"
-        for one, other in zip(*found, strict=True)
+        for others in found[1:]
+        for one, other in zip(found[0], others, strict=True)
         if (one - other).abs().max() > of_sums(torch.float32, 64 * TOKENS * 32, one, score=32)
     ]
 
@@ -146,6 +157,9 @@ def messages(_: None) -> list[tuple[str, str]]:
     for model in (llama, llama4, dynamic):
         own(model)
     dynamic.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    tuned = built("llama4")
+    patch(tuned, YaRN(2.0, 16))
+    own(tuned)
     hybrid = built("llama")
     own(hybrid)
     hybrid.config.layer_types = ["full_attention", "linear_attention"]
@@ -196,6 +210,7 @@ def messages(_: None) -> list[tuple[str, str]]:
         ),
         (generated, "use_cache must be False while a text is divided among processes"),
         (run(llama4, **at), "position_ids do not reach Llama4TextAttention"),
+        (run(tuned, **at), "Llama4TextAttention scales queries by their place among this process's tokens"),
         (run(dynamic, **at), "rope_type 'dynamic' in LlamaAttention would take the length of this process's tokens"),
         (run(scaled, **at), "attn_implementation must be 'posenc' while a text is divided among processes, got 'sdpa'"),
         (run(hybrid, **at), "LlamaAttention is of a model with layers of type linear_attention"),

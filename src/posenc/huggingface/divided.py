@@ -84,6 +84,11 @@ def _check_kind(module: nn.Module, plan: Plan | None) -> None:
             f"{name} is of a model with layers of type {', '.join(others)}, which would take this process's tokens for "
             "the text: it cannot be divided among processes"
         )
+    if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", False):
+        raise ValueError(
+            f"{name} scales queries by their place among this process's tokens: patch(model, "
+            "scheme_from_config(model.config).schedule), which scales them by their positions"
+        )
     if plan is None and not hasattr(module, ROTARY) and (kind := _by_length(config)) is not None:
         raise ValueError(
             f"rope_type {kind!r} in {name} would take the length of this process's tokens for that of the text: "
