@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from posenc import T5, ALiBi, Chunk, CoPE, DynamicNTK, NoPE, Positions, RoPE, Schedule, Sinusoidal, YaRN
+from posenc import T5, ALiBi, Chunk, CoPE, DeBERTa, DynamicNTK, NoPE, Positions, RoPE, Schedule, Sinusoidal, YaRN
 from posenc.distributed import Sharding, sharded
 from posenc.huggingface import adapt, patch, scheme_from_config
 from tests.huggingface.test_attention import built
@@ -129,16 +129,17 @@ def run(name: str, text: str) -> list[str]:
 
 
 def again(_: None) -> list[str]:
-    """What is wrong with gradient checkpointing of transformers, whose layers are computed again."""
-    ids, text = torch.randint(3, 40, (ROWS, TOKENS)), Positions.arange(TOKENS)
-    torch.manual_seed(0)
+    """What is wrong with gradients where layers are computed again, of a scheme that projects its table when bound."""
+    ids, sharding = torch.randint(3, 40, (ROWS, TOKENS)), Sharding(Positions.arange(TOKENS))
+    dist.broadcast(ids, 0)
     found = []
-    for is_checkpointed, method in ((False, "gather"), (True, "gather"), (True, "ring")):
-        model = built("llama").double().train()
-        patch(model, T5(4, 8, 20) + RoPE(12))
-        sharding = Sharding(text)
-        if is_checkpointed:
-            model.gradient_checkpointing_enable()
+    for reentrant, method in ((None, "gather"), (False, "gather"), (True, "gather"), (False, "ring"), (True, "ring")):
+        model = built("llama").train()
+        torch.manual_seed(0)
+        patch(model, DeBERTa(4, 12, max_distance=8))
+        model.double()
+        if reentrant is not None:
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": reentrant})
         with sharded(sharding, method):
             out = model(sharding.shard(ids), position_ids=sharding.positions.coords, use_cache=False)
             out.logits.square().sum().backward()
@@ -184,7 +185,7 @@ def messages(_: None) -> list[tuple[str, str]]:
     def closed() -> None:
         model = built("llama").train()
         own(model)
-        model.gradient_checkpointing_enable()
+        model.activation_checkpointing_enable()
         with sharded(plain):
             out = model(plain.shard(ids), **at).logits
         out.sum().backward()
