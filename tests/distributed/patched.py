@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from posenc import T5, ALiBi, Chunk, CoPE, DynamicNTK, NoPE, Positions, RoPE, Schedule, Sinusoidal, YaRN
+from posenc import T5, ALiBi, Chunk, CoPE, DeBERTa, DynamicNTK, NoPE, Positions, RoPE, Schedule, Sinusoidal, YaRN
 from posenc.distributed import Sharding, sharded
 from posenc.huggingface import adapt, patch, scheme_from_config
 from tests.huggingface.test_attention import built
@@ -40,6 +40,15 @@ def put(what: Callable[[], Any]) -> Callable[[Any], None]:
     return change
 
 
+def scaled_llama4(model: Any) -> None:
+    """Llama 4 with its own chunks, without its scale of queries by their place."""
+    for module in model.modules():
+        if hasattr(module, "attn_temperature_tuning"):
+            module.attn_temperature_tuning = False
+    patch(model, YaRN(2.0, 16))
+    own(model)
+
+
 HALVES = {"bidirectional": True}
 MODELS: dict[str, tuple[str, Callable[[Any], Any], tuple[str, ...]]] = {
     "llama": ("llama", own, ("plain", "padded")),
@@ -53,10 +62,12 @@ MODELS: dict[str, tuple[str, Callable[[Any], Any], tuple[str, ...]]] = {
     "gemma3, chunks": ("gemma3", put(lambda: Schedule([(RoPE(16), Chunk(6)), (ALiBi(4), None)])), ("padded",)),
     "gemma2": ("gemma2", own, ("plain",)),
     "gpt_oss": ("gpt_oss", own, ("padded",)),  # which does not tell documents apart by itself
+    "llama4, scaled": ("llama4", scaled_llama4, ("padded",)),
     "llama4": ("llama4", lambda model: patch(model, scheme_from_config(model.config).schedule), ("padded",)),
     "gpt2, sinusoidal": ("gpt2", put(lambda: Sinusoidal(48)), ("packed",)),
     "bloom": ("bloom", adapt, ("padded",)),
     "bert, t5": ("bert", put(lambda: T5(4, 8, 20, **HALVES)), ("plain", "padded")),
+    "modernbert, scaled": ("modernbert", put(lambda: YaRN(2.0, 16)), ("padded",)),
     "modernbert, rope": ("modernbert", put(lambda: RoPE(12)), ("plain", "padded")),
 }
 
@@ -118,23 +129,25 @@ def run(name: str, text: str) -> list[str]:
 
 
 def again(_: None) -> list[str]:
-    """What is wrong with gradient checkpointing of transformers, whose layers are computed again."""
-    ids, text = torch.randint(3, 40, (ROWS, TOKENS)), Positions.arange(TOKENS)
-    torch.manual_seed(0)
+    """What is wrong with gradients where layers are computed again, of a scheme that projects its table when bound."""
+    ids, sharding = torch.randint(3, 40, (ROWS, TOKENS)), Sharding(Positions.arange(TOKENS))
+    dist.broadcast(ids, 0)
     found = []
-    for is_checkpointed in (False, True):
-        model = built("llama").double().train()
-        patch(model, T5(4, 8, 20) + RoPE(12))
-        sharding = Sharding(text)
-        if is_checkpointed:
-            model.gradient_checkpointing_enable()
-        with sharded(sharding):
+    for reentrant, method in ((None, "gather"), (False, "gather"), (True, "gather"), (False, "ring"), (True, "ring")):
+        model = built("llama").train()
+        torch.manual_seed(0)
+        patch(model, DeBERTa(4, 12, max_distance=8))
+        model.double()
+        if reentrant is not None:
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": reentrant})
+        with sharded(sharding, method):
             out = model(sharding.shard(ids), position_ids=sharding.positions.coords, use_cache=False)
             out.logits.square().sum().backward()
         found.append([x.grad for x in model.parameters()])
     return [
         "checkpointed"
-        for one, other in zip(*found, strict=True)
+        for others in found[1:]
+        for one, other in zip(found[0], others, strict=True)
         if (one - other).abs().max() > of_sums(torch.float32, 64 * TOKENS * 32, one, score=32)
     ]
 
@@ -145,6 +158,9 @@ def messages(_: None) -> list[tuple[str, str]]:
     for model in (llama, llama4, dynamic):
         own(model)
     dynamic.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    tuned = built("llama4")
+    patch(tuned, YaRN(2.0, 16))
+    own(tuned)
     hybrid = built("llama")
     own(hybrid)
     hybrid.config.layer_types = ["full_attention", "linear_attention"]
@@ -158,7 +174,7 @@ def messages(_: None) -> list[tuple[str, str]]:
     def run(model: Any, sharding: Sharding = plain, whole: bool = False, **given: Any) -> Callable[[], Any]:
         def call() -> None:
             with sharded(sharding):
-                model(ids if whole else sharding.shard(ids), **given)
+                model(ids if whole else sharding.shard(ids[:, : len(sharding.whole)]), **given)
 
         return call
 
@@ -169,12 +185,13 @@ def messages(_: None) -> list[tuple[str, str]]:
     def closed() -> None:
         model = built("llama").train()
         own(model)
-        model.gradient_checkpointing_enable()
+        model.activation_checkpointing_enable()
         with sharded(plain):
             out = model(plain.shard(ids), **at).logits
         out.sum().backward()
 
-    mine = padded.positions.coords
+    mine, one = padded.positions.coords, Sharding(Positions.arange(1))
+    of_one = torch.ones(ROWS, len(one.positions), dtype=torch.int64)
     wrong_mask = torch.ones(ROWS, len(padded.positions), dtype=torch.int64)
     dense = torch.ones(ROWS, 1, len(plain.positions), TOKENS, dtype=torch.bool)
     others = "process 0 has an error"
@@ -188,8 +205,13 @@ def messages(_: None) -> list[tuple[str, str]]:
         (run(llama, whole=True, position_ids=torch.arange(TOKENS)[None], use_cache=False), "input_ids must have the"),
         (run(llama, **(at | {"use_cache": True})), "use_cache must be False while a text is divided among processes"),
         (run(llama, **at, attention_mask=dense), "attention_mask must be (rows, tokens) or None"),
+        (
+            run(llama, one, attention_mask=of_one, use_cache=False),
+            "every process must have tokens where it runs a model",
+        ),
         (generated, "use_cache must be False while a text is divided among processes"),
         (run(llama4, **at), "position_ids do not reach Llama4TextAttention"),
+        (run(tuned, **at), "Llama4TextAttention scales queries by their place among this process's tokens"),
         (run(dynamic, **at), "rope_type 'dynamic' in LlamaAttention would take the length of this process's tokens"),
         (run(scaled, **at), "attn_implementation must be 'posenc' while a text is divided among processes, got 'sdpa'"),
         (run(hybrid, **at), "LlamaAttention is of a model with layers of type linear_attention"),

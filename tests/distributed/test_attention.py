@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.distributed import cases, far, models
+from tests.distributed import cases, decoding, far, models
 from tests.distributed.processes import in_processes
 
 pytestmark = pytest.mark.skipif(
@@ -44,12 +44,12 @@ def test_a_ring_across_exchanges_of_heads_is_attention_to_all_tokens(world: int,
     ("world", "work"),
     [
         (2, models.run_all),
-        (2, models.decodes),
+        (2, decoding.decodes),
         (3, models.empties),
         (2, models.again),
         (2, models.wrapped),
         pytest.param(3, models.run_all, marks=pytest.mark.survey),
-        pytest.param(3, models.decodes, marks=pytest.mark.survey),
+        pytest.param(3, decoding.decodes, marks=pytest.mark.survey),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

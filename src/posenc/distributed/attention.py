@@ -186,6 +186,10 @@ class _Exchange:
     def positions(self) -> Positions:
         return self.sharding.positions
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return self.sharding.counts
+
     def agree(self, wrong: str | None) -> None:
         self.sharding.agree(wrong)
 

@@ -16,8 +16,8 @@ from posenc.positions.tiles import Chunk, Window
 from posenc.schemes.nope import NoPE
 from posenc.schemes.softcap import Softcap
 
-SCALED = "posenc_scaled"
-"""The mark of an attention whose rotary module posenc has replaced."""
+ROTARY = "posenc_rotary"
+"""The attribute of an attention whose rotary module posenc has replaced: that module, in a tuple."""
 
 RUNS_ON_TOKENS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 IN_SHARDS = "pass position_ids=sharding.positions.coords"
@@ -84,7 +84,12 @@ def _check_kind(module: nn.Module, plan: Plan | None) -> None:
             f"{name} is of a model with layers of type {', '.join(others)}, which would take this process's tokens for "
             "the text: it cannot be divided among processes"
         )
-    if plan is None and not hasattr(module, SCALED) and (kind := _by_length(config)) is not None:
+    if getattr(module, "attn_temperature_tuning", False) and not getattr(module, "use_rope", False):
+        raise ValueError(
+            f"{name} scales queries by their place among this process's tokens: patch(model, "
+            "scheme_from_config(model.config).schedule), which scales them by their positions"
+        )
+    if plan is None and not hasattr(module, ROTARY) and (kind := _by_length(config)) is not None:
         raise ValueError(
             f"rope_type {kind!r} in {name} would take the length of this process's tokens for that of the text: "
             "patch(model, scaling) with posenc.DynamicNTK or posenc.LongRoPE, which use the length of the whole text"
@@ -115,11 +120,15 @@ def _wrong(
         )
     if plan is not None and plan.counts:  # the model has no position_ids
         return None
-    ids = plan.position_ids() if plan is not None and (position_ids is None or plan.by_source) else position_ids
+    ids = position_ids
+    if ids is None and hasattr(module, ROTARY):
+        ids = getattr(module, ROTARY)[0].seen
+    if plan is not None and (ids is None or plan.by_source):
+        ids = plan.position_ids()
     if ids is None:
         return (
-            f"position_ids do not reach {type(module).__name__}, so that posenc cannot see whether the model has those "
-            f"of this process's tokens: patch(model, scheme), and {IN_SHARDS}"
+            f"position_ids do not reach {type(module).__name__}, so posenc cannot see whether the model has those of "
+            f"this process's tokens: patch(model, scheme or scaling), and {IN_SHARDS}"
         )
     if positions.coords.dim() != 2 or not _agrees(ids.long(), positions.coords, is_token):
         return (

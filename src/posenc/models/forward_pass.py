@@ -45,6 +45,10 @@ class Shards(Exchange, Protocol):
     def positions(self) -> Positions:
         """Those of this process's tokens."""
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of tokens of each process."""
+
     def agree(self, wrong: str | None) -> None:
         """ValueError on all processes if something is wrong on any. All call it."""
 
