@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
-from contextlib import nullcontext
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch

@@ -1,4 +1,4 @@
-"""Models whose heads or parameters are divided among processes are the models on one: outputs, gradients, checkpoints."""
+"""Models whose heads or parameters are divided among processes are those on one: outputs, gradients, checkpoints."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -149,9 +149,7 @@ class Trunk(nn.Module):
         if positions.device != x.device:
             raise ValueError(f"positions must be on {x.device} like the tokens, got {positions.device}")
         dtype = torch.promote_types(x.dtype, torch.float32)
-        step = ForwardPass(
-            self.schedule, positions, cache, is_causal=self.is_causal, dtype=dtype, context=self.context
-        )
+        step = ForwardPass(self.schedule, positions, cache, is_causal=self.is_causal, dtype=dtype, context=self.context)
         if cache is None:
             return self._run(x, step)
         with step:
