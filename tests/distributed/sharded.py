@@ -16,7 +16,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 import posenc
 from posenc import KERPLE, T5, ALiBi, Context, FoX, PoPE, Positions, RoPE, Shaw, Sinusoidal
@@ -342,30 +341,3 @@ def decodes() -> Iterator[str]:
         expected = plain.generate(tokens, 6)
         if not torch.equal(parallelize(copy.deepcopy(plain), mesh).generate(tokens, 6), expected):
             yield f"{name}: generated another text"
-
-
-# --- compiled ---------------------------------------------------------------------------------------------------------
-
-
-def compiled(backend: str) -> list[str]:
-    """What is wrong with compiled models under DDP and FSDP2, with divided heads and with divided texts. The graphs may
-    break."""
-    wrong, mesh = [], init_device_mesh("cpu", (dist.get_world_size(),))
-    for name in ("t5", "rope", "fox"):
-        plain, positions = made(name)
-        sharding = Sharding(positions)
-        whole = copy.deepcopy(plain)
-        ways: dict[str, tuple[Any, Sharding | None]] = {
-            "DDP": (DistributedDataParallel(torch.compile(copy.deepcopy(plain), backend=backend)), None),
-            "FSDP2": (torch.compile(fsdp(copy.deepcopy(plain)), backend=backend), None),
-            "heads": (torch.compile(parallelize(copy.deepcopy(plain), mesh), backend=backend), None),
-            "ring": (torch.compile(whole, backend=backend), sharding),
-        }
-        for way, (model, divides) in ways.items():
-            torch.compiler.reset()
-            try:
-                wrong += compared(f"{name}, {way}", plain, model, positions, divides)
-            except Exception as error:
-                wrong.append(f"{name}, {way}: {type(error).__name__}: {str(error)[:600]}")
-            dist.barrier()
-    return wrong

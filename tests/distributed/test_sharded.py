@@ -30,7 +30,6 @@ def test_divided_heads_have_their_own_parameters_and_errors_name_the_way_out(tmp
         pytest.param(4, sharded.on_two_axes, None, marks=pytest.mark.survey),
         pytest.param(2, sharded.by_heads, sharded.NAMES, marks=pytest.mark.survey),
         pytest.param(4, sharded.by_heads, sharded.NAMES[::5], marks=pytest.mark.survey),
-        pytest.param(2, sharded.compiled, "aot_eager", marks=pytest.mark.survey),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
