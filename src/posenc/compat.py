@@ -87,7 +87,7 @@ def by_itself() -> Iterator[int]:
         setting(threads)
 
 
-def assign(parameter: Tensor, values: Tensor) -> None:
+def assign(parameter: Any, values: Tensor) -> None:
     """Writes values into a parameter. One that is divided among processes gets its part of those of the first."""
     if hasattr(parameter, "placements"):  # a DTensor, whose module takes a second to import
         from torch.distributed.tensor import distribute_tensor

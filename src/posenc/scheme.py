@@ -98,8 +98,7 @@ class Scheme(nn.Module):
         if not 0 <= number("skip_below", skip_below) < 1:
             raise ValueError(f"skip_below must be within [0, 1), got {shown(skip_below)}")
         query_norm, key_norm = number("query_norm", query_norm, above=0), number("key_norm", key_norm, above=0)
-        positions = Positions.arange(length)
-        pieces = self(positions, doors=("score",)).pieces
+        pieces = self(Positions.arange(length), doors=("score",)).pieces
         return horizon(pieces, length, query_norm, key_norm, number("scale", scale, above=0), skip_below)
 
     @property

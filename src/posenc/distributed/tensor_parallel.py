@@ -136,7 +136,7 @@ def _replicate(module: nn.Module, mesh: DeviceMesh, of_gradients: Placement) -> 
 
     def read(name: str) -> property:
         def local(self: nn.Module) -> Tensor | None:
-            parameter = self._parameters[name]
+            parameter: Tensor | None = self._parameters[name]
             if not isinstance(parameter, DTensor) or parameter.device_mesh != mesh:  # FSDP has sharded it
                 return parameter
             whole = parameter.redistribute(placements=[Replicate()])  # its derivative sums gradients

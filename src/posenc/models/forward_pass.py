@@ -266,8 +266,8 @@ class ForwardPass:
         heads: tuple[slice, slice] | None = None,
     ) -> Encoding:
         """The pair doors between the new tokens and all keys, or between ``queries`` and ``keys`` in some of the heads
-        of queries and keys. They include the rotate door where rotations depend on the length of the text or on the pair, since the cache
-        then keeps unrotated keys."""
+        of queries and keys. They include the rotate door where rotations depend on the length of the text or on the
+        pair, since the cache then keeps unrotated keys."""
         queries = self.positions if queries is None else queries
         keys = self.key_positions if keys is None else keys
         part = None if heads is None else tuple((some.start, some.stop) for some in heads)
@@ -285,9 +285,9 @@ class ForwardPass:
     def forget(self, layer: int) -> None:
         """Drops the encodings of a layer that has a scheme of its own, so that activation checkpointing, which runs the
         layer again, makes them again too."""
-        for made in (self._tokens, self._pairs):
-            for which in [which for which in made if which[0] == self._number(layer)]:
-                del made[which]
+        number = self._number(layer)
+        self._tokens = {which: encoding for which, encoding in self._tokens.items() if which[0] != number}
+        self._pairs = {which: encoding for which, encoding in self._pairs.items() if which[0] != number}
 
     def _context_of(self, scheme: Scheme) -> Context | None:
         return (
