@@ -17,17 +17,18 @@ from posenc.tools.compare.tasks import complete
 from posenc.tools.compare.train import train
 from posenc.tools.kit import processes
 
-STEPS = 5
+STEPS, WIDTH = 5, 600
 
 
 class Told(nn.Module):
-    """Tokens in float64, with a table and a parameter that no loss depends on."""
+    """Tokens in float64, with a table and, maybe, a parameter that no loss depends on."""
 
-    def __init__(self) -> None:
+    def __init__(self, unused: bool) -> None:
         super().__init__()
-        self.table = nn.Embedding(8, 6, dtype=torch.float64)
-        self.head = nn.Linear(6, 8, dtype=torch.float64)
-        self.unused = nn.Parameter(torch.ones(2, dtype=torch.float64))
+        self.head = nn.Linear(WIDTH, 8, dtype=torch.float64)
+        self.table = nn.Embedding(8, WIDTH, dtype=torch.float64)
+        if unused:
+            self.unused = nn.Parameter(torch.ones(2, dtype=torch.float64))
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.head(self.table(tokens).cumsum(1).tanh())
@@ -44,13 +45,13 @@ def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
     return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten(), ignore_index=0)
 
 
-def learn(folder: str, batch_size: str, stop: str = "0") -> None:
+def learn(folder: str, batch_size: str, stop: str = "0", unused: str = "yes") -> None:
     """Trains, and writes weights and curve; process 1 asks to stop after step ``stop``, and all go on from there."""
     config = complete(CompareConfig(steps=STEPS, batch_size=int(batch_size), train_length=8, clip=0.1))
 
     def trained(last: int) -> Any:
         torch.manual_seed(0)
-        model = Told()
+        model = Told(unused == "yes")
         reached = train(
             model,
             draw,

@@ -286,6 +286,20 @@ def test_several_processes_train_as_one(nursery: Nursery, tmp_path: Path, world:
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.more
+def test_several_processes_that_were_stopped_end_as_if_they_were_not(nursery: Nursery, tmp_path: Path) -> None:
+    """To the bit, though sums of three gradients depend on their order."""
+    found = []
+    for stop in ("0", "2"):
+        folder = tmp_path / stop
+        folder.mkdir()
+        several = nursery.start_several(3, ["tests.compare.several:learn", str(folder), "5", stop, "no"])
+        assert [nursery.wait(process).code for process in several] == [0, 0, 0]
+        found.append(np.load(folder / "learned.npz"))
+    for name in found[0]:
+        np.testing.assert_array_equal(found[0][name], found[1][name], err_msg=name)
+
+
 def test_two_processes_measure_what_one_does(nursery: Nursery, whole: Path, tmp_path: Path) -> None:
     first, second = map(nursery.wait, nursery.start_several(2, command(whole, tmp_path)))
     assert (first.code, second.code, second.out, second.err) == (0, 0, "", ""), (first.err, second.err)

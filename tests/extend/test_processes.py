@@ -61,7 +61,7 @@ def cases(given: list[tuple[Extension, Path, bool]]) -> list[int]:
 @pytest.mark.more
 def test_two_processes_measure_what_one_does(settings: Extension, tmp_path: Path) -> None:
     """Three pieces and texts do not divide by two; one text leaves a process without any."""
-    free = replace(settings, scalings=("none", "linear"), windows=3, tasks=("text", "item"), lengths=(64, 128))
+    free = replace(settings, scalings=("none", "linear"), windows=3, tasks=("text", "item"), lengths=(96, 128))
     tuned = replace(free, train=3, train_batch=3, scalings=("linear",), tasks=("text",), learning_rate=1e-3)
     few = replace(tuned, train_batch=1, lora=2)
     given = [(free, tmp_path / "0", False), (tuned, tmp_path / "1", True), (few, tmp_path / "2", False)]
