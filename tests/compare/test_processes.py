@@ -8,6 +8,9 @@ import torch
 from torch import nn
 
 from posenc.tools.compare import job
+from posenc.tools.compare.compare import build_model
+from posenc.tools.compare.tasks import configured, task_of
+from posenc.tools.compare.train import batch
 from posenc.tools.kit import processes
 from tests.compare.small import small_config, write_text
 
@@ -59,3 +62,15 @@ def test_what_several_processes_are_told(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(job, "jobs", lambda: iter([training]))
     with pytest.raises(ValueError, match=r"^text must be the same in all processes, got \w+ and other$"):
         job.follow(lambda *_: nn.Linear(1, 1))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["text", "copy", "recall"])
+def test_targets_are_what_a_loss_is_the_mean_over(name: str, tmp_path: Path) -> None:
+    task = task_of(name)
+    config = configured({"task": name, "text": [str(write_text(tmp_path / "text"))], "train_length": 16, "dim": 16})
+    model = build_model(config, "nope", 0)
+    rows = batch(task.load(config).train, config, 0, 0)[:5]
+    parts = [float(task.loss(model, row)) * task.targets(row) for row in rows.split(1)]
+    # Float32, over some hundred targets.
+    assert sum(parts) / task.targets(rows) == pytest.approx(float(task.loss(model, rows)), rel=256 * 2**-23)
