@@ -16,6 +16,7 @@ from posenc.tools.cli import main
 from posenc.tools.compare import grid_report
 from posenc.tools.compare.compare import compare, resolved
 from posenc.tools.compare.grid import BUSY, Cell, Grid, described, finished, grid_of, run_cell, run_grid
+from posenc.tools.executors import choice
 from posenc.tools.executors.executor import Ended, Job, Run
 from posenc.tools.kit import storage
 from posenc.tools.kit.progress import Progress
@@ -211,6 +212,32 @@ def test_other_grids_are_a_table(measured: tuple[Path, Grid], tmp_path: Path) ->
     assert rows[2][4].startswith(f"{sum(sliding['bits']) / len(sliding['bits']):.3f} ± ")
     path = grid_report.write(grid, found, str(tmp_path))
     assert "4 of 8 cells have no records yet." in Path(path).read_text()
+
+
+def test_the_command_runs_a_grid_and_reports_it(
+    measured: tuple[Path, Grid], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With an executor whose second cell fails, and then again: what is there stays."""
+    folder, _ = measured
+    shared = {name: value for name, value in SMALL.items() if name != "steps"}
+    path = file_of(folder, {"steps": [6, 7], "schemes": ["alibi"]}, text=[str(folder / "text.txt")], **shared)
+    tried: list[Any] = []
+
+    def failing(run: Run[Job], jobs: Sequence[Job]) -> Ended[Job]:
+        tried.append([cell.config.steps for cell in jobs])  # type: ignore[attr-defined]
+        for job in jobs:
+            yield job, "no memory"
+
+    given: list[Any] = []
+    monkeypatch.setattr(choice, "executor", lambda *arguments: given.append(arguments) or failing)
+    out = str(folder / "out")
+    assert main(["compare", "--grid", str(path), "--out", out, "--on", "slurm", "--processes", "3"]) == 1
+    assert given == [("slurm", 3, Path(out) / "slurm", {"slurm": {}, "ray": {}})]
+    assert tried == [[7]]
+    shown = capsys.readouterr()
+    assert "steps 7, alibi: no memory" in shown.err
+    assert shown.err.endswith("posenc: error: 1 of 2 cells are not finished: see above; the same command resumes\n")
+    assert f"A partial report: {out}/report.html" in shown.out
 
 
 def test_a_report_can_be_at_an_address(measured: tuple[Path, Grid], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,9 @@ def rows(records: Iterable[tuple[str, Record]]) -> Iterator[Row]:
         for competitor, results in record.get(RESULTS, {None: shared}).items():
             about = {name: value for name, value in results.items() if isinstance(value, Mapping | str)}
             numbers = {name: value for name, value in results.items() if name not in about}
-            metrics: list[Metric] = [each for name, value in numbers.items() for each in _series(name, value, numbers.get("edges"))]
+            metrics: list[Metric] = [
+                each for name, value in numbers.items() for each in _series(name, value, numbers.get("edges"))
+            ]
             columns = _flat(about if results is shared else {**shared, **about})
             for metric, step, value, count in metrics or [(None, None, None, 0)]:
                 measured = {"competitor": competitor, "metric": metric, "step": step, "value": value, "values": count}
