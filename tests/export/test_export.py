@@ -141,6 +141,26 @@ def test_parquet_holds_the_table(made: Path) -> None:
     assert found.to_pydict() == columns(table_of(made))
 
 
+def test_a_run_has_curves_over_steps_and_lengths() -> None:
+    made = [
+        record("windows", length=64, bits=[2.0]),
+        record("windows", length=32, bits=[1.0, None]),
+        record("training", curve=[[2, 5.0], [1, 6.0]], seconds=3.0),
+        record("by_position", length=64, edges=[0, 1, 2], bits=[4.0, 3.0]),
+        {**record("training", seconds=9.0), "seed": 4},
+    ]
+    first, second = runs_of(list(rows(("runs", each) for each in made)))
+    assert (first.name, second.name) == ("rope-3", "rope-4")
+    assert first.series.pop("windows/bits") == [(32.0, pytest.approx(math.nan, nan_ok=True)), (64.0, 2.0)]
+    assert first.series == {
+        "training/curve": [(1.0, 6.0), (2.0, 5.0)],
+        "training/seconds": [(0.0, 3.0)],
+        "by_position/64/bits": [(0.0, 4.0), (1.0, 3.0)],
+    }
+    assert second.series == {"training/seconds": [(0.0, 9.0)]}
+    assert first.config["configuration.steps"] == 6
+
+
 Points = dict[tuple[str, str], list[tuple[float, float]]]
 
 
