@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from posenc.tools.cli import main
 from posenc.tools.compare import grid_report
 from posenc.tools.compare.compare import compare, resolved
 from posenc.tools.compare.grid import BUSY, Cell, Grid, described, finished, grid_of, run_cell, run_grid
+from posenc.tools.executors import choice
 from posenc.tools.executors.executor import Ended, Job, Run
 from posenc.tools.kit import storage
 from posenc.tools.kit.progress import Progress
@@ -116,13 +117,13 @@ def test_wrong_usage_is_refused(
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Grid]]:
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Grid]:
     """A grid of two schemes that was run."""
     folder = tmp_path_factory.mktemp("grid")
     text = str(write_text(folder / "text.txt"))
     grid = small_grid(folder, text, schemes=["nope", "alibi"])
     assert run_grid(grid, here, Progress()) == {}
-    yield folder, grid
+    return folder, grid
 
 
 def test_a_grid_measures_what_one_comparison_does(measured: tuple[Path, Grid], tmp_path: Path) -> None:
@@ -213,6 +214,32 @@ def test_other_grids_are_a_table(measured: tuple[Path, Grid], tmp_path: Path) ->
     assert "4 of 8 cells have no records yet." in Path(path).read_text()
 
 
+def test_the_command_runs_a_grid_and_reports_it(
+    measured: tuple[Path, Grid], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With an executor whose second cell fails, and then again: what is there stays."""
+    folder, _ = measured
+    shared = {name: value for name, value in SMALL.items() if name != "steps"}
+    path = file_of(folder, {"steps": [6, 7], "schemes": ["alibi"]}, text=[str(folder / "text.txt")], **shared)
+    tried: list[Any] = []
+
+    def failing(run: Run[Job], jobs: Sequence[Job]) -> Ended[Job]:
+        tried.append([cell.config.steps for cell in jobs])  # type: ignore[attr-defined]
+        for job in jobs:
+            yield job, "no memory"
+
+    given: list[Any] = []
+    monkeypatch.setattr(choice, "executor", lambda *arguments: given.append(arguments) or failing)
+    out = str(folder / "out")
+    assert main(["compare", "--grid", str(path), "--out", out, "--on", "slurm", "--processes", "3"]) == 1
+    assert given == [("slurm", 3, Path(out) / "slurm", {"slurm": {}, "ray": {}})]
+    assert tried == [[7]]
+    shown = capsys.readouterr()
+    assert "steps 7, alibi: no memory" in shown.err
+    assert shown.err.endswith("posenc: error: 1 of 2 cells are not finished: see above; the same command resumes\n")
+    assert f"A partial report: {out}/report.html" in shown.out
+
+
 def test_a_report_can_be_at_an_address(measured: tuple[Path, Grid], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fsspec")
     _, grid = measured
@@ -229,24 +256,22 @@ def test_a_report_can_be_at_an_address(measured: tuple[Path, Grid], monkeypatch:
 
 @pytest.mark.more
 def test_a_killed_and_an_interrupted_grid_go_on(tmp_path: Path, text: str) -> None:
-    """The real command: one cell is killed and begun again, Ctrl-C at the terminal keeps checkpoints, and what comes
-    after is as if nothing had happened."""
+    """The real command: a cell is killed, and Ctrl-C at the terminal stops all; what the same command then makes is as
+    if nothing had happened."""
     out = tmp_path / "out"
-    path = file_of(tmp_path, {"schemes": ["nope", "rope"]}, **{**SMALL, "steps": 1500, "text": [text]})
-    command = [sys.executable, "-m", "posenc", "compare", "--grid", str(path), "--out", str(out), "--processes", "1"]
+    path = file_of(tmp_path, {"schemes": ["nope", "rope"]}, **{**SMALL, "steps": 300, "text": [text]})
+    command = [sys.executable, "-m", "posenc", "compare", "--grid", str(path), "--out", str(out), "--processes", "2"]
     (first, second) = grid_of(path, str(out)).cells
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    records = first.folder / "records.jsonl"
-    until(records.exists)
-    os.kill(holder(records), signal.SIGKILL)
-    until(lambda: (second.folder / "records.jsonl").exists())
-    time.sleep(0.5)
+    for cell in (first, second):
+        until((cell.folder / "records.jsonl").exists)
+    os.kill(holder(first.folder / "records.jsonl"), signal.SIGKILL)
     os.killpg(running.pid, signal.SIGINT)
-    _, said = running.communicate(timeout=60)
+    _, said = running.communicate(timeout=200)
     assert running.returncode == 1
     assert said.splitlines()[-1].endswith("interrupted; the same command resumes")
-    assert not finished(second.config, second.records())
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert not finished(first.config, first.records())
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     for cell in (first, second):
         assert untimed(cell.records()) == untimed(compare(cell.config, tmp_path / cell.name))
@@ -266,7 +291,7 @@ def holder(path: Path) -> int:
 
 
 def until(fine: Any) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 100
     while not fine():
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -18,7 +18,7 @@ class Job(NamedTuple):
         return len(notes.read_text().splitlines()) if notes.exists() else 0
 
 
-class Bug(Exception):
+class BugError(Exception):
     """Not one that is expected of a job."""
 
 
@@ -28,7 +28,7 @@ def run(job: Job) -> str:
     if job.does == "refuse":
         raise ValueError("no such text")
     if job.does == "bug":
-        raise Bug("a bug")
+        raise BugError("a bug")
     if job.does == "odd":
         return "not today"
     if job.does == "die" or (job.does == "die once" and job.begun == 1):

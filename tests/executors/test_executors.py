@@ -103,8 +103,8 @@ def test_submitit_runs_all_here(tmp_path: Path, often: None) -> None:
     here = {"slurm": {"cluster": "local", "timeout_min": 5}}
     found = outcomes(executor("slurm", None, tmp_path / "logs", here), tmp_path, "", "odd", "refuse")
     assert found == {word: REASONS[word] for word in ("", "odd", "refuse")}
+    wrong = {"slurm": {"cluster": "local", "partitoin": "a"}}
     with pytest.raises(ValueError, match=r"slurm must have parameters of submitit, got \{'partitoin': 'a'\}: "):
-        wrong = {"slurm": {"cluster": "local", "partitoin": "a"}}
         outcomes(executor("slurm", None, tmp_path / "logs", wrong), tmp_path, "odd")
 
 

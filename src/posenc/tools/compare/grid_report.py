@@ -30,7 +30,7 @@ def write(grid: Grid, found: Found, out: str) -> str:
 
 def terminal_table(grid: Grid, found: Found) -> RichTable:
     """The main numbers, for a terminal."""
-    if _is_one(found):
+    if _is_one(grid):
         return report.terminal_table(_all(found))
     table = table_of(grid, found)
     shown = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=table.title, caption=table.lead)
@@ -61,7 +61,7 @@ def table_of(grid: Grid, found: Found) -> Table:
 
 
 def _write(grid: Grid, found: Found, folder: Path) -> Path:
-    if _is_one(found):
+    if _is_one(grid):
         return report.write(_all(found), folder)
     missing = len(grid.cells) - len(found)
     warnings = [Warn(f"{missing} of {len(grid.cells)} cells have no records yet.", id="missing")] if missing else []
@@ -80,6 +80,6 @@ def _all(found: Found) -> list[Record]:
     return [record for records in found.values() for record in records]
 
 
-def _is_one(found: Found) -> bool:
-    """Whether all records are of one comparison."""
-    return len({record["fingerprint"] for record in _all(found)}) == 1
+def _is_one(grid: Grid) -> bool:
+    """Whether the cells make one comparison."""
+    return set(grid.varied) <= {"schemes", "seeds"}

@@ -24,7 +24,8 @@ from posenc.tools.kit import storage
 from posenc.tools.kit.records import FILE, KEY, Record, read
 
 Row: TypeAlias = dict[str, Any]
-Number: TypeAlias = float | None
+Metric: TypeAlias = tuple[str | None, float | None, float | None, int]
+"""A name, a step, a value, and of how many values it is the mean."""
 
 FIRST = ("folder", *KEY, "competitor", "metric", "step", "value", "values")
 """The columns that every table begins with."""
@@ -59,30 +60,21 @@ def _fetched(path: str) -> list[Record]:
 def rows(records: Iterable[tuple[str, Record]]) -> Iterator[Row]:
     """The rows of all records."""
     for folder, record in records:
-        about = {"folder": folder, **{name: record.get(name) for name in KEY}}
+        key = {"folder": folder, **{name: record.get(name) for name in KEY}}
         shared = {name: value for name, value in record.items() if name not in (*KEY, RESULTS)}
-        for competitor, results in record.get(RESULTS, {None: {}}).items():
-            columns, numbers = _parted({**shared, **results})
-            for metric, step, value, count in list(numbers) or [(None, None, None, 0)]:
-                measured = {"metric": metric, "step": step, "value": value, "values": count}
-                yield {**about, "competitor": competitor, **measured, **columns}
+        for competitor, results in record.get(RESULTS, {None: shared}).items():
+            about = {name: value for name, value in results.items() if isinstance(value, Mapping | str)}
+            numbers = {name: value for name, value in results.items() if name not in about}
+            metrics: list[Metric] = [
+                each for name, value in numbers.items() for each in _series(name, value, numbers.get("edges"))
+            ]
+            columns = _flat(about if results is shared else {**shared, **about})
+            for metric, step, value, count in metrics or [(None, None, None, 0)]:
+                measured = {"competitor": competitor, "metric": metric, "step": step, "value": value, "values": count}
+                yield {**key, **measured, **columns}
 
 
-def _parted(record: Mapping[str, Any]) -> tuple[Row, Iterator[tuple[str, Number, Number, int]]]:
-    """The columns of a record, and its metrics: name, step, value, and the number of values it is the mean of."""
-    columns: Row = {}
-    results: dict[str, Any] = {}
-    for name, value in record.items():
-        if isinstance(value, Mapping):
-            columns |= _flat(name, value)
-        elif isinstance(value, str):
-            columns[name] = value
-        else:
-            results[name] = value
-    return columns, (each for name, value in results.items() for each in _series(name, value, results.get("edges")))
-
-
-def _series(name: str, value: Any, edges: Any) -> Iterator[tuple[str, Number, Number, int]]:
+def _series(name: str, value: Any, edges: Any) -> Iterator[Metric]:
     if not isinstance(value, list):
         yield name, None, None if value is None else float(value), 1
     elif name == "edges":
@@ -104,15 +96,14 @@ def _series(name: str, value: Any, edges: Any) -> Iterator[tuple[str, Number, Nu
         yield name, None, mean, len(value)
 
 
-def _flat(name: str, value: Mapping[str, Any]) -> Row:
+def _flat(values: Mapping[str, Any], above: str = "") -> Row:
     """Nested values under joined names; lists as JSON."""
     found: Row = {}
-    for inner, each in value.items():
-        whole = f"{name}.{inner}"
-        if isinstance(each, Mapping):
-            found |= _flat(whole, each)
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{above}{name}.")
         else:
-            found[whole] = json.dumps(each, ensure_ascii=False) if isinstance(each, list) else each
+            found[above + name] = json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
     return found
 
 
