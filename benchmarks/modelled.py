@@ -25,13 +25,15 @@ def prices(
 ) -> dict[str, Price]:
     """Of a causal text, estimated from a sample of its tokens."""
     text = Positions.arange(tokens)
-    held = indices(text.layout, world, order)
-    sample, counts = Sample(text, held, Visibility(True)), [len(index) for index in held]
-    lanes = {"gather": 1, "ring": 1, "ring × ulysses": min(8, world)} | ({"ulysses": world} if world <= 8 else {})
-    return {
-        name: price(sample, counts, sizes, name.split()[0], machine, lanes=number, times=sample.times)
-        for name, number in lanes.items()
-    }
+    counts = [len(index) for index in indices(text.layout, world, order)]
+    groups = {"gather": world, "ring": world, "ring × ulysses": max(world // 8, 1)} | (
+        {"ulysses": 1} if world <= 8 else {}
+    )
+    found = {}
+    for name, number in groups.items():
+        sample = Sample(text, indices(text.layout, number, order), Visibility(True))
+        found[name] = price(sample, counts, sizes, name.split()[0], machine, times=sample.times)
+    return found
 
 
 def published() -> Iterator[str]:

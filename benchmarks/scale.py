@@ -31,7 +31,7 @@ from torch import Tensor
 
 import posenc
 from posenc import ALiBi, Positions, RoPE
-from posenc.distributed import Needs, Sharding, attention, horizons
+from posenc.distributed import Needs, Sharding, attention, blocks
 from posenc.distributed.cost import Price, Sizes, price
 from posenc.distributed.horizons import Part
 from posenc.models import layer_call
@@ -101,17 +101,17 @@ def counted() -> Iterator[Traffic]:
 def parts_of_ring() -> Iterator[list[Part]]:
     """The parts of the heads that a ring finds while it is open."""
     found: list[Part] = []
-    parts = horizons.parts
+    parts = blocks.parts
 
     def finding(*given: Any) -> list[Part]:
         found[:] = parts(*given)
         return found
 
-    horizons.parts = finding
+    blocks.parts = finding
     try:
         yield found
     finally:
-        horizons.parts = parts
+        blocks.parts = parts
 
 
 def on_sockets() -> int | None:
@@ -206,7 +206,8 @@ def run(world: int, tokens: int, names: list[tuple[str, ...]], device: torch.dev
         every: list[Any] = [None] * world
         dist.all_gather_object(every, (apart, forward.scores, forward.sent + backward.sent, wire))
         aparts, scores, sent, wires = zip(*every, strict=True)
-        needs = sharding.needs(Visibility(is_causal, *check_window(window)))
+        visibility = Visibility(is_causal, *check_window(window))
+        needs = Needs([text], visibility) if method == "ulysses" else sharding.needs(visibility)
         sizes = Sizes(BATCH, HEADS, KV_HEADS, WIDTH, WIDTH, itemsize=4)
         cost = price(needs, sharding.counts, sizes, method)
         if parts:  # of the heads, by their horizons
@@ -252,9 +253,16 @@ def measured(world: int, tokens: int, is_small: bool) -> list[Row]:
 # -- counted ----------------------------------------------------------------------------------------------------------
 
 
-def needs_of(text: Positions, world: int, order: str, visibility: Visibility) -> tuple[Needs, list[int]]:
+def prices(
+    text: Positions, world: int, order: str, visibility: Visibility, methods: Sequence[str] = METHODS
+) -> list[Price]:
+    """Of the forward pass, by each method for which there are enough heads."""
+    sizes = Sizes(BATCH, HEADS, KV_HEADS, WIDTH, WIDTH, trains=False)
     shards = [text[index] for index in indices(text.layout, world, order)]
-    return Needs(shards, visibility), [len(shard) for shard in shards]
+    needs, counts = Needs(shards, visibility), [len(shard) for shard in shards]
+    able = [method for method in methods if method != "ulysses" or world <= KV_HEADS]
+    of_all = Needs([text], visibility)
+    return [price(of_all if method == "ulysses" else needs, counts, sizes, method) for method in able]
 
 
 def least(text: Positions, world: int, order: str, visibility: Visibility) -> int:
@@ -303,8 +311,7 @@ def of_measured(rows: list[Row]) -> Iterator[str]:
 
 
 def of_counted(tokens: int, worlds: list[int]) -> Iterator[str]:
-    sizes = Sizes(BATCH, HEADS, KV_HEADS, WIDTH, WIDTH, trains=False)
-    a_key = BATCH * KV_HEADS * sizes.width * sizes.itemsize
+    a_key = BATCH * KV_HEADS * 2 * WIDTH * 2  # bytes
     rows = []
     for name, text in texts(tokens).items():
         for mask, (is_causal, window) in masks(tokens).items():
@@ -312,12 +319,7 @@ def of_counted(tokens: int, worlds: list[int]) -> Iterator[str]:
             for order in ORDERS:
                 found = []
                 for world in worlds:
-                    needs, counts = needs_of(text, world, order, visibility)
-                    costs = [
-                        price(needs, counts, sizes, method)
-                        for method in METHODS
-                        if world <= KV_HEADS or method != "ulysses"
-                    ]
+                    costs = prices(text, world, order, visibility)
                     all_sent = [f"{sum(cost.sent) / a_key / tokens:.2f}" for cost in costs]
                     must = least(text, world, order, visibility) / tokens
                     found.append(f"{share(costs[1].scores):.2f}; {' '.join(all_sent)}; {must:.2f}")
@@ -326,7 +328,6 @@ def of_counted(tokens: int, worlds: list[int]) -> Iterator[str]:
 
 
 def of_scaling(tokens: int, worlds: list[int]) -> Iterator[str]:
-    sizes = Sizes(BATCH, HEADS, KV_HEADS, WIDTH, WIDTH, trains=False)
     rows = []
     for kind in ("strong", "weak"):
         for order in ("contiguous", "zigzag"):
@@ -334,8 +335,8 @@ def of_scaling(tokens: int, worlds: list[int]) -> Iterator[str]:
                 found = []
                 for world in worlds:
                     text = Positions.arange(tokens if kind == "strong" else tokens // max(worlds) * world)
-                    needs, counts = needs_of(text, world, order, Visibility(is_causal, *check_window(window)))
-                    cost = price(needs, counts, sizes, "ring")
+                    visibility = Visibility(is_causal, *check_window(window))
+                    (cost,) = prices(text, world, order, visibility, ("ring",))
                     found.append(f"{max(cost.scores) / HEADS:,.0f} / {max(cost.sent):,}")
                 rows.append([kind, mask, order, *found])
     yield from table(["scaling", "mask", "order", *(f"{world}" for world in worlds)], rows)

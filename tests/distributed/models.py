@@ -13,6 +13,7 @@ import posenc
 from posenc import T5, ALiBi, Chunk, CoPE, DynamicNTK, FoX, Learned, NoPE, Positions, RoPE, Schedule, Sinusoidal
 from posenc.distributed import ShardedCache, Sharding, attention, explain, sharded
 from posenc.models import Decoder, ForwardPass, KVCache
+from tests.distributed.counting import counted, counts
 from tests.rounding import of_sums
 
 DIM, HEADS, LAYERS, TOKENS = 24, 4, 2, 29
@@ -135,14 +136,7 @@ def wrapped(_: None) -> list[str]:
 
 def bytes_sent(_: None) -> dict[str, int]:
     """Bytes that this process sends in a ring, and those that positions say it must."""
-    counted, world = [0], dist.get_world_size()
-    send = dist.batch_isend_irecv
-
-    def counting(operations: list[Any]) -> Any:
-        counted[0] += sum(x.tensor.numel() * x.tensor.element_size() for x in operations if x.op is dist.isend)
-        return send(operations)
-
-    dist.batch_isend_irecv = counting
+    world = dist.get_world_size()
     found = {}
     q, k, v = (torch.randn(1, 2, 64, 8) for _ in range(3))
     kinds: dict[str, tuple[Positions, str, dict[str, Any]]] = {
@@ -151,18 +145,15 @@ def bytes_sent(_: None) -> dict[str, int]:
         "documents": (Positions.packed([16, 16, 16, 16]), "documents", {}),
     }
     a_token = 2 * (8 + 8) * 4  # keys and values of two heads in single precision
-    try:
-        for kind, (positions, order, how) in kinds.items():
-            sharding = Sharding(positions, order=order)
-            mine = [sharding.shard(x, 2) for x in (q, k, v)]
-            counted[0] = 0
+    for kind, (positions, order, how) in kinds.items():
+        sharding = Sharding(positions, order=order)
+        mine = [sharding.shard(x, 2) for x in (q, k, v)]
+        with counted() as sent:
             attention(*mine, ALiBi(2), sharding, method="ring", is_causal=True, **how)
-            found[kind] = counted[0]
-            later = world - 1 - sharding.rank  # processes whose queries come after these keys
-            tokens = {"causal": 16 * later, "window": 4 * min(later, 1), "documents": 0}[kind]
-            found[f"{kind} expected"] = tokens * a_token
-    finally:
-        dist.batch_isend_irecv = send
+        found[kind] = sent[0]
+        later = world - 1 - sharding.rank  # processes whose queries come after these keys
+        tokens = {"causal": 16 * later, "window": 4 * min(later, 1), "documents": 0}[kind]
+        found[f"{kind} expected"] = tokens * a_token
     return found
 
 
@@ -267,8 +258,8 @@ def messages(_: None) -> list[tuple[str, str]]:
     return found
 
 
-def leaks_and_messages(_: None) -> tuple[list[str], list[tuple[str, str]]]:
-    return leaks(None), messages(None)
+def in_short(_: None) -> tuple[list[str], list[tuple[str, str]]]:
+    return leaks(None) + counts(None), messages(None)
 
 
 def empties(_: None) -> list[str]:

@@ -33,6 +33,13 @@ def test_sharded_attention_is_that_of_all_tokens(world: int, every: int, tmp_pat
 
 
 @pytest.mark.more
+@pytest.mark.parametrize("world", [4, pytest.param(2, marks=pytest.mark.survey)])
+def test_a_ring_across_exchanges_of_heads_is_attention_to_all_tokens(world: int, tmp_path: Path) -> None:
+    for wrong in in_processes(world, tmp_path, cases.run_all, cases.ON_A_MESH):
+        assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("world", "work"),
     [
@@ -63,11 +70,14 @@ def test_what_nobody_attends_to_is_not_sent(tmp_path: Path) -> None:
     assert sum(of_process["documents"] for of_process in found) == 0
 
 
-@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.survey)])
+@pytest.mark.parametrize(
+    ("world", "on_a_mesh"),
+    [(2, False), pytest.param(4, False, marks=pytest.mark.survey), pytest.param(4, True, marks=pytest.mark.survey)],
+)
 @pytest.mark.more
-def test_heads_that_see_near_keys_alone_send_no_others(world: int, tmp_path: Path) -> None:
+def test_heads_that_see_near_keys_alone_send_no_others(world: int, on_a_mesh: bool, tmp_path: Path) -> None:
     """By horizons of ALiBi and of learned slopes: bytes counted, numbers and gradients as without them."""
-    for wrong in in_processes(world, tmp_path, far.run, None):
+    for wrong in in_processes(world, tmp_path, far.run, on_a_mesh):
         assert not wrong, "\n".join(wrong)
 
 
@@ -78,8 +88,9 @@ def test_alibi_sends_less_than_all(tmp_path: Path) -> None:
     assert all(sent < every for sent, every in found[:-1])
 
 
-def test_a_token_changes_only_what_may_see_it_and_errors_name_the_way_out(tmp_path: Path) -> None:
-    for leaked, messages in in_processes(2, tmp_path, models.leaks_and_messages, None):
-        assert leaked == []
+def test_leaks_bytes_and_errors(tmp_path: Path) -> None:
+    """A token changes only what may see it; what is sent is what was counted by hand; errors name the way out."""
+    for wrong, messages in in_processes(2, tmp_path, models.in_short, None):
+        assert wrong == []
         for message, expected in messages:
             assert expected in message

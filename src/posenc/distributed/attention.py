@@ -13,20 +13,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, shown
-from posenc.backends.merging import merge
-from posenc.distributed import heads, horizons, ring
+from posenc.distributed import blocks, heads
 from posenc.distributed.cache import ShardedCache
-from posenc.distributed.choice import METHODS, Explanation, Method, choose, refusals
+from posenc.distributed.choice import METHODS, Explanation, Method, choose, groups, refusals
 from posenc.distributed.cost import Sizes, price
-from posenc.distributed.horizons import Part
+from posenc.distributed.needs import Needs, mask_of
 from posenc.distributed.sharding import Sharding
 from posenc.encoding.encoding import Context
 from posenc.encoding.features import NOTHING, Projected
-from posenc.encoding.horizon import skipped_by_default
 from posenc.models.forward_pass import EXCHANGES, ForwardPass, KVCache
 from posenc.models.layer_call import LayerCall
 from posenc.positions.positions import Positions
-from posenc.positions.tiles import Chunk, Visibility, Window, check_window
+from posenc.positions.tiles import Visibility, Window
 from posenc.scheme import Scheme
 from posenc.schemes.nope import NoPE
 
@@ -158,9 +156,12 @@ def explain(
     _check(sharding, call)
     sizes, visibility, chunk, refused = _asked(sharding, step, call)
     found = choose(sharding, sizes, visibility, chunk, refused)
-    needs = sharding.needs(visibility, chunk)
-    able = [name for name in METHODS[1:] if name not in refused]
-    return replace(found, prices={name: price(needs, sharding.counts, sizes, name) for name in able})
+    prices = {}
+    for method, held in groups(sharding, refused).items():
+        shards = [sharding.whole[index] for index in held]
+        needs = Needs(shards if chunk is None else [shard.in_chunks(chunk) for shard in shards], visibility)
+        prices[method] = price(needs, sharding.counts, sizes, method)
+    return replace(found, prices=prices)
 
 
 def _asked(
@@ -172,13 +173,7 @@ def _asked(
     rows = max(shard.rows for shard in sharding.shards)
     sizes = Sizes(batch, num_heads, *of_keys, rows, trains=torch.is_grad_enabled())
     refused = refusals(step.pairs(call.layer, sharding.positions), sharding, sizes, call.dropout_p)
-    return sizes, *_mask(step.is_causal, call.window), refused
-
-
-def _mask(is_causal: bool, window: Window) -> tuple[Visibility, int | None]:
-    """The visibility, and the size of chunks."""
-    left, right = (None, None) if isinstance(window, Chunk) else check_window(window)
-    return Visibility(is_causal, left, right), window.size if isinstance(window, Chunk) else None
+    return sizes, *mask_of(step.is_causal, call.window), refused
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,65 +224,16 @@ class _Exchange:
             reached = (whole.key, whole.value, *features, *scheme.parameters())
             return found if call.query.size(2) else _connected(found, reached)
         if method == "ulysses":
-            return heads.attend(self.sharding, step, call)
-        out, lse = self._by_ring(step, call)
-        if call.sinks is not None:  # one more key of every row, without a value
-            sink = call.sinks.to(lse.dtype)[:, None].expand_as(lse)
-            out, lse = merge([(out, lse), (torch.zeros_like(out), sink)])
-        return (out, lse) if call.return_lse else out
 
-    def _by_ring(self, step: ForwardPass, call: LayerCall) -> tuple[Tensor, Tensor]:
-        sharding, layer, window = self.sharding, call.layer, call.window
-        visibility, chunk = _mask(step.is_causal, window)
-        needs = partial(sharding.needs, chunk=chunk)
-        pairs, layout = step.pairs(layer, sharding.positions), sharding.whole.layout
-        around = horizons.parts(call, pairs, visibility, layout, needs, sharding.group)
-        # Bound here, not in a block, which is computed without gradients at first.
-        scheme, _ = step.of_layer(layer)
-        encodings = {}
-        for part in around:
-            heads_of = None if len(around) == 1 else part.keys if scheme.heads_of == "key" else part.queries
-            for source in range(sharding.world):
-                keys = part.needs.keys(sharding.rank, source)
-                if keys is not None:
-                    encodings[part, source] = step.pairs(layer, sharding.keys_of(source, keys), heads=heads_of)
-        mask = call.attn_mask
-        # Everything besides query, key and value that may have a gradient is handed to the blocks.
-        float_mask = [mask] if mask is not None and mask.is_floating_point() else []
-        tensors = [*call.features.values(), *call.key_features.values(), *float_mask]
-        of_block = replace(call, sinks=None, return_lse=True)
+            def of_all(call: LayerCall, keys: slice, queries: slice) -> Tensor | tuple[Tensor, Tensor]:
+                mine = keys if step.of_layer(layer)[0].heads_of == "key" else queries
+                return call.attend(step.pairs(layer, self.sharding.whole, self.sharding.whole, mine))
 
-        def run(
-            part: Part, source: int, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor]
-        ) -> tuple[Tensor, Tensor]:
-            keys, rest = part.needs.keys(sharding.rank, source), iter(leaves)
-            assert keys is not None
-            here = sharding.indices[source][keys]
-            features = {name: _of_heads(next(rest), part.queries) for name in call.features}
-            key_features = {
-                name: _of_heads(next(rest), part.queries).index_select(2, here) for name in call.key_features
-            }
-            attn_mask = next(rest) if float_mask else mask
-            if attn_mask is not None and attn_mask.size(-1) > 1:
-                attn_mask = attn_mask.index_select(-1, here)
-            block = replace(of_block, query=q, key=k, value=v, features=features, key_features=key_features)
-            block = replace(block, attn_mask=attn_mask)
-            if part.visibility != visibility:
-                seen = part.visibility
-                block = replace(block, window=(seen.left, seen.right), skip_below=skip_below)
-            found = block.attend(encodings[part, source])
-            assert isinstance(found, tuple)
-            return found
-
-        skip_below = (skipped_by_default(call.query.dtype) if call.skip_below is None else call.skip_below) / 2
-        parameters = [*scheme.parameters()]
-        given = call.query, call.key, call.value, tensors, parameters
-        return ring.attend(ring.Ring(around, run, sharding.rank, sharding.world, sharding.group), *given)
-
-
-def _of_heads(x: Tensor, heads: slice) -> Tensor:
-    """Some of the heads, unless it is the same for all."""
-    return x if x.size(1) == 1 else x[:, heads]
+            return heads.attend(self.sharding, call, of_all)
+        within, across = self.sharding.within, self.sharding.across
+        if within is None or across is None:
+            return blocks.attend(self.sharding, step, call)
+        return heads.attend(within, call, partial(blocks.attend, across, step))
 
 
 def _check(sharding: Sharding, call: LayerCall) -> None:

@@ -84,8 +84,7 @@ def _reaches(
         return None
     if isinstance(call.window, Chunk):  # in whose place there would be a window
         return None
-    zero = torch.zeros((), dtype=torch.float64)
-    if differences(encoding.pieces, torch.zeros(1, dtype=torch.int64), zero, zero, 1.0) is None:
+    if differences(encoding.pieces, torch.zeros(1, dtype=torch.int64), 0.0, 0.0, 1.0) is None:
         return None
     query, key = (_longest(x) for x in (call.query, call.key))
     norms = torch.stack((query, key.repeat_interleave(len(query) // len(key))))
@@ -93,19 +92,23 @@ def _reaches(
     # The norms of vectors of float32 are rounded.
     rounded = 1 + call.query.size(-1) * torch.finfo(torch.float32).eps
     query, key = (rounded * norms.double().cpu()[..., None]).unbind()
+    mine = encoding.context.heads
+    if mine is not None:  # terms know of all heads of the scheme: the same norms for all
+        query, key = query.amax(), key.amax()
     scale = call.scale if call.scale is not None else encoding.scale
     scale = abs(scale) if scale is not None else 1 / math.sqrt(call.query.size(-1))
     below = skip_threshold(skip_below / 2, tokens)
-    reaches = torch.full((2, len(query)), tokens)
+    reaches = torch.full((2, norms.size(1)), tokens)
     for side in (0,) if visibility.furthest == 0 else (0, 1):
-        worst: Tensor = torch.full((len(query),), -math.inf, dtype=torch.float64)
+        worst: Tensor = torch.full((norms.size(1),), -math.inf, dtype=torch.float64)
         stop = tokens
         # The furthest alone first: most biases that do not decay far enough are told by it.
         for start in (tokens - 1, *_powers(tokens - 1)):
             r = torch.cat((torch.zeros(1, dtype=torch.int64), torch.arange(start, stop)))
             found = differences(encoding.pieces, r if side else -r, query, key, scale)
             assert found is not None
-            worst = torch.maximum(worst, (found[0][:, 1:].amax(-1, keepdim=True) + found[1])[:, 0])
+            most = (found[0][:, 1:].amax(-1, keepdim=True) + found[1])[:, 0]
+            worst = torch.maximum(worst, most if mine is None or len(most) == 1 else most[mine.start : mine.stop])
             if not (worst < below).any():  # with NaN, nothing is left out
                 break
             if start < tokens - 1:

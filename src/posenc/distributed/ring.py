@@ -96,7 +96,7 @@ class Ring:
             coming.received()
 
 
-def attend(
+def attend_in_ring(
     ring: Ring, query: Tensor, key: Tensor, value: Tensor, leaves: Sequence[Tensor], parameters: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of this process's queries over all keys. ``leaves`` are other tensors of the blocks, such

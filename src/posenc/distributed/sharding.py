@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,11 +19,67 @@ from posenc.positions.positions import Positions
 from posenc.positions.tiles import Visibility
 
 
-class Sharding:
+class Shards:
+    """The tokens of a batch, divided among the processes of a group by indices."""
+
+    def __init__(self, whole: Positions, indices: Sequence[Tensor], group: Any) -> None:
+        self.group = group
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.whole = whole
+        self.indices = tuple(index.to(whole.device) for index in indices)
+        """The tokens of each process, as indices into the batch's."""
+        self.counts = tuple(len(index) for index in self.indices)
+        self.shards = tuple(whole[index]._set(_is_shard=whole._is_shard or self.world > 1) for index in self.indices)
+        """The positions of each process's tokens."""
+        self._needs: dict[tuple[Visibility, int | None], Needs] = {}
+        self._keys: dict[tuple[int, int, int], Positions] = {}
+
+    @property
+    def positions(self) -> Positions:
+        """The positions of this process's tokens."""
+        return self.shards[self.rank]
+
+    def shard(self, x: Shaped[Tensor, "..."], dim: int = 1) -> Tensor:
+        """This process's tokens of a tensor that has those of the whole batch along ``dim``."""
+        self._check(x, dim, len(self.whole))
+        return x.index_select(dim, self.indices[self.rank].to(x.device))
+
+    def gather(self, x: Shaped[Tensor, "..."], dim: int = 1) -> Tensor:
+        """The tensor of the whole batch, in its order, from each process's tokens along ``dim``. Differentiable: the
+        gradient of a token is the sum over processes. All processes must call it."""
+        self._check(x, dim, self.counts[self.rank])
+        back = torch.cat(self.indices).argsort().to(x.device)
+        return gathered(x, dim, self.counts, self.group).index_select(dim, back)
+
+    def needs(self, visibility: Visibility, chunk: int | None = None) -> Needs:
+        """What each process's queries attend to of each process's keys. The same on every process, since it follows
+        from positions alone."""
+        which = visibility, chunk
+        if which not in self._needs:
+            shards = self.shards if chunk is None else [shard.in_chunks(chunk) for shard in self.shards]
+            self._needs[which] = Needs(shards, visibility)
+        return self._needs[which]
+
+    def keys_of(self, rank: int, keys: slice) -> Positions:
+        """The positions of some of a process's tokens: the same object each time, so that encodings are bound once."""
+        which = rank, keys.start, keys.stop
+        if which not in self._keys:
+            self._keys[which] = self.shards[rank][keys]
+        return self._keys[which]
+
+    def _check(self, x: Tensor, dim: int, tokens: int) -> None:
+        check_type("x", x, Tensor)
+        if not -x.dim() <= dim < x.dim() or x.size(dim) != tokens:
+            raise ValueError(f"x must have {tokens} tokens along dim {dim}, got {shown(x)}")
+
+
+class Sharding(Shards):
     """The tokens of a batch, divided among the processes of a group, for attention over all of them.
 
     Every process makes it from the *same* positions, those of all tokens. ``of`` is the group: a ProcessGroup, a
-    DeviceMesh of one axis, or None for all processes. ``order`` says which tokens each process holds:
+    DeviceMesh of one axis, or None for all processes. On a DeviceMesh of two axes, with all processes, the method
+    ``"ring"`` exchanges heads along the second axis and keys along the first. ``order`` says which tokens each process
+    holds:
 
     - ``"contiguous"``: one run of tokens each.
     - ``"zigzag"``: the text is cut into 2 world runs, and process r holds runs r and 2 world - 1 - r, so that under a
@@ -46,37 +103,17 @@ class Sharding:
             raise ValueError("whole must be the positions of all tokens, got those of a shard")
         if not dist.is_available() or not dist.is_initialized():
             raise ValueError("Sharding needs a process group: run with torchrun and call init_process_group first")
-        self.group = group_of(of)
-        self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self.whole = whole
-        self.indices = tuple(index.to(whole.device) for index in indices(whole.layout, self.world, order))
-        """The tokens of each process, as indices into the batch's."""
-        self.counts = tuple(len(index) for index in self.indices)
-        self.shards = tuple(whole[index]._set(_is_shard=self.world > 1) for index in self.indices)
-        """The positions of each process's tokens."""
+        places = of.mesh if getattr(of, "ndim", 1) == 2 and hasattr(of, "get_group") else None
+        group = group_of(of) if places is None else _all_of(of)
+        super().__init__(whole, indices(whole.layout, dist.get_world_size(group), order), group)
         self._check_same()
-        self._needs: dict[tuple[Visibility, int | None], Needs] = {}
-        self._keys: dict[tuple[int, int, int], Positions] = {}
+        self.across: Shards | None = None
+        self.within: Shards | None = None
+        if places is not None:
+            self._divide(of)
 
     def __repr__(self) -> str:
         return f"Sharding(rank {self.rank} of {self.world}, tokens {', '.join(map(str, self.counts))})"
-
-    @property
-    def positions(self) -> Positions:
-        """The positions of this process's tokens."""
-        return self.shards[self.rank]
-
-    def shard(self, x: Shaped[Tensor, "..."], dim: int = 1) -> Tensor:
-        """This process's tokens of a tensor that has those of the whole batch along ``dim``."""
-        self._check(x, dim, len(self.whole))
-        return x.index_select(dim, self.indices[self.rank].to(x.device))
-
-    def gather(self, x: Shaped[Tensor, "..."], dim: int = 1) -> Tensor:
-        """The tensor of the whole batch, in its order, from each process's tokens along ``dim``. Differentiable: the
-        gradient of a token is the sum over processes. All processes must call it."""
-        self._check(x, dim, self.counts[self.rank])
-        back = torch.cat(self.indices).argsort().to(x.device)
-        return gathered(x, dim, self.counts, self.group).index_select(dim, back)
 
     def _check_same(self) -> None:
         """ValueError on all processes unless they were given the same positions and order. This is also the first
@@ -94,6 +131,22 @@ class Sharding:
                 f"whole and order must be the same on all processes, but differ on {others} from process 0's"
             )
 
+    def _divide(self, mesh: Any) -> None:
+        """The two levels of a mesh of two axes: along the second, processes have the tokens of one row of the mesh, and
+        along the first the rows have those of the batch."""
+        rows = {rank: row for row in mesh.mesh.tolist() for rank in row}
+        across, within = mesh.get_group(0), mesh.get_group(1)
+        of_row = [
+            torch.cat([self.indices[member] for member in rows[rank]]).sort().values
+            for rank in dist.get_process_group_ranks(across)
+        ]
+        self.across = Shards(self.whole, of_row, across)
+        mine = self.across.indices[self.across.rank]
+        members = [
+            torch.searchsorted(mine, self.indices[rank].contiguous()) for rank in dist.get_process_group_ranks(within)
+        ]
+        self.within = Shards(self.across.positions, members, within)
+
     def check(self, positions: Positions) -> None:
         """ValueError unless these are the positions of this process's tokens."""
         mine = self.positions
@@ -102,26 +155,14 @@ class Sharding:
                 f"positions must be those of this process's tokens, sharding.positions, got others: {positions}"
             )
 
-    def needs(self, visibility: Visibility, chunk: int | None = None) -> Needs:
-        """What each process's queries attend to of each process's keys. The same on every process, since it follows
-        from positions alone."""
-        which = visibility, chunk
-        if which not in self._needs:
-            shards = self.shards if chunk is None else [shard.in_chunks(chunk) for shard in self.shards]
-            self._needs[which] = Needs(shards, visibility)
-        return self._needs[which]
 
-    def keys_of(self, rank: int, keys: slice) -> Positions:
-        """The positions of some of a process's tokens: the same object each time, so that encodings are bound once."""
-        which = rank, keys.start, keys.stop
-        if which not in self._keys:
-            self._keys[which] = self.shards[rank][keys]
-        return self._keys[which]
-
-    def _check(self, x: Tensor, dim: int, tokens: int) -> None:
-        check_type("x", x, Tensor)
-        if not -x.dim() <= dim < x.dim() or x.size(dim) != tokens:
-            raise ValueError(f"x must have {tokens} tokens along dim {dim}, got {shown(x)}")
+def _all_of(mesh: Any) -> Any:
+    """The group of all processes, which a mesh of two axes must have."""
+    if sorted(mesh.mesh.flatten().tolist()) != list(range(dist.get_world_size())):
+        raise ValueError(
+            f"of must be a mesh of two axes with all {dist.get_world_size()} processes, or of one axis, got {mesh}"
+        )
+    return dist.group.WORLD
 
 
 def group_of(of: Any) -> Any:
