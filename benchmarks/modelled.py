@@ -70,9 +70,7 @@ def of_modelled() -> Iterator[str]:
                 found = prices(tokens, world, replace(LLAMA_3_8B, trains=trains))
                 ideal = 2 * 256 * sum(found["gather"].scores) / world / H100.flops * (3.5 if trains else 1)
                 cells = [
-                    f"{found[name].seconds * 1e3:.3g} ms, {max(found[name].held) / 1e9:.2g} GB"
-                    if name in found
-                    else "–"
+                    f"{time(found[name].seconds)}, {max(found[name].held) / 1e9:.2g} GB" if name in found else "–"
                     for name in METHODS
                 ]
                 rows.append([f"{tokens // 1024}k", str(world), time(ideal), *cells])

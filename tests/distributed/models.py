@@ -246,7 +246,7 @@ def messages(_: None) -> list[tuple[str, str]]:
     for scheme, expected in (
         (CoPE(8, 4), "not ring: a score term needs whole rows of scores"),
         (None, "ulysses: the fastest by the model of time (H100, nodes of 8)"),
-        (None, "price of ring: 60 scores, 0.00128 MB sent, 0.00128 MB of keys and values held"),
+        (None, "price of ring: 60 scores, 0.001664 MB sent, 0.00128 MB of keys and values held"),
     ):
         found.append((str(explain(x, x, x, scheme, sharding, is_causal=True)), expected))
     for call, expected in calls * 2:  # an error leaves nothing on its way

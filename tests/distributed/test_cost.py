@@ -84,7 +84,9 @@ def test_auto_takes_the_fastest_that_fits() -> None:
     assert taken(2**17, 8).method == "ulysses"
     few_heads = taken(2**17, 4)
     assert few_heads.method == "gather"
-    assert few_heads.refusals == {"ulysses": "it needs at least one head of keys for each of 8 processes, got 4"}
+    assert few_heads.refusals == {
+        "ulysses": "an exchange of heads needs at least one head of keys for each of 8 processes, got 4"
+    }
     long = taken(2**20, 4)
     assert long.method == "ring"
     assert long.refusals["gather"] == "keys and values of 32 layers would take 68.7 GB of 20"

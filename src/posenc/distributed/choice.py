@@ -56,7 +56,8 @@ def refusals(encoding: Encoding, sharding: Sharding, sizes: Sizes, dropout_p: fl
     of_heads = {"ulysses": sharding.world, "ring": 1 if sharding.within is None else sharding.within.world}
     for method, world in of_heads.items():
         if sizes.kv_heads < world:
-            found[method] = f"it needs at least one head of keys for each of {world} processes, got {sizes.kv_heads}"
+            least = f"at least one head of keys for each of {world} processes"
+            found[method] = f"an exchange of heads needs {least}, got {sizes.kv_heads}"
     return found
 
 

@@ -116,8 +116,9 @@ class Price:
     seconds: float
 
     def __str__(self) -> str:
+        most = max(map(sum, zip(self.sent, self.sent_back, strict=True)))
         return (
-            f"{max(self.scores):.3g} scores, {(max(self.sent) + max(self.sent_back)) / 1e6:.4g} MB sent, "
+            f"{max(self.scores):.3g} scores, {most / 1e6:.4g} MB sent, "
             f"{max(self.held) / 1e6:.4g} MB of keys and values held, {self.seconds * 1e3:.3g} ms"
         )
 
