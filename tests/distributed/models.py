@@ -226,7 +226,8 @@ def messages(_: None) -> list[tuple[str, str]]:
             "sinks must be (2,), a logit for each head",
         ),
         # A scheme that does not fit: an error of a block, after which the group still works.
-        (lambda: attention(x, x, x, T5(3), sharding, is_causal=True), "3 heads"),
+        (lambda: attention(x, x, x, T5(3), sharding, method="ring", is_causal=True), "3 heads"),
+        (lambda: attention(x, x, x, T5(3), sharding, method="ulysses", is_causal=True), "3 heads"),
         (of_others, "positions must be those of this process's tokens, sharding.positions"),
         (with_cache, "cache must be an empty ShardedCache while a text is divided among processes, got a KVCache"),
         (lambda: sharding.shard(torch.zeros(1, 7)), "x must have 10 tokens along dim 1"),

@@ -184,6 +184,8 @@ class _Exchange:
     method: Method
     chosen: dict[Any, str] = field(default_factory=dict)
     """What "auto" took, so that layers of the same sizes ask once."""
+    tried: set[Any] = field(default_factory=set)
+    """The schemes that were tried with all heads."""
 
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
         self.sharding.check(positions)
@@ -223,6 +225,9 @@ class _Exchange:
             features = (*call.features.values(), *call.key_features.values())
             reached = (whole.key, whole.value, *features, *scheme.parameters())
             return found if call.query.size(2) else _connected(found, reached)
+        within, across = self.sharding.within, self.sharding.across
+        if method == "ulysses" or within is not None:
+            self._try_all_heads(step, call)
         if method == "ulysses":
 
             def of_all(call: LayerCall, keys: slice, queries: slice) -> Tensor | tuple[Tensor, Tensor]:
@@ -230,10 +235,28 @@ class _Exchange:
                 return call.attend(step.pairs(layer, self.sharding.whole, self.sharding.whole, mine))
 
             return heads.attend(self.sharding, call, of_all)
-        within, across = self.sharding.within, self.sharding.across
         if within is None or across is None:
             return blocks.attend(self.sharding, step, call)
         return heads.attend(within, call, partial(blocks.attend, across, step))
+
+    @torch.no_grad()
+    def _try_all_heads(self, step: ForwardPass, call: LayerCall) -> None:
+        """Raises the errors of a scheme that was made for other heads or widths, on every process: one that has some of
+        the heads would not notice. One query and key are enough, once for each scheme and sizes."""
+        sizes = [(x.size(1), x.size(3)) for x in (call.query, call.key, call.value)]
+        which = step.of_layer(call.layer)[0], *sizes
+        if which in self.tried or not len(self.sharding.whole):
+            return
+
+        def first(x: Tensor) -> Tensor:
+            return x.new_zeros(1, x.size(1), 1, *x.shape[3:])
+
+        one = replace(call, query=first(call.query), key=first(call.key), value=first(call.value))
+        features, of_keys = ({name: first(x) for name, x in of.items()} for of in (call.features, call.key_features))
+        one = replace(one, features=features, key_features=of_keys, attn_mask=None, sinks=None, backend="reference")
+        position = self.sharding.whole[:1]
+        one.attend(step.pairs(call.layer, position, position))
+        self.tried.add(which)
 
 
 def _check(sharding: Sharding, call: LayerCall) -> None:
