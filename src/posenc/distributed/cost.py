@@ -163,7 +163,7 @@ def _gather(needs: Needs | Sample, counts: Sequence[int], sizes: Sizes, machine:
     # Keys enter a node once, through the ports of all its devices, and are handed on inside.
     nodes = -(-world // machine.per_node)
     outside = sent[0] / (world - 1) * world * (1 - 1 / nodes) / machine.per_node / machine.network if world > 1 else 0.0
-    seconds = max(sent[0] / machine.link, outside) + machine.latency
+    seconds = max(sent[0] / machine.link, outside) + machine.latency * (world > 1)
     seconds += _compute(max(scores), sizes, machine) * (1 + BACKWARD * sizes.trains)
     if sizes.trains:
         seconds += max(_exchange([count * number * sizes.of_gradients for count in counts], r, machine) for r in every)
