@@ -28,10 +28,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 import posenc
 from posenc import ALiBi, Positions, RoPE
 from posenc.distributed import Needs, Sharding, attention, blocks
+from posenc.distributed.choice import groups
 from posenc.distributed.cost import Price, Sizes, price
 from posenc.distributed.horizons import Part
 from posenc.models import layer_call
@@ -40,6 +42,7 @@ from posenc.positions.tiles import Visibility, check_window
 from posenc.positions.visibility import visible
 
 METHODS = ("gather", "ring", "ulysses")
+BOTH = "ring × ulysses"  # on a mesh of two axes
 BATCH, HEADS, KV_HEADS, WIDTH = 1, 8, 4, 16
 SCHEMES: dict[str, Callable[[], Any]] = {"RoPE": lambda: RoPE(WIDTH), "ALiBi": lambda: ALiBi(HEADS)}
 
@@ -87,6 +90,7 @@ def counted() -> Iterator[Traffic]:
         queries, keys = encoding.query_positions, encoding.key_positions
         seen = visible(queries, keys, Visibility(options["is_causal"], *check_window(options["window"])))
         pairs = query.size(2) * key.size(2) if seen is None else int(seen.sum())
+        pairs -= query.size(2) == key.size(2) == 1  # a trial of the scheme's heads
         found.scores += pairs * query.size(0) * query.size(1)
         return attend(query, key, value, encoding, **options)
 
@@ -152,10 +156,10 @@ class Row:
 
     @property
     def is_as_counted(self) -> bool:
-        """Whether bytes are as counted. Sockets carry what gloo adds to each message too, some kilobytes."""
+        """Whether bytes are as counted. Sockets carry what gloo adds to each message too, and norms, some kilobytes."""
         planned = tuple(a + b for a, b in zip(self.expected.sent, self.expected.sent_back, strict=True))
         carried = all(
-            wire is None or plan <= wire <= plan + 4096 for wire, plan in zip(self.on_sockets, planned, strict=True)
+            wire is None or plan <= wire <= plan + 16384 for wire, plan in zip(self.on_sockets, planned, strict=True)
         )
         return self.sent == planned and self.scores == self.expected.scores and carried
 
@@ -185,13 +189,14 @@ def run(world: int, tokens: int, names: list[tuple[str, ...]], device: torch.dev
         options: dict[str, Any] = {"is_causal": is_causal, "window": window}
         expected = [posenc.attention(*leaves, encoding, enable_gqa=True, **options)]
         expected += torch.autograd.grad(expected[0], leaves, d_out)
-        sharding = Sharding(text.to(device), order=order)
+        mesh = init_device_mesh(device.type, (world // 2, 2)) if method == BOTH else None
+        sharding, kind = Sharding(text.to(device), mesh, order), method.split()[0]
         mine = [sharding.shard(x, 2).requires_grad_() for x in wholes]
-        attention(*mine, scheme, sharding, method=method, **options).backward(sharding.shard(d_out, 2))  # connects
+        attention(*mine, scheme, sharding, method=kind, **options).backward(sharding.shard(d_out, 2))  # connects
         dist.barrier()
         before = on_sockets()
         with counted() as forward, parts_of_ring() as parts:
-            out = attention(*mine, scheme, sharding, method=method, **options)
+            out = attention(*mine, scheme, sharding, method=kind, **options)
         with counted() as backward:
             got = [out, *torch.autograd.grad(out, mine, sharding.shard(d_out, 2))]
         after = on_sockets()
@@ -207,10 +212,10 @@ def run(world: int, tokens: int, names: list[tuple[str, ...]], device: torch.dev
         dist.all_gather_object(every, (apart, forward.scores, forward.sent + backward.sent, wire))
         aparts, scores, sent, wires = zip(*every, strict=True)
         visibility = Visibility(is_causal, *check_window(window))
-        needs = Needs([text], visibility) if method == "ulysses" else sharding.needs(visibility)
+        needs = Needs([text[held] for held in groups(sharding)[kind]], visibility)
         sizes = Sizes(BATCH, HEADS, KV_HEADS, WIDTH, WIDTH, itemsize=4)
-        cost = price(needs, sharding.counts, sizes, method)
-        if parts:  # of the heads, by their horizons
+        cost = price(needs, sharding.counts, sizes, kind)
+        if parts and mesh is None:  # of the heads, by their horizons
             sums = zip(*(of_part(part, sharding.counts, sizes) for part in parts), strict=True)
             cost = replace(cost, **dict(zip(("scores", "sent", "sent_back"), map(added, sums), strict=True)))
         row = world, scheme_name, text_name, mask_name, order, method, max(aparts), scores, sent, wires, cost
@@ -245,6 +250,8 @@ def measured(world: int, tokens: int, is_small: bool) -> list[Row]:
         for order in orders
         for method in METHODS
     ]
+    if world % 2 == 0 and world > 2:
+        names += [("RoPE", *which, order, BOTH) for which in asked for order in orders]
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(work, (world, tokens, folder, names), world)
         return torch.load(f"{folder}/rows-{world}", weights_only=False)
