@@ -14,6 +14,7 @@ from posenc import T5, ALiBi, Chunk, CoPE, DynamicNTK, FoX, Learned, NoPE, Posit
 from posenc.distributed import ShardedCache, Sharding, attention, explain, sharded
 from posenc.models import Decoder, ForwardPass, KVCache
 from tests.distributed.counting import counted, counts
+from tests.distributed.far import made_tables
 from tests.rounding import of_sums
 
 DIM, HEADS, LAYERS, TOKENS = 24, 4, 2, 29
@@ -260,7 +261,7 @@ def messages(_: None) -> list[tuple[str, str]]:
 
 
 def in_short(_: None) -> tuple[list[str], list[tuple[str, str]]]:
-    return leaks(None) + counts(None), messages(None)
+    return leaks(None) + counts(None) + made_tables(None), messages(None)
 
 
 def empties(_: None) -> list[str]:

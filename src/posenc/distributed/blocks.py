@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from posenc.backends.merging import merge
 from posenc.distributed.horizons import Part, parts
+from posenc.distributed.leaves import leaves_of
 from posenc.distributed.needs import mask_of
 from posenc.distributed.ring import Ring, attend_in_ring
 from posenc.distributed.sharding import Shards
@@ -28,13 +28,13 @@ def attend(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of this process's queries to the keys of all. ``keys_of`` and ``queries_of`` are the scheme's heads in
     the call; None: all."""
-    layer, (visibility, chunk) = call.layer, mask_of(call.is_causal, call.window)
+    layer, (visibility, _) = call.layer, mask_of(call.is_causal, call.window)
     scheme, _ = step.of_layer(layer)
     is_of_keys = scheme.heads_of == "key"
     mine = keys_of if is_of_keys else queries_of
-    needs, positions = partial(sharding.needs, chunk=chunk), sharding.positions
+    positions = sharding.positions
     pairs = step.pairs(layer, positions, positions, mine)
-    around = parts(call, pairs, visibility, sharding.whole.layout, needs, sharding.group)
+    around = parts(call, pairs, visibility, sharding)
     # Bound here, not in a block, which is computed without gradients at first.
     encodings = {}
     for part in around:
@@ -48,7 +48,7 @@ def attend(
     mask = call.attn_mask
     # Everything besides query, key and value that may have a gradient is handed to the blocks.
     float_mask = [mask] if mask is not None and mask.is_floating_point() else []
-    leaves = [*call.features.values(), *call.key_features.values(), *float_mask]
+    tensors = [*call.features.values(), *call.key_features.values(), *float_mask]
     skip_below = skipped_by_default(call.query.dtype) if call.skip_below is None else call.skip_below
     of_block = replace(call, sinks=None, return_lse=True)
 
@@ -70,7 +70,7 @@ def attend(
         return found
 
     ring = Ring(around, run, sharding.rank, sharding.world, sharding.group)
-    out, lse = attend_in_ring(ring, call.query, call.key, call.value, leaves, [*scheme.parameters()])
+    out, lse = attend_in_ring(ring, call.query, call.key, call.value, tensors, leaves_of(scheme, pairs))
     if call.sinks is not None:  # one more key of every row, without a value
         sink = call.sinks.to(lse.dtype)[:, None].expand_as(lse)
         out, lse = merge([(out, lse), (torch.zeros_like(out), sink)])

@@ -6,17 +6,19 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from posenc.distributed.needs import Needs
+from posenc.distributed.sharding import Shards
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.horizon import differences, skip_threshold, skipped_by_default
+from posenc.encoding.pieces import Clock
 from posenc.models.layer_call import LayerCall
 from posenc.positions.layout import Layout
+from posenc.positions.positions import PADDING
 from posenc.positions.tiles import Chunk, Visibility
 
 FEWEST_TOKENS = 256  # texts for which finding horizons pays off
@@ -38,9 +40,7 @@ def parts(
     call: LayerCall,
     encoding: Encoding,
     visibility: Visibility,
-    layout: Layout,
-    needs: Callable[[Visibility], Needs],
-    group: Any,
+    sharding: Shards,
 ) -> list[Part]:
     """The heads of a call in parts, the same on all processes of the group, which must all call this.
 
@@ -48,9 +48,10 @@ def parts(
     keys of these norms; the other half is for the blocks. There is one part if a term has no known bound.
     """
     heads, kv_heads = call.query.size(1), call.key.size(1)
-    reaches = _reaches(call, encoding, visibility, layout, group)
+    chunk = call.window.size if isinstance(call.window, Chunk) else None
+    reaches = _reaches(call, encoding, visibility, sharding)
     if reaches is None:
-        return [Part(slice(0, kv_heads), slice(0, heads), visibility, needs(visibility))]
+        return [Part(slice(0, kv_heads), slice(0, heads), visibility, sharding.needs(visibility, chunk))]
     shared = heads // kv_heads
     each = [tuple(max(side[h * shared : (h + 1) * shared]) for side in reaches) for h in range(kv_heads)]
     found = []
@@ -58,11 +59,11 @@ def parts(
         keys = list(alike)
         seen = Visibility(
             visibility.is_causal,
-            _nearer(visibility.left, left, layout.tokens),
-            _nearer(visibility.right, right, layout.tokens),
+            _nearer(visibility.left, left, len(sharding.whole)),
+            _nearer(visibility.right, right, len(sharding.whole)),
         )
         of = slice(keys[0], keys[-1] + 1)
-        found.append(Part(of, slice(of.start * shared, of.stop * shared), seen, needs(seen)))
+        found.append(Part(of, slice(of.start * shared, of.stop * shared), seen, sharding.needs(seen)))
     return found
 
 
@@ -71,24 +72,33 @@ def _nearer(limit: int | None, reach: int, tokens: int) -> int | None:
 
 
 @torch.no_grad()
-def _reaches(
-    call: LayerCall, encoding: Encoding, visibility: Visibility, layout: Layout, group: Any
-) -> list[list[int]] | None:
+def _reaches(call: LayerCall, encoding: Encoding, visibility: Visibility, sharding: Shards) -> list[list[int]] | None:
     """How many keys each head of queries needs before and after its own, including it; None if that is not known."""
-    tokens = layout.tokens
+    tokens, device = len(sharding.whole), call.query.device
     skip_below = skipped_by_default(call.query.dtype) if call.skip_below is None else call.skip_below
     # What a row holds at least is the score of the query's own key, so every query must see its own.
     sees_itself = call.attn_mask is None and (visibility.furthest is None or visibility.furthest >= 0)
     fades = any(piece.fades for piece in encoding.pieces) and not encoding.rotations
-    if tokens < FEWEST_TOKENS or skip_below <= 0 or not sees_itself or not fades or not _rises(layout):
+    if (
+        sharding.world == 1
+        or tokens < FEWEST_TOKENS
+        or skip_below <= 0
+        or not sees_itself
+        or not fades
+        or not _rises(sharding.whole.layout)
+    ):
         return None
     if isinstance(call.window, Chunk):  # in whose place there would be a window
         return None
-    if differences(encoding.pieces, torch.zeros(1, dtype=torch.int64), 0.0, 0.0, 1.0) is None:
+    clocks = [piece for piece in encoding.pieces if isinstance(piece, Clock)]
+    if clocks and visibility.furthest != 0:
+        return None
+    pieces = [piece for piece in encoding.pieces if not isinstance(piece, Clock)]
+    if differences(pieces, torch.arange(1, device=device), 0.0, 0.0, 1.0) is None:
         return None
     query, key = (_longest(x) for x in (call.query, call.key))
     norms = torch.stack((query, key.repeat_interleave(len(query) // len(key))))
-    dist.all_reduce(norms, dist.ReduceOp.MAX, group)
+    dist.all_reduce(norms, dist.ReduceOp.MAX, sharding.group)
     # The norms of vectors of float32 are rounded.
     rounded = 1 + call.query.size(-1) * torch.finfo(torch.float32).eps
     query, key = (rounded * norms.double().cpu()[..., None]).unbind()
@@ -97,6 +107,7 @@ def _reaches(
         query, key = query.amax(), key.amax()
     scale = call.scale if call.scale is not None else encoding.scale
     scale = abs(scale) if scale is not None else 1 / math.sqrt(call.query.size(-1))
+    since = _since(call, clocks, sharding)
     below = skip_threshold(skip_below / 2, tokens)
     reaches = torch.full((2, norms.size(1)), tokens)
     for side in (0,) if visibility.furthest == 0 else (0, 1):
@@ -104,11 +115,12 @@ def _reaches(
         stop = tokens
         # The furthest alone first: most biases that do not decay far enough are told by it.
         for start in (tokens - 1, *_powers(tokens - 1)):
-            r = torch.cat((torch.zeros(1, dtype=torch.int64), torch.arange(start, stop)))
-            found = differences(encoding.pieces, r if side else -r, query, key, scale)
+            r = torch.cat((torch.arange(1, device=device), torch.arange(start, stop, device=device)))
+            found = differences(pieces, r if side else -r, query, key, scale)
             assert found is not None
             most = (found[0][:, 1:].amax(-1, keepdim=True) + found[1])[:, 0]
-            worst = torch.maximum(worst, most if mine is None or len(most) == 1 else most[mine.start : mine.stop])
+            most = most if mine is None or len(most) == 1 else most[mine.start : mine.stop]
+            worst = torch.maximum(worst, most + since(start) if clocks else most)
             if not (worst < below).any():  # with NaN, nothing is left out
                 break
             if start < tokens - 1:
@@ -116,8 +128,36 @@ def _reaches(
             stop = start
     # Each process's own, since processes that send by different horizons would wait for ever.
     reaches = reaches.to(norms.device)
-    dist.all_reduce(reaches, dist.ReduceOp.MAX, group)
+    dist.all_reduce(reaches, dist.ReduceOp.MAX, sharding.group)
     return [[int(n) for n in side] for side in reaches.tolist()]
+
+
+def _since(call: LayerCall, clocks: Sequence[Clock], sharding: Shards) -> Callable[[int], Tensor]:
+    """A function of a distance: the greatest difference of a head's clocks between a query of this process and a key at
+    least as far back in its document, (heads or 1,); -inf if there is none."""
+    if not clocks:
+        return lambda _: torch.zeros(1)
+    here = torch.stack([call.features[clock.feature].double() for clock in clocks]).sum(0)
+    there = torch.stack([call.key_features[clock.feature].double() for clock in clocks]).sum(0)
+    document, place = sharding.whole.document, torch.arange(len(sharding.whole), device=sharding.whole.device)
+    is_token = document != PADDING
+    # Padding belongs to the document before it.
+    document = document.gather(1, torch.where(is_token, place, 0).cummax(1).values)
+    begins = torch.nn.functional.pad(document[:, 1:] != document[:, :-1], (1, 0))
+    first = torch.where(begins, place, 0).cummax(1).values
+    # The least of each document so far: every document is moved below those before it.
+    down = (begins.cumsum(1) * (there.amax() - there.amin() + 1))[:, None]
+    least = (there - down).cummin(-1).values + down
+    mine = sharding.indices[sharding.rank]
+
+    def greatest(distance: int) -> Tensor:
+        at = mine - distance
+        exists = (at >= first[:, mine]) & is_token[:, mine]
+        apart = here - least[:, :, at.clamp(min=0)]
+        found = apart.masked_fill(~exists[:, None], -math.inf)
+        return found.amax((0, 2)).cpu() if found.numel() else torch.full((1,), -math.inf)
+
+    return greatest
 
 
 def _powers(below: int) -> Sequence[int]:
@@ -133,15 +173,18 @@ def _longest(x: Tensor) -> Tensor:
 
 
 def _rises(layout: Layout) -> bool:
-    """Whether in each document coordinates are known to be order plus a constant, so that a horizon is a window."""
-    for row in layout.rows or ((),):
-        ahead: dict[int, int] = {}
+    """Whether documents are one after another, and in each coordinates are known to be order plus a constant and rise,
+    so that a horizon is a window."""
+    for row in layout.rows or ():
+        known: dict[int, tuple[int, int]] = {}  # how far coordinates are ahead of the order, and the next order
+        last = None
         for span in row:
             line = span.line
-            if (
-                line is None
-                or span.order_step != 1
-                or ahead.setdefault(span.document, line - span.order) != (line - span.order)
-            ):
+            if line is None or span.order_step != 1 or (span.document in known and span.document != last):
                 return False
+            ahead, following = known.get(span.document, (line - span.order, span.order))
+            if line - span.order != ahead or span.order < following:
+                return False
+            known[span.document] = ahead, span.order + span.stop - span.start
+            last = span.document
     return layout.rows is not None
