@@ -58,8 +58,8 @@ def attention(
 
     - ``method``: ``"gather"`` gathers all keys and values; memory grows with the whole text. ``"ring"`` attends to the
       keys of one process after another while the next ones travel; memory does not grow with the number of processes,
-      the backward pass computes scores once more, and keys outside a window or a document are not sent,
-      nor those that ``skip_below`` leaves out of a head whose bias decays, such as ALiBi's.
+      and keys outside a window or a document are not sent, nor those that ``skip_below`` leaves out of a head whose
+      bias decays, such as ALiBi's. The backward pass computes scores again, once more with some backends.
       ``"ulysses"`` exchanges tokens for heads, so that each process has all tokens of some heads; it needs at least one
       head of keys per process. ``"auto"``: the fastest by a model of time that fits into memory: see `explain`.
     - ``features``: the layer's projections for `Scheme.features` of this process's tokens.

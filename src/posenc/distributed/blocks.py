@@ -69,7 +69,8 @@ def attend(
         assert isinstance(found, tuple)
         return found
 
-    ring = Ring(around, run, sharding.rank, sharding.world, sharding.group)
+    is_one_call = not pairs.rotations and not pairs.values  # near and distant pairs would be merged, or values added
+    ring = Ring(around, run, sharding.rank, sharding.world, sharding.group, is_one_call)
     out, lse = attend_in_ring(ring, call.query, call.key, call.value, tensors, leaves_of(scheme, pairs))
     if call.sinks is not None:  # one more key of every row, without a value
         sink = call.sinks.to(lse.dtype)[:, None].expand_as(lse)

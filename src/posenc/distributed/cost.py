@@ -208,7 +208,7 @@ def _ring(needs: Needs | Sample, counts: Sequence[int], sizes: Sizes, machine: M
         speeds = [machine.speed(rank, source * lanes + lane) for source in sources]
         seconds = sum(ways[: 1 + sizes.trains])
         for trains in (False, True)[: 1 + sizes.trains]:
-            # The backward pass of a ring computes blocks again; there is nothing to compute again in one block.
+            # With PyTorch's kernels a ring computes blocks again; of one block there is nothing to compute again.
             again = BACKWARD + (groups > 1) if trains else 1.0
             for step in range(groups):
                 travels = _travels(step + 1, taken, speeds, sizes.itemsize, machine)

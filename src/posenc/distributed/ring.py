@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from posenc.backends.custom import of_whole_rows
 from posenc.distributed.horizons import Part
 
 Block = Callable[[Part, int, Tensor, Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, Tensor]]
@@ -39,10 +40,13 @@ class Ring:
     """The blocks of one call, on every process: which keys travel where. At step s process r sends to r + s and
     receives from r - s, so that each pair of processes meets once, and what nobody attends to is not sent.
 
-    ``parts`` are of the heads; ``run`` computes a block of one part.
+    ``parts`` are of the heads; ``run`` computes a block of one part, in one call of a kernel if ``is_one_call``.
     """
 
-    def __init__(self, parts: Sequence[Part], run: Block, rank: int, world: int, group: Any) -> None:
+    def __init__(
+        self, parts: Sequence[Part], run: Block, rank: int, world: int, group: Any, is_one_call: bool = False
+    ) -> None:
+        self.is_one_call = is_one_call
         self.parts, self.run, self.rank, self.world, self.group = parts, run, rank, world, group
 
     def source(self, step: int) -> int:
@@ -109,8 +113,9 @@ def attend_in_ring(
 
 
 class _Attend(torch.autograd.Function):
-    """Blocks are computed again in the backward pass, with the output and log-sum-exp of whole rows, so that a process
-    holds the keys of two others at most. The gradients of keys and values travel back in float32 or wider."""
+    """In the backward pass gradients of a block follow from the output and log-sum-exp of whole rows: a kernel is given
+    them; otherwise the block is computed again. So a process holds the keys of two others at most. The gradients of
+    keys and values travel back in float32 or wider."""
 
     @staticmethod
     def forward(ctx: Any, ring: Ring, count: int, query: Tensor, key: Tensor, value: Tensor, *rest: Tensor) -> Any:
@@ -141,6 +146,7 @@ class _Attend(torch.autograd.Function):
         dout = torch.zeros_like(out) if dout is None else dout
         delta = (dout.to(wide) * out).sum(-1)
         delta = delta if dlse is None else delta - dlse
+        zero = lse.new_zeros(())
         d_query = torch.zeros_like(query, dtype=wide)
         d_key, d_value = torch.zeros_like(key, dtype=wide), torch.zeros_like(value, dtype=wide)
         is_wanted = ctx.needs_input_grad[5 + ctx.count :]
@@ -159,15 +165,21 @@ class _Attend(torch.autograd.Function):
                     q, k, v, *of_block = (
                         x.detach().requires_grad_(x.is_floating_point()) for x in (query[:, mine], *keys, *leaves)
                     )
-                    with torch.enable_grad():
+                    dout_here, delta_here = dout[:, mine].to(wide), delta[:, mine]
+                    whole = of_whole_rows(out[:, mine], lse[:, mine]) if ring.is_one_call else nullcontext()
+                    with whole as rows, torch.enable_grad():
                         out_of_block, lse_of_block = ring.run(part, ring.source(step), q, k, v, of_block)
-                    share = _share(lse_of_block, lse[:, mine])
-                    d_lse = share[..., 0] * ((dout[:, mine].to(wide) * out_of_block).sum(-1) - delta[:, mine])
+                    if rows is not None and rows.is_taken:
+                        d_out, d_lse = dout_here, zero if dlse is None else dlse[:, mine]
+                    else:
+                        share = _share(lse_of_block, lse[:, mine])
+                        d_out = share * dout_here
+                        d_lse = share[..., 0] * ((dout_here * out_of_block).sum(-1) - delta_here)
                     # The graph of the encodings, from parameters to tables, is that of all blocks and layers.
                     dq, dk, dv, *others = torch.autograd.grad(
                         (out_of_block, lse_of_block),
                         [q, k, v, *of_block, *learned],
-                        ((share * dout[:, mine]).to(out_of_block.dtype), d_lse.to(lse_of_block.dtype)),
+                        (d_out.to(out_of_block.dtype), d_lse.to(lse_of_block.dtype).expand_as(lse_of_block)),
                         retain_graph=True,
                         materialize_grads=True,
                     )
