@@ -25,13 +25,15 @@ def prices(
 ) -> dict[str, Price]:
     """Of a causal text, estimated from a sample of its tokens."""
     text = Positions.arange(tokens)
-    held = indices(text.layout, world, order)
-    sample, counts = Sample(text, held, Visibility(True)), [len(index) for index in held]
-    lanes = {"gather": 1, "ring": 1, "ring × ulysses": min(8, world)} | ({"ulysses": world} if world <= 8 else {})
-    return {
-        name: price(sample, counts, sizes, name.split()[0], machine, lanes=number, times=sample.times)
-        for name, number in lanes.items()
-    }
+    counts = [len(index) for index in indices(text.layout, world, order)]
+    groups = {"gather": world, "ring": world, "ring × ulysses": max(world // 8, 1)} | (
+        {"ulysses": 1} if world <= 8 else {}
+    )
+    found = {}
+    for name, number in groups.items():
+        sample = Sample(text, indices(text.layout, number, order), Visibility(True))
+        found[name] = price(sample, counts, sizes, name.split()[0], machine, times=sample.times)
+    return found
 
 
 def published() -> Iterator[str]:
@@ -68,9 +70,7 @@ def of_modelled() -> Iterator[str]:
                 found = prices(tokens, world, replace(LLAMA_3_8B, trains=trains))
                 ideal = 2 * 256 * sum(found["gather"].scores) / world / H100.flops * (3.5 if trains else 1)
                 cells = [
-                    f"{found[name].seconds * 1e3:.3g} ms, {max(found[name].held) / 1e9:.2g} GB"
-                    if name in found
-                    else "–"
+                    f"{time(found[name].seconds)}, {max(found[name].held) / 1e9:.2g} GB" if name in found else "–"
                     for name in METHODS
                 ]
                 rows.append([f"{tokens // 1024}k", str(world), time(ideal), *cells])

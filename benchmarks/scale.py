@@ -28,10 +28,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 import posenc
 from posenc import ALiBi, Positions, RoPE
-from posenc.distributed import Needs, Sharding, attention, horizons
+from posenc.distributed import Needs, Sharding, attention, blocks
+from posenc.distributed.choice import groups
 from posenc.distributed.cost import Price, Sizes, price
 from posenc.distributed.horizons import Part
 from posenc.models import layer_call
@@ -40,6 +42,7 @@ from posenc.positions.tiles import Visibility, check_window
 from posenc.positions.visibility import visible
 
 METHODS = ("gather", "ring", "ulysses")
+BOTH = "ring × ulysses"  # on a mesh of two axes
 BATCH, HEADS, KV_HEADS, WIDTH = 1, 8, 4, 16
 SCHEMES: dict[str, Callable[[], Any]] = {"RoPE": lambda: RoPE(WIDTH), "ALiBi": lambda: ALiBi(HEADS)}
 
@@ -87,6 +90,7 @@ def counted() -> Iterator[Traffic]:
         queries, keys = encoding.query_positions, encoding.key_positions
         seen = visible(queries, keys, Visibility(options["is_causal"], *check_window(options["window"])))
         pairs = query.size(2) * key.size(2) if seen is None else int(seen.sum())
+        pairs -= query.size(2) == key.size(2) == 1  # a trial of the scheme's heads
         found.scores += pairs * query.size(0) * query.size(1)
         return attend(query, key, value, encoding, **options)
 
@@ -101,17 +105,17 @@ def counted() -> Iterator[Traffic]:
 def parts_of_ring() -> Iterator[list[Part]]:
     """The parts of the heads that a ring finds while it is open."""
     found: list[Part] = []
-    parts = horizons.parts
+    parts = blocks.parts
 
     def finding(*given: Any) -> list[Part]:
         found[:] = parts(*given)
         return found
 
-    horizons.parts = finding
+    blocks.parts = finding
     try:
         yield found
     finally:
-        horizons.parts = parts
+        blocks.parts = parts
 
 
 def on_sockets() -> int | None:
@@ -152,10 +156,10 @@ class Row:
 
     @property
     def is_as_counted(self) -> bool:
-        """Whether bytes are as counted. Sockets carry what gloo adds to each message too, some kilobytes."""
+        """Whether bytes are as counted. Sockets carry what gloo adds to each message too, and norms, some kilobytes."""
         planned = tuple(a + b for a, b in zip(self.expected.sent, self.expected.sent_back, strict=True))
         carried = all(
-            wire is None or plan <= wire <= plan + 4096 for wire, plan in zip(self.on_sockets, planned, strict=True)
+            wire is None or plan <= wire <= plan + 16384 for wire, plan in zip(self.on_sockets, planned, strict=True)
         )
         return self.sent == planned and self.scores == self.expected.scores and carried
 
@@ -185,13 +189,14 @@ def run(world: int, tokens: int, names: list[tuple[str, ...]], device: torch.dev
         options: dict[str, Any] = {"is_causal": is_causal, "window": window}
         expected = [posenc.attention(*leaves, encoding, enable_gqa=True, **options)]
         expected += torch.autograd.grad(expected[0], leaves, d_out)
-        sharding = Sharding(text.to(device), order=order)
+        mesh = init_device_mesh(device.type, (world // 2, 2)) if method == BOTH else None
+        sharding, kind = Sharding(text.to(device), mesh, order), method.split()[0]
         mine = [sharding.shard(x, 2).requires_grad_() for x in wholes]
-        attention(*mine, scheme, sharding, method=method, **options).backward(sharding.shard(d_out, 2))  # connects
+        attention(*mine, scheme, sharding, method=kind, **options).backward(sharding.shard(d_out, 2))  # connects
         dist.barrier()
         before = on_sockets()
         with counted() as forward, parts_of_ring() as parts:
-            out = attention(*mine, scheme, sharding, method=method, **options)
+            out = attention(*mine, scheme, sharding, method=kind, **options)
         with counted() as backward:
             got = [out, *torch.autograd.grad(out, mine, sharding.shard(d_out, 2))]
         after = on_sockets()
@@ -206,10 +211,11 @@ def run(world: int, tokens: int, names: list[tuple[str, ...]], device: torch.dev
         every: list[Any] = [None] * world
         dist.all_gather_object(every, (apart, forward.scores, forward.sent + backward.sent, wire))
         aparts, scores, sent, wires = zip(*every, strict=True)
-        needs = sharding.needs(Visibility(is_causal, *check_window(window)))
+        visibility = Visibility(is_causal, *check_window(window))
+        needs = Needs([text[held] for held in groups(sharding)[kind]], visibility)
         sizes = Sizes(BATCH, HEADS, KV_HEADS, WIDTH, WIDTH, itemsize=4)
-        cost = price(needs, sharding.counts, sizes, method)
-        if parts:  # of the heads, by their horizons
+        cost = price(needs, sharding.counts, sizes, kind)
+        if parts and mesh is None:  # of the heads, by their horizons
             sums = zip(*(of_part(part, sharding.counts, sizes) for part in parts), strict=True)
             cost = replace(cost, **dict(zip(("scores", "sent", "sent_back"), map(added, sums), strict=True)))
         row = world, scheme_name, text_name, mask_name, order, method, max(aparts), scores, sent, wires, cost
@@ -244,6 +250,8 @@ def measured(world: int, tokens: int, is_small: bool) -> list[Row]:
         for order in orders
         for method in METHODS
     ]
+    if world % 2 == 0 and world > 2:
+        names += [("RoPE", *which, order, BOTH) for which in asked for order in orders]
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(work, (world, tokens, folder, names), world)
         return torch.load(f"{folder}/rows-{world}", weights_only=False)
@@ -252,9 +260,16 @@ def measured(world: int, tokens: int, is_small: bool) -> list[Row]:
 # -- counted ----------------------------------------------------------------------------------------------------------
 
 
-def needs_of(text: Positions, world: int, order: str, visibility: Visibility) -> tuple[Needs, list[int]]:
+def prices(
+    text: Positions, world: int, order: str, visibility: Visibility, methods: Sequence[str] = METHODS
+) -> list[Price]:
+    """Of the forward pass, by each method for which there are enough heads."""
+    sizes = Sizes(BATCH, HEADS, KV_HEADS, WIDTH, WIDTH, trains=False)
     shards = [text[index] for index in indices(text.layout, world, order)]
-    return Needs(shards, visibility), [len(shard) for shard in shards]
+    needs, counts = Needs(shards, visibility), [len(shard) for shard in shards]
+    able = [method for method in methods if method != "ulysses" or world <= KV_HEADS]
+    of_all = Needs([text], visibility)
+    return [price(of_all if method == "ulysses" else needs, counts, sizes, method) for method in able]
 
 
 def least(text: Positions, world: int, order: str, visibility: Visibility) -> int:
@@ -303,8 +318,7 @@ def of_measured(rows: list[Row]) -> Iterator[str]:
 
 
 def of_counted(tokens: int, worlds: list[int]) -> Iterator[str]:
-    sizes = Sizes(BATCH, HEADS, KV_HEADS, WIDTH, WIDTH, trains=False)
-    a_key = BATCH * KV_HEADS * sizes.width * sizes.itemsize
+    a_key = BATCH * KV_HEADS * 2 * WIDTH * 2  # bytes
     rows = []
     for name, text in texts(tokens).items():
         for mask, (is_causal, window) in masks(tokens).items():
@@ -312,12 +326,7 @@ def of_counted(tokens: int, worlds: list[int]) -> Iterator[str]:
             for order in ORDERS:
                 found = []
                 for world in worlds:
-                    needs, counts = needs_of(text, world, order, visibility)
-                    costs = [
-                        price(needs, counts, sizes, method)
-                        for method in METHODS
-                        if world <= KV_HEADS or method != "ulysses"
-                    ]
+                    costs = prices(text, world, order, visibility)
                     all_sent = [f"{sum(cost.sent) / a_key / tokens:.2f}" for cost in costs]
                     must = least(text, world, order, visibility) / tokens
                     found.append(f"{share(costs[1].scores):.2f}; {' '.join(all_sent)}; {must:.2f}")
@@ -326,7 +335,6 @@ def of_counted(tokens: int, worlds: list[int]) -> Iterator[str]:
 
 
 def of_scaling(tokens: int, worlds: list[int]) -> Iterator[str]:
-    sizes = Sizes(BATCH, HEADS, KV_HEADS, WIDTH, WIDTH, trains=False)
     rows = []
     for kind in ("strong", "weak"):
         for order in ("contiguous", "zigzag"):
@@ -334,8 +342,8 @@ def of_scaling(tokens: int, worlds: list[int]) -> Iterator[str]:
                 found = []
                 for world in worlds:
                     text = Positions.arange(tokens if kind == "strong" else tokens // max(worlds) * world)
-                    needs, counts = needs_of(text, world, order, Visibility(is_causal, *check_window(window)))
-                    cost = price(needs, counts, sizes, "ring")
+                    visibility = Visibility(is_causal, *check_window(window))
+                    (cost,) = prices(text, world, order, visibility, ("ring",))
                     found.append(f"{max(cost.scores) / HEADS:,.0f} / {max(cost.sent):,}")
                 rows.append([kind, mask, order, *found])
     yield from table(["scaling", "mask", "order", *(f"{world}" for world in worlds)], rows)

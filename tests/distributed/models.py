@@ -231,7 +231,8 @@ def messages(_: None) -> list[tuple[str, str]]:
             "sinks must be (2,), a logit for each head",
         ),
         # A scheme that does not fit: an error of a block, after which the group still works.
-        (lambda: attention(x, x, x, T5(3), sharding, is_causal=True), "3 heads"),
+        (lambda: attention(x, x, x, T5(3), sharding, method="ring", is_causal=True), "3 heads"),
+        (lambda: attention(x, x, x, T5(3), sharding, method="ulysses", is_causal=True), "3 heads"),
         (of_others, "positions must be those of this process's tokens, sharding.positions"),
         (with_cache, "cache must be a ShardedCache while a text is divided among processes, got a KVCache"),
         (
@@ -257,8 +258,8 @@ def messages(_: None) -> list[tuple[str, str]]:
     found = []
     for scheme, expected in (
         (CoPE(8, 4), "not ring: a score term needs whole rows of scores"),
-        (None, "gather: the fastest by the model of time (H100, nodes of 8)"),
-        (None, "price of ring: 60 scores, 0.00128 MB sent, 0.00128 MB of keys and values held"),
+        (None, "ulysses: the fastest by the model of time (H100, nodes of 8)"),
+        (None, "price of ring: 60 scores, 0.001664 MB sent, 0.00128 MB of keys and values held"),
     ):
         found.append((str(explain(x, x, x, scheme, sharding, is_causal=True)), expected))
     for call, expected in calls * 2:  # an error leaves nothing on its way

@@ -21,7 +21,7 @@ def divided(text: Positions, world: int, order: str) -> Any:
     """What prices read of a `Sharding`, without processes."""
     held = indices(text.layout, world, order)
     counts = tuple(len(index) for index in held)
-    return SimpleNamespace(whole=text, world=world, indices=held, counts=counts)
+    return SimpleNamespace(whole=text, world=world, indices=held, counts=counts, across=None, within=None)
 
 
 def needs(text: Positions, world: int, order: str = "contiguous") -> Needs:
@@ -56,7 +56,7 @@ def test_times_by_hand() -> None:
     assert price(of_text, [2, 2], both, "ring", TOY).seconds == 7 * 4 * 4.5
     two_heads = Sizes(1, 2, 2, 1, 1, itemsize=1, trains=False)
     # Of two tokens one head's query, key and value, and two other tokens' output; ten pairs.
-    assert price(of_text, [2, 2], two_heads, "ulysses", TOY).seconds == 2 * 3 + 2 + 10 * 4
+    assert price(needs(Positions.arange(4), 1), [2, 2], two_heads, "ulysses", TOY).seconds == 2 * 3 + 2 + 10 * 4
     # On two nodes keys take longer than pairs: of a process's first two steps, 4 bytes at half speed.
     slow = Machine("slow", flops=100.0, link=1.0, network=0.5, per_node=1, memory=1e9, latency=0.0)
     assert price(of_text, [2, 2], forward, "ring", slow).seconds == pytest.approx(4 / 0.5 + 4 * 4 / 100)
@@ -65,7 +65,7 @@ def test_times_by_hand() -> None:
 def test_ring_and_ulysses_together_by_hand() -> None:
     """Two groups of two processes, of four tokens each; a head of two in each process, of 4 + 4 numbers."""
     sizes = Sizes(1, 2, 2, 4, 4)
-    found = price(needs(Positions.arange(8), 4), [2] * 4, sizes, "ring", TOY, lanes=2)
+    found = price(needs(Positions.arange(8), 2), [2] * 4, sizes, "ring", TOY)
     assert found.scores == (10, 10, 26, 26)
     exchanged = 2 * (4 + 8) + 2 * 4
     keys = 4 * 8
@@ -84,7 +84,9 @@ def test_auto_takes_the_fastest_that_fits() -> None:
     assert taken(2**17, 8).method == "ulysses"
     few_heads = taken(2**17, 4)
     assert few_heads.method == "gather"
-    assert few_heads.refusals == {"ulysses": "it needs at least one head of keys for each of 8 processes, got 4"}
+    assert few_heads.refusals == {
+        "ulysses": "an exchange of heads needs at least one head of keys for each of 8 processes, got 4"
+    }
     long = taken(2**20, 4)
     assert long.method == "ring"
     assert long.refusals["gather"] == "keys and values of 32 layers would take 68.7 GB of 20"

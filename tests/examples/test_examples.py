@@ -53,7 +53,19 @@ def figure(text: str, before: str) -> float:
 
 def test_there_is_one_script_per_document() -> None:
     documents = ["derivations", "four_modules", "module_and_plots", "two_encodings", "window"]
-    assert sorted([*documents, "context_parallel", "decoder_layer", "finetune_long_context", "sharded_decoding", "vit_resolution"]) == NAMES
+    assert (
+        sorted(
+            [
+                *documents,
+                "context_parallel",
+                "decoder_layer",
+                "finetune_long_context",
+                "sharded_decoding",
+                "vit_resolution",
+            ]
+        )
+        == NAMES
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,8 +15,9 @@ from torch import Tensor
 from posenc.arguments import check_choice, check_type, shown
 from posenc.distributed import blocks, heads
 from posenc.distributed.cache import ShardedCache
-from posenc.distributed.choice import METHODS, Explanation, Method, choose, refusals
+from posenc.distributed.choice import METHODS, Explanation, Method, choose, groups, refusals
 from posenc.distributed.cost import Sizes, price
+from posenc.distributed.needs import Needs, mask_of
 from posenc.distributed.sharding import Sharding
 from posenc.encoding.clocks import readings
 from posenc.encoding.encoding import Context
@@ -156,9 +157,12 @@ def explain(
     _check(sharding, call)
     sizes, visibility, chunk, refused = _asked(sharding, step, call)
     found = choose(sharding, sizes, visibility, chunk, refused)
-    needs = sharding.needs(visibility, chunk)
-    able = [name for name in METHODS[1:] if name not in refused]
-    return replace(found, prices={name: price(needs, sharding.counts, sizes, name) for name in able})
+    prices = {}
+    for method, held in groups(sharding, refused).items():
+        shards = [sharding.whole[index] for index in held]
+        needs = Needs(shards if chunk is None else [shard.in_chunks(chunk) for shard in shards], visibility)
+        prices[method] = price(needs, sharding.counts, sizes, method)
+    return replace(found, prices=prices)
 
 
 def _asked(
@@ -170,7 +174,7 @@ def _asked(
     rows = max(shard.rows for shard in sharding.shards)
     sizes = Sizes(batch, num_heads, *of_keys, rows, trains=torch.is_grad_enabled())
     refused = refusals(step.pairs(call.layer, sharding.positions), sharding, sizes, call.dropout_p)
-    return sizes, *blocks.mask_of(step.is_causal, call.window), refused
+    return sizes, *mask_of(step.is_causal, call.window), refused
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +185,8 @@ class _Exchange:
     method: Method
     chosen: dict[Any, str] = field(default_factory=dict)
     """What "auto" took, so that layers of the same sizes ask once."""
+    tried: set[Any] = field(default_factory=set)
+    """The schemes that were tried with all heads."""
 
     @property
     def positions(self) -> Positions:
@@ -248,13 +254,15 @@ class _Exchange:
             features = (*call.features.values(), *call.key_features.values())
             reached = (whole.key, whole.value, *features, *scheme.parameters())
             return found if call.query.size(2) else _connected(found, reached)
+        within, across = self.sharding.within, self.sharding.across
+        if method == "ulysses" or within is not None:
+            self._try_all_heads(step, call)
         if method == "ulysses":
 
             def of_all(call: LayerCall, mine: tuple[slice, slice]) -> Tensor | tuple[Tensor, Tensor]:
                 return call.attend(step.pairs(layer, self.sharding.whole, self.sharding.whole, mine))
 
             return heads.attend(self.sharding, call, of_all)
-        within, across = self.sharding.within, self.sharding.across
         if within is None or across is None:
             return blocks.attend(self.sharding, step, call)
         return heads.attend(within, call, partial(blocks.attend, across, step))
@@ -269,6 +277,25 @@ class _Exchange:
                 f"{self.method!r}{'' if call.attn_mask is None else ' and a mask'}"
             )
         return replace(call, key=cache.of_all(key), value=cache.of_all(value)).attend(step.pairs(call.layer))
+
+    @torch.no_grad()
+    def _try_all_heads(self, step: ForwardPass, call: LayerCall) -> None:
+        """Raises the errors of a scheme that was made for other heads or widths, on every process: one that has some of
+        the heads would not notice. One query and key are enough, once for each scheme and sizes."""
+        sizes = [(x.size(1), x.size(3)) for x in (call.query, call.key, call.value)]
+        which = step.of_layer(call.layer)[0], *sizes
+        if which in self.tried or not len(self.sharding.whole):
+            return
+
+        def first(x: Tensor) -> Tensor:
+            return x.new_zeros(1, x.size(1), 1, *x.shape[3:])
+
+        one = replace(call, query=first(call.query), key=first(call.key), value=first(call.value))
+        features, of_keys = ({name: first(x) for name, x in of.items()} for of in (call.features, call.key_features))
+        one = replace(one, features=features, key_features=of_keys, attn_mask=None, sinks=None, backend="reference")
+        position = self.sharding.whole[:1]
+        one.attend(step.pairs(call.layer, position, position))
+        self.tried.add(which)
 
 
 def _check(sharding: Sharding, call: LayerCall) -> None:

@@ -11,12 +11,12 @@ from torch import Tensor
 from posenc.backends.merging import merge
 from posenc.distributed.horizons import Part, parts
 from posenc.distributed.leaves import leaves_of
+from posenc.distributed.needs import mask_of
 from posenc.distributed.ring import Ring, attend_in_ring
 from posenc.distributed.sharding import Shards
 from posenc.encoding.horizon import skipped_by_default
 from posenc.models.forward_pass import ForwardPass
 from posenc.models.layer_call import LayerCall
-from posenc.positions.tiles import Chunk, Visibility, Window, check_window
 
 
 def attend(
@@ -27,8 +27,7 @@ def attend(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of this process's queries to the keys of all. ``mine`` are the scheme's heads of queries and of keys in
     the call; None: all."""
-    layer = call.layer
-    visibility, _ = mask_of(call.is_causal, call.window)
+    layer, (visibility, _) = call.layer, mask_of(call.is_causal, call.window)
     scheme, _ = step.of_layer(layer)
     positions = sharding.positions
     pairs = step.pairs(layer, positions, positions, mine)
@@ -75,12 +74,6 @@ def attend(
         sink = call.sinks.to(lse.dtype)[:, None].expand_as(lse)
         out, lse = merge([(out, lse), (torch.zeros_like(out), sink)])
     return (out, lse) if call.return_lse else out
-
-
-def mask_of(is_causal: bool, window: Window) -> tuple[Visibility, int | None]:
-    """The visibility, and the size of chunks."""
-    left, right = (None, None) if isinstance(window, Chunk) else check_window(window)
-    return Visibility(is_causal, left, right), window.size if isinstance(window, Chunk) else None
 
 
 def _moved(heads: slice, by: int) -> slice:

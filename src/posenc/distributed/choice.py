@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+import torch
+from torch import Tensor
 
 from posenc.distributed.cost import H100, Machine, Price, Sample, Sizes, price
 from posenc.distributed.sharding import Sharding
@@ -50,11 +53,20 @@ def refusals(encoding: Encoding, sharding: Sharding, sizes: Sizes, dropout_p: fl
         found["ring"] = "a score term needs whole rows of scores"
     elif dropout_p:
         found["ring"] = "with dropout, blocks that are computed twice would be dropped differently"
-    if sizes.kv_heads < sharding.world:
-        found["ulysses"] = (
-            f"it needs at least one head of keys for each of {sharding.world} processes, got {sizes.kv_heads}"
-        )
+    of_heads = {"ulysses": sharding.world, "ring": 1 if sharding.within is None else sharding.within.world}
+    for method, world in of_heads.items():
+        if sizes.kv_heads < world:
+            least = f"at least one head of keys for each of {world} processes"
+            found[method] = f"an exchange of heads needs {least}, got {sizes.kv_heads}"
     return found
+
+
+def groups(sharding: Sharding, refused: Mapping[str, str] = NOTHING) -> dict[str, Sequence[Tensor]]:
+    """For each method that is not refused, the tokens of each group of processes that exchange heads, or of each
+    process."""
+    ring = sharding if sharding.across is None else sharding.across
+    every = {"gather": sharding.indices, "ring": ring.indices, "ulysses": [torch.arange(len(sharding.whole))]}
+    return {name: held for name, held in every.items() if name not in refused}
 
 
 def choose(
@@ -75,9 +87,10 @@ def choose(
     if sharding.world == 1:
         return Explanation("gather", "there is one process", {}, {}, machine)
     refused = dict(refused)
-    sample = Sample(sharding.whole, sharding.indices, visibility, chunk)
-    able = [name for name in METHODS[1:] if name not in refused]
-    found = {name: price(sample, sharding.counts, sizes, name, machine, times=sample.times) for name in able}
+    found = {}
+    for name, held in groups(sharding, refused).items():
+        sample = Sample(sharding.whole, held, visibility, chunk)
+        found[name] = price(sample, sharding.counts, sizes, name, machine, times=sample.times)
     layers = LAYERS if sizes.trains else 1
     most = {name: max(each.held) * layers for name, each in found.items()}
     room = machine.memory * SHARE

@@ -116,8 +116,9 @@ class Price:
     seconds: float
 
     def __str__(self) -> str:
+        most = max(map(sum, zip(self.sent, self.sent_back, strict=True)))
         return (
-            f"{max(self.scores):.3g} scores, {(max(self.sent) + max(self.sent_back)) / 1e6:.4g} MB sent, "
+            f"{max(self.scores):.3g} scores, {most / 1e6:.4g} MB sent, "
             f"{max(self.held) / 1e6:.4g} MB of keys and values held, {self.seconds * 1e3:.3g} ms"
         )
 
@@ -129,23 +130,22 @@ def price(
     method: str,
     machine: Machine = H100,
     *,
-    lanes: int = 1,
     times: int = 1,
 ) -> Price:
-    """The price of a method, from what each process needs of each other one and their numbers of tokens.
+    """The price of a method for processes that have these numbers of tokens.
 
-    With ``"ring"``, ``lanes`` processes of consecutive ranks exchange tokens for heads, and a ring joins such groups:
-    1 is a ring alone. ``times``: each token of ``needs`` stands for so many, as in a `Sample`.
+    ``needs`` are those of each process, or, where groups of processes of consecutive ranks exchange tokens for heads,
+    those of each group: with ``"ulysses"`` there is one, and on a mesh of two axes a ring of them. ``times``: each
+    token of ``needs`` stands for so many, as in a `Sample`.
     """
     if method == "gather":
         return _gather(needs, counts, sizes, machine, times)
-    return _ring(needs, counts, sizes, machine, times, len(counts) if method == "ulysses" else lanes)
+    return _ring(needs, counts, sizes, machine, times)
 
 
-def _scores(needs: Needs | Sample, sizes: Sizes, times: int, queries_of: range, keys_of: range) -> int:
-    """The visible pairs of a head between the tokens of some processes and those of others."""
-    pairs = sum(needs.pairs(i, j) for i in queries_of for j in keys_of)
-    return pairs * times**2 * sizes.batch // sizes.rows
+def _scores(needs: Needs | Sample, sizes: Sizes, times: int, queries_of: int, keys_of: int) -> int:
+    """The visible pairs of a head, of all rows."""
+    return needs.pairs(queries_of, keys_of) * times**2 * sizes.batch // sizes.rows
 
 
 def _compute(scores: float, sizes: Sizes, machine: Machine) -> float:
@@ -157,13 +157,13 @@ def _gather(needs: Needs | Sample, counts: Sequence[int], sizes: Sizes, machine:
     world, tokens, most = len(counts), sum(counts), max(counts)
     number = sizes.batch * sizes.kv_heads * sizes.width  # of numbers of a token
     every = range(world)
-    scores = [_scores(needs, sizes, times, range(r, r + 1), every) * sizes.heads for r in every]
+    scores = [sum(_scores(needs, sizes, times, r, other) for other in every) * sizes.heads for r in every]
     sent = [(world - 1) * most * number * sizes.itemsize] * world
     back = [(tokens - count) * number * sizes.of_gradients if sizes.trains else 0 for count in counts]
     # Keys enter a node once, through the ports of all its devices, and are handed on inside.
     nodes = -(-world // machine.per_node)
     outside = sent[0] / (world - 1) * world * (1 - 1 / nodes) / machine.per_node / machine.network if world > 1 else 0.0
-    seconds = max(sent[0] / machine.link, outside) + machine.latency
+    seconds = max(sent[0] / machine.link, outside) + machine.latency * (world > 1)
     seconds += _compute(max(scores), sizes, machine) * (1 + BACKWARD * sizes.trains)
     if sizes.trains:
         seconds += max(_exchange([count * number * sizes.of_gradients for count in counts], r, machine) for r in every)
@@ -179,19 +179,16 @@ def _exchange(parts: Sequence[float], rank: int, machine: Machine, first: int = 
     return max(part / speed for speed, part in ways.items()) + machine.latency * (len(parts) > 1)
 
 
-def _ring(
-    needs: Needs | Sample, counts: Sequence[int], sizes: Sizes, machine: Machine, times: int, lanes: int
-) -> Price:
-    world = len(counts)
-    groups = world // lanes
-    members = [range(group * lanes, (group + 1) * lanes) for group in range(groups)]
+def _ring(needs: Needs | Sample, counts: Sequence[int], sizes: Sizes, machine: Machine, times: int) -> Price:
+    world, groups = len(counts), len(needs)
+    lanes = world // groups
     kv_heads = [len(part) for part in torch.arange(sizes.kv_heads).tensor_split(lanes)]
     found: list[tuple[int, int, int, int]] = []
     longest = 0.0
     for rank, count in enumerate(counts):
         group, lane = divmod(rank, lanes)
         of_keys, of_queries = kv_heads[lane], kv_heads[lane] * sizes.heads // sizes.kv_heads
-        tokens = sum(counts[member] for member in members[group])
+        tokens = sum(counts[group * lanes : (group + 1) * lanes])
         # Tokens for heads: queries, keys and values go, outputs come back.
         elsewhere, others = sizes.heads - of_queries, tokens - count
         a_key = (sizes.kv_heads - of_keys) * sizes.width
@@ -203,17 +200,15 @@ def _ring(
         # The ring.
         number = sizes.batch * of_keys * sizes.width
         sources = [(group - step) % groups for step in range(groups)]
-        given = [
-            _keys(needs, members[other], members[group]) * times * number for other in range(groups) if other != group
-        ]
-        taken = [_keys(needs, members[group], members[source]) * times * number for source in sources]
-        blocks = [_scores(needs, sizes, times, members[group], members[source]) * of_queries for source in sources]
+        given = [_keys(needs, other, group) * times * number for other in range(groups) if other != group]
+        taken = [_keys(needs, group, source) * times * number for source in sources]
+        blocks = [_scores(needs, sizes, times, group, source) * of_queries for source in sources]
         sent += sum(given) * sizes.itemsize
         back += (sum(given) * sizes.itemsize + sum(taken[1:]) * sizes.of_gradients) if groups > 1 else 0
         speeds = [machine.speed(rank, source * lanes + lane) for source in sources]
         seconds = sum(ways[: 1 + sizes.trains])
         for trains in (False, True)[: 1 + sizes.trains]:
-            # The backward pass of a ring computes blocks again; there is nothing to compute again in one block.
+            # With PyTorch's kernels a ring computes blocks again; of one block there is nothing to compute again.
             again = BACKWARD + (groups > 1) if trains else 1.0
             for step in range(groups):
                 travels = _travels(step + 1, taken, speeds, sizes.itemsize, machine)
@@ -226,13 +221,9 @@ def _ring(
     return Price(scores, every, every_back, most, longest)
 
 
-def _keys(needs: Needs | Sample, queries_of: range, keys_of: range) -> int:
-    """The keys of some processes that travel to others, which share them."""
-    found = 0
-    for j in keys_of:
-        parts = [keys for keys in (needs.keys(i, j) for i in queries_of) if keys is not None]
-        found += max(x.stop for x in parts) - min(x.start for x in parts) if parts else 0
-    return found
+def _keys(needs: Needs | Sample, queries_of: int, keys_of: int) -> int:
+    keys = needs.keys(queries_of, keys_of)
+    return 0 if keys is None else keys.stop - keys.start
 
 
 def _travels(step: int, taken: Sequence[int], speeds: Sequence[float], itemsize: int, machine: Machine) -> float:

@@ -21,14 +21,9 @@ Result: TypeAlias = Tensor | tuple[Tensor, Tensor]
 
 class Heads:
     """Which heads each process of a sharding has: whole groups of query heads that share a head of keys. They may be
-    uneven. Raises ValueError if there are fewer heads of keys than processes."""
+    uneven, and there are at least as many heads of keys as processes."""
 
     def __init__(self, sharding: Shards, num_heads: int, kv_heads: int) -> None:
-        if kv_heads < sharding.world:
-            raise ValueError(
-                f"an exchange of heads needs at least one head of keys for each of {sharding.world} processes, got "
-                f"{kv_heads}: pass method='gather', or method='ring' on a mesh of one axis"
-            )
         self.sharding = sharding
         self.of_keys = [len(part) for part in torch.arange(kv_heads).tensor_split(sharding.world)]
         self.of_queries = [count * (num_heads // kv_heads) for count in self.of_keys]

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from posenc.positions.positions import PADDING, Positions
-from posenc.positions.tiles import Visibility
+from posenc.positions.tiles import Chunk, Visibility, Window, check_window
+
+
+def mask_of(is_causal: bool, window: Window) -> tuple[Visibility, int | None]:
+    """The visibility that a window gives, and the size of chunks, if it is a `Chunk`."""
+    if isinstance(window, Chunk):
+        return Visibility(is_causal), window.size
+    return Visibility(is_causal, *check_window(window)), None
 
 
 class Needs:

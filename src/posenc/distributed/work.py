@@ -8,10 +8,10 @@ import torch
 
 from posenc.arguments import check_choice
 from posenc.distributed.cost import Sizes, price
-from posenc.distributed.needs import Needs
+from posenc.distributed.needs import Needs, mask_of
 from posenc.positions.orders import Order, indices
 from posenc.positions.positions import Positions
-from posenc.positions.tiles import Chunk, Visibility, Window, check_window
+from posenc.positions.tiles import Window
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ def work(
     check_choice("method", method, ("gather", "ring", "ulysses"))
     kv_heads = num_heads if kv_heads is None else kv_heads
     value_dim = head_dim if value_dim is None else value_dim
-    left, right = (None, None) if isinstance(window, Chunk) else check_window(window)
+    visibility, chunk = mask_of(is_causal, window)
     shards = [whole[index] for index in indices(whole.layout, world, order)]
-    if isinstance(window, Chunk):
-        shards = [shard.in_chunks(window.size) for shard in shards]
     batch = whole.rows if batch is None else batch
     if batch != whole.rows != 1:
         raise ValueError(f"batch must be {whole.rows}, the rows of the positions, got {batch}")
-    needs, counts = Needs(shards, Visibility(is_causal, left, right)), [len(shard) for shard in shards]
+    counts = [len(shard) for shard in shards]
+    shards = [whole] if method == "ulysses" else shards
+    needs = Needs(shards if chunk is None else [shard.in_chunks(chunk) for shard in shards], visibility)
     sizes = Sizes(batch, num_heads, kv_heads, head_dim, value_dim, dtype.itemsize, whole.rows)
     found = price(needs, counts, sizes, method)
     return [Work(*each) for each in zip(found.scores, found.sent, found.sent_back, strict=True)]
