@@ -32,7 +32,7 @@ DIM = HEADS * HEAD_DIM
 NAMES = tuple(name for name in KINDS if name not in OF_LAYERS)
 
 
-QUICK = ("t5", "fox", "learned", "mixed_rope", "pope", "fire")
+QUICK = ("t5", "mixed_rope", "learned")
 
 
 def made(name: str, kv_heads: int = HEADS, layers: int = LAYERS) -> tuple[Decoder, Positions]:
@@ -335,7 +335,7 @@ def by_hand_and_messages(_: None) -> tuple[list[str], list[tuple[str, str]]]:
 def decodes() -> Iterator[str]:
     """Texts that models whose heads are divided generate."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for name in ("t5", "fox", "learned"):
+    for name in ("fox", "learned"):
         plain, _ = made(name, 2)
         tokens = torch.arange(2 * TOKENS).reshape(2, TOKENS) * 7 % VOCAB
         expected = plain.generate(tokens, 6)
