@@ -218,7 +218,7 @@ BY_HAND: dict[str, Callable[[], posenc.Scheme]] = {
 def by_hand(_: None) -> list[str]:
     """What is wrong where a model divides its heads itself, also unevenly: attention of a process's heads, and the
     gradients of a scheme's parameters and of sinks, which `parallelize` sums over processes."""
-    rank, world, wrong = dist.get_rank(), dist.get_world_size(), []
+    rank, world, wrong = dist.get_rank(), dist.get_world_size(), [*decodes()] if dist.get_world_size() == 2 else []
     mesh, positions = init_device_mesh("cpu", (world,)), Positions.packed([TOKENS - 8, 8])
     for name, build in BY_HAND.items():
         if name == "of keys and queries" and world > 2:
@@ -327,9 +327,8 @@ def messages(_: None) -> list[tuple[str, str]]:
     return found
 
 
-def by_hand_and_messages(_: None) -> tuple[list[str], list[tuple[str, str]]]:
-    """Also decoding, and the first schemes of `by_heads`."""
-    return [*by_hand(None), *by_heads(QUICK), *decodes()], messages(None)
+def quick_and_messages(_: None) -> tuple[list[str], list[tuple[str, str]]]:
+    return by_heads(QUICK), messages(None)
 
 
 def decodes() -> Iterator[str]:
