@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_divided_heads_have_their_own_parameters_and_errors_name_the_way_out(tmp_path: Path) -> None:
-    for wrong, messages in in_processes(2, tmp_path, sharded.by_hand_and_messages, None):
+    for wrong, messages in in_processes(2, tmp_path, sharded.quick_and_messages, None):
         assert not wrong, "\n".join(wrong)
         for message, expected in messages:
             assert expected in message
@@ -26,6 +26,7 @@ def test_divided_heads_have_their_own_parameters_and_errors_name_the_way_out(tmp
     ("world", "work", "given"),
     [
         pytest.param(2, sharded.by_parameters, None, marks=pytest.mark.more),
+        pytest.param(2, sharded.by_hand, None, marks=pytest.mark.more),
         pytest.param(3, sharded.by_hand, None, marks=pytest.mark.survey),
         pytest.param(4, sharded.on_two_axes, None, marks=pytest.mark.survey),
         pytest.param(2, sharded.by_heads, sharded.NAMES, marks=pytest.mark.survey),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, distribute_tensor
 from torch.distributed.tensor.parallel import (
@@ -135,8 +135,8 @@ def _replicate(module: nn.Module, mesh: DeviceMesh, of_gradients: Placement) -> 
         module._parameters[name] = made
 
     def read(name: str) -> property:
-        def local(self: nn.Module) -> Tensor | None:
-            parameter: Tensor | None = self._parameters[name]
+        def local(self: nn.Module) -> Any:
+            parameter: Any = self._parameters[name]
             if not isinstance(parameter, DTensor) or parameter.device_mesh != mesh:  # FSDP has sharded it
                 return parameter
             whole = parameter.redistribute(placements=[Replicate()])  # its derivative sums gradients
