@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -194,6 +195,7 @@ def messages(_: None) -> list[tuple[str, str]]:
             ForwardPass(ALiBi(2), Positions.arange(5))
 
     others = Positions.arange(10 + sharding.rank)
+    mesh = SimpleNamespace(ndim=2, mesh=torch.tensor([[0]]), get_group=None)  # a mesh without the second process
     whole = torch.randn(1, 2, 10, 8)
     calls: list[tuple[Callable[[], Any], str]] = [
         (lambda: sharding.positions.lengths, "use posenc.distributed, or pass context=Context(lengths=whole.lengths)"),
@@ -209,6 +211,7 @@ def messages(_: None) -> list[tuple[str, str]]:
         ),
         (lambda: Sharding(Positions.arange(4), order=[torch.arange(3), torch.arange(2)]), "got token 0 2 times"),
         (lambda: Sharding(Positions.arange(4), of=3), "of must be a ProcessGroup, a DeviceMesh of one axis, or None"),
+        (lambda: Sharding(Positions.arange(4), mesh), "of must be a mesh of two axes with all 2 processes"),
         (lambda: Sharding(others), "whole and order must be the same on all processes, but differ on [1]"),
         (
             lambda: ForwardPass(ALiBi(2), sharding.positions),
