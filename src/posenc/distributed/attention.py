@@ -22,7 +22,8 @@ from posenc.distributed.sharding import Sharding
 from posenc.encoding.clocks import readings
 from posenc.encoding.encoding import Context
 from posenc.encoding.features import NOTHING, Projected
-from posenc.models.forward_pass import EXCHANGES, ForwardPass, KVCache
+from posenc.models.cache import KVCache
+from posenc.models.forward_pass import EXCHANGES, ForwardPass
 from posenc.models.layer_call import LayerCall
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Visibility, Window

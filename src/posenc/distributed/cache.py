@@ -16,7 +16,8 @@ from posenc.distributed.sharding import group_of
 from posenc.encoding.clocks import last_readings, readings
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import gives_weights
-from posenc.models.forward_pass import ForwardPass, KVCache, grown
+from posenc.models.cache import KVCache, grown
+from posenc.models.forward_pass import ForwardPass
 from posenc.models.layer_call import LayerCall
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from posenc.arguments import check_choice, check_flag, check_type, number, one_or, shown, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.features import Feature
-from posenc.models.forward_pass import ForwardPass, KVCache
+from posenc.models.cache import KVCache
+from posenc.models.forward_pass import ForwardPass
 from posenc.positions.positions import Positions
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme, bare_parts, is_scheme
