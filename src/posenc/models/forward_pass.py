@@ -95,7 +95,8 @@ class ForwardPass:
         self._schedule = scheme
         self.positions, self.cache, self.is_causal = positions, cache, is_causal
         self._dtype, self._context = dtype, context
-        self._exchange: Exchange | None = EXCHANGES[-1] if EXCHANGES else None if cache is None else cache.exchange
+        of_cache: Exchange | None = None if cache is None else cache.exchange
+        self._exchange = EXCHANGES[-1] if EXCHANGES else of_cache
         if self._exchange is None and positions._is_shard:
             raise ValueError(
                 "positions must be those of all tokens, got a shard's: use posenc.distributed.sharded, and keep it "
