@@ -149,7 +149,7 @@ def _answers(pipes: list[Connection], processes: list[Any], limit: float) -> lis
                 how = "ended without an answer, with" if kind == "ended" else "raises"
                 raise ProcessError(f"rank {rank} of {world} {how} {answer}")
             elif kind == "answer":
-                found[rank] = torch.load(io.BytesIO(answer))
+                found[rank] = torch.load(io.BytesIO(answer), weights_only=True)
     return [found[rank] for rank in range(world)]
 
 
