@@ -30,7 +30,7 @@ PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops
 	tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help demo explore smollm2 bench field study tables pictures docs test check mutants survey triton gpu compilers oldest \
+.PHONY: help demo explore smollm2 bench field study tables pictures docs test check mutants scale survey triton gpu compilers oldest \
 	kernel wheel lint format clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
@@ -152,6 +152,15 @@ wheel: ## build an sdist and of it a wheel for this platform into dist, and try 
 	env -i HOME=$(CURDIR)/build/wheel PATH=$(CURDIR)/$(WHEEL)/bin python -I $(CURDIR)/tests/backends/wheel.py
 	env -i HOME=$(CURDIR)/build/wheel PATH=$(CURDIR)/$(WHEEL)/bin posenc kernel --test
 	@ls dist
+
+# ring-attention-pytorch is an oracle, installed without dependencies; its test is skipped where it cannot be had.
+SCALE_PEERS := ring-attention-pytorch einops
+# SCALE="--worlds 2 4 8 --tokens 1024" takes longer; SCALE=--small is a minute. On GPUs it runs NCCL.
+scale: $(DEV) kernel ## set up, run attention over several processes, write what is equal, computed and sent into runs/scale
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps -q -c constraints.txt $(SCALE_PEERS) || true
+	$(PYTEST) -m "not survey" tests/distributed/test_foreign.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/scale.py $(SCALE)
+	$(BIN)/python benchmarks/modelled.py
 
 lint: $(DEV) ## check format, lint, types and which room imports which
 	$(BIN)/ruff format --check .

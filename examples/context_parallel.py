@@ -53,6 +53,7 @@ def main() -> None:
         dist.all_reduce(loss)
         if sharding.rank == 0:
             print(f"step {step}: loss {loss.item():.6f}", flush=True)
+    dist.barrier()  # a process that ends early would break the others' connections
     dist.destroy_process_group()
 
 

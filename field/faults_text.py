@@ -172,4 +172,19 @@ FAULTS_TEXT = (
         "give it copies where they are used again.",
         package="liger-kernel",
     ),
+    # -- torch ---------------------------------------------------------------------------------------------------------
+    Fault(
+        "torch-flex-context-parallel-bias.py",
+        "torch: FlexAttention under context parallelism is wrong with any bias",
+        WRONG,
+        "`_create_cp_block_mask` rewrites `mask_mod`, so that it is given indices of the whole text. `score_mod` gets "
+        "the index of the query in its process, and that of the key among the gathered keys, which the load balancer "
+        "has put into another order. So the mask is right and the bias is of other distances. In contiguous shards a "
+        "bias that is linear in the distance is still right under a causal mask, since the error is the same for a "
+        "whole row. The API is private; no report was found.",
+        "`torch/distributed/tensor/experimental/_context_parallel/_attention.py`, `_create_cp_block_mask`",
+        "map the indices in `score_mod` yourself, as `_rewrite_mask_mod` does; or `posenc.distributed.attention`.",
+        "`posenc check field/subjects/context_parallel.py:clamped --world 2` finds it",
+        package="torch",
+    ),
 )

@@ -6,20 +6,21 @@ are in stages, so that all schemes have come equally far whenever it stops: tuni
 
 import argparse
 import math
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from posenc.tools.compare.compare import compare
 from posenc.tools.compare.config import CompareConfig, Rate
-from posenc.tools.compare.summary import Summary
+from posenc.tools.compare.grid import finished
 from posenc.tools.compare.tasks import from_toml
 from posenc.tools.compare.tuning import chosen, trials
+from posenc.tools.executors.executor import cores
+from posenc.tools.executors.local import local
 from posenc.tools.kit.records import read
 from study.texts import fetch
 
@@ -86,12 +87,7 @@ class Job:
 
     def done(self) -> bool:
         """Whether its folder holds all of it, so that the text need not be read to find nothing to do."""
-        made = read(self.out)
-        tried = sum(record["kind"] == "trial" for record in made)
-        if self.part in ("python", *TASKS) and tried < len(trials(self.configuration(), learns=True)):
-            return False
-        summary = Summary(record for record in made if record["kind"] != "trial")
-        return len(summary.of("training", self.scheme)) >= self.seeds and not summary.missing()
+        return finished(self.configuration(), read(self.out))
 
 
 def tuned(folder: str) -> Rate:
@@ -116,15 +112,9 @@ def jobs() -> Iterator[list[Job]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m study.run", description=__doc__)
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="jobs at once, of one thread each")
+    parser.add_argument("--processes", type=int, default=cores(), help="jobs at once, of one thread each")
     parser.add_argument("--stages", type=int, default=99, help="stop after so many stages")
-    parser.add_argument("--job", nargs=3, metavar=("PART", "FOLDER", "SEEDS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.job:
-        part, folder, seeds = arguments.job
-        job = Job(part, folder, int(seeds))
-        compare(job.configuration(), job.out)
-        return
     fetch()
     for stage, _ in zip(jobs(), range(arguments.stages), strict=False):
         failed = run([job for job in stage if not job.done()], arguments.processes)
@@ -133,25 +123,19 @@ def main() -> None:
 
 
 def run(stage: list[Job], processes: int) -> list[Job]:
-    """All jobs, so many at once. Gives those that failed."""
-    waiting, failed = list(stage), []
-    running: dict[subprocess.Popen[bytes], Job] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < processes:
-                job = waiting.pop(0)
-                command = [sys.executable, "-m", "study.run", "--job", job.part, job.folder, str(job.seeds)]
-                running[subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})] = job
-            for process in [each for each in running if each.poll() is not None]:
-                job = running.pop(process)
-                failed += [job] if process.returncode else []
-                print(f"{time.strftime('%H:%M:%S')} {job}: exit {process.returncode}", flush=True)
-            time.sleep(1)
-    finally:
-        for process in running:  # each saves how far it has come
-            process.terminate()
-            process.wait()
+    """All jobs, so many at once, each with one thread. Gives those that failed."""
+    failed = []
+    with closing(local(measure, stage, processes)) as ended:
+        for job, why in ended:
+            failed += [job] if why else []
+            print(f"{time.strftime('%H:%M:%S')} {job}: {why or 'done'}", flush=True)
     return failed
+
+
+def measure(job: Job) -> str:
+    """What of a job is not measured yet."""
+    compare(job.configuration(), job.out)
+    return ""
 
 
 if __name__ == "__main__":

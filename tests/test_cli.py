@@ -115,7 +115,7 @@ def test_bare_posenc_is_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_command_is_named_with_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compair", "--steps", "3"]) == 2
-    known = "choose, compare, extend, laws, plot, explore, bench, check, kernel, schemes"
+    known = "choose, compare, extend, laws, plot, explore, bench, check, export, kernel, schemes"
     message = f"command must be one of {known}, got 'compair' (did you mean 'compare'?) (see posenc --help)"
     assert capsys.readouterr().err == f"posenc: error: {message}\n"
 

@@ -87,6 +87,15 @@ def by_itself() -> Iterator[int]:
         setting(threads)
 
 
+def assign(parameter: Any, values: Tensor) -> None:
+    """Writes values into a parameter. One that is divided among processes gets its part of those of the first."""
+    if hasattr(parameter, "placements"):  # a DTensor, whose module takes a second to import
+        from torch.distributed.tensor import distribute_tensor
+
+        values = distribute_tensor(values, parameter.device_mesh, parameter.placements)
+    parameter.copy_(values)
+
+
 @contextmanager
 def outside_compilation() -> Iterator[None]:
     """A context for code that runs during compilation but is not compiled: it resets the flag that

@@ -98,8 +98,7 @@ class Scheme(nn.Module):
         if not 0 <= number("skip_below", skip_below) < 1:
             raise ValueError(f"skip_below must be within [0, 1), got {shown(skip_below)}")
         query_norm, key_norm = number("query_norm", query_norm, above=0), number("key_norm", key_norm, above=0)
-        positions = Positions.arange(length)
-        pieces = self(positions, doors=("score",)).pieces
+        pieces = self(Positions.arange(length), doors=("score",)).pieces
         return horizon(pieces, length, query_norm, key_norm, number("scale", scale, above=0), skip_below)
 
     @property
@@ -193,8 +192,9 @@ class Scheme(nn.Module):
         rows = max(queries.rows, keys.rows)
         if context.lengths is not None and rows != 1 and not one_or(context.lengths.size(0), rows):
             raise ValueError(f"lengths must have 1 or {rows} rows like the positions, got {context.lengths.size(0)}")
+        mine = context.of_keys() if self.heads_of == "key" else context
         table = self.table(queries, dtype) if "add" in doors else None
-        rotation = self.rotation(queries, dtype, context) if "rotate" in doors else None
+        rotation = self.rotation(queries, dtype, mine) if "rotate" in doors else None
         if rotation is not None and rotation.scale is None and self.scale is not None:
             rotation = replace(rotation, scale=self.scale)
         elif rotation is not None and rotation.scale is not None and rotation.scale != self.scale:
@@ -203,17 +203,17 @@ class Scheme(nn.Module):
                 f"{shown(self.scale)}: set only the scheme's `scale`, which calls with rotated keys use too"
             )
         if rotation is not None and keys is not queries:
-            of_keys = self.rotation(keys, dtype, context)
+            of_keys = self.rotation(keys, dtype, mine)
             assert of_keys is not None
-            bands = tuple(replace(a, key=b.key) for a, b in zip(rotation.bands, of_keys.bands, strict=True))
-            rotation = replace(rotation, key=of_keys.key, value=of_keys.value, bands=bands)
+            bands = (replace(a, key=b.key) for a, b in zip(rotation.bands, of_keys.bands, strict=True))
+            rotation = replace(rotation, key=of_keys.key, value=of_keys.value, bands=tuple(bands))
         return Encoding(
             queries,
             keys,
             tables=() if table is None else (table,),
             rotations=() if rotation is None else (rotation,),
-            pieces=self.score(queries, keys, context) if "score" in doors else (),
-            values=self.value(queries, keys, context) if "value" in doors else (),
+            pieces=self.score(queries, keys, mine) if "score" in doors else (),
+            values=self.value(queries, keys, mine) if "value" in doors else (),
             context=context,
             wanted=self.features,
             _scale=self.scale if rotation is None and {"score", "value"} & set(doors) else None,

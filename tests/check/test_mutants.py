@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from posenc.tools.check import Subject, check
-from posenc.tools.check.run import FINDING, PASSED, UNFINISHED
+from posenc.tools.check.run import FINDING, OF_PROCESSES, PASSED, UNFINISHED
 from posenc.tools.check.threads import THREADS
 from tests.check import mutants
 from tests.check.mutants import Mutant
@@ -34,7 +34,7 @@ def first_of_each(all_of_them: list[Any], kind: Callable[[Any], object], name: C
     "mutant", first_of_each(MUTANTS, lambda mutant: (mutant.caught_by, mutant.pain), lambda mutant: mutant.name)
 )
 def test_the_check_that_names_it_catches_it(mutant: Mutant, record_property: Callable[[str, object], None]) -> None:
-    report = check(mutant.subject, checks=[mutant.caught_by])
+    report = check(mutant.subject, checks=[mutant.caught_by], world=2 if mutant.caught_by == OF_PROCESSES else 1)
     assert report.results[0].status == FINDING
     (_, trial), *_ = report.findings
     assert trial.finding is not None

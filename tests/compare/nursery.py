@@ -10,10 +10,11 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,9 +73,25 @@ class Nursery:
         self._process.communicate()  # the end of its input is its end
         assert self._process.returncode == 0
 
-    def start(self, arguments: Sequence[str], trouble: Trouble = Trouble()) -> int:
-        """A child that runs ``posenc`` with these arguments: the number of its process."""
-        return int(self._ask({"arguments": list(arguments), "trouble": asdict(trouble)}))
+    def start(
+        self, arguments: Sequence[str], trouble: Trouble = Trouble(), environment: Mapping[str, str] | None = None
+    ) -> int:
+        """A child that runs ``posenc`` with these arguments, or a function of a module, ``module:function``, with the
+        others: the number of its process."""
+        asked = {"arguments": list(arguments), "trouble": asdict(trouble), "environment": dict(environment or {})}
+        return int(self._ask(asked))
+
+    def start_several(self, world: int, arguments: Sequence[str], trouble: Trouble = Trouble()) -> list[int]:
+        """Children that torchrun could have started; the trouble is the first one's."""
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = str(free.getsockname()[1])
+        group = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+        group |= {"WORLD_SIZE": str(world)}
+        return [
+            self.start(arguments, Trouble() if rank else trouble, {**group, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+            for rank in range(world)
+        ]
 
     def wait(self, process: int) -> Ended:
         """Until a child has ended or is stopped."""
@@ -99,6 +116,7 @@ def main() -> None:
         "posenc.tools.kit.progress",
         "posenc.tools.compare.report",
         "torch._dynamo",
+        "torch.nn.parallel",
     ):
         importlib.import_module(name)  # what children would import, each anew
     written: dict[int, list[int]] = {}  # the ends of the pipes that children write to; what they write fits in
@@ -116,6 +134,7 @@ def main() -> None:
             pipes = [os.pipe(), os.pipe()]
             answer = os.fork()
             if not answer:
+                os.environ.update(question["environment"])
                 child(question["arguments"], Trouble(**question["trouble"]), [pipe[1] for pipe in pipes])
             written[answer] = [pipe[0] for pipe in pipes]
             for pipe in pipes:
@@ -142,7 +161,12 @@ def child(arguments: list[str], trouble: Trouble, pipes: list[int]) -> None:
     watch(trouble)
     code = 70
     try:
-        code = cli.main(arguments)
+        module, is_function, function = arguments[0].partition(":")
+        if is_function:
+            getattr(importlib.import_module(module), function)(*arguments[1:])
+            code = 0
+        else:
+            code = cli.main(arguments)
     except Exception:
         traceback.print_exc()
     sys.stdout.flush()

@@ -9,10 +9,14 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import posenc
@@ -249,9 +253,114 @@ def test_a_damaged_file_is_named_with_the_line(
         assert (ended.code, bool(re.match(says, error(ended)))) == (2, True), ended.err
 
 
+def assert_like(out: Path, whole: Path) -> None:
+    """The records of one process, to rounding."""
+    for found, expected in zip(untimed(read(out)), untimed(read(whole / "out")), strict=True):
+        assert found["machine"].pop("processes", 2) == 2
+        numbers, others = numbers_of(found), numbers_of(expected)
+        # Three steps of training in float32, whose results of about 8 bits are told to the sixth digit.
+        assert numbers == pytest.approx(others, abs=64 * 8 * 2**-23 + 1e-6)
+
+
+def numbers_of(value: Any) -> Any:
+    """Nested records as one mapping."""
+    if isinstance(value, list | dict):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {(name, *of): x for name, item in items for of, x in numbers_of(item).items()}
+    return {(): value}
+
+
+@pytest.mark.parametrize(("world", "batch", "stop"), first_of([(3, 5, 3), (2, 3, 0), (3, 2, 0)]))
+def test_several_processes_train_as_one(nursery: Nursery, tmp_path: Path, world: int, batch: int, stop: int) -> None:
+    """Rows of different numbers of targets, which do not divide, and fewer rows than processes."""
+    function = "tests.compare.several:learn"
+    (tmp_path / "one").mkdir()
+    assert nursery.run([function, str(tmp_path / "one"), str(batch)]).code == 0
+    several = nursery.start_several(world, [function, str(tmp_path), str(batch), str(stop)])
+    for ended in map(nursery.wait, several):
+        assert ended.code == 0, ended.err
+    expected, found = np.load(tmp_path / "one" / "learned.npz"), np.load(tmp_path / "learned.npz")
+    assert set(found) == set(expected)
+    for name in expected:
+        # Float64 keeps 16 digits, of which a few steps lose some; wrong weights of rows would change the second.
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.more
+def test_several_processes_that_were_stopped_end_as_if_they_were_not(nursery: Nursery, tmp_path: Path) -> None:
+    """To the bit, though sums of three gradients depend on their order."""
+    found = []
+    for stop in ("0", "2"):
+        folder = tmp_path / stop
+        folder.mkdir()
+        several = nursery.start_several(3, ["tests.compare.several:learn", str(folder), "5", stop, "no"])
+        assert [nursery.wait(process).code for process in several] == [0, 0, 0]
+        found.append(np.load(folder / "learned.npz"))
+    for name in found[0]:
+        np.testing.assert_array_equal(found[0][name], found[1][name], err_msg=name)
+
+
+def test_two_processes_measure_what_one_does(nursery: Nursery, whole: Path, tmp_path: Path) -> None:
+    first, second = map(nursery.wait, nursery.start_several(2, command(whole, tmp_path)))
+    assert (first.code, second.code, second.out, second.err) == (0, 0, "", ""), (first.err, second.err)
+    assert_like(tmp_path, whole)
+
+
+# Which process, and what the first one is about to do: save a checkpoint in a training, or write the record of a test.
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("which", "number", "at"),
+    [(0, signal.SIGKILL, 60), (1, signal.SIGKILL, 5), (0, signal.SIGTERM, 60), (1, signal.SIGTERM, 5)],
+)
+def test_one_of_two_processes_is_ended(
+    nursery: Nursery, whole: Path, tmp_path: Path, which: int, number: signal.Signals, at: int
+) -> None:
+    """The other one ends too; started again, they go on."""
+    several = nursery.start_several(2, command(whole, tmp_path), Trouble(at, "stop"))
+    assert nursery.wait(several[0]).code == -signal.SIGSTOP
+    before = lines(tmp_path)
+    os.kill(several[which], number)
+    os.kill(several[0], signal.SIGCONT)
+    ended = [nursery.wait(process) for process in several]
+    if number == signal.SIGKILL:
+        assert (ended[which].code, ended[1 - which].code) == (-number, 1), ended
+    else:
+        assert error(ended[0]).startswith("interrupted: ")
+    after = lines(tmp_path)
+    assert after[: len(before)] == before
+    for again in map(nursery.wait, nursery.start_several(2, command(whole, tmp_path))):
+        assert again.code == 0, again.err
+    assert lines(tmp_path)[: len(after)] == after
+    assert_like(tmp_path, whole)
+
+
+@pytest.mark.more
+def test_torchrun_starts_killed_processes_again(nursery: Nursery, whole: Path, tmp_path: Path) -> None:
+    """The records are those of processes that nothing met, to the bit."""
+    several = nursery.start_several(2, command(whole, tmp_path / "never"))
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+            *("--max-restarts", "1", "-m", "tests.compare.several", *command(whole, tmp_path / "once")),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "DIES": "1 4"},  # two batches in advance, the first, the second
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "nope, seed 0: training 1/3" in ran.stderr
+    assert "nope, seed 0: training 2/3" in ran.stderr  # it went on from there
+    assert [nursery.wait(process).code for process in several] == [0, 0]
+    assert untimed(read(tmp_path / "once")) == untimed(read(tmp_path / "never"))
+    assert_like(tmp_path / "once", whole)
+
+
 # What loads code along with data, or is made to.
 LOADERS = {"_pickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 OF_ITS_OWN = "tools/check/checks/life_cycle.py"  # loads what it has dumped the moment before, and reads no file
+OF_ITS_FORKS = "tools/check/world.py"  # tensors of processes that it has forked, with weights_only
 LOADS = {("torch", "load"), ("torch", "save"), ("numpy", "load"), ("np", "load")}
 
 
@@ -281,4 +390,7 @@ def test_nothing_in_posenc_loads_a_pickle() -> None:
     assert len(sources) > 50
     words = re.compile("|".join((*LOADERS, *(name for _, name in LOADS))))  # most files have none, and are not parsed
     found = {path: loads(source) for path, source in sources.items() if words.search(source)}
-    assert {path: names for path, names in found.items() if names} == {OF_ITS_OWN: ["pickle"]}
+    assert {path: names for path, names in found.items() if names} == {
+        OF_ITS_OWN: ["pickle"],
+        OF_ITS_FORKS: ["torch.save", "torch.load"],
+    }

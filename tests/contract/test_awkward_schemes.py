@@ -15,7 +15,8 @@ from posenc.backends.tiled import backend as tiled
 from posenc.encoding.encoding import Context
 from posenc.lowering.block import Block
 from posenc.lowering.forms import function
-from posenc.models.forward_pass import ForwardPass, KVCache
+from posenc.models.cache import KVCache
+from posenc.models.forward_pass import ForwardPass
 from posenc.schedule import Schedule
 from tests.contract import oracles, schemes
 from tests.contract.oracles import Numbers, Result, Where

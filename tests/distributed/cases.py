@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 
 import posenc
 from posenc import Chunk, Positions
@@ -109,7 +110,10 @@ def run(case: Case) -> str | None:
     expected += gradients(*found, d_out, d_lse, [*leaves, *given.values(), *([] if mask is None else [mask]), *learned])
 
     # This process's tokens.
-    sharding = Sharding(positions, order=case.order)
+    is_mesh = case.method == "mesh"  # heads are exchanged between two processes, and the ring is of the others
+    sharding = Sharding(
+        positions, init_device_mesh("cpu", (dist.get_world_size() // 2, 2)) if is_mesh else None, order=case.order
+    )
     mine = [sharding.shard(x, 2).requires_grad_() for x in tensors]
     my_given = {name: sharding.shard(x, 2).requires_grad_() for name, x in projected.items()}
     my_mask = None if mask is None else sharding.shard(mask.detach(), -2).requires_grad_()
@@ -117,7 +121,7 @@ def run(case: Case) -> str | None:
         *mine,
         scheme,
         sharding,
-        method=case.method,
+        method="ring" if is_mesh else case.method,
         features=my_given,
         attn_mask=my_mask,
         sinks=sinks,
@@ -200,6 +204,19 @@ def chosen(world: int, every: int = 1, start: int = 0) -> list[Case]:
             method = "auto"  # which gathers
         found.append(Case(name, order, method, text, mask, kv_heads))
     return found
+
+
+ON_A_MESH = [
+    Case("alibi", "zigzag", "mesh", "plain", "sinks", 2),
+    Case("t5", "contiguous", "mesh", "packed", "causal", 2),
+    Case("t5 bidirectional", "zigzag", "mesh", "padded", "all", 3),
+    Case("rope", "striped", "mesh", "rows packed", "window", HEADS),
+    Case("alibi", "documents", "mesh", "packed", "float mask", 3),
+    Case("fox", "zigzag", "mesh", "plain", "chunks", 2),
+    Case("kerple", "zigzag", "mesh", "few", "both sides", 2),
+    Case("mixed_rope", "zigzag", "mesh", "plain", "causal", 2),
+]
+"""Calls on a mesh of two axes: heads are exchanged along one, and keys travel along the other."""
 
 
 def _pieces(name: str) -> Sequence[Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.distributed import cases, models
+from tests.distributed import cases, decoding, far, models
 from tests.distributed.processes import in_processes
 
 pytestmark = pytest.mark.skipif(
@@ -33,16 +33,23 @@ def test_sharded_attention_is_that_of_all_tokens(world: int, every: int, tmp_pat
 
 
 @pytest.mark.more
+@pytest.mark.parametrize("world", [4, pytest.param(2, marks=pytest.mark.survey)])
+def test_a_ring_across_exchanges_of_heads_is_attention_to_all_tokens(world: int, tmp_path: Path) -> None:
+    for wrong in in_processes(world, tmp_path, cases.run_all, cases.ON_A_MESH):
+        assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("world", "work"),
     [
         (2, models.run_all),
-        (2, models.decodes),
+        (2, decoding.decodes),
         (3, models.empties),
         (2, models.again),
         (2, models.wrapped),
         pytest.param(3, models.run_all, marks=pytest.mark.survey),
-        pytest.param(3, models.decodes, marks=pytest.mark.survey),
+        pytest.param(3, decoding.decodes, marks=pytest.mark.survey),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
@@ -63,8 +70,27 @@ def test_what_nobody_attends_to_is_not_sent(tmp_path: Path) -> None:
     assert sum(of_process["documents"] for of_process in found) == 0
 
 
-def test_a_token_changes_only_what_may_see_it_and_errors_name_the_way_out(tmp_path: Path) -> None:
-    for leaked, messages in in_processes(2, tmp_path, models.leaks_and_messages, None):
-        assert leaked == []
+@pytest.mark.parametrize(
+    ("world", "on_a_mesh"),
+    [(2, False), pytest.param(4, False, marks=pytest.mark.survey), pytest.param(4, True, marks=pytest.mark.survey)],
+)
+@pytest.mark.more
+def test_heads_that_see_near_keys_alone_send_no_others(world: int, on_a_mesh: bool, tmp_path: Path) -> None:
+    """By horizons of ALiBi and of learned slopes: bytes counted, numbers and gradients as without them."""
+    for wrong in in_processes(world, tmp_path, far.run, on_a_mesh):
+        assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.more
+def test_alibi_sends_less_than_all(tmp_path: Path) -> None:
+    found = in_processes(4, tmp_path, far.sent_less, None)
+    assert found[-1] == (0, 0)  # nobody comes after the last
+    assert all(sent < every for sent, every in found[:-1])
+
+
+def test_leaks_bytes_and_errors(tmp_path: Path) -> None:
+    """A token changes only what may see it; what is sent is what was counted by hand; errors name the way out."""
+    for wrong, messages in in_processes(2, tmp_path, models.in_short, None):
+        assert wrong == []
         for message, expected in messages:
             assert expected in message

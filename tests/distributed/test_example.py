@@ -1,5 +1,7 @@
-"""The example trains the same for any number of processes."""
+"""The examples train and generate the same for any number of processes."""
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,23 +11,30 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def losses(processes: int, *options: str) -> list[float]:
+def printed(processes: int, name: str, *options: str) -> list[str]:
     program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     ran = subprocess.run(
-        [*program, str(ROOT / "examples" / "context_parallel.py"), "--steps", "3", *options],
+        [*program, str(ROOT / "examples" / name), *options],
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    return [float(line.split()[-1]) for line in ran.stdout.splitlines()]
+    return ran.stdout.splitlines()
+
+
+def losses(example: str, processes: int, *options: str) -> list[float]:
+    return [float(line.split()[-1]) for line in printed(processes, example, "--steps", "3", *options)]
 
 
 @pytest.mark.slow
 @pytest.mark.survey
-def test_losses_do_not_depend_on_the_number_of_processes() -> None:
-    alone = losses(1)
+@pytest.mark.parametrize("example", ["context_parallel.py", "finetune_long_context.py"])
+def test_losses_do_not_depend_on_the_number_of_processes(example: str) -> None:
+    if example == "finetune_long_context.py":
+        pytest.importorskip("transformers")
+    alone = losses(example, 1)
     assert len(alone) == 3
     assert alone[-1] < alone[0]
     for processes, options in (
@@ -33,4 +42,46 @@ def test_losses_do_not_depend_on_the_number_of_processes() -> None:
         (3, ("--order", "striped")),
         (2, ("--order", "documents", "--method", "ulysses")),
     ):
-        assert losses(processes, *options) == pytest.approx(alone, abs=2e-6)  # six digits are printed
+        assert losses(example, processes, *options) == pytest.approx(alone, abs=2e-6)  # six digits are printed
+
+
+@pytest.mark.slow
+@pytest.mark.survey
+def test_generated_tokens_do_not_depend_on_the_number_of_processes() -> None:
+    alone, held = printed(1, "sharded_decoding.py")
+    assert len(alone.split()) == 17
+    assert held.endswith(": 215")  # the last generated token is not read
+    for processes in (2, 3):
+        together, held = printed(processes, "sharded_decoding.py")
+        assert together == alone
+        shares = [int(number) for number in held.split(":")[1].split()]
+        assert len(shares) == processes
+        assert sum(shares) == 215
+        assert max(shares) - min(shares) <= 2
+
+
+def test_the_slurm_script_starts_a_torchrun_on_each_node(tmp_path: Path) -> None:
+    """Its command line, with scontrol, srun and torchrun that print what they are given."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("needs bash")
+    programs = {
+        "scontrol": "printf 'node%s\\n' 7 8",
+        "srun": 'echo "srun $SLURM_NNODES"; "$@"',
+        "torchrun": 'echo "$@"',
+    }
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!{bash}\n{body}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    slurm = {"JOB_NODELIST": "node[7-8]", "NNODES": "2", "GPUS_ON_NODE": "8", "JOB_ID": "42", "SUBMIT_DIR": "/texts"}
+    ran = subprocess.run(
+        [bash, str(ROOT / "examples" / "context_parallel.sbatch"), "--steps", "3"],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"} | {f"SLURM_{name}": value for name, value in slurm.items()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    meeting = "--rdzv-backend c10d --rdzv-id 42 --rdzv-endpoint node7:29500"
+    program = "/texts/examples/context_parallel.py --steps 3"
+    assert ran.stdout.splitlines() == ["srun 2", f"--nnodes 2 --nproc-per-node 8 {meeting} {program}"]

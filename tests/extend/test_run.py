@@ -15,6 +15,7 @@ from posenc.tools.extend import measure, report, run
 from posenc.tools.extend import model as models
 from posenc.tools.extend.settings import Extension
 from posenc.tools.extend.summary import Summary
+from posenc.tools.extend.text import Tokens
 from posenc.tools.kit.progress import Progress
 from posenc.tools.kit.records import read
 from tests.extend.small import checkpoint
@@ -184,7 +185,7 @@ def test_the_text_to_train_on_is_read_only_where_training_remains(
     assert first.lines[1].startswith("counting the tokens of all text that is not tested: ")
     assert any(line.startswith("time: about 1 second, told by") for line in first.lines)
     assert any("LlamaForCausalLM, 32 thousand parameters, trained at 32" in line for line in first.lines)
-    monkeypatch.setattr(run.Tokens, "draw", None)
+    monkeypatch.setattr(Tokens, "draw", None)
     again = Said()
     run.extend(tuned, tmp_path, again)
     assert not any("counting" in line for line in again.lines)
@@ -278,9 +279,7 @@ def test_a_models_own_scaling_forgets_the_lengths_before(settings: Extension, tm
     torch.testing.assert_close(measure.final(model, tokens, 32, 8, none), expected)
     own = replace(settings, model=str(folder), scalings=("none",), lengths=(64, 128))
     found = {r["seed"]: r["bits"] for r in run.extend(own, tmp_path / "out") if r["scheme"] == "cropped"}
-    pieces = run.Tokens(
-        own.text, models.load(models.find(str(folder)), "float32", "sdpa", CPU).tokenizer, 128, 8, 2
-    ).pieces
+    pieces = Tokens(own.text, models.load(models.find(str(folder)), "float32", "sdpa", CPU).tokenizer, 128, 8, 2).pieces
     each = [float(measure.final(loaded(), piece.tokens, 32, 8, none).sum()) for piece in pieces]
     expected_bits = [n / math.log(2) / piece.final_bytes for n, piece in zip(each, pieces, strict=True)]
     assert [found[0], found[1]] == pytest.approx(expected_bits, abs=1e-4)

@@ -83,6 +83,8 @@ CLASSIFIER = made(ImageClassifier, 5, 2, DIM, 1, HEADS, channels=3)
 AWARE, GRIDDED, RELATIVE = made(DistanceAware, 6), made(Relative2D, (2, 3), 4), made(TransformerXL, 6, 4)
 FILLED = KVCache()
 FILLED.append(0, K, V)
+READ = KVCache()
+READ.positions = Positions.arange(7)
 
 SCHEDULE = Schedule([(RoPE(HEAD_DIM), None), (NoPE(), 3)])
 PASS = ForwardPass(SCHEDULE, LINE)
@@ -880,6 +882,14 @@ MODELS: dict[str, list[Row]] = {
             "feature 'clock' of the query must be (batch, heads, 5, ...), got torch.float32 (2, 6, 2, 4)",
         ),
     ],
+    "models.KVCache.crop": [
+        Row(lambda: READ.crop(-1), "tokens must be a whole number within 0..7, got -1"),
+        Row(lambda: READ.crop(8), "tokens must be a whole number within 0..7, got 8"),
+        Row(lambda: READ.crop(2.0), "tokens must be a whole number within 0..7, got 2.0"),  # type: ignore[arg-type]
+    ],
+    "models.KVCache.extended": [
+        Row(lambda: READ.extended(Positions.arange(2)), "positions begin at or before the last token of the cache: …"),
+    ],
     "models.KVCache.append": [
         Row(lambda: FILLED.append(2, K, V), "layer must be a whole number within 0..1, got 2"),
         Row(lambda: FILLED.append(-1, K, V), "layer must be a whole number within 0..1, got -1"),
@@ -906,8 +916,15 @@ NO_ARGUMENTS = {
     "catalog",
     "models.KVCache",
 }
-# Called by `Scheme.forward` and `Scheme.rotation`, which have checked what they pass on.
-CHECKED_BEFORE = {"Scheme.bind", "Scheme.score", "Scheme.value"}
+# Called by `Scheme.forward`, `Scheme.rotation` and models, which have checked what they pass on.
+CHECKED_BEFORE = {
+    "Context.of_keys",
+    "Context.part",
+    "Scheme.bind",
+    "Scheme.score",
+    "Scheme.value",
+    "models.ForwardPass.forget",
+}
 # Python's own: what is no scheme cannot be added to one.
 PYTHONS = {"Scheme.__add__"}
 

@@ -25,8 +25,8 @@ pytest.importorskip("transformers")
 import transformers
 
 import posenc.huggingface as hf
+from posenc.huggingface import adapters, divided, loading, masks
 from posenc.huggingface import attention as module
-from posenc.huggingface import loading, masks
 from posenc.huggingface.adapters import ADAPTERS, BOUND
 from tests.rounding import of_sums
 
@@ -550,8 +550,16 @@ def test_a_model_is_loaded_with_it(tmp_path: Any) -> None:
     torch.testing.assert_close(output(model, input_ids=IDS), plain, rtol=0, atol=of_sums(torch.float32, TERMS, plain))
 
 
-def test_a_text_that_is_divided_among_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "EXCHANGES", [object()])
-    x = torch.randn(1, 2, 3, 8)
-    with pytest.raises(ValueError, match=r"cannot attend to the tokens of other processes: run them outside"):
-        module.attention(nn.Identity(), x, x, x, None)
+def test_what_cannot_be_divided_among_processes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (module, masks, adapters, divided):
+        monkeypatch.setattr(place, "EXCHANGES", [object()])
+    x, of_two = torch.randn(1, 2, 3, 8), nn.Module()
+    of_two.config = transformers.T5Config()
+    with pytest.raises(ValueError, match=r"is of an encoder-decoder, whose two texts cannot be divided"):
+        module.attention(of_two, x, x, x, None)
+    with pytest.raises(ValueError, match=r"position_bias is not supported while a text is divided among processes"):
+        module.attention(nn.Identity(), x, x, x, None, position_bias=torch.zeros(1, 2, 3, 3))
+    with pytest.raises(ValueError, match=r"the mask must be of a known function, made uncompiled, .* got .*<lambda>"):
+        masks.mask(1, 3, 3, mask_function=lambda *_: True)
+    with pytest.raises(ValueError, match=r"Identity cannot be run while a text is divided among processes"):
+        adapters._attend_bound(nn.Identity(), (x, x, x), None, None, None, None)  # type: ignore[arg-type]

@@ -195,6 +195,23 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was() -> None:
     torch.testing.assert_close(model(ids[:, 7:], positions[7:], cache=cache), full[:, 7:], **CLOSE)
 
 
+@pytest.mark.parametrize("name", ["rope", "fox", "stick_breaking"])
+@torch.no_grad()
+def test_a_rejected_draft_is_dropped(name: str) -> None:
+    model, ids, cache = zoo.model(Decoder, name), zoo.tokens(), KVCache()
+    full = model(ids)
+    for kept, draft in ((0, 5), (7, 4), (3, 1), (0, 3)):
+        cache.crop(min(kept, len(cache)))
+        assert len(cache) == kept
+        model(torch.zeros(len(ids), draft, dtype=torch.int64), cache=cache)
+        cache.crop(kept)
+        out = model(ids[:, kept:], cache=cache)
+        torch.testing.assert_close(out, full[:, kept:], **CLOSE)
+    for wrong in (-1, TOKENS + 1):
+        with pytest.raises(ValueError, match=f"tokens must be a whole number within 0..{TOKENS}, got {wrong}"):
+            cache.crop(wrong)
+
+
 def test_training_through_a_cache_is_an_error() -> None:
     model = zoo.model(Decoder, "rope")
     cache = KVCache()

@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from posenc import compat
+
+
+@dataclass
+class Rows:
+    """The output and log-sum-exp of whole rows of scores, in place of those of a part of their keys."""
+
+    out: Tensor
+    lse: Tensor
+    is_taken: bool = False
+
+    def take(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Both, once, the output in a dtype; copies, since autograd takes them for results of the operator."""
+        assert not self.is_taken, "of_whole_rows must hold one call of an operator"
+        self.is_taken = True
+        return self.out.to(like.dtype, copy=True), self.lse.clone()
+
+
+_ROWS: ContextVar[Rows | None] = ContextVar("rows", default=None)
+
+
+@contextmanager
+def of_whole_rows(out: Tensor, lse: Tensor) -> Iterator[Rows]:
+    """A context for one call of attention to a part of the keys, whose gradients are wanted: those of the part that
+    follow from gradients of whole rows, whose output and log-sum-exp are given. If the operators here compute the call,
+    `Rows.is_taken` is set, its forward pass is left out, and it returns what was given."""
+    rows = Rows(out.contiguous(), lse.contiguous())
+    token = _ROWS.set(rows)
+    try:
+        yield rows
+    finally:
+        _ROWS.reset(token)
 
 
 def custom_operator(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,7 +99,8 @@ def custom_operator(name: str, forward: Callable[..., Any], backward: Callable[.
     def direct_forward(
         ctx: Any, rest: Sequence[Any], query: Tensor, key: Tensor, value: Tensor, *given: Tensor
     ) -> tuple[Tensor, Tensor]:
-        output: tuple[Tensor, Tensor] = forward(query, key, value, given, *rest)
+        rows = _ROWS.get()
+        output = forward(query, key, value, given, *rest) if rows is None else rows.take(value)
         save(ctx, (query, key, value, given, *rest), output)
         return output
 

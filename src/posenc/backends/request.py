@@ -267,6 +267,12 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor) or x.dim() != 4 or not x.is_floating_point():
             raise ValueError(f"{name} must be a floating tensor (batch, heads, tokens, head_dim), got {shown(x)}")
+        if type(x) not in compat.PLAIN and hasattr(x, "to_local"):
+            raise ValueError(
+                f"{name} must be a tensor of this process, got a DTensor {tuple(x.shape)}: pass {name}.to_local() and, "
+                "if it is sharded by heads, a scheme bound with context=Context(heads=range(first, last)); if by "
+                "tokens, call posenc.distributed.attention"
+            )
         if x.dtype not in DTYPES:
             raise ValueError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}")
         if x.device != query.device:
@@ -353,6 +359,7 @@ def _check_direction(call: Call, rotations: tuple[Rotation, ...]) -> None:
             raise ValueError(reason)
 
 
+@torch.no_grad()  # a check of the first layer alone, which checkpointing does not repeat
 def _check_value_door(call: Call) -> None:
     """ValueError if the vectors of the value door have another width or number of heads."""
     for term in call.values:

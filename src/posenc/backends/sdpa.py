@@ -46,6 +46,7 @@ def _is_float(mask: Tensor | None) -> bool:
     return mask is not None and mask.dtype != torch.bool
 
 
+@torch.no_grad()  # like other choices, made once for all layers, also those that checkpointing runs again
 def is_plain(call: Call) -> bool:
     """Whether the kernel needs no mask: no pieces remain after folding, and attention is full or causal."""
     if call.attn_mask is not None or _folded(call)[2]:

@@ -3,8 +3,25 @@
 On torch.distributed: gloo or NCCL, started by torchrun. Imports the library; nothing of the library imports it.
 """
 
-from posenc.distributed.attention import attention, choose, sharded
-from posenc.distributed.cache import ShardedCache
-from posenc.distributed.sharding import Needs, Sharding
+from __future__ import annotations
 
-__all__ = ["Needs", "ShardedCache", "Sharding", "attention", "choose", "sharded"]
+from typing import TYPE_CHECKING, Any
+
+from posenc.distributed.attention import attention, explain, sharded
+from posenc.distributed.cache import ShardedCache
+from posenc.distributed.needs import Needs
+from posenc.distributed.sharding import Sharding
+from posenc.distributed.work import Work, work
+
+if TYPE_CHECKING:
+    from posenc.distributed.tensor_parallel import parallelize
+
+__all__ = ["Needs", "ShardedCache", "Sharding", "Work", "attention", "explain", "parallelize", "sharded", "work"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "parallelize":  # DTensor takes a second to import
+        from posenc.distributed.tensor_parallel import parallelize
+
+        return parallelize
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

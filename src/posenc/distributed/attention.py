@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, shown
-from posenc.backends.attention import attention as attend
-from posenc.backends.merging import merge
-from posenc.distributed import heads, ring
+from posenc.distributed import blocks, heads
 from posenc.distributed.cache import ShardedCache
+from posenc.distributed.choice import METHODS, Explanation, Method, choose, groups, refusals
+from posenc.distributed.cost import Sizes, price
+from posenc.distributed.needs import Needs, mask_of
 from posenc.distributed.sharding import Sharding
-from posenc.encoding.encoding import Context, Encoding
-from posenc.encoding.features import NOTHING, Features, Projected
-from posenc.encoding.pieces import gives_weights
-from posenc.models.forward_pass import EXCHANGES, ForwardPass, KVCache
+from posenc.encoding.clocks import readings
+from posenc.encoding.encoding import Context
+from posenc.encoding.features import NOTHING, Projected
+from posenc.models.cache import KVCache
+from posenc.models.forward_pass import EXCHANGES, ForwardPass
+from posenc.models.layer_call import LayerCall
 from posenc.positions.positions import Positions
-from posenc.positions.tiles import Chunk, Visibility, Window, check_window
+from posenc.positions.tiles import Visibility, Window
 from posenc.scheme import Scheme
 from posenc.schemes.nope import NoPE
-
-Method = Literal["auto", "gather", "ring", "ulysses"]
-METHODS = ("auto", "gather", "ring", "ulysses")
 
 
 def attention(
@@ -47,6 +48,7 @@ def attention(
     scale: float | None = None,
     context: Context | None = None,
     backend: str = "auto",
+    skip_below: float | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`posenc.attention` of this process's queries to the keys of all processes. Every process of the group calls it,
@@ -54,13 +56,14 @@ def attention(
 
     query, key and value are of this process's tokens, `Sharding.positions`, before any rotation. The output and its
     gradients, and those of the scheme's parameters summed over processes, equal those of `posenc.attention` on all
-    tokens. Arguments are those of `posenc.attention` without ``skip_below``, ``key_norms`` and ``enable_gqa``, and:
+    tokens. Arguments are those of `posenc.attention` without ``key_norms`` and ``enable_gqa``, and:
 
     - ``method``: ``"gather"`` gathers all keys and values; memory grows with the whole text. ``"ring"`` attends to the
       keys of one process after another while the next ones travel; memory does not grow with the number of processes,
-      the backward pass computes scores once more, and keys outside a window or a document are not sent.
+      and keys outside a window or a document are not sent, nor those that ``skip_below`` leaves out of a head whose
+      bias decays, such as ALiBi's. The backward pass computes scores again, once more with some backends.
       ``"ulysses"`` exchanges tokens for heads, so that each process has all tokens of some heads; it needs at least one
-      head of keys per process. ``"auto"``: see `choose`.
+      head of keys per process. ``"auto"``: the fastest by a model of time that fits into memory: see `explain`.
     - ``features``: the layer's projections for `Scheme.features` of this process's tokens.
     - ``attn_mask``: (..., queries of this process, keys of all processes), such as ``sharding.shard(mask, -2)``.
 
@@ -79,6 +82,7 @@ def attention(
         )
     of_queries, of_keys = step.features(features)
     how: dict[str, Any] = {"sinks": sinks, "dropout_p": dropout_p, "scale": scale, "backend": backend}
+    how["skip_below"] = skip_below
     return step.attention(
         query,
         key,
@@ -106,18 +110,72 @@ def sharded(sharding: Sharding, method: Method = "auto") -> Iterator[None]:
         EXCHANGES.remove(exchange)
 
 
-def choose(encoding: Encoding, sharding: Sharding, dropout_p: float = 0.0) -> tuple[Method, str]:
-    """The method that ``"auto"`` takes, and why."""
-    if sharding.world == 1:
-        return "gather", "there is one process"
-    if any(piece.reads_rows for piece in encoding.pieces) or gives_weights(encoding.pieces):
-        return "gather", "a score term needs whole rows of scores"
-    if dropout_p:
-        return "gather", "with dropout, blocks that are computed twice would be dropped differently"
-    return (
-        "ring",
-        "blocks of keys are attended to one by one, in memory that does not grow with the number of processes",
+def explain(
+    query: Float[Tensor, "batch heads queries head_dim"],
+    key: Float[Tensor, "batch kv_heads keys head_dim"],
+    value: Float[Tensor, "batch kv_heads keys value_dim"],
+    scheme: Scheme | None,
+    sharding: Sharding,
+    *,
+    is_causal: bool = False,
+    window: Window = None,
+    dropout_p: float = 0.0,
+    context: Context | None = None,
+) -> Explanation:
+    """Which method ``"auto"`` takes for `attention` with these arguments, why, what each method computes, sends and
+    holds, and why others cannot run it. Nothing is sent, and tensors may be on the "meta" device. A backward pass is
+    included unless gradients are disabled.
+
+    Counts follow from positions: a ring computes and sends less in heads whose bias decays, by the norms of their
+    queries and keys. With n processes they take n^2 sorts of a process's tokens. Times are modelled, for the devices of
+    `posenc.distributed.cost.H100`.
+
+    >>> q, k = (torch.empty(1, heads, len(sharding.positions), 128, device="meta") for heads in (32, 8))
+    >>> print(posenc.distributed.explain(q, k, k, posenc.ALiBi(32), sharding, is_causal=True))
+    """
+    check_type("sharding", sharding, Sharding)
+    with sharded(sharding):
+        step = ForwardPass(
+            NoPE() if scheme is None else scheme, sharding.positions, is_causal=is_causal, context=context
+        )
+    call = LayerCall(
+        layer=0,
+        query=query,
+        key=key,
+        value=value,
+        features=NOTHING,
+        key_features=NOTHING,
+        is_causal=is_causal,
+        window=window,
+        attn_mask=None,
+        sinks=None,
+        dropout_p=dropout_p,
+        scale=None,
+        backend="auto",
+        skip_below=None,
+        return_lse=False,
     )
+    _check(sharding, call)
+    sizes, visibility, chunk, refused = _asked(sharding, step, call)
+    found = choose(sharding, sizes, visibility, chunk, refused)
+    prices = {}
+    for method, held in groups(sharding, refused).items():
+        shards = [sharding.whole[index] for index in held]
+        needs = Needs(shards if chunk is None else [shard.in_chunks(chunk) for shard in shards], visibility)
+        prices[method] = price(needs, sharding.counts, sizes, method)
+    return replace(found, prices=prices)
+
+
+def _asked(
+    sharding: Sharding, step: ForwardPass, call: LayerCall
+) -> tuple[Sizes, Visibility, int | None, dict[str, str]]:
+    """What the price of a call depends on, and the methods that cannot run it."""
+    batch, num_heads, _, head_dim = call.query.shape
+    of_keys = call.key.size(1), head_dim, call.value.size(-1), call.key.element_size()
+    rows = max(shard.rows for shard in sharding.shards)
+    sizes = Sizes(batch, num_heads, *of_keys, rows, trains=torch.is_grad_enabled())
+    refused = refusals(step.pairs(call.layer, sharding.positions), sharding, sizes, call.dropout_p)
+    return sizes, *mask_of(step.is_causal, call.window), refused
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,116 +184,126 @@ class _Exchange:
 
     sharding: Sharding
     method: Method
+    chosen: dict[Any, str] = field(default_factory=dict)
+    """What "auto" took, so that layers of the same sizes ask once."""
+    tried: set[Any] = field(default_factory=set)
+    """The schemes that were tried with all heads."""
+
+    @property
+    def positions(self) -> Positions:
+        return self.sharding.positions
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        return self.sharding.counts
+
+    def agree(self, wrong: str | None) -> None:
+        self.sharding.agree(wrong)
 
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
         self.sharding.check(positions)
-        if cache is not None and (not isinstance(cache, ShardedCache) or len(cache)):
-            what = "one with tokens" if isinstance(cache, ShardedCache) else "a KVCache"
-            raise ValueError(f"cache must be an empty ShardedCache while a text is divided among processes, got {what}")
-        return self.sharding.whole, positions
+        whole = self.sharding.whole
+        if cache is None:
+            return whole, whole
+        if not isinstance(cache, ShardedCache):
+            raise ValueError("cache must be a ShardedCache while a text is divided among processes, got a KVCache")
+        if (cache.rank, cache.world) != (self.sharding.rank, self.sharding.world):
+            raise ValueError(
+                f"cache must be of the processes of the sharding, got process {cache.rank} of {cache.world} and "
+                f"{self.sharding.rank} of {self.sharding.world}: make it with ShardedCache(of) and Sharding(..., of)"
+            )
+        whole = cache.begin(whole, self.sharding.indices)
+        return whole, whole
 
     def context(self, scheme: Scheme, context: Context | None, positions: Positions) -> Context | None:
         if not scheme.needs_lengths or (context is not None and context.lengths is not None):
             return context
         return replace(context or Context(), lengths=self.sharding.whole.lengths)
 
-    def gather(self, x: Tensor, dim: int) -> Tensor:
-        return self.sharding.gather(x, dim)
+    def clock(self, step: ForwardPass, layer: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor]:
+        # A few numbers per token, so that sums are those of the whole text, to the bit.
+        new = readings(self.sharding.gather(steps, 2), self.sharding.whole)
+        every, cache = new, step.cache
+        if isinstance(cache, ShardedCache):
+            every = cache.clock(layer, name, new, self.sharding.whole)
+        return every[:, :, every.size(2) - new.size(2) :].index_select(
+            2, self.sharding.indices[self.sharding.rank]
+        ), every
 
-    def attend(
-        self,
-        step: ForwardPass,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        features: Features,
-        key_features: Features,
-        **how: Any,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        _check(self.sharding, query, key, value, how["attn_mask"], how["sinks"])
-        if step.cache is not None:
-            if key_features:
-                raise ValueError("a ShardedCache does not hold cumulative features (such as FoX's gates)")
-            step.cache.append(layer, key, value)
-        method = self.method
-        possible, why = choose(step.pairs(layer, self.sharding.positions), self.sharding, how["dropout_p"])
+    def attend(self, step: ForwardPass, call: LayerCall) -> Tensor | tuple[Tensor, Tensor]:
+        _check(self.sharding, call)
+        layer = call.layer
+        method: str = self.method
+        cache = step.cache
+        sizes, visibility, chunk, refused = _asked(self.sharding, step, call)
+        if self.sharding.world > 1 and method in refused:
+            raise ValueError(f"method={method!r} cannot run this call: {refused[method]}; pass method='auto'")
+        if cache is not None:
+            assert isinstance(cache, ShardedCache)
+            key, value, _ = cache.append(layer, call.key, call.value)
+            if cache.positions is not None:
+                return self._after_others(step, call, cache, key, value)
         if method == "auto":
-            method = possible
-        elif method == "ring" and possible == "gather" and self.sharding.world > 1:
-            raise ValueError(f"method='ring' cannot run this call: {why}; pass method='gather' or 'auto'")
+            known = sizes, visibility, chunk, tuple(refused)
+            if known not in self.chosen:
+                self.chosen[known] = choose(self.sharding, sizes, visibility, chunk, refused).method
+            method = self.chosen[known]
         if method == "gather":
-            encoding = step.pairs(layer)
-            if features or key_features:
-                encoding = encoding.with_features(features, key_features)
-            whole_key, whole_value = (self.gather(x, 2) for x in (key, value))
-            found = attend(query, whole_key, whole_value, encoding, **how)
+            whole = replace(call, key=self.sharding.gather(call.key, 2), value=self.sharding.gather(call.value, 2))
+            found = whole.attend(step.pairs(layer))
             scheme, _ = step.of_layer(layer)
-            reached = (whole_key, whole_value, *features.values(), *key_features.values(), *scheme.parameters())
-            return found if query.size(2) else _connected(found, reached)
+            features = (*call.features.values(), *call.key_features.values())
+            reached = (whole.key, whole.value, *features, *scheme.parameters())
+            return found if call.query.size(2) else _connected(found, reached)
+        within, across = self.sharding.within, self.sharding.across
+        if method == "ulysses" or within is not None:
+            self._try_all_heads(step, call)
         if method == "ulysses":
-            return heads.attend(self.sharding, step, layer, query, key, value, features, key_features, **how)
-        window, sinks, return_lse = (how.pop(name) for name in ("window", "sinks", "return_lse"))
-        out, lse = self._by_ring(step, layer, query, key, value, features, key_features, window, how)
-        if sinks is not None:  # one more key of every row, without a value
-            sink = sinks.to(lse.dtype)[:, None].expand_as(lse)
-            out, lse = merge([(out, lse), (torch.zeros_like(out), sink)])
-        return (out, lse) if return_lse else out
 
-    def _by_ring(
-        self,
-        step: ForwardPass,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        features: Features,
-        key_features: Features,
-        window: Window,
-        how: dict[str, Any],
-    ) -> tuple[Tensor, Tensor]:
-        sharding = self.sharding
-        left, right = (None, None) if isinstance(window, Chunk) else check_window(window)
-        chunk = window.size if isinstance(window, Chunk) else None
-        needs = sharding.needs(Visibility(how["is_causal"], left, right), chunk)
-        mine = [needs.keys(sharding.rank, source) for source in range(sharding.world)]
-        # Bound here, not in a block, which is computed without gradients at first.
-        encodings = {
-            source: step.pairs(layer, sharding.keys_of(source, keys))
-            for source, keys in enumerate(mine)
-            if keys is not None
-        }
-        mask = how.pop("attn_mask")
-        # Everything besides query, key and value that may have a gradient is handed to the blocks.
-        has_float_mask = mask is not None and mask.is_floating_point()
-        tensors = [*features.values(), *key_features.values(), *([mask] if has_float_mask else [])]
+            def of_all(call: LayerCall, mine: tuple[slice, slice]) -> Tensor | tuple[Tensor, Tensor]:
+                return call.attend(step.pairs(layer, self.sharding.whole, self.sharding.whole, mine))
 
-        def run(source: int, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-            keys, rest = mine[source], iter(leaves)
-            assert keys is not None
-            here = sharding.indices[source][keys]
-            of_queries = {name: next(rest) for name in features}
-            of_keys = {name: next(rest).index_select(2, here) for name in key_features}
-            encoding = encodings[source]
-            if of_queries or of_keys:
-                encoding = encoding.with_features(of_queries, of_keys)
-            part = next(rest) if has_float_mask else mask
-            part = part if part is None or part.size(-1) == 1 else part.index_select(-1, here)
-            found = attend(q, k, v, encoding, attn_mask=part, window=window, return_lse=True, **how)
-            assert isinstance(found, tuple)
-            return found
+            return heads.attend(self.sharding, call, of_all)
+        if within is None or across is None:
+            return blocks.attend(self.sharding, step, call)
+        return heads.attend(within, call, partial(blocks.attend, across, step))
 
-        scheme, _ = step.of_layer(layer)
-        parameters = [*scheme.parameters()]
-        return ring.attend(ring.Ring(needs, run, sharding.rank, sharding.group), query, key, value, tensors, parameters)
+    def _after_others(
+        self, step: ForwardPass, call: LayerCall, cache: ShardedCache, key: Tensor, value: Tensor
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Attention where the cache holds earlier tokens, by gathering all keys and values."""
+        if self.method not in ("auto", "gather") or call.attn_mask is not None:
+            raise ValueError(
+                "method must be 'auto' or 'gather', and attn_mask None, where tokens come after those of a cache, got "
+                f"{self.method!r}{'' if call.attn_mask is None else ' and a mask'}"
+            )
+        return replace(call, key=cache.of_all(key), value=cache.of_all(value)).attend(step.pairs(call.layer))
+
+    @torch.no_grad()
+    def _try_all_heads(self, step: ForwardPass, call: LayerCall) -> None:
+        """Raises the errors of a scheme that was made for other heads or widths, on every process: one that has some of
+        the heads would not notice. One query and key are enough, once for each scheme and sizes."""
+        sizes = [(x.size(1), x.size(3)) for x in (call.query, call.key, call.value)]
+        which = step.of_layer(call.layer)[0], *sizes
+        if which in self.tried or not len(self.sharding.whole):
+            return
+
+        def first(x: Tensor) -> Tensor:
+            return x.new_zeros(1, x.size(1), 1, *x.shape[3:])
+
+        one = replace(call, query=first(call.query), key=first(call.key), value=first(call.value))
+        features, of_keys = ({name: first(x) for name, x in of.items()} for of in (call.features, call.key_features))
+        one = replace(one, features=features, key_features=of_keys, attn_mask=None, sinks=None, backend="reference")
+        position = self.sharding.whole[:1]
+        one.attend(step.pairs(call.layer, position, position))
+        self.tried.add(which)
 
 
-def _check(
-    sharding: Sharding, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, sinks: Tensor | None
-) -> None:
+def _check(sharding: Sharding, call: LayerCall) -> None:
     """ValueError for shapes that do not match the sharding, before anything is sent."""
+    query, mask, sinks = call.query, call.attn_mask, call.sinks
     mine, every = sharding.counts[sharding.rank], len(sharding.whole)
-    for name, x in (("query", query), ("key", key), ("value", value)):
+    for name, x in (("query", query), ("key", call.key), ("value", call.value)):
         if not isinstance(x, Tensor) or x.dim() != 4 or x.size(2) != mine:
             raise ValueError(
                 f"{name} must be (batch, heads, {mine}, head_dim), with the tokens of this process, got {shown(x)}: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +10,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from posenc.backends.attention import attention
 from posenc.backends.merging import merge
+from posenc.distributed.collectives import gathered
 from posenc.distributed.sharding import group_of
+from posenc.encoding.clocks import last_readings, readings
 from posenc.encoding.encoding import Context
-from posenc.encoding.features import Features
 from posenc.encoding.pieces import gives_weights
-from posenc.models.forward_pass import ForwardPass, KVCache
+from posenc.models.cache import KVCache, grown
+from posenc.models.forward_pass import ForwardPass
+from posenc.models.layer_call import LayerCall
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 
@@ -25,16 +28,20 @@ class ShardedCache(KVCache):
 
     A long prompt is read in parallel, under `sharded`: each process then holds the keys of its own tokens. Generated
     tokens are handed to *all* processes. These take turns in holding the new keys, attend to the keys that they hold,
-    and merge the results by log-sum-exp, so that all get the same output. ``of`` is a ProcessGroup, a DeviceMesh of one
-    axis, or None for all processes.
+    and merge the results by log-sum-exp, so that all get the same output. A further prompt may be read in parallel too;
+    its tokens attend to gathered keys. ``of`` is a ProcessGroup, a DeviceMesh of one axis, or None for all processes.
 
     >>> cache = ShardedCache()
     >>> with sharded(sharding):
     ...     model(sharding.shard(prompt), positions=sharding.positions, cache=cache)
-    >>> logits = model(next_token, positions=Positions.arange(1, start=len(prompt)), cache=cache)
+    >>> logits = model(next_token, positions=cache.positions.following(), cache=cache)
 
-    Not for schemes with cumulative features (FoX) or those that need whole rows of scores (CoPE, stick-breaking), which
-    raise ValueError.
+    ``positions`` are those of all tokens, and ``len`` is the number of those that this process holds. `crop` counts all
+    tokens, and every process calls it with the same number.
+
+    Cost of a step in each layer: outputs and log-sum-exps of the new tokens are gathered. FoX: every process holds the
+    cumulative gates of all tokens, a number per head. CoPE and stick-breaking need whole rows of scores: in each step
+    every process gathers the keys and values of *all* tokens, and so needs memory for those of one layer.
     """
 
     def __init__(self, of: Any = None) -> None:
@@ -42,11 +49,57 @@ class ShardedCache(KVCache):
         self.group = group_of(of)
         self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.exchange = _InTurn(self)
-        self._generated = self._after = 0  # tokens that were handed to all processes, and that after this pass
+        self._clocks: list[dict[str, Tensor]] = []  # of all tokens
+        self._indices = self._coming = (torch.arange(0),) * self.world
+        """Which of all tokens each process holds, and which after this pass."""
+        self.after: Positions | None = None
+        """The positions of all tokens after this pass."""
+
+    def __len__(self) -> int:
+        return len(self._indices[self.rank])
+
+    def begin(self, positions: Positions, indices: Sequence[Tensor]) -> Positions:
+        """The positions of all tokens after a pass over new ones, of which each process is to hold some."""
+        self.after = self.extended(positions)
+        start = len(self.after) - len(positions)
+        self._coming = tuple(
+            torch.cat((held.to(new.device), new + start)) for held, new in zip(self._indices, indices, strict=True)
+        )
+        return self.after
 
     def _commit(self, positions: Positions) -> None:
         super()._commit(positions)
-        self._generated = self._after
+        self._indices = self._coming
+
+    def crop(self, tokens: int) -> None:
+        kept = self._indices[self.rank] < tokens
+        super().crop(tokens)
+        self._indices = tuple(index[index < tokens] for index in self._indices)
+        if not bool(kept[: len(self)].all()):  # of a prompt that was divided in an order of one's own
+            mine = kept.nonzero()[:, 0]
+            self._kept = [{name: x.index_select(2, mine) for name, x in layer.items()} for layer in self._kept]
+        self._rewind()
+
+    def mine(self) -> Tensor:
+        """Which of all tokens this process holds after this pass."""
+        return self._coming[self.rank]
+
+    def of_all(self, x: Tensor) -> Tensor:
+        """The tensor of all tokens, in their order, from (batch, heads, tokens that this process holds, ...)."""
+        back = torch.cat(self._coming).argsort()
+        return gathered(x, 2, [len(index) for index in self._coming], self.group).index_select(2, back)
+
+    def clock(self, layer: int, name: str, new: Tensor, positions: Positions) -> Tensor:
+        """A cumulative feature of all tokens, from the cumulative sums of the new ones at these positions."""
+        while layer >= len(self._clocks):
+            self._clocks.append({})
+        start = 0 if self.positions is None else len(self.positions)
+        held = self._clocks[layer].get(name)
+        if held is not None and self.positions is not None:
+            new = new + last_readings(held[:, :, :start], self.positions, positions)
+        stop = start + new.size(2)
+        self._clocks[layer][name] = grown(held, new, start, stop)
+        return self._clocks[layer][name][:, :, :stop]
 
 
 class _InTurn:
@@ -54,57 +107,46 @@ class _InTurn:
 
     def __init__(self, cache: ShardedCache) -> None:
         self.cache = cache
-        self._mine = torch.arange(0)  # of the new tokens, those that this process is to hold
 
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
-        held = self.cache
-        new = positions.order.size(1)
-        turn = (torch.arange(new, device=positions.device) + held._generated) % held.world
-        self._mine = (turn == held.rank).nonzero()[:, 0]
-        held._after = held._generated + new
-        mine = positions[self._mine]
-        keys = mine if held.positions is None else Positions.cat([held.positions, mine], documents="same")
-        return keys, keys
+        held, new = self.cache, torch.arange(len(positions), device=positions.device)
+        turn = (new + (0 if held.positions is None else len(held.positions))) % held.world
+        whole = held.begin(positions, [new[turn == rank] for rank in range(held.world)])
+        return whole[held.mine()]._set(_is_shard=held.world > 1), whole
 
     def context(self, scheme: Scheme, context: Context | None, positions: Positions) -> Context | None:
         if not scheme.needs_lengths or (context is not None and context.lengths is not None):
             return context
         return replace(context or Context(), lengths=positions.lengths)  # new tokens are the last of their texts
 
-    def gather(self, x: Tensor, dim: int) -> Tensor:
-        raise ValueError("a ShardedCache does not hold cumulative features (such as FoX's gates): pass a KVCache")
+    def clock(self, step: ForwardPass, layer: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor]:
+        every = self.cache.clock(layer, name, readings(steps, step.positions), step.positions)
+        return every[:, :, every.size(2) - steps.size(2) :], every
 
-    def attend(
-        self,
-        step: ForwardPass,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        features: Features,
-        key_features: Features,
-        **how: Any,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        encoding, sinks, return_lse = step.pairs(layer), how.pop("sinks"), how.pop("return_lse")
-        if any(piece.reads_rows for piece in encoding.pieces) or gives_weights(encoding.pieces):
-            raise ValueError("a ShardedCache cannot be used with a scheme that needs whole rows of scores")
-        if how["attn_mask"] is not None or how["dropout_p"]:
+    def attend(self, step: ForwardPass, call: LayerCall) -> Tensor | tuple[Tensor, Tensor]:
+        if call.attn_mask is not None or call.dropout_p:
             raise ValueError("attn_mask and dropout are not supported with a ShardedCache")
-        mine = self._mine
-        key, value, _ = self.cache.append(layer, key[:, :, mine], value[:, :, mine])
-        if features:
-            encoding = encoding.with_features(features, {})
-        found = attention(query, key, value, encoding, return_lse=True, **how)
+        cache, sinks, encoding = self.cache, call.sinks, step.pairs(call.layer)
+        start = 0 if cache.positions is None else len(cache.positions)
+        mine = cache.mine()
+        new = mine[mine >= start] - start
+        key, value, _ = cache.append(call.layer, call.key[:, :, new], call.value[:, :, new])
+        if any(piece.reads_rows for piece in encoding.pieces) or gives_weights(encoding.pieces):
+            every = step.pairs(call.layer, cache.after)
+            return replace(call, key=cache.of_all(key), value=cache.of_all(value)).attend(every)
+        features = {name: x.index_select(2, mine) for name, x in call.key_features.items()}
+        part = replace(call, key=key, value=value, key_features=features, sinks=None, return_lse=True)
+        found = part.attend(encoding)
         assert isinstance(found, tuple)
-        parts = list(zip(*(self._of_all(x.to(found[1].dtype)) for x in found), strict=True))
+        parts = list(zip(*(self._of_each(x.to(found[1].dtype)) for x in found), strict=True))
         if sinks is not None:  # one more key of every row, without a value
             sink = sinks.to(found[1].dtype)[:, None].expand_as(found[1])
             parts.append((torch.zeros_like(parts[0][0]), sink))
         out, lse = merge(parts)
-        out = out.to(query.dtype)
-        return (out, lse) if return_lse else out
+        out = out.to(call.query.dtype)
+        return (out, lse) if call.return_lse else out
 
-    def _of_all(self, x: Tensor) -> list[Tensor]:
+    def _of_each(self, x: Tensor) -> list[Tensor]:
         found = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.cache.world)]
         dist.all_gather(found, x.contiguous(), group=self.cache.group)
         return found

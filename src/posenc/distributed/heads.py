@@ -5,28 +5,25 @@ Source: Jacobs et al. 2023, "DeepSpeed Ulysses".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from posenc.backends.attention import attention
 from posenc.distributed.collectives import transposed
-from posenc.distributed.sharding import Sharding
-from posenc.models.forward_pass import ForwardPass
+from posenc.distributed.sharding import Shards
+from posenc.models.layer_call import LayerCall
+
+Result: TypeAlias = Tensor | tuple[Tensor, Tensor]
 
 
 class Heads:
     """Which heads each process of a sharding has: whole groups of query heads that share a head of keys. They may be
-    uneven. Raises ValueError if there are fewer heads of keys than processes."""
+    uneven, and there are at least as many heads of keys as processes."""
 
-    def __init__(self, sharding: Sharding, num_heads: int, kv_heads: int) -> None:
-        if kv_heads < sharding.world:
-            raise ValueError(
-                f"method='ulysses' needs at least one head of keys for each of {sharding.world} processes, got "
-                f"{kv_heads}: pass method='ring' or 'gather'"
-            )
+    def __init__(self, sharding: Shards, num_heads: int, kv_heads: int) -> None:
         self.sharding = sharding
         self.of_keys = [len(part) for part in torch.arange(kv_heads).tensor_split(sharding.world)]
         self.of_queries = [count * (num_heads // kv_heads) for count in self.of_keys]
@@ -54,42 +51,27 @@ class Heads:
         return x if x.size(1) == 1 and sum(sizes) > 1 else x[:, self.mine(sizes)]
 
 
-def attend(
-    sharding: Sharding,
-    step: ForwardPass,
-    layer: int,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    features: Mapping[str, Tensor],
-    key_features: Mapping[str, Tensor],
-    **how: Any,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of this process's queries to the keys of all; ``how`` as for `posenc.attention`."""
-    heads = Heads(sharding, query.size(1), key.size(1))
+def attend(sharding: Shards, call: LayerCall, inner: Callable[[LayerCall, tuple[slice, slice]], Result]) -> Result:
+    """Attention of this process's queries, from ``inner``: attention of all tokens of the sharding in some
+    of the heads, given those of queries and of keys."""
+    query, mask, sinks = call.query, call.attn_mask, call.sinks
+    heads = Heads(sharding, query.size(1), call.key.size(1))
     of_queries, of_keys = heads.of_queries, heads.of_keys
-    scheme, _ = step.of_layer(layer)
-    mine = heads.mine(of_keys if scheme.heads_of == "key" else of_queries)
-    encoding = step.pairs(layer, sharding.whole, sharding.whole, mine)
-    if features or key_features:
-        encoding = encoding.with_features(
-            {name: heads.taken(x, of_queries) for name, x in features.items()},
-            {name: heads.cut(x, of_queries) for name, x in key_features.items()},
-        )
-    mask, sinks = how.pop("attn_mask"), how.pop("sinks")
     if mask is not None:
         mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)  # checked before
         # A row for each query: whether there is one row for all could not be told from a process with one query.
         mask = heads.taken(mask.expand(-1, -1, query.size(2), -1), of_queries)
-    found = attention(
-        heads.taken(query, of_queries),
-        heads.taken(key, of_keys),
-        heads.taken(value, of_keys),
-        encoding,
+    taken = replace(
+        call,
+        query=heads.taken(query, of_queries),
+        key=heads.taken(call.key, of_keys),
+        value=heads.taken(call.value, of_keys),
+        features={name: heads.taken(x, of_queries) for name, x in call.features.items()},
+        key_features={name: heads.cut(x, of_queries) for name, x in call.key_features.items()},
         attn_mask=mask,
         sinks=None if sinks is None else sinks[heads.mine(of_queries)],
-        **how,
     )
+    found = inner(taken, (heads.mine(of_queries), heads.mine(of_keys)))
     if isinstance(found, Tensor):
         return heads.returned(found, of_queries)
     out, lse = found

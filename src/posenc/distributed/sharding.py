@@ -1,4 +1,4 @@
-"""`Sharding`: how the tokens of a batch are divided among processes, and what each needs of the others."""
+"""`Sharding`: how the tokens of a batch are divided among processes."""
 
 from __future__ import annotations
 
@@ -13,53 +13,26 @@ from torch import Tensor
 
 from posenc.arguments import check_type, shown
 from posenc.distributed.collectives import gathered
+from posenc.distributed.needs import Needs
 from posenc.positions.orders import Order, indices
-from posenc.positions.positions import PADDING, Positions
+from posenc.positions.positions import Positions
 from posenc.positions.tiles import Visibility
 
 
-class Sharding:
-    """The tokens of a batch, divided among the processes of a group, for attention over all of them.
+class Shards:
+    """The tokens of a batch, divided among the processes of a group by indices."""
 
-    Every process makes it from the *same* positions, those of all tokens. ``of`` is the group: a ProcessGroup, a
-    DeviceMesh of one axis, or None for all processes. ``order`` says which tokens each process holds:
-
-    - ``"contiguous"``: one run of tokens each.
-    - ``"zigzag"``: the text is cut into 2 world runs, and process r holds runs r and 2 world - 1 - r, so that under a
-      causal mask all have the same number of pairs.
-    - ``"striped"``: process r holds tokens r, r + world, r + 2 world, ...
-    - ``"documents"``: whole documents, so that attention needs no communication; one with more than a process's share
-      of all pairs is divided in zigzag.
-    - an index tensor for each process, in which every token is once, such as those of PyTorch's load balancers.
-
-    Shards may have unequal numbers of tokens, or none.
-
-    >>> sharding = posenc.distributed.Sharding(Positions.packed([900, 124]))     # in a program run by torchrun
-    >>> tokens, targets = sharding.shard(tokens), sharding.shard(targets)        # (batch, tokens)
-    >>> with posenc.distributed.sharded(sharding):
-    ...     logits = model(tokens, sharding.positions)
-    """
-
-    def __init__(self, whole: Positions, of: Any = None, order: Order = "zigzag") -> None:
-        check_type("whole", whole, Positions)
-        if whole._is_shard:
-            raise ValueError("whole must be the positions of all tokens, got those of a shard")
-        if not dist.is_available() or not dist.is_initialized():
-            raise ValueError("Sharding needs a process group: run with torchrun and call init_process_group first")
-        self.group = group_of(of)
-        self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
+    def __init__(self, whole: Positions, indices: Sequence[Tensor], group: Any) -> None:
+        self.group = group
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.whole = whole
-        self.indices = tuple(index.to(whole.device) for index in indices(whole.layout, self.world, order))
+        self.indices = tuple(index.to(whole.device) for index in indices)
         """The tokens of each process, as indices into the batch's."""
         self.counts = tuple(len(index) for index in self.indices)
-        self.shards = tuple(whole[index]._set(_is_shard=self.world > 1) for index in self.indices)
+        self.shards = tuple(whole[index]._set(_is_shard=whole._is_shard or self.world > 1) for index in self.indices)
         """The positions of each process's tokens."""
-        self._check_same()
         self._needs: dict[tuple[Visibility, int | None], Needs] = {}
         self._keys: dict[tuple[int, int, int], Positions] = {}
-
-    def __repr__(self) -> str:
-        return f"Sharding(rank {self.rank} of {self.world}, tokens {', '.join(map(str, self.counts))})"
 
     @property
     def positions(self) -> Positions:
@@ -77,30 +50,6 @@ class Sharding:
         self._check(x, dim, self.counts[self.rank])
         back = torch.cat(self.indices).argsort().to(x.device)
         return gathered(x, dim, self.counts, self.group).index_select(dim, back)
-
-    def _check_same(self) -> None:
-        """ValueError on all processes unless they were given the same positions and order. This is also the first
-        collective of the group, in which all must take part."""
-        tensors = [x for x in (*self.whole._each(lambda x: x).values(), *self.indices) if x is not None]
-        known = repr([(tuple(x.shape), str(x.dtype), _checksum(x)) for x in tensors])
-        number = int.from_bytes(hashlib.sha256(known.encode()).digest()[:7], "big")
-        device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(self.group) == "nccl" else "cpu"
-        mine = torch.tensor(number, device=device)
-        found = [torch.empty_like(mine) for _ in range(self.world)]
-        dist.all_gather(found, mine, group=self.group)
-        others = [rank for rank, other in enumerate(found) if int(other) != int(found[0])]
-        if others:
-            raise ValueError(
-                f"whole and order must be the same on all processes, but differ on {others} from process 0's"
-            )
-
-    def check(self, positions: Positions) -> None:
-        """ValueError unless these are the positions of this process's tokens."""
-        mine = self.positions
-        if positions is not mine and not (positions._is_shard == mine._is_shard and _are_equal(positions, mine)):
-            raise ValueError(
-                f"positions must be those of this process's tokens, sharding.positions, got others: {positions}"
-            )
 
     def needs(self, visibility: Visibility, chunk: int | None = None) -> Needs:
         """What each process's queries attend to of each process's keys. The same on every process, since it follows
@@ -124,74 +73,106 @@ class Sharding:
             raise ValueError(f"x must have {tokens} tokens along dim {dim}, got {shown(x)}")
 
 
-class Needs:
-    """Which keys of each process the queries of each process may attend to, by positions alone, so that all processes
-    find the same."""
+class Sharding(Shards):
+    """The tokens of a batch, divided among the processes of a group, for attention over all of them.
 
-    def __init__(self, shards: Sequence[Positions], visibility: Visibility) -> None:
-        rows = max(shard.rows for shard in shards)
-        self.visibility = visibility
-        self._shards = [(shard.order.expand(rows, -1).cpu(), shard.document.expand(rows, -1).cpu()) for shard in shards]
-        self._found: dict[tuple[int, int], tuple[slice | None, int]] = {}
+    Every process makes it from the *same* positions, those of all tokens. ``of`` is the group: a ProcessGroup, a
+    DeviceMesh of one axis, or None for all processes. On a DeviceMesh of two axes, with all processes, the method
+    ``"ring"`` exchanges heads along the second axis and keys along the first. ``order`` says which tokens each process
+    holds:
 
-    def __len__(self) -> int:
-        return len(self._shards)
+    - ``"contiguous"``: one run of tokens each.
+    - ``"zigzag"``: the text is cut into 2 world runs, and process r holds runs r and 2 world - 1 - r, so that under a
+      causal mask all have the same number of pairs.
+    - ``"striped"``: process r holds tokens r, r + world, r + 2 world, ...
+    - ``"documents"``: whole documents, so that attention needs no communication; one with more than a process's share
+      of all pairs is divided in zigzag.
+    - an index tensor for each process, in which every token is once, such as those of PyTorch's load balancers.
 
-    def keys(self, queries_of: int, keys_of: int) -> slice | None:
-        """The keys of process ``keys_of``, from the first to the last, that queries of process ``queries_of`` may
-        attend to; None if there are none."""
-        return self._between(queries_of, keys_of)[0]
+    Shards may have unequal numbers of tokens, or none.
 
-    def pairs(self, queries_of: int, keys_of: int) -> int:
-        """How many pairs of these queries and keys may attend to one another."""
-        return self._between(queries_of, keys_of)[1]
+    >>> sharding = posenc.distributed.Sharding(Positions.packed([900, 124]))     # in a program run by torchrun
+    >>> tokens, targets = sharding.shard(tokens), sharding.shard(targets)        # (batch, tokens)
+    >>> with posenc.distributed.sharded(sharding):
+    ...     logits = model(tokens, sharding.positions)
+    """
 
-    def _between(self, queries_of: int, keys_of: int) -> tuple[slice | None, int]:
-        which = queries_of, keys_of
-        if which not in self._found:
-            self._found[which] = _needed(self._shards[queries_of], self._shards[keys_of], self.visibility)
-        return self._found[which]
+    def __init__(self, whole: Positions, of: Any = None, order: Order = "zigzag") -> None:
+        check_type("whole", whole, Positions)
+        if whole._is_shard:
+            raise ValueError("whole must be the positions of all tokens, got those of a shard")
+        if not dist.is_available() or not dist.is_initialized():
+            raise ValueError("Sharding needs a process group: run with torchrun and call init_process_group first")
+        places = of.mesh if getattr(of, "ndim", 1) == 2 and hasattr(of, "get_group") else None
+        group = group_of(of) if places is None else _all_of(of)
+        super().__init__(whole, indices(whole.layout, dist.get_world_size(group), order), group)
+        self._check_same()
+        self.across: Shards | None = None
+        self.within: Shards | None = None
+        if places is not None:
+            self._divide(of)
+
+    def __repr__(self) -> str:
+        return f"Sharding(rank {self.rank} of {self.world}, tokens {', '.join(map(str, self.counts))})"
+
+    def _check_same(self) -> None:
+        """ValueError on all processes unless they were given the same positions and order. This is also the first
+        collective of the group, in which all must take part."""
+        tensors = [x for x in (*self.whole._each(lambda x: x).values(), *self.indices) if x is not None]
+        known = repr([(tuple(x.shape), str(x.dtype), _checksum(x)) for x in tensors])
+        found = self._numbers(int.from_bytes(hashlib.sha256(known.encode()).digest()[:7], "big"))
+        others = [rank for rank, other in enumerate(found) if other != found[0]]
+        if others:
+            raise ValueError(
+                f"whole and order must be the same on all processes, but differ on {others} from process 0's"
+            )
+
+    def agree(self, wrong: str | None) -> None:
+        """ValueError on all processes if something is wrong on any, so that none waits for others. All call it."""
+        where = [rank for rank, number in enumerate(self._numbers(wrong is not None)) if number]
+        if where:
+            raise ValueError(wrong or f"process {where[0]} has an error, and its message says which")
+
+    def _numbers(self, mine: int) -> list[int]:
+        """A number of each process."""
+        device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(self.group) == "nccl" else "cpu"
+        number = torch.tensor(int(mine), device=device)
+        found = [torch.empty_like(number) for _ in range(self.world)]
+        dist.all_gather(found, number, group=self.group)
+        return [int(x) for x in found]
+
+    def _divide(self, mesh: Any) -> None:
+        """The two levels of a mesh of two axes: along the second, processes have the tokens of one row of the mesh, and
+        along the first the rows have those of the batch."""
+        rows = {rank: row for row in mesh.mesh.tolist() for rank in row}
+        across, within = mesh.get_group(0), mesh.get_group(1)
+        of_row = [
+            torch.cat([self.indices[member] for member in rows[rank]]).sort().values
+            for rank in dist.get_process_group_ranks(across)
+        ]
+        self.across = Shards(self.whole, of_row, across)
+        mine = self.across.indices[self.across.rank]
+        members = [
+            torch.searchsorted(mine, self.indices[rank].contiguous()) for rank in dist.get_process_group_ranks(within)
+        ]
+        self.within = Shards(self.across.positions, members, within)
+
+    def check(self, positions: Positions) -> None:
+        """ValueError unless these are the positions of this process's tokens."""
+        mine = self.positions
+        if positions is not mine and not _are_equal(positions, mine):  # wrappers of modules make new ones
+            raise ValueError(
+                f"positions must be those of this process's tokens, sharding.positions, got others: {positions}"
+            )
 
 
-def _needed(
-    query: tuple[Tensor, Tensor], key: tuple[Tensor, Tensor], visibility: Visibility
-) -> tuple[slice | None, int]:
-    """The keys from the first to the last that any query sees, and the number of pairs, without a tensor of pairs: keys
-    are sorted by row, document and order, and each query sees those between two places."""
-    (order, document), (key_order, key_document) = query, key
-    is_token, is_key = document != PADDING, key_document != PADDING
-    row = torch.arange(len(order))[:, None]
-    rows, documents, orders = row.expand_as(order)[is_token], document[is_token], order[is_token]
-    key_rows, key_documents = row.expand_as(key_order)[is_key], key_document[is_key]
-    key_orders, index = key_order[is_key], torch.arange(key_order.size(1)).expand_as(key_order)[is_key]
-    if not len(orders) or not len(key_orders):
-        return None, 0
-    # By ranks, which are small numbers, whatever documents and orders are.
-    texts, number = torch.unique(torch.cat((documents, key_documents)), return_inverse=True)
-    text = torch.cat((rows, key_rows)) * len(texts) + number
-    text, key_text = text[: len(rows)], text[len(rows) :]
-    steps, step = torch.unique(key_orders, return_inverse=True)
-    places, sorting = (key_text * len(steps) + step).sort()
-    least = torch.iinfo(torch.int64).min
-    oldest = torch.full_like(orders, least) if visibility.left is None else _ahead(orders, -visibility.left)
-    newest = (
-        torch.full_like(orders, -(least + 1)) if visibility.furthest is None else _ahead(orders, visibility.furthest)
-    )
-    start = torch.searchsorted(places, text * len(steps) + torch.searchsorted(steps, oldest))
-    stop = torch.searchsorted(places, text * len(steps) + torch.searchsorted(steps, newest, right=True))
-    start, stop = start[start < stop], stop[start < stop]
-    if not len(start):
-        return None, 0
-    bounds = torch.zeros(len(places) + 1, dtype=torch.int64)  # +1 where a range begins, -1 where it ends
-    bounds.scatter_add_(0, start, torch.ones_like(start)).scatter_add_(0, stop, -torch.ones_like(stop))
-    seen = index[sorting[bounds.cumsum(0)[:-1] > 0]]
-    return slice(int(seen.min()), int(seen.max()) + 1), int((stop - start).sum())
-
-
-def _ahead(orders: Tensor, by: int) -> Tensor:
-    """orders + by, at most the largest and least whole numbers."""
-    limits = torch.iinfo(torch.int64)
-    return orders.clamp(min=limits.min - by) + by if by < 0 else orders.clamp(max=limits.max - by) + by
+def _all_of(mesh: Any) -> Any:
+    """The group of all processes, which a mesh of two axes must have."""
+    if sorted(mesh.mesh.flatten().tolist()) != list(range(dist.get_world_size())):
+        raise ValueError(
+            f"of must be a mesh of two axes with all {dist.get_world_size()} processes, or of one axis, got {mesh}"
+        )
+    return dist.group.WORLD
 
 
 def group_of(of: Any) -> Any:

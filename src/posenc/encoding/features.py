@@ -59,7 +59,7 @@ class Feature:
 
     def of_heads(self, projected: Float[Tensor, "batch tokens size"]) -> Tensor:
         """The layer's projection as (batch, heads, tokens[, width])."""
-        x = projected.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        x = projected.unflatten(-1, (-1, self.width or 1)).transpose(1, 2)  # of a shard, some of the heads
         return x.squeeze(-1) if self.width is None else x
 
     def check(self, name: str, projected: Tensor, tokens: int, heads: range | None = None) -> None:

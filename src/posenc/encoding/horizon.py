@@ -25,22 +25,37 @@ def skip_threshold(skip_below: float, keys: int) -> float:
     return math.log(skip_below) - math.log(keys) if skip_below > 0 else -math.inf
 
 
+def differences(
+    pieces: Sequence[Piece], r: Tensor, query_norm: float | Tensor, key_norm: float | Tensor, scale: float
+) -> tuple[Tensor, Tensor] | None:
+    """For keys at distances r (distances,), of which the first is 0: the bias of each less that of the query's own key,
+    (heads or 1, distances), and by how much their scores are greater otherwise at most, (heads or 1, 1). None: unknown.
+
+    Norms may be (heads, 1). The score of a query's own key is at least b(0) - scale |q| |k|, and no score exceeds
+    b(r) + scale |q| |k|.
+    """
+    spread = torch.as_tensor(2 * scale * query_norm * key_norm, dtype=torch.float64)
+    bias = torch.zeros(1, len(r), dtype=torch.float64)
+    for piece in pieces:
+        limits = piece.limits(r, query_norm, key_norm, scale)
+        if limits is None:
+            return None
+        bias, spread = bias + limits[0], spread + limits[1]
+    return bias - bias[:, :1], spread
+
+
 def horizon(
     pieces: Sequence[Piece], length: int, query_norm: float, key_norm: float, scale: float, skip_below: float
 ) -> Int[Tensor, " heads"]:
     """The smallest W such that keys at distance W and more have at most ``skip_below`` of a row's weight, for every
     head; ``length`` if there is none, or a piece has no known bound.
 
-    The score of a query's own key is at least b(0) - scale |q| |k|, and no score exceeds b(-d) + scale |q| |k|.
+    See `differences`.
     """
-    spread: Tensor | float = 2 * scale * query_norm * key_norm
-    back = -torch.arange(length)
-    bias = torch.zeros(1, length, dtype=torch.float64)
-    for piece in pieces:
-        limits = piece.limits(back, query_norm, key_norm, scale)
-        if limits is None:
-            return torch.full((1,), length)
-        bias, spread = bias + limits[0], spread + limits[1]
-    counts = ~(bias - bias[:, :1] < skip_threshold(skip_below, length) - spread)
+    found = differences(pieces, -torch.arange(length), query_norm, key_norm, scale)
+    if found is None:
+        return torch.full((1,), length)
+    bias, spread = found
+    counts = ~(bias < skip_threshold(skip_below, length) - spread)
     last = torch.where(counts, torch.arange(length), 0).amax(-1)
     return last + 1

@@ -109,13 +109,14 @@ class Piece(Term):
         """The same piece with ``change(side, x)`` in place of each of `tensors`: sliced, padded or cast."""
         return self
 
-    def limits(self, back: Tensor, query_norm: float, key_norm: float, scale: float) -> Limits | None:
-        """The numbers it adds at the distances ``back`` <= 0, (heads or 1, distances), and by how much its scores of
-        two keys differ otherwise at most, for queries and keys of these norms, (heads or 1, 1); None: unknown."""
+    def limits(self, r: Tensor, query_norm: Norm, key_norm: Norm, scale: float) -> Limits | None:
+        """The numbers it adds at distances r, (heads or 1, distances), and by how much its scores of two keys differ
+        otherwise at most, for queries and keys of these norms, (heads or 1, 1); None: unknown."""
         return None
 
 
 Change: TypeAlias = Callable[[Literal["query", "key"], Tensor], Tensor]
+Norm: TypeAlias = float | Tensor
 Limits: TypeAlias = tuple[Tensor | float, Tensor | float]
 
 
@@ -134,11 +135,11 @@ class Bias(Piece):
     is_content_free = True
     fades = True
 
-    def limits(self, back: Tensor, query_norm: float, key_norm: float, scale: float) -> Limits | None:
+    def limits(self, r: Tensor, query_norm: Norm, key_norm: Norm, scale: float) -> Limits | None:
         """Its numbers."""
         if self.is_planar or self.distance.axis != 0:
             return None
-        return self.at(self.distance.clamped(back)).detach().double().cpu(), 0.0
+        return self.at(self.distance.clamped(r)).detach().double().cpu(), 0.0
 
 
 @dataclass(frozen=True)
@@ -178,11 +179,11 @@ class Meeting(Piece):
         """Whether there is no feature in place of the query."""
         return self.feature is None
 
-    def limits(self, back: Tensor, query_norm: float, key_norm: float, scale: float) -> Limits | None:
+    def limits(self, r: Tensor, query_norm: Norm, key_norm: Norm, scale: float) -> Limits | None:
         """The product of the norms."""
         if self.distance.axis != 0 or self.feature is not None:
             return None
-        longest = self.at(self.distance.clamped(back)).detach().norm(dim=-1).amax(-1, keepdim=True).double().cpu()
+        longest = self.at(self.distance.clamped(r)).detach().norm(dim=-1).amax(-1, keepdim=True).double().cpu()
         more = 0.0 if self.shift is None else self.shift.detach().norm(dim=-1, keepdim=True).double().cpu()
         met = query_norm if self.side == "query" else key_norm
         return 0.0, 2 * scale * (met + more) * longest
@@ -210,7 +211,7 @@ class Fold(Piece):
         query = None if query is None else change("query", query)
         return replace(self, query=query, key=None if key is None else change("key", key))
 
-    def limits(self, back: Tensor, query_norm: float, key_norm: float, scale: float) -> Limits | None:
+    def limits(self, r: Tensor, query_norm: Norm, key_norm: Norm, scale: float) -> Limits | None:
         """The product of the norms."""
         if self.key is not None or self.query is None or self.query.size(2) != 1:
             return None

@@ -18,8 +18,9 @@ from torch.nn import functional as F
 
 from posenc.backends.attention import attention as posenc_attention
 from posenc.huggingface.attention import EAGER, REFUSED, attention
-from posenc.huggingface.masks import Visible, mask
+from posenc.huggingface.masks import WITHIN, Visible, mask
 from posenc.huggingface.variants import DividedALiBi, LayerDeBERTa, LayerSwinV2, RoundedALiBi
+from posenc.models.forward_pass import EXCHANGES
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 
@@ -108,6 +109,8 @@ def _attend_bound(
     module: Any, qkv: Iterable[Tensor], scheme: Scheme, queries: Positions, keys: Positions, seen: Tensor | None
 ) -> Tensor:
     """Attention with a layer's own scheme, (batch, tokens, heads x head_dim)."""
+    if EXCHANGES:
+        raise ValueError(f"{type(module).__name__} cannot be run {WITHIN}: its positions are those of a whole text")
     query, key, value = qkv
     out = posenc_attention(
         query,

@@ -17,7 +17,8 @@ from posenc.arguments import shown
 from posenc.backends.attention import attention as posenc_attention
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.pieces import Distance, Function
-from posenc.huggingface.masks import Visible
+from posenc.huggingface.divided import divided
+from posenc.huggingface.masks import WITHIN, Visible
 from posenc.huggingface.placing import PLAN, Plan, planned
 from posenc.models.forward_pass import EXCHANGES
 from posenc.positions.positions import Positions
@@ -61,8 +62,14 @@ REFUSED = {
 
 
 def check_runs(config: Any) -> None:
-    """ValueError if a patched model runs another attention implementation, which would have no positions."""
+    """ValueError if a patched model runs another attention implementation, which would have no positions, or no tokens
+    of other processes."""
     if config._attn_implementation != NAME:
+        if EXCHANGES:
+            raise ValueError(
+                f"attn_implementation must be {NAME!r} {WITHIN}, got {config._attn_implementation!r}, which attends to "
+                f"the tokens of this process alone: call model.set_attn_implementation({NAME!r})"
+            )
         raise ValueError(
             f"attn_implementation must be {NAME!r} while this model is patched, got {config._attn_implementation!r}, "
             f"which would leave it without positions: call model.set_attn_implementation({NAME!r}), or undo() the patch"
@@ -95,13 +102,19 @@ def attention(
 
     Raises ValueError, naming it, for any other argument that would change the scores.
     """
-    if EXCHANGES:
-        raise ValueError(
-            "models of transformers cannot attend to the tokens of other processes: run them outside of "
-            "posenc.distributed.sharded"
-        )
     plan: Plan | None = getattr(module, PLAN, None)
     _check_others(others, is_patched=plan is not None)
+    if plan is not None:
+        _check_read(plan)
+    how: dict[str, Any] = {"dropout_p": dropout, "scale": scaling, "return_lse": sinks is not None, "sinks": s_aux}
+    if EXCHANGES:
+        step, window = divided(module, query, attention_mask, softcap, position_bias, position_ids)
+        return _finished(step.attention(query, key, value, window=window, **how), sinks)
+    if isinstance(attention_mask, Visible) and attention_mask.queries._is_shard:
+        raise ValueError(
+            "posenc.distributed.sharded must still be open when activation checkpointing computes layers again: put "
+            "loss.backward() inside it"
+        )
     queries, keys, bias, seen = _visibility(module, query, key, attention_mask, is_causal, sliding_window)
     if plan is None:
         kept = attention_mask.kept if isinstance(attention_mask, Visible) else {}
@@ -109,7 +122,6 @@ def attention(
             kept["bare"] = Encoding(queries, keys, context=Context())
         encoding = kept["bare"]
     else:
-        _check_read(plan)
         encoding, seen = planned(plan, query, queries, keys, bias, seen, attention_mask, position_ids)
     if softcap is not None:
         cap = Function(capped, _Constant(float(softcap)), Distance("softcap", tail="constant"), formula="cap")
@@ -124,11 +136,13 @@ def attention(
         attn_mask=bias,
         is_causal=seen.is_causal,
         window=None if seen.left is None and seen.right is None else (seen.left, seen.right),
-        sinks=s_aux,
-        dropout_p=dropout,
-        scale=scaling,
-        return_lse=sinks is not None,
+        **how,
     )
+    return _finished(result, sinks)
+
+
+def _finished(result: Tensor | tuple[Tensor, Tensor], sinks: Tensor | None) -> tuple[Tensor, None]:
+    """The output as transformers wants it, (batch, tokens, heads, head_dim); ``sinks``: a logit per head and query."""
     if sinks is not None:
         assert isinstance(result, tuple)
         out, lse = result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from posenc.models.forward_pass import EXCHANGES
 from posenc.positions.positions import PADDING, Positions
 from posenc.positions.tiles import Chunk, Visibility
 from posenc.positions.visibility import visible
@@ -88,6 +90,7 @@ ARITHMETIC = frozenset({"add", "add_", "cat", "mul", "mul_"})
 to subtract boolean tensors."""
 
 EVERYTHING = Visibility()
+WITHIN = "while a text is divided among processes"
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,13 @@ def mask(
     function = causal_mask_function if mask_function is None else mask_function
     is_compiled = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
     rule = None if is_compiled or isinstance(q_offset, Tensor) else read_rule(function)
+    if EXCHANGES:
+        if rule is None:
+            raise ValueError(
+                f"the mask must be of a known function, made uncompiled, {WITHIN}, got "
+                f"{getattr(function, '__qualname__', function)}"
+            )
+        return _of_shard(q_length, rule.visibility, batch_size, rule.chunk, attention_mask)
     if rule is None or batch_size == 0:
         dense: Tensor | None = sdpa_mask(
             batch_size,
@@ -193,6 +203,28 @@ def mask(
     keys = _positions(rule, kv_offset, kv_length, is_token, device)
     # transformers passes documents only if a row has several
     return Visible(queries, keys, rule.visibility, batch_size, rule.document is not None, rule.chunk)
+
+
+def _of_shard(
+    queries: int, visibility: Visibility, rows: int, chunk: int | None, attention_mask: Tensor | None
+) -> Visible:
+    """The mask of a model that has a shard of a text: what layers need to know. Positions and padding are those of the
+    sharding, with which ``attention_mask`` is compared later, by all processes together."""
+    # Of the function of transformers that makes a mask; a cache that is empty does not show in sizes.
+    if sys._getframe(2).f_locals.get("past_key_values") is not None:
+        raise ValueError(
+            f"use_cache must be False {WITHIN}, got a cache, which would hold the keys of this process alone: pass "
+            "use_cache=False. Generate with the whole text in one process, outside of posenc.distributed.sharded"
+        )
+    if 0 in EXCHANGES[-1].counts:
+        raise ValueError(
+            f"every process must have tokens where it runs a model of transformers, got {EXCHANGES[-1].counts}: use "
+            "fewer processes, or another order"
+        )
+    positions = EXCHANGES[-1].positions
+    made = Visible(positions, positions, visibility, rows, chunk_size=chunk)
+    made.kept["given"] = queries, attention_mask
+    return made
 
 
 def _positions(rule: Rule, offset: int, tokens: int, is_token: Tensor | None, device: torch.device | str) -> Positions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 from posenc.arguments import shown
 from posenc.huggingface.adapters import ADAPTERS, check_rotates
 from posenc.huggingface.config import scheme_from_config
+from posenc.huggingface.divided import ROTARY
 from posenc.huggingface.layers import attentions, kind_of, pairing, rescale, rotaries
 from posenc.huggingface.patched import Patched, named, text_config
 from posenc.huggingface.placing import PLAN, Plan
@@ -62,6 +64,8 @@ def put_scaling(patched: Patched, base: Any, what: Any) -> None:
             kind = kind_of(attention, turns)
             if kind in scalings:
                 rescale(patched, attention, scalings[kind])
+                setattr(attention, ROTARY, (rotary,))  # in a tuple, so that it is not a part of this module as well
+                patched.on_undo(partial(delattr, attention, ROTARY))
 
 
 def _scale_adapted(patched: Patched, base: Any, what: Any) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from posenc.huggingface.attention import check_runs
+from posenc.models.forward_pass import EXCHANGES
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import frequencies
 from posenc.schemes.rope import RoPE
@@ -172,8 +173,9 @@ class PosencRotary(nn.Module):
         if turns.allocation is not None:  # (axes, rows, tokens), or the same for all axes
             axes = max(turns.allocation) + 1
             ids = ids.expand(axes, *ids.shape[-2:]).movedim(0, -1)
-        if rope is None:
+        if rope is None or EXCHANGES:
             check_runs(self.config_of_model)
+        if rope is None:
             shape = (*ids.shape[:2], turns.rotary_dim // 2)
             cos, sin = x.new_ones(shape, dtype=torch.float32), x.new_zeros(shape, dtype=torch.float32)
         else:

@@ -1,6 +1,7 @@
 """Small Transformers that take any scheme, and `ForwardPass` and `KVCache` for your own layers."""
 
-from posenc.models.forward_pass import ForwardPass, KVCache
+from posenc.models.cache import KVCache
+from posenc.models.forward_pass import ForwardPass
 from posenc.models.image import ImageClassifier
 from posenc.models.transformer import Decoder, Encoder, position_parameters
 

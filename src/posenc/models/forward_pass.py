@@ -1,26 +1,23 @@
-"""`ForwardPass` and `KVCache`: positions, cache and encodings of one forward pass, for any model."""
+"""`ForwardPass`: positions, cache and encodings of one forward pass, for any model."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import check_flag, check_type, shown, whole
-from posenc.backends.attention import attention
-from posenc.encoding.clocks import readings
+from posenc.arguments import check_flag, check_type
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.features import NOTHING, Features, Projected, check_wanted, continued, made
-from posenc.positions.layout import join, overlap
+from posenc.models.cache import NORMS, KVCache
+from posenc.models.layer_call import LayerCall
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Window
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme, is_scheme, needs_raw_keys, wanted_by
-
-NORMS = "posenc's norms of keys"  # kept with a layer's features
 
 
 class Exchange(Protocol):
@@ -32,121 +29,31 @@ class Exchange(Protocol):
     def context(self, scheme: Scheme, context: Context | None, positions: Positions) -> Context | None:
         """The context of a scheme, with the lengths of whole texts if it needs them."""
 
-    def gather(self, x: Tensor, dim: int) -> Tensor:
-        """The tensor of all tokens."""
+    def clock(self, step: ForwardPass, layer: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor]:
+        """A cumulative feature at the tokens of the pass, and at all keys, from its increments at the former."""
 
-    def attend(
-        self,
-        step: ForwardPass,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        features: Features,
-        key_features: Features,
-        **how: Any,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attention of this process's queries to the keys of all; ``how`` as for `posenc.attention`."""
+    def attend(self, step: ForwardPass, call: LayerCall) -> Tensor | tuple[Tensor, Tensor]:
+        """Attention of this process's queries to the keys of all."""
 
 
-EXCHANGES: list[Exchange] = []
+class Shards(Exchange, Protocol):
+    """The exchange of a context in which every new pass has one process's tokens of a text."""
+
+    @property
+    def positions(self) -> Positions:
+        """Those of this process's tokens."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of tokens of each process."""
+
+    def agree(self, wrong: str | None) -> None:
+        """ValueError on all processes if something is wrong on any. All call it."""
+
+
+EXCHANGES: list[Shards] = []
 """Those of the contexts that are open; the last one is that of new forward passes. It holds for all threads, since
 autograd computes checkpointed layers again in threads of its own."""
-
-
-class KVCache:
-    """The rotated keys, values and features of every layer, with their positions. For inference only.
-
-    Buffers double when full, so that appending a token does not copy the cache every time.
-    """
-
-    exchange: Exchange | None = None
-    """How passes with this cache reach tokens that other processes hold: see `posenc.distributed.ShardedCache`."""
-
-    def __init__(self) -> None:
-        self.positions: Positions | None = None
-        self._kept: list[dict[str, Tensor]] = []
-        self._held: list[int] = []  # how many tokens each layer has
-
-    def __repr__(self) -> str:
-        return f"KVCache({len(self)} tokens, {len(self._kept)} layers)"
-
-    def __len__(self) -> int:
-        return 0 if self.positions is None else len(self.positions)
-
-    def _commit(self, positions: Positions) -> None:
-        """The cache holds tokens at these positions."""
-        self.positions = positions
-
-    def _rewind(self) -> None:
-        """Drops the tokens past `positions`, which a failed pass has left behind."""
-        self._held = [min(held, len(self)) for held in self._held]
-
-    def _feature(self, layer: int, name: str) -> Tensor | None:
-        """A layer's cached feature of its keys, (batch, heads, tokens, ...), or None."""
-        kept = self._kept[layer].get(f"feature {name}") if layer < len(self._kept) else None
-        return None if kept is None else kept[:, :, : len(self)]
-
-    def append(
-        self, layer: int, key: Tensor, value: Tensor, features: Features = NOTHING
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Appends a layer's new keys and values, (batch, kv_heads, tokens, head_dim), and features of its keys, (batch,
-        heads, tokens, ...). Returns all keys, values and features.
-
-        Raises ValueError for a layer that was skipped or comes twice, and for tensors unlike the cached ones.
-        """
-        whole("layer", layer, 0, len(self._kept))
-        for name, new in (("key", key), ("value", value)):
-            if not isinstance(new, Tensor) or new.dim() != 4:
-                raise ValueError(f"{name} must be a tensor (batch, kv_heads, tokens, head_dim), got {shown(new)}")
-        if value.shape[:3] != key.shape[:3]:
-            of_key, of_value = tuple(key.shape[:3]), tuple(value.shape[:3])
-            raise ValueError(f"value must have (batch, kv_heads, tokens) = {of_key} like key, got {of_value}")
-        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
-            raise ValueError("a KVCache is for inference: call the model under torch.no_grad()")
-        start = len(self)
-        stop = start + key.size(2)
-        if layer == len(self._kept):
-            self._kept.append({})
-            self._held.append(0)
-        kept, held = self._kept[layer], self._held[layer]
-        if held > start:
-            raise ValueError(
-                f"layer {layer} has these {held - start} tokens already: pass a different layer= in every layer"
-            )
-        if held < start:
-            raise ValueError(
-                f"layer {layer} holds {held} of the cache's {start} tokens: every layer must be called in every pass"
-            )
-        tensors = {"key": key, "value": value, **{f"feature {name}": x for name, x in features.items()}}
-        if start and (f"feature {NORMS}" in kept) != (NORMS in features):  # useless unless every token has them
-            features = {name: x for name, x in features.items() if name != NORMS}
-            for known in (kept, tensors):
-                known.pop(f"feature {NORMS}", None)
-        if start and tensors.keys() != kept.keys():
-            raise ValueError(f"the cache holds {', '.join(kept)} of this layer, got {', '.join(tensors)}")
-        for name, new in tensors.items():
-            kept[name] = _grown(kept.get(name), new, start, stop)
-        self._held[layer] = stop
-        whole_of = {name: x[:, :, :stop] for name, x in kept.items()}
-        return whole_of["key"], whole_of["value"], {name: whole_of[f"feature {name}"] for name in features}
-
-
-def _grown(held: Tensor | None, new: Tensor, start: int, stop: int) -> Tensor:
-    """The buffer, enlarged if necessary, with the new tokens written to it."""
-    if held is not None and start:
-        if (held.shape[:2], held.shape[3:]) != (new.shape[:2], new.shape[3:]):
-            fixed = (*held.shape[:2], "tokens", *held.shape[3:])
-            raise ValueError(f"the cache holds keys or values of shape {fixed}, got {tuple(new.shape)}")
-        if (held.dtype, held.device) != (new.dtype, new.device):
-            raise ValueError(f"the cache holds {held.dtype} on {held.device}, got {new.dtype} on {new.device}")
-    if held is None or start == 0 or held.size(2) < stop:
-        grown = new.new_empty(*new.shape[:2], max(stop, 2 * start), *new.shape[3:])
-        if held is not None and start:
-            grown[:, :, :start] = held[:, :, :start]
-        held = grown
-    held[:, :, start:stop] = new
-    return held
 
 
 class ForwardPass:
@@ -167,6 +74,9 @@ class ForwardPass:
     tokens only. Raises ValueError for positions that do not continue those of the cache.
     """
 
+    _token_doors: ClassVar[tuple[str, ...]] = ("add", "rotate")
+    """Those that a pass opens where a token lives."""
+
     def __init__(
         self,
         scheme: Scheme | Schedule,
@@ -185,28 +95,23 @@ class ForwardPass:
         self._schedule = scheme
         self.positions, self.cache, self.is_causal = positions, cache, is_causal
         self._dtype, self._context = dtype, context
-        self._exchange = EXCHANGES[-1] if EXCHANGES else None if cache is None else cache.exchange
+        of_cache: Exchange | None = None if cache is None else cache.exchange
+        self._exchange = EXCHANGES[-1] if EXCHANGES else of_cache
         if self._exchange is None and positions._is_shard:
             raise ValueError(
                 "positions must be those of all tokens, got a shard's: use posenc.distributed.sharded, and keep it "
                 "open while activation checkpointing recomputes layers"
             )
-        before = None if cache is None else cache.positions
-        self.key_positions = positions
-        if before is not None:
-            if overlap(join([before.layout, positions.layout], max(before.rows, positions.rows))) is not None:
-                raise ValueError(
-                    "positions begin at or before the last token of the cache: continue it with "
-                    "cache.positions.following(n) or, if it holds one text, Positions.arange(n, start=len(cache)); "
-                    "give another text another document"
-                )
-            self.key_positions = Positions.cat([before, positions], documents="same")
-        self._held = self.key_positions  # those that the cache is to hold
         if self._exchange is not None:
             self.key_positions, self._held = self._exchange.begin(positions, cache)
+        else:
+            self.key_positions = positions if cache is None else cache.extended(positions)
+            self._held = self.key_positions  # those that the cache is to hold
         self._is_open = False
-        self._tokens: dict[int, Encoding] = {}
-        self._pairs: dict[tuple[int, int, int, tuple[int, int] | None], Encoding] = {}
+        self._added: set[int] = set()  # numbers of schemes whose vectors were added
+        # By whether gradients are recorded too: reentrant checkpointing runs layers without first, and then again.
+        self._tokens: dict[tuple[int, bool], Encoding] = {}
+        self._pairs: dict[tuple[Any, ...], Encoding] = {}
 
     def __enter__(self) -> ForwardPass:
         self._is_open = True
@@ -229,38 +134,44 @@ class ForwardPass:
 
     def tokens(self, layer: int = 0) -> Encoding:
         """The token doors of the new tokens in a layer. Layers with the same scheme share them."""
-        number = self._number(layer)
-        if number not in self._tokens:
+        which = self._number(layer), torch.is_grad_enabled()
+        if which not in self._tokens:
             scheme, _ = self.of_layer(layer)
-            self._tokens[number] = scheme(  # __call__, which wrappers intercept
-                self.positions, dtype=self._dtype, context=self._context_of(scheme), doors=("add", "rotate")
+            self._tokens[which] = scheme(  # __call__, which wrappers intercept
+                self.positions, dtype=self._dtype, context=self._context_of(scheme), doors=self._token_doors
             )
-        return self._tokens[number]
+        return self._tokens[which]
 
     def pairs(
         self,
         layer: int = 0,
         keys: Positions | None = None,
         queries: Positions | None = None,
-        heads: slice | None = None,
+        heads: tuple[slice, slice] | None = None,
     ) -> Encoding:
-        """The pair doors between the new tokens and all keys, or between ``queries`` and ``keys`` in some of the heads.
-        They include the rotate door where rotations depend on the length of the text or on the pair, since the cache
-        then keeps unrotated keys."""
+        """The pair doors between the new tokens and all keys, or between ``queries`` and ``keys`` in some of the heads
+        of queries and keys. They include the rotate door where rotations depend on the length of the text or on the
+        pair, since the cache then keeps unrotated keys."""
         queries = self.positions if queries is None else queries
         keys = self.key_positions if keys is None else keys
-        part = None if heads is None else (heads.start, heads.stop)
-        which = self._number(layer), id(queries), id(keys), part  # the encoding keeps the positions alive
+        part = None if heads is None else tuple((some.start, some.stop) for some in heads)
+        # The encoding keeps the positions alive.
+        which = self._number(layer), torch.is_grad_enabled(), id(queries), id(keys), part
         if which not in self._pairs:
             scheme, _ = self.of_layer(layer)
             context = self._context_of(scheme)
             if heads is not None:
-                context = context or Context()
-                first = 0 if context.heads is None else context.heads.start
-                context = replace(context, heads=range(first + heads.start, first + heads.stop))
+                context = (context or Context()).part(*heads)
             doors = ("rotate", "score", "value") if needs_raw_keys(scheme) else ("score", "value")
             self._pairs[which] = scheme(queries, keys, dtype=self._dtype, context=context, doors=doors)
         return self._pairs[which]
+
+    def forget(self, layer: int) -> None:
+        """Drops the encodings of a layer that has a scheme of its own, so that activation checkpointing, which runs the
+        layer again, makes them again too."""
+        number = self._number(layer)
+        self._tokens = {which: encoding for which, encoding in self._tokens.items() if which[0] != number}
+        self._pairs = {which: encoding for which, encoding in self._pairs.items() if which[0] != number}
 
     def _context_of(self, scheme: Scheme) -> Context | None:
         return (
@@ -269,6 +180,7 @@ class ForwardPass:
 
     def add(self, x: Float[Tensor, "batch tokens dim"], layer: int = 0) -> Float[Tensor, "batch tokens dim"]:
         """The add door: x_i + P[p_i]. Returns x itself if the scheme adds nothing."""
+        self._added.add(self._number(layer))
         return self.tokens(layer).add(x)
 
     def features(self, projected: Projected, layer: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -289,10 +201,9 @@ class ForwardPass:
             if not feature.is_clock:
                 of_queries[name] = made(feature, name, projected, self.positions, heads)
                 continue
-            if self._exchange is not None:  # a few numbers per token, so that sums are those of the whole text
-                steps = self._exchange.gather(made(feature, name, projected, self.positions, heads), 2)
-                of_keys[name] = readings(steps, self.key_positions)
-                of_queries[name] = readings(steps, self.key_positions, self.positions)
+            if self._exchange is not None:
+                steps = made(feature, name, projected, self.positions, heads)
+                of_queries[name], of_keys[name] = self._exchange.clock(self, layer, name, steps)
                 continue
             before = None if self.cache is None else self.cache.positions
             kept = None if self.cache is None or before is None else self.cache._feature(layer, name)
@@ -315,6 +226,7 @@ class ForwardPass:
         dropout_p: float = 0.0,
         scale: float | None = None,
         backend: str = "auto",
+        skip_below: float | None = None,
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attention of the new tokens, as a layer projects them, to the cached tokens and to one another.
@@ -329,7 +241,8 @@ class ForwardPass:
         scheme, of_layer = self.of_layer(layer)
         window = of_layer if window is None else window
         token_doors = self.tokens(layer)
-        token_doors.check_added()
+        if self._number(layer) not in self._added:
+            token_doors.check_added()
         is_kept_rotated = not needs_raw_keys(scheme)
         if is_kept_rotated and (self.cache is not None or token_doors.rotations):
             token_doors.check(query, key)
@@ -338,36 +251,46 @@ class ForwardPass:
                 token_doors.rotate_key(key),
                 token_doors.rotate_value(value),
             )
-        how: dict[str, Any] = {"is_causal": self.is_causal, "window": window, "attn_mask": attn_mask, "sinks": sinks}
-        how |= {"dropout_p": dropout_p, "scale": scale, "backend": backend, "return_lse": return_lse}
         if self.cache is not None and not self._is_open:
             raise ValueError(
                 "a forward pass with a cache must be entered: use `with ForwardPass(...) as step`, so that an error "
                 "leaves the cache unchanged"
             )
-        if self._exchange is not None:
-            out = self._exchange.attend(self, layer, query, key, value, features, key_features or {}, **how)
-        else:
-            encoding = self.pairs(layer)
-            of_keys = dict(features if key_features is None else key_features)
-            if self.cache is not None:
-                key, value, of_keys = self._appended(layer, key, value, of_keys, encoding, is_kept_rotated)
-            key_norms = of_keys.pop(NORMS, None)
-            if features or of_keys:
-                encoding = encoding.with_features(features, of_keys)
-            out = attention(query, key, value, encoding, key_norms=key_norms, **how)
+        if key_features is None:
+            key_features = NOTHING if self._exchange is not None else features
+        call = LayerCall(
+            layer=layer,
+            query=query,
+            key=key,
+            value=value,
+            features=features,
+            key_features=key_features,
+            is_causal=self.is_causal,
+            window=window,
+            attn_mask=attn_mask,
+            sinks=sinks,
+            dropout_p=dropout_p,
+            scale=scale,
+            backend=backend,
+            skip_below=skip_below,
+            return_lse=return_lse,
+        )
+        out = self._attend(call, is_kept_rotated) if self._exchange is None else self._exchange.attend(self, call)
         lse: list[Tensor] = []
         if not isinstance(out, Tensor):
             out, *lse = out
         out = token_doors.rotate_output(out) if is_kept_rotated and token_doors.rotations else out
         return (out, lse[0]) if lse else out
 
-    def _appended(
-        self, layer: int, key: Tensor, value: Tensor, features: dict[str, Tensor], encoding: Encoding, is_rotated: bool
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """All keys and values, and features of the keys, after the new ones are appended to the cache."""
-        assert self.cache is not None
-        if key.device.type == "cpu" and is_rotated and any(piece.fades for piece in encoding.pieces):
-            dtype = torch.promote_types(key.dtype, torch.float32)
-            features[NORMS] = torch.linalg.vector_norm(key, dim=-1, dtype=dtype)
-        return self.cache.append(layer, key, value, features)
+    def _attend(self, call: LayerCall, is_rotated: bool) -> Tensor | tuple[Tensor, Tensor]:
+        """Attention to the cached and the new keys, after these are appended to the cache."""
+        encoding = self.pairs(call.layer)
+        if self.cache is None:
+            return call.attend(encoding)
+        of_keys = dict(call.key_features)
+        if call.key.device.type == "cpu" and is_rotated and any(piece.fades for piece in encoding.pieces):
+            dtype = torch.promote_types(call.key.dtype, torch.float32)
+            of_keys[NORMS] = torch.linalg.vector_norm(call.key, dim=-1, dtype=dtype)
+        key, value, of_keys = self.cache.append(call.layer, call.key, call.value, of_keys)
+        norms = of_keys.pop(NORMS, None)
+        return replace(call, key=key, value=value, key_features=of_keys).attend(encoding, norms)

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import check_choice, check_flag, check_type, number, one_or, shown, whole
+from posenc.encoding.encoding import Context
 from posenc.encoding.features import Feature
-from posenc.models.forward_pass import ForwardPass, KVCache
+from posenc.models.cache import KVCache
+from posenc.models.forward_pass import ForwardPass
 from posenc.positions.positions import Positions
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme, bare_parts, is_scheme
@@ -113,6 +115,7 @@ class Trunk(nn.Module):
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         position = NoPE() if position is None else position
         self.inject, self.is_causal, self.per_layer = inject, is_causal, per_layer
+        self.context: Context | None = None  # the heads of this process: see posenc.distributed.parallelize
         self.blocks = nn.ModuleList(Block(dim, num_heads, num_kv_heads) for _ in range(num_layers))
         self.norm = nn.LayerNorm(dim)
         if per_layer and isinstance(position, Scheme):
@@ -147,16 +150,20 @@ class Trunk(nn.Module):
         if positions.device != x.device:
             raise ValueError(f"positions must be on {x.device} like the tokens, got {positions.device}")
         dtype = torch.promote_types(x.dtype, torch.float32)
-        step = ForwardPass(self.schedule, positions, cache, is_causal=self.is_causal, dtype=dtype)
+        step = ForwardPass(self.schedule, positions, cache, is_causal=self.is_causal, dtype=dtype, context=self.context)
         if cache is None:
             return self._run(x, step)
         with step:
             return self._run(x, step)
 
     def _run(self, x: Tensor, step: ForwardPass) -> Tensor:
+        for layer in range(0 if self.per_layer else len(self.blocks)):
+            step.tokens(layer), step.pairs(layer)  # before the blocks, which checkpointing may run again
         for layer, block in enumerate(self.blocks):
             # The block itself calls add, so that FSDP has gathered the parameters of its scheme.
             x = block(x, step, layer, adds=layer == 0 or self.inject == "every_layer")
+            if self.per_layer:
+                step.forget(layer)
         return self.norm(x)
 
 

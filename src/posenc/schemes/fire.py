@@ -46,7 +46,7 @@ class FIRE(Scheme):
         super().__init__()
         self.num_heads, self.hidden = whole("num_heads", num_heads), whole("hidden", hidden)
         self.length = number("length", length, above=0)
-        self.c, self.multiple = (nn.Parameter(torch.empty(())) for _ in range(2))
+        self.c, self.multiple = (nn.Parameter(torch.empty(1)) for _ in range(2))  # FSDP2 takes no scalars
         self.inner = uninitialized(nn.Linear, 1, self.hidden)
         self.outer = uninitialized(nn.Linear, self.hidden, self.num_heads)
         self.reset_parameters()
@@ -78,7 +78,7 @@ class FIRE(Scheme):
             x, y = x[..., 0], y[..., 0]
         away, here = (x - y).clamp(min=0).to(dtype), x.to(dtype)
         share = self._psi(away) / (self._psi(torch.maximum(here, self._threshold(dtype))) + EPSILON)
-        inner, outer = ([p.to(dtype) for p in layer.parameters()] for layer in (self.inner, self.outer))
+        inner, outer = ([p.to(dtype) for p in (layer.weight, layer.bias)] for layer in (self.inner, self.outer))
         return (F.linear(F.linear(share[..., None], *inner).relu(), *outer).movedim(-1, 0),)
 
     def _psi(self, x: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class FIRE(Scheme):
         return 1 / (self._psi(torch.maximum(x.double(), self._threshold(torch.float64))) + EPSILON)
 
     def _lines(self) -> tuple[Float64[Tensor, " hidden+1"], Float64[Tensor, "heads hidden+2 2"]]:
-        w1, b1, w2, b2 = (p.double() for layer in (self.inner, self.outer) for p in layer.parameters())
+        w1, b1, w2, b2 = (p.double() for layer in (self.inner, self.outer) for p in (layer.weight, layer.bias))
         w1 = w1[:, 0]
         with torch.no_grad():
             bends = torch.where(w1 == 0, torch.inf, -b1 / w1).clamp(min=0)

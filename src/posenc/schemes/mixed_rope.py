@@ -7,6 +7,7 @@ import math
 import torch
 from torch import nn
 
+from posenc import compat
 from posenc.arguments import check_choice, number, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
@@ -59,8 +60,8 @@ class MixedRoPE(Scheme):
         magnitude = torch.pow(self.base, -4 * k / self.rotary_dim)
         along = torch.empty(self.num_heads, 1, device=self.frequencies.device).uniform_(0, 2 * math.pi)
         across = along + math.pi / 2
-        for axis, part in enumerate((torch.cos, torch.sin)):
-            self.frequencies[axis] = torch.cat((magnitude * part(along), magnitude * part(across)), -1)
+        parts = (torch.cat((magnitude * part(along), magnitude * part(across)), -1) for part in (torch.cos, torch.sin))
+        compat.assign(self.frequencies, torch.stack([*parts]))
 
     @property
     def channels(self) -> range:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from posenc import compat
 from posenc.arguments import check_choice, number, one_or, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
@@ -90,9 +91,10 @@ class STRING(Scheme):
         axis = k * self.axes // pairs
         first = (axis * pairs + self.axes - 1) // self.axes  # the first pair of the axis
         magnitude = torch.pow(self.base, -(k - first) * self.axes / pairs)
-        nn.init.normal_(self.frequencies, std=0.02)
+        drawn = torch.empty(self.frequencies.shape, dtype=self.frequencies.dtype, device=k.device).normal_(std=0.02)
         for a in range(self.axes):
-            self.frequencies[a] += torch.where(axis == a, magnitude, 0.0)
+            drawn[a] += torch.where(axis == a, magnitude, 0.0)
+        compat.assign(self.frequencies, drawn)
 
     @property
     def channels(self) -> range:

@@ -1,5 +1,5 @@
 """The command line: ``posenc choose``, ``compare``, ``extend``, ``laws``, ``plot``, ``explore``, ``bench``, ``check``,
-``kernel``, ``schemes``.
+``export``, ``kernel``, ``schemes``.
 
 Commands import torch only when they run, so that ``posenc --help`` is fast. Exit codes: 0 done, 1 failed or
 interrupted, with one line on stderr, 2 wrong usage."""
@@ -19,6 +19,7 @@ from posenc.tools.check import command as conformance
 from posenc.tools.choose import command as choose
 from posenc.tools.compare import command as lab
 from posenc.tools.explore import command as explorer
+from posenc.tools.export import command as export
 from posenc.tools.extend import command as extend
 from posenc.tools.kit.command import Parser, failed, stdout, words
 from posenc.tools.laws import command as laws
@@ -27,7 +28,12 @@ from posenc.tools.plot import command as plot
 if TYPE_CHECKING:
     from posenc.schemes.entry import Entry
 
-_EXTRAS = {"sklearn": "images", **dict.fromkeys(("fastapi", "latex2mathml", "uvicorn"), "explore")}
+_EXTRAS = {
+    "sklearn": "images",
+    **dict.fromkeys(("fastapi", "latex2mathml", "uvicorn"), "explore"),
+    **dict.fromkeys(("fsspec", "ray", "submitit"), "grid"),
+    **dict.fromkeys(("pyarrow", "tensorboard", "trackio", "wandb"), "export"),
+}
 """The extra that installs a missing package; "lab" installs the others."""
 
 
@@ -61,7 +67,7 @@ def _parsers() -> tuple[Parser, "argparse._SubParsersAction[Parser]"]:
     parser = Parser(prog="posenc", description="Positional encodings for PyTorch attention.")
     parser.add_argument("--version", action="version", version=f"posenc {posenc.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for room in (choose, lab, extend, laws, plot, explorer, bench, conformance, kernel):
+    for room in (choose, lab, extend, laws, plot, explorer, bench, conformance, export, kernel):
         room.add_parser(commands)
     schemes = commands.add_parser(
         "schemes",

@@ -47,6 +47,13 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser.add_argument("--longest", type=int, metavar="N", help="maximum sequence length (default: 1025)")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of inputs and cases (default: 0)")
     parser.add_argument("--seconds", type=float, metavar="S", help="time limit of each check (default: 60)")
+    parser.add_argument(
+        "--world",
+        type=int,
+        metavar="N",
+        help="run check 22 in N processes, which divide each text as the subject's `orders` say (default: one process, "
+        "and the other checks)",
+    )
     parser.add_argument("--dtype", choices=DTYPES, help="default: the subject's, or float32 if that does not run")
     parser.add_argument("--device", help="cpu, cuda, cuda:1 (default: the subject's)")
     module = parser.add_argument_group("claims about an nn.Module, if TARGET returns one")
@@ -106,7 +113,7 @@ def _check(arguments: argparse.Namespace) -> int:
     from posenc.tools.kit.files import write_whole
     from posenc.tools.kit.progress import Progress, for_console
 
-    given = {name: getattr(arguments, name) for name in ("checks", "lengths", "longest", "seed", "seconds")}
+    given = {name: getattr(arguments, name) for name in ("checks", "lengths", "longest", "seed", "seconds", "world")}
     settings = {name: value for name, value in given.items() if value is not None}
     progress = Progress() if arguments.quiet else for_console(Console(stderr=True))
     reports: list[Report] = []
@@ -119,7 +126,7 @@ def _check(arguments: argparse.Namespace) -> int:
             subjects = _subjects(arguments)
         for name, subject in subjects.items():  # all of them, before minutes are spent on the first
             try:
-                ready(subject, seconds, name)
+                ready(subject, seconds, name, arguments.world or 1)
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
         for name, subject in subjects.items():

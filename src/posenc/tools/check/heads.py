@@ -182,10 +182,10 @@ class Attention(_Heads):
         facts = {"positions": self.places(batch)}
         if batch.document is not None or self.needs("query_document"):
             one = [[0] * batch.tokens] * len(batch.ids)
-            facts["document"] = torch.tensor(batch.document or one, device=self.device)
+            facts["document"] = torch.tensor(batch.document or one, dtype=torch.int64, device=self.device)
         if batch.order is not None or self.needs("query_order") or (self.causal and self.takes("query_order")):
             line = [list(range(batch.tokens))] * len(batch.ids)
-            facts["order"] = torch.tensor(batch.order or line, device=self.device)
+            facts["order"] = torch.tensor(batch.order or line, dtype=torch.int64, device=self.device)
         given: dict[str, Any] = {}
         if self.takes("visible"):
             given["visible"] = self.visible(batch)[:, None, rows][..., columns]

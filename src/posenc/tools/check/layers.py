@@ -88,10 +88,10 @@ class Layer(Subject):
         if batch.positions is not None:
             said |= {"positions": places[:, rows], "memory_positions": places if queries else None}
         if batch.document is not None:
-            document = torch.tensor(batch.document, device=self.device)[:, :end]
+            document = torch.tensor(batch.document, dtype=torch.int64, device=self.device)[:, :end]
             said |= {"padding": document != PADDING, "document": document}
         if batch.order is not None:
-            said["order"] = torch.tensor(batch.order, device=self.device)[:, rows]
+            said["order"] = torch.tensor(batch.order, dtype=torch.int64, device=self.device)[:, rows]
         said = {name: value for name, value in said.items() if value is not None}
         for name in ("positions", "memory_positions"):
             if name in said and name not in parameters:
@@ -127,7 +127,7 @@ class Model(Layer):
     """A model from token ids to vectors or logits: a `Layer` whose x are ids (rows, tokens) of int64, below 48."""
 
     def content(self, batch: Batch) -> Tensor:
-        return torch.tensor(batch.ids, device=self.device)
+        return torch.tensor(batch.ids, dtype=torch.int64, device=self.device)
 
 
 def call_module(module: Any, x: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from traceback import walk_tb
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -97,11 +98,17 @@ def outcome_of(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch
 
 
 def described(error: BaseException) -> str:
-    """An error in words, with the innermost line of the subject's own code, not of installed packages or posenc."""
+    """An error in words, with the innermost line of the subject's own code."""
+    return f"{type(error).__name__}: {error}{own_line(walk_tb(error.__traceback__))}"
+
+
+def own_line(steps: Iterable[tuple[FrameType, int]]) -> str:
+    """The innermost line of the subject's own code, not of installed packages or posenc, of a call's frames, the
+    outermost first."""
     line = ""
-    for frame, number in walk_tb(error.__traceback__):
+    for frame, number in steps:
         package, file = frame.f_globals.get("__name__", "").split(".")[0], frame.f_code.co_filename
         here = frame.f_globals is globals() or package == "posenc" or package in sys.stdlib_module_names
         if not (here or "-packages" in file):
             line = f" ({Path(file).name}, line {number}: {linecache.getline(file, number).strip()})"
-    return f"{type(error).__name__}: {error}{line}"
+    return line

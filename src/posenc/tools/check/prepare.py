@@ -15,12 +15,13 @@ from torch import nn
 from posenc.arguments import check_choice, check_flag, check_name, check_type, number, shown, whole
 from posenc.tools.check.checks.purity import equal
 from posenc.tools.check.heads import Attention, Bias, Rotary
-from posenc.tools.check.layers import Model, kind_of
+from posenc.tools.check.layers import Layer, Model, kind_of
 from posenc.tools.check.outcome import described, near
 from posenc.tools.check.standalone import check_sources
 from posenc.tools.check.state import kept
 from posenc.tools.check.subjects import Batch, NotApplicableError, Subject
 from posenc.tools.check.trial import Plan, padded
+from posenc.tools.check.world import ORDERS, alone
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)  # those that outputs can be compared in
 
@@ -41,6 +42,12 @@ def _window(name: str, value: Any) -> None:
     whole(name, value) if isinstance(value, int) else _sizes(name, value)
 
 
+def _orders(name: str, values: Any) -> None:
+    _each(name, values, str, f"orders, of {', '.join(ORDERS)}")
+    for value in values:
+        check_choice(name, value, ORDERS)
+
+
 def _numbers(name: str, values: Any) -> None:
     check_type(name, values, list, tuple, None)
     for index, value in enumerate(values):
@@ -59,6 +66,8 @@ RULES: dict[str, Callable[[str, Any], object]] = {
     **dict.fromkeys(("base", "scale", "softmax_scale"), partial(number, above=0)),
     **dict.fromkeys(("frequencies", "slopes"), _numbers),
     **dict.fromkeys(("dtype", "computes_in"), partial(check_choice, choices=DTYPES)),
+    "orders": _orders,
+    "shard_multiple": whole,
     "window": _window,
     "window_shift": partial(_sizes, least=0),
     "sinks": partial(whole, least=0),
@@ -106,13 +115,18 @@ USUAL: dict[str, tuple[str, ...]] = {
 }
 
 
-def prepared(subject: Subject) -> tuple[Subject, str]:
-    """The subject in the dtype in which it is checked, float32 if it does not run in float64; and why. Raises
-    ValueError as `check` does."""
+def prepared(subject: Subject, world: int = 1) -> tuple[Subject, str]:
+    """The subject in the dtype in which it is checked, float32 if it does not run in float64; and why. With ``world``
+    above 1 it is run in a process of its own, which is a group of one. Raises ValueError as `check` does."""
     check_type("subject", subject, Subject)
     _check_claims(subject)
     check_sources(subject)
     _check_parameters(subject)
+    if world > 1:
+        _check_divided(subject, world)
+        found, why = _that_runs(alone(subject))
+        _check_builds(found)
+        return replace(subject, dtype=found.dtype), why
     subject, why = _that_runs(subject)
     _check_builds(subject)
     if subject.like is not None:
@@ -142,10 +156,27 @@ def _check_claims(subject: Subject) -> None:
         ) from None
 
 
+def _check_divided(subject: Subject, world: int) -> None:
+    """Raises ValueError for a subject that cannot be divided among so many processes."""
+    if not isinstance(subject, Attention | Layer) or not subject.orders:
+        raise ValueError(
+            f"with world={world} a subject must be an Attention, Layer or Model that claims orders=, such as "
+            f"orders=('contiguous', 'zigzag'), got a {type(subject).__name__} with orders={subject.orders!r}"
+        )
+    if torch.device(subject.device).type != "cpu":
+        raise ValueError(f"with world={world} device must be 'cpu', got {str(subject.device)!r}")
+    if subject.takes("visible"):
+        raise ValueError(
+            f"with world={world} call must not take `visible`, which would be of one process's keys: let it take "
+            "`query_document` and `key_document`, or a `shard`"
+        )
+
+
 def _check_parameters(subject: Subject) -> None:
     """Raises ValueError for a parameter of ``call`` that this kind of subject does not provide."""
     for parameter in list(signature(subject.call).parameters.values())[subject.by_place :] if subject.gives else ():
-        if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) or parameter.name in subject.gives:
+        given = (*subject.gives, "shard")
+        if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) or parameter.name in given:
             continue
         what, name = f"a parameter of call for a {type(subject).__name__}", parameter.name
         usual = next((ours for ours in USUAL.get(name, ()) if ours in subject.gives), None)

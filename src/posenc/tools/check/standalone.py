@@ -33,7 +33,7 @@ OWN = "posenc.tools.check"
 PLAIN = [
     f"{OWN}.{name}" for name in ("subjects", "heads", "layers", "outcome", "measure", "calls", "captured", "repeat")
 ]
-PLAIN += [f"{OWN}.{name}" for name in ("influence", "rasters", "tables", "transformers_calls")]
+PLAIN += [f"{OWN}.{name}" for name in ("influence", "rasters", "tables", "transformers_calls", "world", "suspects")]
 PLAIN += ["posenc.tools.kit.memory"]
 ORACLES = ("like", "match")  # fields that a script does not need, since it holds the numbers computed from them
 

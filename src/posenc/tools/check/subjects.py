@@ -94,6 +94,20 @@ class Batch:
         return x.masked_fill(~real.view(*real.shape, *[1] * (x.dim() - 2)), 0.0)
 
 
+@dataclass(frozen=True)
+class Shard:
+    """Which part of a text this process holds: its ``rank`` of ``world`` processes; the ``order`` in which the text is
+    divided, one of the subject's ``orders``; the ``tokens`` of each process, as indices in that order; and
+    ``positions`` (rows, tokens[, axes]) and ``document`` (rows, tokens) of all tokens, by which the call must go."""
+
+    rank: int
+    world: int
+    order: str
+    tokens: list[Tensor]
+    positions: Tensor
+    document: Tensor
+
+
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """What is checked. One of the kinds below: `Rotary`, `Bias`, `Attention`, `Layer`, `Model`.
@@ -134,6 +148,11 @@ class Subject:
     - ``symmetric``: only how far apart two places of a grid are counts, not in which direction.
     - ``flat``: options that build the same for one axis, which it must agree with on the diagonal: (p, p, p) for p.
     - ``registers``: the first tokens of a row with a ``grid`` have no place on it (class tokens, registers).
+    - ``orders``: how the tokens of a text may be divided among processes (`holdings_of` says what each holds):
+      "contiguous", "zigzag", "documents", "striped"; or "heads", where each process has all tokens and a part of the
+      heads. With ``--world``, every process then calls it with its own part, and a call that takes a ``shard`` is given
+      a `Shard`. ``shard_multiple``: the number of tokens of a process is a multiple of this, and, where it is above 1,
+      not 0.
     - ``jitter``: the parameters are moved by N(0, jitter²) after building, where they begin as zeros or too small for
       positions to matter.
     - ``seed``: what torch is seeded with before each ``build``; or, where others draw too, a function of a number that
@@ -174,6 +193,8 @@ class Subject:
     symmetric: bool = False
     flat: Mapping[str, Any] | None = None
     registers: int = 0
+    orders: Sequence[str] = ()
+    shard_multiple: int = 1
     jitter: float = 0.0
     dtype: torch.dtype = torch.float64
     device: str = "cpu"
@@ -270,12 +291,12 @@ class Subject:
     def vectors(self, batch: Batch, size: int, which: int = 0) -> Tensor:
         """A vector for each token id, at any position the same: (rows, tokens, size)."""
         table = torch.randn(VOCABULARY, size, generator=torch.Generator().manual_seed(which), dtype=torch.float64)
-        return table[torch.tensor(batch.ids)].to(self.device, self.dtype)
+        return table[torch.tensor(batch.ids, dtype=torch.int64)].to(self.device, self.dtype)
 
     def places(self, batch: Batch) -> Tensor:
         """The positions of the tokens, (rows, tokens[, axes])."""
         if batch.positions is not None:
-            return torch.tensor(batch.positions, device=self.device)
+            return torch.tensor(batch.positions, dtype=torch.int64, device=self.device)
         if batch.grid is not None and self.axes == 2:
             height, width = batch.grid
             raster = [[0, 0]] * self.registers

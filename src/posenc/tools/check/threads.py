@@ -22,4 +22,6 @@ THREADS: dict[int, tuple[str, ...]] = {
     16: ("mlx#3071", "transformers#28380", "TransformerEngine#1046"),
     17: ("Megatron-LM#5243", "VeOmni#448"),
     18: ("pytorch#173958", "multidim-positional-encoding#23", "x-transformers#247"),
+    19: ("flashinfer#1606", "torchtitan#4117", "vllm-ascend#14126"),
+    20: ("trl#6843", "prime-rl#2392"),
 }

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from posenc.tools.check.outcome import Outcome, Outcomes, largest
 from posenc.tools.check.subjects import PADDING, VOCABULARY, Batch, NotApplicableError, Subject, require
+from posenc.tools.check.world import alone
 
 LENGTHS = (1, 3, 8, 23)  # unlucky sizes: one token, odd numbers, fewer and more than the channels of a head
 LONGEST = 1025
@@ -58,7 +59,7 @@ class Trial:
     reason. ``oracle(subject, batch, **values)`` gives further values, what posenc says of this very batch as plain
     numbers: a smaller batch is asked for anew, and a script holds the last answer. ``claims``: the fields of the
     subject that it tries, one of which must be tried by one of its trials where it is made. ``remedy``: what to do
-    about a finding, where that is not what its check says.
+    about a finding, where that is not what its check says. ``shrinks``: a case that shows a finding is made smaller.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Trial:
     oracle: Callable[..., Mapping[str, Any]] | None = None
     claims: tuple[str, ...] = ()
     remedy: str = ""
+    shrinks: bool = True
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class Plan:
     longest: int = LONGEST
     seed: int = 0
     low_dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
+    world: int = 1
     chance: random.Random = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -122,7 +125,9 @@ class Plan:
 
     def room(self, tokens: int) -> int:
         """The number of tokens, at least this many if possible, that a row can have: that of the next grid, or
-        fewer."""
+        fewer; with ``shard_multiple``, as many as each process may have."""
+        if (each := self.subject.shard_multiple * self.world) > self.world:
+            return -(-tokens // each) * each
         return next((n for n in self._grids if n >= tokens), self.limit) if self._grids else min(tokens, self.limit)
 
     @cached_property
@@ -168,6 +173,11 @@ class Plan:
     def row(self, places: Sequence[int]) -> Batch:
         """A row with a token at each of these positions."""
         return Batch(self.ids(1, len(places)), [[self.subject.at(p) for p in places]])
+
+    @cached_property
+    def alone(self) -> "Plan":
+        """The same for the subject in a process that is a group of one: its tolerances are those of many processes."""
+        return replace(self, subject=alone(self.subject))
 
     def has(self, p: int) -> bool:
         """Whether the subject has that position."""

@@ -2,10 +2,16 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from posenc.tools.compare.config import CompareConfig
 from posenc.tools.compare.tasks import TASKS, configured, from_toml
-from posenc.tools.kit.command import add_options, given, refused, reported, words
+from posenc.tools.kit.command import add_options, failed, given, refused, reported, stdout, words
+from posenc.tools.kit.storage import is_address
+
+if TYPE_CHECKING:
+    from posenc.tools.compare.grid import Grid
+    from posenc.tools.executors.executor import Executor
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -20,11 +26,19 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     parser.set_defaults(run=run)
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/compare"), help="folder of results (default: %(default)s)"
+        "--out",
+        default="runs/compare",
+        help="folder of results; of a grid also an address: s3://… (default: %(default)s)",
     )
-    parser.add_argument(
+    files = parser.add_mutually_exclusive_group()
+    files.add_argument(
         "--config", type=Path, metavar="FILE", help="TOML file with values for the options below, which override it"
     )
+    files.add_argument(
+        "--grid", type=Path, metavar="FILE", help="the same, with a table [grid]: one comparison for each combination"
+    )
+    parser.add_argument("--on", metavar="WHERE", help="where a grid runs: local, slurm, ray, ray://HOST:PORT")
+    parser.add_argument("--processes", type=int, metavar="N", help="comparisons of a grid at once (default: all cores)")
     add_options(parser, CompareConfig)
 
 
@@ -41,7 +55,10 @@ def _configuration(arguments: argparse.Namespace) -> CompareConfig:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs the comparison. Exit codes 0: done; 1: interrupted or failed, after a partial report; 2: wrong usage."""
+    if arguments.grid is not None:
+        return _run_grid(arguments)
     try:
+        _require_no_grid(arguments)
         config = _configuration(arguments)
         from posenc.tools.compare.compare import (  # imports torch, which wrong arguments need not wait for
             check,
@@ -57,8 +74,62 @@ def run(arguments: argparse.Namespace) -> int:
 
     return reported(
         lambda progress: compare(config, arguments.out, progress),
-        arguments.out,
+        Path(arguments.out),
         check_record,
         report.write,
         lambda records, console: console.print(report.terminal_table(records)),
     )
+
+
+def _require_no_grid(arguments: argparse.Namespace) -> None:
+    """ValueError for options that only a grid has."""
+    for name in ("on", "processes"):
+        if (value := getattr(arguments, name)) is not None:
+            raise ValueError(f"--{name} must be given with --grid, got {value!r} without")
+    if is_address(arguments.out):
+        raise ValueError(f"--out must be a folder, unless --grid is given, got {arguments.out!r}")
+
+
+def _run_grid(arguments: argparse.Namespace) -> int:
+    try:
+        if arguments.processes is not None and arguments.processes < 1:
+            raise ValueError(f"--processes must be at least 1, got {arguments.processes}")
+        from posenc.tools.compare.compare import check
+        from posenc.tools.compare.grid import grid_of
+        from posenc.tools.executors.choice import executor
+
+        try:
+            grid = grid_of(arguments.grid, arguments.out, **given(arguments, CompareConfig))
+        except OSError as error:
+            raise ValueError(f"--grid must be a file that can be read, got {words(error)}") from None
+        for cell in grid.cells:
+            check(cell.config)
+        logs = Path("runs/slurm" if is_address(arguments.out) else Path(arguments.out) / "slurm")
+        runs = executor(arguments.on or "local", arguments.processes, logs, grid.clusters)
+    except ValueError as error:
+        return refused(error, "compare")
+    return _reported_grid(grid, runs, arguments.out)
+
+
+def _reported_grid(grid: "Grid", runs: "Executor", out: str) -> int:
+    """Runs a grid and reports what there is, also if it was stopped."""
+    from rich.console import Console
+
+    from posenc.tools.compare import grid_report
+    from posenc.tools.compare.grid import run_grid
+    from posenc.tools.kit.progress import for_console
+
+    stopped = ""
+    try:
+        failures = run_grid(grid, runs, for_console(Console(stderr=True)))
+        if failures:
+            stopped = f"{len(failures)} of {len(grid.cells)} cells are not finished: see above"
+    except KeyboardInterrupt:
+        stopped = "interrupted"
+    found = {cell: records for cell in grid.cells if (records := cell.records())}
+    if found:
+        console = stdout()
+        path = grid_report.write(grid, found, out)
+        console.print(grid_report.terminal_table(grid, found))
+        console.print(f"{'A partial' if stopped else 'The'} report: {path}", highlight=False, soft_wrap=True)
+    return failed(f"{stopped}; the same command resumes") if stopped else 0

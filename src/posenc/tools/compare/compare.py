@@ -2,17 +2,12 @@
 windows."""
 
 import math
-import signal
-import threading
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,29 +19,27 @@ from posenc.tools.compare import results
 from posenc.tools.compare.checkpoint import Reached
 from posenc.tools.compare.config import CompareConfig, Rate
 from posenc.tools.compare.folder import CHECKPOINTS, VERSIONS, check_folder, clear, made_names, name_of
+from posenc.tools.compare.job import Build, Training, follow
 from posenc.tools.compare.layers import position_from
 from posenc.tools.compare.task import Loaded, Task
 from posenc.tools.compare.tasks import complete, task_of
-from posenc.tools.compare.train import TRAINING, TUNING, DivergedError, batch, optimizer_for, rate_of, step_of, train
+from posenc.tools.compare.train import TRAINING, TUNING, DivergedError, batch, optimizer_for, rate_of, step_of
 from posenc.tools.compare.tuning import chosen, losses, trials
-from posenc.tools.kit import saved
+from posenc.tools.kit import processes, saved
 from posenc.tools.kit.configuration import fingerprint
 from posenc.tools.kit.files import digest_of
-from posenc.tools.kit.machine import clock_of, device_of, machine, versions
+from posenc.tools.kit.machine import clock_of, device_of, versions
 from posenc.tools.kit.memory import peak_bytes
+from posenc.tools.kit.processes import Lead, Stop, own_device
 from posenc.tools.kit.progress import Progress
 from posenc.tools.kit.records import Record, Records, key
 from posenc.tools.kit.turns import orders, ratios
-
-Build: TypeAlias = Callable[[CompareConfig, str, int], nn.Module]
-"""(configuration, scheme, seed) -> model."""
 
 ALL = "all"  # the name that stands for every scheme of the catalog that the task has positions for
 PLAIN = "nope"  # what step times are relative to: the model without positions
 
 # A scheme has its own random stream; otherwise a learned table would be initialised with the embedding's numbers.
 SCHEME_STREAM = 2**31  # torch seeds with 32 bits, and config leaves this one free
-TUNED_STREAM = 2**30  # trials begin with weights that no training has
 
 SPEED_ROUNDS = 10
 # The unit of work is the forward pass of a token. The backward pass of training costs twice as much; the longer texts
@@ -95,19 +88,29 @@ def compare(
     training whose loss is no longer finite is recorded as diverged, and the others continue. The first SIGINT or
     SIGTERM saves the current training and raises KeyboardInterrupt.
 
+    If there are several processes (`posenc.tools.kit.processes`), all of them call this. They train and test every
+    model together; the first one writes ``out`` and returns the records, and the others return none.
+
     Raises ValueError for too little text, and for a folder that holds another comparison, is in use, or has an invalid
     file; OSError, naming the file, if the disk cannot be written. Records are kept, and the same call resumes.
     """
     check(config)
-    out, progress = Path(out), progress or Progress()
-    task, device = task_of(config.task), device_of(config.device)
+    if processes.rank():
+        follow(build)
+        return []
+    with Lead() as lead:
+        return _compare(config, Path(out), progress or Progress(), build, lead)
+
+
+def _compare(config: CompareConfig, out: Path, progress: Progress, build: Build, lead: Lead) -> list[Record]:
+    task, device = task_of(config.task), own_device(config.device)
     left_out = task.left_out() if ALL in config.schemes else {}
     config = resolved(config)
     loaded = task.load(config)
     made_with = {"text_digest": loaded.digest, **{name: versions()[name] for name in VERSIONS}}
     if config.plan:
         made_with["plan_digest"] = digest_of(Path(config.plan).read_bytes())
-    with Records(out, results.check) as records, _Stop() as stop, progress:
+    with Records(out, results.check) as records, Stop() as stop, progress:
         made = made_names(out, config)  # before the configuration is saved, which marks the folder as one of compare
         check_folder(out, config.identity(**made_with), records, made)
         records.require_sources(config.schemes)
@@ -117,9 +120,9 @@ def compare(
             "text": {"about": loaded.about, "digest": loaded.digest, "notice": loaded.notice},
             **({"plan": made_with["plan_digest"]} if config.plan else {}),
             "versions": versions(),
-            "machine": machine(device),
+            "machine": processes.machine_of_all(device),
         }
-        lab = _Lab(config, out, task, loaded, device, about, records, progress, stop, build)
+        lab = _Lab(config, out, task, loaded, device, about, records, progress, stop, lead, build)
         progress.begin(lab.work)  # errors from here on leave a partial report
         saved.save(out, config, made_with)
         without = (f"{name} is left out: {reason}" for name, reason in left_out.items())
@@ -151,7 +154,8 @@ class _Lab:
     about: dict[str, Any]  # what every record has
     records: Records
     progress: Progress
-    stop: "_Stop"
+    stop: Stop
+    lead: Lead
     build: Build
 
     def __post_init__(self) -> None:
@@ -185,12 +189,13 @@ class _Lab:
 
     def _try(self, scheme: str, seed: int, trial: int, rate: Rate) -> None:
         """Runs one trial: a separate training and its loss on tuning examples."""
-        model = self.build(self.config, scheme, TUNED_STREAM + seed).to(self.device)
         checkpoint = self._checkpoint(scheme, seed, trial)
+        job = self._job(scheme, seed, rate, TUNING, checkpoint)
+        model = job.model(self.build)
         about: dict[str, Any] = {"trial": trial, "learning_rate": rate.learning_rate, "multiplier": rate.multiplier}
         words = f"{scheme}, trial {trial + 1}"
         try:
-            training = self._train(model, scheme, seed, rate, checkpoint, words, TUNING)
+            training = self._train(model, job, words)
         except DivergedError as error:
             self._record("trial", scheme, seed, **about, diverged=str(error))
         else:
@@ -232,12 +237,13 @@ class _Lab:
             leave_untested(before.get("diverged", ""))
             progress.skip(self.training_work + self.testing_work)
             return
-        model = self.build(config, scheme, seed).to(self.device)
+        job = self._job(scheme, seed, rate, TRAINING, checkpoint)
+        model = job.model(self.build)
         words = f"{scheme}, seed {seed}"
         about: dict[str, Any] = {"learning_rate": rate.learning_rate, "multiplier": rate.multiplier}
         about["tuned"] = scheme in config.given_rates() or (config.tune and chosen(scheme, self.records) is not None)
         try:
-            training = self._train(model, scheme, seed, rate, checkpoint, words, TRAINING)
+            training = self._train(model, job, words)
         except DivergedError as error:
             progress.skip(self.testing_work)
             if not before:
@@ -263,17 +269,21 @@ class _Lab:
 
         def after_pass(tokens: int) -> None:
             progress.advance(TESTING_WORK * tokens, f"{scheme}, seed {seed}: testing")
-            self.stop.check()
+            self.stop.check_all()
 
         evaluator = self.loaded.evaluator(model, self.device, after_pass)
         for kind, length in untested:
-            self._record(kind, scheme, seed, length, **evaluator.measure(kind, length))
+            with self.lead.together((kind, length)):
+                found = evaluator.measure(kind, length)
+            self._record(kind, scheme, seed, length, **found)
         progress.skip(self.testing_work - TESTING_WORK * evaluator.tokens)
         checkpoint.unlink()
 
-    def _train(
-        self, model: nn.Module, scheme: str, seed: int, rate: Rate, checkpoint: Path, words: str, stream: int
-    ) -> Reached:
+    def _job(self, scheme: str, seed: int, rate: Rate, stream: int, checkpoint: Path) -> Training:
+        of = f"{self.about['fingerprint']}{source_of(scheme)} {rate}"
+        return Training(self.config, self.loaded.digest, scheme, seed, rate, stream, checkpoint, of)
+
+    def _train(self, model: nn.Module, job: Training, words: str) -> Reached:
         """Trains with progress. DivergedError is reported, and its remaining work counted as done."""
         config, progress, last = self.config, self.progress, 0
 
@@ -286,20 +296,10 @@ class _Lab:
             return self.stop.asked
 
         try:
-            return train(
-                model,
-                self.loaded.train,
-                config,
-                seed,
-                checkpoint,
-                rate=rate,
-                stream=stream,
-                fingerprint=f"{self.about['fingerprint']}{source_of(scheme)} {rate}",
-                loss_of=self.task.loss,
-                tick=after_step,
-            )
+            with self.lead.together(job, agreed=DivergedError):
+                return job.run(model, self.loaded, after_step)
         except DivergedError as error:
-            progress.say(f"{words}, diverged: {error} (learning rate {rate})")
+            progress.say(f"{words}, diverged: {error} (learning rate {job.rate})")
             raise
         finally:
             progress.skip(self.step_work * (config.steps - last) * (not self.stop.asked))
@@ -336,25 +336,3 @@ class _Lab:
         named = {"kind": kind, "scheme": scheme, "seed": seed} | ({} if length is None else {"length": length})
         self.records.append({**named, **result}, self.about)
         self.stop.check()
-
-
-class _Stop(ExitStack):
-    """Catches the first SIGINT or SIGTERM, so that work can stop in a consistent state; a second one stops at once."""
-
-    asked = False
-
-    def __enter__(self) -> "_Stop":
-        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self.callback(signal.signal, number, signal.signal(number, self._note))
-        return self
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-
-    def check(self) -> None:
-        """KeyboardInterrupt if a signal came."""
-        if self.asked:
-            raise KeyboardInterrupt

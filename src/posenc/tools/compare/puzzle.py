@@ -93,6 +93,10 @@ class Puzzle(Answers):
         told = torch.where(batch < ASKED, -1, batch - ASKED)[:, 1:]
         return F.cross_entropy(logits.flatten(0, 1).float(), told.flatten(), ignore_index=-1)
 
+    def targets(self, batch: Tensor) -> int:
+        """The characters of answers: rows have different numbers of them."""
+        return int((batch >= ASKED).sum())
+
     def plan(self, scheme: str, lengths: Sequence[int], train_length: int) -> list[tuple[str, int]]:
         return [("accuracy", length) for length in lengths]
 

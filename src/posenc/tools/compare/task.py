@@ -18,6 +18,7 @@ from posenc.tools.compare.config import CompareConfig
 from posenc.tools.compare.data import Bytes
 from posenc.tools.compare.layers import entries
 from posenc.tools.compare.train import Draw
+from posenc.tools.kit import processes
 
 Tick: TypeAlias = Callable[[int], None]
 """Called with the number of tokens after each forward pass of a test; what it raises stops the test."""
@@ -45,10 +46,11 @@ class Measures(ABC):
 
     @torch.inference_mode()
     def _run(self, scored: Callable[[Tensor], Tensor], examples: Tensor, tokens: int) -> Tensor:
-        """The results of ``scored`` for all examples, of ``tokens`` tokens each, in batches."""
+        """The results of ``scored`` for all examples, of ``tokens`` tokens each, in batches that are divided over
+        processes."""
         found = []
-        for part in examples.split(max(self.AT_ONCE // tokens, 1)):
-            found.append(scored(part))
+        for part in examples.split(max(self.AT_ONCE // tokens, 1) * processes.world()):
+            found.append(processes.divided(scored, part))
             self.tokens += part.size(0) * tokens
             self._tick(part.size(0) * tokens)
         return torch.cat(found)
@@ -156,6 +158,10 @@ class Task(ABC):
     @abstractmethod
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
         """The mean loss of a batch, in nats."""
+
+    def targets(self, batch: Tensor) -> int:
+        """The number of losses of which `loss` is the mean, or any number that is proportional to it."""
+        return len(batch)
 
     def tuning_lengths(self, config: CompareConfig) -> tuple[int, ...]:
         """The lengths at which trials are measured: first the one that decides."""

@@ -17,6 +17,7 @@ from posenc.tools.compare import checkpoint as checkpoints
 from posenc.tools.compare.checkpoint import CheckpointError, Reached
 from posenc.tools.compare.config import CompareConfig, Rate
 from posenc.tools.compare.data import Bytes
+from posenc.tools.kit import processes
 
 Loss: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
 """(model, batch) -> the mean loss in nats."""
@@ -83,10 +84,16 @@ def optimizer_for(model: nn.Module, config: CompareConfig, rate: Rate | None = N
 
 
 def step_of(
-    model: nn.Module, optimizer: torch.optim.Optimizer, tokens: Tensor, config: CompareConfig, loss_of: Loss = loss_of
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    tokens: Tensor,
+    config: CompareConfig,
+    loss_of: Loss = loss_of,
+    weight: float = 1.0,
 ) -> Tensor:
-    """One training step. Returns the loss before the update, in nats, without waiting for the device."""
-    loss = loss_of(model, tokens)
+    """One training step. Returns the loss before the update, in nats times ``weight``, without waiting for the
+    device."""
+    loss = weight * loss_of(model, tokens)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), config.clip)
@@ -105,17 +112,22 @@ def train(
     stream: int = TRAINING,
     fingerprint: str = "",
     loss_of: Loss = loss_of,
+    targets: Callable[[Tensor], int] = len,
     tick: Callable[[int, float], bool] = lambda step, bits: False,
     save_seconds: float = SAVE_SECONDS,
 ) -> Reached:
     """Trains ``model`` in place, resuming from ``checkpoint`` if it exists, and saves its final state there. Batches
     come from ``stream``; the learning rate is ``rate``'s, or the configuration's.
 
+    With several processes, all of them call this and the first one saves. Each takes its rows of every batch, weighted
+    by their ``targets``, the number of losses of which ``loss_of`` is the mean. So all processes have the same model,
+    to rounding that of one process.
+
     A checkpoint has the ``fingerprint`` of its comparison; one with another fingerprint is rejected.
 
     ``tick(step, bits)`` is called after every step with the latest point of the curve (NaN before the first); if it
-    returns True, the state is saved and KeyboardInterrupt raised. A resumed training equals an uninterrupted one, on
-    the CPU bit for bit.
+    returns True, in any process, the state is saved and KeyboardInterrupt raised. A resumed training equals an
+    uninterrupted one, on the CPU with as many processes bit for bit.
 
     Raises DivergedError if the loss is no longer finite, CheckpointError for a checkpoint that cannot be resumed.
     """
@@ -131,14 +143,18 @@ def train(
         if not (0 < reached.step <= config.steps and reached.seconds > 0 and steps == expected):
             raise CheckpointError(f"{checkpoint} is a checkpoint of another training: {checkpoints.ANEW}")
     curve, running = reached.curve, reached.running
+    processes.require_same(f"the steps in {checkpoint}", reached.step)
 
     model.train()
+    learner = processes.parallel(
+        model, lambda model: loss_of(model, batch(draw, config, seed, 0, stream)[:1].to(device))
+    )
     saved = clock = time.perf_counter()
     for step in range(reached.step, config.steps):
         for group in optimizer.param_groups:
             group["lr"] = group["highest"] * share_of_rate(config, step)
-        rows = batch(draw, config, seed, step, stream).to(device)
-        running += step_of(model, optimizer, rows, config, loss_of)
+        rows, weight = processes.part_of(batch(draw, config, seed, step, stream), targets)
+        running += processes.mean(step_of(learner, optimizer, rows.to(device), config, loss_of, weight))
         reached.step = done = step + 1
         if done % every == 0 or done == config.steps:
             points = done - (curve[-1][0] if curve else 0)
@@ -149,8 +165,8 @@ def train(
             running.zero_()
         now = time.perf_counter()
         reached.seconds, clock = reached.seconds + now - clock, now
-        stop = tick(done, curve[-1][1] if curve else math.nan)
-        if stop or done == config.steps or now - saved >= save_seconds:
+        stop = processes.most(tick(done, curve[-1][1] if curve else math.nan))
+        if processes.rank() == 0 and (stop or done == config.steps or now - saved >= save_seconds):
             checkpoints.save(checkpoint, model, optimizer, reached, fingerprint=fingerprint)
             saved = clock = time.perf_counter()
         if stop and done < config.steps:

@@ -30,14 +30,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the measurements. Exit codes 0: done; 1: interrupted or failed, after a partial report; 2: wrong usage."""
     try:
         settings = Extension.from_mapping({**given(arguments, Extension), "model": arguments.model})
-        from posenc.tools.extend.resolve import check  # imports torch, which wrong arguments need not wait for
-        from posenc.tools.extend.run import extend
-
-        check(settings)
     except ValueError as error:
         return refused(error, "extend")
 
     from posenc.tools.extend import report, results  # a missing matplotlib must fail before an hour of measuring
+    from posenc.tools.extend.run import extend  # imports torch, which wrong arguments need not wait for
 
     try:
         return reported(

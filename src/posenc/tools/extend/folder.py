@@ -14,7 +14,7 @@ OLDER = "extend.json"  # in folders of earlier versions, instead of a configurat
 CHECKPOINTS = "checkpoints"
 SEARCH = "search.jsonl"
 KEPT = ("final", "windows")  # their defaults depend on the first run in a folder
-OF_TRAINING = ("train_length", "lora", "learning_rate")
+OF_TRAINING = ("train_length", "train_batch", "lora", "learning_rate")
 OF_LONGROPE = ("search", "factors")
 
 

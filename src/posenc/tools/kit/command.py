@@ -159,7 +159,28 @@ def reported(
 ) -> int:
     """Measures, writes a report of the records into ``out``, also if measuring stopped early, and shows them. Returns
     the exit code. An error before the first measurement is raised, since the records in ``out`` may belong to another
-    run."""
+    run. Of several processes, the first one does all but the measuring."""
+    from posenc.tools.kit import processes
+
+    with processes.joined():
+        if not processes.rank():
+            return _reported(measure, out, check, write, show)
+        from posenc.tools.kit.progress import Progress
+
+        try:
+            measure(Progress())
+        except KeyboardInterrupt:  # which the first process reports
+            return 1
+        return 0
+
+
+def _reported(
+    measure: Callable[["Progress"], list["Record"]],
+    out: Path,
+    check: Callable[["Record"], None],
+    write: Callable[[list["Record"], Path], Path],
+    show: Callable[[list["Record"], "Console"], object],
+) -> int:
     from rich.console import Console
 
     from posenc.tools.kit.progress import for_console

@@ -37,11 +37,16 @@ Check: TypeAlias = Callable[[Record], None]
 """Raises ValueError for a record whose results are not those of its kind."""
 
 
+class InUseError(ValueError):
+    """Another process has the folder open."""
+
+
 class Records:
     """The records of a folder, open for appending: a context manager that one process at a time can hold.
 
     An incomplete last line, left by a crash, is removed, and ``notice`` says so. ValueError, naming the line, for any
-    other line that is damaged, is not a record, or repeats a measurement; and if another process has the folder open.
+    other line that is damaged, is not a record, or repeats a measurement; InUseError if another process has the folder
+    open.
     """
 
     def __init__(self, folder: Path, check: Check = lambda record: None) -> None:
@@ -204,4 +209,4 @@ def _lock(descriptor: int, path: Path) -> None:
         with naming(path):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise ValueError(f"{path.parent} is in use by another run: wait for it, or give another folder") from None
+        raise InUseError(f"{path.parent} is in use by another run: wait for it, or give another folder") from None

@@ -16,14 +16,14 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-C = TypeVar("C", bound=Configuration)
+C = TypeVar("C")
 
 FILE = "config.toml"
 MADE_WITH = "made_with"  # the table of facts that the user does not choose: versions, digests, the machine
 
 
 def from_toml(path: str | Path, make: Callable[[Mapping[str, Any]], C], **overrides: Any) -> C:
-    """The configuration that ``make`` gives for the values of a TOML file, with ``overrides`` applied.
+    """What ``make``, such as a configuration, gives for the values of a TOML file, with ``overrides`` applied.
 
     ValueError, naming the line, for invalid TOML and for a wrong value in the file.
     """

@@ -9,8 +9,8 @@ export class FIRE {
     static learned({ num_heads, hidden }) {
         const bound = hidden ** -0.5;
         return {
-            c: { shape: [], fill: 0.1 },
-            multiple: { shape: [], fill: 1 },
+            c: { shape: [1], fill: 0.1 },
+            multiple: { shape: [1], fill: 1 },
             "inner.weight": { shape: [hidden, 1], uniform: [-1, 1] },
             "inner.bias": { shape: [hidden], uniform: [-1, 1] },
             "outer.weight": { shape: [num_heads, hidden], uniform: [-bound, bound] },

@@ -1,0 +1,131 @@
+"""`KVCache`: the keys and values of the tokens that a model has read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.arguments import shown, whole
+from posenc.encoding.features import NOTHING, Features
+from posenc.positions.layout import join, overlap
+from posenc.positions.positions import Positions
+
+NORMS = "posenc's norms of keys"  # kept with a layer's features
+
+
+class KVCache:
+    """The rotated keys, values and features of every layer, with their positions. For inference only.
+
+    Buffers double when full, so that appending a token does not copy the cache every time.
+    """
+
+    exchange: Any = None
+    """How passes with this cache reach tokens that other processes hold: an `Exchange`, such as that of
+    `posenc.distributed.ShardedCache`."""
+
+    def __init__(self) -> None:
+        self.positions: Positions | None = None
+        self._kept: list[dict[str, Tensor]] = []
+        self._held: list[int] = []  # how many tokens each layer has
+
+    def __repr__(self) -> str:
+        return f"KVCache({len(self)} tokens, {len(self._kept)} layers)"
+
+    def __len__(self) -> int:
+        return 0 if self.positions is None else len(self.positions)
+
+    def extended(self, positions: Positions) -> Positions:
+        """The positions of the cached tokens and of new ones. Raises ValueError if these do not come after them."""
+        before = self.positions
+        if before is None:
+            return positions
+        if overlap(join([before.layout, positions.layout], max(before.rows, positions.rows))) is not None:
+            raise ValueError(
+                "positions begin at or before the last token of the cache: continue it with "
+                "cache.positions.following(n) or, if it holds one text, Positions.arange(n, start=len(cache)); "
+                "give another text another document"
+            )
+        return Positions.cat([before, positions], documents="same")
+
+    def crop(self, tokens: int) -> None:
+        """Keeps the first ``tokens`` tokens of every row and drops the others, such as a draft that was rejected."""
+        whole("tokens", tokens, 0, 0 if self.positions is None else len(self.positions))
+        if self.positions is not None:
+            self.positions = self.positions[:tokens] if tokens else None
+        self._rewind()
+
+    def _commit(self, positions: Positions) -> None:
+        """The cache holds tokens at these positions."""
+        self.positions = positions
+
+    def _rewind(self) -> None:
+        """Drops the tokens past `positions`, which a failed pass has left behind."""
+        self._held = [min(held, len(self)) for held in self._held]
+
+    def _feature(self, layer: int, name: str) -> Tensor | None:
+        """A layer's cached feature of its keys, (batch, heads, tokens, ...), or None."""
+        kept = self._kept[layer].get(f"feature {name}") if layer < len(self._kept) else None
+        return None if kept is None else kept[:, :, : len(self)]
+
+    def append(
+        self, layer: int, key: Tensor, value: Tensor, features: Features = NOTHING
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Appends a layer's new keys and values, (batch, kv_heads, tokens, head_dim), and features of its keys, (batch,
+        heads, tokens, ...). Returns all keys, values and features.
+
+        Raises ValueError for a layer that was skipped or comes twice, and for tensors unlike the cached ones.
+        """
+        whole("layer", layer, 0, len(self._kept))
+        for name, new in (("key", key), ("value", value)):
+            if not isinstance(new, Tensor) or new.dim() != 4:
+                raise ValueError(f"{name} must be a tensor (batch, kv_heads, tokens, head_dim), got {shown(new)}")
+        if value.shape[:3] != key.shape[:3]:
+            of_key, of_value = tuple(key.shape[:3]), tuple(value.shape[:3])
+            raise ValueError(f"value must have (batch, kv_heads, tokens) = {of_key} like key, got {of_value}")
+        if torch.is_grad_enabled() and (key.requires_grad or value.requires_grad):
+            raise ValueError("a KVCache is for inference: call the model under torch.no_grad()")
+        start = len(self)
+        stop = start + key.size(2)
+        if layer == len(self._kept):
+            self._kept.append({})
+            self._held.append(0)
+        kept, held = self._kept[layer], self._held[layer]
+        if held > start:
+            raise ValueError(
+                f"layer {layer} has these {held - start} tokens already: pass a different layer= in every layer"
+            )
+        if held < start:
+            raise ValueError(
+                f"layer {layer} holds {held} of the cache's {start} tokens: every layer must be called in every pass"
+            )
+        tensors = {"key": key, "value": value, **{f"feature {name}": x for name, x in features.items()}}
+        if start and (f"feature {NORMS}" in kept) != (NORMS in features):  # useless unless every token has them
+            features = {name: x for name, x in features.items() if name != NORMS}
+            for known in (kept, tensors):
+                known.pop(f"feature {NORMS}", None)
+        if start and tensors.keys() != kept.keys():
+            raise ValueError(f"the cache holds {', '.join(kept)} of this layer, got {', '.join(tensors)}")
+        for name, new in tensors.items():
+            kept[name] = grown(kept.get(name), new, start, stop)
+        self._held[layer] = stop
+        whole_of = {name: x[:, :, :stop] for name, x in kept.items()}
+        return whole_of["key"], whole_of["value"], {name: whole_of[f"feature {name}"] for name in features}
+
+
+def grown(held: Tensor | None, new: Tensor, start: int, stop: int) -> Tensor:
+    """The buffer, enlarged if necessary, with the new tokens written to it."""
+    if held is not None and start:
+        if (held.shape[:2], held.shape[3:]) != (new.shape[:2], new.shape[3:]):
+            fixed = (*held.shape[:2], "tokens", *held.shape[3:])
+            raise ValueError(f"the cache holds keys or values of shape {fixed}, got {tuple(new.shape)}")
+        if (held.dtype, held.device) != (new.dtype, new.device):
+            raise ValueError(f"the cache holds {held.dtype} on {held.device}, got {new.dtype} on {new.device}")
+    if held is None or start == 0 or held.size(2) < stop:
+        larger = new.new_empty(*new.shape[:2], max(stop, 2 * start), *new.shape[3:])
+        if held is not None and start:
+            larger[:, :, :start] = held[:, :, :start]
+        held = larger
+    held[:, :, start:stop] = new
+    return held

@@ -1,0 +1,54 @@
+"""`LayerCall`: what a layer asks of attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from posenc.backends.attention import attention
+from posenc.encoding.encoding import Encoding
+from posenc.encoding.features import Features
+from posenc.positions.tiles import Window
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCall:
+    """One layer's tensors in a forward pass, and the options of `posenc.attention`."""
+
+    layer: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    features: Features
+    key_features: Features
+    is_causal: bool
+    window: Window
+    attn_mask: Tensor | None
+    sinks: Tensor | None
+    dropout_p: float
+    scale: float | None
+    backend: str
+    skip_below: float | None
+    return_lse: bool
+
+    def attend(self, encoding: Encoding, key_norms: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
+        """Attention by an encoding of these queries and keys, with their features."""
+        if self.features or self.key_features:
+            encoding = encoding.with_features(self.features, self.key_features)
+        return attention(
+            self.query,
+            self.key,
+            self.value,
+            encoding,
+            is_causal=self.is_causal,
+            window=self.window,
+            attn_mask=self.attn_mask,
+            sinks=self.sinks,
+            dropout_p=self.dropout_p,
+            scale=self.scale,
+            backend=self.backend,
+            skip_below=self.skip_below,
+            return_lse=self.return_lse,
+            key_norms=key_norms,
+        )

@@ -1,0 +1,311 @@
+"""Checks that processes which divide a text give together what one process gives (check 22)."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc.tools.check.calls import parameters_of, with_leaves
+from posenc.tools.check.heads import Attention
+from posenc.tools.check.outcome import Outcome, Outcomes
+from posenc.tools.check.subjects import VOCABULARY, Batch, Subject, require
+from posenc.tools.check.suspects import agrees, compared, part_of_whole, suspicion
+from posenc.tools.check.trial import Case, Check, Plan, Trial, two_documents
+from posenc.tools.check.world import Held, ProcessError, holdings_of, in_part, in_processes, outputs, whole
+
+OUTPUT = "output"
+
+
+def with_failures(trial: Callable[..., Outcomes]) -> Callable[..., Outcomes]:
+    """The trial; a process that raises an error, ends or does not answer is an outcome that did not hold."""
+
+    @wraps(trial)
+    def tried(*given: Any, **named: Any) -> Outcomes:
+        try:
+            yield from trial(*given, **named)
+        except ProcessError as error:
+            yield "processes", Outcome(False, "an answer of every process", str(error))
+
+    return tried
+
+
+def held_by(subject: Subject, batch: Batch, world: int, order: str) -> list[Held]:
+    """What each process holds; of a layer, all heads, which it divides itself."""
+    held = holdings_of(batch, world, order, getattr(subject, "heads", 0))
+    return held if isinstance(subject, Attention) else [one._replace(heads=slice(None)) for one in held]
+
+
+@with_failures
+def parts_equal_the_whole(subject: Subject, batch: Batch, world: int, order: str, tolerance: float) -> Outcomes:
+    """Processes that divide the tokens, or the heads, together give the output of one process."""
+    held = held_by(subject, batch, world, order)
+    expected, came = whole(subject, batch), outputs(subject, batch, held)
+    for rank, outcome in enumerate(compared(expected, came, held, tolerance)):
+        if not outcome.ok:
+            outcome = outcome._replace(came=outcome.came + suspicion(subject, batch, held, came, tolerance))
+        yield f"{order}, rank {rank} of {world}", outcome
+
+
+@with_failures
+def a_text_beyond_the_threshold_equals_the_whole(
+    subject: Subject, batch: Batch, world: int, order: str, within: int, tolerance: float
+) -> Outcomes:
+    """The same for a text above the threshold at which a scheme changes, whose shards are below it."""
+    held = held_by(subject, batch, world, order)
+    outcomes = compared(whole(subject, batch), outputs(subject, batch, held), held, tolerance)
+    for rank, outcome in enumerate(outcomes):
+        if not outcome.ok and within:
+            short = batch.pick(range(within))
+            parts = held_by(subject, short, world, order)
+            fine = all(o.ok for o in compared(whole(subject, short), outputs(subject, short, parts), parts, tolerance))
+            why = f". A text of {within} tokens is right, so it goes by the length of a shard" if fine else ""
+            outcome = outcome._replace(came=outcome.came + why)
+        yield f"{order}, rank {rank} of {world}, which holds {len(held[rank].tokens)} of {batch.tokens} tokens", outcome
+
+
+@with_failures
+def documents_of_shards_do_not_leak(subject: Subject, batch: Batch, world: int, order: str) -> Outcomes:
+    """With other tokens in one document, the others give the same outputs to the bit, whoever holds them."""
+    held, document = held_by(subject, batch, world, order), torch.tensor(batch.document)
+    before = outputs(subject, batch, held)
+    for changed in document.unique().tolist():
+        it = document == changed
+        ids = torch.where(it, (torch.tensor(batch.ids) + 7) % VOCABULARY, torch.tensor(batch.ids)).tolist()
+        after = outputs(subject, replace(batch, ids=ids), held)
+        for rank, (h, old, new) in enumerate(zip(held, before, after, strict=True)):
+            mine = it[:, h.tokens].view(len(it), -1, *[1] * (old.dim() - 2))
+            outcome = agrees(old.masked_fill(mine, 0.0), new.masked_fill(mine, 0.0), 0.0, h)
+            yield f"{order}, document {changed} has other tokens, rank {rank} of {world}", outcome
+
+
+@with_failures
+def gradients_of_parts_equal_the_whole(
+    subject: Subject, batch: Batch, world: int, order: str, tolerances: dict[str, float]
+) -> Outcomes:
+    """Each process has the gradients of its own tokens, from the outputs of all; those of parameters add up."""
+    held = held_by(subject, batch, world, order)
+    expected = gradients(subject, batch, [Held(list(range(batch.tokens)))])[0]
+    came = gradients(subject, batch, held)
+    outcomes = compared(expected.pop(OUTPUT), [found.pop(OUTPUT) for found in came], held, tolerances[OUTPUT])
+    require(all(outcome.ok for outcome in outcomes), "nothing to do: outputs are wrong, and so are their gradients")
+    require(expected, "nothing to do: nothing has a gradient")
+    for name, gradient in expected.items():
+        if name.startswith("parameter "):
+            if order == "heads":  # a process may hold a part of it
+                continue
+            total = torch.stack([found[name] for found in came]).sum(0)
+            off = float((total - gradient).abs().max())
+            twice = float((total - world * gradient).abs().max()) <= world * tolerances[name]
+            why = f": it is counted {world} times" if twice else ""
+            said = f"off by {off:.2g} (at most {tolerances[name]:.2g}){why}"
+            yield f"{order}, {name}", Outcome(off <= tolerances[name], "the sum over processes is the gradient", said)
+            continue
+        dim = 2 if gradient.dim() == 4 else 1  # heads stand before tokens
+        for rank, h in enumerate(held):
+            outcome = agrees(part_of_whole(gradient, h, dim), came[rank][name], tolerances[name], h, dim)
+            if not outcome.ok and own_queries_alone(subject, batch, held, came, tolerances):
+                why = (
+                    ". Each process's tokens have the gradients of its own outputs alone: send them those of the others"
+                )
+                outcome = outcome._replace(came=outcome.came + why)
+            yield f"{order}, the gradient of {name}, rank {rank} of {world}", outcome
+
+
+def gradients(
+    subject: Subject, batch: Batch, held: list[Held], of: Sequence[int] | None = None
+) -> list[dict[str, Tensor]]:
+    """The outputs of each process, and the gradients that it has of a weighted sum of all outputs, or of those of the
+    tokens ``of``: of the vectors that call is given, and of the parameters."""
+
+    def work(rank: int) -> dict[str, Tensor]:
+        leaves: dict[str, Tensor] = {}
+        mine, part = in_part(with_leaves(subject, leaves), batch, held, rank)
+        made = mine.make()
+        out = mine.run(made, part)
+        require(out.requires_grad, "let outputs take gradients, to run this")
+        every = torch.Generator().manual_seed(11)
+        shape = (out.size(0), batch.tokens, *(getattr(subject, "heads", 0),) * (out.dim() == 4), out.size(-1))
+        weights = torch.randn(shape, generator=every, dtype=torch.float64)
+        if of is not None:
+            weights = weights * torch.zeros(batch.tokens).index_fill(0, torch.tensor(of, dtype=torch.int64), 1.0).view(
+                1, -1, *[1] * (out.dim() - 2)
+            )
+        trained = {f"parameter {name}": x for name, x in parameters_of(made).items() if x.requires_grad} | leaves
+        total = (out * part_of_whole(weights, held[rank]).to(out)).sum()
+        found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
+        zeroed = (torch.zeros_like(x) if g is None else g for x, g in zip(trained.values(), found, strict=True))
+        return {OUTPUT: out.detach(), **dict(zip(trained, zeroed, strict=True))}
+
+    return in_processes(len(held), work)
+
+
+def own_queries_alone(
+    subject: Subject, batch: Batch, held: list[Held], came: list[dict[str, Tensor]], tolerances: dict[str, float]
+) -> bool:
+    """Whether each process has what its own outputs give to its own tokens, and no more."""
+    one = [Held(list(range(batch.tokens)))]
+    for h, found in zip(held, came, strict=True):
+        for name, gradient in gradients(subject, batch, one, h.tokens)[0].items():
+            dim = 2 if gradient.dim() == 4 else 1
+            given = name in found and not name.startswith("parameter ")  # outputs are left out of what came
+            if given and not agrees(part_of_whole(gradient, h, dim), found[name], tolerances[name], h, dim).ok:
+                return False
+    return True
+
+
+# -- cases -------------------------------------------------------------------------------------------------------------
+
+
+def _orders(plan: Plan, heads: bool = False) -> list[str]:
+    """The orders that are claimed; NotApplicableError unless there are several processes and such orders."""
+    subject = plan.subject
+    require(plan.world > 1, "claim `orders`, and run it in several processes, with --world 2")
+    found = [order for order in subject.orders if (order == "heads") == heads]
+    require(found, f'claim orders=("{"heads" if heads else "contiguous"}",) to run this')
+    if heads and isinstance(subject, Attention):
+        require(subject.heads % plan.world == 0, f"let `heads` be a multiple of {plan.world}, which can be divided")
+    return [order for order in found if order != "documents" or _told(subject, "document")]
+
+
+def _told(subject: Subject, what: str) -> bool:
+    return subject.can(what) or subject.takes("shard")
+
+
+def _text(plan: Plan, tokens: int) -> Batch:
+    """A text that does not begin at 0, where positions can be told."""
+    return plan.line(2, tokens, start=3) if _told(plan.subject, "positions") else plan.text(2, tokens)
+
+
+def _texts(plan: Plan, tokens: Callable[[int], Sequence[int]], heads: bool = False) -> Iterator[Case]:
+    for order in _orders(plan, heads):
+        for n in tokens(plan.world):
+            batch = _text(plan.alone, plan.room(n))
+            values = {"world": plan.world, "order": order, "tolerance": plan.alone.tolerance(batch.tokens + 3)}
+            yield Case(batch, values)
+
+
+def _even(world: int) -> list[int]:
+    return [4 * world]
+
+
+def _uneven(world: int) -> list[int]:
+    return [6 * world - 1]
+
+
+def _few(world: int) -> list[int]:
+    return [world - 1]
+
+
+def _of_any_number(plan: Plan, tokens: Callable[[int], Sequence[int]]) -> Iterator[Case]:
+    multiple = plan.subject.shard_multiple
+    require(multiple == 1, f"nothing to do: every process has a multiple of {multiple} tokens")
+    yield from _texts(plan, tokens)
+
+
+def _documents(plan: Plan, exact: bool = False) -> Iterator[Case]:
+    orders, subject = _orders(plan), plan.subject
+    require(_told(subject, "document"), "let call take `document` (rows, tokens), or a `shard`")
+    tokens = plan.room(6 * plan.world)
+    packed = two_documents(plan.alone, tokens)
+    line = plan.alone.line(2, tokens).positions if _told(subject, "positions") else None
+    for order in orders:
+        for batch in (replace(packed, positions=packed.positions if line else None), replace(packed, positions=line)):
+            values: dict[str, Any] = {"world": plan.world, "order": order}
+            yield Case(batch, values if exact else {**values, "tolerance": plan.alone.tolerance(tokens)})
+
+
+def _beyond(plan: Plan) -> Iterator[Case]:
+    orders, threshold = _orders(plan), plan.subject.threshold
+    require(threshold is not None, "claim `threshold`, the length beyond which its behaviour changes")
+    tokens = plan.room((threshold or 0) + plan.world)
+    longest = -(-tokens // plan.world)
+    require(tokens <= plan.limit and longest <= (threshold or 0), "nothing to do: no shard is within the threshold")
+    within = (threshold or 0) // (each := plan.world * plan.subject.shard_multiple) * each
+    batch = plan.alone.line(1, tokens) if _told(plan.subject, "positions") else plan.alone.text(1, tokens)
+    for order in orders:
+        yield Case(
+            batch,
+            {"world": plan.world, "order": order, "within": within, "tolerance": plan.alone.tolerance(tokens)},
+        )
+
+
+def _gradients(plan: Plan) -> Iterator[Case]:
+    orders = [order for order in plan.subject.orders if order == "heads"]
+    orders = (_orders(plan) if len(orders) < len(plan.subject.orders) else []) + (orders and _orders(plan, heads=True))
+    few = [1] if plan.subject.shard_multiple == 1 else []
+    for order in orders or _orders(plan):
+        for tokens in (4 * plan.world, *few * (order != "heads")):
+            batch = _text(plan.alone, plan.room(tokens))
+            tolerances = _gradient_tolerances(plan.subject, batch)
+            yield Case(batch, {"world": plan.world, "order": order, "tolerances": tolerances})
+
+
+def _gradient_tolerances(subject: Subject, batch: Batch) -> dict[str, float]:
+    """How far two equal gradients may be apart: as for outputs, eight times the error in float32, and the error of
+    phases that are rounded to float32."""
+    one = [Held(list(range(batch.tokens)))]
+    (exact,) = gradients(subject, batch, one)
+    (rounded,) = gradients(replace(subject, dtype=torch.float32), batch, one)
+    sizes = {name: float(g.abs().max()) for name, g in exact.items()}
+    least = 256 * subject.eps(subject.dtype) * max(sizes.values(), default=0.0)
+    noise = {name: 8 * float((g - rounded[name].to(g)).abs().max()) for name, g in exact.items()}
+    return {name: max(least, noise[name]) + 4 * 2**-23 * (batch.tokens + 3) * sizes[name] for name in exact}
+
+
+CHECK = Check(
+    number=22,
+    name="processes",
+    rule="Processes that divide the tokens or the heads of a text together give the output of one process.",
+    why="Where a process counts its own tokens, heads or length, every shape is right and the numbers are not.",
+    pains=(16, 17, 19, 20),
+    remedy="Give every process the positions, documents and length of the whole text, and heads their index among all.",
+    trials=(
+        Trial("one text", parts_equal_the_whole, _texts, {"tokens": _even}, claims=("orders",), shrinks=False),
+        Trial("uneven shards", parts_equal_the_whole, _of_any_number, {"tokens": _uneven}, shrinks=False),
+        Trial(
+            "an empty shard",
+            parts_equal_the_whole,
+            _of_any_number,
+            {"tokens": _few},
+            remedy="Give a process without tokens an output of no tokens; its keys' part of a merge is (0, -inf). If a "
+            "process always has tokens, claim `shard_multiple`.",
+            shrinks=False,
+        ),
+        Trial("packed documents", parts_equal_the_whole, _documents, shrinks=False),
+        Trial(
+            "documents do not leak",
+            documents_of_shards_do_not_leak,
+            _documents,
+            {"exact": True},
+            remedy="Mask attention between documents by the document of each token, also of keys of other processes.",
+            shrinks=False,
+        ),
+        Trial(
+            "beyond a threshold",
+            a_text_beyond_the_threshold_equals_the_whole,
+            _beyond,
+            remedy="Choose frequencies by the length of the whole text, not by that of a shard.",
+            shrinks=False,
+        ),
+        Trial(
+            "heads",
+            parts_equal_the_whole,
+            _texts,
+            {"tokens": _even, "heads": True},
+            claims=("orders",),
+            remedy="Give heads their index among all heads: slopes and tables of a process are a part of those of all.",
+            shrinks=False,
+        ),
+        Trial(
+            "gradients",
+            gradients_of_parts_equal_the_whole,
+            _gradients,
+            remedy="Send the gradients of keys and values to the process that holds them; leave those of parameters as "
+            "parts, which are added once.",
+            shrinks=False,
+        ),
+    ),
+)
