@@ -32,10 +32,11 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import posenc
 from posenc import ALiBi, Positions, RoPE
-from posenc.distributed import Needs, Sharding, attention, blocks
+from posenc.distributed import Sharding, attention, blocks
 from posenc.distributed.choice import groups
 from posenc.distributed.cost import Price, Sizes, price
 from posenc.distributed.horizons import Part
+from posenc.distributed.needs import Needs
 from posenc.models import layer_call
 from posenc.positions.orders import ORDERS, indices
 from posenc.positions.tiles import Visibility, check_window

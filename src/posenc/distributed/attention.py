@@ -160,8 +160,7 @@ def explain(
     found = choose(sharding, sizes, visibility, chunk, refused)
     prices = {}
     for method, held in groups(sharding, refused).items():
-        shards = [sharding.whole[index] for index in held]
-        needs = Needs(shards if chunk is None else [shard.in_chunks(chunk) for shard in shards], visibility)
+        needs = Needs([sharding.whole[index] for index in held], visibility, chunk)
         prices[method] = price(needs, sharding.counts, sizes, method)
     return replace(found, prices=prices)
 

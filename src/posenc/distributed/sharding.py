@@ -56,8 +56,7 @@ class Shards:
         from positions alone."""
         which = visibility, chunk
         if which not in self._needs:
-            shards = self.shards if chunk is None else [shard.in_chunks(chunk) for shard in self.shards]
-            self._needs[which] = Needs(shards, visibility)
+            self._needs[which] = Needs(self.shards, visibility, chunk)
         return self._needs[which]
 
     def keys_of(self, rank: int, keys: slice) -> Positions:
