@@ -81,8 +81,6 @@ def attention(
             context=context,
         )
     of_queries, of_keys = step.features(features)
-    how: dict[str, Any] = {"sinks": sinks, "dropout_p": dropout_p, "scale": scale, "backend": backend}
-    how["skip_below"] = skip_below
     return step.attention(
         query,
         key,
@@ -91,8 +89,12 @@ def attention(
         attn_mask=attn_mask,
         features=of_queries,
         key_features=of_keys,
+        sinks=sinks,
+        dropout_p=dropout_p,
+        scale=scale,
+        backend=backend,
+        skip_below=skip_below,
         return_lse=return_lse,
-        **how,
     )
 
 
@@ -138,23 +140,7 @@ def explain(
         step = ForwardPass(
             NoPE() if scheme is None else scheme, sharding.positions, is_causal=is_causal, context=context
         )
-    call = LayerCall(
-        layer=0,
-        query=query,
-        key=key,
-        value=value,
-        features=NOTHING,
-        key_features=NOTHING,
-        is_causal=is_causal,
-        window=window,
-        attn_mask=None,
-        sinks=None,
-        dropout_p=dropout_p,
-        scale=None,
-        backend="auto",
-        skip_below=None,
-        return_lse=False,
-    )
+    call = LayerCall(query, key, value, is_causal=is_causal, window=window, dropout_p=dropout_p)
     _check(sharding, call)
     sizes, visibility, chunk, refused = _asked(sharding, step, call)
     found = choose(sharding, sizes, visibility, chunk, refused)
@@ -188,17 +174,6 @@ class _Exchange:
     tried: set[Any] = field(default_factory=set)
     """The schemes that were tried with all heads."""
 
-    @property
-    def positions(self) -> Positions:
-        return self.sharding.positions
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        return self.sharding.counts
-
-    def agree(self, wrong: str | None) -> None:
-        self.sharding.agree(wrong)
-
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
         self.sharding.check(positions)
         whole = self.sharding.whole
@@ -214,10 +189,8 @@ class _Exchange:
         whole = cache.begin(whole, self.sharding.indices)
         return whole, whole
 
-    def context(self, scheme: Scheme, context: Context | None, positions: Positions) -> Context | None:
-        if not scheme.needs_lengths or (context is not None and context.lengths is not None):
-            return context
-        return replace(context or Context(), lengths=self.sharding.whole.lengths)
+    def lengths(self, positions: Positions) -> Tensor:
+        return self.sharding.whole.lengths
 
     def clock(self, step: ForwardPass, layer: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor]:
         # A few numbers per token, so that sums are those of the whole text, to the bit.
@@ -288,7 +261,7 @@ class _Exchange:
             return
 
         def first(x: Tensor) -> Tensor:
-            return x.new_zeros(1, x.size(1), 1, *x.shape[3:])
+            return x.new_zeros(*x.shape[:2], 1, *x.shape[3:])
 
         one = replace(call, query=first(call.query), key=first(call.key), value=first(call.value))
         features, of_keys = ({name: first(x) for name, x in of.items()} for of in (call.features, call.key_features))

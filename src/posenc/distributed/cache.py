@@ -14,13 +14,11 @@ from posenc.backends.merging import merge
 from posenc.distributed.collectives import gathered
 from posenc.distributed.sharding import group_of
 from posenc.encoding.clocks import last_readings, readings
-from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import gives_weights
 from posenc.models.cache import KVCache, grown
 from posenc.models.forward_pass import ForwardPass
 from posenc.models.layer_call import LayerCall
 from posenc.positions.positions import Positions
-from posenc.scheme import Scheme
 
 
 class ShardedCache(KVCache):
@@ -48,7 +46,7 @@ class ShardedCache(KVCache):
         super().__init__()
         self.group = group_of(of)
         self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self.exchange = _InTurn(self)
+        self._exchange = _InTurn(self)
         self._clocks: list[dict[str, Tensor]] = []  # of all tokens
         self._indices = self._coming = (torch.arange(0),) * self.world
         """Which of all tokens each process holds, and which after this pass."""
@@ -60,7 +58,7 @@ class ShardedCache(KVCache):
 
     def begin(self, positions: Positions, indices: Sequence[Tensor]) -> Positions:
         """The positions of all tokens after a pass over new ones, of which each process is to hold some."""
-        self.after = self.extended(positions)
+        self.after = self._extended(positions)
         start = len(self.after) - len(positions)
         self._coming = tuple(
             torch.cat((held.to(new.device), new + start)) for held, new in zip(self._indices, indices, strict=True)
@@ -114,10 +112,8 @@ class _InTurn:
         whole = held.begin(positions, [new[turn == rank] for rank in range(held.world)])
         return whole[held.mine()]._set(_is_shard=held.world > 1), whole
 
-    def context(self, scheme: Scheme, context: Context | None, positions: Positions) -> Context | None:
-        if not scheme.needs_lengths or (context is not None and context.lengths is not None):
-            return context
-        return replace(context or Context(), lengths=positions.lengths)  # new tokens are the last of their texts
+    def lengths(self, positions: Positions) -> Tensor:
+        return positions.lengths  # new tokens are the last of their texts
 
     def clock(self, step: ForwardPass, layer: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor]:
         every = self.cache.clock(layer, name, readings(steps, step.positions), step.positions)

@@ -48,9 +48,9 @@ def divided(
             f"attention_mask must be (rows, tokens) or None {WITHIN}, so that the model makes its mask by posenc, got "
             f"{shown(attention_mask)} in {type(module).__name__}"
         )
-    exchange, kept = EXCHANGES[-1], attention_mask.kept
+    sharding, kept = EXCHANGES[-1].sharding, attention_mask.kept
     if "agreed" not in kept:  # once in a forward pass, before anything is sent
-        exchange.agree(_wrong(module, plan, attention_mask, position_ids, exchange.positions))
+        sharding.agree(_wrong(module, plan, attention_mask, position_ids, sharding.positions))
         kept["agreed"] = True
     seen = attention_mask.visibility
     window: Window = None if seen.left is None and seen.right is None else (seen.left, seen.right)
@@ -65,7 +65,7 @@ def divided(
     learns = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in scheme.parameters())
     if learns or name not in kept:
         capped = scheme if softcap is None else scheme + Softcap(float(softcap))
-        step = _LayerPass(capped, exchange.positions, is_causal=seen.is_causal, dtype=dtype)
+        step = _LayerPass(capped, sharding.positions, is_causal=seen.is_causal, dtype=dtype)
         if learns:
             return step, window
         kept[name] = step

@@ -216,13 +216,13 @@ def _of_shard(
             f"use_cache must be False {WITHIN}, got a cache, which would hold the keys of this process alone: pass "
             "use_cache=False. Generate with the whole text in one process, outside of posenc.distributed.sharded"
         )
-    if 0 in EXCHANGES[-1].counts:
+    sharding = EXCHANGES[-1].sharding
+    if 0 in sharding.counts:
         raise ValueError(
-            f"every process must have tokens where it runs a model of transformers, got {EXCHANGES[-1].counts}: use "
-            "fewer processes, or another order"
+            f"every process must have tokens where it runs a model of transformers, got {sharding.counts}: use fewer "
+            "processes, or another order"
         )
-    positions = EXCHANGES[-1].positions
-    made = Visible(positions, positions, visibility, rows, chunk_size=chunk)
+    made = Visible(sharding.positions, sharding.positions, visibility, rows, chunk_size=chunk)
     made.kept["given"] = queries, attention_mask
     return made
 
