@@ -186,7 +186,7 @@ class _Exchange:
                 f"cache must be of the processes of the sharding, got process {cache.rank} of {cache.world} and "
                 f"{self.sharding.rank} of {self.sharding.world}: make it with ShardedCache(of) and Sharding(..., of)"
             )
-        whole = cache.begin(whole, self.sharding.indices)
+        whole = cache._begin(whole, self.sharding.indices)
         return whole, whole
 
     def lengths(self, positions: Positions) -> Tensor:
@@ -197,7 +197,7 @@ class _Exchange:
         new = readings(self.sharding.gather(steps, 2), self.sharding.whole)
         every, cache = new, step.cache
         if isinstance(cache, ShardedCache):
-            every = cache.clock(layer, name, new, self.sharding.whole)
+            every = cache._clock(layer, name, new, self.sharding.whole)
         return every[:, :, every.size(2) - new.size(2) :].index_select(
             2, self.sharding.indices[self.sharding.rank]
         ), every
@@ -249,7 +249,7 @@ class _Exchange:
                 "method must be 'auto' or 'gather', and attn_mask None, where tokens come after those of a cache, got "
                 f"{self.method!r}{'' if call.attn_mask is None else ' and a mask'}"
             )
-        return replace(call, key=cache.of_all(key), value=cache.of_all(value)).attend(step.pairs(call.layer))
+        return replace(call, key=cache._of_all(key), value=cache._of_all(value)).attend(step.pairs(call.layer))
 
     @torch.no_grad()
     def _try_all_heads(self, step: ForwardPass, call: LayerCall) -> None:
