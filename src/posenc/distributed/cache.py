@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from posenc.backends.merging import merge
-from posenc.distributed.collectives import gathered
+from posenc.distributed.collectives import gathered, of_each
 from posenc.distributed.sharding import group_of
 from posenc.encoding.clocks import last_readings, readings
 from posenc.encoding.pieces import gives_weights
@@ -134,15 +134,10 @@ class _InTurn:
         part = replace(call, key=key, value=value, key_features=features, sinks=None, return_lse=True)
         found = part.attend(encoding)
         assert isinstance(found, tuple)
-        parts = list(zip(*(self._of_each(x.to(found[1].dtype)) for x in found), strict=True))
+        parts = list(zip(*(of_each(x.to(found[1].dtype), cache.group) for x in found), strict=True))
         if sinks is not None:  # one more key of every row, without a value
             sink = sinks.to(found[1].dtype)[:, None].expand_as(found[1])
             parts.append((torch.zeros_like(parts[0][0]), sink))
         out, lse = merge(parts)
         out = out.to(call.query.dtype)
         return (out, lse) if call.return_lse else out
-
-    def _of_each(self, x: Tensor) -> list[Tensor]:
-        found = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.cache.world)]
-        dist.all_gather(found, x.contiguous(), group=self.cache.group)
-        return found
