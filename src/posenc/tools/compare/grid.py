@@ -12,7 +12,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from types import FrameType
 from typing import Any, get_origin
 
 from posenc.arguments import check_name, shown
@@ -176,11 +175,7 @@ def _work(cell: Cell) -> float:
 @contextmanager
 def _terminable() -> Iterator[None]:
     """SIGTERM raises KeyboardInterrupt, so that running cells are stopped in order."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
