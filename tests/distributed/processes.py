@@ -1,7 +1,7 @@
 """Runs a function in several processes that form a gloo group."""
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +48,15 @@ def in_processes(
             process.join(5 if len(found) == world else 0)
             process.terminate()
     return [found[rank] for rank in range(world)]
+
+
+def told(calls: Sequence[tuple[Callable[[], Any], str]]) -> list[tuple[str, str]]:
+    """The message of the ValueError of each call, and what it must say."""
+    found = []
+    for call, expected in calls:
+        try:
+            call()
+            found.append(("no error", expected))
+        except ValueError as error:
+            found.append((str(error), expected))
+    return found

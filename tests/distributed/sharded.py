@@ -25,6 +25,7 @@ from posenc.models import Decoder
 from posenc.schemes.catalog import CATALOG, Shape
 from tests.backends.grounds import KINDS
 from tests.distributed.cases import OF_LAYERS
+from tests.distributed.processes import told
 from tests.rounding import of_sums
 
 HEADS, HEAD_DIM, LAYERS, TOKENS, VOCAB = 4, 12, 2, 21, 33
@@ -317,14 +318,7 @@ def messages(_: None) -> list[tuple[str, str]]:
             f"ALiBi was made for {HEADS} heads, got queries of 2; where they are a shard of all heads, bind the scheme",
         ),
     ]
-    found = []
-    for call, expected in calls:
-        try:
-            call()
-            found.append(("no error", expected))
-        except ValueError as error:
-            found.append((str(error), expected))
-    return found
+    return told(calls)
 
 
 def quick_and_messages(_: None) -> tuple[list[str], list[tuple[str, str]]]:

@@ -81,8 +81,6 @@ def attention(
             context=context,
         )
     of_queries, of_keys = step.features(features)
-    how: dict[str, Any] = {"sinks": sinks, "dropout_p": dropout_p, "scale": scale, "backend": backend}
-    how["skip_below"] = skip_below
     return step.attention(
         query,
         key,
@@ -91,8 +89,12 @@ def attention(
         attn_mask=attn_mask,
         features=of_queries,
         key_features=of_keys,
+        sinks=sinks,
+        dropout_p=dropout_p,
+        scale=scale,
+        backend=backend,
+        skip_below=skip_below,
         return_lse=return_lse,
-        **how,
     )
 
 
@@ -138,30 +140,13 @@ def explain(
         step = ForwardPass(
             NoPE() if scheme is None else scheme, sharding.positions, is_causal=is_causal, context=context
         )
-    call = LayerCall(
-        layer=0,
-        query=query,
-        key=key,
-        value=value,
-        features=NOTHING,
-        key_features=NOTHING,
-        is_causal=is_causal,
-        window=window,
-        attn_mask=None,
-        sinks=None,
-        dropout_p=dropout_p,
-        scale=None,
-        backend="auto",
-        skip_below=None,
-        return_lse=False,
-    )
+    call = LayerCall(query, key, value, is_causal=is_causal, window=window, dropout_p=dropout_p)
     _check(sharding, call)
     sizes, visibility, chunk, refused = _asked(sharding, step, call)
     found = choose(sharding, sizes, visibility, chunk, refused)
     prices = {}
     for method, held in groups(sharding, refused).items():
-        shards = [sharding.whole[index] for index in held]
-        needs = Needs(shards if chunk is None else [shard.in_chunks(chunk) for shard in shards], visibility)
+        needs = Needs([sharding.whole[index] for index in held], visibility, chunk)
         prices[method] = price(needs, sharding.counts, sizes, method)
     return replace(found, prices=prices)
 
@@ -189,17 +174,6 @@ class _Exchange:
     tried: set[Any] = field(default_factory=set)
     """The schemes that were tried with all heads."""
 
-    @property
-    def positions(self) -> Positions:
-        return self.sharding.positions
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        return self.sharding.counts
-
-    def agree(self, wrong: str | None) -> None:
-        self.sharding.agree(wrong)
-
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
         self.sharding.check(positions)
         whole = self.sharding.whole
@@ -212,20 +186,18 @@ class _Exchange:
                 f"cache must be of the processes of the sharding, got process {cache.rank} of {cache.world} and "
                 f"{self.sharding.rank} of {self.sharding.world}: make it with ShardedCache(of) and Sharding(..., of)"
             )
-        whole = cache.begin(whole, self.sharding.indices)
+        whole = cache._begin(whole, self.sharding.indices)
         return whole, whole
 
-    def context(self, scheme: Scheme, context: Context | None, positions: Positions) -> Context | None:
-        if not scheme.needs_lengths or (context is not None and context.lengths is not None):
-            return context
-        return replace(context or Context(), lengths=self.sharding.whole.lengths)
+    def lengths(self, positions: Positions) -> Tensor:
+        return self.sharding.whole.lengths
 
     def clock(self, step: ForwardPass, layer: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor]:
         # A few numbers per token, so that sums are those of the whole text, to the bit.
         new = readings(self.sharding.gather(steps, 2), self.sharding.whole)
         every, cache = new, step.cache
         if isinstance(cache, ShardedCache):
-            every = cache.clock(layer, name, new, self.sharding.whole)
+            every = cache._clock(layer, name, new, self.sharding.whole)
         return every[:, :, every.size(2) - new.size(2) :].index_select(
             2, self.sharding.indices[self.sharding.rank]
         ), every
@@ -277,7 +249,7 @@ class _Exchange:
                 "method must be 'auto' or 'gather', and attn_mask None, where tokens come after those of a cache, got "
                 f"{self.method!r}{'' if call.attn_mask is None else ' and a mask'}"
             )
-        return replace(call, key=cache.of_all(key), value=cache.of_all(value)).attend(step.pairs(call.layer))
+        return replace(call, key=cache._of_all(key), value=cache._of_all(value)).attend(step.pairs(call.layer))
 
     @torch.no_grad()
     def _try_all_heads(self, step: ForwardPass, call: LayerCall) -> None:
@@ -289,7 +261,7 @@ class _Exchange:
             return
 
         def first(x: Tensor) -> Tensor:
-            return x.new_zeros(1, x.size(1), 1, *x.shape[3:])
+            return x.new_zeros(*x.shape[:2], 1, *x.shape[3:])
 
         one = replace(call, query=first(call.query), key=first(call.key), value=first(call.value))
         features, of_keys = ({name: first(x) for name, x in of.items()} for of in (call.features, call.key_features))

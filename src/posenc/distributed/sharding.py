@@ -12,7 +12,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from posenc.arguments import check_type, shown
-from posenc.distributed.collectives import gathered
+from posenc.distributed.collectives import gathered, of_each
 from posenc.distributed.needs import Needs
 from posenc.positions.orders import Order, indices
 from posenc.positions.positions import Positions
@@ -56,8 +56,7 @@ class Shards:
         from positions alone."""
         which = visibility, chunk
         if which not in self._needs:
-            shards = self.shards if chunk is None else [shard.in_chunks(chunk) for shard in self.shards]
-            self._needs[which] = Needs(shards, visibility)
+            self._needs[which] = Needs(self.shards, visibility, chunk)
         return self._needs[which]
 
     def keys_of(self, rank: int, keys: slice) -> Positions:
@@ -136,10 +135,7 @@ class Sharding(Shards):
     def _numbers(self, mine: int) -> list[int]:
         """A number of each process."""
         device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(self.group) == "nccl" else "cpu"
-        number = torch.tensor(int(mine), device=device)
-        found = [torch.empty_like(number) for _ in range(self.world)]
-        dist.all_gather(found, number, group=self.group)
-        return [int(x) for x in found]
+        return [int(x) for x in of_each(torch.tensor(int(mine), device=device), self.group)]
 
     def _divide(self, mesh: Any) -> None:
         """The two levels of a mesh of two axes: along the second, processes have the tokens of one row of the mesh, and

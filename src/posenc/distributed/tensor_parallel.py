@@ -124,8 +124,9 @@ def _of_heads(scheme: Scheme) -> Iterator[nn.Module]:
 def _replicate(module: nn.Module, mesh: DeviceMesh, of_gradients: Placement) -> None:
     """Makes a module's own parameters replicated DTensors that its code reads as tensors of this process.
 
-    They stay parameters by the same names, so that checkpoints are those of the whole model. Properties of a class of
-    its own read them, since schemes read their parameters in attention, after their call.
+    They stay parameters by the same names, so that checkpoints are those of the whole model. The module gets a class of
+    its own, as from `fully_shard`, with properties that read them: hooks of its call would be too early, since schemes
+    read parameters in attention.
     """
     own = [name for name, x in module._parameters.items() if x is not None and not isinstance(x, DTensor)]
     for name in own:

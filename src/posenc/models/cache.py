@@ -21,7 +21,7 @@ class KVCache:
     Buffers double when full, so that appending a token does not copy the cache every time.
     """
 
-    exchange: Any = None
+    _exchange: Any = None
     """How passes with this cache reach tokens that other processes hold: an `Exchange`, such as that of
     `posenc.distributed.ShardedCache`."""
 
@@ -36,7 +36,7 @@ class KVCache:
     def __len__(self) -> int:
         return 0 if self.positions is None else len(self.positions)
 
-    def extended(self, positions: Positions) -> Positions:
+    def _extended(self, positions: Positions) -> Positions:
         """The positions of the cached tokens and of new ones. Raises ValueError if these do not come after them."""
         before = self.positions
         if before is None:

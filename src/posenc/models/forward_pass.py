@@ -26,8 +26,8 @@ class Exchange(Protocol):
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
         """The positions of the keys that a pass over these tokens attends to, and of those that its cache will hold."""
 
-    def context(self, scheme: Scheme, context: Context | None, positions: Positions) -> Context | None:
-        """The context of a scheme, with the lengths of whole texts if it needs them."""
+    def lengths(self, positions: Positions) -> Tensor:
+        """The lengths of the texts that the tokens of a pass are of."""
 
     def clock(self, step: ForwardPass, layer: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor]:
         """A cumulative feature at the tokens of the pass, and at all keys, from its increments at the former."""
@@ -36,22 +36,15 @@ class Exchange(Protocol):
         """Attention of this process's queries to the keys of all."""
 
 
-class Shards(Exchange, Protocol):
+class TextExchange(Exchange, Protocol):
     """The exchange of a context in which every new pass has one process's tokens of a text."""
 
     @property
-    def positions(self) -> Positions:
-        """Those of this process's tokens."""
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """The number of tokens of each process."""
-
-    def agree(self, wrong: str | None) -> None:
-        """ValueError on all processes if something is wrong on any. All call it."""
+    def sharding(self) -> Any:
+        """The `posenc.distributed.Sharding` of the text."""
 
 
-EXCHANGES: list[Shards] = []
+EXCHANGES: list[TextExchange] = []
 """Those of the contexts that are open; the last one is that of new forward passes. It holds for all threads, since
 autograd computes checkpointed layers again in threads of its own."""
 
@@ -95,7 +88,7 @@ class ForwardPass:
         self._schedule = scheme
         self.positions, self.cache, self.is_causal = positions, cache, is_causal
         self._dtype, self._context = dtype, context
-        of_cache: Exchange | None = None if cache is None else cache.exchange
+        of_cache: Exchange | None = None if cache is None else cache._exchange
         self._exchange = EXCHANGES[-1] if EXCHANGES else of_cache
         if self._exchange is None and positions._is_shard:
             raise ValueError(
@@ -105,7 +98,7 @@ class ForwardPass:
         if self._exchange is not None:
             self.key_positions, self._held = self._exchange.begin(positions, cache)
         else:
-            self.key_positions = positions if cache is None else cache.extended(positions)
+            self.key_positions = positions if cache is None else cache._extended(positions)
             self._held = self.key_positions  # those that the cache is to hold
         self._is_open = False
         self._added: set[int] = set()  # numbers of schemes whose vectors were added
@@ -161,12 +154,12 @@ class ForwardPass:
             scheme, _ = self.of_layer(layer)
             context = self._context_of(scheme)
             if heads is not None:
-                context = (context or Context()).part(*heads)
+                context = (context or Context())._part(*heads)
             doors = ("rotate", "score", "value") if needs_raw_keys(scheme) else ("score", "value")
             self._pairs[which] = scheme(queries, keys, dtype=self._dtype, context=context, doors=doors)
         return self._pairs[which]
 
-    def forget(self, layer: int) -> None:
+    def _forget(self, layer: int) -> None:
         """Drops the encodings of a layer that has a scheme of its own, so that activation checkpointing, which runs the
         layer again, makes them again too."""
         number = self._number(layer)
@@ -174,9 +167,10 @@ class ForwardPass:
         self._pairs = {which: encoding for which, encoding in self._pairs.items() if which[0] != number}
 
     def _context_of(self, scheme: Scheme) -> Context | None:
-        return (
-            self._context if self._exchange is None else self._exchange.context(scheme, self._context, self.positions)
-        )
+        context = self._context
+        if self._exchange is None or not scheme.needs_lengths or (context is not None and context.lengths is not None):
+            return context
+        return replace(context or Context(), lengths=self._exchange.lengths(self.positions))
 
     def add(self, x: Float[Tensor, "batch tokens dim"], layer: int = 0) -> Float[Tensor, "batch tokens dim"]:
         """The add door: x_i + P[p_i]. Returns x itself if the scheme adds nothing."""
@@ -259,12 +253,12 @@ class ForwardPass:
         if key_features is None:
             key_features = NOTHING if self._exchange is not None else features
         call = LayerCall(
-            layer=layer,
-            query=query,
-            key=key,
-            value=value,
-            features=features,
-            key_features=key_features,
+            query,
+            key,
+            value,
+            layer,
+            features,
+            key_features,
             is_causal=self.is_causal,
             window=window,
             attn_mask=attn_mask,

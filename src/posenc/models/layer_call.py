@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -16,21 +16,21 @@ from posenc.positions.tiles import Window
 class LayerCall:
     """One layer's tensors in a forward pass, and the options of `posenc.attention`."""
 
-    layer: int
     query: Tensor
     key: Tensor
     value: Tensor
-    features: Features
-    key_features: Features
-    is_causal: bool
-    window: Window
-    attn_mask: Tensor | None
-    sinks: Tensor | None
-    dropout_p: float
-    scale: float | None
-    backend: str
-    skip_below: float | None
-    return_lse: bool
+    layer: int = 0
+    features: Features = field(default_factory=dict)
+    key_features: Features = field(default_factory=dict)
+    is_causal: bool = False
+    window: Window = None
+    attn_mask: Tensor | None = None
+    sinks: Tensor | None = None
+    dropout_p: float = 0.0
+    scale: float | None = None
+    backend: str = "auto"
+    skip_below: float | None = None
+    return_lse: bool = False
 
     def attend(self, encoding: Encoding, key_norms: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Attention by an encoding of these queries and keys, with their features."""
