@@ -132,9 +132,11 @@ class Plan:
     @cached_property
     def _grids(self) -> list[int]:
         """All numbers of tokens that a row of patches can have, also along a diagonal where positions are given."""
+        if not self.subject.on_grids:
+            return []
         told = self.subject.extent if self.subject.can("positions") else None
         most = min(self.longest, told or self.longest)
-        return [n for n in range(1, most + 1) if self.subject.on_grids and self.subject.grid_of(n)]
+        return [n for n in range(1, most + 1) if self.subject.grid_of(n)]
 
     def sizes_above(self, least: int) -> list[int]:
         """The sizes above this number of tokens."""
