@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, shown
+from posenc.compat import uncompiled
 from posenc.distributed import blocks, heads
 from posenc.distributed.cache import ShardedCache
 from posenc.distributed.choice import METHODS, Explanation, Method, choose, groups, refusals
@@ -180,7 +181,8 @@ def _asked(
 
 @dataclass(frozen=True, eq=False)
 class _Exchange:
-    """What `ForwardPass` asks of a text that is divided among processes."""
+    """What `ForwardPass` asks of a text that is divided among processes. `torch.compile` breaks its graph wherever
+    processes speak to one another."""
 
     sharding: Sharding
     method: Method
@@ -200,6 +202,7 @@ class _Exchange:
     def agree(self, wrong: str | None) -> None:
         self.sharding.agree(wrong)
 
+    @uncompiled
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
         self.sharding.check(positions)
         whole = self.sharding.whole
@@ -220,6 +223,7 @@ class _Exchange:
             return context
         return replace(context or Context(), lengths=self.sharding.whole.lengths)
 
+    @uncompiled
     def clock(self, step: ForwardPass, layer: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor]:
         # A few numbers per token, so that sums are those of the whole text, to the bit.
         new = readings(self.sharding.gather(steps, 2), self.sharding.whole)
@@ -230,6 +234,7 @@ class _Exchange:
             2, self.sharding.indices[self.sharding.rank]
         ), every
 
+    @uncompiled
     def attend(self, step: ForwardPass, call: LayerCall) -> Tensor | tuple[Tensor, Tensor]:
         _check(self.sharding, call)
         layer = call.layer
@@ -282,14 +287,15 @@ class _Exchange:
     @torch.no_grad()
     def _try_all_heads(self, step: ForwardPass, call: LayerCall) -> None:
         """Raises the errors of a scheme that was made for other heads or widths, on every process: one that has some of
-        the heads would not notice. One query and key are enough, once for each scheme and sizes."""
+        the heads would not notice. One query and key of each row are enough, once for each scheme
+        and sizes."""
         sizes = [(x.size(1), x.size(3)) for x in (call.query, call.key, call.value)]
         which = step.of_layer(call.layer)[0], *sizes
         if which in self.tried or not len(self.sharding.whole):
             return
 
         def first(x: Tensor) -> Tensor:
-            return x.new_zeros(1, x.size(1), 1, *x.shape[3:])
+            return x.new_zeros(*x.shape[:2], 1, *x.shape[3:])
 
         one = replace(call, query=first(call.query), key=first(call.key), value=first(call.value))
         features, of_keys = ({name: first(x) for name, x in of.items()} for of in (call.features, call.key_features))
