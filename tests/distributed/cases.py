@@ -206,6 +206,8 @@ def chosen(world: int, every: int = 1, start: int = 0) -> list[Case]:
     return found
 
 
+UNEQUAL = [Case("t5", "zigzag", "ulysses", "padded", "causal", HEADS)]
+"""Exchanged heads of rows that have different positions."""
 ON_A_MESH = [
     Case("alibi", "zigzag", "mesh", "plain", "sinks", 2),
     Case("t5", "contiguous", "mesh", "packed", "causal", 2),

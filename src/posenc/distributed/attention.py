@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, shown
+from posenc.compat import uncompiled
 from posenc.distributed import blocks, heads
 from posenc.distributed.cache import ShardedCache
 from posenc.distributed.choice import METHODS, Explanation, Method, choose, groups, refusals
@@ -165,7 +166,8 @@ def _asked(
 
 @dataclass(frozen=True, eq=False)
 class _Exchange:
-    """What `ForwardPass` asks of a text that is divided among processes."""
+    """What `ForwardPass` asks of a text that is divided among processes. `torch.compile` breaks its graph wherever
+    processes speak to one another."""
 
     sharding: Sharding
     method: Method
@@ -174,6 +176,7 @@ class _Exchange:
     tried: set[Any] = field(default_factory=set)
     """The schemes that were tried with all heads."""
 
+    @uncompiled
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
         self.sharding.check(positions)
         whole = self.sharding.whole
@@ -192,6 +195,7 @@ class _Exchange:
     def lengths(self, positions: Positions) -> Tensor:
         return self.sharding.whole.lengths
 
+    @uncompiled
     def clock(self, step: ForwardPass, layer: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor]:
         # A few numbers per token, so that sums are those of the whole text, to the bit.
         new = readings(self.sharding.gather(steps, 2), self.sharding.whole)
@@ -202,6 +206,7 @@ class _Exchange:
             2, self.sharding.indices[self.sharding.rank]
         ), every
 
+    @uncompiled
     def attend(self, step: ForwardPass, call: LayerCall) -> Tensor | tuple[Tensor, Tensor]:
         _check(self.sharding, call)
         layer = call.layer
@@ -254,7 +259,8 @@ class _Exchange:
     @torch.no_grad()
     def _try_all_heads(self, step: ForwardPass, call: LayerCall) -> None:
         """Raises the errors of a scheme that was made for other heads or widths, on every process: one that has some of
-        the heads would not notice. One query and key are enough, once for each scheme and sizes."""
+        the heads would not notice. One query and key of each row are enough, once for each scheme
+        and sizes."""
         sizes = [(x.size(1), x.size(3)) for x in (call.query, call.key, call.value)]
         which = step.of_layer(call.layer)[0], *sizes
         if which in self.tried or not len(self.sharding.whole):
