@@ -289,7 +289,7 @@ class _Exchange:
             return
 
         def first(x: Tensor) -> Tensor:
-            return x.new_zeros(1, x.size(1), 1, *x.shape[3:])
+            return x.new_zeros(x.size(0), x.size(1), 1, *x.shape[3:])
 
         one = replace(call, query=first(call.query), key=first(call.key), value=first(call.value))
         features, of_keys = ({name: first(x) for name, x in of.items()} for of in (call.features, call.key_features))
