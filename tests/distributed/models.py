@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 import posenc
 from posenc import (
@@ -195,6 +197,12 @@ def messages(_: None) -> list[tuple[str, str]]:
         with sharded(sharding):
             ForwardPass(ALiBi(2), Positions.arange(5))
 
+    def not_divided() -> None:
+        with sharded(sharding):
+            posenc.attention(x, x, x, ALiBi(2)(Positions.arange(x.size(2))), is_causal=True)  # of another text
+            posenc.attention(x, x, x, ALiBi(2), is_causal=True)
+
+    dtensor = DTensor.from_local(x, init_device_mesh("cpu", (dist.get_world_size(),)), [Shard(2)])
     others = Positions.arange(10 + sharding.rank)
     mesh = SimpleNamespace(ndim=2, mesh=torch.tensor([[0]]), get_group=None)  # a mesh without the second process
     whole = torch.randn(1, 2, 10, 8)
@@ -233,6 +241,9 @@ def messages(_: None) -> list[tuple[str, str]]:
         # A scheme that does not fit: an error of a block, after which the group still works.
         (lambda: attention(x, x, x, T5(3), sharding, method="ring", is_causal=True), "3 heads"),
         (lambda: attention(x, x, x, T5(3), sharding, method="ulysses", is_causal=True), "3 heads"),
+        (lambda: attention(dtensor, x, x, ALiBi(2), sharding), "sharding.shard(query.full_tensor(), dim), or query.to"),
+        (lambda: sharding.shard(dtensor, 2), "x must be a tensor of this process, got a DTensor (1, 2, 10, 8)"),
+        (not_divided, "call posenc.distributed.attention, or pass scheme(positions) for tokens that are not divided"),
         (of_others, "positions must be those of this process's tokens, sharding.positions"),
         (with_cache, "cache must be a ShardedCache while a text is divided among processes, got a KVCache"),
         (

@@ -18,7 +18,7 @@ from posenc.distributed.cache import ShardedCache
 from posenc.distributed.choice import METHODS, Explanation, Method, choose, groups, refusals
 from posenc.distributed.cost import Sizes, price
 from posenc.distributed.needs import Needs, mask_of
-from posenc.distributed.sharding import Sharding
+from posenc.distributed.sharding import Sharding, check_local
 from posenc.encoding.clocks import readings
 from posenc.encoding.encoding import Context
 from posenc.encoding.features import NOTHING, Projected
@@ -304,6 +304,7 @@ def _check(sharding: Sharding, call: LayerCall) -> None:
     query, mask, sinks = call.query, call.attn_mask, call.sinks
     mine, every = sharding.counts[sharding.rank], len(sharding.whole)
     for name, x in (("query", query), ("key", call.key), ("value", call.value)):
+        check_local(name, x)
         if not isinstance(x, Tensor) or x.dim() != 4 or x.size(2) != mine:
             raise ValueError(
                 f"{name} must be (batch, heads, {mine}, head_dim), with the tokens of this process, got {shown(x)}: "

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import check_flag, check_type
+from posenc.backends.request import DIVIDED
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.features import NOTHING, Features, Projected, check_wanted, continued, made
 from posenc.models.cache import NORMS, KVCache
@@ -51,7 +52,7 @@ class Shards(Exchange, Protocol):
         """ValueError on all processes if something is wrong on any. All call it."""
 
 
-EXCHANGES: list[Shards] = []
+EXCHANGES: list[Shards] = DIVIDED
 """Those of the contexts that are open; the last one is that of new forward passes. It holds for all threads, since
 autograd computes checkpointed layers again in threads of its own."""
 
