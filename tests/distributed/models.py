@@ -186,6 +186,13 @@ def messages(_: None) -> list[tuple[str, str]]:
             with sharded(part, "ring"), ForwardPass(ALiBi(2), part.positions, cache) as step:
                 step.attention(x, x, x)
 
+    def generated() -> None:
+        cache = ShardedCache()
+        with sharded(sharding):
+            with ForwardPass(ALiBi(2), sharding.positions, cache) as step:
+                step.attention(x, x, x)
+            ForwardPass(ALiBi(2), Positions.arange(1, start=10), cache)
+
     def before() -> None:
         cache = ShardedCache()
         for whole in (Positions.arange(10), Positions.arange(10, start=9)):
@@ -251,6 +258,7 @@ def messages(_: None) -> list[tuple[str, str]]:
             "cache must be of the processes of the sharding, got process 0 of 1 and",
         ),
         (continued, "method must be 'auto' or 'gather', and attn_mask None, where tokens come after those of a cache"),
+        (generated, "got 1: run generated tokens, which all processes are given, outside of sharded"),
         (before, "positions begin at or before the last token of the cache: continue it with cache.positions"),
         (lambda: ShardedCache().crop(1), "tokens must be a whole number within 0..0, got 1"),
         (lambda: sharding.shard(torch.zeros(1, 7)), "x must have 10 tokens along dim 1"),

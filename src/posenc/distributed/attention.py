@@ -201,6 +201,11 @@ class _Exchange:
         self.sharding.agree(wrong)
 
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
+        if isinstance(cache, ShardedCache) and cache.positions is not None and len(positions) != len(self.positions):
+            raise ValueError(
+                f"positions must be those of this process's {len(self.positions)} tokens, sharding.positions, got "
+                f"{len(positions)}: run generated tokens, which all processes are given, outside of sharded"
+            )
         self.sharding.check(positions)
         whole = self.sharding.whole
         if cache is None:
