@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 import posenc
 from posenc import (
@@ -185,6 +187,13 @@ def messages(_: None) -> list[tuple[str, str]]:
             with sharded(part, "ring"), ForwardPass(ALiBi(2), part.positions, cache) as step:
                 step.attention(x, x, x)
 
+    def generated() -> None:
+        cache = ShardedCache()
+        with sharded(sharding):
+            with ForwardPass(ALiBi(2), sharding.positions, cache) as step:
+                step.attention(x, x, x)
+            ForwardPass(ALiBi(2), Positions.arange(1, start=10), cache)
+
     def before() -> None:
         cache = ShardedCache()
         for whole in (Positions.arange(10), Positions.arange(10, start=9)):
@@ -196,6 +205,12 @@ def messages(_: None) -> list[tuple[str, str]]:
         with sharded(sharding):
             ForwardPass(ALiBi(2), Positions.arange(5))
 
+    def not_divided() -> None:
+        with sharded(sharding):
+            posenc.attention(x, x, x, ALiBi(2)(Positions.arange(x.size(2))), is_causal=True)  # of another text
+            posenc.attention(x, x, x, ALiBi(2), is_causal=True)
+
+    dtensor = DTensor.from_local(x, init_device_mesh("cpu", (dist.get_world_size(),)), [Shard(2)])
     others = Positions.arange(10 + sharding.rank)
     mesh = SimpleNamespace(ndim=2, mesh=torch.tensor([[0]]), get_group=None)  # a mesh without the second process
     whole = torch.randn(1, 2, 10, 8)
@@ -234,6 +249,9 @@ def messages(_: None) -> list[tuple[str, str]]:
         # A scheme that does not fit: an error of a block, after which the group still works.
         (lambda: attention(x, x, x, T5(3), sharding, method="ring", is_causal=True), "3 heads"),
         (lambda: attention(x, x, x, T5(3), sharding, method="ulysses", is_causal=True), "3 heads"),
+        (lambda: attention(dtensor, x, x, ALiBi(2), sharding), "sharding.shard(query.full_tensor(), dim), or query.to"),
+        (lambda: sharding.shard(dtensor, 2), "x must be a tensor of this process, got a DTensor (1, 2, 10, 8)"),
+        (not_divided, "call posenc.distributed.attention, or pass scheme(positions) for tokens that are not divided"),
         (of_others, "positions must be those of this process's tokens, sharding.positions"),
         (with_cache, "cache must be a ShardedCache while a text is divided among processes, got a KVCache"),
         (
@@ -241,6 +259,7 @@ def messages(_: None) -> list[tuple[str, str]]:
             "cache must be of the processes of the sharding, got process 0 of 1 and",
         ),
         (continued, "method must be 'auto' or 'gather', and attn_mask None, where tokens come after those of a cache"),
+        (generated, "got 1: run generated tokens, which all processes are given, outside of sharded"),
         (before, "positions begin at or before the last token of the cache: continue it with cache.positions"),
         (lambda: ShardedCache().crop(1), "tokens must be a whole number within 0..0, got 1"),
         (lambda: sharding.shard(torch.zeros(1, 7)), "x must have 10 tokens along dim 1"),

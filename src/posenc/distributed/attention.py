@@ -19,7 +19,7 @@ from posenc.distributed.cache import ShardedCache
 from posenc.distributed.choice import METHODS, Explanation, Method, choose, groups, refusals
 from posenc.distributed.cost import Sizes, price
 from posenc.distributed.needs import Needs, mask_of
-from posenc.distributed.sharding import Sharding
+from posenc.distributed.sharding import Sharding, check_local
 from posenc.encoding.clocks import readings
 from posenc.encoding.encoding import Context
 from posenc.encoding.features import NOTHING, Projected
@@ -178,6 +178,15 @@ class _Exchange:
 
     @uncompiled
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
+        if (
+            isinstance(cache, ShardedCache)
+            and cache.positions is not None
+            and len(positions) != len(self.sharding.positions)
+        ):
+            raise ValueError(
+                f"positions must be those of this process's {len(self.sharding.positions)} tokens, sharding.positions, got "
+                f"{len(positions)}: run generated tokens, which all processes are given, outside of sharded"
+            )
         self.sharding.check(positions)
         whole = self.sharding.whole
         if cache is None:
@@ -282,6 +291,7 @@ def _check(sharding: Sharding, call: LayerCall) -> None:
     query, mask, sinks = call.query, call.attn_mask, call.sinks
     mine, every = sharding.counts[sharding.rank], len(sharding.whole)
     for name, x in (("query", query), ("key", call.key), ("value", call.value)):
+        check_local(name, x)
         if not isinstance(x, Tensor) or x.dim() != 4 or x.size(2) != mine:
             raise ValueError(
                 f"{name} must be (batch, heads, {mine}, head_dim), with the tokens of this process, got {shown(x)}: "

@@ -85,7 +85,7 @@ def choose(
     the positions of a sample of tokens. Devices are taken to be those of ``machine``, whatever they are.
     """
     if sharding.world == 1:
-        return Explanation("gather", "there is one process", {}, {}, machine)
+        return Explanation("gather", "there is one process", refused, {}, machine)
     refused = dict(refused)
     found = {}
     for name, held in groups(sharding, refused).items():

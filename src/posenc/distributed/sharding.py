@@ -68,6 +68,7 @@ class Shards:
 
     def _check(self, x: Tensor, dim: int, tokens: int) -> None:
         check_type("x", x, Tensor)
+        check_local("x", x)
         if not -x.dim() <= dim < x.dim() or x.size(dim) != tokens:
             raise ValueError(f"x must have {tokens} tokens along dim {dim}, got {shown(x)}")
 
@@ -182,6 +183,16 @@ def group_of(of: Any) -> Any:
             raise ValueError(f"of must be a mesh of one axis, got one of {of.ndim}: pass mesh['name of an axis']")
         return of.get_group()
     raise ValueError(f"of must be a ProcessGroup, a DeviceMesh of one axis, or None for all processes, got {shown(of)}")
+
+
+def check_local(name: str, x: Tensor) -> None:
+    """ValueError for a DTensor."""
+    if hasattr(x, "to_local"):
+        raise ValueError(
+            f"{name} must be a tensor of this process, got a DTensor {tuple(x.shape)}: pass "
+            f"sharding.shard({name}.full_tensor(), dim), or {name}.to_local() if it has the tokens of "
+            "sharding.positions"
+        )
 
 
 def _checksum(x: Tensor) -> int:

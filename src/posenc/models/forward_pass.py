@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import check_flag, check_type
+from posenc.backends.request import DIVIDED
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.features import NOTHING, Features, Projected, check_wanted, continued, made
 from posenc.models.cache import NORMS, KVCache
@@ -44,7 +45,7 @@ class TextExchange(Exchange, Protocol):
         """The `posenc.distributed.Sharding` of the text."""
 
 
-EXCHANGES: list[TextExchange] = []
+EXCHANGES: list[TextExchange] = DIVIDED
 """Those of the contexts that are open; the last one is that of new forward passes. It holds for all threads, since
 autograd computes checkpointed layers again in threads of its own."""
 
