@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
@@ -34,6 +35,9 @@ class Exchange(Protocol):
 
     def attend(self, step: ForwardPass, call: LayerCall) -> Tensor | tuple[Tensor, Tensor]:
         """Attention of this process's queries to the keys of all."""
+
+    def together(self) -> AbstractContextManager[Any]:
+        """A context in which an error on one process is an error on all."""
 
 
 class Shards(Exchange, Protocol):
@@ -137,9 +141,10 @@ class ForwardPass:
         which = self._number(layer), torch.is_grad_enabled()
         if which not in self._tokens:
             scheme, _ = self.of_layer(layer)
-            self._tokens[which] = scheme(  # __call__, which wrappers intercept
-                self.positions, dtype=self._dtype, context=self._context_of(scheme), doors=self._token_doors
-            )
+            with nullcontext() if self._exchange is None else self._exchange.together():
+                self._tokens[which] = scheme(  # __call__, which wrappers intercept
+                    self.positions, dtype=self._dtype, context=self._context_of(scheme), doors=self._token_doors
+                )
         return self._tokens[which]
 
     def pairs(
