@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Float
@@ -187,8 +186,6 @@ class _Exchange:
     method: Method
     chosen: dict[Any, str] = field(default_factory=dict)
     """What "auto" took, so that layers of the same sizes ask once."""
-    agreed: WeakKeyDictionary[ForwardPass, set[int]] = field(default_factory=WeakKeyDictionary)
-    """The schemes of each pass whose first calls all processes have checked together."""
 
     @property
     def positions(self) -> Positions:
@@ -205,7 +202,8 @@ class _Exchange:
         return self.sharding.together()
 
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
-        self.sharding.check(positions)
+        with self.sharding.together():
+            self.sharding.check(positions)
         whole = self.sharding.whole
         if cache is None:
             return whole, whole
@@ -236,21 +234,24 @@ class _Exchange:
 
     def attend(self, step: ForwardPass, call: LayerCall) -> Tensor | tuple[Tensor, Tensor]:
         layer, cache, method = call.layer, step.cache, str(self.method)
-        agreed = self.agreed.setdefault(step, set())
-        is_first = step._number(layer) not in agreed
-        agreed.add(step._number(layer))
+        is_first = step.is_first(layer)
 
         def ready() -> AbstractContextManager[Any]:
             return self.sharding.together() if is_first else nullcontext([])
 
         with ready() as same:
             _check(self.sharding, call)
-            if is_first:
-                same += self.method, *_known(step.of_layer(layer)[0], call)
             sizes, visibility, chunk, refused = _asked(self.sharding, step, call)
             if self.sharding.world > 1 and method in refused:
                 raise ValueError(f"method={method!r} cannot run this call: {refused[method]}; pass method='auto'")
+            if method == "auto":
+                known = sizes, visibility, chunk, tuple(refused)
+                if known not in self.chosen:
+                    self.chosen[known] = choose(self.sharding, sizes, visibility, chunk, refused).method
+                method = self.chosen[known]
             within, across = self.sharding.within, self.sharding.across
+            if is_first:
+                same += self.method, method, *_known(step.of_layer(layer)[0], call)
             if is_first and (method == "ulysses" or within is not None):
                 self._try_all_heads(step, call)
         if cache is not None:
@@ -258,11 +259,6 @@ class _Exchange:
             key, value, _ = cache.append(layer, call.key, call.value)
             if cache.positions is not None:
                 return self._after_others(step, call, cache, key, value)
-        if method == "auto":
-            known = sizes, visibility, chunk, tuple(refused)
-            if known not in self.chosen:
-                self.chosen[known] = choose(self.sharding, sizes, visibility, chunk, refused).method
-            method = self.chosen[known]
         if method == "gather":
             whole = replace(call, key=self.sharding.gather(call.key, 2), value=self.sharding.gather(call.value, 2))
             with ready():
@@ -340,7 +336,7 @@ def _known(scheme: Scheme, call: LayerCall) -> list[object]:
     for name, x in tensors.items():
         found.append((name, x.size(0), x.size(1), *x.shape[3:], x.dtype, x.requires_grad))
     found += [call.is_causal, call.window, call.dropout_p, call.scale, call.skip_below, call.backend, call.return_lse]
-    found += [None if mask is None else mask.dtype for mask in (call.attn_mask, call.sinks)]
+    found += [x if x is None else x.dtype for x in (call.attn_mask, call.sinks)]
     return found
 
 
