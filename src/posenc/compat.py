@@ -60,7 +60,7 @@ def assert_later(condition: Tensor, message: str) -> None:
 def uncompiled(function: F) -> F:
     """The function, outside of compiled graphs: `torch.compiler.disable`, which would load the compiler (a second)
     here, where this waits until something else has."""
-    disabled = torch._disable_dynamo(function)
+    disabled = torch._disable_dynamo(function)  # type: ignore[attr-defined]
 
     @functools.wraps(function)
     def outside(*args: Any, **kwargs: Any) -> Any:

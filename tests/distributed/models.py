@@ -275,6 +275,42 @@ def messages(_: None) -> list[tuple[str, str]]:
         (lambda: Positions.arange(4).shard((2, 2)), "rank must be a whole number within 0..1, got 2"),
         (lambda: Positions.arange(4).shard(2), "of must be a DeviceMesh of one axis, or (rank, world), got 2"),
     ]
+    # What is wrong on one process alone: none waits for others.
+    first, second = sharding.rank == 0, sharding.rank == 1
+    from_first, from_second = (f"process {rank} has an error, and its message says which" for rank in (0, 1))
+
+    def model() -> None:
+        with sharded(sharding):
+            Decoder(9, 16, 1, 2, position=Learned(9, 16))(torch.zeros_like(x[:, 0, :, 0]).long(), sharding.positions)
+
+    def without_gradients() -> None:
+        with torch.set_grad_enabled(first):
+            attention(x, x, x, None, sharding)
+
+    cut = x[:, :, 1:] if second else x
+    gates = {} if second else {"forgotten": x[..., 0]}
+    differs = "must be the same on all processes, but differ on [1] from process 0's"
+    calls += [
+        (lambda: attention(cut, x, x, RoPE(8), sharding), "query has 4 tokens" if second else from_second),
+        (lambda: attention(x, x, x, FoX(2), sharding, features=gates), "'forgotten'" if second else from_second),
+        (
+            lambda: attention(x, x, x, posenc.Relative1D(8, 8), sharding, method="ring", is_causal=True),
+            "Relative1D encodes distances up to 7, got 9" if first else from_first,
+        ),
+        (model, "Learned encodes positions 0 to 8" if first else from_first),
+        (lambda: attention(x, x, x, ALiBi(2) if first else T5(2), sharding, is_causal=True), differs),
+        (lambda: attention(x, x, x, None, sharding, is_causal=first), differs),
+        (lambda: attention(*3 * [x.double() if first else x], None, sharding), differs),
+        (without_gradients, differs),
+    ]
+    alone_refused = Sharding(Positions.arange(1))  # the second process has no block that could refuse
+    one = torch.randn(1, 2, len(alone_refused.positions), 8)
+    calls.append(
+        (
+            lambda: attention(one, one, one, None, alone_refused, method="ring", backend="sdpa"),
+            "backend 'sdpa' cannot run this" if len(alone_refused.positions) else "has an error, and its message says",
+        )
+    )
     found = []
     for scheme, expected in (
         (CoPE(8, 4), "not ring: a score term needs whole rows of scores"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -114,6 +115,9 @@ class _InTurn:
 
     def lengths(self, positions: Positions) -> Tensor:
         return positions.lengths  # new tokens are the last of their texts
+
+    def together(self) -> AbstractContextManager[Any]:
+        return nullcontext()  # all processes have the same tokens
 
     def clock(self, step: ForwardPass, layer: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor]:
         every = self.cache._clock(layer, name, readings(steps, step.positions), step.positions)

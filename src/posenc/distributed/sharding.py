@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -120,7 +121,7 @@ class Sharding(Shards):
         collective of the group, in which all must take part."""
         tensors = [x for x in (*self.whole._each(lambda x: x).values(), *self.indices) if x is not None]
         known = repr([(tuple(x.shape), str(x.dtype), _checksum(x)) for x in tensors])
-        found = self._numbers(int.from_bytes(hashlib.sha256(known.encode()).digest()[:7], "big"))
+        found = self._numbers(_number(known))
         others = [rank for rank, other in enumerate(found) if other != found[0]]
         if others:
             raise ValueError(
@@ -129,9 +130,31 @@ class Sharding(Shards):
 
     def agree(self, wrong: str | None) -> None:
         """ValueError on all processes if something is wrong on any, so that none waits for others. All call it."""
-        where = [rank for rank, number in enumerate(self._numbers(wrong is not None)) if number]
-        if where:
-            raise ValueError(wrong or f"process {where[0]} has an error, and its message says which")
+        with self.together():
+            if wrong is not None:
+                raise ValueError(wrong)
+
+    @contextmanager
+    def together(self) -> Iterator[list[object]]:
+        """A context that all processes enter before they send anything: an error in it on one process is an error on
+        all, so that none waits for others. The list it gives is of what must be the same on all of them."""
+        same: list[object] = []
+        error: Exception | None = None
+        try:
+            yield same
+        except Exception as raised:
+            error = raised
+        found = self._numbers(0 if error is not None else 1 + _number(repr(same)))
+        if error is not None:
+            raise error
+        if 0 in found:
+            raise ValueError(f"process {found.index(0)} has an error, and its message says which")
+        others = [rank for rank, other in enumerate(found) if other != found[0]]
+        if others:
+            raise ValueError(
+                "sizes, dtypes, options, the scheme, and which tensors require gradients must be the same on all "
+                f"processes, but differ on {others} from process 0's, got {same} on process {self.rank}"
+            )
 
     def _numbers(self, mine: int) -> list[int]:
         """A number of each process."""
@@ -193,6 +216,11 @@ def check_local(name: str, x: Tensor) -> None:
             f"sharding.shard({name}.full_tensor(), dim), or {name}.to_local() if it has the tokens of "
             "sharding.positions"
         )
+
+
+def _number(known: str) -> int:
+    """A number that differs where the text does."""
+    return int.from_bytes(hashlib.sha256(known.encode()).digest()[:7], "big")
 
 
 def _checksum(x: Tensor) -> int:

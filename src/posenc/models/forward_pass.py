@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
@@ -35,6 +36,9 @@ class Exchange(Protocol):
 
     def attend(self, step: ForwardPass, call: LayerCall) -> Tensor | tuple[Tensor, Tensor]:
         """Attention of this process's queries to the keys of all."""
+
+    def together(self) -> AbstractContextManager[Any]:
+        """A context in which an error on one process is an error on all."""
 
 
 class TextExchange(Exchange, Protocol):
@@ -103,6 +107,7 @@ class ForwardPass:
             self._held = self.key_positions  # those that the cache is to hold
         self._is_open = False
         self._added: set[int] = set()  # numbers of schemes whose vectors were added
+        self._called: set[int] = set()  # and of those that have attended
         # By whether gradients are recorded too: reentrant checkpointing runs layers without first, and then again.
         self._tokens: dict[tuple[int, bool], Encoding] = {}
         self._pairs: dict[tuple[Any, ...], Encoding] = {}
@@ -131,9 +136,10 @@ class ForwardPass:
         which = self._number(layer), torch.is_grad_enabled()
         if which not in self._tokens:
             scheme, _ = self.of_layer(layer)
-            self._tokens[which] = scheme(  # __call__, which wrappers intercept
-                self.positions, dtype=self._dtype, context=self._context_of(scheme), doors=self._token_doors
-            )
+            with nullcontext() if self._exchange is None else self._exchange.together():
+                self._tokens[which] = scheme(  # __call__, which wrappers intercept
+                    self.positions, dtype=self._dtype, context=self._context_of(scheme), doors=self._token_doors
+                )
         return self._tokens[which]
 
     def pairs(
@@ -159,6 +165,14 @@ class ForwardPass:
             doors = ("rotate", "score", "value") if needs_raw_keys(scheme) else ("score", "value")
             self._pairs[which] = scheme(queries, keys, dtype=self._dtype, context=context, doors=doors)
         return self._pairs[which]
+
+    def is_first(self, layer: int) -> bool:
+        """Whether the scheme of a layer has not attended in this pass."""
+        return self._number(layer) not in self._called
+
+    def _together(self, layer: int) -> AbstractContextManager[Any]:
+        """A context in which an error on one process is an error on all, the first time that a scheme is called."""
+        return self._exchange.together() if self._exchange is not None and self.is_first(layer) else nullcontext()
 
     def _forget(self, layer: int) -> None:
         """Drops the encodings of a layer that has a scheme of its own, so that activation checkpointing, which runs the
@@ -191,14 +205,16 @@ class ForwardPass:
         scheme, _ = self.of_layer(layer)
         of_queries, of_keys = {}, {}
         wanted, heads = wanted_by(scheme), None if self._context is None else self._context.heads
-        check_wanted(wanted, projected)
+        with self._together(layer):
+            check_wanted(wanted, projected)
+            for name, feature in wanted.items():
+                if not feature.is_clock or self._exchange is not None:
+                    of_queries[name] = made(feature, name, projected, self.positions, heads)
         for name, feature in wanted.items():
             if not feature.is_clock:
-                of_queries[name] = made(feature, name, projected, self.positions, heads)
                 continue
             if self._exchange is not None:
-                steps = made(feature, name, projected, self.positions, heads)
-                of_queries[name], of_keys[name] = self._exchange.clock(self, layer, name, steps)
+                of_queries[name], of_keys[name] = self._exchange.clock(self, layer, name, of_queries[name])
                 continue
             before = None if self.cache is None else self.cache.positions
             kept = None if self.cache is None or before is None else self.cache._feature(layer, name)
@@ -236,16 +252,17 @@ class ForwardPass:
         scheme, of_layer = self.of_layer(layer)
         window = of_layer if window is None else window
         token_doors = self.tokens(layer)
-        if self._number(layer) not in self._added:
-            token_doors.check_added()
         is_kept_rotated = not needs_raw_keys(scheme)
-        if is_kept_rotated and (self.cache is not None or token_doors.rotations):
-            token_doors.check(query, key)
-            query, key, value = (
-                token_doors.rotate_query(query),
-                token_doors.rotate_key(key),
-                token_doors.rotate_value(value),
-            )
+        with self._together(layer):
+            if self._number(layer) not in self._added:
+                token_doors.check_added()
+            if is_kept_rotated and (self.cache is not None or token_doors.rotations):
+                token_doors.check(query, key)
+                query, key, value = (
+                    token_doors.rotate_query(query),
+                    token_doors.rotate_key(key),
+                    token_doors.rotate_value(value),
+                )
         if self.cache is not None and not self._is_open:
             raise ValueError(
                 "a forward pass with a cache must be entered: use `with ForwardPass(...) as step`, so that an error "
@@ -271,6 +288,7 @@ class ForwardPass:
             return_lse=return_lse,
         )
         out = self._attend(call, is_kept_rotated) if self._exchange is None else self._exchange.attend(self, call)
+        self._called.add(self._number(layer))
         lse: list[Tensor] = []
         if not isinstance(out, Tensor):
             out, *lse = out
