@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -60,7 +61,7 @@ def assert_later(condition: Tensor, message: str) -> None:
 def uncompiled(function: F) -> F:
     """The function, outside of compiled graphs: `torch.compiler.disable`, which would load the compiler (a second)
     here, where this waits until something else has."""
-    disabled = torch._disable_dynamo(function)  # type: ignore[attr-defined]
+    disabled = _disable_dynamo(function)
 
     @functools.wraps(function)
     def outside(*args: Any, **kwargs: Any) -> Any:
