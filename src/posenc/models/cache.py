@@ -44,8 +44,8 @@ class KVCache:
         if overlap(join([before.layout, positions.layout], max(before.rows, positions.rows))) is not None:
             raise ValueError(
                 "positions begin at or before the last token of the cache: continue it with "
-                "cache.positions.following(n) or, if it holds one text, Positions.arange(n, start=len(cache.positions)); "
-                "give another text another document"
+                "cache.positions.following(n) or, if it holds one text, Positions.arange(n, start=len(cache.positions))"
+                "; give another text another document"
             )
         return Positions.cat([before, positions], documents="same")
 
