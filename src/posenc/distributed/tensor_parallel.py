@@ -42,8 +42,8 @@ def parallelize(model: M, mesh: DeviceMesh) -> M:
     >>> encoding = scheme(positions, context=posenc.Context(heads=range(first, last)))
 
     Raises ValueError, before anything changes, for heads of queries or keys that cannot be divided evenly, a mesh of
-    several axes or without this process, a scheme that acts both on the input and in attention, and a model that is not of `posenc.models` or
-    is divided already. All processes must call it.
+    several axes or without this process, a scheme that acts both on the input and in attention, and a model that is
+    not of `posenc.models` or is divided already. All processes must call it.
     """
     check_type("model", model, nn.Module)
     if not isinstance(mesh, DeviceMesh) or mesh.ndim != 1:
