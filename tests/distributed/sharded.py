@@ -286,6 +286,8 @@ def messages(_: None) -> list[tuple[str, str]]:
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     q = distribute_tensor(torch.randn(1, HEADS, 5, HEAD_DIM), mesh, [Shard(1)])
     done = parallelize(Decoder(9, DIM, 1, HEADS), mesh)
+    of_first = init_device_mesh("cpu", (1,))
+    elsewhere = (lambda: parallelize(Decoder(9, DIM, 1, HEADS), of_first), "mesh must have this process, 1, got")
     calls: list[tuple[Callable[[], Any], str]] = [
         (
             lambda: parallelize(Decoder(9, 36, 1, 3), mesh),
@@ -299,6 +301,7 @@ def messages(_: None) -> list[tuple[str, str]]:
             lambda: parallelize(Decoder(9, DIM, 1, HEADS), init_device_mesh("cpu", (1, 2))),
             "mesh must be a DeviceMesh of one axis, got one of 2: pass mesh['name of an axis']",
         ),
+        *([elsewhere] if dist.get_rank() else []),
         (lambda: parallelize(Decoder(9, DIM, 1, HEADS), 2), "mesh must be a DeviceMesh of one axis, got 2"),
         (
             lambda: parallelize(torch.nn.Linear(2, 2), mesh),
