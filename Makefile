@@ -13,6 +13,7 @@ FIELD := $(VENV)/.installed-field
 TRITON := $(VENV)/.installed-triton
 EXTEND := $(VENV)/.installed-extend
 EXPLORE := $(VENV)/.installed-explore
+SCALED := $(VENV)/.installed-scale
 DOCS := $(VENV)/.installed-docs
 
 # The oldest torch that pyproject.toml admits has an environment of its own, and runs the tests of what needs torch alone.
@@ -153,12 +154,9 @@ wheel: ## build an sdist and of it a wheel for this platform into dist, and try 
 	env -i HOME=$(CURDIR)/build/wheel PATH=$(CURDIR)/$(WHEEL)/bin posenc kernel --test
 	@ls dist
 
-# ring-attention-pytorch is an oracle, installed without dependencies; its test is skipped where it cannot be had.
-SCALE_PEERS := ring-attention-pytorch einops
 # SCALE="--worlds 2 4 8 --tokens 1024" takes longer; SCALE=--small is a minute. On GPUs it runs NCCL.
-scale: $(DEV) kernel ## set up, run attention over several processes, write what is equal, computed and sent into runs/scale
-	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps -q -c constraints.txt $(SCALE_PEERS) || true
-	$(PYTEST) -m "not survey" tests/distributed/test_foreign.py
+scale: $(SCALED) kernel ## set up, run attention over several processes, write what is equal, computed and sent into runs/scale, try executors
+	$(PYTEST) -m "not survey" tests/distributed/test_foreign.py tests/executors
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/scale.py $(SCALE)
 	$(BIN)/python benchmarks/modelled.py
 
@@ -219,6 +217,18 @@ $(PEERS): $(LAB) constraints.txt
 	@if $(BIN)/python -m pip install --disable-pip-version-check --no-deps -c constraints.txt $(PEER_PACKAGES) \
 		>$(VENV)/install-peers.log 2>&1; then touch $@; \
 	else tail -n 5 $(VENV)/install-peers.log >&2; echo "Going on without the peers that are missing"; fi
+
+# ring-attention-pytorch is an oracle, installed without dependencies, or pip would touch torch. Both parts are optional:
+# tests of what is missing are skipped, and say so. The stamp is left when everything is there.
+$(SCALED): $(DEV) constraints.txt
+	@echo "Setting up in $(VENV) the executors of posenc[grid], and another library's ring attention"
+	@missing=; \
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[grid]' \
+		>$(VENV)/install-scale.log 2>&1 || missing="submitit, Ray"; \
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -c constraints.txt ring-attention-pytorch einops \
+		>>$(VENV)/install-scale.log 2>&1 || missing="$$missing ring-attention-pytorch"; \
+	if test -z "$$missing"; then touch $@; \
+	else tail -n 5 $(VENV)/install-scale.log >&2; echo "Going on without what could not be installed: $$missing"; fi
 
 $(TRITON): $(DEV)
 	$(call install,triton)

@@ -32,7 +32,7 @@ def prices(
     found = {}
     for name, number in groups.items():
         sample = Sample(text, indices(text.layout, number, order), Visibility(True))
-        found[name] = price(sample, counts, sizes, name.split()[0], machine, times=sample.times)
+        found[name] = price(sample, counts, sizes, name.split()[0], machine)
     return found
 
 

@@ -32,10 +32,11 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import posenc
 from posenc import ALiBi, Positions, RoPE
-from posenc.distributed import Needs, Sharding, attention, blocks
+from posenc.distributed import Sharding, attention, blocks, work
 from posenc.distributed.choice import groups
 from posenc.distributed.cost import Price, Sizes, price
 from posenc.distributed.horizons import Part
+from posenc.distributed.needs import Needs
 from posenc.models import layer_call
 from posenc.positions.orders import ORDERS, indices
 from posenc.positions.tiles import Visibility, check_window
@@ -83,14 +84,14 @@ def counted() -> Iterator[Traffic]:
         return exchange(operations)
 
     def gathering(into: list[Tensor], x: Tensor, **options: Any) -> Any:
-        found.sent += (len(into) - 1) * x.nbytes
+        if x.dim():  # not the number by which processes agree that a call is the same
+            found.sent += (len(into) - 1) * x.nbytes
         return gather(into, x, **options)
 
     def attending(query: Tensor, key: Tensor, value: Tensor, encoding: Any, **options: Any) -> Any:
         queries, keys = encoding.query_positions, encoding.key_positions
         seen = visible(queries, keys, Visibility(options["is_causal"], *check_window(options["window"])))
         pairs = query.size(2) * key.size(2) if seen is None else int(seen.sum())
-        pairs -= query.size(2) == key.size(2) == 1  # a trial of the scheme's heads
         found.scores += pairs * query.size(0) * query.size(1)
         return attend(query, key, value, encoding, **options)
 
@@ -223,7 +224,7 @@ def run(world: int, tokens: int, names: list[tuple[str, ...]], device: torch.dev
     return found
 
 
-def work(rank: int, world: int, tokens: int, folder: str, names: list[tuple[str, ...]]) -> None:
+def spawned(rank: int, world: int, tokens: int, folder: str, names: list[tuple[str, ...]]) -> None:
     torch.set_num_threads(1)
     is_cuda = torch.cuda.device_count() >= world
     device = torch.device("cuda", rank) if is_cuda else torch.device("cpu")
@@ -253,23 +254,18 @@ def measured(world: int, tokens: int, is_small: bool) -> list[Row]:
     if world % 2 == 0 and world > 2:
         names += [("RoPE", *which, order, BOTH) for which in asked for order in orders]
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(work, (world, tokens, folder, names), world)
+        mp.spawn(spawned, (world, tokens, folder, names), world)
         return torch.load(f"{folder}/rows-{world}", weights_only=False)
 
 
 # -- counted ----------------------------------------------------------------------------------------------------------
 
 
-def prices(
-    text: Positions, world: int, order: str, visibility: Visibility, methods: Sequence[str] = METHODS
-) -> list[Price]:
-    """Of the forward pass, by each method for which there are enough heads."""
-    sizes = Sizes(BATCH, HEADS, KV_HEADS, WIDTH, WIDTH, trains=False)
-    shards = [text[index] for index in indices(text.layout, world, order)]
-    needs, counts = Needs(shards, visibility), [len(shard) for shard in shards]
+def prices(text: Positions, world: int, order: Any, methods: Sequence[str] = METHODS, **mask: Any) -> list[Price]:
+    """By each method for which there are enough heads."""
+    sizes = {"num_heads": HEADS, "kv_heads": KV_HEADS, "head_dim": WIDTH, "batch": BATCH}
     able = [method for method in methods if method != "ulysses" or world <= KV_HEADS]
-    of_all = Needs([text], visibility)
-    return [price(of_all if method == "ulysses" else needs, counts, sizes, method) for method in able]
+    return [work(text, world, order, method=method, **sizes, **mask) for method in able]
 
 
 def least(text: Positions, world: int, order: str, visibility: Visibility) -> int:
@@ -302,19 +298,8 @@ def of_measured(rows: list[Row]) -> Iterator[str]:
         equal = "yes" if row.apart <= 1 else f"**no**, {row.apart:.2g} bounds"
         counts = f"{max(row.scores):,}", f"{max(row.sent):,}", wire, "yes" if row.is_as_counted else "**no**"
         cells.append([row.world, row.scheme, f"{row.text}, {row.mask}", row.order, row.method, equal, *counts])
-    heads = [
-        "processes",
-        "scheme",
-        "text",
-        "order",
-        "method",
-        "equal",
-        "pairs",
-        "bytes sent",
-        "on sockets",
-        "as counted",
-    ]
-    yield from table(heads, cells)
+    heads = "processes, scheme, text, order, method, equal, pairs, bytes sent, on sockets, as counted"
+    yield from table(heads.split(", "), cells)
 
 
 def of_counted(tokens: int, worlds: list[int]) -> Iterator[str]:
@@ -326,7 +311,7 @@ def of_counted(tokens: int, worlds: list[int]) -> Iterator[str]:
             for order in ORDERS:
                 found = []
                 for world in worlds:
-                    costs = prices(text, world, order, visibility)
+                    costs = prices(text, world, order, is_causal=is_causal, window=window)
                     all_sent = [f"{sum(cost.sent) / a_key / tokens:.2f}" for cost in costs]
                     must = least(text, world, order, visibility) / tokens
                     found.append(f"{share(costs[1].scores):.2f}; {' '.join(all_sent)}; {must:.2f}")
@@ -342,8 +327,7 @@ def of_scaling(tokens: int, worlds: list[int]) -> Iterator[str]:
                 found = []
                 for world in worlds:
                     text = Positions.arange(tokens if kind == "strong" else tokens // max(worlds) * world)
-                    visibility = Visibility(is_causal, *check_window(window))
-                    (cost,) = prices(text, world, order, visibility, ("ring",))
+                    (cost,) = prices(text, world, order, ("ring",), is_causal=is_causal, window=window)
                     found.append(f"{max(cost.scores) / HEADS:,.0f} / {max(cost.sent):,}")
                 rows.append([kind, mask, order, *found])
     yield from table(["scaling", "mask", "order", *(f"{world}" for world in worlds)], rows)

@@ -51,7 +51,6 @@ def pytest_collection() -> Generator[None, object, object]:
     while it is made, a third of that time, and not later, half a second each time."""
     gc.disable()
     collected = yield
-    gc.collect()
     gc.freeze()
     gc.enable()
     return collected

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
 
+F = TypeVar("F", bound=Callable[..., Any])
 PLAIN = frozenset((Tensor, torch.nn.Parameter))  # classes without operations of their own
 FEW_THREADS = 8  # a guess; with two, one thread was as fast, and safe on a busy machine (docs/log.md)
 
@@ -53,6 +56,18 @@ def is_direct(tensors: Iterable[Tensor]) -> bool:
 def assert_later(condition: Tensor, message: str) -> None:
     """An asynchronous assertion in a compiled graph or on a device: a RuntimeError with this message."""
     torch._assert_async(condition, message)
+
+
+def uncompiled(function: F) -> F:
+    """The function, outside of compiled graphs: `torch.compiler.disable`, which would load the compiler (a second)
+    here, where this waits until something else has."""
+    disabled = _disable_dynamo(function)
+
+    @functools.wraps(function)
+    def outside(*args: Any, **kwargs: Any) -> Any:
+        return (disabled if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
+
+    return outside  # type: ignore[return-value]
 
 
 def without_numbers() -> AbstractContextManager[Any]:

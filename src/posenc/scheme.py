@@ -192,7 +192,7 @@ class Scheme(nn.Module):
         rows = max(queries.rows, keys.rows)
         if context.lengths is not None and rows != 1 and not one_or(context.lengths.size(0), rows):
             raise ValueError(f"lengths must have 1 or {rows} rows like the positions, got {context.lengths.size(0)}")
-        mine = context.of_keys() if self.heads_of == "key" else context
+        mine = context._of_keys() if self.heads_of == "key" else context
         table = self.table(queries, dtype) if "add" in doors else None
         rotation = self.rotation(queries, dtype, mine) if "rotate" in doors else None
         if rotation is not None and rotation.scale is None and self.scale is not None:

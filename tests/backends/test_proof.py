@@ -53,6 +53,7 @@ def test_the_callers_modes_change_nothing(right: ctypes.CDLL) -> None:
         assert failures(right, "double") == ()
 
 
+@pytest.mark.more
 def test_threads_are_left_as_they_were(right: ctypes.CDLL) -> None:
     before = torch.get_num_threads()
     failures(right, "double")

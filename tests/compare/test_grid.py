@@ -187,7 +187,7 @@ def test_records_at_an_address_are_whole(tmp_path: Path, text: str, monkeypatch:
     assert cell.records() == []
     assert storage.put_once is put
     assert run_grid(remote, here, Progress()) == {}
-    assert storage.get(cell.address) == kept  # nothing was measured a second time
+    assert storage.get(f"{cell.place}/records.jsonl") == kept  # nothing was measured a second time
     assert finished(cell.config, cell.records())
     assert not cell.folder.exists()
 

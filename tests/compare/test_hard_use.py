@@ -1,6 +1,7 @@
 """``posenc compare`` killed, interrupted, out of disk space and fed with damaged files, in processes of its own.
 
 Whatever happens, every finished record stays, and the same command ends with the records of a run that nothing met.
+`make check` runs all that starts processes, which takes longer than the tests themselves.
 """
 
 import ast
@@ -163,6 +164,7 @@ def test_stopped_while_it_writes_the_report(
     assert (tmp_path / FILE).read_bytes() == before
 
 
+@pytest.mark.more
 def test_two_runs_do_not_mix_and_one_takes_over_from_one_that_was_killed(
     nursery: Nursery, whole: Path, tmp_path: Path
 ) -> None:
@@ -182,6 +184,7 @@ def test_two_runs_do_not_mix_and_one_takes_over_from_one_that_was_killed(
     assert_same(tmp_path, whole)
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("zipped", first_of([True, False]))
 def test_a_pickle_under_the_name_of_a_checkpoint_is_not_loaded(
     nursery: Nursery, whole: Path, tmp_path: Path, zipped: bool
@@ -232,6 +235,7 @@ DAMAGED = [  # the file, the line of it, what stands there, what then stands the
 ]
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("name", "number", "there", "then", "message"), first_of(DAMAGED))
 def test_a_damaged_file_is_named_with_the_line(
     nursery: Nursery, whole: Path, tmp_path: Path, name: str, number: int, there: bytes, then: bytes, message: str
@@ -270,6 +274,7 @@ def numbers_of(value: Any) -> Any:
     return {(): value}
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(("world", "batch", "stop"), first_of([(3, 5, 3), (2, 3, 0), (3, 2, 0)]))
 def test_several_processes_train_as_one(nursery: Nursery, tmp_path: Path, world: int, batch: int, stop: int) -> None:
     """Rows of different numbers of targets, which do not divide, and fewer rows than processes."""
@@ -300,6 +305,7 @@ def test_several_processes_that_were_stopped_end_as_if_they_were_not(nursery: Nu
         np.testing.assert_array_equal(found[0][name], found[1][name], err_msg=name)
 
 
+@pytest.mark.more
 def test_two_processes_measure_what_one_does(nursery: Nursery, whole: Path, tmp_path: Path) -> None:
     first, second = map(nursery.wait, nursery.start_several(2, command(whole, tmp_path)))
     assert (first.code, second.code, second.out, second.err) == (0, 0, "", ""), (first.err, second.err)

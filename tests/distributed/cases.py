@@ -206,6 +206,9 @@ def chosen(world: int, every: int = 1, start: int = 0) -> list[Case]:
     return found
 
 
+OF_ROWS = [Case("alibi", "zigzag", "ulysses", text, kv_heads=2) for text in ("rows packed", "padded", "padded inside")]
+"""An exchange of heads where rows have different positions, which `chosen` meets in few turns."""
+
 ON_A_MESH = [
     Case("alibi", "zigzag", "mesh", "plain", "sinks", 2),
     Case("t5", "contiguous", "mesh", "packed", "causal", 2),

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 import posenc
 from posenc import (
@@ -29,6 +31,7 @@ from posenc.distributed import ShardedCache, Sharding, attention, explain, shard
 from posenc.models import Decoder, ForwardPass, KVCache
 from tests.distributed.counting import counted, counts
 from tests.distributed.far import made_tables
+from tests.distributed.processes import told
 from tests.rounding import of_sums
 
 DIM, HEADS, LAYERS, TOKENS = 24, 4, 2, 29
@@ -184,6 +187,13 @@ def messages(_: None) -> list[tuple[str, str]]:
             with sharded(part, "ring"), ForwardPass(ALiBi(2), part.positions, cache) as step:
                 step.attention(x, x, x)
 
+    def generated() -> None:
+        cache = ShardedCache()
+        with sharded(sharding):
+            with ForwardPass(ALiBi(2), sharding.positions, cache) as step:
+                step.attention(x, x, x)
+            ForwardPass(ALiBi(2), Positions.arange(1, start=10), cache)
+
     def before() -> None:
         cache = ShardedCache()
         for whole in (Positions.arange(10), Positions.arange(10, start=9)):
@@ -195,6 +205,12 @@ def messages(_: None) -> list[tuple[str, str]]:
         with sharded(sharding):
             ForwardPass(ALiBi(2), Positions.arange(5))
 
+    def not_divided() -> None:
+        with sharded(sharding):
+            posenc.attention(x, x, x, ALiBi(2)(Positions.arange(x.size(2))), is_causal=True)  # of another text
+            posenc.attention(x, x, x, ALiBi(2), is_causal=True)
+
+    dtensor = DTensor.from_local(x, init_device_mesh("cpu", (dist.get_world_size(),)), [Shard(2)])
     others = Positions.arange(10 + sharding.rank)
     mesh = SimpleNamespace(ndim=2, mesh=torch.tensor([[0]]), get_group=None)  # a mesh without the second process
     whole = torch.randn(1, 2, 10, 8)
@@ -233,6 +249,9 @@ def messages(_: None) -> list[tuple[str, str]]:
         # A scheme that does not fit: an error of a block, after which the group still works.
         (lambda: attention(x, x, x, T5(3), sharding, method="ring", is_causal=True), "3 heads"),
         (lambda: attention(x, x, x, T5(3), sharding, method="ulysses", is_causal=True), "3 heads"),
+        (lambda: attention(dtensor, x, x, ALiBi(2), sharding), "sharding.shard(query.full_tensor(), dim), or query.to"),
+        (lambda: sharding.shard(dtensor, 2), "x must be a tensor of this process, got a DTensor (1, 2, 10, 8)"),
+        (not_divided, "call posenc.distributed.attention, or pass scheme(positions) for tokens that are not divided"),
         (of_others, "positions must be those of this process's tokens, sharding.positions"),
         (with_cache, "cache must be a ShardedCache while a text is divided among processes, got a KVCache"),
         (
@@ -240,6 +259,7 @@ def messages(_: None) -> list[tuple[str, str]]:
             "cache must be of the processes of the sharding, got process 0 of 1 and",
         ),
         (continued, "method must be 'auto' or 'gather', and attn_mask None, where tokens come after those of a cache"),
+        (generated, "got 1: run generated tokens, which all processes are given, outside of sharded"),
         (before, "positions begin at or before the last token of the cache: continue it with cache.positions"),
         (lambda: ShardedCache().crop(1), "tokens must be a whole number within 0..0, got 1"),
         (lambda: sharding.shard(torch.zeros(1, 7)), "x must have 10 tokens along dim 1"),
@@ -255,6 +275,42 @@ def messages(_: None) -> list[tuple[str, str]]:
         (lambda: Positions.arange(4).shard((2, 2)), "rank must be a whole number within 0..1, got 2"),
         (lambda: Positions.arange(4).shard(2), "of must be a DeviceMesh of one axis, or (rank, world), got 2"),
     ]
+    # What is wrong on one process alone: none waits for others.
+    first, second = sharding.rank == 0, sharding.rank == 1
+    from_first, from_second = (f"process {rank} has an error, and its message says which" for rank in (0, 1))
+
+    def model() -> None:
+        with sharded(sharding):
+            Decoder(9, 16, 1, 2, position=Learned(9, 16))(torch.zeros_like(x[:, 0, :, 0]).long(), sharding.positions)
+
+    def without_gradients() -> None:
+        with torch.set_grad_enabled(first):
+            attention(x, x, x, None, sharding)
+
+    cut = x[:, :, 1:] if second else x
+    gates = {} if second else {"forgotten": x[..., 0]}
+    differs = "must be the same on all processes, but differ on [1] from process 0's"
+    calls += [
+        (lambda: attention(cut, x, x, RoPE(8), sharding), "query has 4 tokens" if second else from_second),
+        (lambda: attention(x, x, x, FoX(2), sharding, features=gates), "'forgotten'" if second else from_second),
+        (
+            lambda: attention(x, x, x, posenc.Relative1D(8, 8), sharding, method="ring", is_causal=True),
+            "Relative1D encodes distances up to 7, got 9" if first else from_first,
+        ),
+        (model, "Learned encodes positions 0 to 8" if first else from_first),
+        (lambda: attention(x, x, x, ALiBi(2) if first else T5(2), sharding, is_causal=True), differs),
+        (lambda: attention(x, x, x, None, sharding, is_causal=first), differs),
+        (lambda: attention(*3 * [x.double() if first else x], None, sharding), differs),
+        (without_gradients, differs),
+    ]
+    alone_refused = Sharding(Positions.arange(1))  # the second process has no block that could refuse
+    one = torch.randn(1, 2, len(alone_refused.positions), 8)
+    calls.append(
+        (
+            lambda: attention(one, one, one, None, alone_refused, method="ring", backend="sdpa"),
+            "backend 'sdpa' cannot run this" if len(alone_refused.positions) else "has an error, and its message says",
+        )
+    )
     found = []
     for scheme, expected in (
         (CoPE(8, 4), "not ring: a score term needs whole rows of scores"),
@@ -262,13 +318,7 @@ def messages(_: None) -> list[tuple[str, str]]:
         (None, "price of ring: 60 scores, 0.001664 MB sent, 0.00128 MB of keys and values held"),
     ):
         found.append((str(explain(x, x, x, scheme, sharding, is_causal=True)), expected))
-    for call, expected in calls * 2:  # an error leaves nothing on its way
-        try:
-            call()
-            found.append(("no error", expected))
-        except ValueError as error:
-            found.append((str(error), expected))
-    return found
+    return found + told(calls * 2)  # an error leaves nothing on its way
 
 
 def in_short(_: None) -> tuple[list[str], list[tuple[str, str]]]:

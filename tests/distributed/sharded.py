@@ -25,6 +25,7 @@ from posenc.models import Decoder
 from posenc.schemes.catalog import CATALOG, Shape
 from tests.backends.grounds import KINDS
 from tests.distributed.cases import OF_LAYERS
+from tests.distributed.processes import told
 from tests.rounding import of_sums
 
 HEADS, HEAD_DIM, LAYERS, TOKENS, VOCAB = 4, 12, 2, 21, 33
@@ -285,6 +286,8 @@ def messages(_: None) -> list[tuple[str, str]]:
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
     q = distribute_tensor(torch.randn(1, HEADS, 5, HEAD_DIM), mesh, [Shard(1)])
     done = parallelize(Decoder(9, DIM, 1, HEADS), mesh)
+    of_first = init_device_mesh("cpu", (1,))
+    elsewhere = (lambda: parallelize(Decoder(9, DIM, 1, HEADS), of_first), "mesh must have this process, 1, got")
     calls: list[tuple[Callable[[], Any], str]] = [
         (
             lambda: parallelize(Decoder(9, 36, 1, 3), mesh),
@@ -298,6 +301,7 @@ def messages(_: None) -> list[tuple[str, str]]:
             lambda: parallelize(Decoder(9, DIM, 1, HEADS), init_device_mesh("cpu", (1, 2))),
             "mesh must be a DeviceMesh of one axis, got one of 2: pass mesh['name of an axis']",
         ),
+        *([elsewhere] if dist.get_rank() else []),
         (lambda: parallelize(Decoder(9, DIM, 1, HEADS), 2), "mesh must be a DeviceMesh of one axis, got 2"),
         (
             lambda: parallelize(torch.nn.Linear(2, 2), mesh),
@@ -317,14 +321,7 @@ def messages(_: None) -> list[tuple[str, str]]:
             f"ALiBi was made for {HEADS} heads, got queries of 2; where they are a shard of all heads, bind the scheme",
         ),
     ]
-    found = []
-    for call, expected in calls:
-        try:
-            call()
-            found.append(("no error", expected))
-        except ValueError as error:
-            found.append((str(error), expected))
-    return found
+    return told(calls)
 
 
 def quick_and_messages(_: None) -> tuple[list[str], list[tuple[str, str]]]:

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from posenc import NoPE, Positions
-from posenc.distributed import Needs
 from posenc.distributed.choice import choose, refusals
 from posenc.distributed.cost import H100, Machine, Sample, Sizes, price
+from posenc.distributed.needs import Needs
 from posenc.positions.orders import ORDERS, indices
 from posenc.positions.tiles import Visibility
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from posenc import Positions
-from posenc.distributed import Needs
+from posenc.distributed.needs import Needs
 from posenc.positions.layout import Layout
 from posenc.positions.orders import ORDERS, indices
 from posenc.positions.tiles import Visibility

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from posenc import Chunk, Positions
-from posenc.distributed import Work, work
+from posenc.distributed import work
 
 # Eight tokens of two processes, in zigzag: 0, 1, 6, 7 and 2, 3, 4, 5. Two heads of queries, one of keys; a token's keys
 # and values have 2 x 4 numbers of two bytes.
@@ -14,22 +14,22 @@ TEXT = Positions.arange(8)
 
 def test_gather_sends_all_keys_and_returns_gradients_in_single_precision() -> None:
     pairs = [2 * (1 + 2 + 7 + 8), 2 * (3 + 4 + 5 + 6)]
-    expected = [Work(n, sent=4 * 8 * 2, sent_backward=4 * 8 * 4) for n in pairs]
-    assert work(TEXT, 2, method="gather", **HOW) == expected
+    found = work(TEXT, 2, method="gather", **HOW)
+    assert (found.scores, found.sent, found.sent_back) == (tuple(pairs), (4 * 8 * 2,) * 2, (4 * 8 * 4,) * 2)
     # Collectives send tensors of equal sizes: seven tokens are four and three.
-    assert [each.sent for each in work(Positions.arange(7), 2, "contiguous", method="gather", **HOW)] == [4 * 16] * 2
+    assert work(Positions.arange(7), 2, "contiguous", method="gather", **HOW).sent == (4 * 16,) * 2
 
 
 def test_a_ring_sends_what_is_seen_twice_and_gradients_home() -> None:
-    first, second = work(TEXT, 2, method="ring", **HOW)
+    found = work(TEXT, 2, method="ring", **HOW)
     # Tokens 2 to 5 see 0 and 1 of the first process; 6 and 7 see all of the second.
-    assert (first.sent, second.sent) == (2 * 16, 4 * 16)
-    assert (first.sent_backward, second.sent_backward) == (2 * 16 + 4 * 32, 4 * 16 + 2 * 32)
+    assert found.sent == (2 * 16, 4 * 16)
+    assert found.sent_back == (2 * 16 + 4 * 32, 4 * 16 + 2 * 32)
     window = work(TEXT, 2, "contiguous", method="ring", window=3, **HOW)
-    assert [each.sent for each in window] == [2 * 16, 0]
-    assert [each.pairs for each in window] == [2 * (1 + 2 + 3 + 3), 2 * 12]
+    assert window.sent == (2 * 16, 0)
+    assert window.scores == (2 * (1 + 2 + 3 + 3), 2 * 12)
     chunks = work(TEXT, 2, "contiguous", method="ring", window=Chunk(4), **HOW)
-    assert [(each.pairs, each.sent, each.sent_backward) for each in chunks] == [(20, 0, 0)] * 2
+    assert (chunks.scores, chunks.sent, chunks.sent_back) == ((20, 20), (0, 0), (0, 0))
 
 
 def test_ulysses_sends_the_heads_of_others_and_their_outputs() -> None:
@@ -38,13 +38,12 @@ def test_ulysses_sends_the_heads_of_others_and_their_outputs() -> None:
     pairs = 5 * 36
     sent = [4 * (second * 4 + 1 * 6) + 4 * first * 2, 4 * (first * 4 + 2 * 6) + 4 * second * 2]
     back = [4 * second * 2 + 4 * (first * 4 + 2 * 6), 4 * first * 2 + 4 * (second * 4 + 1 * 6)]
-    assert found == [
-        Work(heads * pairs, 5 * 2 * s, 5 * 2 * b) for heads, s, b in zip((first, second), sent, back, strict=True)
-    ]
+    assert found.scores == (first * pairs, second * pairs)
+    assert (found.sent, found.sent_back) == (tuple(5 * 2 * n for n in sent), tuple(5 * 2 * n for n in back))
 
 
 def test_rows_of_positions_are_the_batch() -> None:
     rows = Positions.packed([[3, 5], [8]])
-    assert sum(each.pairs for each in work(rows, 2, "contiguous", method="ring", **HOW)) == 2 * (6 + 15 + 36)
+    assert sum(work(rows, 2, "contiguous", method="ring", **HOW).scores) == 2 * (6 + 15 + 36)
     with pytest.raises(ValueError, match="batch must be 2, the rows of the positions, got 3"):
         work(rows, 2, "contiguous", method="ring", batch=3, **HOW)

@@ -82,6 +82,7 @@ def test_an_unknown_place_is_refused(tmp_path: Path) -> None:
 def test_ray_runs_all_and_begins_killed_ones_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason="ray is not installed: pip install 'posenc[grid]'")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_ADDRESS", "local")  # otherwise Ray waits for one that was started here and is gone
     words = ("", "refuse", "die once")
     found = outcomes(executor("ray", 2, tmp_path, {"ray": {"num_cpus": 0.5}}), tmp_path, *words, "die")
     assert "died" in found.pop("die")

@@ -15,13 +15,21 @@ from tests.explore.node import Node
 NOTHING = {"longer": False, "cheap": False, "free": False, "direction": False, "checkpoint": False}
 MODELS, TOKENS = ("decoder", "encoder"), ("line", "image", "video")
 LAWS = {"longer": "length_free", "free": "parameter_free", "direction": "directed"}
-DATA = content()
-ENTRIES = {entry["name"]: entry for entry in DATA["catalog"]}
 
 
 @pytest.fixture(scope="module")
-def choose(javascript: Node) -> Any:
-    javascript("content", **DATA)
+def data() -> dict[str, Any]:
+    return content()
+
+
+@pytest.fixture(scope="module")
+def entries(data: dict[str, Any]) -> dict[str, Any]:
+    return {entry["name"]: entry for entry in data["catalog"]}
+
+
+@pytest.fixture(scope="module")
+def choose(javascript: Node, data: dict[str, Any]) -> Any:
+    javascript("content", **data)
 
     def asked(model: str = "decoder", tokens: str = "line", **needs: bool) -> Any:
         return javascript("choose", asked={"model": model, "tokens": tokens, **NOTHING, **needs})
@@ -30,11 +38,11 @@ def choose(javascript: Node) -> Any:
 
 
 @pytest.fixture
-def judged(choose: Any, javascript: Node) -> Iterator[Any]:
+def judged(choose: Any, javascript: Node, data: dict[str, Any]) -> Iterator[Any]:
     """The same, had all evidence seeds enough."""
-    javascript("content", **{**DATA, "evidence": [{**record, "too_few": ""} for record in DATA["evidence"]]})
+    javascript("content", **{**data, "evidence": [{**record, "too_few": ""} for record in data["evidence"]]})
     yield choose
-    javascript("content", **DATA)
+    javascript("content", **data)
 
 
 def kept(found: Any) -> dict[str, Any]:
@@ -58,11 +66,11 @@ COSTS = {record.name for record in evidence() if record.question == "cost"}
 
 
 @pytest.mark.parametrize("need", LAWS)
-def test_a_need_is_a_law_that_was_measured(need: str, choose: Any) -> None:
+def test_a_need_is_a_law_that_was_measured(need: str, choose: Any, entries: dict[str, Any]) -> None:
     before, after = kept(choose()), kept(choose(**{need: True}))
-    assert {*after} == {name for name in before if ENTRIES[name]["measured"][LAWS[need]]["holds"] is True}
+    assert {*after} == {name for name in before if entries[name]["measured"][LAWS[need]]["holds"] is True}
     assert 0 < len(after) < len(before)
-    measured = ENTRIES["rope"]["measured"][LAWS[need]]["words"]
+    measured = entries["rope"]["measured"][LAWS[need]]["words"]
     assert any(measured in fact["words"] for fact in after["rope"]["facts"])
 
 
@@ -103,9 +111,9 @@ def test_few_seeds_and_few_pieces_give_no_verdict(choose: Any) -> None:
     assert {"rope", "alibi"} <= {*told["mixed"]}
 
 
-def test_a_checkpoint_keeps_what_some_model_was_trained_with(judged: Any) -> None:
+def test_a_checkpoint_keeps_what_some_model_was_trained_with(judged: Any, entries: dict[str, Any]) -> None:
     found = judged(checkpoint=True, longer=True)
-    assert all(ENTRIES[name]["users"] for name in kept(found))
+    assert all(entries[name]["users"] for name in kept(found))
     stretched = [line for line in kept(found)["rope"]["lines"] if line["record"] == "stretch"]
     assert {line["words"].split(":")[0]: line["verdict"] for line in stretched} == {
         "none": "against",
@@ -181,8 +189,8 @@ def test_the_page_asks_what_the_terminal_asks_and_leads_where_it_leads(choose: A
         assert shown["says"].startswith(f"{answer.case}: begin with {answer.begin}. ")
 
 
-def test_each_answer_has_its_claims_in_words() -> None:
-    by_name = {answer["name"]: answer for answer in DATA["choosing"]["answers"]}
+def test_each_answer_has_its_claims_in_words(data: dict[str, Any]) -> None:
+    by_name = {answer["name"]: answer for answer in data["choosing"]["answers"]}
     assert by_name["long_decoder"]["claims"][0]["about"] == "rope minus alibi, at 1,024 bytes"
     assert {answer["name"]: len(answer["claims"]) for answer in by_name.values()} == {
         answer.name: len(answer.claims) for answer in answers()

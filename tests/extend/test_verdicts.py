@@ -5,7 +5,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest, t
 
 from posenc.tools.extend.verdicts import LEAST_PIECES, MARGIN, Gain, Paired, gain_of, interval_of, pieces_needed
 from tests.rows import first_of
@@ -17,6 +16,13 @@ def some(mean: float, deviation: float, count: int) -> list[float]:
     return list(mean + deviation * values / values.std(ddof=1))
 
 
+def quantile(freedom: int) -> float:
+    """The 97.5 % point of Student's t, by scipy.stats, which takes most of a second to import."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, freedom))
+
+
 def test_the_least_number_of_pieces_sees_what_a_third_of_the_text_is_like() -> None:
     assert (2 / 3) ** LEAST_PIECES < 0.05 < (2 / 3) ** (LEAST_PIECES - 1)
 
@@ -26,7 +32,7 @@ def test_few_pieces_give_numbers_and_no_verdict(count: int) -> None:
     for mean, deviation in ((0.0, 0.0001), (-3.0, 0.01)):
         found = gain_of(some(mean, deviation, count))
         assert found.verdict == ""
-        half = t.ppf(0.975, count - 1) * deviation / math.sqrt(count)
+        half = quantile(count - 1) * deviation / math.sqrt(count)
         assert found[:3] == pytest.approx((mean, mean - half, mean + half))
 
 
@@ -75,7 +81,7 @@ def test_the_pieces_that_are_needed_are_the_fewest_of_so_narrow_an_interval() ->
     # t with 26 and 25 degrees of freedom is 2.0555 and 2.0595: .0198 and .0202.
     assert pieces_needed(0.05) == 27
     for deviation in (0.0, 0.001, 0.0154, 0.03, 0.09):
-        fewest = next(n for n in range(2, 200) if t.ppf(0.975, n - 1) * deviation / math.sqrt(n) <= MARGIN)
+        fewest = next(n for n in range(2, 200) if quantile(n - 1) * deviation / math.sqrt(n) <= MARGIN)
         assert fewest <= pieces_needed(deviation) < max(fewest * 1.1, fewest + 1)
     # Two digits, rounded up: (1.96 x .2 / .02)^2 is 384.2 by the normal distribution.
     assert pieces_needed(0.2) == 390
@@ -96,6 +102,8 @@ def test_the_pieces_that_are_needed_are_said_where_nothing_is_decided() -> None:
 
 
 def test_puzzles_are_paired_by_the_exact_test_of_mcnemar() -> None:
+    from scipy.stats import binomtest
+
     for mine in range(9):
         for theirs in range(9):
             expected = binomtest(mine, mine + theirs).pvalue if mine + theirs else 1.0

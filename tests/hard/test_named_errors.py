@@ -849,6 +849,10 @@ MODELS: dict[str, list[Row]] = {
     ],
     "models.ForwardPass": [
         Row(lambda: ForwardPass("rope", LINE), "scheme must be a Scheme or a Schedule, got 'rope'"),
+        Row(
+            lambda: ForwardPass(NoPE(), Positions.arange(2), READ),
+            "positions begin at or before the last token of the cache: …",
+        ),
         *each(partial(ForwardPass, NoPE()), {}, "positions", NO_POSITIONS, "a Positions"),
         *each(partial(ForwardPass, NoPE(), LINE), {}, "cache", (({}, "{}"), (True, "True")), "a KVCache or None"),
         *flags(ForwardPass, {"scheme": NoPE(), "positions": LINE}, "is_causal"),
@@ -887,9 +891,6 @@ MODELS: dict[str, list[Row]] = {
         Row(lambda: READ.crop(8), "tokens must be a whole number within 0..7, got 8"),
         Row(lambda: READ.crop(2.0), "tokens must be a whole number within 0..7, got 2.0"),  # type: ignore[arg-type]
     ],
-    "models.KVCache.extended": [
-        Row(lambda: READ.extended(Positions.arange(2)), "positions begin at or before the last token of the cache: …"),
-    ],
     "models.KVCache.append": [
         Row(lambda: FILLED.append(2, K, V), "layer must be a whole number within 0..1, got 2"),
         Row(lambda: FILLED.append(-1, K, V), "layer must be a whole number within 0..1, got -1"),
@@ -918,12 +919,9 @@ NO_ARGUMENTS = {
 }
 # Called by `Scheme.forward`, `Scheme.rotation` and models, which have checked what they pass on.
 CHECKED_BEFORE = {
-    "Context.of_keys",
-    "Context.part",
     "Scheme.bind",
     "Scheme.score",
     "Scheme.value",
-    "models.ForwardPass.forget",
 }
 # Python's own: what is no scheme cannot be added to one.
 PYTHONS = {"Scheme.__add__"}

@@ -7,6 +7,7 @@ in test_swin_v2.
 from __future__ import annotations
 
 import copy
+from itertools import product
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ from tests.huggingface.test_attention import (
 from tests.huggingface.test_patching import check_checkpointing, same, state
 from tests.huggingface.test_swin_v2 import image, swin
 from tests.rounding import of_sums
-from tests.rows import first_of
+from tests.rows import every_second, first_of
 
 # -- DeBERTa v2 and v3 ------------------------------------------------------------------------------------------------
 
@@ -60,8 +61,7 @@ def deberta(**options: Any) -> Any:
     return moved(transformers.DebertaV2Model(config).eval())
 
 
-@pytest.mark.parametrize("kind", ["full", "left", "right"])
-@pytest.mark.parametrize("case", DEBERTAS)
+@pytest.mark.parametrize(("case", "kind"), every_second(product(DEBERTAS, ["full", "left", "right"])))
 def test_deberta_is_as_exact_adapted(case: str, kind: str) -> None:
     check(deberta(**DEBERTAS[case]), *KINDS[kind])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
@@ -23,6 +24,7 @@ import transformers
 from posenc.huggingface import adapters, variants
 from posenc.schemes import swin_v2
 from tests.huggingface.test_attention import moved, output, with_attention
+from tests.rows import every_second
 
 SWIN = {"image_size": 24, "patch_size": 2, "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 3], "window_size": 4}
 SWINS: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {
@@ -158,8 +160,7 @@ def test_a_layer_in_float32_is_within_what_its_roundings_may_do(case: str) -> No
         assert (ours.abs() <= bound).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("case", SWINS)
+@pytest.mark.parametrize(("dtype", "case"), every_second(product([torch.float32, torch.bfloat16], SWINS)))
 def test_a_layer_is_as_exact_adapted(case: str, dtype: torch.dtype) -> None:
     """Root mean squares over 8 images: from one set of images to another the ratio strays by 0.1 of itself."""
     for _, _, eager, ours in errors(case, dtype):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -13,12 +13,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, shown
+from posenc.compat import uncompiled
 from posenc.distributed import blocks, heads
 from posenc.distributed.cache import ShardedCache
 from posenc.distributed.choice import METHODS, Explanation, Method, choose, groups, refusals
 from posenc.distributed.cost import Sizes, price
 from posenc.distributed.needs import Needs, mask_of
-from posenc.distributed.sharding import Sharding
+from posenc.distributed.sharding import Sharding, check_local
 from posenc.encoding.clocks import readings
 from posenc.encoding.encoding import Context
 from posenc.encoding.features import NOTHING, Projected
@@ -81,8 +82,6 @@ def attention(
             context=context,
         )
     of_queries, of_keys = step.features(features)
-    how: dict[str, Any] = {"sinks": sinks, "dropout_p": dropout_p, "scale": scale, "backend": backend}
-    how["skip_below"] = skip_below
     return step.attention(
         query,
         key,
@@ -91,8 +90,12 @@ def attention(
         attn_mask=attn_mask,
         features=of_queries,
         key_features=of_keys,
+        sinks=sinks,
+        dropout_p=dropout_p,
+        scale=scale,
+        backend=backend,
+        skip_below=skip_below,
         return_lse=return_lse,
-        **how,
     )
 
 
@@ -138,30 +141,13 @@ def explain(
         step = ForwardPass(
             NoPE() if scheme is None else scheme, sharding.positions, is_causal=is_causal, context=context
         )
-    call = LayerCall(
-        layer=0,
-        query=query,
-        key=key,
-        value=value,
-        features=NOTHING,
-        key_features=NOTHING,
-        is_causal=is_causal,
-        window=window,
-        attn_mask=None,
-        sinks=None,
-        dropout_p=dropout_p,
-        scale=None,
-        backend="auto",
-        skip_below=None,
-        return_lse=False,
-    )
+    call = LayerCall(query, key, value, is_causal=is_causal, window=window, dropout_p=dropout_p)
     _check(sharding, call)
     sizes, visibility, chunk, refused = _asked(sharding, step, call)
     found = choose(sharding, sizes, visibility, chunk, refused)
     prices = {}
     for method, held in groups(sharding, refused).items():
-        shards = [sharding.whole[index] for index in held]
-        needs = Needs(shards if chunk is None else [shard.in_chunks(chunk) for shard in shards], visibility)
+        needs = Needs([sharding.whole[index] for index in held], visibility, chunk)
         prices[method] = price(needs, sharding.counts, sizes, method)
     return replace(found, prices=prices)
 
@@ -180,28 +166,27 @@ def _asked(
 
 @dataclass(frozen=True, eq=False)
 class _Exchange:
-    """What `ForwardPass` asks of a text that is divided among processes."""
+    """What `ForwardPass` asks of a text that is divided among processes. `torch.compile` breaks its graph wherever
+    processes speak to one another."""
 
     sharding: Sharding
     method: Method
     chosen: dict[Any, str] = field(default_factory=dict)
     """What "auto" took, so that layers of the same sizes ask once."""
-    tried: set[Any] = field(default_factory=set)
-    """The schemes that were tried with all heads."""
 
-    @property
-    def positions(self) -> Positions:
-        return self.sharding.positions
+    def together(self) -> AbstractContextManager[Any]:
+        return self.sharding.together()
 
-    @property
-    def counts(self) -> tuple[int, ...]:
-        return self.sharding.counts
-
-    def agree(self, wrong: str | None) -> None:
-        self.sharding.agree(wrong)
-
+    @uncompiled
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
-        self.sharding.check(positions)
+        tokens = len(self.sharding.positions)
+        with self.sharding.together():
+            if isinstance(cache, ShardedCache) and cache.positions is not None and len(positions) != tokens:
+                raise ValueError(
+                    f"positions must be those of this process's {tokens} tokens, sharding.positions, got "
+                    f"{len(positions)}: run generated tokens, which all processes are given, outside of sharded"
+                )
+            self.sharding.check(positions)
         whole = self.sharding.whole
         if cache is None:
             return whole, whole
@@ -212,52 +197,61 @@ class _Exchange:
                 f"cache must be of the processes of the sharding, got process {cache.rank} of {cache.world} and "
                 f"{self.sharding.rank} of {self.sharding.world}: make it with ShardedCache(of) and Sharding(..., of)"
             )
-        whole = cache.begin(whole, self.sharding.indices)
+        whole = cache._begin(whole, self.sharding.indices)
         return whole, whole
 
-    def context(self, scheme: Scheme, context: Context | None, positions: Positions) -> Context | None:
-        if not scheme.needs_lengths or (context is not None and context.lengths is not None):
-            return context
-        return replace(context or Context(), lengths=self.sharding.whole.lengths)
+    def lengths(self, positions: Positions) -> Tensor:
+        return self.sharding.whole.lengths
 
+    @uncompiled
     def clock(self, step: ForwardPass, layer: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor]:
         # A few numbers per token, so that sums are those of the whole text, to the bit.
         new = readings(self.sharding.gather(steps, 2), self.sharding.whole)
         every, cache = new, step.cache
         if isinstance(cache, ShardedCache):
-            every = cache.clock(layer, name, new, self.sharding.whole)
+            every = cache._clock(layer, name, new, self.sharding.whole)
         return every[:, :, every.size(2) - new.size(2) :].index_select(
             2, self.sharding.indices[self.sharding.rank]
         ), every
 
+    @uncompiled
     def attend(self, step: ForwardPass, call: LayerCall) -> Tensor | tuple[Tensor, Tensor]:
-        _check(self.sharding, call)
-        layer = call.layer
-        method: str = self.method
-        cache = step.cache
-        sizes, visibility, chunk, refused = _asked(self.sharding, step, call)
-        if self.sharding.world > 1 and method in refused:
-            raise ValueError(f"method={method!r} cannot run this call: {refused[method]}; pass method='auto'")
+        layer, cache, method = call.layer, step.cache, str(self.method)
+        is_first = step.is_first(layer)
+
+        def ready() -> AbstractContextManager[Any]:
+            return self.sharding.together() if is_first else nullcontext([])
+
+        with ready() as same:
+            _check(self.sharding, call)
+            sizes, visibility, chunk, refused = _asked(self.sharding, step, call)
+            if self.sharding.world > 1 and method in refused:
+                raise ValueError(f"method={method!r} cannot run this call: {refused[method]}; pass method='auto'")
+            if method == "auto":
+                known = sizes, visibility, chunk, tuple(refused)
+                if known not in self.chosen:
+                    self.chosen[known] = choose(self.sharding, sizes, visibility, chunk, refused).method
+                method = self.chosen[known]
+            within, across = self.sharding.within, self.sharding.across
+            if is_first:
+                same += self.method, method, *_known(step.of_layer(layer)[0], call)
+            if is_first and (method == "ulysses" or within is not None):
+                self._try_all_heads(step, call)
         if cache is not None:
             assert isinstance(cache, ShardedCache)
             key, value, _ = cache.append(layer, call.key, call.value)
             if cache.positions is not None:
                 return self._after_others(step, call, cache, key, value)
-        if method == "auto":
-            known = sizes, visibility, chunk, tuple(refused)
-            if known not in self.chosen:
-                self.chosen[known] = choose(self.sharding, sizes, visibility, chunk, refused).method
-            method = self.chosen[known]
         if method == "gather":
             whole = replace(call, key=self.sharding.gather(call.key, 2), value=self.sharding.gather(call.value, 2))
+            with ready():
+                if is_first:
+                    whole.check(step.pairs(layer))
             found = whole.attend(step.pairs(layer))
             scheme, _ = step.of_layer(layer)
             features = (*call.features.values(), *call.key_features.values())
             reached = (whole.key, whole.value, *features, *scheme.parameters())
             return found if call.query.size(2) else _connected(found, reached)
-        within, across = self.sharding.within, self.sharding.across
-        if method == "ulysses" or within is not None:
-            self._try_all_heads(step, call)
         if method == "ulysses":
 
             def of_all(call: LayerCall, mine: tuple[slice, slice]) -> Tensor | tuple[Tensor, Tensor]:
@@ -265,8 +259,8 @@ class _Exchange:
 
             return heads.attend(self.sharding, call, of_all)
         if within is None or across is None:
-            return blocks.attend(self.sharding, step, call)
-        return heads.attend(within, call, partial(blocks.attend, across, step))
+            return blocks.attend(self.sharding, step, call, ready=ready())
+        return heads.attend(within, call, partial(blocks.attend, across, step, ready=ready()))
 
     def _after_others(
         self, step: ForwardPass, call: LayerCall, cache: ShardedCache, key: Tensor, value: Tensor
@@ -277,26 +271,24 @@ class _Exchange:
                 "method must be 'auto' or 'gather', and attn_mask None, where tokens come after those of a cache, got "
                 f"{self.method!r}{'' if call.attn_mask is None else ' and a mask'}"
             )
-        return replace(call, key=cache.of_all(key), value=cache.of_all(value)).attend(step.pairs(call.layer))
+        return replace(call, key=cache._of_all(key), value=cache._of_all(value)).attend(step.pairs(call.layer))
 
     @torch.no_grad()
     def _try_all_heads(self, step: ForwardPass, call: LayerCall) -> None:
         """Raises the errors of a scheme that was made for other heads or widths, on every process: one that has some of
-        the heads would not notice. One query and key are enough, once for each scheme and sizes."""
-        sizes = [(x.size(1), x.size(3)) for x in (call.query, call.key, call.value)]
-        which = step.of_layer(call.layer)[0], *sizes
-        if which in self.tried or not len(self.sharding.whole):
+        the heads would not notice. One query and key are enough."""
+        if not len(self.sharding.whole):
             return
 
+        position = self.sharding.whole[:1]
+
         def first(x: Tensor) -> Tensor:
-            return x.new_zeros(1, x.size(1), 1, *x.shape[3:])
+            return x.new_zeros(position.rows, x.size(1), 1, *x.shape[3:])
 
         one = replace(call, query=first(call.query), key=first(call.key), value=first(call.value))
         features, of_keys = ({name: first(x) for name, x in of.items()} for of in (call.features, call.key_features))
         one = replace(one, features=features, key_features=of_keys, attn_mask=None, sinks=None, backend="reference")
-        position = self.sharding.whole[:1]
-        one.attend(step.pairs(call.layer, position, position))
-        self.tried.add(which)
+        one.check(step.pairs(call.layer, position, position))
 
 
 def _check(sharding: Sharding, call: LayerCall) -> None:
@@ -304,6 +296,7 @@ def _check(sharding: Sharding, call: LayerCall) -> None:
     query, mask, sinks = call.query, call.attn_mask, call.sinks
     mine, every = sharding.counts[sharding.rank], len(sharding.whole)
     for name, x in (("query", query), ("key", call.key), ("value", call.value)):
+        check_local(name, x)
         if not isinstance(x, Tensor) or x.dim() != 4 or x.size(2) != mine:
             raise ValueError(
                 f"{name} must be (batch, heads, {mine}, head_dim), with the tokens of this process, got {shown(x)}: "
@@ -318,6 +311,17 @@ def _check(sharding: Sharding, call: LayerCall) -> None:
             )
     if sinks is not None and (not isinstance(sinks, Tensor) or tuple(sinks.shape) != (query.size(1),)):
         raise ValueError(f"sinks must be ({query.size(1)},), a logit for each head, got {shown(sinks)}")
+
+
+def _known(scheme: Scheme, call: LayerCall) -> list[object]:
+    """What processes send depends on this, which they must have in common: by it each knows what others do."""
+    tensors = {"query": call.query, "key": call.key, "value": call.value, **call.features, **call.key_features}
+    found: list[object] = [[type(module).__name__ for module in scheme.modules()], torch.is_grad_enabled()]
+    for name, x in tensors.items():
+        found.append((name, x.size(0), x.size(1), *x.shape[3:], x.dtype, x.requires_grad))
+    found += [call.is_causal, call.window, call.dropout_p, call.scale, call.skip_below, call.backend, call.return_lse]
+    found += [x if x is None else x.dtype for x in (call.attn_mask, call.sinks)]
+    return found
 
 
 def _broadcasts(mask: Tensor, shape: tuple[int, ...]) -> bool:

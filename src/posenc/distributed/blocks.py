@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,25 +26,16 @@ def attend(
     step: ForwardPass,
     call: LayerCall,
     mine: tuple[slice, slice] | None = None,
+    *,
+    ready: AbstractContextManager[Any],
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of this process's queries to the keys of all. ``mine`` are the scheme's heads of queries and of keys in
-    the call; None: all."""
+    the call; None: all. In ``ready`` blocks are checked."""
     layer, (visibility, _) = call.layer, mask_of(call.is_causal, call.window)
     scheme, _ = step.of_layer(layer)
     positions = sharding.positions
     pairs = step.pairs(layer, positions, positions, mine)
     around = parts(call, pairs, visibility, sharding)
-    # Bound here, not in a block, which is computed without gradients at first.
-    encodings = {}
-    for part in around:
-        heads = mine
-        if len(around) > 1:
-            of_queries, of_keys = (0, 0) if mine is None else (some.start for some in mine)
-            heads = _moved(part.queries, of_queries), _moved(part.keys, of_keys)
-        for source in range(sharding.world):
-            keys = part.needs.keys(sharding.rank, source)
-            if keys is not None:
-                encodings[part, source] = step.pairs(layer, sharding.keys_of(source, keys), positions, heads)
     mask = call.attn_mask
     # Everything besides query, key and value that may have a gradient is handed to the blocks.
     float_mask = [mask] if mask is not None and mask.is_floating_point() else []
@@ -50,7 +43,7 @@ def attend(
     skip_below = skipped_by_default(call.query.dtype) if call.skip_below is None else call.skip_below
     of_block = replace(call, sinks=None, return_lse=True)
 
-    def run(part: Part, source: int, q: Tensor, k: Tensor, v: Tensor, given: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def block(part: Part, source: int, q: Tensor, k: Tensor, v: Tensor, given: Sequence[Tensor]) -> LayerCall:
         keys, rest = part.needs.keys(sharding.rank, source), iter(given)
         assert keys is not None
         here = sharding.indices[source][keys]
@@ -59,13 +52,33 @@ def attend(
         attn_mask = next(rest) if float_mask else mask
         if attn_mask is not None and attn_mask.size(-1) > 1:
             attn_mask = attn_mask.index_select(-1, here)
-        block = replace(of_block, query=q, key=k, value=v, attn_mask=attn_mask)
+        found = replace(of_block, query=q, key=k, value=v, attn_mask=attn_mask)
         if part.visibility != visibility:
             seen = part.visibility
-            block = replace(block, window=(seen.left, seen.right), skip_below=skip_below / 2)
-        found = replace(block, features=features, key_features=key_features).attend(encodings[part, source])
+            found = replace(found, window=(seen.left, seen.right), skip_below=skip_below / 2)
+        return replace(found, features=features, key_features=key_features)
+
+    def run(part: Part, source: int, *given: Any) -> tuple[Tensor, Tensor]:
+        found = block(part, source, *given).attend(encodings[part, source])
         assert isinstance(found, tuple)
         return found
+
+    encodings = {}
+    with ready:
+        # Bound here, not in a block, which is computed without gradients at first.
+        for part in around:
+            heads = mine
+            if len(around) > 1:
+                of_queries, of_keys = (0, 0) if mine is None else (some.start for some in mine)
+                heads = _moved(part.queries, of_queries), _moved(part.keys, of_keys)
+            for source in range(sharding.world):
+                keys = part.needs.keys(sharding.rank, source)
+                if keys is None:
+                    continue
+                encodings[part, source] = step.pairs(layer, sharding.keys_of(source, keys), positions, heads)
+                if not isinstance(ready, nullcontext):
+                    k, v = (_like(x, keys.stop - keys.start)[:, part.keys] for x in (call.key, call.value))
+                    block(part, source, call.query[:, part.queries], k, v, tensors).check(encodings[part, source])
 
     is_one_call = not pairs.rotations and not pairs.values  # near and distant pairs would be merged, or values added
     ring = Ring(around, run, sharding.rank, sharding.world, sharding.group, is_one_call)
@@ -74,6 +87,11 @@ def attend(
         sink = call.sinks.to(lse.dtype)[:, None].expand_as(lse)
         out, lse = merge([(out, lse), (torch.zeros_like(out), sink)])
     return (out, lse) if call.return_lse else out
+
+
+def _like(x: Tensor, tokens: int) -> Tensor:
+    """A tensor of that many tokens, without memory."""
+    return x.new_zeros(()).expand(x.size(0), x.size(1), tokens, x.size(3))
 
 
 def _moved(heads: slice, by: int) -> slice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,16 +12,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from posenc.backends.merging import merge
-from posenc.distributed.collectives import gathered
+from posenc.distributed.collectives import gathered, of_each
 from posenc.distributed.sharding import group_of
 from posenc.encoding.clocks import last_readings, readings
-from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import gives_weights
 from posenc.models.cache import KVCache, grown
 from posenc.models.forward_pass import ForwardPass
 from posenc.models.layer_call import LayerCall
 from posenc.positions.positions import Positions
-from posenc.scheme import Scheme
 
 
 class ShardedCache(KVCache):
@@ -48,24 +47,24 @@ class ShardedCache(KVCache):
         super().__init__()
         self.group = group_of(of)
         self.rank, self.world = dist.get_rank(self.group), dist.get_world_size(self.group)
-        self.exchange = _InTurn(self)
+        self._exchange = _InTurn(self)
         self._clocks: list[dict[str, Tensor]] = []  # of all tokens
         self._indices = self._coming = (torch.arange(0),) * self.world
         """Which of all tokens each process holds, and which after this pass."""
-        self.after: Positions | None = None
+        self._after: Positions | None = None
         """The positions of all tokens after this pass."""
 
     def __len__(self) -> int:
         return len(self._indices[self.rank])
 
-    def begin(self, positions: Positions, indices: Sequence[Tensor]) -> Positions:
+    def _begin(self, positions: Positions, indices: Sequence[Tensor]) -> Positions:
         """The positions of all tokens after a pass over new ones, of which each process is to hold some."""
-        self.after = self.extended(positions)
-        start = len(self.after) - len(positions)
+        self._after = self._extended(positions)
+        start = len(self._after) - len(positions)
         self._coming = tuple(
             torch.cat((held.to(new.device), new + start)) for held, new in zip(self._indices, indices, strict=True)
         )
-        return self.after
+        return self._after
 
     def _commit(self, positions: Positions) -> None:
         super()._commit(positions)
@@ -80,16 +79,16 @@ class ShardedCache(KVCache):
             self._kept = [{name: x.index_select(2, mine) for name, x in layer.items()} for layer in self._kept]
         self._rewind()
 
-    def mine(self) -> Tensor:
+    def _mine(self) -> Tensor:
         """Which of all tokens this process holds after this pass."""
         return self._coming[self.rank]
 
-    def of_all(self, x: Tensor) -> Tensor:
+    def _of_all(self, x: Tensor) -> Tensor:
         """The tensor of all tokens, in their order, from (batch, heads, tokens that this process holds, ...)."""
         back = torch.cat(self._coming).argsort()
         return gathered(x, 2, [len(index) for index in self._coming], self.group).index_select(2, back)
 
-    def clock(self, layer: int, name: str, new: Tensor, positions: Positions) -> Tensor:
+    def _clock(self, layer: int, name: str, new: Tensor, positions: Positions) -> Tensor:
         """A cumulative feature of all tokens, from the cumulative sums of the new ones at these positions."""
         while layer >= len(self._clocks):
             self._clocks.append({})
@@ -111,16 +110,17 @@ class _InTurn:
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
         held, new = self.cache, torch.arange(len(positions), device=positions.device)
         turn = (new + (0 if held.positions is None else len(held.positions))) % held.world
-        whole = held.begin(positions, [new[turn == rank] for rank in range(held.world)])
-        return whole[held.mine()]._set(_is_shard=held.world > 1), whole
+        whole = held._begin(positions, [new[turn == rank] for rank in range(held.world)])
+        return whole[held._mine()]._set(_is_shard=held.world > 1), whole
 
-    def context(self, scheme: Scheme, context: Context | None, positions: Positions) -> Context | None:
-        if not scheme.needs_lengths or (context is not None and context.lengths is not None):
-            return context
-        return replace(context or Context(), lengths=positions.lengths)  # new tokens are the last of their texts
+    def lengths(self, positions: Positions) -> Tensor:
+        return positions.lengths  # new tokens are the last of their texts
+
+    def together(self) -> AbstractContextManager[Any]:
+        return nullcontext()  # all processes have the same tokens
 
     def clock(self, step: ForwardPass, layer: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor]:
-        every = self.cache.clock(layer, name, readings(steps, step.positions), step.positions)
+        every = self.cache._clock(layer, name, readings(steps, step.positions), step.positions)
         return every[:, :, every.size(2) - steps.size(2) :], every
 
     def attend(self, step: ForwardPass, call: LayerCall) -> Tensor | tuple[Tensor, Tensor]:
@@ -128,25 +128,20 @@ class _InTurn:
             raise ValueError("attn_mask and dropout are not supported with a ShardedCache")
         cache, sinks, encoding = self.cache, call.sinks, step.pairs(call.layer)
         start = 0 if cache.positions is None else len(cache.positions)
-        mine = cache.mine()
+        mine = cache._mine()
         new = mine[mine >= start] - start
         key, value, _ = cache.append(call.layer, call.key[:, :, new], call.value[:, :, new])
         if any(piece.reads_rows for piece in encoding.pieces) or gives_weights(encoding.pieces):
-            every = step.pairs(call.layer, cache.after)
-            return replace(call, key=cache.of_all(key), value=cache.of_all(value)).attend(every)
+            every = step.pairs(call.layer, cache._after)
+            return replace(call, key=cache._of_all(key), value=cache._of_all(value)).attend(every)
         features = {name: x.index_select(2, mine) for name, x in call.key_features.items()}
         part = replace(call, key=key, value=value, key_features=features, sinks=None, return_lse=True)
         found = part.attend(encoding)
         assert isinstance(found, tuple)
-        parts = list(zip(*(self._of_each(x.to(found[1].dtype)) for x in found), strict=True))
+        parts = list(zip(*(of_each(x.to(found[1].dtype), cache.group) for x in found), strict=True))
         if sinks is not None:  # one more key of every row, without a value
             sink = sinks.to(found[1].dtype)[:, None].expand_as(found[1])
             parts.append((torch.zeros_like(parts[0][0]), sink))
         out, lse = merge(parts)
         out = out.to(call.query.dtype)
         return (out, lse) if call.return_lse else out
-
-    def _of_each(self, x: Tensor) -> list[Tensor]:
-        found = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(self.cache.world)]
-        dist.all_gather(found, x.contiguous(), group=self.cache.group)
-        return found

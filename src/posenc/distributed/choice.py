@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from posenc.encoding.pieces import gives_weights
 from posenc.positions.tiles import Visibility
 
 Method = Literal["auto", "gather", "ring", "ulysses"]
-METHODS = ("auto", "gather", "ring", "ulysses")
+METHODS: tuple[str, ...] = get_args(Method)
 LAYERS = 32
 """The layers of a model, each of which keeps its keys and values until the backward pass."""
 SHARE = 0.25
@@ -85,12 +85,11 @@ def choose(
     the positions of a sample of tokens. Devices are taken to be those of ``machine``, whatever they are.
     """
     if sharding.world == 1:
-        return Explanation("gather", "there is one process", {}, {}, machine)
+        return Explanation("gather", "there is one process", refused, {}, machine)
     refused = dict(refused)
     found = {}
     for name, held in groups(sharding, refused).items():
-        sample = Sample(sharding.whole, held, visibility, chunk)
-        found[name] = price(sample, sharding.counts, sizes, name, machine, times=sample.times)
+        found[name] = price(Sample(sharding.whole, held, visibility, chunk), sharding.counts, sizes, name, machine)
     layers = LAYERS if sizes.trains else 1
     most = {name: max(each.held) * layers for name, each in found.items()}
     room = machine.memory * SHARE

@@ -51,9 +51,14 @@ def _every(x: Tensor, counts: Sequence[int], group: Any) -> list[Tensor]:
     most = max(counts)
     padded = x.new_zeros((most, *x.shape[1:]))  # since collectives take equal shapes
     padded[: len(x)] = x
-    found = [torch.empty_like(padded) for _ in counts]
-    dist.all_gather(found, padded, group=group)
-    return [part[:count] for part, count in zip(found, counts, strict=True)]
+    return [part[:count] for part, count in zip(of_each(padded, group), counts, strict=True)]
+
+
+def of_each(x: Tensor, group: Any) -> list[Tensor]:
+    """The tensors of all processes, which have the same shape."""
+    found = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(found, x.contiguous(), group=group)
+    return found
 
 
 def exchanged(

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from posenc.distributed.needs import Needs
+from posenc.arguments import check_choice
+from posenc.distributed.needs import Needs, mask_of
+from posenc.positions.orders import Order, indices
 from posenc.positions.positions import PADDING, Positions
-from posenc.positions.tiles import Visibility
+from posenc.positions.tiles import Visibility, Window
 from posenc.positions.visibility import visible
 
 
@@ -67,36 +69,26 @@ class Machine:
 H100 = Machine("H100, nodes of 8", flops=370e12, link=450e9, network=50e9, per_node=8, memory=80e9)
 
 
-class Sample:
-    """An estimate of `Needs` in milliseconds, from every n-th token of each process, about 1,024 tokens in all. Each
-    stands for ``times`` tokens. The same on every process."""
+class Sample(Needs):
+    """An estimate in milliseconds, from every n-th token of each process, about 1,024 tokens in all. The same on every
+    process."""
 
     def __init__(
         self, whole: Positions, indices: Sequence[Tensor], visibility: Visibility, chunk: int | None = None
     ) -> None:
         self.times = -(-len(whole) // 1024) or 1
         some = [index[self.times // 2 :: self.times] for index in indices]
+        super().__init__([whole[index] for index in some], visibility)
         text = whole[torch.cat(some)]
         text = text if chunk is None else text.in_chunks(chunk)
         mask = visible(text, text, visibility)
         is_token = (text.document != PADDING)[:, :, None]
         seen = (is_token if mask is None else mask & is_token).expand(-1, -1, len(text)).sum(0).cpu()
         held = [len(index) for index in some]
-        by_queries = torch.stack([part.sum(0) for part in seen.split(held)])
-        self._pairs, self._keys = [], []  # of keys, then of queries
-        for part in by_queries.split(held, 1):
-            self._pairs.append(part.sum(1).tolist())
-            found = [of_queries.nonzero()[:, 0].tolist() for of_queries in part]
-            self._keys.append([slice(keys[0], keys[-1] + 1) if keys else None for keys in found])
-
-    def __len__(self) -> int:
-        return len(self._pairs)
-
-    def keys(self, queries_of: int, keys_of: int) -> slice | None:
-        return self._keys[keys_of][queries_of]
-
-    def pairs(self, queries_of: int, keys_of: int) -> int:
-        return self._pairs[keys_of][queries_of]
+        for queries_of, rows in enumerate(seen.split(held)):
+            for keys_of, counts in enumerate(rows.sum(0).split(held)):
+                keys = counts.nonzero()[:, 0].tolist()
+                self._found[queries_of, keys_of] = slice(keys[0], keys[-1] + 1) if keys else None, int(counts.sum())
 
 
 BACKWARD = 2.5
@@ -123,29 +115,62 @@ class Price:
         )
 
 
+def work(
+    whole: Positions,
+    world: int,
+    order: Order = "zigzag",
+    *,
+    method: str,
+    num_heads: int,
+    head_dim: int,
+    kv_heads: int | None = None,
+    value_dim: int | None = None,
+    batch: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    is_causal: bool = True,
+    window: Window = None,
+) -> Price:
+    """What a call of `attention` by ``"gather"``, ``"ring"`` or ``"ulysses"`` costs on ``world`` processes, from
+    positions alone: no process is needed.
+
+    The bytes are those of queries, keys, values and outputs, and in the backward pass of their gradients, which are
+    float32 for keys and values but under ``"ulysses"``. Nothing is counted for masks, features and the log-sum-exp.
+
+    >>> work(Positions.arange(8), 2, method="ring", num_heads=1, head_dim=4).scores
+    (18, 18)
+    """
+    check_choice("method", method, ("gather", "ring", "ulysses"))
+    kv_heads = num_heads if kv_heads is None else kv_heads
+    value_dim = head_dim if value_dim is None else value_dim
+    batch = whole.rows if batch is None else batch
+    if batch != whole.rows != 1:
+        raise ValueError(f"batch must be {whole.rows}, the rows of the positions, got {batch}")
+    shards = [whole[index] for index in indices(whole.layout, world, order)]
+    needs = Needs([whole] if method == "ulysses" else shards, *mask_of(is_causal, window))
+    sizes = Sizes(batch, num_heads, kv_heads, head_dim, value_dim, dtype.itemsize, whole.rows)
+    return price(needs, [len(shard) for shard in shards], sizes, method)
+
+
 def price(
-    needs: Needs | Sample,
+    needs: Needs,
     counts: Sequence[int],
     sizes: Sizes,
     method: str,
     machine: Machine = H100,
-    *,
-    times: int = 1,
 ) -> Price:
     """The price of a method for processes that have these numbers of tokens.
 
     ``needs`` are those of each process, or, where groups of processes of consecutive ranks exchange tokens for heads,
-    those of each group: with ``"ulysses"`` there is one, and on a mesh of two axes a ring of them. ``times``: each
-    token of ``needs`` stands for so many, as in a `Sample`.
+    those of each group: with ``"ulysses"`` there is one, and on a mesh of two axes a ring of them.
     """
     if method == "gather":
-        return _gather(needs, counts, sizes, machine, times)
-    return _ring(needs, counts, sizes, machine, times)
+        return _gather(needs, counts, sizes, machine)
+    return _ring(needs, counts, sizes, machine)
 
 
-def _scores(needs: Needs | Sample, sizes: Sizes, times: int, queries_of: int, keys_of: int) -> int:
+def _scores(needs: Needs, sizes: Sizes, queries_of: int, keys_of: int) -> int:
     """The visible pairs of a head, of all rows."""
-    return needs.pairs(queries_of, keys_of) * times**2 * sizes.batch // sizes.rows
+    return needs.pairs(queries_of, keys_of) * needs.times**2 * sizes.batch // sizes.rows
 
 
 def _compute(scores: float, sizes: Sizes, machine: Machine) -> float:
@@ -153,11 +178,11 @@ def _compute(scores: float, sizes: Sizes, machine: Machine) -> float:
     return 2 * sizes.width * scores / machine.flops
 
 
-def _gather(needs: Needs | Sample, counts: Sequence[int], sizes: Sizes, machine: Machine, times: int) -> Price:
+def _gather(needs: Needs, counts: Sequence[int], sizes: Sizes, machine: Machine) -> Price:
     world, tokens, most = len(counts), sum(counts), max(counts)
     number = sizes.batch * sizes.kv_heads * sizes.width  # of numbers of a token
     every = range(world)
-    scores = [sum(_scores(needs, sizes, times, r, other) for other in every) * sizes.heads for r in every]
+    scores = [sum(_scores(needs, sizes, r, other) for other in every) * sizes.heads for r in every]
     sent = [(world - 1) * most * number * sizes.itemsize] * world
     back = [(tokens - count) * number * sizes.of_gradients if sizes.trains else 0 for count in counts]
     # Keys enter a node once, through the ports of all its devices, and are handed on inside.
@@ -179,7 +204,7 @@ def _exchange(parts: Sequence[float], rank: int, machine: Machine, first: int = 
     return max(part / speed for speed, part in ways.items()) + machine.latency * (len(parts) > 1)
 
 
-def _ring(needs: Needs | Sample, counts: Sequence[int], sizes: Sizes, machine: Machine, times: int) -> Price:
+def _ring(needs: Needs, counts: Sequence[int], sizes: Sizes, machine: Machine) -> Price:
     world, groups = len(counts), len(needs)
     lanes = world // groups
     kv_heads = [len(part) for part in torch.arange(sizes.kv_heads).tensor_split(lanes)]
@@ -200,9 +225,9 @@ def _ring(needs: Needs | Sample, counts: Sequence[int], sizes: Sizes, machine: M
         # The ring.
         number = sizes.batch * of_keys * sizes.width
         sources = [(group - step) % groups for step in range(groups)]
-        given = [_keys(needs, other, group) * times * number for other in range(groups) if other != group]
-        taken = [_keys(needs, group, source) * times * number for source in sources]
-        blocks = [_scores(needs, sizes, times, group, source) * of_queries for source in sources]
+        given = [_keys(needs, other, group) * number for other in range(groups) if other != group]
+        taken = [_keys(needs, group, source) * number for source in sources]
+        blocks = [_scores(needs, sizes, group, source) * of_queries for source in sources]
         sent += sum(given) * sizes.itemsize
         back += (sum(given) * sizes.itemsize + sum(taken[1:]) * sizes.of_gradients) if groups > 1 else 0
         speeds = [machine.speed(rank, source * lanes + lane) for source in sources]
@@ -221,9 +246,9 @@ def _ring(needs: Needs | Sample, counts: Sequence[int], sizes: Sizes, machine: M
     return Price(scores, every, every_back, most, longest)
 
 
-def _keys(needs: Needs | Sample, queries_of: int, keys_of: int) -> int:
+def _keys(needs: Needs, queries_of: int, keys_of: int) -> int:
     keys = needs.keys(queries_of, keys_of)
-    return 0 if keys is None else keys.stop - keys.start
+    return 0 if keys is None else (keys.stop - keys.start) * needs.times
 
 
 def _travels(step: int, taken: Sequence[int], speeds: Sequence[float], itemsize: int, machine: Machine) -> float:

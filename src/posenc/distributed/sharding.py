@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from posenc.arguments import check_type, shown
-from posenc.distributed.collectives import gathered
+from posenc.distributed.collectives import gathered, of_each
 from posenc.distributed.needs import Needs
 from posenc.positions.orders import Order, indices
 from posenc.positions.positions import Positions
@@ -56,8 +57,7 @@ class Shards:
         from positions alone."""
         which = visibility, chunk
         if which not in self._needs:
-            shards = self.shards if chunk is None else [shard.in_chunks(chunk) for shard in self.shards]
-            self._needs[which] = Needs(shards, visibility)
+            self._needs[which] = Needs(self.shards, visibility, chunk)
         return self._needs[which]
 
     def keys_of(self, rank: int, keys: slice) -> Positions:
@@ -69,6 +69,7 @@ class Shards:
 
     def _check(self, x: Tensor, dim: int, tokens: int) -> None:
         check_type("x", x, Tensor)
+        check_local("x", x)
         if not -x.dim() <= dim < x.dim() or x.size(dim) != tokens:
             raise ValueError(f"x must have {tokens} tokens along dim {dim}, got {shown(x)}")
 
@@ -120,7 +121,7 @@ class Sharding(Shards):
         collective of the group, in which all must take part."""
         tensors = [x for x in (*self.whole._each(lambda x: x).values(), *self.indices) if x is not None]
         known = repr([(tuple(x.shape), str(x.dtype), _checksum(x)) for x in tensors])
-        found = self._numbers(int.from_bytes(hashlib.sha256(known.encode()).digest()[:7], "big"))
+        found = self._numbers(_number(known))
         others = [rank for rank, other in enumerate(found) if other != found[0]]
         if others:
             raise ValueError(
@@ -129,17 +130,36 @@ class Sharding(Shards):
 
     def agree(self, wrong: str | None) -> None:
         """ValueError on all processes if something is wrong on any, so that none waits for others. All call it."""
-        where = [rank for rank, number in enumerate(self._numbers(wrong is not None)) if number]
-        if where:
-            raise ValueError(wrong or f"process {where[0]} has an error, and its message says which")
+        with self.together():
+            if wrong is not None:
+                raise ValueError(wrong)
+
+    @contextmanager
+    def together(self) -> Iterator[list[object]]:
+        """A context that all processes enter before they send anything: an error in it on one process is an error on
+        all, so that none waits for others. The list it gives is of what must be the same on all of them."""
+        same: list[object] = []
+        error: Exception | None = None
+        try:
+            yield same
+        except Exception as raised:
+            error = raised
+        found = self._numbers(0 if error is not None else 1 + _number(repr(same)))
+        if error is not None:
+            raise error
+        if 0 in found:
+            raise ValueError(f"process {found.index(0)} has an error, and its message says which")
+        others = [rank for rank, other in enumerate(found) if other != found[0]]
+        if others:
+            raise ValueError(
+                "sizes, dtypes, options, the scheme, and which tensors require gradients must be the same on all "
+                f"processes, but differ on {others} from process 0's, got {same} on process {self.rank}"
+            )
 
     def _numbers(self, mine: int) -> list[int]:
         """A number of each process."""
         device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend(self.group) == "nccl" else "cpu"
-        number = torch.tensor(int(mine), device=device)
-        found = [torch.empty_like(number) for _ in range(self.world)]
-        dist.all_gather(found, number, group=self.group)
-        return [int(x) for x in found]
+        return [int(x) for x in of_each(torch.tensor(int(mine), device=device), self.group)]
 
     def _divide(self, mesh: Any) -> None:
         """The two levels of a mesh of two axes: along the second, processes have the tokens of one row of the mesh, and
@@ -186,6 +206,21 @@ def group_of(of: Any) -> Any:
             raise ValueError(f"of must be a mesh of one axis, got one of {of.ndim}: pass mesh['name of an axis']")
         return of.get_group()
     raise ValueError(f"of must be a ProcessGroup, a DeviceMesh of one axis, or None for all processes, got {shown(of)}")
+
+
+def check_local(name: str, x: Tensor) -> None:
+    """ValueError for a DTensor."""
+    if hasattr(x, "to_local"):
+        raise ValueError(
+            f"{name} must be a tensor of this process, got a DTensor {tuple(x.shape)}: pass "
+            f"sharding.shard({name}.full_tensor(), dim), or {name}.to_local() if it has the tokens of "
+            "sharding.positions"
+        )
+
+
+def _number(known: str) -> int:
+    """A number that differs where the text does."""
+    return int.from_bytes(hashlib.sha256(known.encode()).digest()[:7], "big")
 
 
 def _checksum(x: Tensor) -> int:

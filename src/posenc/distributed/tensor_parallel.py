@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, distribute_tensor
@@ -41,13 +42,15 @@ def parallelize(model: M, mesh: DeviceMesh) -> M:
     >>> encoding = scheme(positions, context=posenc.Context(heads=range(first, last)))
 
     Raises ValueError, before anything changes, for heads of queries or keys that cannot be divided evenly, a mesh of
-    several axes, a scheme that acts both on the input and in attention, and a model that is not of `posenc.models` or
-    is divided already. All processes must call it.
+    several axes or without this process, a scheme that acts both on the input and in attention, and a model that is
+    not of `posenc.models` or is divided already. All processes must call it.
     """
     check_type("model", model, nn.Module)
     if not isinstance(mesh, DeviceMesh) or mesh.ndim != 1:
         several = f"one of {mesh.ndim}: pass mesh['name of an axis']" if isinstance(mesh, DeviceMesh) else shown(mesh)
         raise ValueError(f"mesh must be a DeviceMesh of one axis, got {several}")
+    if mesh.get_coordinate() is None:
+        raise ValueError(f"mesh must have this process, {dist.get_rank()}, got {mesh}")
     trunks = [module for module in model.modules() if isinstance(module, Trunk)]
     if not trunks and not is_scheme(model):
         raise ValueError(
@@ -124,8 +127,9 @@ def _of_heads(scheme: Scheme) -> Iterator[nn.Module]:
 def _replicate(module: nn.Module, mesh: DeviceMesh, of_gradients: Placement) -> None:
     """Makes a module's own parameters replicated DTensors that its code reads as tensors of this process.
 
-    They stay parameters by the same names, so that checkpoints are those of the whole model. Properties of a class of
-    its own read them, since schemes read their parameters in attention, after their call.
+    They stay parameters by the same names, so that checkpoints are those of the whole model. The module gets a class of
+    its own, as from `fully_shard`, with properties that read them: hooks of its call would be too early, since schemes
+    read parameters in attention.
     """
     own = [name for name, x in module._parameters.items() if x is not None and not isinstance(x, DTensor)]
     for name in own:

@@ -77,11 +77,11 @@ class Context:
             raise ValueError(f"heads must be within the {parameter.size(axis)} of the scheme, got {self.heads}")
         return parameter.narrow(axis, self.heads.start, len(self.heads))
 
-    def of_keys(self) -> Context:
+    def _of_keys(self) -> Context:
         """The context whose heads are those of the keys."""
         return self if self.kv_heads is None else replace(self, heads=self.kv_heads)
 
-    def part(self, heads: slice, kv_heads: slice) -> Context:
+    def _part(self, heads: slice, kv_heads: slice) -> Context:
         """The context of some of these heads of queries and keys."""
         first = 0 if self.heads is None else self.heads.start
         of_keys = first if self.kv_heads is None else self.kv_heads.start

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from posenc.arguments import shown
 from posenc.huggingface.masks import WITHIN, Visible
-from posenc.huggingface.placing import PLAN, Plan
+from posenc.huggingface.placing import PLAN, Plan, bound
 from posenc.models.forward_pass import EXCHANGES, ForwardPass
 from posenc.positions.positions import PADDING, Positions
 from posenc.positions.tiles import Chunk, Window
@@ -20,6 +20,7 @@ ROTARY = "posenc_rotary"
 """The attribute of an attention whose rotary module posenc has replaced: that module, in a tuple."""
 
 RUNS_ON_TOKENS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+NOPE = NoPE()
 IN_SHARDS = "pass position_ids=sharding.positions.coords"
 
 
@@ -48,28 +49,24 @@ def divided(
             f"attention_mask must be (rows, tokens) or None {WITHIN}, so that the model makes its mask by posenc, got "
             f"{shown(attention_mask)} in {type(module).__name__}"
         )
-    exchange, kept = EXCHANGES[-1], attention_mask.kept
+    sharding, kept = EXCHANGES[-1].sharding, attention_mask.kept
     if "agreed" not in kept:  # once in a forward pass, before anything is sent
-        exchange.agree(_wrong(module, plan, attention_mask, position_ids, exchange.positions))
+        sharding.agree(_wrong(module, plan, attention_mask, position_ids, sharding.positions))
         kept["agreed"] = True
     seen = attention_mask.visibility
-    window: Window = None if seen.left is None and seen.right is None else (seen.left, seen.right)
+    window: Window = (seen.left, seen.right)
     if attention_mask.chunk_size is not None:
         window = Chunk(attention_mask.chunk_size)
     if plan is not None and plan.window is not None:
         window = plan.window
-    scheme = NoPE() if plan is None else plan.scheme
+    scheme = NOPE if plan is None else plan.scheme
     dtype = torch.promote_types(query.dtype, torch.float32)
-    name = (None if plan is None else id(scheme), dtype, softcap)
-    # While a scheme is trained, every layer binds it separately, as in `planned`.
-    learns = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in scheme.parameters())
-    if learns or name not in kept:
+
+    def made() -> ForwardPass:
         capped = scheme if softcap is None else scheme + Softcap(float(softcap))
-        step = _LayerPass(capped, exchange.positions, is_causal=seen.is_causal, dtype=dtype)
-        if learns:
-            return step, window
-        kept[name] = step
-    return kept[name], window
+        return _LayerPass(capped, sharding.positions, is_causal=seen.is_causal, dtype=dtype)
+
+    return bound(kept, scheme, (dtype, softcap), made), window
 
 
 def _check_kind(module: nn.Module, plan: Plan | None) -> None:

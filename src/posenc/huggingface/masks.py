@@ -210,19 +210,19 @@ def _of_shard(
 ) -> Visible:
     """The mask of a model that has a shard of a text: what layers need to know. Positions and padding are those of the
     sharding, with which ``attention_mask`` is compared later, by all processes together."""
-    # Of the function of transformers that makes a mask; a cache that is empty does not show in sizes.
+    # Only the function of transformers that makes the mask knows: an empty cache does not show in sizes.
     if sys._getframe(2).f_locals.get("past_key_values") is not None:
         raise ValueError(
             f"use_cache must be False {WITHIN}, got a cache, which would hold the keys of this process alone: pass "
             "use_cache=False. Generate with the whole text in one process, outside of posenc.distributed.sharded"
         )
-    if 0 in EXCHANGES[-1].counts:
+    sharding = EXCHANGES[-1].sharding
+    if 0 in sharding.counts:
         raise ValueError(
-            f"every process must have tokens where it runs a model of transformers, got {EXCHANGES[-1].counts}: use "
-            "fewer processes, or another order"
+            f"every process must have tokens where it runs a model of transformers, got {sharding.counts}: use fewer "
+            "processes, or another order"
         )
-    positions = EXCHANGES[-1].positions
-    made = Visible(positions, positions, visibility, rows, chunk_size=chunk)
+    made = Visible(sharding.positions, sharding.positions, visibility, rows, chunk_size=chunk)
     made.kept["given"] = queries, attention_mask
     return made
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from posenc.positions.positions import PADDING, Positions
 from posenc.positions.tiles import Chunk, Visibility, check_window
 from posenc.positions.validation import is_readable
 from posenc.scheme import Scheme
+
+T = TypeVar("T")
 
 
 class Plan(nn.Module):
@@ -84,23 +87,32 @@ def planned(
     if "placed" not in kept:  # the same for all layers, since a schedule has a window for each
         ids = plan.position_ids() if position_ids is None or plan.by_source else position_ids
         kept["placed"] = place(queries, keys, bias, ids, plan.counts)
-    # While a scheme is trained, every layer binds it separately: with gradient checkpointing a layer is recomputed in
-    # the backward pass, and must build the same graph again instead of finding an encoding that was made without one.
-    learns = torch.is_grad_enabled() and any(parameter.requires_grad for parameter in plan.scheme.parameters())
-    name = (id(plan.scheme), dtype, plan.window if isinstance(plan.window, Chunk) else None)
-    if not learns and name in kept:
-        return kept[name], seen
-    at, there, lengths = kept["placed"]
-    if plan.scheme.needs_lengths and "one text" not in kept:
-        _check_one_text(at, keys, bias, isinstance(attention_mask, Visible) and attention_mask.is_packed)
-        kept["one text"] = True
-    context = Context(lengths=lengths if plan.scheme.needs_lengths else None)
-    encoding = plan.scheme(at, there, dtype=dtype, context=context, doors=("rotate", "score", "value"))
-    if isinstance(plan.window, Chunk):
-        encoding = encoding.in_chunks(plan.window.size)
-    if not learns:
-        kept[name] = encoding
-    return encoding, seen
+
+    def made() -> Encoding:
+        at, there, lengths = kept["placed"]
+        if plan.scheme.needs_lengths and "one text" not in kept:
+            _check_one_text(at, keys, bias, isinstance(attention_mask, Visible) and attention_mask.is_packed)
+            kept["one text"] = True
+        context = Context(lengths=lengths if plan.scheme.needs_lengths else None)
+        encoding = plan.scheme(at, there, dtype=dtype, context=context, doors=("rotate", "score", "value"))
+        return encoding.in_chunks(plan.window.size) if isinstance(plan.window, Chunk) else encoding
+
+    return bound(kept, plan.scheme, (dtype, plan.window if isinstance(plan.window, Chunk) else None), made), seen
+
+
+def bound(kept: dict[Any, Any], scheme: nn.Module, how: tuple[Any, ...], make: Callable[[], T]) -> T:
+    """What layers with this scheme, bound in this way, share: that which is ``kept``, or else made.
+
+    While a scheme is trained, every layer binds it separately: with gradient checkpointing a layer is recomputed in the
+    backward pass, and must build the same graph again instead of finding what was made without one.
+    """
+    if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in scheme.parameters()):
+        return make()
+    name = id(scheme), *how
+    if name not in kept:
+        kept[name] = make()
+    made: T = kept[name]
+    return made
 
 
 def _reach(queries: Positions, left: int | None) -> int:

@@ -21,7 +21,7 @@ class KVCache:
     Buffers double when full, so that appending a token does not copy the cache every time.
     """
 
-    exchange: Any = None
+    _exchange: Any = None
     """How passes with this cache reach tokens that other processes hold: an `Exchange`, such as that of
     `posenc.distributed.ShardedCache`."""
 
@@ -36,7 +36,7 @@ class KVCache:
     def __len__(self) -> int:
         return 0 if self.positions is None else len(self.positions)
 
-    def extended(self, positions: Positions) -> Positions:
+    def _extended(self, positions: Positions) -> Positions:
         """The positions of the cached tokens and of new ones. Raises ValueError if these do not come after them."""
         before = self.positions
         if before is None:
@@ -44,8 +44,8 @@ class KVCache:
         if overlap(join([before.layout, positions.layout], max(before.rows, positions.rows))) is not None:
             raise ValueError(
                 "positions begin at or before the last token of the cache: continue it with "
-                "cache.positions.following(n) or, if it holds one text, Positions.arange(n, start=len(cache)); "
-                "give another text another document"
+                "cache.positions.following(n) or, if it holds one text, "
+                "Positions.arange(n, start=len(cache.positions)); give another text another document"
             )
         return Positions.cat([before, positions], documents="same")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
@@ -10,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import check_flag, check_type
+from posenc.backends.request import DIVIDED
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.features import NOTHING, Features, Projected, check_wanted, continued, made
 from posenc.models.cache import NORMS, KVCache
@@ -26,8 +28,8 @@ class Exchange(Protocol):
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
         """The positions of the keys that a pass over these tokens attends to, and of those that its cache will hold."""
 
-    def context(self, scheme: Scheme, context: Context | None, positions: Positions) -> Context | None:
-        """The context of a scheme, with the lengths of whole texts if it needs them."""
+    def lengths(self, positions: Positions) -> Tensor:
+        """The lengths of the texts that the tokens of a pass are of."""
 
     def clock(self, step: ForwardPass, layer: int, name: str, steps: Tensor) -> tuple[Tensor, Tensor]:
         """A cumulative feature at the tokens of the pass, and at all keys, from its increments at the former."""
@@ -35,23 +37,19 @@ class Exchange(Protocol):
     def attend(self, step: ForwardPass, call: LayerCall) -> Tensor | tuple[Tensor, Tensor]:
         """Attention of this process's queries to the keys of all."""
 
+    def together(self) -> AbstractContextManager[Any]:
+        """A context in which an error on one process is an error on all."""
 
-class Shards(Exchange, Protocol):
+
+class TextExchange(Exchange, Protocol):
     """The exchange of a context in which every new pass has one process's tokens of a text."""
 
     @property
-    def positions(self) -> Positions:
-        """Those of this process's tokens."""
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """The number of tokens of each process."""
-
-    def agree(self, wrong: str | None) -> None:
-        """ValueError on all processes if something is wrong on any. All call it."""
+    def sharding(self) -> Any:
+        """The `posenc.distributed.Sharding` of the text."""
 
 
-EXCHANGES: list[Shards] = []
+EXCHANGES: list[TextExchange] = DIVIDED
 """Those of the contexts that are open; the last one is that of new forward passes. It holds for all threads, since
 autograd computes checkpointed layers again in threads of its own."""
 
@@ -95,7 +93,7 @@ class ForwardPass:
         self._schedule = scheme
         self.positions, self.cache, self.is_causal = positions, cache, is_causal
         self._dtype, self._context = dtype, context
-        of_cache: Exchange | None = None if cache is None else cache.exchange
+        of_cache: Exchange | None = None if cache is None else cache._exchange
         self._exchange = EXCHANGES[-1] if EXCHANGES else of_cache
         if self._exchange is None and positions._is_shard:
             raise ValueError(
@@ -105,10 +103,11 @@ class ForwardPass:
         if self._exchange is not None:
             self.key_positions, self._held = self._exchange.begin(positions, cache)
         else:
-            self.key_positions = positions if cache is None else cache.extended(positions)
+            self.key_positions = positions if cache is None else cache._extended(positions)
             self._held = self.key_positions  # those that the cache is to hold
         self._is_open = False
         self._added: set[int] = set()  # numbers of schemes whose vectors were added
+        self._called: set[int] = set()  # and of those that have attended
         # By whether gradients are recorded too: reentrant checkpointing runs layers without first, and then again.
         self._tokens: dict[tuple[int, bool], Encoding] = {}
         self._pairs: dict[tuple[Any, ...], Encoding] = {}
@@ -137,9 +136,10 @@ class ForwardPass:
         which = self._number(layer), torch.is_grad_enabled()
         if which not in self._tokens:
             scheme, _ = self.of_layer(layer)
-            self._tokens[which] = scheme(  # __call__, which wrappers intercept
-                self.positions, dtype=self._dtype, context=self._context_of(scheme), doors=self._token_doors
-            )
+            with nullcontext() if self._exchange is None else self._exchange.together():
+                self._tokens[which] = scheme(  # __call__, which wrappers intercept
+                    self.positions, dtype=self._dtype, context=self._context_of(scheme), doors=self._token_doors
+                )
         return self._tokens[which]
 
     def pairs(
@@ -161,12 +161,20 @@ class ForwardPass:
             scheme, _ = self.of_layer(layer)
             context = self._context_of(scheme)
             if heads is not None:
-                context = (context or Context()).part(*heads)
+                context = (context or Context())._part(*heads)
             doors = ("rotate", "score", "value") if needs_raw_keys(scheme) else ("score", "value")
             self._pairs[which] = scheme(queries, keys, dtype=self._dtype, context=context, doors=doors)
         return self._pairs[which]
 
-    def forget(self, layer: int) -> None:
+    def is_first(self, layer: int) -> bool:
+        """Whether the scheme of a layer has not attended in this pass."""
+        return self._number(layer) not in self._called
+
+    def _together(self, layer: int) -> AbstractContextManager[Any]:
+        """A context in which an error on one process is an error on all, the first time that a scheme is called."""
+        return self._exchange.together() if self._exchange is not None and self.is_first(layer) else nullcontext()
+
+    def _forget(self, layer: int) -> None:
         """Drops the encodings of a layer that has a scheme of its own, so that activation checkpointing, which runs the
         layer again, makes them again too."""
         number = self._number(layer)
@@ -174,9 +182,10 @@ class ForwardPass:
         self._pairs = {which: encoding for which, encoding in self._pairs.items() if which[0] != number}
 
     def _context_of(self, scheme: Scheme) -> Context | None:
-        return (
-            self._context if self._exchange is None else self._exchange.context(scheme, self._context, self.positions)
-        )
+        context = self._context
+        if self._exchange is None or not scheme.needs_lengths or (context is not None and context.lengths is not None):
+            return context
+        return replace(context or Context(), lengths=self._exchange.lengths(self.positions))
 
     def add(self, x: Float[Tensor, "batch tokens dim"], layer: int = 0) -> Float[Tensor, "batch tokens dim"]:
         """The add door: x_i + P[p_i]. Returns x itself if the scheme adds nothing."""
@@ -196,14 +205,16 @@ class ForwardPass:
         scheme, _ = self.of_layer(layer)
         of_queries, of_keys = {}, {}
         wanted, heads = wanted_by(scheme), None if self._context is None else self._context.heads
-        check_wanted(wanted, projected)
+        with self._together(layer):
+            check_wanted(wanted, projected)
+            for name, feature in wanted.items():
+                if not feature.is_clock or self._exchange is not None:
+                    of_queries[name] = made(feature, name, projected, self.positions, heads)
         for name, feature in wanted.items():
             if not feature.is_clock:
-                of_queries[name] = made(feature, name, projected, self.positions, heads)
                 continue
             if self._exchange is not None:
-                steps = made(feature, name, projected, self.positions, heads)
-                of_queries[name], of_keys[name] = self._exchange.clock(self, layer, name, steps)
+                of_queries[name], of_keys[name] = self._exchange.clock(self, layer, name, of_queries[name])
                 continue
             before = None if self.cache is None else self.cache.positions
             kept = None if self.cache is None or before is None else self.cache._feature(layer, name)
@@ -241,16 +252,17 @@ class ForwardPass:
         scheme, of_layer = self.of_layer(layer)
         window = of_layer if window is None else window
         token_doors = self.tokens(layer)
-        if self._number(layer) not in self._added:
-            token_doors.check_added()
         is_kept_rotated = not needs_raw_keys(scheme)
-        if is_kept_rotated and (self.cache is not None or token_doors.rotations):
-            token_doors.check(query, key)
-            query, key, value = (
-                token_doors.rotate_query(query),
-                token_doors.rotate_key(key),
-                token_doors.rotate_value(value),
-            )
+        with self._together(layer):
+            if self._number(layer) not in self._added:
+                token_doors.check_added()
+            if is_kept_rotated and (self.cache is not None or token_doors.rotations):
+                token_doors.check(query, key)
+                query, key, value = (
+                    token_doors.rotate_query(query),
+                    token_doors.rotate_key(key),
+                    token_doors.rotate_value(value),
+                )
         if self.cache is not None and not self._is_open:
             raise ValueError(
                 "a forward pass with a cache must be entered: use `with ForwardPass(...) as step`, so that an error "
@@ -259,12 +271,12 @@ class ForwardPass:
         if key_features is None:
             key_features = NOTHING if self._exchange is not None else features
         call = LayerCall(
-            layer=layer,
-            query=query,
-            key=key,
-            value=value,
-            features=features,
-            key_features=key_features,
+            query,
+            key,
+            value,
+            layer,
+            features,
+            key_features,
             is_causal=self.is_causal,
             window=window,
             attn_mask=attn_mask,
@@ -276,6 +288,7 @@ class ForwardPass:
             return_lse=return_lse,
         )
         out = self._attend(call, is_kept_rotated) if self._exchange is None else self._exchange.attend(self, call)
+        self._called.add(self._number(layer))
         lse: list[Tensor] = []
         if not isinstance(out, Tensor):
             out, *lse = out

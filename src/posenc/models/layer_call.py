@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from posenc.backends.attention import attention
+from posenc.backends.plan import planned
+from posenc.backends.request import Request
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.features import Features
 from posenc.positions.tiles import Window
@@ -16,26 +18,46 @@ from posenc.positions.tiles import Window
 class LayerCall:
     """One layer's tensors in a forward pass, and the options of `posenc.attention`."""
 
-    layer: int
     query: Tensor
     key: Tensor
     value: Tensor
-    features: Features
-    key_features: Features
-    is_causal: bool
-    window: Window
-    attn_mask: Tensor | None
-    sinks: Tensor | None
-    dropout_p: float
-    scale: float | None
-    backend: str
-    skip_below: float | None
-    return_lse: bool
+    layer: int = 0
+    features: Features = field(default_factory=dict)
+    key_features: Features = field(default_factory=dict)
+    is_causal: bool = False
+    window: Window = None
+    attn_mask: Tensor | None = None
+    sinks: Tensor | None = None
+    dropout_p: float = 0.0
+    scale: float | None = None
+    backend: str = "auto"
+    skip_below: float | None = None
+    return_lse: bool = False
+
+    def check(self, encoding: Encoding) -> None:
+        """Raises the errors of `attend`, and computes nothing. What it finds is kept for `attend`."""
+        encoding = self._with_features(encoding)
+        asked = Request(
+            self.query,
+            self.key,
+            self.value,
+            encoding,
+            None,
+            None,
+            self.attn_mask,
+            self.is_causal,
+            self.window,
+            self.sinks,
+            self.dropout_p,
+            self.scale,
+            return_lse=self.return_lse,
+            skip_below=self.skip_below,
+        )
+        planned(asked, self.backend)
 
     def attend(self, encoding: Encoding, key_norms: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
         """Attention by an encoding of these queries and keys, with their features."""
-        if self.features or self.key_features:
-            encoding = encoding.with_features(self.features, self.key_features)
+        encoding = self._with_features(encoding)
         return attention(
             self.query,
             self.key,
@@ -52,3 +74,8 @@ class LayerCall:
             return_lse=self.return_lse,
             key_norms=key_norms,
         )
+
+    def _with_features(self, encoding: Encoding) -> Encoding:
+        if self.features or self.key_features:
+            return encoding.with_features(self.features, self.key_features)
+        return encoding

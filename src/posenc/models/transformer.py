@@ -158,12 +158,13 @@ class Trunk(nn.Module):
 
     def _run(self, x: Tensor, step: ForwardPass) -> Tensor:
         for layer in range(0 if self.per_layer else len(self.blocks)):
-            step.tokens(layer), step.pairs(layer)  # before the blocks, which checkpointing may run again
+            step.tokens(layer)  # before the blocks, which checkpointing may run again
+            step.pairs(layer)
         for layer, block in enumerate(self.blocks):
             # The block itself calls add, so that FSDP has gathered the parameters of its scheme.
             x = block(x, step, layer, adds=layer == 0 or self.inject == "every_layer")
             if self.per_layer:
-                step.forget(layer)
+                step._forget(layer)
         return self.norm(x)
 
 

@@ -283,7 +283,7 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
                 if not outcome.ok:
                     stop = time.monotonic() + max(until - time.monotonic(), 0) * SHRINK_SHARE
                     found.append((case, outcome))
-                    if trial.shrinks:
+                    if plan.world == 1:  # each attempt starts processes
                         _make_smaller(trial, plan, found, stop)
                     break
                 done += 1

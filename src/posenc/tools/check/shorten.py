@@ -6,7 +6,9 @@ stays. Of docstrings, those of files go, and those of classes keep their first p
 
 import ast
 from collections.abc import Collection, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
+from functools import cache
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class _Part:
 def needed(texts: Mapping[str, str], roots: Collection[str]) -> dict[str, str]:
     """The parts of each file that are reached from the names of the roots, in their order; files without such parts are
     left out. No two files may define the same name, and their imports of one another are dropped."""
-    files = {name: list(_parts(text)) for name, text in texts.items()}
+    files = {name: _parts(text) for name, text in texts.items()}
     every = [part for parts in files.values() for part in parts]
     reached, wanted = set[str](), set(roots)
     while wanted - reached:
@@ -38,12 +40,14 @@ def needed(texts: Mapping[str, str], roots: Collection[str]) -> dict[str, str]:
     return found
 
 
-def _parts(text: str) -> Iterator[_Part]:
-    lines, end = text.split("\n"), 0
+@cache  # the scripts of all findings are cut from the same files
+def _parts(text: str) -> list[_Part]:
+    lines, end, parts = text.split("\n"), 0, list[_Part]()
     for node in ast.parse(text).body:
         start, end = end, node.end_lineno or 0
         if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):  # the docstring
-            yield _Part(node, lines[start:end], frozenset(_made(node)), frozenset(_used(node)))
+            parts.append(_Part(node, lines[start:end], frozenset(_made(node)), frozenset(_used(node))))
+    return parts
 
 
 def _imports(part: _Part) -> bool:
@@ -75,6 +79,7 @@ def _import(node: ast.stmt, used: Collection[str], imported: set[str]) -> list[s
     if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("posenc"):
         return []
     names = [(alias, alias.asname or alias.name.split(".")[0]) for alias in node.names]
+    node = copy(node)
     node.names = [alias for alias, name in names if name in used and name not in imported]
     imported.update(name for _, name in names if name in used)
     return [ast.unparse(node)] if node.names else []

@@ -264,10 +264,10 @@ def _name(module: str) -> str:
 def _imported_by(module: str, text: str) -> Iterator[str]:
     """The modules that a text imports; for public names of this package, the modules that define them."""
     package = getattr(sys.modules.get(module), "__package__", None) or ""
-    for node in ast.walk(ast.parse(text)):
+    for node in _imports_in(text):
         if isinstance(node, ast.Import):
             yield from (name for alias in node.names for name in (alias.name.split(".")[0], alias.name))
-        elif isinstance(node, ast.ImportFrom):
+        else:
             above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
             origin = ".".join([*above, *([node.module] if node.module else [])])
             yield origin
@@ -275,6 +275,11 @@ def _imported_by(module: str, text: str) -> Iterator[str]:
                 inner = f"{origin}.{HOMES.get(alias.name, alias.name) if origin == OWN else alias.name}"
                 if inner in sys.modules:
                     yield inner
+
+
+@cache  # the scripts of all findings hold the same files
+def _imports_in(text: str) -> list[ast.Import | ast.ImportFrom]:
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
 
 
 @cache

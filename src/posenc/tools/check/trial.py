@@ -59,7 +59,7 @@ class Trial:
     reason. ``oracle(subject, batch, **values)`` gives further values, what posenc says of this very batch as plain
     numbers: a smaller batch is asked for anew, and a script holds the last answer. ``claims``: the fields of the
     subject that it tries, one of which must be tried by one of its trials where it is made. ``remedy``: what to do
-    about a finding, where that is not what its check says. ``shrinks``: a case that shows a finding is made smaller.
+    about a finding, where that is not what its check says.
     """
 
     name: str
@@ -69,7 +69,6 @@ class Trial:
     oracle: Callable[..., Mapping[str, Any]] | None = None
     claims: tuple[str, ...] = ()
     remedy: str = ""
-    shrinks: bool = True
 
 
 @dataclass(frozen=True)
@@ -133,9 +132,11 @@ class Plan:
     @cached_property
     def _grids(self) -> list[int]:
         """All numbers of tokens that a row of patches can have, also along a diagonal where positions are given."""
+        if not self.subject.on_grids:
+            return []
         told = self.subject.extent if self.subject.can("positions") else None
         most = min(self.longest, told or self.longest)
-        return [n for n in range(1, most + 1) if self.subject.on_grids and self.subject.grid_of(n)]
+        return [n for n in range(1, most + 1) if self.subject.grid_of(n)]
 
     def sizes_above(self, least: int) -> list[int]:
         """The sizes above this number of tokens."""

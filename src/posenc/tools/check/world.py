@@ -221,11 +221,8 @@ def alone(subject: Subject) -> Subject:
     """The same subject, each run of which is a process of its own that is the only one of its group."""
     kind = type(subject)
 
-    def run(_: Subject, made: Any, batch: Batch) -> Tensor:
-        return whole(subject_of(_), batch)
+    def run(self: Subject, made: Any, batch: Batch) -> Tensor:
+        return whole(kind(**vars(self)), batch)
 
-    def subject_of(changed: Subject) -> Subject:
-        return kind(**vars(changed))
-
-    members = {"run": run, "make": lambda _, **changed: None}
+    members = {"run": run, "make": lambda self, **changed: None}
     return type(kind.__name__, (kind,), members)(**vars(subject))

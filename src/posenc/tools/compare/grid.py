@@ -7,13 +7,11 @@ folder holds is not repeated. The folder is locked while a cell runs, so two run
 import os
 import shutil
 import signal
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from types import FrameType
 from typing import Any, get_origin
 
 from posenc.arguments import check_name, shown
@@ -51,25 +49,18 @@ class Cell:
     def folder(self) -> Path:
         """Where it is run. For an address that is a folder of this machine, until the cell is finished."""
         if not storage.is_address(self.out):
-            return Path(self.out) / CELLS / self.name
+            return Path(self.place)
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         return cache / "posenc" / CELLS / digest_of(self.out.encode()) / self.name
 
     @property
-    def address(self) -> str:
-        """Of its records, once it is finished, if ``out`` is an address."""
-        return f"{self.out.rstrip('/')}/{CELLS}/{self.name}/{FILE}"
+    def place(self) -> str:
+        """Where its records are, once it is finished: a folder or an address."""
+        return f"{self.out.rstrip('/')}/{CELLS}/{self.name}"
 
     def records(self) -> list[Record]:
         """Its complete records. ValueError, naming the line, for a damaged file."""
-        if not storage.is_address(self.out):
-            return read(self.folder, check)
-        data = storage.get(self.address)
-        if data is None:
-            return []
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / FILE).write_bytes(data)
-            return read(Path(folder), check)
+        return read(self.place, check)
 
 
 @dataclass(frozen=True)
@@ -133,9 +124,9 @@ def run_cell(cell: Cell) -> str:
     try:
         if not storage.is_address(cell.out):
             compare(cell.config, cell.folder)
-        elif storage.get(cell.address) is None:
+        elif storage.get(there := f"{cell.place}/{FILE}") is None:
             compare(cell.config, cell.folder)
-            storage.put_once(cell.address, (cell.folder / FILE).read_bytes())
+            storage.put_once(there, (cell.folder / FILE).read_bytes())
             shutil.rmtree(cell.folder)
     except InUseError:
         return BUSY
@@ -184,11 +175,7 @@ def _work(cell: Cell) -> float:
 @contextmanager
 def _terminable() -> Iterator[None]:
     """SIGTERM raises KeyboardInterrupt, so that running cells are stopped in order."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:

@@ -15,10 +15,10 @@ def on_ray(
 ) -> Ended[Job]:
     """Runs each job as a task, at most ``at_once`` of them at a time. An executor.
 
-    ``address`` is that of a cluster; None is the cluster that the environment names (``RAY_ADDRESS``), or a new one on
-    this machine. ``options`` are those of ``ray.remote``: ``num_cpus``, ``num_gpus``, ``resources``. Ray begins a task
-    again if its process or its node is lost. ValueError for an option that Ray does not know; ConnectionError if there
-    is no cluster at the address.
+    ``address`` is that of a cluster; None is the one that the environment names (``RAY_ADDRESS``), or the one that was
+    last started on this machine, or a new one; ``RAY_ADDRESS=local`` is always a new one. ``options`` are those of
+    ``ray.remote``: ``num_cpus``, ``num_gpus``, ``resources``. Ray begins a task again if its process or its node is
+    lost. ValueError for an option that Ray does not know; ConnectionError if there is no cluster at the address.
     """
     import ray
 

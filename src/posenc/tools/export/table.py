@@ -15,7 +15,7 @@ columns: texts under their own names, and what is nested under names such as ``c
 """
 
 import json
-import tempfile
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -36,14 +36,10 @@ RESULTS = "results"  # of a benchmark: those of each competitor by name
 def load(source: str) -> list[tuple[str, Record]]:
     """The records of a folder, or of all cells of a grid, each with its folder. ``source`` is a path or an address.
     ValueError if there are none, or, naming the line, for a damaged file."""
-    address = storage.is_address(source)
+    find = storage.find if storage.is_address(source) else _found
     patterns = (FILE, f"*/{FILE}", f"cells/*/{FILE}")  # a folder, one with a folder for each precision, a grid
-    found: list[tuple[str, Record]] = []
-    for pattern in patterns:
-        paths = storage.find(source, pattern) if address else sorted(map(str, Path(source).glob(pattern)))
-        for path in paths:
-            folder = path.rpartition("/")[0] if address else str(Path(path).parent)
-            found += [(folder, record) for record in (_fetched(path) if address else read(Path(folder)))]
+    folders = [os.path.dirname(path) or "." for pattern in patterns for path in find(source, pattern)]
+    found = [(folder, record) for folder in folders for record in read(folder)]
     if not found:
         raise ValueError(
             f"RECORDS must be a folder with {FILE}, or one of a grid, got {source!r}, which has no records"
@@ -51,10 +47,8 @@ def load(source: str) -> list[tuple[str, Record]]:
     return found
 
 
-def _fetched(path: str) -> list[Record]:
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / FILE).write_bytes(storage.get(path) or b"")
-        return read(Path(folder))
+def _found(folder: str, pattern: str) -> list[str]:
+    return sorted(map(str, Path(folder).glob(pattern)))
 
 
 def rows(records: Iterable[tuple[str, Record]]) -> Iterator[Row]:

@@ -160,53 +160,40 @@ def reported(
     """Measures, writes a report of the records into ``out``, also if measuring stopped early, and shows them. Returns
     the exit code. An error before the first measurement is raised, since the records in ``out`` may belong to another
     run. Of several processes, the first one does all but the measuring."""
-    from posenc.tools.kit import processes
-
-    with processes.joined():
-        if not processes.rank():
-            return _reported(measure, out, check, write, show)
-        from posenc.tools.kit.progress import Progress
-
-        try:
-            measure(Progress())
-        except KeyboardInterrupt:  # which the first process reports
-            return 1
-        return 0
-
-
-def _reported(
-    measure: Callable[["Progress"], list["Record"]],
-    out: Path,
-    check: Callable[["Record"], None],
-    write: Callable[[list["Record"], Path], Path],
-    show: Callable[[list["Record"], "Console"], object],
-) -> int:
     from rich.console import Console
 
-    from posenc.tools.kit.progress import for_console
+    from posenc.tools.kit import processes
+    from posenc.tools.kit.progress import Progress, for_console
     from posenc.tools.kit.records import read
 
-    progress, stopped = for_console(Console(stderr=True)), ""
-    try:
-        records = measure(progress)
-    except (KeyboardInterrupt, Exception) as error:
-        interrupted = isinstance(error, KeyboardInterrupt)
-        expected = interrupted or isinstance(error, ValueError | OSError | RuntimeError) or place_of(error)
-        if not expected or not (interrupted or progress.begun):
-            raise
-        records = read(out, check)
-        stopped = f"{words(error)}: {len(records)} records are kept in {out}; the same command resumes"
-    if records:
+    with processes.joined():
+        if processes.rank():
+            try:
+                measure(Progress())
+            except KeyboardInterrupt:  # which the first process reports
+                return 1
+            return 0
+        progress, stopped = for_console(Console(stderr=True)), ""
         try:
-            path = write(records, out)
-        except (KeyboardInterrupt, OSError) as error:
-            why = f"no report could be written: {words(error)}"
-            kept = f"{len(records)} records are kept in {out}; the same command writes it"
-            return failed(f"{stopped}; {why}" if stopped else f"{why}; {kept}")  # first what stopped it
-        console = stdout()
-        show(records, console)
-        console.print(f"{'A partial' if stopped else 'The'} report: {path}", highlight=False, soft_wrap=True)
-    return failed(stopped) if stopped else 0
+            records = measure(progress)
+        except (KeyboardInterrupt, Exception) as error:
+            interrupted = isinstance(error, KeyboardInterrupt)
+            expected = interrupted or isinstance(error, ValueError | OSError | RuntimeError) or place_of(error)
+            if not expected or not (interrupted or progress.begun):
+                raise
+            records = read(out, check)
+            stopped = f"{words(error)}: {len(records)} records are kept in {out}; the same command resumes"
+        if records:
+            try:
+                path = write(records, out)
+            except (KeyboardInterrupt, OSError) as error:
+                why = f"no report could be written: {words(error)}"
+                kept = f"{len(records)} records are kept in {out}; the same command writes it"
+                return failed(f"{stopped}; {why}" if stopped else f"{why}; {kept}")  # first what stopped it
+            console = stdout()
+            show(records, console)
+            console.print(f"{'A partial' if stopped else 'The'} report: {path}", highlight=False, soft_wrap=True)
+        return failed(stopped) if stopped else 0
 
 
 def stdout() -> "Console":

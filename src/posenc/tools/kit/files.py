@@ -40,7 +40,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def naming_line(path: Path, number: int, what: str) -> Iterator[None]:
+def naming_line(path: str | Path, number: int, what: str) -> Iterator[None]:
     """Makes a ValueError name a damaged line, which should be ``what``: a record."""
     try:
         yield

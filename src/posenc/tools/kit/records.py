@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 from posenc.arguments import shown
 from posenc.schemes.own import source_of
+from posenc.tools.kit import storage
 from posenc.tools.kit.configuration import fingerprint
 from posenc.tools.kit.files import naming, naming_line, parse, put, require, whole_lines
 
@@ -59,7 +60,7 @@ class Records:
             self._file = os.open(self.path, flags, 0o644)
         try:
             _lock(self._file, self.path)
-            self._records, self._lines, self._told, self._size = _parse(self.path, check)
+            self._records, self._lines, self._told, self._size = _parse(self.path, self.path.read_bytes(), check)
             torn = os.fstat(self._file).st_size - self._size
             if torn:
                 os.ftruncate(self._file, self._size)
@@ -139,13 +140,18 @@ def key(record: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(record.get(name) for name in KEY)
 
 
-def read(folder: Path, check: Check = lambda record: None) -> list[Record]:
-    """The complete records of a folder; empty if there are none.
+def read(folder: str | Path, check: Check = lambda record: None) -> list[Record]:
+    """The complete records of a folder, which may be an address of fsspec; empty if there are none.
 
     Raises ValueError, naming the line, as `Records` does.
     """
-    path = folder / FILE
-    return _parse(path, check)[0] if path.exists() else []
+    if storage.is_address(folder):
+        path: str | Path = f"{folder}/{FILE}"
+        data = storage.get(str(path))
+    else:
+        path = Path(folder) / FILE
+        data = path.read_bytes() if path.exists() else None
+    return [] if data is None else _parse(path, data, check)[0]
 
 
 def made_with(
@@ -166,10 +172,10 @@ def made_with(
     return [(name, "; ".join(values)) for name, values in found.items()]
 
 
-def _parse(path: Path, check: Check) -> tuple[list[Record], list[int], dict[str, Record], int]:
+def _parse(path: str | Path, data: bytes, check: Check) -> tuple[list[Record], list[int], dict[str, Record], int]:
     """The records, their line numbers, the shared values by name, and the number of bytes parsed; any bytes after that
     are an incomplete last line."""
-    lines, size = whole_lines(path.read_bytes())
+    lines, size = whole_lines(data)
     records: list[Record] = []
     numbers: list[int] = []
     told: dict[str, Record] = {}

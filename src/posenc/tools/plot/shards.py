@@ -10,8 +10,8 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from posenc.arguments import whole
-from posenc.distributed import Needs
 from posenc.distributed.cost import Sizes, price
+from posenc.distributed.needs import Needs
 from posenc.positions.orders import ORDERS, indices
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Visibility

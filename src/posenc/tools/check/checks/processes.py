@@ -179,27 +179,19 @@ def _text(plan: Plan, tokens: int) -> Batch:
     return plan.line(2, tokens, start=3) if _told(plan.subject, "positions") else plan.text(2, tokens)
 
 
-def _texts(plan: Plan, tokens: Callable[[int], Sequence[int]], heads: bool = False) -> Iterator[Case]:
+def _texts(plan: Plan, tokens: Callable[[int], int], heads: bool = False) -> Iterator[Case]:
+    """A text of so many tokens, by the number of processes, in each order."""
     for order in _orders(plan, heads):
-        for n in tokens(plan.world):
-            batch = _text(plan.alone, plan.room(n))
-            values = {"world": plan.world, "order": order, "tolerance": plan.alone.tolerance(batch.tokens + 3)}
-            yield Case(batch, values)
+        batch = _text(plan.alone, plan.room(tokens(plan.world)))
+        tolerance = plan.alone.tolerance(batch.tokens + 3)
+        yield Case(batch, {"world": plan.world, "order": order, "tolerance": tolerance})
 
 
-def _even(world: int) -> list[int]:
-    return [4 * world]
+def _even(world: int) -> int:
+    return 4 * world
 
 
-def _uneven(world: int) -> list[int]:
-    return [6 * world - 1]
-
-
-def _few(world: int) -> list[int]:
-    return [world - 1]
-
-
-def _of_any_number(plan: Plan, tokens: Callable[[int], Sequence[int]]) -> Iterator[Case]:
+def _of_any_number(plan: Plan, tokens: Callable[[int], int]) -> Iterator[Case]:
     multiple = plan.subject.shard_multiple
     require(multiple == 1, f"nothing to do: every process has a multiple of {multiple} tokens")
     yield from _texts(plan, tokens)
@@ -263,32 +255,29 @@ CHECK = Check(
     pains=(16, 17, 19, 20),
     remedy="Give every process the positions, documents and length of the whole text, and heads their index among all.",
     trials=(
-        Trial("one text", parts_equal_the_whole, _texts, {"tokens": _even}, claims=("orders",), shrinks=False),
-        Trial("uneven shards", parts_equal_the_whole, _of_any_number, {"tokens": _uneven}, shrinks=False),
+        Trial("one text", parts_equal_the_whole, _texts, {"tokens": _even}, claims=("orders",)),
+        Trial("uneven shards", parts_equal_the_whole, _of_any_number, {"tokens": lambda world: 6 * world - 1}),
         Trial(
             "an empty shard",
             parts_equal_the_whole,
             _of_any_number,
-            {"tokens": _few},
+            {"tokens": lambda world: world - 1},
             remedy="Give a process without tokens an output of no tokens; its keys' part of a merge is (0, -inf). If a "
             "process always has tokens, claim `shard_multiple`.",
-            shrinks=False,
         ),
-        Trial("packed documents", parts_equal_the_whole, _documents, shrinks=False),
+        Trial("packed documents", parts_equal_the_whole, _documents),
         Trial(
             "documents do not leak",
             documents_of_shards_do_not_leak,
             _documents,
             {"exact": True},
             remedy="Mask attention between documents by the document of each token, also of keys of other processes.",
-            shrinks=False,
         ),
         Trial(
             "beyond a threshold",
             a_text_beyond_the_threshold_equals_the_whole,
             _beyond,
             remedy="Choose frequencies by the length of the whole text, not by that of a shard.",
-            shrinks=False,
         ),
         Trial(
             "heads",
@@ -297,7 +286,6 @@ CHECK = Check(
             {"tokens": _even, "heads": True},
             claims=("orders",),
             remedy="Give heads their index among all heads: slopes and tables of a process are a part of those of all.",
-            shrinks=False,
         ),
         Trial(
             "gradients",
@@ -305,7 +293,6 @@ CHECK = Check(
             _gradients,
             remedy="Send the gradients of keys and values to the process that holds them; leave those of parameters as "
             "parts, which are added once.",
-            shrinks=False,
         ),
     ),
 )
