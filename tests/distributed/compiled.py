@@ -70,7 +70,7 @@ def run(cases: tuple[Case, ...]) -> list[str]:
         tokens, targets = torch.randint(32, (2, 2, TOKENS))
         whole = plain(tokens)
         loss(whole.flatten(0, 1), targets.flatten()).backward()
-        compiled = torch.compile(made(case.wrapper, model), backend=case.backend)
+        compiled: Any = torch.compile(made(case.wrapper, model), backend=case.backend)
         sharding = Sharding(Positions.arange(TOKENS))
         divided = bool(case.method)
         for step in range(2):
