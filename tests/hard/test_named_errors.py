@@ -918,11 +918,7 @@ NO_ARGUMENTS = {
     "models.KVCache",
 }
 # Called by `Scheme.forward`, `Scheme.rotation` and models, which have checked what they pass on.
-CHECKED_BEFORE = {
-    "Scheme.bind",
-    "Scheme.score",
-    "Scheme.value",
-}
+CHECKED_BEFORE = {"Scheme.bind", "Scheme.score", "Scheme.value", "models.ForwardPass.is_first"}
 # Python's own: what is no scheme cannot be added to one.
 PYTHONS = {"Scheme.__add__"}
 
