@@ -136,7 +136,7 @@ def test_a_deadlock_is_a_finding_that_says_who_waits_where(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("subject", "world"),
     [
-        pytest.param(RIGHT, 2, id="plain torch"),
+        pytest.param(RIGHT, 2, id="plain torch", marks=pytest.mark.survey),
         *(
             pytest.param(subject, world, id=name, marks=[pytest.mark.survey] * (name != "ring"))
             for name, subject, world in (
