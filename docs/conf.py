@@ -49,11 +49,11 @@ maximum_signature_line_length = 100
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|jaxtyping|collections|transformers|tokenizers|types|optional)\b.*"),
-    (r"py:.*", r"Tensor|Float|Float64|Bool|Int|Shaped|Window|Features|dict\[str"),
+    (r"py:.*", r"Tensor|Float|Float64|Bool|Int|Shaped|Window|Features|Projected|Method|Order|dict\[str"),
     (r"py:class", r"posenc\.(\w+\.)*_\w+"),  # private bases
     (
         r"py:class",
-        r"posenc\.(lowering|tools|encoding\.features|positions\.(layout|tiles)|models\.forward_pass|rotary)\..*",
+        r"posenc\.(lowering|tools|encoding\.features|positions\.(layout|tiles)|models\.forward_pass|rotary|distributed\.(needs|sharding))\..*",
     ),  # of the insides
     (r"py:class", r"posenc\.encoding\.(encoding|rotation)\.(Rotation|Band)"),
     # Names of others' code, of files, and of what is not public.

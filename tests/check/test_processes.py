@@ -136,7 +136,7 @@ def test_a_deadlock_is_a_finding_that_says_who_waits_where(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("subject", "world"),
     [
-        pytest.param(RIGHT, 2, id="plain torch"),
+        pytest.param(RIGHT, 2, id="plain torch", marks=pytest.mark.survey),
         *(
             pytest.param(subject, world, id=name, marks=[pytest.mark.survey] * (name != "ring"))
             for name, subject, world in (
@@ -204,8 +204,11 @@ def test_a_mask_of_one_process_is_refused() -> None:
 def test_other_checks_are_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="checks must be 22 with world=2, for the others are of one process"):
         check(RIGHT, checks=[7, 22], world=2)
-    with pytest.raises(ValueError, match="world must be a whole number of at least 1, got 0"):
-        check(RIGHT, world=0)
+    for number in (0, 99):
+        with pytest.raises(ValueError, match=f"world must be a whole number within 1..16, got {number}"):
+            check(RIGHT, world=number)
+    assert main(["check", "tests.check.mutants.processes:RIGHT", "--world", "1"]) == 2
+    assert "world must be 2 or more, got 1: leave --world out for one process" in capsys.readouterr().err
     assert main(["check", "tests.check.mutants.processes:RIGHT", "--world", "2", "--checks", "7"]) == 2
     assert "checks must be 22 with world=2" in capsys.readouterr().err
 

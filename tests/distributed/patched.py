@@ -194,6 +194,7 @@ def messages(_: None) -> list[tuple[str, str]]:
     mine, one = padded.positions.coords, Sharding(Positions.arange(1))
     of_one = torch.ones(ROWS, len(one.positions), dtype=torch.int64)
     wrong_mask = torch.ones(ROWS, len(padded.positions), dtype=torch.int64)
+    of_three = torch.ones(3, len(plain.positions), dtype=torch.int64)
     dense = torch.ones(ROWS, 1, len(plain.positions), TOKENS, dtype=torch.bool)
     others = "process 0 has an error"
     first = plain.rank == 0
@@ -204,6 +205,8 @@ def messages(_: None) -> list[tuple[str, str]]:
             "attention_mask must be 1 at this process's tokens and 0 at its padding" if first else others,
         ),
         (run(llama, whole=True, position_ids=torch.arange(TOKENS)[None], use_cache=False), "input_ids must have the"),
+        (run(llama, whole=True, **at), "input_ids must have the"),
+        (run(llama, **at, attention_mask=of_three), "attention_mask must be 1 at this process's tokens and 0"),
         (run(llama, **(at | {"use_cache": True})), "use_cache must be False while a text is divided among processes"),
         (run(llama, **at, attention_mask=dense), "attention_mask must be (rows, tokens) or None"),
         (

@@ -44,7 +44,7 @@ def test_a_ring_across_exchanges_of_heads_is_attention_to_all_tokens(world: int,
     [
         (2, models.run_all),
         (2, decoding.decodes),
-        (3, models.empties),
+        pytest.param(3, models.empties, marks=pytest.mark.survey),
         (2, models.again),
         (2, models.wrapped),
         pytest.param(3, models.run_all, marks=pytest.mark.survey),

@@ -261,6 +261,7 @@ def test_a_missing_library_is_named_with_its_extra(
     monkeypatch.setenv("TRACKIO_DIR", "")
     assert main(["export", str(made), "--to", to, "--out", str(made.parent / "out")]) == 1
     assert capsys.readouterr().err == f"posenc: error: {library} is not installed: pip install 'posenc[export]'\n"
+    assert not (made.parent / "out").exists()
 
 
 def wrong(made: Path) -> dict[str, list[str]]:

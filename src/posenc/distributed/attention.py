@@ -131,7 +131,7 @@ def explain(
 
     Counts follow from positions: a ring computes and sends less in heads whose bias decays, by the norms of their
     queries and keys. With n processes they take n^2 sorts of a process's tokens. Times are modelled, for the devices of
-    `posenc.distributed.cost.H100`.
+    ``posenc.distributed.cost.H100``.
 
     >>> q, k = (torch.empty(1, heads, len(sharding.positions), 128, device="meta") for heads in (32, 8))
     >>> print(posenc.distributed.explain(q, k, k, posenc.ALiBi(32), sharding, is_causal=True))
@@ -175,7 +175,8 @@ class _Exchange:
     """What "auto" took, so that layers of the same sizes ask once."""
 
     def together(self) -> AbstractContextManager[Any]:
-        return self.sharding.together()
+        # A compiled graph cannot break within a context.
+        return nullcontext([]) if torch.compiler.is_compiling() else self.sharding.together()
 
     @uncompiled
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:

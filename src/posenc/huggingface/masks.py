@@ -222,8 +222,15 @@ def _of_shard(
             f"every process must have tokens where it runs a model of transformers, got {sharding.counts}: use fewer "
             "processes, or another order"
         )
+    tokens = len(sharding.positions)
+    sharding.agree(
+        None
+        if queries == tokens
+        else f"input_ids must have the {tokens} tokens of this process, got {queries}: divide it with "
+        "sharding.shard(input_ids)"
+    )
     made = Visible(sharding.positions, sharding.positions, visibility, rows, chunk_size=chunk)
-    made.kept["given"] = queries, attention_mask
+    made.kept["given"] = rows, attention_mask
     return made
 
 

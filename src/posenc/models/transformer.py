@@ -144,7 +144,8 @@ class Trunk(nn.Module):
 
     def forward(self, x: Tensor, positions: Positions, cache: KVCache | None) -> Tensor:
         if positions.order.size(1) != x.size(1):
-            raise ValueError(f"positions has {len(positions)} tokens, the batch has {x.size(1)}")
+            way = ": divide the tokens with sharding.shard(tokens)" if positions._is_shard else ""
+            raise ValueError(f"positions has {len(positions)} tokens, the batch has {x.size(1)}{way}")
         if not one_or(positions.rows, x.size(0)):
             raise ValueError(f"positions must have 1 or {x.size(0)} rows like the batch, got {positions.rows}")
         if positions.device != x.device:

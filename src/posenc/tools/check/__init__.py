@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from posenc.tools.check.run import check as check
     from posenc.tools.check.subjects import Batch as Batch
     from posenc.tools.check.subjects import NotApplicableError as NotApplicableError
+    from posenc.tools.check.subjects import Shard as Shard
     from posenc.tools.check.subjects import Subject as Subject
     from posenc.tools.check.suite import conformance_tests as conformance_tests
     from posenc.tools.check.transformers_models import hugging_face as hugging_face
@@ -27,6 +28,7 @@ HOMES = {
     "NotApplicableError": "subjects",
     "Report": "run",
     "Rotary": "heads",
+    "Shard": "subjects",
     "Subject": "subjects",
     "check": "run",
     "conformance_tests": "suite",

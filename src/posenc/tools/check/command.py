@@ -120,6 +120,8 @@ def _check(arguments: argparse.Namespace) -> int:
     interrupted = False
     try:
         _require_places(arguments)
+        if arguments.world == 1:
+            raise ValueError("world must be 2 or more, got 1: leave --world out for one process")
         seconds = checked_seconds(settings.get("seconds", SECONDS))
         watch.at(f"importing {arguments.target}", BEFORE * seconds)
         with kept(*OF_PYTHON):

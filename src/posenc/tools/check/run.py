@@ -31,6 +31,7 @@ PASSED, FINDING, NOT_APPLICABLE, UNFINISHED = "passed", "finding", "not applicab
 LONG = Case(Batch([[0] * 24]))  # the longest batch that a plan itself runs
 NOT_CHECKED = "not checked"
 OF_PROCESSES = 22  # the number of the check that starts processes
+MOST_PROCESSES = 16
 SECONDS = 60.0  # for each check
 BEFORE = 10  # times as many seconds before the checks, when weights may be downloaded
 SHRINK_SHARE = 0.5  # the share of the time left that may be spent on shrinking a finding
@@ -181,7 +182,7 @@ def check(
     progress = Progress() if progress is None else progress
     # Imported before any time limit: an interrupted import would leave the module half initialised.
     importlib.import_module("torch._dynamo")
-    wanted = chosen(checks if checks is not None or whole("world", world) == 1 else [OF_PROCESSES])
+    wanted = chosen(checks if checks is not None or whole("world", world, 1, MOST_PROCESSES) == 1 else [OF_PROCESSES])
     if world > 1 and [entry.number for entry in wanted] != [OF_PROCESSES]:
         raise ValueError(f"checks must be {OF_PROCESSES} with world={world}, for the others are of one process")
     lengths, longest = _whole_numbers("lengths", lengths), whole("longest", longest)

@@ -148,7 +148,7 @@ class Subject:
     - ``symmetric``: only how far apart two places of a grid are counts, not in which direction.
     - ``flat``: options that build the same for one axis, which it must agree with on the diagonal: (p, p, p) for p.
     - ``registers``: the first tokens of a row with a ``grid`` have no place on it (class tokens, registers).
-    - ``orders``: how the tokens of a text may be divided among processes (`holdings_of` says what each holds):
+    - ``orders``: how the tokens of a text may be divided among processes (``world.holdings_of`` says what each holds):
       "contiguous", "zigzag", "documents", "striped"; or "heads", where each process has all tokens and a part of the
       heads. With ``--world``, every process then calls it with its own part, and a call that takes a ``shard`` is given
       a `Shard`. ``shard_multiple``: the number of tokens of a process is a multiple of this, and, where it is above 1,

@@ -1,6 +1,7 @@
 """``posenc export``: writes the records of a command for other programs."""
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 
 from posenc.tools.kit.command import refused, words
@@ -35,8 +36,12 @@ def run(arguments: argparse.Namespace) -> int:
             f"records{destination.suffix}" if destination.suffix else arguments.to
         )
         table = [row for source in arguments.records for row in rows(load(source))]
+        if not destination.suffix and out.is_dir() and any(out.iterdir()):
+            raise ValueError(f"--out must be a new or an empty folder, got {out}")
+        if destination.library and find_spec(destination.library) is None:  # before a folder is made
+            raise ModuleNotFoundError(f"No module named {destination.library!r}", name=destination.library)
         if not destination.suffix:
-            _require_new(out)
+            _make(out)
     except ValueError as error:
         return refused(error, "export")
     destination.write(table, out)
@@ -44,11 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _require_new(out: Path) -> None:
-    """ValueError for a folder with contents, to which trackers would add everything once more."""
+def _make(out: Path) -> None:
+    """Makes a folder, to which trackers would add everything once more if it had contents."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"--out must be a folder that can be made, got {words(error)}") from None
-    if any(out.iterdir()):
-        raise ValueError(f"--out must be a new or an empty folder, got {out}")

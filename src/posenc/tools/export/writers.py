@@ -126,16 +126,17 @@ def to_trackio(table: Sequence[Row], out: Path) -> None:
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a table can be written: a file with this ``suffix``, or a new folder."""
+    """Where a table can be written, by a ``library``: to a file with this ``suffix``, or to a new folder."""
 
     write: Callable[[Sequence[Row], Path], None]
+    library: str = ""
     suffix: str = ""
 
 
 DESTINATIONS: Mapping[str, Destination] = {
-    "csv": Destination(to_csv, ".csv"),
-    "parquet": Destination(to_parquet, ".parquet"),
-    "tensorboard": Destination(to_tensorboard),
-    "wandb": Destination(to_wandb),
-    "trackio": Destination(to_trackio),
+    "csv": Destination(to_csv, suffix=".csv"),
+    "parquet": Destination(to_parquet, "pyarrow", ".parquet"),
+    "tensorboard": Destination(to_tensorboard, "tensorboard"),
+    "wandb": Destination(to_wandb, "wandb"),
+    "trackio": Destination(to_trackio, "trackio"),
 }
