@@ -49,9 +49,10 @@ def made(name: str, kv_heads: int = HEADS, layers: int = LAYERS) -> tuple[Decode
 
 def by_heads(names: Sequence[str]) -> list[str]:
     """What is wrong with models whose heads are divided: logits, gradients, and where they are."""
-    mesh, wrong = init_device_mesh("cpu", (dist.get_world_size(),)), []
+    world = dist.get_world_size()
+    mesh, wrong = init_device_mesh("cpu", (world,)), []
     for n, name in enumerate(names):
-        plain, positions = made(name, (HEADS, 2)[n % 2])
+        plain, positions = made(name, (HEADS, max(2, world))[n % 2])
         wrong += compared(name, plain, parallelize(copy.deepcopy(plain), mesh), positions)
     return wrong
 

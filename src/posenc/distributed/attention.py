@@ -176,7 +176,7 @@ class _Exchange:
 
     def together(self) -> AbstractContextManager[Any]:
         # A compiled graph cannot break within a context.
-        return nullcontext([]) if torch.compiler.is_compiling() else self.sharding.together()
+        return nullcontext() if torch.compiler.is_compiling() else self.sharding.together()
 
     @uncompiled
     def begin(self, positions: Positions, cache: KVCache | None) -> tuple[Positions, Positions]:
