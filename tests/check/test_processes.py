@@ -132,13 +132,13 @@ def test_a_deadlock_is_a_finding_that_says_who_waits_where(monkeypatch: pytest.M
     assert all("rank 0 of 2 waits (processes.py, line " in one for one in found(WAITS, "contiguous"))
 
 
-@pytest.mark.more
+@pytest.mark.survey
 @pytest.mark.parametrize(
     ("subject", "world"),
     [
-        pytest.param(RIGHT, 2, id="plain torch", marks=pytest.mark.survey),
+        pytest.param(RIGHT, 2, id="plain torch"),
         *(
-            pytest.param(subject, world, id=name, marks=[pytest.mark.survey] * (name != "ring"))
+            pytest.param(subject, world, id=name)
             for name, subject, world in (
                 ("ring", posencs("t5", "ring"), 2),
                 ("gather", posencs("rope+alibi", "gather"), 2),
