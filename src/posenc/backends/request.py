@@ -25,8 +25,8 @@ from posenc.schedule import BOUND_BY_LAYER, Schedule
 from posenc.scheme import Scheme, bare_parts, is_scheme
 
 FOR_PADDING = "for a tokenizer's mask pass scheme(Positions.padded(mask))"
-DIVIDED: list[Any] = []
-"""The contexts that are open in which a text is divided among processes: see `posenc.models.forward_pass`."""
+NO_DEFAULTS: list[str] = []
+"""Why positions must be given: messages of the contexts that are open in which tokens are a part of a text."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -74,12 +74,8 @@ class Request:
             encoding.check(query, key)
             encoding.check_token_doors()
             return encoding
-        if DIVIDED and encoding is not None and self.query_positions is None and self.key_positions is None:
-            raise ValueError(
-                "encoding must be bound to positions inside posenc.distributed.sharded, since this process's tokens do "
-                "not begin at 0, and attention would be among them alone: call posenc.distributed.attention, or pass "
-                "scheme(positions) for tokens that are not divided"
-            )
+        if NO_DEFAULTS and encoding is not None and self.query_positions is None and self.key_positions is None:
+            raise ValueError(NO_DEFAULTS[-1])
         positions = _default_positions(query, key, self.query_positions, self.key_positions)
         made = _of_scheme(encoding, *positions, torch.promote_types(query.dtype, torch.float32))
         made.check(query, key)

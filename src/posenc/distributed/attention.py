@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, shown
+from posenc.backends.request import NO_DEFAULTS
 from posenc.compat import uncompiled
 from posenc.distributed import blocks, heads
 from posenc.distributed.cache import ShardedCache
@@ -30,6 +31,12 @@ from posenc.positions.positions import Positions
 from posenc.positions.tiles import Visibility, Window
 from posenc.scheme import Scheme
 from posenc.schemes.nope import NoPE
+
+BOUND = (
+    "encoding must be bound to positions inside posenc.distributed.sharded, since this process's tokens do not begin "
+    "at 0, and attention would be among them alone: call posenc.distributed.attention, or pass scheme(positions) for "
+    "tokens that are not divided"
+)
 
 
 def attention(
@@ -107,10 +114,12 @@ def sharded(sharding: Sharding, method: Method = "auto") -> Iterator[None]:
     check_choice("method", method, METHODS)
     exchange = _Exchange(sharding, method)
     EXCHANGES.append(exchange)
+    NO_DEFAULTS.append(BOUND)
     try:
         yield
     finally:
         EXCHANGES.remove(exchange)
+        NO_DEFAULTS.remove(BOUND)
 
 
 def explain(

@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import check_flag, check_type
-from posenc.backends.request import DIVIDED
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.features import NOTHING, Features, Projected, check_wanted, continued, made
 from posenc.models.cache import NORMS, KVCache
@@ -49,7 +48,7 @@ class TextExchange(Exchange, Protocol):
         """The `posenc.distributed.Sharding` of the text."""
 
 
-EXCHANGES: list[TextExchange] = DIVIDED
+EXCHANGES: list[TextExchange] = []
 """Those of the contexts that are open; the last one is that of new forward passes. It holds for all threads, since
 autograd computes checkpointed layers again in threads of its own."""
 
