@@ -28,12 +28,8 @@ class Scheme(nn.Module):
     """Base class of positional encodings: a module that owns the parameters. Calling it with positions returns an
     `Encoding`.
 
-    A subclass overrides the methods of the doors that it uses, and nothing else:
-
-    - ``table(positions, dtype)`` for add,
-    - ``rotation(positions, dtype, context)`` for rotate,
-    - ``score(query_positions, key_positions, context)`` for score,
-    - ``value(query_positions, key_positions, context)`` for value.
+    A subclass overrides the methods of the doors that it uses, and nothing else: `table` for add, `rotation` for
+    rotate, `score` for score, `value` for value.
 
     Schemes have no buffers: constants are computed from the configuration, so they cannot go stale, be cast with the
     module, or stay on ``meta``. A scheme with parameters initializes them in ``reset_parameters()``.
@@ -48,6 +44,10 @@ class Scheme(nn.Module):
     zero_initialized: ClassVar[bool] = False
     """Whether the parameters are initialized to zeros and have no effect until trained. Figures and measurements of the
     scheme alone then draw them from N(0, 1)."""
+
+    looks_back: str | None = None
+    """For a scheme that encodes only keys up to the query: what to use for keys on both sides. `attention` without a
+    causal mask then raises ValueError, which names it."""
 
     heads_of: ClassVar[Literal["query", "key"]] = "query"
     """Whether ``num_heads`` counts query heads or key heads, which are fewer in grouped-query attention."""
@@ -111,7 +111,7 @@ class Scheme(nn.Module):
     def for_decoders(self) -> bool:
         """Whether it is for causal attention only: it hides the keys after a query, rewards them, or treats them as
         nearer than they are."""
-        return False
+        return self.looks_back is not None
 
     @property
     def needs_lengths(self) -> bool:
@@ -216,6 +216,7 @@ class Scheme(nn.Module):
             values=self.value(queries, keys, mine) if "value" in doors else (),
             context=context,
             wanted=self.features,
+            looks_back=() if self.looks_back is None else ((type(self).__name__, self.looks_back),),
             _scale=self.scale if rotation is None and {"score", "value"} & set(doors) else None,
             _made_with=made_with(self),
             _is_counted=is_counted(self),
