@@ -14,6 +14,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from posenc.arguments import check_type, number, one_or, shown, whole
+from posenc.encoding.claims import try_claims
 from posenc.encoding.encoding import DOORS, TURNED_IN_PAIRS, Context, Encoding
 from posenc.encoding.features import Feature, wanted_by_both
 from posenc.encoding.horizon import SKIP_BELOW, horizon
@@ -36,9 +37,6 @@ class Scheme(nn.Module):
 
     >>> scheme = RoPE(64) + ALiBi(8)            # schemes compose
     >>> encoding = scheme(Positions.arange(5))
-
-    A scheme that needs further per-token inputs, projected from the hidden state (a gate, a vector), lists them in
-    ``features``.
     """
 
     zero_initialized: ClassVar[bool] = False
@@ -46,15 +44,14 @@ class Scheme(nn.Module):
     scheme alone then draw them from N(0, 1)."""
 
     looks_back: str | None = None
-    """For a scheme that encodes only keys up to the query: what to use for keys on both sides. `attention` without a
-    causal mask then raises ValueError, which names it."""
+    """If it encodes only keys up to the query: what to use for both sides, which errors of `attention` name."""
 
     heads_of: ClassVar[Literal["query", "key"]] = "query"
     """Whether ``num_heads`` counts query heads or key heads, which are fewer in grouped-query attention."""
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """The features that every layer projects from its hidden state for this scheme, by name."""
+        """The features that every layer projects from its hidden state for this scheme (a gate, a vector), by name."""
         return {}
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor | None:
@@ -207,7 +204,7 @@ class Scheme(nn.Module):
             assert of_keys is not None
             bands = (replace(a, key=b.key) for a, b in zip(rotation.bands, of_keys.bands, strict=True))
             rotation = replace(rotation, key=of_keys.key, value=of_keys.value, bands=tuple(bands))
-        return Encoding(
+        encoding = Encoding(
             queries,
             keys,
             tables=() if table is None else (table,),
@@ -221,6 +218,8 @@ class Scheme(nn.Module):
             _made_with=made_with(self),
             _is_counted=is_counted(self),
         )
+        try_claims(self, (*encoding.pieces, *encoding.values))
+        return encoding
 
     @property
     def doors(self) -> tuple[str, ...]:
