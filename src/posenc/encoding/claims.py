@@ -77,8 +77,8 @@ def _wrong(term: _OfDistance, claimed: Distance, device: torch.device) -> str:
     if claimed.tail is None or len(tail) < 3:
         return ""
     sides = [-tail, tail]
-    error, said = max((_off(term, claimed, r) for r in sides), key=lambda found: found[0])
-    if not error:
+    off, said = max((_off(term, claimed, r) for r in sides), key=lambda found: found[0])
+    if not off:
         return ""
     later = (n for n in away[(away > claimed.past) & (away < claimed.past + NEAR)] if float(n).is_integer())
     held = (int(n) for n in later if not any(_off(term, claimed, r[r.abs() >= n])[0] for r in sides))
