@@ -86,8 +86,7 @@ def _of_entry(entry: Entry) -> Kind:
         entry.needs_segments,
     )
     found = kind.build(Shape(HEADS * 6, HEADS, 6, max_positions=16))(kind.at(Positions.arange(3)))
-    looks_back = any(piece.looks_back for piece in found.pieces) or any(turn.refuses for turn in found.rotations)
-    return replace(kind, looks_back=looks_back, normalises=not gives_weights(found.pieces))
+    return replace(kind, looks_back=bool(found.looks_back), normalises=not gives_weights(found.pieces))
 
 
 KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
@@ -124,7 +123,8 @@ KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
     "capped": Kind(lambda s: awkward.softcap()),
     "squeezing": Kind(lambda s: awkward.squeezing(s.num_heads), fractional=False),
     "alibi+fire+softcap": Kind(
-        lambda s: ALiBi(s.num_heads, "bidirectional") + posenc.FIRE(s.num_heads, 5, 17.0) + posenc.Softcap(1.3)
+        lambda s: ALiBi(s.num_heads, "bidirectional") + posenc.FIRE(s.num_heads, 5, 17.0) + posenc.Softcap(1.3),
+        looks_back=True,
     ),
     "capping": Kind(lambda s: awkward.capping(s.num_heads), fractional=False),
     "interpolated": Kind(lambda s: awkward.interpolated(s.num_heads)),

@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 import posenc
 from posenc import (
+    FIRE,
     T5,
     AbsoluteInAttention,
     ALiBi,
     Chunk,
     Context,
     DistanceAware,
+    DualChunk,
     Encoding,
     ExponentialDecay,
     FourierFeatures,
@@ -39,6 +41,7 @@ from posenc import (
     Shaw,
     Sinusoidal,
     TransformerXL,
+    XPos,
     attention,
     explain,
     logits,
@@ -421,10 +424,14 @@ VALUE_DOOR: list[tuple[dict[str, Any], str]] = [
     ({"encoding": Shaw(4, 2, keys=False)}, "value must have a value_dim of 4 for the value door, got 8"),
     ({"encoding": Shaw(8, 2, num_heads=3, keys=False)}, f"Shaw was made for 3 heads, got queries of 6{SHARD}"),
 ]
-BEHIND = "as configured encodes only keys up to the query, …: pass is_causal=True …, or construct it with"
+BEHIND = "encodes only keys up to the query, …: pass is_causal=True …, or use"
 BOTH_WAYS: list[tuple[dict[str, Any], str]] = [
     ({"encoding": ALiBi(6)}, f"ALiBi {BEHIND} form='bidirectional' or form='directed'"),
     ({"encoding": T5(6)}, f"T5 {BEHIND} bidirectional=True"),
+    ({"encoding": XPos(4)}, f"XPos {BEHIND} RoPE"),
+    ({"encoding": FIRE(6)}, f"FIRE {BEHIND} KERPLE, or T5 with bidirectional=True"),
+    ({"encoding": DualChunk(4, 6, 2)}, f"DualChunk {BEHIND} RoPE"),
+    ({"encoding": NoPE() + ALiBi(6)}, f"ALiBi {BEHIND} form='bidirectional' or form='directed'"),
 ]
 UNOPENED: list[tuple[dict[str, Any], str]] = [
     ({"encoding": Learned(9, 24)(LINE, Positions.arange(7))}, "the encoding adds to the input, and was not added: …"),

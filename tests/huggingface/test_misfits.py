@@ -61,19 +61,23 @@ MISFITS: list[tuple[str, Any, str]] = [
     (
         "bert",
         posenc.ALiBi(4),
-        r"ALiBi in this form encodes only keys before the query, and in BertModel \(bert\) queries attend to later "
-        "keys: make it with form='bidirectional' or form='directed'",
+        r"ALiBi encodes only keys up to the query, and in BertModel \(bert\) queries attend to later keys: use "
+        "form='bidirectional' or form='directed'",
     ),
-    ("bert", TABLE + posenc.T5(4), r"T5 in this form encodes only keys before .* make it with bidirectional=True"),
+    ("bert", TABLE + posenc.T5(4), r"T5 encodes only keys up to the query, .*: use bidirectional=True"),
     (
         "bert",
         posenc.StickBreaking(),
-        r"StickBreaking encodes only keys before the query, and in BertModel \(bert\) queries attend to later keys: "
+        r"StickBreaking encodes only keys up to the query, and in BertModel \(bert\) queries attend to later keys: "
         "use a bidirectional scheme",
     ),
     *[
-        ("bert", TABLE + scheme, rf"{type(scheme).__name__} encodes only keys before the query, and in BertModel")
-        for scheme in (posenc.FIRE(4), posenc.XPos(12), posenc.DualChunk(12, 8, 2))
+        ("bert", TABLE + scheme, rf"{type(scheme).__name__} encodes only .* later keys: use {other}")
+        for scheme, other in (
+            (posenc.FIRE(4), "KERPLE"),
+            (posenc.XPos(12), "RoPE"),
+            (posenc.DualChunk(12, 8, 2), "RoPE"),
+        )
     ],
     (
         "modernbert",

@@ -99,6 +99,15 @@ def _places() -> dict[str, Positions]:
 
 PLACES: dict[str, Positions] = {name: segmented(positions) for name, positions in _places().items()}
 
+ONE_WAY = frozenset(name for name in SCHEMES if scheme(name, causal=False)(PLACES["plain"]).looks_back)
+"""The schemes that no encoder takes."""
+
+
+def kind_for(name: str, kind: type[Model]) -> type[Model]:
+    """The kind, or a decoder where an encoder does not take the scheme."""
+    return Decoder if name in ONE_WAY else kind
+
+
 # A row of one token, whose order is that of padding.
 _SINGLE = torch.zeros(2, TOKENS, dtype=torch.bool).index_fill(1, torch.tensor(TOKENS - 1), True)
 PROMPTS = {**PLACES, "a single token": segmented(Positions.padded(_SINGLE | torch.tensor([[True], [False]])))}

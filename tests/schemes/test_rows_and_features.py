@@ -248,7 +248,7 @@ def test_a_missing_feature_is_named() -> None:
         with pytest.raises(
             ValueError, match=f"^the scheme needs the feature '{name}' of every query: use encoding.with_projected"
         ):
-            attention(query, query, query, scheme)
+            attention(query, query, query, scheme, is_causal=True)
 
 
 def test_two_parts_cannot_want_different_things_by_one_name() -> None:

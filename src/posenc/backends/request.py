@@ -16,9 +16,10 @@ from posenc.backends.call import Call, RotatedBand, Turn
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.horizon import skipped_by_default
 from posenc.encoding.pieces import gives_weights
-from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Visibility, Window, check_window, distances, tiles
+from posenc.positions.validation import is_readable
+from posenc.positions.visibility import sees_later
 from posenc.rotation.maps import OfKeyHeads
 from posenc.rotation.phases import PairRotation
 from posenc.schedule import BOUND_BY_LAYER, Schedule
@@ -161,7 +162,7 @@ class Request:
         settled = self.settled(encoding)
         call = self.call(encoding, settled)
         if not self.are_logits:
-            _check_direction(call, encoding.rotations)
+            _check_direction(call, encoding.looks_back)
             _check_value_door(call)
         return encoding, settled, call
 
@@ -335,11 +336,9 @@ def _check_norms(key_norms: Tensor | None, key: Tensor) -> None:
         )
 
 
-def _check_direction(call: Call, rotations: tuple[Rotation, ...]) -> None:
-    """ValueError if a term or a rotation for keys up to the query is used for keys after it, as far as is known."""
-    made = [piece.distance for piece in call.pieces if piece.distance is not None and piece.looks_back]
-    refusals = [rotation.refuses for rotation in rotations if rotation.refuses is not None]
-    if not (made or refusals) or call.visibility.furthest == 0 or torch.compiler.is_compiling():
+def _check_direction(call: Call, looks_back: tuple[tuple[str, str], ...]) -> None:
+    """ValueError if a scheme for keys up to the query is used for later keys, as far as is known."""
+    if not looks_back or call.visibility.furthest == 0 or torch.compiler.is_compiling():
         return
     mask = call.attn_mask
     # A mask with a row per query may be causal. A mask whose row several queries share cannot be.
@@ -350,17 +349,17 @@ def _check_direction(call: Call, rotations: tuple[Rotation, ...]) -> None:
     ends = None
     if call.layouts is not None:
         ends = distances(list(tiles(*call.layouts, call.visibility, call.query.size(0))))
-    if made and ends is not None and ends[1] > 0:
+    if ends is None:
+        positions = call.query_positions, call.key_positions
+        is_ahead = is_readable(positions[0].order) and sees_later(*positions, call.visibility.furthest)
+    else:
+        is_ahead = ends[1] > 0
+    if is_ahead:
+        name, other = looks_back[0]
         raise ValueError(
-            f"{made[0].scheme} as configured encodes only keys up to the query, but without a causal mask queries "
-            f"attend to later keys: pass is_causal=True (with or without attn_mask), or construct it with "
-            f"{made[0].looks_back}"
+            f"{name} encodes only keys up to the query, but without a causal mask queries attend to later keys: pass "
+            f"is_causal=True (with or without attn_mask), or use {other}"
         )
-    ahead = ends[1] if ends is not None else math.inf  # a window counts tokens, not distances
-    for refuses in refusals:
-        reason = refuses(call.query.dtype, ahead)
-        if reason is not None:
-            raise ValueError(reason)
 
 
 @torch.no_grad()  # a check of the first layer alone, which checkpointing does not repeat

@@ -109,6 +109,7 @@ class Encoding:
     query_features: Features = field(default_factory=lambda: NOTHING)
     key_features: Features = field(default_factory=lambda: NOTHING)
     wanted: Mapping[str, Feature] = field(default_factory=lambda: NO_FEATURES)  # what layers must project
+    looks_back: tuple[tuple[str, str], ...] = ()  # each scheme's name and `Scheme.looks_back`, where it has one
     _scale: float | None = field(default=None, repr=False)  # of rotations that were already applied
     _made_with: MadeWith = field(default=(), repr=False)
     _is_counted: bool = field(default=False, repr=False)  # whether these are all that its terms read
@@ -386,6 +387,7 @@ class Encoding:
             query_features=features_of_both(self.query_features, other.query_features),
             key_features=features_of_both(self.key_features, other.key_features),
             wanted=wanted_by_both(self.wanted, other.wanted),
+            looks_back=self.looks_back + other.looks_back,
             _scale=self._scale if other._scale is None else other._scale,
             _made_with=self._made_with + other._made_with,
             _is_counted=self._is_counted and other._is_counted,

@@ -34,7 +34,6 @@ class Distance:
       slope that is not learned); None: unknown.
     - ``reach``: distances of at least this, along each axis, have no entry and raise a PositionError that names
       ``scheme``.
-    - ``looks_back``: entries are only for keys up to the query; the string names the form for both sides.
     - ``num_heads``: the number of heads of the entries; None: any, all the same.
     """
 
@@ -45,7 +44,6 @@ class Distance:
     tail: Literal["constant", "linear"] | None = None
     past: int = 0
     reach: tuple[int, ...] | None = None
-    looks_back: str | None = None
     num_heads: int | None = None
 
     def clamped(self, r: Tensor) -> Tensor:
@@ -69,11 +67,6 @@ class Term:
     def is_planar(self) -> bool:
         """Whether it depends on both of two coordinates, or on one of them."""
         return self.distance is not None and (self.distance.axis is None or self.distance.axes > 1)
-
-    @property
-    def looks_back(self) -> str | None:
-        """If its entries are only for keys up to the query, the form for both sides."""
-        return None if self.distance is None else self.distance.looks_back
 
 
 class Piece(Term):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
 
 from posenc.arguments import check_type, whole
 from posenc.rotation.maps import TokenMap
@@ -33,10 +30,8 @@ class Rotation:
     only coordinate. Such keys cannot be cached rotated. Raises ValueError unless reaches are ints that increase from 1
     or more, and ``chunk``, which needs bands, is above 0.
 
-    ``refuses`` checks maps that are not valid for every key after a query. It takes the dtype of q and k and how many
-    tokens ahead a query may attend to, and returns the message of the ValueError, or None. With ``for_each_other`` the
-    rotated queries and keys depend on the other tokens of the call, and only their product does not: a term that reads
-    them separately raises ValueError.
+    With ``for_each_other`` the rotated queries and keys depend on the other tokens of the call, and only their product
+    does not: a term that reads them separately raises ValueError.
     """
 
     query: TokenMap
@@ -46,7 +41,6 @@ class Rotation:
     scale: float | None = None
     bands: tuple[Band, ...] = ()
     chunk: int | None = None
-    refuses: Callable[[torch.dtype, float], str | None] | None = None
     for_each_other: bool = False
 
     def __post_init__(self) -> None:

@@ -214,10 +214,9 @@ def _check_bound(base: Any, part: Scheme) -> None:
     at, name = Positions.arange(1, device=device), type(part).__name__
     pieces = part(at).pieces
     if part.for_decoders and False in sees:
-        other = next((piece.looks_back for piece in pieces if piece.looks_back), None)
         raise ValueError(
-            f"{name} {'in this form ' * (other is not None)}encodes only keys before the query, and in {named(base)} "
-            f"queries attend to later keys: {f'make it with {other}' if other else 'use a bidirectional scheme'}"
+            f"{name} encodes only keys up to the query, and in {named(base)} queries attend to later keys: use "
+            f"{part.looks_back or 'a bidirectional scheme'}"
         )
     for piece in pieces:
         if piece.distance is not None:

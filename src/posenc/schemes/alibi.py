@@ -53,6 +53,7 @@ class ALiBi(Scheme):
         if form == "directed" and self.num_heads % 2:
             raise ValueError(f"num_heads must be even for form='directed', got {num_heads}")
         self.form: Literal["causal", "bidirectional", "directed"] = form
+        self.looks_back = "form='bidirectional' or form='directed'" if form == "causal" else None
 
     @property
     def slopes(self) -> tuple[float, ...]:
@@ -60,17 +61,11 @@ class ALiBi(Scheme):
         heads = self.num_heads // 2 if self.form == "directed" else self.num_heads
         return tuple(self._slopes(heads, torch.float64).tolist()) * (self.num_heads // heads)
 
-    @property
-    def for_decoders(self) -> bool:
-        """Whether it is the causal form, which rewards keys after the query."""
-        return self.form == "causal"
-
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Bias, ...]:
         """The bias, a function of the distance only and linear from 0 on."""
-        other = "form='bidirectional' or form='directed'" if self.for_decoders else None
-        distance = Distance("ALiBi", tail="linear", looks_back=other, num_heads=self.num_heads)
+        distance = Distance("ALiBi", tail="linear", num_heads=self.num_heads)
         return (Bias(self._bias, distance, hides=self.form == "directed"),)
 
     def _bias(self, r: Tensor) -> Tensor:

@@ -42,6 +42,8 @@ class FIRE(Scheme):
     et al. 2024, "DAPE", which includes FIRE; the authors' own code was not found.
     """
 
+    looks_back = "KERPLE, or T5 with bidirectional=True"
+
     def __init__(self, num_heads: int, hidden: int = 32, length: float = 512.0) -> None:
         super().__init__()
         self.num_heads, self.hidden = whole("num_heads", num_heads), whole("hidden", hidden)
@@ -57,11 +59,6 @@ class FIRE(Scheme):
         nn.init.ones_(self.multiple)
         self.inner.reset_parameters()
         self.outer.reset_parameters()
-
-    @property
-    def for_decoders(self) -> bool:
-        """True: keys after the query all have distance 0."""
-        return True
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None

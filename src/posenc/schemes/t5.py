@@ -63,6 +63,7 @@ class T5(Scheme):
             )
         self.num_heads, self.num_buckets = num_heads, num_buckets
         self.max_distance, self.bidirectional = max_distance, bidirectional
+        self.looks_back = None if bidirectional else "bidirectional=True"
         self.edges = _edges(side, max_distance)  # here, since torch.compile does not support ints beyond int64
         self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
         self.reset_parameters()
@@ -71,19 +72,11 @@ class T5(Scheme):
         """W uniform within sqrt(6 / (B + H))."""
         nn.init.xavier_uniform_(self.weight)
 
-    @property
-    def for_decoders(self) -> bool:
-        """Whether it is the causal form, which treats keys after the query like the query's own."""
-        return not self.bidirectional
-
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Bias, ...]:
         """W[bucket(n), h], a function of the distance only."""
-        other = "bidirectional=True" if self.for_decoders else None
-        distance = Distance(
-            "T5", integral=True, tail="constant", past=self.edges[-1], looks_back=other, num_heads=self.num_heads
-        )
+        distance = Distance("T5", integral=True, tail="constant", past=self.edges[-1], num_heads=self.num_heads)
         return (Bias(lambda r: self.weight.mT[:, self._bucket(r)], distance),)
 
     def _bucket(self, r: Tensor) -> Tensor:
