@@ -13,7 +13,8 @@ from torch import Tensor
 import posenc
 from posenc import Positions, logits
 from posenc.huggingface import ModelPositions, scheme_from_config
-from tests.huggingface.tiny import SIZES, model_of, run
+from tests.huggingface.configs import SIZES
+from tests.huggingface.tiny import model_of, run
 from tests.rounding import of_angles
 
 TWELVE = {"num_hidden_layers": 2, "vocab_size": 64, "hidden_size": 72, "num_attention_heads": 12, "pad_token_id": 0}

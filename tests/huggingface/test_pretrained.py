@@ -16,7 +16,7 @@ from posenc.huggingface import pretrained as rooms
 from posenc.tools.check import Model, check
 from posenc.tools.check.targets import subjects_of
 from posenc.tools.cli import main
-from tests.huggingface.tiny import SIZES
+from tests.huggingface.configs import SIZES
 
 
 @pytest.fixture

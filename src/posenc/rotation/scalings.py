@@ -183,7 +183,7 @@ class YaRN(_Scaling):
 
     ``truncate`` rounds the first dim down and the second up (gpt-oss does not). The base is computed from
     theta_1/theta_0 = base^(-2/d), so "index" raises ValueError for a single pair. If low is not below high, pairs up to
-    low are kept and the others divided by s.
+    low are kept and the others divided by s (transformers does the opposite where low is above high).
 
     cos and sin of queries and keys are multiplied by 0.1 ln s + 1, so scores are multiplied by its square.
     ``attention_factor`` replaces this number. With ``mscale`` m and ``mscale_all_dim`` a it is (0.1 m ln s + 1) / (0.1
@@ -236,8 +236,13 @@ class YaRN(_Scaling):
         if self.ramp == "ratio":
             turns = _turns(theta, self.original_length)
             return ((turns - self.beta_slow) / (self.beta_fast - self.beta_slow)).clamp(0, 1)
+        low, high = self.ends(theta)
+        k = torch.arange(theta.numel(), dtype=theta.dtype, device=theta.device)
+        return 1 - ((k - low) / torch.where(low < high, high - low, 0.001)).clamp(0, 1)
+
+    def ends(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, ""], Float64[Tensor, ""]]:
+        """low and high of the ramp "index"."""
         pairs = self._pairs(theta)
-        k = torch.arange(pairs, dtype=theta.dtype, device=theta.device)
         per_index = torch.log(theta[0] / theta[1])  # 2 ln base / d
         low, high = (
             math.log(self.original_length / (2 * math.pi * turns)) / per_index
@@ -245,9 +250,7 @@ class YaRN(_Scaling):
         )
         if self.truncate:
             low, high = low.floor(), high.ceil()
-        low, high = low.clamp(min=0), high.clamp(max=2 * pairs - 1)
-        width = torch.where(low < high, high - low, 0.001)
-        return 1 - ((k - low) / width).clamp(0, 1)
+        return low.clamp(min=0), high.clamp(max=2 * pairs - 1)
 
     def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
         """theta' and the factor of cos and sin."""
