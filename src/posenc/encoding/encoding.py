@@ -35,7 +35,7 @@ from posenc.encoding.features import (
     wanted_by_both,
 )
 from posenc.encoding.pieces import Piece, Value, check_sequence
-from posenc.encoding.pytree import register, tensors_of
+from posenc.encoding.pytree import closed_over, register, tensors_of
 from posenc.encoding.rotation import Rotation
 from posenc.encoding.staleness import MadeWith, check_fresh, is_inference
 from posenc.positions.positions import Positions
@@ -61,7 +61,7 @@ class Encoding:
     rotations: tuple[Rotation, ...] = ()
     pieces: tuple[Piece, ...] = ()
     values: tuple[Value, ...] = ()
-    context: Context = Context()  # it is frozen
+    context: Context = Context()  # noqa: RUF009  # it is frozen
     query_features: Features = field(default_factory=lambda: NOTHING)
     key_features: Features = field(default_factory=lambda: NOTHING)
     wanted: Mapping[str, Feature] = field(default_factory=lambda: NO_FEATURES)  # what layers must project
@@ -289,8 +289,9 @@ class Encoding:
         tensors autograd cannot save."""
         if not self._of_inference or not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
             return
+        terms = (*self.rotations, *self.pieces, *self.values)
         of_pieces = tuple(piece.tensors for piece in self.pieces)
-        if any(x.is_inference() for x in tensors_of((self.rotations, of_pieces))):
+        if any(x.is_inference() for x in (*tensors_of((self.rotations, of_pieces)), *closed_over(terms))):
             raise ValueError(
                 "the encoding was made under torch.inference_mode() and cannot be used for training: call the scheme "
                 "with the positions again, once in every forward pass"
@@ -319,6 +320,30 @@ class Encoding:
     def _note(self, door: str) -> None:
         if not torch.compiler.is_compiling():
             self._opened.add(door)
+
+    def __copy__(self) -> Encoding:
+        """The encoding itself, an immutable value."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Encoding:
+        """The encoding itself. Raises ValueError where a scheme that it reads parameters of is copied with it, such as
+        in a model that keeps an encoding."""
+        if any(id(parameter) in memo for parameter, _ in self._made_with):
+            raise ValueError(
+                "the encoding would be copied with its scheme, and still read the parameters of the original: do not "
+                "keep it in a model that is copied, but call the scheme with the positions in every forward pass"
+            )
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle. Raises TypeError for an encoding that reads its scheme or the scheme's parameters."""
+        if self._made_with or self.pieces or self.values or any(turn.refuses for turn in self.rotations):
+            raise TypeError(
+                f"an encoding that opens {', '.join(self.doors)} refers to its scheme and cannot be pickled: pickle "
+                "the scheme and the positions, and call the scheme with them"
+            )
+        features = {name: dict(getattr(self, name)) for name in ("query_features", "key_features", "wanted")}
+        return vars(self) | features | {"plans": {}}
 
     def __add__(self, other: Encoding) -> Encoding:
         """The terms of both encodings, these first. Raises ValueError for different positions or heads, or for two
