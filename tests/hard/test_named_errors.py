@@ -726,8 +726,8 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: Sinusoidal(6)(LINE).check_added(), "the encoding adds to the input, and was not added: …"),
     ],
     "Encoding.check_token_doors": [
-        Row(lambda: Sinusoidal(6)(LINE).check_token_doors(), "the encoding adds to the input, and was not added: …"),
-        Row(lambda: rotated().check_token_doors(), "the encoding has rotated query and key already, …"),
+        Row(lambda: Sinusoidal(6)(LINE).check_token_doors(Q, K), "the encoding adds to the input, and was not …"),
+        Row(lambda: rotated().check_token_doors(Q, K), "the encoding has rotated query and key already, …"),
     ],
     "Encoding.check": [Row(lambda: BOUND.check(Q, K), "key has 7 tokens, but the encoding was made for 5")],
     "Encoding.__add__": [

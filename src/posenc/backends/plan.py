@@ -42,7 +42,7 @@ def planned(request: Request, backend: str) -> tuple[Encoding, Call, bands.Run]:
         plan = encoding.plans.get(signature)
         if plan is not None:
             encoding.check_fresh()
-            encoding.check_token_doors()
+            encoding.check_token_doors(request.query, request.key)
             return encoding, request.call(encoding, plan.settled).keeping(plan.kept), plan.run
     made, settled, call = request.checked()
     run = bands.runner(call, backend)

@@ -72,13 +72,14 @@ class Request:
             if self.query_positions is not None or self.key_positions is not None:
                 raise ValueError("encoding is bound to positions already: pass it without positions, or pass a scheme")
             encoding.check(query, key)
-            encoding.check_token_doors()
+            encoding.check_token_doors(query, key)
             return encoding
         if NO_DEFAULTS and encoding is not None and self.query_positions is None and self.key_positions is None:
             raise ValueError(NO_DEFAULTS[-1])
         positions = _default_positions(query, key, self.query_positions, self.key_positions)
         made = _of_scheme(encoding, *positions, torch.promote_types(query.dtype, torch.float32))
         made.check(query, key)
+        made.check_token_doors(query, key)
         return made
 
     def settled(self, encoding: Encoding) -> dict[str, Any]:

@@ -14,7 +14,7 @@ and backends do not know which scheme they run: they share only the types of thi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,12 +34,13 @@ from posenc.encoding.features import (
     features_of_both,
     wanted_by_both,
 )
+from posenc.encoding.marks import mark, mark_of
 from posenc.encoding.pieces import Piece, Value, check_sequence
 from posenc.encoding.pytree import closed_over, register, tensors_of
 from posenc.encoding.rotation import Rotation
 from posenc.encoding.staleness import MadeWith, check_fresh, is_inference
 from posenc.positions.positions import Positions
-from posenc.rotation.maps import in_bands, one_scale
+from posenc.rotation.maps import TokenMap, in_bands, kind_of, one_scale
 
 DOORS = ("add", "rotate", "score", "value")
 TURNED_IN_PAIRS = (
@@ -150,8 +151,13 @@ class Encoding:
     def add(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
         """The add door: x_i + P[p_i] at the query positions, in x's dtype. Returns x itself if nothing is added.
 
-        Raises ValueError unless x is a floating tensor (batch, tokens, dim) that matches the positions and vectors.
+        Raises ValueError unless x is a floating tensor (batch, tokens, dim) that matches the positions and vectors, and
+        for an x that this encoding has returned.
         """
+        return self._add(x)
+
+    def _add(self, x: Tensor, layer: int | None = None) -> Tensor:
+        """`add`, in one of several layers that may hand on their input unchanged."""
         check_type("x", x, Tensor)
         self.check_fresh()
         positions = self.query_positions
@@ -166,10 +172,18 @@ class Encoding:
         if x.device != positions.device:
             raise ValueError(f"x must be on {positions.device} like the positions, got {x.device}")
         self._note("add")
+        if not self.tables:
+            return x
+        before = mark_of(x) or ()
+        if any(table is other and layer == where for table in self.tables for other, where in before):
+            raise ValueError(
+                "x has these vectors already, and encoding.add would add them again: call it once, on the input, or "
+                "pass x.clone() if they are to be added twice"
+            )
         added = x
         for table in self.tables:
             added = added + table
-        return added.to(x.dtype)  # round only once
+        return mark(added.to(x.dtype), (*before, *((table, layer) for table in self.tables)))  # round only once
 
     def rotate(
         self,
@@ -194,21 +208,22 @@ class Encoding:
     def rotate_query(self, query: Tensor) -> Tensor:
         """Rotates queries only. A slice of the channels is allowed if the scheme was made for its width. Raises
         ValueError, like `rotate_key`, for an encoding that rotates distant pairs differently."""
-        self.check_fresh()
-        self.check_trained(query)
-        self._check_of_tokens()
-        for rotation in self.rotations:
-            query = rotation.query(query)
-        return query
+        return self._turned(query, [rotation.query for rotation in self.rotations])
 
     def rotate_key(self, key: Tensor) -> Tensor:
         """Rotates keys only, with any number of heads."""
+        return self._turned(key, [rotation.key for rotation in self.rotations])
+
+    def _turned(self, x: Tensor, maps: Sequence[TokenMap]) -> Tensor:
+        """x mapped, and marked with the kinds of the maps that have changed it."""
         self.check_fresh()
-        self.check_trained(key)
+        self.check_trained(x)
         self._check_of_tokens()
-        for rotation in self.rotations:
-            key = rotation.key(key)
-        return key
+        kinds = mark_of(x) or frozenset()
+        for turn in maps:
+            turned = turn(x)
+            kinds, x = kinds if turned is x else kinds | {kind_of(turn)}, turned
+        return mark(x, kinds) if kinds else x
 
     @property
     def banded(self) -> Rotation | None:
@@ -306,8 +321,8 @@ class Encoding:
                 "adds the vectors itself"
             )
 
-    def check_token_doors(self) -> None:
-        """ValueError if the model forgot to add, or rotated query and key itself."""
+    def check_token_doors(self, query: Tensor, key: Tensor) -> None:
+        """ValueError if the model forgot to add, or rotated query or key itself."""
         if torch.compiler.is_compiling():
             return
         self.check_added()
@@ -316,6 +331,15 @@ class Encoding:
                 "the encoding has rotated query and key already, and attention would rotate them again: pass "
                 "encoding.pairs with the rotated tensors, or do not call encoding.rotate"
             )
+        of_query, of_key = ([getattr(rotation, name) for rotation in self.rotations] for name in ("query", "key"))
+        for name, x, maps in (("query", query, of_query), ("key", key, of_key)):
+            done = mark_of(x)
+            if done and any(kind_of(turn) in done for turn in maps):
+                raise ValueError(
+                    f"{name} was rotated already, and attention would rotate it again: pass rotated queries and keys "
+                    "with scheme.pairs(query_positions, key_positions), or pass both unrotated; if a second rotation "
+                    f"is meant, pass {name}.clone()"
+                )
 
     def _note(self, door: str) -> None:
         if not torch.compiler.is_compiling():
