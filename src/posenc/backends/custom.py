@@ -36,8 +36,8 @@ class _Once(torch.autograd.Function):
 
 def derived_once(out: Tensor) -> Tensor:
     """The output of PyTorch's attention. A second derivative through its fused kernel raises ValueError."""
-    node = out.grad_fn
-    if node is not None and compat.is_undisturbed() and "ScaledDotProduct" in node.name():
+    node = out.grad_fn if compat.is_undisturbed() else None
+    if node is not None and "ScaledDotProduct" in node.name():
         node.register_hook(
             lambda grads, _: tuple(_Once.apply(x) if x is not None and x.requires_grad else x for x in grads)  # type: ignore[no-untyped-call]
         )

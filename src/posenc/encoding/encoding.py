@@ -219,11 +219,12 @@ class Encoding:
         self.check_fresh()
         self.check_trained(x)
         self._check_of_tokens()
-        kinds = mark_of(x) or frozenset()
         for turn in maps:
             turned = turn(x)
-            kinds, x = kinds if turned is x else kinds | {kind_of(turn)}, turned
-        return mark(x, kinds) if kinds else x
+            if turned is not x and not torch.compiler.is_compiling():
+                mark(turned, (mark_of(x) or frozenset()) | {kind_of(turn)})
+            x = turned
+        return x
 
     @property
     def banded(self) -> Rotation | None:
