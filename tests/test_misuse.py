@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 import posenc
 from posenc import T5, ALiBi, FoX, Learned, Positions, RoPE, Scheme, Sinusoidal, XPos, attention
@@ -60,6 +61,134 @@ def test_one_that_refers_to_its_scheme_cannot_be_pickled(scheme: Scheme) -> None
         pickle.dumps(encoding)
     again: Scheme = pickle.loads(pickle.dumps(scheme))
     assert again(pickle.loads(pickle.dumps(Positions.arange(TOKENS)))).doors == encoding.doors
+
+
+# --- which tokens, and which axes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", [None, RoPE(WIDTH), ALiBi(HEADS, "bidirectional"), T5(HEADS, bidirectional=True)])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_fewer_queries_are_the_last_keys_or_the_first(scheme: Scheme | None, is_causal: bool) -> None:
+    query, key, value = qkv()
+    whole = attention(query, key, value, scheme, is_causal=is_causal)
+    for part, align in ((query[:, :, -3:], None), (query[:, :, -3:], "lower_right"), (query[:, :, :3], "upper_left")):
+        found = attention(part, key, value, scheme, is_causal=is_causal, align=align)  # type: ignore[arg-type]
+        expected = whole[:, :, :3] if align == "upper_left" else whole[:, :, -3:]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    scores = posenc.logits(query[:, :, :3], key, scheme, align="upper_left")
+    torch.testing.assert_close(scores, posenc.logits(query, key, scheme)[:, :, :3])
+
+
+@pytest.mark.parametrize("queries", [3, 9])
+def test_upper_left_is_what_pytorch_takes_is_causal_for(queries: int) -> None:
+    (query, _, _), (_, key, value) = qkv(queries), qkv()
+    expected = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    found = attention(query, key, value, is_causal=True, align="upper_left")
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    if queries < TOKENS:
+        assert (attention(query, key, value, is_causal=True) - expected).abs().max() > 0.1
+    assert posenc.explain(query, key, value, is_causal=True, align="upper_left").backend
+
+
+def test_align_is_for_calls_without_positions() -> None:
+    (query, key, value), positions = qkv(), Positions.arange(TOKENS)
+    beside = r"^align must be None where there are positions, which say it, got 'upper_left'$"
+    encoding = RoPE(WIDTH)(positions)
+    for scheme, given in ((encoding, {}), (None, {"query_positions": positions})):
+        attention(query, key, value, scheme, **given)  # also where a plan is kept
+        with pytest.raises(ValueError, match=beside):
+            attention(query, key, value, scheme, align="upper_left", **given)
+    with pytest.raises(ValueError, match=r"^align must be 'lower_right' or 'upper_left', got 'left'$"):
+        attention(query, key, value, align="left")  # type: ignore[arg-type]
+    for variant in (causal_lower_right, causal_upper_left):
+        align = rf"must be a plain tensor, got a CausalBias: pass is_causal=True, align='{variant.__name__[7:]}'$"
+        with pytest.raises(ValueError, match=align):
+            attention(query, key, value, attn_mask=variant(TOKENS, TOKENS))
+
+
+def test_heads_on_the_third_axis_are_told_by_positions() -> None:
+    positions, turned = Positions.arange(TOKENS), [x.transpose(1, 2) for x in qkv()]
+    axes = r"; it must be \(batch, heads, tokens, head_dim\), got \(2, 7, 4, 8\): if that is \(batch, tokens, h"
+    with pytest.raises(ValueError, match=r"^query has 4 tokens, but the encoding was made for 7" + axes):
+        attention(*turned, RoPE(WIDTH)(positions))
+    with pytest.raises(ValueError, match=r"^query_positions must have 4 tokens like query, got 7" + axes):
+        attention(*turned, RoPE(WIDTH), query_positions=positions)
+
+
+# --- packed and padded ids --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_documents_are_packed_by_lengths_or_by_cu_seqlens(dtype: torch.dtype) -> None:
+    expected = Positions.packed([3, 0, 4])
+    given: Any
+    for given in (
+        {"lengths": torch.tensor([3, 0, 4], dtype=dtype)},
+        {"cu_seqlens": [0, 3, 3, 7]},
+        {"cu_seqlens": torch.tensor([0, 3, 3, 7], dtype=dtype)},
+    ):
+        found = Positions.packed(**given)
+        assert found.layout == expected.layout
+        assert torch.equal(found.coords, expected.coords)
+        assert torch.equal(found.document, expected.document)
+    rows = torch.tensor([[2, 4], [1, 0]], dtype=dtype)
+    assert torch.equal(Positions.packed(rows).document, Positions.packed([[2, 4], [1, 0]]).document)
+    assert len(Positions.packed(cu_seqlens=[0])) == len(Positions.packed(torch.empty(0, dtype=dtype))) == 0
+
+
+@pytest.mark.parametrize("cu_seqlens", [[3, 4], [0, 4, 3], [0, 1.5], [], torch.tensor([2, 5]), 7, torch.tensor(0)])
+def test_cu_seqlens_begin_at_0_and_do_not_decrease(cu_seqlens: Any) -> None:
+    named = r"^cu_seqlens must be whole numbers that begin at 0 and do not decrease, got .*: for the lengths of"
+    with pytest.raises(ValueError, match=named):
+        Positions.packed(cu_seqlens=cu_seqlens)
+
+
+def test_packed_takes_lengths_or_cu_seqlens() -> None:
+    with pytest.raises(ValueError, match=r"^lengths or cu_seqlens must be given, got none$"):
+        Positions.packed()
+    with pytest.raises(ValueError, match=r"^lengths or cu_seqlens must be given, got both$"):
+        Positions.packed([3], cu_seqlens=[0, 3])
+    with pytest.raises(ValueError, match=r"^lengths must be whole numbers"):
+        Positions.packed(torch.tensor([1.0, 2.0]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ids", [[1, 1, 1, 0, 1, 2], [1, 1, 0, 1, 2, 3], [0, 1, 2, 1, 1, 1], [0, 1, 0, 1, 1, 1]])
+def test_padded_ids_are_not_packed_ids(ids: list[int]) -> None:
+    """As transformers makes them of a mask: padding is at 1."""
+    padded = r"^ids must increase by one in each packed document, got 1 twice in row 1 and documents that begin at 0: "
+    rows = torch.tensor([[0, 1, 2, 3, 4, 5], ids])
+    with pytest.raises(ValueError, match=padded):
+        Positions.from_ids(rows, packed=True)
+    mask = torch.tensor(ids) != 1
+    Positions.from_ids(rows, torch.stack((mask | True, mask)), packed=True)
+
+
+@pytest.mark.parametrize("ids", [[7, 0, 1, 0, 1, 2], [0, 0, 0, 0, 1, 2], [2, 2, 2, 3, 2, 3], [9, 9, 10, 9, 9, 9]])
+def test_packed_ids_may_begin_anywhere_and_be_of_one_token(ids: list[int]) -> None:
+    document = Positions.from_ids(torch.tensor([ids]), packed=True).document[0]
+    begins = [n == 0 or ids[n] <= ids[n - 1] for n in range(6)]
+    assert document.tolist() == (torch.tensor(begins).cumsum(0) - 1).tolist()
+
+
+def test_the_error_for_ids_names_a_mask_that_is_inverted() -> None:
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    for fill in (0, 1):
+        ids = (mask.cumsum(1) - 1).masked_fill(mask == 0, fill)
+        Positions.from_ids(ids, mask)
+        with pytest.raises(ValueError, match=r"; the ids of the hidden tokens do increase: mask must be 1 \(True\)"):
+            Positions.from_ids(ids, 1 - mask)
+    with pytest.raises(ValueError, match=r"document=\.\.\.\)$"):  # wrong in another way
+        Positions.from_ids(torch.tensor([[0, 0, 0, 0]]), torch.tensor([[1, 1, 0, 0]]))
+
+
+@pytest.mark.parametrize("kind", [posenc.YaRN, posenc.Llama3, posenc.DynamicNTK])
+def test_a_factor_and_a_length_are_not_taken_for_one_another(kind: Any) -> None:
+    assert kind(4, 128).factor == 4
+    swapped = (
+        r"^factor must not be above original_length, the trained length in tokens, got factor=128 and original_length=4"
+    )
+    with pytest.raises(ValueError, match=swapped + ": swap them$"):
+        kind(128, 4)
 
 
 # --- derivatives and inference mode -----------------------------------------------------------------------------------
@@ -202,9 +331,7 @@ def passed(scheme: Any, cache: KVCache, n: int, layer: int = 0) -> Tensor:
     return out
 
 
-FILLED = (
-    r"^the cache holds tokens of layer 0 that were encoded by {}, got {}: use one scheme from the first token to"
-)
+FILLED = r"^the cache holds tokens of layer 0 that were encoded by {}, got {}: use one scheme from the first token to"
 
 
 @pytest.mark.parametrize(

@@ -547,7 +547,11 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
     ],
     "Positions.packed": [
         *each(
-            Positions.packed, {}, "lengths", ((3, "…3"), (None, "…None"), ([True], "…[True]")), "whole numbers, or …"
+            Positions.packed, {}, "lengths", ((3, "…3"), (True, "…True"), ([True], "…[True]")), "whole numbers, or …"
+        ),
+        Row(lambda: Positions.packed(None), "lengths or cu_seqlens must be given, got none"),
+        Row(
+            lambda: Positions.packed(cu_seqlens=[1, 3]), "cu_seqlens must be whole numbers that begin at 0 and …[1, 3]…"
         ),
         Row(lambda: Positions.packed([1], device=[1]), "device must be one that torch knows, got [1]"),
         Row(lambda: Positions.packed([-1]), "lengths must …, got …-1…"),

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import check_type, one_or, shown
+from posenc.arguments import check_type, one_or, shown, turned_axes
 from posenc.encoding.context import Context as Context
 from posenc.encoding.features import (
     NO_FEATURES,
@@ -283,7 +283,8 @@ class Encoding:
             if x.dim() != 4:
                 raise ValueError(f"{name} must be (batch, heads, tokens, head_dim), got {tuple(x.shape)}")
             if x.size(2) != positions.order.size(1):
-                raise ValueError(f"{name} has {x.size(2)} tokens, but the encoding was made for {len(positions)}")
+                made_for = f"{len(positions)}{turned_axes(name, x, len(positions))}"
+                raise ValueError(f"{name} has {x.size(2)} tokens, but the encoding was made for {made_for}")
             if not one_or(positions.rows, x.size(0)):
                 raise ValueError(
                     f"{name} has batch {x.size(0)}, but the encoding's positions have {positions.rows} rows"
