@@ -13,7 +13,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 import posenc
 from posenc import T5, ALiBi, FoX, Learned, Positions, RoPE, Scheme, Sinusoidal, XPos, attention
 from posenc.encoding import marks
-from posenc.models import ForwardPass, KVCache
+from posenc.models import Decoder, Encoder, ForwardPass, KVCache
 
 HEADS, WIDTH, TOKENS = 4, 8, 7
 
@@ -189,6 +189,29 @@ def test_a_factor_and_a_length_are_not_taken_for_one_another(kind: Any) -> None:
     )
     with pytest.raises(ValueError, match=swapped + ": swap them$"):
         kind(128, 4)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def test_models_that_know_their_pad_token_skip_it() -> None:
+    scheme = RoPE(WIDTH) + T5(HEADS)
+    model = Decoder(9, HEADS * WIDTH, 2, HEADS, position=scheme, pad_token=0)
+    tokens = torch.tensor([[0, 0, 3, 4, 5], [1, 2, 3, 4, 0], [1, 2, 3, 4, 5]])
+    positions = Positions.padded(tokens != 0)
+    torch.testing.assert_close(model(tokens), model(tokens, positions))
+    torch.testing.assert_close(model(tokens)[:1, 2:], model(tokens[:1, 2:]), rtol=1e-4, atol=1e-5)
+    assert torch.equal(model.generate(tokens, 4), model.generate(tokens, 4, positions))
+    with torch.no_grad():
+        cache = KVCache()
+        model(tokens, cache=cache)
+        model(tokens[:, :1] * 0, cache=cache)  # after a cache it is a token
+    assert cache.positions is not None
+    assert cache.positions.document[:, -1].tolist() == [0, 0, 0]
+    encoder = Encoder(9, HEADS * WIDTH, 1, HEADS, position=T5(HEADS, bidirectional=True), pad_token=0)
+    torch.testing.assert_close(encoder(tokens), encoder(tokens, positions))
+    with pytest.raises(ValueError, match=r"^pad_token must be a whole number within 0..8, got 9$"):
+        Decoder(9, 8, 1, 1, pad_token=9)
 
 
 # --- derivatives and inference mode -----------------------------------------------------------------------------------
