@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import TUPE, ALiBi, Context, DistanceAware, Learned, NoPE, Positions, RoPE, Shaw, Sinusoidal, attention
+from posenc import T5, TUPE, ALiBi, Context, DistanceAware, Learned, NoPE, Positions, RoPE, Shaw, Sinusoidal, attention
 from posenc.backends.tiled import near, pairwise
 from posenc.encoding.pieces import Clock, Distance, Meeting, Value
 from posenc.encoding.rotation import Rotation
@@ -263,9 +263,29 @@ def test_what_a_context_says_is_checked() -> None:
     with pytest.raises(ValueError, match=r"^lengths must have 1 or 2 rows like the positions, got 3$"):
         RoPE(WIDTH)(rows, context=Context(lengths=torch.ones(3)))
     query, key, value = qkv(5, heads=2)
-    shard = Shaw(WIDTH, 3, num_heads=1).double()(Positions.arange(5), context=Context(heads=range(4, 6)))
-    with pytest.raises(ValueError, match=r"Shaw was made for 1 heads, of which context.heads selects 2, got queries"):
-        attention(query, key, value, shard)
+    shard = ALiBi(4)(Positions.arange(5), context=Context(heads=range(1, 4)))
+    with pytest.raises(ValueError, match=r"ALiBi was made for 4 heads, of which context.heads selects 3, got queries"):
+        attention(query, key, value, shard, is_causal=True)
+
+
+@pytest.mark.parametrize("scheme", [ALiBi(8), RoPE(WIDTH) + Shaw(WIDTH, 3, num_heads=8)], ids=["alone", "composed"])
+def test_a_shard_has_some_of_the_heads_that_a_scheme_was_made_for(scheme: Scheme) -> None:
+    beyond = r"^heads must be within the 8 of (ALiBi|Shaw), got range\(8, 16\): make the scheme for all heads of the m"
+    with pytest.raises(ValueError, match=beyond):
+        scheme(Positions.arange(5), context=Context(heads=range(8, 16)))
+
+
+def test_a_scheme_is_where_its_positions_are() -> None:
+    positions, query = Positions.arange(5), torch.zeros(1, HEADS, 5, WIDTH)
+    elsewhere = (
+        r"T5 must be on cpu like the positions, got parameters on meta: move the scheme with the model, and make"
+    )
+    for scheme in (T5(HEADS).to("meta"), RoPE(WIDTH) + T5(HEADS).to("meta")):
+        with pytest.raises(ValueError, match=elsewhere):
+            scheme(positions)
+        with pytest.raises(ValueError, match=elsewhere):
+            attention(query, query, query, scheme, is_causal=True)
+    assert T5(HEADS).to("meta")(Positions.arange(5, device="meta")).doors == ("score",)
 
 
 def test_positions_are_asked_for_where_ids_and_masks_are_given() -> None:

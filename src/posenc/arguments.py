@@ -128,6 +128,14 @@ def _hint(kinds: Sequence[type | None], value: Any) -> str:
     return f"; use {line}Positions.from_ids(position_ids, mask), or Positions.padded(mask) for a mask of tokens"
 
 
+def turned_axes(name: str, x: Any, tokens: int) -> str:
+    """The end of an error message for a tensor whose heads seem to be its third axis, not its second."""
+    if x.dim() != 4 or x.size(1) != tokens:
+        return ""
+    shape = f"it must be (batch, heads, tokens, head_dim), got {tuple(x.shape)}"
+    return f"; {shape}: if that is (batch, tokens, heads, head_dim), pass {name}.transpose(1, 2)"
+
+
 def _either(words: Sequence[str]) -> str:
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 

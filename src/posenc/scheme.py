@@ -100,14 +100,12 @@ class Scheme(nn.Module):
 
     @property
     def scale(self) -> float | None:
-        """The softmax scale that its rotation requires, or None. It also applies to queries and keys that are already
-        rotated."""
+        """The softmax scale that its rotation requires, or None; also for queries and keys that are already rotated."""
         return None
 
     @property
     def for_decoders(self) -> bool:
-        """Whether it is for causal attention only: it hides the keys after a query, rewards them, or treats them as
-        nearer than they are."""
+        """Whether it is for causal attention only: it hides later keys, rewards them, or takes them for nearer ones."""
         return self.looks_back is not None
 
     @property
@@ -190,6 +188,8 @@ class Scheme(nn.Module):
         if context.lengths is not None and rows != 1 and not one_or(context.lengths.size(0), rows):
             raise ValueError(f"lengths must have 1 or {rows} rows like the positions, got {context.lengths.size(0)}")
         mine = context._of_keys() if self.heads_of == "key" else context
+        mine._check_heads(type(self).__name__, getattr(self, "num_heads", None))
+        made = made_with(self, queries.device)
         table = self.table(queries, dtype) if "add" in doors else None
         rotation = self.rotation(queries, dtype, mine) if "rotate" in doors else None
         if rotation is not None and rotation.scale is None and self.scale is not None:
@@ -215,7 +215,7 @@ class Scheme(nn.Module):
             wanted=self.features,
             looks_back=() if self.looks_back is None else ((type(self).__name__, self.looks_back),),
             _scale=self.scale if rotation is None and {"score", "value"} & set(doors) else None,
-            _made_with=made_with(self),
+            _made_with=made,
             _is_counted=is_counted(self),
         )
         try_claims(self, (*encoding.pieces, *encoding.values))

@@ -554,7 +554,11 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
     ],
     "Positions.packed": [
         *each(
-            Positions.packed, {}, "lengths", ((3, "…3"), (None, "…None"), ([True], "…[True]")), "whole numbers, or …"
+            Positions.packed, {}, "lengths", ((3, "…3"), (True, "…True"), ([True], "…[True]")), "whole numbers, or …"
+        ),
+        Row(lambda: Positions.packed(None), "lengths or cu_seqlens must be given, got none"),
+        Row(
+            lambda: Positions.packed(cu_seqlens=[1, 3]), "cu_seqlens must be whole numbers that begin at 0 and …[1, 3]…"
         ),
         Row(lambda: Positions.packed([1], device=[1]), "device must be one that torch knows, got [1]"),
         Row(lambda: Positions.packed([-1]), "lengths must …, got …-1…"),
@@ -733,8 +737,8 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: Sinusoidal(6)(LINE).check_added(), "the encoding adds to the input, and was not added: …"),
     ],
     "Encoding.check_token_doors": [
-        Row(lambda: Sinusoidal(6)(LINE).check_token_doors(), "the encoding adds to the input, and was not added: …"),
-        Row(lambda: rotated().check_token_doors(), "the encoding has rotated query and key already, …"),
+        Row(lambda: Sinusoidal(6)(LINE).check_token_doors(Q, K), "the encoding adds to the input, and was not …"),
+        Row(lambda: rotated().check_token_doors(Q, K), "the encoding has rotated query and key already, …"),
     ],
     "Encoding.check": [Row(lambda: BOUND.check(Q, K), "key has 7 tokens, but the encoding was made for 5")],
     "Encoding.__add__": [

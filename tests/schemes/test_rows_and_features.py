@@ -167,7 +167,7 @@ def test_a_shard_of_foxs_heads_has_their_features() -> None:
     torch.testing.assert_close(step.attention(q, k, v, features=features, key_features=of_keys), found, **CLOSE)
     with pytest.raises(ValueError, match=r"feature 'forgotten' must be \(batch, 2, 11\)"):
         here.with_projected({"forgotten": gates})
-    with pytest.raises(ValueError, match=r"heads must be within the 4 of the scheme, got range\(3, 5\)"):
+    with pytest.raises(ValueError, match=r"heads must be within the 4 of FoX, got range\(3, 5\)"):
         scheme(positions, context=Context(heads=range(3, 5))).with_projected(shard)
 
 

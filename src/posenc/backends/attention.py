@@ -15,7 +15,7 @@ from posenc.backends.call import Call, sliced
 from posenc.backends.choice import Explanation
 from posenc.backends.plan import planned
 from posenc.backends.reference import dense_logits
-from posenc.backends.request import Request
+from posenc.backends.request import Align, Request
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import gives_weights
 from posenc.lowering.forms import added
@@ -34,6 +34,7 @@ def attention(
     key_positions: Positions | None = None,
     attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
     is_causal: bool = False,
+    align: Align | None = None,
     window: Window = None,
     sinks: Float[Tensor, " heads"] | None = None,
     dropout_p: float = 0.0,
@@ -52,6 +53,9 @@ def attention(
     - ``encoding``: an `Encoding`, or a scheme, which is then bound to ``query_positions`` and ``key_positions``. By
       default keys are at 0 .. N-1 and queries are the last M of them. If only ``query_positions`` is given, and there
       are as many keys as queries, the keys use it too. Without an encoding, positions still determine the mask.
+    - ``align``: which keys the queries are, where no positions are given: ``"lower_right"``, the default, the last of
+      them, as with a cache; or ``"upper_left"``, the first, as PyTorch's ``is_causal`` takes them. The names are those
+      of `torch.nn.attention.bias`. It matters with fewer queries than keys; positions say it themselves.
     - ``window``: how many keys a query attends to, counted in order: an int n, the query's own key and the n - 1 before
       it; or (left, right), the number of keys before and after it, None for no limit. With `Chunk(n)` a query attends
       only to keys of its own chunk: coordinates 0 .. n-1, n .. 2n-1, and so on.
@@ -100,6 +104,7 @@ def attention(
         return_lse,
         skip_below,
         key_norms,
+        align=align,
     )
     encoding, call, run = planned(asked, backend)
     # Autocast would cast the bias together with the query: a bfloat16 ALiBi has 769 values over 4096 keys.
@@ -134,6 +139,7 @@ def logits(
     query_positions: Positions | None = None,
     key_positions: Positions | None = None,
     is_causal: bool = False,
+    align: Align | None = None,
     window: Window = None,
     scale: float | None = None,
 ) -> Float[Tensor, "batch heads queries keys"]:
@@ -153,6 +159,7 @@ def logits(
         window=window,
         scale=scale,
         are_logits=True,
+        align=align,
     )
     *_, call = asked.checked()
     with _without_autocast(query):
@@ -169,6 +176,7 @@ def explain(
     key_positions: Positions | None = None,
     attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
     is_causal: bool = False,
+    align: Align | None = None,
     window: Window = None,
     sinks: Float[Tensor, " heads"] | None = None,
     dropout_p: float = 0.0,
@@ -203,6 +211,7 @@ def explain(
         return_lse,
         skip_below,
         key_norms,
+        align=align,
     )
     *_, call = asked.checked()
     _bind_pairs(call)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from posenc import compat
-from posenc.arguments import check_flag, check_type, is_number, one_or, shown
+from posenc.arguments import check_choice, check_flag, check_type, is_number, one_or, shown, turned_axes
 from posenc.backends.call import Call, RotatedBand, Turn
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.horizon import skipped_by_default
@@ -28,6 +28,7 @@ from posenc.scheme import Scheme, bare_parts, is_scheme
 FOR_PADDING = "for a tokenizer's mask pass scheme(Positions.padded(mask))"
 NO_DEFAULTS: list[str] = []
 """Why positions must be given: messages of the contexts that are open in which tokens are a part of a text."""
+Align: TypeAlias = Literal["lower_right", "upper_left"]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -52,6 +53,7 @@ class Request:
     skip_below: float | None = None
     key_norms: Tensor | None = None
     are_logits: bool = False
+    align: Align | None = None
 
     def bind(self) -> Encoding:
         """The encoding, or the scheme bound to the positions, checked against the tensors."""
@@ -69,17 +71,22 @@ class Request:
             )
         check_type("query_positions", self.query_positions, Positions, None)
         check_type("key_positions", self.key_positions, Positions, None)
+        if self.align is not None:
+            check_choice("align", self.align, ("lower_right", "upper_left"))
+            if isinstance(encoding, Encoding) or (self.query_positions, self.key_positions) != (None, None):
+                raise ValueError(f"align must be None where there are positions, which say it, got {self.align!r}")
         if isinstance(encoding, Encoding):
             if self.query_positions is not None or self.key_positions is not None:
                 raise ValueError("encoding is bound to positions already: pass it without positions, or pass a scheme")
             encoding.check(query, key)
-            encoding.check_token_doors()
+            encoding.check_token_doors(query, key)
             return encoding
         if NO_DEFAULTS and encoding is not None and self.query_positions is None and self.key_positions is None:
             raise ValueError(NO_DEFAULTS[-1])
-        positions = _default_positions(query, key, self.query_positions, self.key_positions)
+        positions = _default_positions(query, key, self.query_positions, self.key_positions, self.align)
         made = _of_scheme(encoding, *positions, torch.promote_types(query.dtype, torch.float32))
         made.check(query, key)
+        made.check_token_doors(query, key)
         return made
 
     def settled(self, encoding: Encoding) -> dict[str, Any]:
@@ -210,11 +217,16 @@ def _of_scheme(
 
 
 def _default_positions(
-    query: Tensor, key: Tensor, query_positions: Positions | None, key_positions: Positions | None
+    query: Tensor,
+    key: Tensor,
+    query_positions: Positions | None,
+    key_positions: Positions | None,
+    align: Align | None,
 ) -> tuple[Positions, Positions]:
     for name, x, positions in (("query", query, query_positions), ("key", key, key_positions)):
         if positions is not None and positions.order.size(1) != x.size(2):
-            raise ValueError(f"{name}_positions must have {x.size(2)} tokens like {name}, got {len(positions)}")
+            given = f"{len(positions)}{turned_axes(name, x, len(positions))}"
+            raise ValueError(f"{name}_positions must have {x.size(2)} tokens like {name}, got {given}")
     if key_positions is None and query_positions is not None:
         if query.size(2) != key.size(2):
             raise ValueError(
@@ -222,13 +234,17 @@ def _default_positions(
                 f"{key.size(2)} keys, got None"
             )
         key_positions = query_positions
+    if align == "upper_left" and query.size(2) != key.size(2):
+        longest = Positions.arange(max(query.size(2), key.size(2)), device=key.device)
+        return longest[: query.size(2)], longest[: key.size(2)]
     if key_positions is None:
         key_positions = Positions.arange(key.size(2), device=key.device)
     if query_positions is None:
         if query.size(2) > key.size(2):
             raise ValueError(
                 f"queries are by default the last of the keys, but there are {query.size(2)} queries and "
-                f"{key.size(2)} keys: pass query_positions and key_positions"
+                f"{key.size(2)} keys: pass query_positions and key_positions, or align='upper_left' where both begin "
+                "at position 0"
             )
         # For equal lengths the same object, so that derived data is computed once.
         behind = key.size(2) - query.size(2)
@@ -305,6 +321,9 @@ def _check_mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> None:
             "attn_mask must be a tensor of bool (True = may attend) or float (added to scores), got "
             f"{shown(mask)}{numbers}"
         )
+    if hasattr(mask, "variant"):  # of torch.nn.attention.bias; it has no numbers
+        variant = mask.variant.name.lower()
+        raise ValueError(f"attn_mask must be a plain tensor, got a CausalBias: pass is_causal=True, align={variant!r}")
     if mask.device != query.device:
         raise ValueError(f"attn_mask must be on {query.device} like query, got {mask.device}")
     if not 2 <= mask.dim() <= 4 or any(not one_or(m, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False)):

@@ -14,7 +14,7 @@ and backends do not know which scheme they run: they share only the types of thi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import check_type, one_or, shown
+from posenc.arguments import check_type, one_or, shown, turned_axes
+from posenc.encoding.context import Context as Context
 from posenc.encoding.features import (
     NO_FEATURES,
     NOTHING,
@@ -33,63 +34,19 @@ from posenc.encoding.features import (
     features_of_both,
     wanted_by_both,
 )
+from posenc.encoding.marks import mark, mark_of
 from posenc.encoding.pieces import Piece, Value, check_sequence
-from posenc.encoding.pytree import register, tensors_of
+from posenc.encoding.pytree import closed_over, register, tensors_of
 from posenc.encoding.rotation import Rotation
 from posenc.encoding.staleness import MadeWith, check_fresh, is_inference
 from posenc.positions.positions import Positions
-from posenc.rotation.maps import in_bands, one_scale
+from posenc.rotation.maps import TokenMap, in_bands, kind_of, one_scale
 
 DOORS = ("add", "rotate", "score", "value")
 TURNED_IN_PAIRS = (
     "the encoding rotates distant pairs differently, so queries and keys have no single rotation: pass them unrotated "
     "to attention, and cache unrotated keys (see Scheme.needs_raw_keys)"
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Context:
-    """What a scheme may need besides positions when it is bound.
-
-    - ``heads``: the range of the scheme's heads that this shard of the queries has. None: all heads.
-    - ``kv_heads``: the heads of keys that it has, for schemes whose ``heads_of`` is "key". None: the same as ``heads``.
-    - ``lengths`` (rows,) or (1,): the length of each row's text, for scalings that depend on it. None: the lengths of
-      the positions, row by row.
-    """
-
-    heads: range | None = None
-    lengths: Tensor | None = None
-    kv_heads: range | None = None
-
-    def __post_init__(self) -> None:
-        for name, heads in (("heads", self.heads), ("kv_heads", self.kv_heads)):
-            check_type(name, heads, range, None)
-            if heads is not None and (heads.step != 1 or len(heads) == 0):
-                raise ValueError(f"{name} must be a non-empty range of step 1, got {heads}")
-        if self.lengths is not None and (not isinstance(self.lengths, Tensor) or self.lengths.dim() != 1):
-            raise ValueError(f"lengths must be a tensor (rows,) or None, got {shown(self.lengths)}")
-
-    def of_heads(self, parameter: Tensor, axis: int) -> Tensor:
-        """The slice of a parameter for this shard's heads along ``axis``. Raises ValueError for heads out of range."""
-        if self.heads is None:
-            return parameter
-        if self.heads.stop > parameter.size(axis):
-            raise ValueError(f"heads must be within the {parameter.size(axis)} of the scheme, got {self.heads}")
-        return parameter.narrow(axis, self.heads.start, len(self.heads))
-
-    def _of_keys(self) -> Context:
-        """The context whose heads are those of the keys."""
-        return self if self.kv_heads is None else replace(self, heads=self.kv_heads)
-
-    def _part(self, heads: slice, kv_heads: slice) -> Context:
-        """The context of some of these heads of queries and keys."""
-        first = 0 if self.heads is None else self.heads.start
-        of_keys = first if self.kv_heads is None else self.kv_heads.start
-        return replace(
-            self,
-            heads=range(first + heads.start, first + heads.stop),
-            kv_heads=range(of_keys + kv_heads.start, of_keys + kv_heads.stop),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +62,7 @@ class Encoding:
     rotations: tuple[Rotation, ...] = ()
     pieces: tuple[Piece, ...] = ()
     values: tuple[Value, ...] = ()
-    context: Context = Context()  # it is frozen
+    context: Context = Context()  # noqa: RUF009  # it is frozen
     query_features: Features = field(default_factory=lambda: NOTHING)
     key_features: Features = field(default_factory=lambda: NOTHING)
     wanted: Mapping[str, Feature] = field(default_factory=lambda: NO_FEATURES)  # what layers must project
@@ -195,8 +152,13 @@ class Encoding:
     def add(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
         """The add door: x_i + P[p_i] at the query positions, in x's dtype. Returns x itself if nothing is added.
 
-        Raises ValueError unless x is a floating tensor (batch, tokens, dim) that matches the positions and vectors.
+        Raises ValueError unless x is a floating tensor (batch, tokens, dim) that matches the positions and vectors, and
+        for an x that this encoding has returned.
         """
+        return self._add(x)
+
+    def _add(self, x: Tensor, layer: int | None = None) -> Tensor:
+        """`add`, in one of several layers that may hand on their input unchanged."""
         check_type("x", x, Tensor)
         self.check_fresh()
         positions = self.query_positions
@@ -211,10 +173,18 @@ class Encoding:
         if x.device != positions.device:
             raise ValueError(f"x must be on {positions.device} like the positions, got {x.device}")
         self._note("add")
+        if not self.tables:
+            return x
+        before = mark_of(x) or ()
+        if any(table is other and layer == where for table in self.tables for other, where in before):
+            raise ValueError(
+                "x has these vectors already, and encoding.add would add them again: call it once, on the input, or "
+                "pass x.clone() if they are to be added twice"
+            )
         added = x
         for table in self.tables:
             added = added + table
-        return added.to(x.dtype)  # round only once
+        return mark(added.to(x.dtype), (*before, *((table, layer) for table in self.tables)))  # round only once
 
     def rotate(
         self,
@@ -239,21 +209,23 @@ class Encoding:
     def rotate_query(self, query: Tensor) -> Tensor:
         """Rotates queries only. A slice of the channels is allowed if the scheme was made for its width. Raises
         ValueError, like `rotate_key`, for an encoding that rotates distant pairs differently."""
-        self.check_fresh()
-        self.check_trained(query)
-        self._check_of_tokens()
-        for rotation in self.rotations:
-            query = rotation.query(query)
-        return query
+        return self._turned(query, [rotation.query for rotation in self.rotations])
 
     def rotate_key(self, key: Tensor) -> Tensor:
         """Rotates keys only, with any number of heads."""
+        return self._turned(key, [rotation.key for rotation in self.rotations])
+
+    def _turned(self, x: Tensor, maps: Sequence[TokenMap]) -> Tensor:
+        """x mapped, and marked with the kinds of the maps that have changed it."""
         self.check_fresh()
-        self.check_trained(key)
+        self.check_trained(x)
         self._check_of_tokens()
-        for rotation in self.rotations:
-            key = rotation.key(key)
-        return key
+        for turn in maps:
+            turned = turn(x)
+            if turned is not x and not torch.compiler.is_compiling():
+                mark(turned, (mark_of(x) or frozenset()) | {kind_of(turn)})
+            x = turned
+        return x
 
     @property
     def banded(self) -> Rotation | None:
@@ -312,7 +284,8 @@ class Encoding:
             if x.dim() != 4:
                 raise ValueError(f"{name} must be (batch, heads, tokens, head_dim), got {tuple(x.shape)}")
             if x.size(2) != positions.order.size(1):
-                raise ValueError(f"{name} has {x.size(2)} tokens, but the encoding was made for {len(positions)}")
+                made_for = f"{len(positions)}{turned_axes(name, x, len(positions))}"
+                raise ValueError(f"{name} has {x.size(2)} tokens, but the encoding was made for {made_for}")
             if not one_or(positions.rows, x.size(0)):
                 raise ValueError(
                     f"{name} has batch {x.size(0)}, but the encoding's positions have {positions.rows} rows"
@@ -334,8 +307,9 @@ class Encoding:
         tensors autograd cannot save."""
         if not self._of_inference or not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
             return
+        terms = (*self.rotations, *self.pieces, *self.values)
         of_pieces = tuple(piece.tensors for piece in self.pieces)
-        if any(x.is_inference() for x in tensors_of((self.rotations, of_pieces))):
+        if any(x.is_inference() for x in (*tensors_of((self.rotations, of_pieces)), *closed_over(terms))):
             raise ValueError(
                 "the encoding was made under torch.inference_mode() and cannot be used for training: call the scheme "
                 "with the positions again, once in every forward pass"
@@ -350,8 +324,8 @@ class Encoding:
                 "adds the vectors itself"
             )
 
-    def check_token_doors(self) -> None:
-        """ValueError if the model forgot to add, or rotated query and key itself."""
+    def check_token_doors(self, query: Tensor, key: Tensor) -> None:
+        """ValueError if the model forgot to add, or rotated query or key itself."""
         if torch.compiler.is_compiling():
             return
         self.check_added()
@@ -360,10 +334,43 @@ class Encoding:
                 "the encoding has rotated query and key already, and attention would rotate them again: pass "
                 "encoding.pairs with the rotated tensors, or do not call encoding.rotate"
             )
+        of_query, of_key = ([getattr(rotation, name) for rotation in self.rotations] for name in ("query", "key"))
+        for name, x, maps in (("query", query, of_query), ("key", key, of_key)):
+            done = mark_of(x)
+            if done and any(kind_of(turn) in done for turn in maps):
+                raise ValueError(
+                    f"{name} was rotated already, and attention would rotate it again: pass rotated queries and keys "
+                    "with scheme.pairs(query_positions, key_positions), or pass both unrotated; if a second rotation "
+                    f"is meant, pass {name}.clone()"
+                )
 
     def _note(self, door: str) -> None:
         if not torch.compiler.is_compiling():
             self._opened.add(door)
+
+    def __copy__(self) -> Encoding:
+        """The encoding itself, an immutable value."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Encoding:
+        """The encoding itself. Raises ValueError where a scheme that it reads parameters of is copied with it, such as
+        in a model that keeps an encoding."""
+        if any(id(parameter) in memo for parameter, _ in self._made_with):
+            raise ValueError(
+                "the encoding would be copied with its scheme, and still read the parameters of the original: do not "
+                "keep it in a model that is copied, but call the scheme with the positions in every forward pass"
+            )
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle. Raises TypeError for an encoding that reads its scheme or the scheme's parameters."""
+        if self._made_with or self.pieces or self.values or any(turn.refuses for turn in self.rotations):
+            raise TypeError(
+                f"an encoding that opens {', '.join(self.doors)} refers to its scheme and cannot be pickled: pickle "
+                "the scheme and the positions, and call the scheme with them"
+            )
+        features = {name: dict(getattr(self, name)) for name in ("query_features", "key_features", "wanted")}
+        return vars(self) | features | {"plans": {}}
 
     def __add__(self, other: Encoding) -> Encoding:
         """The terms of both encodings, these first. Raises ValueError for different positions or heads, or for two

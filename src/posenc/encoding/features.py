@@ -64,8 +64,6 @@ class Feature:
 
     def check(self, name: str, projected: Tensor, tokens: int, heads: range | None = None) -> None:
         """ValueError unless it is floating and (batch, heads, tokens[, width]); ``heads``: those of this shard."""
-        if heads is not None and heads.stop > self.num_heads:
-            raise ValueError(f"heads must be within the {self.num_heads} of the scheme, got {heads}")
         shape = (
             self.num_heads if heads is None else len(heads),
             tokens,

@@ -189,7 +189,7 @@ class ForwardPass:
     def add(self, x: Float[Tensor, "batch tokens dim"], layer: int = 0) -> Float[Tensor, "batch tokens dim"]:
         """The add door: x_i + P[p_i]. Returns x itself if the scheme adds nothing."""
         self._added.add(self._number(layer))
-        return self.tokens(layer).add(x)
+        return self.tokens(layer)._add(x, layer)
 
     def features(self, projected: Projected, layer: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The features of the new tokens that the layer's scheme needs, as queries and as keys, for `attention`.
@@ -267,6 +267,8 @@ class ForwardPass:
                 "a forward pass with a cache must be entered: use `with ForwardPass(...) as step`, so that an error "
                 "leaves the cache unchanged"
             )
+        if self.cache is not None and not torch.compiler.is_compiling():
+            self.cache._fill(layer, scheme)
         if key_features is None:
             key_features = NOTHING if self._exchange is not None else features
         call = LayerCall(

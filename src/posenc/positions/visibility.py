@@ -79,7 +79,8 @@ def table_index(positions: Positions, scheme: str, limit: int) -> Int[Tensor, "r
     bounds = positions.layout.bounds
     if bounds is None or bounds[0] < 0 or bounds[1] >= limit:
         check_index(coords, limit, scheme, "positions")
-    return coords
+    # Autograd saves the index of a table, and cannot save tensors of inference mode.
+    return coords.clone() if not torch.compiler.is_compiling() and coords.is_inference() else coords
 
 
 def check_index(index: Int[Tensor, "..."], limit: int, scheme: str, what: str) -> None:

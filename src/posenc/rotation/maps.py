@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -54,6 +54,14 @@ class OfKeyHeads:
         if x.dim() == 4 and x.size(1) != self.heads:
             raise ValueError(f"the rotation was made for keys of {self.heads} heads, got {x.size(1)}{FOR_KEY_HEADS}")
         return self.turn
+
+
+def kind_of(turn: TokenMap) -> Hashable:
+    """What a map does, as far as its name and the channels and heads that it changes tell: two maps of a kind undo,
+    double or distort one another."""
+    inside = turn.turn if isinstance(turn, OfKeyHeads) else turn
+    name, told = getattr(inside, "__qualname__", type(inside).__qualname__), getattr(inside, "__dict__", {})
+    return name, *(told[part] for part in ("first", "heads") if isinstance(told.get(part), int | range))
 
 
 def check_fits(what: str, made: Sequence[int], x: Tensor, heads: int | None = None, hint: str = "") -> None:

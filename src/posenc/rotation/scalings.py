@@ -84,6 +84,16 @@ def _at_least(least: int, name: str, value: Any) -> float:
     raise ValueError(f"{name} must be a finite number of at least {least}, got {shown(value)}")
 
 
+def _stretch(factor: Any, original_length: Any) -> dict[str, Any]:
+    """Both, checked. ValueError where each is in the other's place: for a factor above a length below 128. (Above a
+    longer one it may be: Mistral Large 4 stretches 512 by 2048.)"""
+    found = {"factor": _at_least(1, "factor", factor), "original_length": whole("original_length", original_length)}
+    if found["factor"] > found["original_length"] < 128:
+        got = f"factor={shown(factor)} and original_length={shown(original_length)}: swap them"
+        raise ValueError(f"factor must not be above original_length, the trained length in tokens, got {got}")
+    return found
+
+
 @dataclass(frozen=True, repr=False)
 class PositionInterpolation(_Scaling):
     """theta_k / s: divides every position by s.
@@ -144,10 +154,7 @@ class DynamicNTK(_Scaling):
     original_length: int
 
     def __post_init__(self) -> None:
-        self._set(
-            factor=_at_least(1, "factor", self.factor),
-            original_length=whole("original_length", self.original_length),
-        )
+        self._set(**_stretch(self.factor, self.original_length))
 
     def __call__(
         self, theta: Float64[Tensor, " pairs"], lengths: Float64[Tensor, "rows 1"] | None = None
@@ -215,8 +222,7 @@ class YaRN(_Scaling):
         if self.attention_factor is not None:
             given["attention_factor"] = number("attention_factor", self.attention_factor, above=0)
         self._set(
-            factor=_at_least(1, "factor", self.factor),
-            original_length=whole("original_length", self.original_length),
+            **_stretch(self.factor, self.original_length),
             beta_fast=fast,
             beta_slow=slow,
             **given,
@@ -278,8 +284,7 @@ class Llama3(_Scaling):
         if low > high:
             raise ValueError(f"low_freq_factor must not be above high_freq_factor, got {low:g} and {high:g}")
         self._set(
-            factor=_at_least(1, "factor", self.factor),
-            original_length=whole("original_length", self.original_length),
+            **_stretch(self.factor, self.original_length),
             low_freq_factor=low,
             high_freq_factor=high,
         )
