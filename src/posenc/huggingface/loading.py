@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from posenc.huggingface.adapters import is_adapted
 from posenc.huggingface.attention import NAME, attention
 from posenc.huggingface.masks import mask
 
@@ -38,15 +39,30 @@ def register() -> None:
     def get_correct_attn_implementation(
         self: PreTrainedModel, requested_attention: str | None, is_init_check: bool = False
     ) -> str:
-        if requested_attention == NAME and has_own_attention(self):
-            raise OwnAttentionError(
-                f"attn_implementation={NAME!r} is not supported by {type(self).__name__} ({self.config.model_type}), "
-                "which has its own attention that cannot be replaced: load it with attn_implementation='eager'; "
-                "posenc.huggingface.adapt(model) says whether posenc supports it"
-            )
+        if requested_attention == NAME:
+            _check_replaceable(self)
         return theirs(self, requested_attention, is_init_check)
 
+    sets = PreTrainedModel.set_attn_implementation
+
+    # For such a model it only logs a warning, and leaves its attention as it is.
+    def set_attn_implementation(self: PreTrainedModel, attn_implementation: str | dict[str, Any], **how: Any) -> None:
+        named = attn_implementation.get("") if isinstance(attn_implementation, dict) else attn_implementation
+        if named == NAME and not any(map(is_adapted, self.modules())):
+            _check_replaceable(self)
+        sets(self, attn_implementation, **how)
+
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation  # type: ignore[method-assign]
+    PreTrainedModel.set_attn_implementation = set_attn_implementation  # type: ignore[assignment]
+
+
+def _check_replaceable(model: PreTrainedModel) -> None:
+    if has_own_attention(model):
+        raise OwnAttentionError(
+            f"attn_implementation={NAME!r} is not supported by {type(model).__name__} ({model.config.model_type}), "
+            "which has its own attention that cannot be replaced: load it with attn_implementation='eager'; "
+            "posenc.huggingface.adapt(model) says whether posenc supports it"
+        )
 
 
 def has_own_attention(model: PreTrainedModel) -> bool:
