@@ -24,10 +24,15 @@ from tests.huggingface.test_patching import same, state
 from tests.huggingface.tiny import config_of
 from tests.rounding import of_sums
 
+
+def le_rope() -> posenc.LeRoPE:
+    return posenc.LeRoPE(12, layout="half")
+
+
 LEARNED: dict[str, tuple[str, Callable[[], Any], int]] = {  # and how many tensors it has
     "llama": ("llama", lambda: posenc.Shaw(12, 8), 2),
     "in one layer": ("llama", lambda: posenc.Schedule([(posenc.NoPE(), None), (posenc.KERPLE(4), None)]), 2),
-    "in each layer": ("llama", lambda: posenc.Schedule([(posenc.LeRoPE(12), None), (posenc.LeRoPE(12), 4)]), 2),
+    "in each layer": ("llama", lambda: posenc.Schedule([(le_rope(), None), (le_rope(), 4)]), 2),
     "gpt2": ("gpt2", lambda: posenc.Learned(64, 48) + posenc.T5(4), 2),
     "bert": ("bert", lambda: posenc.T5(4, bidirectional=True), 1),
     "bloom": ("bloom", lambda: posenc.Shaw(12, 8), 2),

@@ -55,6 +55,7 @@ def patch(model: nn.Module, what: Any) -> Patched:
                 f"what must be a scaling, a scheme, a Schedule or {{layer type: scaling}}, got {shown(what)}"
             )
         _heed_peft(patched, base)
+        patched.watch_ids()
     except BaseException:
         patched.undo()
         raise
@@ -89,6 +90,7 @@ def adapt(model: nn.Module) -> Patched:
             own = scheme_from_config(config).schedule
             put_adapted(patched, base, Schedule([(as_computed(scheme), window) for scheme, window in own]))
         _heed_peft(patched, base)
+        patched.watch_ids()
     except BaseException:
         patched.undo()
         raise

@@ -55,9 +55,11 @@ def read_turns(module: nn.Module) -> dict[str | None, Turns]:
     given = getattr(config, "rope_parameters", None)
     if not isinstance(given, dict):
         raise ValueError(f"{name} has no rope_parameters in its configuration, so its base is not known")
-    probe: Any = copy.deepcopy(module)  # some change their buffers when they are called
-    if any(buffer.is_meta for buffer in probe.buffers()):
-        raise ValueError(f"{name} is on meta: load the weights before patching the model")
+    if any(buffer.is_meta for buffer in module.buffers()):  # it has no weights, so another one is the same
+        with torch.device("cpu"):
+            probe: Any = type(module)(config=config)
+    else:
+        probe = copy.deepcopy(module)  # some change their buffers when they are called
     types: list[str | None] = [
         n.removesuffix("_inv_freq")
         for n, _ in probe.named_buffers()
