@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from posenc.arguments import check_choice, check_name, shown
 from posenc.huggingface.described import ModelPositions
 from posenc.huggingface.families import READERS
 from posenc.huggingface.keys import Keys, positional
+from posenc.huggingface.loading import RECORD
 
 PARTS = {"text": "text_config", "vision": "vision_config"}
 """The keys of the parts that can be read, in a configuration of several models."""
@@ -71,6 +73,8 @@ def scheme_from_config(config: Any, part: str | None = None) -> ModelPositions:
     keys.end()
     if raw is not None:
         _check_thetas(raw, found)
+    if (put := getattr(found, RECORD, getattr(whole, RECORD, None))) is not None:
+        return replace(said, remarks=(*said.remarks, f"posenc had put in {', '.join(map(str, put.values()))} instead"))
     return said
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from posenc.huggingface.adapters import is_adapted
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
 ADDS_ITS_MASK = frozenset({"deepseek_v4", "git"})
 """Models that use transformers' table of attention functions, but add their mask to scores, or a bias to their mask,
 themselves: a boolean mask would be misread."""
+
+
+RECORD = "posenc_patch"
+"""The key of a configuration that says what `patch` has put into the model."""
+
+MARK = "posenc.huggingface.from_pretrained"
+"""The attention implementation of such a configuration, beside `RECORD`. transformers refuses it by this name, also
+where posenc is not imported, and so names what to call."""
 
 
 class OwnAttentionError(ValueError):
@@ -41,6 +50,8 @@ def register() -> None:
     ) -> str:
         if requested_attention == NAME:
             _check_replaceable(self)
+        if is_init_check and getattr(self.config, RECORD, None) is not None:
+            _check_record(self, requested_attention)
         return theirs(self, requested_attention, is_init_check)
 
     sets = PreTrainedModel.set_attn_implementation
@@ -54,6 +65,18 @@ def register() -> None:
 
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation  # type: ignore[method-assign]
     PreTrainedModel.set_attn_implementation = set_attn_implementation  # type: ignore[assignment]
+
+
+def _check_record(model: PreTrainedModel, requested: str | None) -> None:
+    """ValueError for a new model without what its configuration says was put in; only a warning if the caller has
+    chosen an attention implementation."""
+    said = (
+        f"posenc.huggingface.patch had put {getattr(model.config, RECORD)} into the model of this configuration, and "
+        f"this one is without it: {MARK}(path) loads the model with it"
+    )
+    if requested == MARK:
+        raise ValueError(f"{said}, and attn_implementation='sdpa' (or another) without it")
+    warnings.warn(said, stacklevel=2)
 
 
 def _check_replaceable(model: PreTrainedModel) -> None:
