@@ -102,7 +102,8 @@ def pairing(base: Any, module: Any, turns: Turns) -> tuple[str, int, int] | None
 
     Found by comparison: the layer is called with its own cos and sin, and with cos 1, sin 0 and posenc's rotation.
     """
-    if "position_embeddings" not in inspect.signature(module.forward).parameters:
+    takes = inspect.signature(module.forward).parameters
+    if "position_embeddings" not in takes:
         raise ValueError(
             f"{type(module).__name__} does not take position_embeddings, so posenc cannot rotate in its place"
         )
@@ -124,6 +125,7 @@ def pairing(base: Any, module: Any, turns: Turns) -> tuple[str, int, int] | None
                 position_embeddings=rotary(x, places, kind),
                 attention_mask=mask,
                 position_ids=places,
+                **({"shared_kv_states": {}} if "shared_kv_states" in takes else {}),  # of Gemma 4
             )
         probe._modules.pop(PLAN, None)
         return out[0] if isinstance(out, tuple) else out
