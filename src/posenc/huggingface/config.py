@@ -74,7 +74,9 @@ def scheme_from_config(config: Any, part: str | None = None) -> ModelPositions:
     if raw is not None:
         _check_thetas(raw, found)
     if (put := getattr(found, RECORD, getattr(whole, RECORD, None))) is not None:
-        return replace(said, remarks=(*said.remarks, f"posenc had put in {', '.join(map(str, put.values()))} instead"))
+        return replace(
+            said, remarks=(*said.remarks, f"not so in the model itself, which was patched: {RECORD} = {put}")
+        )
     return said
 
 

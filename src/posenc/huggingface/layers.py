@@ -39,13 +39,14 @@ def rotaries(base: Any) -> Iterator[tuple[nn.Module, str, nn.Module]]:
 def attentions(base: Any) -> list[Any]:
     """The self-attention of every layer, in order."""
     config, found = text_config(base), []
-    for module in base.modules():
+    for name, module in base.named_modules():
         index = getattr(module, "layer_idx", None)
         takes = inspect.signature(module.forward).parameters
         if "Attention" not in type(module).__name__ or not isinstance(index, int) or "hidden_states" not in takes:
             continue
         same = getattr(module, "config", None)
-        if (same is config or type(same) is type(config)) and not getattr(module, "is_cross_attention", False):
+        crosses = getattr(module, "is_cross_attention", False) or name.endswith(".EncDecAttention")  # of T5
+        if (same is config or type(same) is type(config)) and not crosses:
             found.append(module)
     return sorted(found, key=lambda module: module.layer_idx)
 

@@ -20,6 +20,8 @@ from posenc.huggingface.rotary import PosencRotary
 from posenc.schedule import Schedule
 from posenc.scheme import bare_parts, is_scheme
 
+STACKS = {"encoder", "decoder"}
+
 
 def patch(model: nn.Module, what: Any) -> Patched:
     """Replaces a model's positional encoding by ``what``, until ``undo()`` or the end of the ``with`` block.
@@ -30,8 +32,11 @@ def patch(model: nn.Module, what: Any) -> Patched:
       adapted to the new scaling. A scaling that depends on the length (`DynamicNTK`, `LongRoPE`) is exact with a cache
       and for each row separately: the cache then keeps unrotated keys.
     - A *scheme*, such as ``ALiBi(num_heads)`` or ``NoPE()``, replaces the model's positions: its rotation is switched
-      off and its learned table is not added. Layers share the scheme, and its parameters become the model's.
+      off, its learned table is not added, and T5's bias is not computed. Layers share the scheme, and its parameters
+      become the model's.
     - A `Schedule` does the same for each layer, with its window instead of the model's.
+    - A mapping {"encoder": scheme, "decoder": scheme}, or of one of them, is for T5 and other encoder-decoders; each
+      may be a `Schedule`. Attention of the decoder to the encoder has no positions.
 
     Schemes get queries and keys as they reach the model's attention, and must pair channels in the layout that these
     have there (DeepSeek-V3: half). The changes are listed in ``changes`` and printed. The configuration says what was
@@ -49,6 +54,10 @@ def patch(model: nn.Module, what: Any) -> Patched:
     try:
         if isinstance(what, Schedule) or is_scheme(what):
             put_scheme(patched, base, what)
+        elif base.config.is_encoder_decoder and isinstance(what, Mapping) and what and what.keys() <= STACKS:
+            for name, scheme in what.items():
+                patched.changes.append(f"{name}:")
+                put_scheme(patched, getattr(base, f"get_{name}")(), scheme)
         elif isinstance(what, Mapping) or is_scaling(what):
             put_scaling(patched, base, what)
         else:

@@ -39,7 +39,7 @@ def written(what: Any) -> dict[str, Any]:
             layers = [[[number[id(part)] for part in bare_parts(scheme)], code(window)] for scheme, window in what]
             return {"parts": [code(part) for part in parts.values()], "layers": layers}
         if isinstance(what, Mapping):
-            return {"by_type": {kind: code(scaling) for kind, scaling in what.items()}}
+            return {"by_name": {name: written(each) for name, each in what.items()}}
         return {"what": code(what)}
     except ValueError:
         return {"unwritten": repr(what)}
@@ -54,8 +54,8 @@ def read(record: Any) -> Any:
                 tuple(which): sum((parts[n] for n in which[1:]), parts[which[0]]) for which, _ in record["layers"]
             }
             return Schedule([(schemes[tuple(which)], made(window)) for which, window in record["layers"]])
-        if "by_type" in record:
-            return {kind: made(text) for kind, text in record["by_type"].items()}
+        if "by_name" in record:
+            return {name: read(each) for name, each in record["by_name"].items()}
         return made(record["what"])
     except (LookupError, TypeError, ValueError, SyntaxError) as error:
         unwritten = isinstance(record, Mapping) and "unwritten" in record
