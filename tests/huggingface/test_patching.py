@@ -392,7 +392,7 @@ def test_a_schedule_has_its_windows() -> None:
     assert (out[:, 4:] - wide[:, 4:]).abs().amax() > 1e-3
 
 
-def test_a_learned_scheme_trains_with_the_model_and_is_saved(tmp_path: Any) -> None:
+def test_a_learned_scheme_trains_with_the_model() -> None:
     model = built("llama")
     plain = output(model, input_ids=IDS)
     with patch(model, posenc.Shaw(12, 8)):
@@ -401,13 +401,7 @@ def test_a_learned_scheme_trains_with_the_model_and_is_saved(tmp_path: Any) -> N
         assert learned
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in learned.values())
     assert len([name for name, _ in model.named_parameters() if "posenc" in name]) == 0
-    own = posenc.Schedule([(posenc.Shaw(12, 8), None), (posenc.Shaw(12, 8), None)])
-    for what in (YaRN(4.0, TRAINED), own):
-        with patch(model, what):
-            model.save_pretrained(tmp_path)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    # Nothing was changed: a few roundings of numbers up to 2, if any.
-    torch.testing.assert_close(output(loaded, input_ids=IDS), plain, rtol=0, atol=4 * 2.0**-23 * 2)
+    assert torch.equal(output(model, input_ids=IDS), plain)
 
 
 # -- activation checkpointing -----------------------------------------------------------------------------------------

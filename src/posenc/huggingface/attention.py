@@ -106,6 +106,10 @@ def attention(
     _check_others(others, is_patched=plan is not None)
     if plan is not None:
         _check_read(plan)
+        position_bias = None  # the plan replaces it
+        own = getattr(module, "scaling", None)
+        if scaling == 1.0 and own is not None and own != 1.0:  # OPT has scaled its queries, but schemes scale keys too
+            query, scaling = query / own, own
     how: dict[str, Any] = {"dropout_p": dropout, "scale": scaling, "return_lse": sinks is not None, "sinks": s_aux}
     if EXCHANGES:
         step, window = divided(module, query, attention_mask, softcap, position_bias, position_ids)

@@ -14,6 +14,7 @@ from posenc.arguments import check_choice, meant, shown
 from posenc.huggingface.described import ModelPositions
 from posenc.huggingface.families import READERS
 from posenc.huggingface.keys import Keys, positional
+from posenc.huggingface.loading import RECORD
 from posenc.huggingface.rotating_families import Rotating
 
 PARTS = {"text": "text_config", "vision": "vision_config"}
@@ -82,6 +83,10 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
     keys.end()
     if raw is not None:
         _check_thetas(raw, found)
+    if (put := getattr(found, RECORD, getattr(whole, RECORD, None))) is not None:
+        return replace(
+            said, remarks=(*said.remarks, f"not so in the model itself, which was patched: {RECORD} = {put}")
+        )
     return said
 
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from posenc.arguments import shown
 from posenc.huggingface.config import scheme_from_config
+from posenc.huggingface.loading import RECORD
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.learned import Learned
 from posenc.schemes.nope import NoPE
@@ -50,7 +51,8 @@ def pretrained(place: str) -> Pretrained:
     if importlib.util.find_spec("transformers") is None:
         raise ValueError("hf: needs transformers, which is not installed: pip install 'posenc[huggingface]'")
     config = _config_of(place)
-    for name, why in (("is_encoder_decoder", "an encoder with a decoder"), ("quantization_config", "quantized")):
+    refused = (("is_encoder_decoder", "an encoder with a decoder"), ("quantization_config", "quantized"))
+    for name, why in (*refused, (RECORD, "patched by posenc")):
         if getattr(config, name, None):
             raise ValueError(f"hf:{place} must be a decoder or an encoder in floating numbers, got one that is {why}")
     if not hasattr(config, "vocab_size") and getattr(config, "text_config", None) is not None:
