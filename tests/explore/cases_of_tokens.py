@@ -127,6 +127,10 @@ CASES: dict[str, dict[str, Case]] = {
         "inkling": Case(lambda: QueryScale("inkling", length=4)),
         "beam": Case(lambda: QueryScale("beam", length=4, strength=0.5)),
         "rerope": Case(lambda: QueryScale("rerope", length=4)),
+        **{
+            name: Case(lambda name=name: QueryScale(name, length=4), positions=ONE_TEXT, only=True)
+            for name in ("chunkllama", "qwen2_5_1m")
+        },
         "mistral_large4": Case(lambda: QueryScale("mistral_large4", num_heads=5), heads=5),
     },
     "rope_3d": {"its shares": Case(lambda: RoPE3D(10, (2, 2, 6), 256.0), head_dim=10, axes=3)},

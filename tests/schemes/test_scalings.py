@@ -12,6 +12,7 @@ from torch import Tensor
 
 import posenc
 from posenc import (
+    DualChunk,
     DynamicNTK,
     Llama3,
     LongRoPE,
@@ -20,8 +21,10 @@ from posenc import (
     PositionInterpolation,
     Positions,
     Proportional,
+    QueryScale,
     RoPE,
     Schedule,
+    Scheme,
     YaRN,
 )
 from posenc.models import Decoder, KVCache
@@ -226,12 +229,25 @@ def test_a_row_is_turned_by_its_own_length(scaling: Scaling) -> None:
 
 
 @OVER
-@torch.no_grad()
 def test_decoding_from_a_cache_is_the_full_pass_at_every_length(scaling: Scaling) -> None:
+    check_decoding(RoPE(8, 50.0, scaling=scaling))
+
+
+@pytest.mark.parametrize("form", ["chunkllama", "qwen2_5_1m"])
+def test_queries_scaled_by_the_length_of_the_text_are_decoded_likewise(form: Any) -> None:
+    """With cached keys that are rotated, or, of dual chunk attention, not."""
+    scale = QueryScale(form, length=4)
+    assert not (RoPE(8) + scale).needs_raw_keys
+    check_decoding(RoPE(8) + scale)
+    check_decoding(DualChunk(8, 3, 1) + scale)
+
+
+@torch.no_grad()
+def check_decoding(position: Scheme) -> None:
     """Of rows of different lengths, past the threshold one after the other. In one layer: what a deeper one reads was
     made when the text was shorter, and a cache cannot make it anew."""
     torch.manual_seed(0)
-    model = Decoder(11, 16, 1, 2, position=RoPE(8, 50.0, scaling=scaling)).double().eval()
+    model = Decoder(11, 16, 1, 2, position=position).double().eval()
     tokens = torch.randint(11, (3, 10))
     mask = torch.arange(10) >= torch.tensor([[0], [3], [5]])  # 10, 7 and 5 tokens
     positions, cache = Positions.padded(mask), KVCache()
