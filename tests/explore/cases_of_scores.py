@@ -60,6 +60,9 @@ CASES: dict[str, dict[str, Case]] = {
         "buckets": Case(
             lambda: DeBERTa(5, 7, 9, 100, 12, True), {"dim": 9}, 5, None, 7, fractional=False, positions=FAR | LONG
         ),
+        "distances clamped": Case(
+            lambda: DeBERTa(4, 8, None, 8, 6, clamp="distance"), {"dim": None}, fractional=False, positions=FAR
+        ),
         "past its table": Case(
             lambda: DeBERTa(4, 8, None, 3), {"dim": None}, kv_heads=2, fractional=False, positions=MIXED
         ),

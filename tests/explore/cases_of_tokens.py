@@ -63,6 +63,7 @@ CASES: dict[str, dict[str, Case]] = {
     "segment": {"three": Case(lambda: Segment(3, 7), positions=SEGMENTS, only=True)},
     "sinusoidal": {
         "concatenated": Case(lambda: Sinusoidal(12, base=313.0, layout="concatenated"), positions=FAR),
+        "tensor2tensor": Case(lambda: Sinusoidal(12, base=313.0, layout="tensor2tensor"), positions=FAR),
         "an image": Case(lambda: Sinusoidal(12, layout="concatenated", axes=2), axes=2),
         "a video": Case(lambda: Sinusoidal(12, axes=3), axes=3),
     },

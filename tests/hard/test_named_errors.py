@@ -160,7 +160,7 @@ SCHEMES: dict[str, list[Row]] = {
     "Sinusoidal": [
         *sizes(Sinusoidal, {"dim": 8}, "dim", "axes"),
         *numbers(Sinusoidal, {"dim": 8}, "base", 1),
-        *each(Sinusoidal, {"dim": 8}, "layout", NO_WORDS, "'interleaved' or 'concatenated'"),
+        *each(Sinusoidal, {"dim": 8}, "layout", NO_WORDS, "'interleaved', 'concatenated' or 'tensor2tensor'"),
         Row(lambda: Sinusoidal(7), "dim must be positive and even …, got 7"),
         Row(lambda: Sinusoidal(6, axes=2), "dim must be positive and even on each of 2 axes …, got 6"),
     ],
