@@ -80,6 +80,7 @@ def made(kind: Callable[..., Any], *sizes: Any, **how: Any) -> Any:
 DECODER = made(Decoder, VOCAB, DIM, 2, HEADS, position=RoPE(HEAD_DIM))
 ENCODER = made(Encoder, VOCAB, DIM, 2, HEADS)
 CLASSIFIER = made(ImageClassifier, 5, 2, DIM, 1, HEADS, channels=3)
+SEGMENTED = made(TransformerXL, 6, 4, segments=True)
 AWARE, GRIDDED, RELATIVE = made(DistanceAware, 6), made(Relative2D, (2, 3), 4), made(TransformerXL, 6, 4)
 FILLED = KVCache()
 FILLED.append(0, K, V)
@@ -179,7 +180,7 @@ SCHEMES: dict[str, list[Row]] = {
     "TransformerXL": [
         *sizes(TransformerXL, {"num_heads": 6, "head_dim": 4}, "num_heads", "head_dim", "dim"),
         *numbers(TransformerXL, {"num_heads": 6, "head_dim": 4}, "base", 1),
-        *flags(TransformerXL, {"num_heads": 6, "head_dim": 4}, "share_biases"),
+        *flags(TransformerXL, {"num_heads": 6, "head_dim": 4}, "share_biases", "segments"),
         Row(lambda: TransformerXL(1, 7), "dim must be positive and even …, got 7"),
     ],
     "TransformerXL.terms": [
@@ -402,6 +403,10 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"encoding": T5(3, bidirectional=True)}, f"T5 was made for 3 heads, got queries of 6{SHARD}"),
     ({"encoding": DistanceAware(3)}, f"DistanceAware was made for 3 heads, got queries of 6{SHARD}"),
     ({"encoding": TransformerXL(6, 6)}, "TransformerXL was made for head_dim 6, got queries of head_dim 4"),
+    (
+        {"encoding": SEGMENTED},
+        "TransformerXL needs positions with a segment per token: positions.with_segment(segment)",
+    ),
     ({"encoding": RoPE(6)}, "the rotation was made for head_dim 6, got q or k of head_dim 4"),
     ({"encoding": Shaw(4, 2, num_heads=3, values=False)}, f"Shaw was made for 3 heads, got queries of 6{SHARD}"),
     ({"encoding": Shaw(6, 2, values=False)}, "Shaw was made for head_dim 6, got queries of head_dim 4"),
