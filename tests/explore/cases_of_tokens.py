@@ -35,8 +35,10 @@ LONGER = {"longer than trained": Positions.arange(20)}
 SCALINGS = {
     "linear": PositionInterpolation(4.0),
     "ntk": NTKAware(3.0),
+    "ntk by parts": NTKAware(3.0, 16),
     "dynamic": DynamicNTK(2.0, 8),
     "yarn": YaRN(4.0, 16),
+    "yarn, dynamic": YaRN(1.0, 3, dynamic=True),
     "yarn's ratio": YaRN(8.0, 4096, ramp="ratio", beta_fast=16.0, beta_slow=2.0, attention_factor=1.3),
     "yarn not truncated": YaRN(8.0, 4096, truncate=False, mscale=0.7, mscale_all_dim=0.4),
     "llama3": Llama3(),

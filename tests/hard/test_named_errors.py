@@ -149,8 +149,8 @@ SCHEMES: dict[str, list[Row]] = {
             RoPE,
             {"head_dim": 8},
             "scaling",
-            [(2.0, "2.0"), ("yarn", "'yarn'"), (posenc.YaRN, "the class YaRN")],
-            "a scaling such as YaRN(4.0, 4096), a function of theta or None",
+            [(2.0, "2.0"), (posenc.YaRN, "the class YaRN")],
+            "a scaling such as YaRN(4.0, 4096), a function of theta, a dictionary of transformers or None",
         ),
     ],
     "Shaw": [

@@ -7,8 +7,8 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from posenc.rotary import Rotary
+from posenc.rotation.given import Given
 from posenc.rotation.phases import PairLayout, in_double
-from posenc.rotation.scalings import Scaling
 from posenc.schemes.entry import ROTARY, ROTATED_SCORE, Entry, Law, lines
 
 
@@ -38,7 +38,7 @@ class LeRoPE(Rotary):
         layout: PairLayout = "interleaved",
         rotary_dim: int | None = None,
         *,
-        scaling: Scaling | None = None,
+        scaling: Given | None = None,
         first_channel: int = 0,
     ) -> None:
         super().__init__(head_dim, base, layout, rotary_dim, scaling=scaling, first_channel=first_channel)

@@ -1,0 +1,43 @@
+"""Functions of theta (pairs,) that scalings share: stretched frequencies, and ramps between two kinds of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def ntk(theta: Tensor, stretch: Any) -> Tensor:
+    """theta_k stretch^(-2k/(d-2)): the first pair is unchanged, the last is divided by ``stretch``."""
+    k = torch.arange(theta.numel(), dtype=theta.dtype, device=theta.device)
+    return theta * torch.pow(stretch, -k / (theta.numel() - 1))
+
+
+def blend(theta: Tensor, others: Tensor, kept: Tensor) -> Tensor:
+    """kept theta + (1 - kept) others."""
+    return kept * theta + (1 - kept) * others
+
+
+def turns(theta: Tensor, length: int) -> Tensor:
+    """The number of full rotations of each pair over the length: L/wavelength = L theta/(2 pi)."""
+    return length * theta / (2 * math.pi)
+
+
+def by_index(theta: Tensor, length: int, fast: float, slow: float, truncate: bool = True) -> Tensor:
+    """1 - clip((k - low) / (high - low), 0, 1): from 1 for pairs that turn ``fast`` times over the length to 0 for
+    ``slow`` times.
+
+    See `YaRN` for low and high. The base is computed from the first two pairs. Where low is not below high, it is 1 up
+    to low and 0 beyond.
+    """
+    pairs = theta.numel()
+    k = torch.arange(pairs, dtype=theta.dtype, device=theta.device)
+    per_index = torch.log(theta[0] / theta[1])  # 2 ln base / d
+    low, high = (math.log(length / (2 * math.pi * n)) / per_index for n in (fast, slow))
+    if truncate:
+        low, high = low.floor(), high.ceil()
+    low, high = low.clamp(min=0), high.clamp(max=2 * pairs - 1)
+    width = torch.where(low < high, high - low, 0.001)
+    return 1 - ((k - low) / width).clamp(0, 1)
