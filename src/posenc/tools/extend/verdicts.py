@@ -20,7 +20,7 @@ class Gain(NamedTuple):
 
     ``verdict`` is "lower" or "higher" if the 95 % interval excludes zero; "tied" if two one-sided tests at 5 % place
     the difference within ±`MARGIN`; with both, "lower, within the margin"; else "undecided"; "not finite"; or `TOO_FEW`
-    for fewer than `LEAST_PIECES`. ``needed`` is the approximate number of pieces for an interval of ±`MARGIN`, if pieces
+    for fewer than `LEAST_PIECES`. ``needed`` is the approximate number of pieces for an interval of ±`MARGIN`, if they
     are too few or it is undecided; None if more pieces would not help, or with a single piece."""
 
     mean: float
