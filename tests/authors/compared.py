@@ -16,6 +16,7 @@ import posenc
 from posenc import (
     KERPLE,
     MLA,
+    T5,
     TUPE,
     ALiBi,
     AxialRoPE,
@@ -25,6 +26,7 @@ from posenc import (
     DynamicNTK,
     LieRE,
     Llama3,
+    LongRoPE,
     MixedRoPE,
     NTKAware,
     PositionInterpolation,
@@ -32,9 +34,11 @@ from posenc import (
     QueryScale,
     ReRoPE,
     RoPE,
+    RoPE3D,
     Scheme,
     SelfExtend,
     Sinusoidal,
+    StickBreaking,
     Swin,
     SwinV2,
     TransformerXL,
@@ -304,3 +308,43 @@ def dual_chunk(n: int, heads: int, kv: int, d: int, trained: int) -> Tensor:
     q, k, v = projected(n, heads, kv, d)
     scheme = DualChunk(d, trained * 3 // 4, trained // 8) + QueryScale("chunkllama", length=trained)
     return posenc.attention(q, k, v, scheme(Positions.arange(n), dtype=DOUBLE), is_causal=True)[:, :, -1]
+
+
+def t5(buckets: int, most: int, both: bool, n: int) -> Tensor:
+    """A table of the buckets' own numbers."""
+    scheme = T5(1, buckets, most, both).double()
+    scheme.weight.copy_(torch.arange(buckets)[:, None])
+    query, keys = Positions(torch.zeros(1, 1, dtype=torch.int64)), Positions(torch.arange(-n, n + 1)[None])
+    zeros = torch.zeros(1, 1, 2 * n + 1, 1, dtype=DOUBLE)
+    return posenc.logits(zeros[:, :, :1], zeros, scheme(query, keys, dtype=DOUBLE))
+
+
+def fairseq(dim: int, length: int) -> Tensor:
+    return Sinusoidal(dim, layout="tensor2tensor").table(Positions.arange(length, start=2), DOUBLE)
+
+
+def stick_breaking(n: int, d: int, own: bool) -> Tensor:
+    """The output, and what remains of the stick."""
+    q, k, v = wave(3, 1, 2, n, d)
+    encoding = StickBreaking(sees_itself=own)(Positions.arange(n), dtype=DOUBLE)
+    out, lse = posenc.attention(q, k, v, encoding, is_causal=True, return_lse=True)
+    return torch.cat((out.flatten(), (1 - lse.exp()).flatten()))
+
+
+def eva(d: int, side: int, trained: int) -> Tensor:
+    scheme = AxialRoPE(d, "eva", extent=(trained, trained))
+    return rotated(scheme, scheme.grid(side, side), wave(1, 1, side * side, d))
+
+
+def perception_encoder(d: int, h: int, w: int) -> Tensor:
+    scheme = AxialRoPE(d, "pe")
+    return rotated(scheme, scheme.grid(h, w, prefix=1), wave(1, 1, h * w + 1, d))
+
+
+def longrope(dim: int, length: int, most: int) -> Tensor:
+    factors = [1 + 0.37 * k for k in range(dim // 2)]
+    return cosines(LongRoPE(factors, factors, length, most / length), dim, 10_000.0, 40)
+
+
+def wan(d: int, f: int, h: int, w: int) -> Tensor:
+    return rotated(RoPE3D(d), Positions.grid(h, w, frames=f), wave(1, 1, f * h * w, d))
