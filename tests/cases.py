@@ -82,6 +82,7 @@ class Case(case.Case):
             for name, positions in by_axes[self.axes]().items()
             if not (self.integers_only and positions.coords.is_floating_point())
             and not (self.from_zero and positions.coords.min() < 0)
+            and not (self.one_document and name == "packed")
         }
 
 

@@ -61,15 +61,17 @@ def one_or(size: int, n: int) -> bool:
     return size == 1 or size == n
 
 
-def number(name: str, value: Any, above: int | float = -math.inf) -> float:
-    """The value as a finite float above ``above``. Raises ValueError otherwise, also for True or "12"."""
+def number(name: str, value: Any, above: int | float = -math.inf, least: int | float | None = None) -> float:
+    """The value as a finite float above ``above``, or of at least ``least``. Raises ValueError otherwise, also for True
+    or "12"."""
     try:
         found = float(value) if is_number(value) else math.nan
     except OverflowError:  # an int beyond the largest float
         found = math.inf
-    if above < found < math.inf:
+    if (above < found if least is None else least <= found) and found < math.inf:
         return found
     beyond = "" if above == -math.inf else f" above {above:g}"
+    beyond = beyond if least is None else f" of at least {least:g}"
     raise ValueError(f"{name} must be a finite number{beyond}, got {shown(value)}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -17,6 +17,7 @@ from posenc.arguments import check_choice, check_flag, check_type, is_number, nu
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
+from posenc.rotation.given import Given, scaling_of
 from posenc.rotation.phases import (
     PairLayout,
     PairRotation,
@@ -50,7 +51,7 @@ class Rotary(Scheme):
         axes: int = 1,
         *,
         allocation: Sequence[int] | None = None,
-        scaling: Scaling | None = None,
+        scaling: Given | None = None,
         first_channel: int = 0,
         heads: range | None = None,
         num_heads: int | None = None,
@@ -81,14 +82,19 @@ class Rotary(Scheme):
             if heads.step != 1 or not 0 <= heads.start < heads.stop <= num_heads:
                 raise ValueError(f"heads must be a non-empty range within 0..{num_heads}, got {heads}")
         check_flag("values", values)
+        base = number("base", base, above=1)
+        if isinstance(scaling, str | Mapping):
+            scaling = scaling_of(scaling, base, head_dim, rotary_dim)
         if scaling is not None and (isinstance(scaling, type) or not callable(scaling)):
             raise ValueError(
-                f"scaling must be a scaling such as YaRN(4.0, 4096), a function of theta or None, got {shown(scaling)}"
+                f"scaling must be a scaling such as YaRN(4.0, 4096), a function of theta, a dictionary of transformers "
+                f"or None, got {shown(scaling)}"
             )
-        self.head_dim, self.base, self.rotary_dim, self.axes = head_dim, number("base", base, above=1), rotary_dim, axes
+        self.head_dim, self.base, self.rotary_dim, self.axes = head_dim, base, rotary_dim, axes
         self.layout: PairLayout = layout
         self.allocation = None if allocation is None else _allocation(allocation, rotary_dim // 2, axes)
-        self.scaling, self.first_channel, self.values = scaling, first_channel, values
+        self.scaling: Scaling | None = scaling
+        self.first_channel, self.values = first_channel, values
         self.heads, self.num_heads = heads, num_heads
 
     @property

@@ -110,7 +110,7 @@ class Scheme(nn.Module):
 
     @property
     def needs_lengths(self) -> bool:
-        """Whether rotations depend on the current length of the text, so that rotated keys cannot be cached."""
+        """Whether rotations depend on the current length of the text. If those of keys do, `needs_raw_keys` is true."""
         return False
 
     @property

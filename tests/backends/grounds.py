@@ -136,6 +136,9 @@ KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
     ),
     "dual_chunk+alibi": Kind(lambda s: posenc.DualChunk(s.head_dim, 20, 7) + ALiBi(s.num_heads), looks_back=True),
     "of each key+shaw": Kind(lambda s: awkward.of_each_key(s.head_dim) + Shaw(s.head_dim, 5), fractional=False),
+    "transformer_xl with segments": Kind(
+        lambda s: posenc.TransformerXL(s.num_heads, s.head_dim, 6, segments=True), needs_segments=True
+    ),
 }
 
 TURNING = frozenset(entry.name for entry in CATALOG if "rotate" in entry.doors)
@@ -195,6 +198,7 @@ def kind_of(term: Piece | Value) -> str:
             return {"relu times": "ReLU times a number", "cap": "a soft cap"}.get(term.formula or "", "a function")
     assert isinstance(term, Bias | Meeting)
     several = " of several coordinates" if term.distance.axis is None or term.distance.axes > 1 else ""
+    several = " by segment" if term.distance.axis == "segment" else several
     if isinstance(term, Bias):
         return "a bias that hides keys" if term.hides else f"a bias{several}"
     return f"vectors that {'keys' if term.side == 'key' else 'queries'} meet{several}"
@@ -207,6 +211,7 @@ TAKEN: dict[str, str] = {
     "a bias of several coordinates": "sdpa native flex",
     "vectors that queries meet": EVERY,
     "vectors that queries meet of several coordinates": "sdpa native flex",
+    "vectors that queries meet by segment": "sdpa flex",
     "vectors that keys meet": "sdpa native tiled flex",
     "a vector added to one side": EVERY,
     "a clock": EVERY,

@@ -38,6 +38,7 @@ MIXED = {  # two documents and padding, interleaved; orders that are not those o
         document=torch.tensor([[0, 1, 0, 0, 1, 0, -1, 0]]),
     )
 }
+SEGMENTS = {"segments": Positions.arange(6).with_segment(torch.tensor([[0, 0, 1, 2, 1, 0]]))}
 LONG = {"a long line": Positions.arange(40), "negative": Positions.arange(9, start=-20)}
 FAR = {"far apart": Positions(torch.tensor([[0, 3, 130, 17, 4000, 54]]))}
 
@@ -59,6 +60,9 @@ CASES: dict[str, dict[str, Case]] = {
     "deberta": {
         "buckets": Case(
             lambda: DeBERTa(5, 7, 9, 100, 12, True), {"dim": 9}, 5, None, 7, fractional=False, positions=FAR | LONG
+        ),
+        "distances clamped": Case(
+            lambda: DeBERTa(4, 8, None, 8, 6, clamp="distance"), {"dim": None}, fractional=False, positions=FAR
         ),
         "past its table": Case(
             lambda: DeBERTa(4, 8, None, 3), {"dim": None}, kv_heads=2, fractional=False, positions=MIXED
@@ -178,5 +182,8 @@ CASES: dict[str, dict[str, Case]] = {
             lambda: TransformerXL(5, 7, 6, 313.0, False), heads=5, head_dim=7, positions=LONG, windows=WINDOWS
         ),
         "shared keys": Case(lambda: TransformerXL(12, 8), heads=12, kv_heads=3, positions=MIXED),
+        "segments": Case(
+            lambda: TransformerXL(5, 8, segments=True), {"dim": None}, heads=5, positions=SEGMENTS, only=True
+        ),
     },
 }

@@ -35,8 +35,10 @@ LONGER = {"longer than trained": Positions.arange(20)}
 SCALINGS = {
     "linear": PositionInterpolation(4.0),
     "ntk": NTKAware(3.0),
+    "ntk by parts": NTKAware(3.0, 16),
     "dynamic": DynamicNTK(2.0, 8),
     "yarn": YaRN(4.0, 16),
+    "yarn, dynamic": YaRN(1.0, 3, dynamic=True),
     "yarn's ratio": YaRN(8.0, 4096, ramp="ratio", beta_fast=16.0, beta_slow=2.0, attention_factor=1.3),
     "yarn not truncated": YaRN(8.0, 4096, truncate=False, mscale=0.7, mscale_all_dim=0.4),
     "llama3": Llama3(),
@@ -63,6 +65,7 @@ CASES: dict[str, dict[str, Case]] = {
     "segment": {"three": Case(lambda: Segment(3, 7), positions=SEGMENTS, only=True)},
     "sinusoidal": {
         "concatenated": Case(lambda: Sinusoidal(12, base=313.0, layout="concatenated"), positions=FAR),
+        "tensor2tensor": Case(lambda: Sinusoidal(12, base=313.0, layout="tensor2tensor"), positions=FAR),
         "an image": Case(lambda: Sinusoidal(12, layout="concatenated", axes=2), axes=2),
         "a video": Case(lambda: Sinusoidal(12, axes=3), axes=3),
     },
@@ -127,6 +130,10 @@ CASES: dict[str, dict[str, Case]] = {
         "inkling": Case(lambda: QueryScale("inkling", length=4)),
         "beam": Case(lambda: QueryScale("beam", length=4, strength=0.5)),
         "rerope": Case(lambda: QueryScale("rerope", length=4)),
+        **{
+            name: Case(lambda name=name: QueryScale(name, length=4), positions=ONE_TEXT, only=True)
+            for name in ("chunkllama", "qwen2_5_1m")
+        },
         "mistral_large4": Case(lambda: QueryScale("mistral_large4", num_heads=5), heads=5),
     },
     "rope_3d": {"its shares": Case(lambda: RoPE3D(10, (2, 2, 6), 256.0), head_dim=10, axes=3)},

@@ -83,6 +83,7 @@ def made(kind: Callable[..., Any], *sizes: Any, **how: Any) -> Any:
 DECODER = made(Decoder, VOCAB, DIM, 2, HEADS, position=RoPE(HEAD_DIM))
 ENCODER = made(Encoder, VOCAB, DIM, 2, HEADS)
 CLASSIFIER = made(ImageClassifier, 5, 2, DIM, 1, HEADS, channels=3)
+SEGMENTED = made(TransformerXL, 6, 4, segments=True)
 AWARE, GRIDDED, RELATIVE = made(DistanceAware, 6), made(Relative2D, (2, 3), 4), made(TransformerXL, 6, 4)
 FILLED = KVCache()
 FILLED.append(0, K, V)
@@ -151,8 +152,8 @@ SCHEMES: dict[str, list[Row]] = {
             RoPE,
             {"head_dim": 8},
             "scaling",
-            [(2.0, "2.0"), ("yarn", "'yarn'"), (posenc.YaRN, "the class YaRN")],
-            "a scaling such as YaRN(4.0, 4096), a function of theta or None",
+            [(2.0, "2.0"), (posenc.YaRN, "the class YaRN")],
+            "a scaling such as YaRN(4.0, 4096), a function of theta, a dictionary of transformers or None",
         ),
     ],
     "Shaw": [
@@ -163,7 +164,7 @@ SCHEMES: dict[str, list[Row]] = {
     "Sinusoidal": [
         *sizes(Sinusoidal, {"dim": 8}, "dim", "axes"),
         *numbers(Sinusoidal, {"dim": 8}, "base", 1),
-        *each(Sinusoidal, {"dim": 8}, "layout", NO_WORDS, "'interleaved' or 'concatenated'"),
+        *each(Sinusoidal, {"dim": 8}, "layout", NO_WORDS, "'interleaved', 'concatenated' or 'tensor2tensor'"),
         Row(lambda: Sinusoidal(7), "dim must be positive and even …, got 7"),
         Row(lambda: Sinusoidal(6, axes=2), "dim must be positive and even on each of 2 axes …, got 6"),
     ],
@@ -182,7 +183,7 @@ SCHEMES: dict[str, list[Row]] = {
     "TransformerXL": [
         *sizes(TransformerXL, {"num_heads": 6, "head_dim": 4}, "num_heads", "head_dim", "dim"),
         *numbers(TransformerXL, {"num_heads": 6, "head_dim": 4}, "base", 1),
-        *flags(TransformerXL, {"num_heads": 6, "head_dim": 4}, "share_biases"),
+        *flags(TransformerXL, {"num_heads": 6, "head_dim": 4}, "share_biases", "segments"),
         Row(lambda: TransformerXL(1, 7), "dim must be positive and even …, got 7"),
     ],
     "TransformerXL.terms": [
@@ -405,6 +406,10 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"encoding": T5(3, bidirectional=True)}, f"T5 was made for 3 heads, got queries of 6{SHARD}"),
     ({"encoding": DistanceAware(3)}, f"DistanceAware was made for 3 heads, got queries of 6{SHARD}"),
     ({"encoding": TransformerXL(6, 6)}, "TransformerXL was made for head_dim 6, got queries of head_dim 4"),
+    (
+        {"encoding": SEGMENTED},
+        "TransformerXL needs positions with a segment per token: positions.with_segment(segment)",
+    ),
     ({"encoding": RoPE(6)}, "the rotation was made for head_dim 6, got q or k of head_dim 4"),
     ({"encoding": Shaw(4, 2, num_heads=3, values=False)}, f"Shaw was made for 3 heads, got queries of 6{SHARD}"),
     ({"encoding": Shaw(6, 2, values=False)}, "Shaw was made for head_dim 6, got queries of head_dim 4"),

@@ -36,6 +36,7 @@ class Case:
     integers_only: bool = False
     real_only: bool = False
     from_zero: bool = False
+    one_document: bool = False
     axes: int = 1
     refused_by: tuple[str, ...] = ()
     wide: bool = True  # parameters from N(0, 1), so that none hides behind its small beginning; False: as it draws them

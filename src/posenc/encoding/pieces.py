@@ -28,7 +28,8 @@ from torch import Tensor
 class Distance:
     """How a term depends on the distance r = p_j - p_i, key minus query.
 
-    - ``axis``: the axis of the ``axes`` coordinates that r is along; None: all of them, and r is (..., axes).
+    - ``axis``: the axis of the ``axes`` coordinates that r is along; None: all of them, and r is (..., axes);
+      "segment": r is between segments instead (0: the same), with a constant tail.
     - ``integral``: the entries are in a table, so coordinates must be int64.
     - ``tail``: beyond distance ``past``, on both sides, the term is "constant", or "linear" (only for a `Bias`, with a
       slope that is not learned); None: unknown.
@@ -38,7 +39,7 @@ class Distance:
     """
 
     scheme: str
-    axis: int | None = 0
+    axis: int | Literal["segment"] | None = 0
     axes: int = 1
     integral: bool = False
     tail: Literal["constant", "linear"] | None = None
@@ -65,8 +66,8 @@ class Term:
 
     @property
     def is_planar(self) -> bool:
-        """Whether it depends on both of two coordinates, or on one of them."""
-        return self.distance is not None and (self.distance.axis is None or self.distance.axes > 1)
+        """Whether it depends on both of two coordinates, on one of them, or on segments."""
+        return self.distance is not None and (self.distance.axis != 0 or self.distance.axes > 1)
 
 
 class Piece(Term):

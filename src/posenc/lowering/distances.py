@@ -19,8 +19,13 @@ ENTRIES_PER_TOKEN = 8
 
 
 def coordinates(distance: Distance, positions: Positions) -> Tensor:
-    """(rows, tokens) along the term's axis, or (rows, tokens, axes). Raises ValueError for a wrong number of axes."""
+    """(rows, tokens) along the term's axis, or (rows, tokens, axes). Raises ValueError for a wrong number of axes, and
+    for missing segments."""
     coords, scheme = positions.coords, distance.scheme
+    if distance.axis == "segment":
+        if positions.segment is None:
+            raise ValueError(f"{scheme} needs positions with a segment per token: positions.with_segment(segment)")
+        return positions.segment
     if distance.integral and coords.dtype != torch.int64:
         raise ValueError(f"{scheme} looks distances up in a table and needs int64 coordinates, got {coords.dtype}")
     axes, wanted = 1 if coords.dim() == 2 else coords.size(2), distance.axes
@@ -84,7 +89,7 @@ def check(distance: Distance | None, block: Block) -> None:
     for positions in (block.query_positions, block.key_positions):
         coordinates(distance, positions)
     if distance.reach is not None:
-        axis = 0 if distance.axis is None else distance.axis
+        axis = distance.axis if isinstance(distance.axis, int) else 0
         check_reach(block.query_positions, block.key_positions, distance.reach, distance.scheme, axis)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from posenc.arguments import is_number, shown, whole
 from posenc.rotary import Rotary
+from posenc.rotation.given import Given
 from posenc.rotation.phases import PairLayout
-from posenc.rotation.scalings import Proportional, Scaling
+from posenc.rotation.scalings import Proportional
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, lines
 
 
@@ -37,7 +38,7 @@ class PartialRoPE(Rotary):
         base: float = 10_000.0,
         layout: PairLayout = "half",
         *,
-        scaling: Scaling | None = None,
+        scaling: Given | None = None,
     ) -> None:
         head_dim = whole("head_dim", head_dim, least=2)
         if not is_number(share) or not 0 < share <= 1:

@@ -28,7 +28,8 @@ class RoPE(Rotary):
     With an ``allocation`` of axes to pairs, pair k is rotated by the coordinate of axis allocation[k] times theta_k as
     for one axis. Vision-language models use this for time, row and column, in sections or interleaved.
 
-    ``scaling`` is one of ``posenc.scalings`` or a function. It takes the frequencies theta (pairs,) and, if its
+    ``scaling`` is one of ``posenc.scalings``, a function, or transformers' dictionary, such as ``{"rope_type":
+    "linear", "factor": 4.0}``. A function takes the frequencies theta (pairs,) and, if its
     ``needs_lengths`` is true, the length of each row (rows, 1), and returns frequencies (pairs,) or (rows, pairs) and a
     factor of cos and sin for queries and keys. If it needs lengths, keys cannot be cached rotated. ``first_channel`` is
     the first rotated channel. ``heads`` are the rotated heads out of ``num_heads`` query heads; fewer key heads rotate
@@ -38,8 +39,8 @@ class RoPE(Rotary):
     Shapes: query and key (batch, heads, tokens, head_dim), any floating dtype; angles are exact to float32 up to
     position 2^20 whatever the dtype. Positions may be fractional or negative.
     Errors: ValueError for a rotary_dim that is above head_dim or not a multiple of 2 axes, a base not above 1, an
-    unknown layout, an allocation that is not one axis per pair, a scaling that is not a function, or positions with
-    another number of axes.
+    unknown layout, an allocation that is not one axis per pair, a scaling that is not a function, a dictionary with a
+    key that is unknown or missing, or positions with another number of axes.
     Source: Su et al. 2021, "RoFormer", equations 14, 15 and 34; Heo et al. 2024, "Rotary Position Embedding for Vision
     Transformer", whose axial form has two axes; Wang et al. 2024, "Qwen2-VL", section 2.1, for the allocation.
     """

@@ -136,8 +136,10 @@ export class Sinusoidal {
             `dim must be a positive multiple of 2 axes = ${2 * axes}, got ${dim}`,
         );
         Object.assign(this, { dim, axes, base: number("base", base, 1) });
-        this.layout = choice("layout", layout, ["interleaved", "concatenated"]);
-        this.theta = frequencies(dim / axes, base);
+        this.layout = choice("layout", layout, ["interleaved", "concatenated", "tensor2tensor"]);
+        const width = dim / axes;
+        const steeper = layout === "tensor2tensor" ? width / Math.max(width - 2, 1) : 1;
+        this.theta = frequencies(width, base ** steeper);
     }
 
     table(positions) {
