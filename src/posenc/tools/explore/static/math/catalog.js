@@ -3,6 +3,7 @@
 import { ExponentialDecay, FourierFeatures, Learned, Segment, Sinusoidal } from "posenc/math/add.js";
 import { NoPE } from "posenc/math/nope.js";
 import { AxialRoPE, MRoPE, RoPE3D } from "posenc/math/rotate/axes.js";
+import { CARoPE, SelectiveRoPE } from "posenc/math/rotate/clocks.js";
 import { LieRE, MixedRoPE, STRING } from "posenc/math/rotate/learned.js";
 import { PoPE, QueryScale, TUPE, XPos } from "posenc/math/rotate/others.js";
 import { LeRoPE, MLA, PartialRoPE, PRoPE, RoPE, RotatedValues } from "posenc/math/rotate/rope.js";
@@ -36,6 +37,7 @@ export const SCHEMES = {
     segment: Segment,
     sinusoidal: Sinusoidal,
     axial_rope: AxialRoPE,
+    carope: CARoPE,
     le_rope: LeRoPE,
     lie_re: LieRE,
     mixed_rope: MixedRoPE,
@@ -48,6 +50,7 @@ export const SCHEMES = {
     rope: RoPE,
     rope_3d: RoPE3D,
     rotated_values: RotatedValues,
+    selective_rope: SelectiveRoPE,
     string: STRING,
     tupe: TUPE,
     xpos: XPos,
