@@ -184,8 +184,8 @@ class PairwiseRotary(Scheme):
 
 class ClockRotary(Scheme):
     """Abstract base class of schemes that rotate channel pairs by angles that are sums over the tokens so far, of what
-    each layer projects from them. A subclass has one feature, a clock that ``rotates``, with a number for each key head
-    or for each of its pairs; ``frequencies`` multiply it.
+    each layer projects from them. A subclass has one feature, a clock that ``rotates``, with a number for each pair of
+    each key head; ``frequencies`` multiply it.
     """
 
     heads_of = "key"
@@ -219,7 +219,7 @@ class ClockRotary(Scheme):
 
 @dataclass(frozen=True, eq=False)
 class ClockTurn:
-    """The rotation by theta times the readings of a clock, (batch, heads, tokens[, pairs])."""
+    """The rotation by theta times the readings of a clock, (batch, key heads, tokens, pairs)."""
 
     theta: Float64[Tensor, " pairs"] | float
     dtype: torch.dtype
@@ -227,9 +227,11 @@ class ClockTurn:
     head_dim: int
 
     def __call__(self, readings: Tensor) -> PairRotation:
-        """The map of queries or keys."""
-        angle = in_double(readings if readings.dim() == 4 else readings[..., None]) * self.theta
-        return PairRotation.by(angle, readings, self.dtype, self.layout, self.head_dim)
+        """The map of queries or keys. Raises ValueError for readings of another shape."""
+        if readings.dim() != 4 or readings.size(-1) != self.head_dim // 2:
+            wanted = f"(batch, key heads, tokens, {self.head_dim // 2})"
+            raise ValueError(f"the feature that the rotation reads must be {wanted}, got {shown(readings)}")
+        return PairRotation.by(in_double(readings) * self.theta, readings, self.dtype, self.layout, self.head_dim)
 
 
 def first_of_last(name: str, turning: int, head_dim: int) -> int:

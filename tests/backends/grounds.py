@@ -547,7 +547,12 @@ def case(
             added[hidden] = -torch.inf
         how["attn_mask"] = added if kind.normalises else ~hidden
     features = {}
-    for piece in bound(scheme, query_positions, key_positions, tensors[0]).pieces:
+    encoding = bound(scheme, query_positions, key_positions, tensors[0])
+    for turn in encoding.rotations:
+        if turn.feature is not None:
+            for side, n in (("query", queries), ("key", keys)):
+                features[f"{side} {turn.feature}"] = drawn(batch, kv_heads, n, head_dim // 2)
+    for piece in encoding.pieces:
         if (feature := getattr(piece, "feature", None)) is not None:
             width = (piece.at(torch.zeros(1).long()).size(-1),) if isinstance(piece, Meeting) else ()
             for side, n in (("query", queries), ("key", keys)):

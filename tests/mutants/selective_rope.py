@@ -125,6 +125,10 @@ REFUSED = {
             lambda: OF_FOUR.rotate_key(torch.zeros(1, 2, 3, 8)),
             "the rotation was made for keys of 4 heads, got 2: build it for as many heads as keys have",
         ),
+        Row(
+            lambda: SelectiveRoPE(4, 8)(TEXT).with_features({"turned": torch.zeros(1, 4, 3)}),
+            "the feature that the rotation reads must be (batch, key heads, tokens, 4), got torch.float32 (1, 4, 3)",
+        ),
         Row(lambda: OF_FOUR.cos_sin(), "cos_sin needs one rotation of channel pairs for all heads, got …"),
         Row(
             lambda: Feature(4, 2, rotates=True),
