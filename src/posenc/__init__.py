@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from posenc.schemes.t5 import T5 as T5
     from posenc.schemes.transformer_xl import TransformerXL as TransformerXL
     from posenc.schemes.tupe import TUPE as TUPE
+    from posenc.schemes.wall import Wall as Wall
     from posenc.schemes.xpos import XPos as XPos
     from posenc.tools.explore.show import show as show
 
@@ -140,6 +141,7 @@ _HOMES = {
     "Sinusoidal": "schemes.sinusoidal",
     "CoPE": "schemes.cope",
     "FoX": "schemes.fox",
+    "Wall": "schemes.wall",
     "StickBreaking": "schemes.stick_breaking",
     "Inkling": "schemes.inkling",
     "QueryScale": "schemes.query_scale",

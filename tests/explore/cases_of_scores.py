@@ -27,6 +27,7 @@ from posenc import (
     Swin,
     SwinV2,
     TransformerXL,
+    Wall,
 )
 from tests.explore.case import Case
 
@@ -178,5 +179,9 @@ CASES: dict[str, dict[str, Case]] = {
             lambda: TransformerXL(5, 7, 6, 313.0, False), heads=5, head_dim=7, positions=LONG, windows=WINDOWS
         ),
         "shared keys": Case(lambda: TransformerXL(12, 8), heads=12, kv_heads=3, positions=MIXED),
+    },
+    "wall": {
+        "five heads": Case(lambda: Wall(5, 7), heads=5, head_dim=7, positions=MIXED, windows=WINDOWS),
+        "an image": Case(lambda: Wall(12, 8), heads=12, kv_heads=4, axes=2),
     },
 }

@@ -31,12 +31,18 @@ def with_steps(change: Callable[[Tensor, Positions], Tensor]) -> property:
     return property(features)
 
 
-def clock(bug: str, wrong: Callable[..., Tensor]) -> Mutant:
-    def of_vectors(steps: Tensor, positions: Positions, at: Positions | None = None) -> Tensor:
+def of_vectors(wrong: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Wrong readings of a clock of numbers, for one of vectors."""
+
+    def read(steps: Tensor, positions: Positions, at: Positions | None = None) -> Tensor:
         x = wrong(steps.movedim(3, 2).flatten(1, 2), positions, at)
         return x.unflatten(1, (steps.size(1), steps.size(3))).movedim(2, 3)
 
-    return Mutant(bug, room, "readings", of_vectors, COMPARED)
+    return read
+
+
+def clock(bug: str, wrong: Callable[..., Tensor]) -> Mutant:
+    return Mutant(bug, room, "readings", of_vectors(wrong), COMPARED)
 
 
 def by_another_base(self: SelectiveRoPE, device: torch.device | None = None) -> Tensor:

@@ -339,7 +339,7 @@ def _check_norms(key_norms: Tensor | None, key: Tensor) -> None:
 
 def _check_direction(call: Call, rotations: tuple[Rotation, ...]) -> None:
     """ValueError if a term or a rotation for keys up to the query is used for keys after it, as far as is known."""
-    made = [piece.distance for piece in call.pieces if piece.distance is not None and piece.looks_back]
+    made = [piece for piece in call.pieces if piece.looks_back]
     refusals = [rotation.refuses for rotation in rotations if rotation.refuses is not None]
     if not (made or refusals) or call.visibility.furthest == 0 or torch.compiler.is_compiling():
         return
@@ -353,10 +353,11 @@ def _check_direction(call: Call, rotations: tuple[Rotation, ...]) -> None:
     if call.layouts is not None:
         ends = distances(list(tiles(*call.layouts, call.visibility, call.query.size(0))))
     if made and ends is not None and ends[1] > 0:
+        distance, other = made[0].distance, made[0].looks_back
+        scheme, how = (made[0].scheme, "use") if distance is None else (distance.scheme, "construct it with")
         raise ValueError(
-            f"{made[0].scheme} as configured encodes only keys up to the query, but without a causal mask queries "
-            f"attend to later keys: pass is_causal=True (with or without attn_mask), or construct it with "
-            f"{made[0].looks_back}"
+            f"{scheme} as configured encodes only keys up to the query, but without a causal mask queries "
+            f"attend to later keys: pass is_causal=True (with or without attn_mask), or {how} {other}"
         )
     ahead = ends[1] if ends is not None else math.inf  # a window counts tokens, not distances
     for refuses in refusals:

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from posenc.arguments import check_type, shown, whole
 from posenc.encoding.clocks import last_readings, readings
@@ -22,6 +23,11 @@ Projected: TypeAlias = Mapping[str, Tensor]
 """A layer's projection of its hidden state for each feature, (batch, heads, tokens[, width])."""
 
 NOTHING: Features = MappingProxyType({})
+
+
+def log_gate(projected: Tensor, positions: Positions) -> Tensor:
+    """ln sigmoid, in float32 or wider."""
+    return logsigmoid(projected.to(torch.promote_types(projected.dtype, torch.float32)))
 
 
 def as_projected(x: Tensor, positions: Positions) -> Tensor:

@@ -31,6 +31,7 @@ export const FEATURES = {
     fox: () => ["forgotten", 1],
     inkling: ({ width }) => ["profile", width],
     selective_rope: ({ head_dim }) => ["turned", head_dim / 2],
+    wall: ({ head_dim }) => ["kept", head_dim],
 };
 
 /** Whether keys after a query mean nothing to it. */

@@ -28,6 +28,7 @@ import { Swin } from "posenc/math/score/swin.js";
 import { SwinV2 } from "posenc/math/score/swin_v2.js";
 import { T5 } from "posenc/math/score/t5.js";
 import { TransformerXL } from "posenc/math/score/transformer_xl.js";
+import { Wall } from "posenc/math/score/wall.js";
 
 export const SCHEMES = {
     nope: NoPE,
@@ -77,4 +78,5 @@ export const SCHEMES = {
     swin_v2: SwinV2,
     t5: T5,
     transformer_xl: TransformerXL,
+    wall: Wall,
 };
