@@ -257,9 +257,9 @@ def test_two_parts_cannot_want_different_things_by_one_name() -> None:
         (Inkling(HEADS, 3, 4) + Inkling(HEADS, 2, 4))(Positions.arange(3))
 
 
-def test_a_clock_has_no_width() -> None:
-    with pytest.raises(ValueError, match=r"^width must be None with is_clock=True, got 2$"):
-        Feature(HEADS, 2, is_clock=True)
+def test_a_rotation_reads_a_clock() -> None:
+    with pytest.raises(ValueError, match=r"^is_clock must be True with rotates=True, got False$"):
+        Feature(HEADS, 2, rotates=True)
 
 
 def places() -> dict[str, Positions]:
