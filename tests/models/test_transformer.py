@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from posenc import ALiBi, Learned, NoPE, Positions, RoPE, Scheme, Segment, Shaw, Sinusoidal, TransformerXL
-from posenc.encoding.pieces import Bias
 from posenc.models import Decoder, Encoder
 from posenc.schemes.catalog import entries_of
 from tests import cases
@@ -88,7 +87,7 @@ def cut_features(model: Any, case: cases.Case) -> None:
 def looks_back(scheme: Scheme) -> bool:
     """Whether it is made for keys behind the query alone, which an encoder has on both sides."""
     pieces = scheme(PLACES["plain"]).pieces
-    return any(isinstance(piece, Bias) and piece.distance.looks_back for piece in pieces)
+    return any(piece.looks_back for piece in pieces)
 
 
 @pytest.mark.parametrize(

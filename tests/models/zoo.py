@@ -38,6 +38,8 @@ AWKWARD: dict[str, Callable[[], Scheme]] = {
     "partial rope": lambda: RoPE(HEAD_DIM, base=77.0, layout="interleaved", rotary_dim=4),
 }
 SCHEMES = (*NAMES, *AWKWARD)
+OF_DECODERS = ("wall",)
+"""Those that an encoder refuses, which are tried in a decoder instead."""
 # Where positions enter, and whose parameters they are. A scheme without the add door is the same at the input and in
 # every layer, so it takes the first and the last.
 WAYS: dict[str, Arguments] = {
@@ -63,6 +65,7 @@ SCHEMES_AND_WAYS = [(name, way) for name in SCHEMES for way in WAYS if name in T
 def model(kind: type[Model], position: Scheme | str, **how: Any) -> Any:
     """A model in double precision, without a part that hides: positions are learned layer by layer and large enough to
     matter (at the published 0.02 a wrong row of a table would hardly show), and no norm is like another."""
+    kind = Decoder if position in OF_DECODERS else kind
     position = scheme(position, causal=kind is Decoder) if isinstance(position, str) else position
     made = kind(VOCAB, DIM, LAYERS, HEADS, KV_HEADS, position=position, **how).double()
     for parameter in nn.ModuleList(made.trunk.schemes).parameters():
