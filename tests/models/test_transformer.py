@@ -429,6 +429,7 @@ def test_bfloat16_loses_no_more_than_the_trunk_does(name: str, run: tuple[type[M
     add in squares, grow by at most a factor of sqrt(2); 2 allows for chance. Far out too, at 2^20 where nothing ends
     before, since a phase taken in bfloat16 would be off there by thousands of radians."""
     kind, how, far = run
+    kind = Decoder if name in zoo.OF_DECODERS else kind
     start = (
         (zoo.LONGEST if {"learned", "absolute_in_attention", "tupe"} & set(name.split("+")) else 2**20) - TOKENS
         if far

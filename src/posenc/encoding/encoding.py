@@ -81,7 +81,7 @@ class Context:
         """The context whose heads are those of the keys."""
         return self if self.kv_heads is None else replace(self, heads=self.kv_heads)
 
-    def heads_of(self, feature: Feature) -> range | None:
+    def _heads_of(self, feature: Feature) -> range | None:
         """The feature's heads that this shard has."""
         return (self._of_keys() if feature.rotates else self).heads
 
@@ -191,7 +191,7 @@ class Encoding:
         """
         if key is None and self.key_positions is not self.query_positions:
             raise ValueError("key must be given where keys and queries are different tokens, got None")
-        made = features_of(self.wanted, query, self.query_positions, key, self.key_positions, self.context.heads_of)
+        made = features_of(self.wanted, query, self.query_positions, key, self.key_positions, self.context._heads_of)
         return self.with_features(*made)
 
     def add(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:

@@ -75,7 +75,7 @@ class Rotation:
 
     def with_features(self, query: Features, key: Features) -> Rotation:
         """The same rotation with the maps for a layer's features."""
-        if self.reads is None or self.feature not in query or self.feature not in key:
+        if self.feature is None or self.reads is None or not (self.feature in query and self.feature in key):
             return self
         of_query, of_key = query[self.feature], key[self.feature]
         turn = self.reads(of_query)

@@ -24,7 +24,7 @@ ScoreFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Te
 It only indexes tensors and does arithmetic."""
 
 TURNS = 256  # distances for which a rotated query is used
-FADING = 16  # queries whose factors of far keys are computed together
+FADING = 32  # queries whose factors of far keys are computed together
 
 
 # -- dense ------------------------------------------------------------------------------------------------------------
@@ -290,24 +290,21 @@ class _OfFading(Form):
             return _faded(q, k, here, there, None if seen is None else seen[:, None])
         out = q.new_zeros(*q.shape[:3], k.size(2))
         for tile in tiles(*layouts, Visibility(is_causal=True), q.size(0)):
+            r, high = tile.row, tile.last if tile.high is None else tile.high  # query i sees key j if j - i <= high
             for start in range(tile.start, tile.stop, FADING):
                 i = slice(start, min(start + FADING, tile.stop))
                 # The first query of the block sees keys up to this one, with P_j >= P_start >= P_i: both factors of
                 # exp(P_i - P_j) are at most 1. Of keys after it, exp is taken pair by pair.
-                far = tile.last if tile.high is None else min(max(start + tile.high + 1, tile.first), tile.last)
-                near = tile.last if tile.high is None else min(max(i.stop + tile.high, tile.first), tile.last)
-                r, js, own = tile.row, slice(tile.first, far), slice(far, near)
-                anchor = here[r, :, start : start + 1]
+                far = min(max(start + high + 1, tile.first), tile.last)
+                near = min(max(i.stop + high, tile.first), tile.last)
+                j, own, anchor = slice(tile.first, far), slice(far, near), here[r, :, start : start + 1]
                 left = q[r, :, i] * (here[r, :, i] - anchor).to(q.dtype).exp()
-                right = k[r, :, js] * (anchor - there[r, :, js]).to(q.dtype).exp()
-                out[r, :, i, js] = left @ right.mT - q[r, :, i] @ k[r, :, js].mT
+                right = k[r, :, j] * (anchor - there[r, :, j]).to(q.dtype).exp()
+                out[r, :, i, j] = left @ right.mT - q[r, :, i] @ k[r, :, j].mT
                 if far < near:
-                    at = (
-                        torch.arange(far, near, device=q.device) - torch.arange(start, i.stop, device=q.device)[:, None]
-                    )
-                    out[r, :, i, own] = _faded(
-                        q[r, :, i], k[r, :, own], here[r, :, i], there[r, :, own], at <= tile.high
-                    )
+                    queries, keys = (torch.arange(x.start, x.stop, device=q.device) for x in (i, own))
+                    seen = keys - queries[:, None] <= high
+                    out[r, :, i, own] = _faded(q[r, :, i], k[r, :, own], here[r, :, i], there[r, :, own], seen)
         return out
 
 

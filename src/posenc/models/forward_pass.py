@@ -204,7 +204,7 @@ class ForwardPass:
         """
         scheme, _ = self.of_layer(layer)
         of_queries, of_keys = {}, {}
-        wanted, heads = wanted_by(scheme), (self._context or Context()).heads_of
+        wanted, heads = wanted_by(scheme), (self._context or Context())._heads_of
         with self._together(layer):
             check_wanted(wanted, projected)
             for name, feature in wanted.items():

@@ -31,7 +31,7 @@ class Wall(Scheme):
     sum of a cache. The authors initialize the bias to 8, where gates are nearly open. Their optional gate per head is
     `FoX`: ``Wall(...) + FoX(...)``.
 
-    How it is computed: exp(P_i) exp(-P_j) would overflow, so queries go in blocks of 16. For keys up to the first query
+    How it is computed: exp(P_i) exp(-P_j) would overflow, so queries go in blocks of 32. For keys up to the first query
     a of a block, exp(P_i - P_a) exp(P_a - P_j) has two factors of at most 1, and scores are a matrix product; for the
     others exp is taken pair by pair. P is summed in float64, and differences are computed before rounding. Where the
     layout of the positions is unknown, and in a compiled graph, all pairs are computed pair by pair.
