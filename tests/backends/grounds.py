@@ -246,6 +246,8 @@ ROWS = frozenset(name for name in ATTENDING if "a function of whole rows" in kin
 VALUES = frozenset(name for name in ATTENDING if "vectors in the output" in kinds_of(name))
 BANDED = frozenset(name for name in ATTENDING if any(rotation.bands for rotation in encoded(name).rotations))
 """Those that turn far pairs otherwise than near ones."""
+BY_LAYERS = frozenset(name for name in ATTENDING if any(rotation.feature for rotation in encoded(name).rotations))
+"""Those whose rotation is of each layer."""
 
 
 # --- where queries and keys stand -------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,9 +20,11 @@ from tests.hard.wrong import Row, sizes
 from tests.mutants import Lawless, Mutant, Untrue, oracles
 from tests.mutants.fox import by_index, its_own_left_out, of_padding_too
 from tests.mutants.selective_rope import of_vectors
+from tests.schemes import test_rows_and_features
 
 FEATURES, FADED = Wall.features.fget, forms._faded
 COMPARED = oracles("wall")
+CLOSED = partial(test_rows_and_features.check_closed_gates, -400.0, Positions.arange(70))
 
 
 def gate(bug: str, wrong: Callable[[Tensor, Positions], Tensor]) -> Mutant:
@@ -43,6 +46,13 @@ def of_all_channels(q: Tensor, k: Tensor, here: Tensor, there: Tensor, seen: Ten
     return FADED(q, k, mean(here), mean(there), seen)
 
 
+def by_factors(q: Tensor, k: Tensor, here: Tensor, there: Tensor, seen: Tensor | None) -> Tensor:
+    """As it would be with an anchor for all keys: exp(P_i) exp(-P_j)."""
+    left, right = q * here.to(q.dtype).exp(), k * (-there).to(q.dtype).exp()
+    made = left @ right.mT - q @ k.mT
+    return made if seen is None else made.masked_fill(~seen, 0.0)
+
+
 def seen_by_all(q: Tensor, k: Tensor, here: Tensor, there: Tensor, seen: Tensor | None) -> Tensor:
     return FADED(q, k, here, there, None)
 
@@ -52,6 +62,7 @@ MUTANTS = (
     gate("has its gates the wrong way round", lambda x, positions: F.logsigmoid(-x)),
     gate("has one gate for all channels", lambda x, positions: F.logsigmoid(x[..., :1].expand_as(x))),
     Mutant("fades all channels alike near the query", forms, "_faded", of_all_channels, COMPARED),
+    Mutant("has blocks so long that factors would overflow", forms, "_faded", by_factors, CLOSED),
     Mutant("rewards keys after the query", forms, "_faded", seen_by_all, COMPARED),
     Mutant("leaves the query's own gate out", room, "readings", of_vectors(its_own_left_out), COMPARED),
     Mutant("runs by index and not by order", room, "readings", of_vectors(by_index), COMPARED),

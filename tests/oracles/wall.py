@@ -10,7 +10,6 @@ score for a key after the query; here it is the plain one.
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from .attention import Heads, Score, heads
@@ -41,7 +40,11 @@ def score(query: Tensor | Heads, key: Tensor | Heads, gates: Tensor | Heads, ord
 
 def gates_in(key: Tensor) -> Tensor:
     """Gates of each query head: its key's channels, turned round by the head's number in its group; (B, H, N, d)."""
-    return torch.stack([key.roll(n, -1) for n in range(HEADS // KV_HEADS)], 2).flatten(1, 2)
+    group = HEADS // KV_HEADS
+    gates = key.repeat_interleave(group, 1)
+    for n in range(1, group):
+        gates[:, n::group] = key.roll(n, -1)
+    return gates
 
 
 CASES = {

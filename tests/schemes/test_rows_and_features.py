@@ -21,6 +21,7 @@ from posenc import (
     RoPE,
     Softcap,
     StickBreaking,
+    Wall,
     attention,
     explain,
     logits,
@@ -249,6 +250,32 @@ def test_a_missing_feature_is_named() -> None:
             ValueError, match=f"^the scheme needs the feature '{name}' of every query: use encoding.with_projected"
         ):
             attention(query, query, query, scheme)
+
+
+def check_closed_gates(bias: float, places: Positions) -> None:
+    """Scores and their gradients, against exponentials of each pair in double precision: in single precision they are
+    off by as much as products of queries and keys are, however far the gates are closed."""
+    torch.default_generator.manual_seed(0)
+    q, k = (torch.randn(1, heads, 70, HEAD_DIM, requires_grad=True) for heads in (4, 2))
+    gates = (torch.randn(1, 4, 70, HEAD_DIM) * max(1.0, abs(bias)) / 3 + bias).requires_grad_()
+    found = logits(q, k, Wall(4, HEAD_DIM)(places).with_projected({"kept": gates}), scale=1.0)
+    order, document = places.order[0], places.document[0]
+    seen = (order <= order[:, None]) & (document == document[:, None])
+    readings_of = readings(torch.nn.functional.logsigmoid(gates.double()), places)
+    gap = (readings_of[:, :, :, None] - readings_of[:, :, None]).masked_fill(~seen[..., None], 0.0)
+    truth = (q[:, :, :, None] * k.repeat_interleave(2, 1)[:, :, None] * gap.exp()).sum(-1)
+    bound = of_sums(torch.float32, HEAD_DIM, q.detach(), score=1) * float(k.detach().abs().max())
+    torch.testing.assert_close(found.double()[..., seen], truth[..., seen], rtol=0, atol=bound)
+    for mine, right in zip(
+        *(torch.autograd.grad(x[..., seen].sum(), (q, k, gates)) for x in (found, truth)), strict=True
+    ):
+        torch.testing.assert_close(mine, right, rtol=0, atol=70 * bound)
+
+
+@pytest.mark.parametrize("bias", [8.0, -40.0, -400.0])
+def test_gates_of_channels_do_not_overflow(bias: float) -> None:
+    check_closed_gates(bias, Positions.arange(70))
+    check_closed_gates(bias, Positions.packed([[33, 37]]))
 
 
 def test_two_parts_cannot_want_different_things_by_one_name() -> None:
