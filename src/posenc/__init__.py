@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from posenc.schemes.absolute_in_attention import AbsoluteInAttention as AbsoluteInAttention
     from posenc.schemes.alibi import ALiBi as ALiBi
     from posenc.schemes.axial_rope import AxialRoPE as AxialRoPE
+    from posenc.schemes.carope import CARoPE as CARoPE
     from posenc.schemes.catalog import catalog as catalog
     from posenc.schemes.cope import CoPE as CoPE
     from posenc.schemes.deberta import DeBERTa as DeBERTa
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from posenc.schemes.rotated_values import RotatedValues as RotatedValues
     from posenc.schemes.sandwich import Sandwich as Sandwich
     from posenc.schemes.segment import Segment as Segment
+    from posenc.schemes.selective_rope import SelectiveRoPE as SelectiveRoPE
     from posenc.schemes.self_extend import SelfExtend as SelfExtend
     from posenc.schemes.shaw import Shaw as Shaw
     from posenc.schemes.sinusoidal import Sinusoidal as Sinusoidal
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
     from posenc.schemes.t5 import T5 as T5
     from posenc.schemes.transformer_xl import TransformerXL as TransformerXL
     from posenc.schemes.tupe import TUPE as TUPE
+    from posenc.schemes.wall import Wall as Wall
     from posenc.schemes.xpos import XPos as XPos
     from posenc.tools.explore.show import show as show
 
@@ -129,6 +132,8 @@ _HOMES = {
     "XPos": "schemes.xpos",
     "PoPE": "schemes.pope",
     "LeRoPE": "schemes.le_rope",
+    "SelectiveRoPE": "schemes.selective_rope",
+    "CARoPE": "schemes.carope",
     "MLA": "schemes.mla",
     "RotatedValues": "schemes.rotated_values",
     "Segment": "schemes.segment",
@@ -136,6 +141,7 @@ _HOMES = {
     "Sinusoidal": "schemes.sinusoidal",
     "CoPE": "schemes.cope",
     "FoX": "schemes.fox",
+    "Wall": "schemes.wall",
     "StickBreaking": "schemes.stick_breaking",
     "Inkling": "schemes.inkling",
     "QueryScale": "schemes.query_scale",

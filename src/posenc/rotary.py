@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -186,6 +186,58 @@ class PairwiseRotary(Scheme):
     def turned_to(self, coords: Shaped[Tensor, "rows tokens"], dtype: torch.dtype) -> PairRotation:
         """The rotation of all channel pairs by p theta_k for these coordinates p, in ``dtype``."""
         return turned_to(coords, self.head_dim, self.base, self.layout, dtype)
+
+
+class ClockRotary(Scheme):
+    """Abstract base class of schemes that rotate channel pairs by angles that are sums over the tokens so far, of what
+    each layer projects from them. A subclass has one feature, a clock that ``rotates``, with a number for each pair of
+    each key head; ``frequencies`` multiply it.
+    """
+
+    heads_of = "key"
+
+    def __init__(self, num_heads: int, head_dim: int, layout: PairLayout) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = whole("num_heads", num_heads), whole("head_dim", head_dim, least=2)
+        if head_dim % 2:
+            raise ValueError(f"head_dim must be even (channels come in pairs), got {head_dim}")
+        check_choice("layout", layout, ("half", "interleaved"))
+        self.layout: PairLayout = layout
+
+    @property
+    def channels(self) -> range:
+        """The rotated channels: all of them."""
+        return range(self.head_dim)
+
+    def frequencies(self, device: torch.device | None = None) -> Float64[Tensor, " pairs"] | float:
+        """The factor of the clock in the angle of each pair."""
+        return 1.0
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        """The rotation by the feature of each layer."""
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
+        (feature,) = self.features
+        theta = self.frequencies(positions.device)
+        return Rotation.by_feature(feature, ClockTurn(theta, dtype, self.layout, self.head_dim))
+
+
+@dataclass(frozen=True, eq=False)
+class ClockTurn:
+    """The rotation by theta times the readings of a clock, (batch, key heads, tokens, pairs)."""
+
+    theta: Float64[Tensor, " pairs"] | float
+    dtype: torch.dtype
+    layout: PairLayout
+    head_dim: int
+
+    def __call__(self, readings: Tensor) -> PairRotation:
+        """The map of queries or keys. Raises ValueError for readings of another shape."""
+        if readings.dim() != 4 or readings.size(-1) != self.head_dim // 2:
+            wanted = f"(batch, key heads, tokens, {self.head_dim // 2})"
+            raise ValueError(f"the feature that the rotation reads must be {wanted}, got {shown(readings)}")
+        return PairRotation.by(in_double(readings) * self.theta, readings, self.dtype, self.layout, self.head_dim)
 
 
 def first_of_last(name: str, turning: int, head_dim: int) -> int:

@@ -29,7 +29,7 @@ from posenc.backends import chunked
 from posenc.backends.choice import BACKENDS
 from posenc.backends.tiled import backend as tiled
 from posenc.backends.tiled import far, fused, near, pairwise
-from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting, Piece, Row, Value, gives_weights
+from posenc.encoding.pieces import Bias, Clock, Fading, Fold, Function, Meeting, Piece, Row, Value, gives_weights
 from posenc.schemes.catalog import CATALOG, Entry, Shape
 from posenc.schemes.t5 import T5
 from tests import awkward
@@ -190,6 +190,8 @@ def kind_of(term: Piece | Value) -> str:
             return "a vector added to one side"
         case Clock():
             return "a clock"
+        case Fading():
+            return "a clock of each channel"
         case Function() if term.broken is not None:
             return "a broken line of both coordinates"
         case Function() if term.distance is None and term.adds:
@@ -215,6 +217,7 @@ TAKEN: dict[str, str] = {
     "vectors that keys meet": "sdpa native tiled flex",
     "a vector added to one side": EVERY,
     "a clock": EVERY,
+    "a clock of each channel": "sdpa",
     "ReLU times a number": "native triton tiled flex",
     "a soft cap": "native tiled flex",
     "a function": "tiled flex",
@@ -248,6 +251,8 @@ ROWS = frozenset(name for name in ATTENDING if "a function of whole rows" in kin
 VALUES = frozenset(name for name in ATTENDING if "vectors in the output" in kinds_of(name))
 BANDED = frozenset(name for name in ATTENDING if any(rotation.bands for rotation in encoded(name).rotations))
 """Those that turn far pairs otherwise than near ones."""
+BY_LAYERS = frozenset(name for name in ATTENDING if any(rotation.feature for rotation in encoded(name).rotations))
+"""Those whose rotation is of each layer."""
 
 
 # --- where queries and keys stand -------------------------------------------------------------------------------------
@@ -552,11 +557,17 @@ def case(
             added[hidden] = -torch.inf
         how["attn_mask"] = added if kind.normalises else ~hidden
     features = {}
-    for piece in bound(scheme, query_positions, key_positions, tensors[0]).pieces:
+    encoding = bound(scheme, query_positions, key_positions, tensors[0])
+    for turn in encoding.rotations:
+        if turn.feature is not None:
+            for side, n in (("query", queries), ("key", keys)):
+                features[f"{side} {turn.feature}"] = drawn(batch, kv_heads, n, head_dim // 2)
+    for piece in encoding.pieces:
         if (feature := getattr(piece, "feature", None)) is not None:
             width = (piece.at(torch.zeros(1).long()).size(-1),) if isinstance(piece, Meeting) else ()
+            width = (head_dim,) if isinstance(piece, Fading) else width
             for side, n in (("query", queries), ("key", keys)):
-                if side == "query" or not width:
+                if side == "query" or not isinstance(piece, Meeting):
                     features[f"{side} {feature}"] = drawn(batch, heads, n, *width)
     return Case(kind, scheme, *tensors, query_positions, key_positions, how, features)
 

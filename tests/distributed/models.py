@@ -25,7 +25,9 @@ from posenc import (
     Positions,
     RoPE,
     Schedule,
+    SelectiveRoPE,
     Sinusoidal,
+    Wall,
 )
 from posenc.distributed import ShardedCache, Sharding, attention, explain, sharded
 from posenc.models import Decoder, ForwardPass, KVCache
@@ -44,6 +46,7 @@ SCHEMES: dict[str, Callable[[], Any]] = {
     "alibi": lambda: ALiBi(HEADS),
     "t5": lambda: T5(HEADS, 8, 20),
     "fox": lambda: FoX(HEADS),
+    "selective rope, wall": lambda: SelectiveRoPE(HEADS, DIM // HEADS) + Wall(HEADS, DIM // HEADS),
     "cope": lambda: CoPE(DIM // HEADS, 8),
     "schedule": lambda: Schedule([(RoPE(DIM // HEADS), 7), (NoPE(), None)]),
     "chunks": lambda: Schedule([(RoPE(DIM // HEADS), Chunk(8)), (ALiBi(HEADS), None)]),

@@ -27,6 +27,7 @@ from posenc import (
     Swin,
     SwinV2,
     TransformerXL,
+    Wall,
 )
 from tests.explore.case import Case
 
@@ -185,5 +186,9 @@ CASES: dict[str, dict[str, Case]] = {
         "segments": Case(
             lambda: TransformerXL(5, 8, segments=True), {"dim": None}, heads=5, positions=SEGMENTS, only=True
         ),
+    },
+    "wall": {
+        "five heads": Case(lambda: Wall(5, 7), heads=5, head_dim=7, positions=MIXED, windows=WINDOWS[:-1]),
+        "an image": Case(lambda: Wall(12, 8), heads=12, kv_heads=4, axes=2),
     },
 }

@@ -7,6 +7,7 @@ from posenc import (
     STRING,
     TUPE,
     AxialRoPE,
+    CARoPE,
     ExponentialDecay,
     FourierFeatures,
     Learned,
@@ -23,6 +24,7 @@ from posenc import (
     RoPE3D,
     RotatedValues,
     Segment,
+    SelectiveRoPE,
     Sinusoidal,
     XPos,
 )
@@ -31,6 +33,7 @@ from tests.explore.case import Case
 
 SEGMENTS = {"segments": Positions.arange(6).with_segment(torch.tensor([[0, 0, 1, 2, 1, 0]]))}
 FAR = {"far": Positions.arange(5, start=100_000)}
+DOCUMENTS = {"documents": Positions.packed([3, 4, 2])[torch.tensor([5, 0, 8, 2, 3, 1, 7, 6, 4])]}
 LONGER = {"longer than trained": Positions.arange(20)}
 SCALINGS = {
     "linear": PositionInterpolation(4.0),
@@ -80,6 +83,17 @@ CASES: dict[str, dict[str, Case]] = {
             positions={"its grid": AxialRoPE(8, "dinov3").grid(2, 3, prefix=1)},
             only=True,
         ),
+    },
+    "carope": {
+        "interleaved": Case(
+            lambda: CARoPE(2, 10, "interleaved"), heads=6, kv_heads=2, head_dim=10, positions=DOCUMENTS
+        ),
+    },
+    "selective_rope": {
+        "interleaved": Case(
+            lambda: SelectiveRoPE(2, 10, 313.0, "interleaved"), heads=6, kv_heads=2, head_dim=10, positions=DOCUMENTS
+        ),
+        "an image": Case(lambda: SelectiveRoPE(4, 8), axes=2),
     },
     "rope": {
         "interleaved": Case(lambda: RoPE(8, 313.0, "interleaved"), heads=5, positions=FAR),

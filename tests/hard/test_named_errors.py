@@ -730,7 +730,9 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         ]
         for name, find in (("__getitem__", SCHEDULE.__getitem__), ("number", SCHEDULE.number))
     },
-    "Encoding.cos_sin": [Row(lambda: ALiBi(6)(LINE).cos_sin(), "cos_sin needs one rotation of channel pairs, got …")],
+    "Encoding.cos_sin": [
+        Row(lambda: ALiBi(6)(LINE).cos_sin(), "cos_sin needs one rotation of channel pairs for all heads, got …")
+    ],
     "Encoding.check_fresh": [Row(lambda: stale().check_fresh(), "the encoding was made before the scheme's …")],
     "Encoding.check_trained": [
         Row(

@@ -49,7 +49,9 @@ WAYS: dict[str, Arguments] = {
 
 def scheme(name: str, causal: bool = True) -> Scheme:
     """A scheme for these models, with room for LONGEST positions where it has a table."""
-    shape = Shape(dim=DIM, num_heads=HEADS, head_dim=HEAD_DIM, max_positions=LONGEST, causal=causal)
+    shape = Shape(
+        dim=DIM, num_heads=HEADS, head_dim=HEAD_DIM, max_positions=LONGEST, causal=causal, num_kv_heads=KV_HEADS
+    )
     return AWKWARD[name]() if name in AWKWARD else scheme_from_names(name, shape)
 
 

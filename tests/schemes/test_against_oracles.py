@@ -19,7 +19,9 @@ def places(name: str) -> list[str]:
     """Where the case is tried: where schemes differ, and the other places one for each case in turn."""
     every = [*CASES[name].positions()]
     first = next(iter(CASES[name].positions().values()))
-    if any(isinstance(piece, Row | Clock) for piece in CASES[name].scheme()(first).pieces):
+    encoding = CASES[name].scheme()(first)
+    reads = any(isinstance(piece, Row | Clock) for piece in encoding.pieces)
+    if reads or any(feature.is_clock for feature in encoding.wanted.values()):
         return every
     others = [where for where in every if where not in ALWAYS]
     return [where for where in every if where in ALWAYS] + [others[[*CASES].index(name) % len(others)]]

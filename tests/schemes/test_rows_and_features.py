@@ -21,6 +21,7 @@ from posenc import (
     RoPE,
     Softcap,
     StickBreaking,
+    Wall,
     attention,
     explain,
     logits,
@@ -251,15 +252,41 @@ def test_a_missing_feature_is_named() -> None:
             attention(query, query, query, scheme, is_causal=True)
 
 
+def check_closed_gates(bias: float, places: Positions) -> None:
+    """Scores and their gradients, against exponentials of each pair in double precision: in single precision they are
+    off by as much as products of queries and keys are, however far the gates are closed."""
+    torch.default_generator.manual_seed(0)
+    q, k = (torch.randn(1, heads, 70, HEAD_DIM, requires_grad=True) for heads in (4, 2))
+    gates = (torch.randn(1, 4, 70, HEAD_DIM) * max(1.0, abs(bias)) / 3 + bias).requires_grad_()
+    found = logits(q, k, Wall(4, HEAD_DIM)(places).with_projected({"kept": gates}), scale=1.0)
+    order, document = places.order[0], places.document[0]
+    seen = (order <= order[:, None]) & (document == document[:, None])
+    readings_of = readings(torch.nn.functional.logsigmoid(gates.double()), places)
+    gap = (readings_of[:, :, :, None] - readings_of[:, :, None]).masked_fill(~seen[..., None], 0.0)
+    truth = (q[:, :, :, None] * k.repeat_interleave(2, 1)[:, :, None] * gap.exp()).sum(-1)
+    bound = of_sums(torch.float32, HEAD_DIM, q.detach(), score=1) * float(k.detach().abs().max())
+    torch.testing.assert_close(found.double()[..., seen], truth[..., seen], rtol=0, atol=bound)
+    for mine, right in zip(
+        *(torch.autograd.grad(x[..., seen].sum(), (q, k, gates)) for x in (found, truth)), strict=True
+    ):
+        torch.testing.assert_close(mine, right, rtol=0, atol=70 * bound)
+
+
+@pytest.mark.parametrize("bias", [8.0, -40.0, -400.0])
+def test_gates_of_channels_do_not_overflow(bias: float) -> None:
+    check_closed_gates(bias, Positions.arange(70))
+    check_closed_gates(bias, Positions.packed([[33, 37]]))
+
+
 def test_two_parts_cannot_want_different_things_by_one_name() -> None:
     assert (FoX(HEADS) + FoX(HEADS)).features.keys() == {"forgotten"}
     with pytest.raises(ValueError, match=r"^two schemes need different features named 'profile'"):
         (Inkling(HEADS, 3, 4) + Inkling(HEADS, 2, 4))(Positions.arange(3))
 
 
-def test_a_clock_has_no_width() -> None:
-    with pytest.raises(ValueError, match=r"^width must be None with is_clock=True, got 2$"):
-        Feature(HEADS, 2, is_clock=True)
+def test_a_rotation_reads_a_clock() -> None:
+    with pytest.raises(ValueError, match=r"^is_clock must be True with rotates=True, got False$"):
+        Feature(HEADS, 2, rotates=True)
 
 
 def places() -> dict[str, Positions]:

@@ -186,6 +186,8 @@ def _turn_left(encoding: Encoding, query: Tensor, key: Tensor) -> Turn | None:
     if any(piece.reads_vectors for piece in encoding.pieces):
         return None
     (rotation,) = encoding.rotations
+    if rotation.feature is not None:  # each layer has its own, and layers share a plan
+        return None
     turns = []
     for turn, x in ((rotation.query, query), (rotation.key, key)):
         turn = turn.fitted_to(x) if isinstance(turn, OfKeyHeads) else turn

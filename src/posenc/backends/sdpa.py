@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from posenc.backends.backend import Backend, Unless, never
 from posenc.backends.call import Call
 from posenc.backends.custom import derived_once
-from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting, Piece, Row, Term, Value
+from posenc.encoding.pieces import Bias, Clock, Fading, Fold, Function, Meeting, Piece, Row, Term, Value
 from posenc.lowering.folding import fold
 from posenc.lowering.forms import added
 from posenc.positions.visibility import same_run, sees_all
@@ -22,6 +22,7 @@ KINDS: dict[type[Term], tuple[Unless, ...]] = {
     Meeting: (),
     Fold: (),
     Clock: (),
+    Fading: (),
     Function: (
         Unless(
             "a score term is not additive, and the fused kernel only adds a mask", lambda piece, call: not piece.adds

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from posenc.arguments import check_type, shown
+from posenc.encoding.features import Feature
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +51,10 @@ class Context:
     def _of_keys(self) -> Context:
         """The context whose heads are those of the keys."""
         return self if self.kv_heads is None else replace(self, heads=self.kv_heads)
+
+    def _heads_of(self, feature: Feature) -> range | None:
+        """The feature's heads that this shard has."""
+        return (self._of_keys() if feature.rotates else self).heads
 
     def _part(self, heads: slice, kv_heads: slice) -> Context:
         """The context of some of these heads of queries and keys."""

@@ -92,8 +92,7 @@ class Encoding:
                 "pairs differently"
             )
         check_sequence(self.pieces)
-        reads_vectors = any(piece.reads_vectors for piece in self.pieces)
-        if reads_vectors and any(rotation.for_each_other for rotation in self.rotations):
+        if any(turn.for_each_other for turn in self.rotations) and any(piece.reads_vectors for piece in self.pieces):
             raise ValueError(
                 "a score term that reads queries or keys separately cannot be composed with a rotation relative to the "
                 "queries of the call, which preserves only their product"
@@ -124,14 +123,14 @@ class Encoding:
 
     def with_features(self, query: Features, key: Features | None = None) -> Encoding:
         """The same encoding with a layer's features of the queries and of all keys (default: those of the queries)."""
-        for name, features, positions in (("query", query, self.query_positions), ("key", key, self.key_positions)):
-            for feature, x in (features or {}).items():
-                if not isinstance(x, Tensor) or x.dim() < 3 or x.size(2) != positions.order.size(1):
-                    tokens = positions.order.size(1)
-                    raise ValueError(
-                        f"feature {feature!r} of the {name} must be (batch, heads, {tokens}, ...), got {shown(x)}"
-                    )
-        made = replace(self, query_features=query, key_features=query if key is None else key, _opened=self._opened)
+        for side, features, positions in (("query", query, self.query_positions), ("key", key, self.key_positions)):
+            n = positions.order.size(1)
+            for name, x in (features or {}).items():
+                if not isinstance(x, Tensor) or x.dim() < 3 or x.size(2) != n:
+                    raise ValueError(f"feature {name!r} of the {side} must be (batch, heads, {n}, ...), got {shown(x)}")
+        key = query if key is None else key
+        turned = tuple(rotation.with_features(query, key) for rotation in self.rotations)
+        made = replace(self, rotations=turned, query_features=query, key_features=key, _opened=self._opened)
         object.__setattr__(made, "plans", self.plans)
         return made
 
@@ -146,7 +145,7 @@ class Encoding:
         """
         if key is None and self.key_positions is not self.query_positions:
             raise ValueError("key must be given where keys and queries are different tokens, got None")
-        made = features_of(self.wanted, query, self.query_positions, key, self.key_positions, self.context.heads)
+        made = features_of(self.wanted, query, self.query_positions, key, self.key_positions, self.context._heads_of)
         return self.with_features(*made)
 
     def add(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
@@ -266,13 +265,13 @@ class Encoding:
     def cos_sin(self) -> tuple[Tensor, Tensor]:
         """cos and sin of the angles, (rows, tokens, pairs), at the query positions, for models with their own rotation.
 
-        Raises ValueError unless the encoding has exactly one rotation of channel pairs.
+        Raises ValueError unless the encoding has exactly one rotation of channel pairs, the same for all heads.
         """
         self.check_fresh()
         self._check_of_tokens()
         maps = [rotation.query for rotation in self.rotations]
-        if len(maps) != 1 or not hasattr(maps[0], "cos"):
-            raise ValueError(f"cos_sin needs one rotation of channel pairs, got the doors {self.doors}")
+        if len(maps) != 1 or not hasattr(maps[0], "cos") or maps[0].cos.size(1) != 1:
+            raise ValueError(f"cos_sin needs one rotation of channel pairs for all heads, got the doors {self.doors}")
         return maps[0].cos[:, 0], maps[0].sin[:, 0]  # type: ignore[attr-defined]
 
     def check(self, query: Tensor, key: Tensor) -> None:
@@ -364,7 +363,7 @@ class Encoding:
 
     def __getstate__(self) -> dict[str, Any]:
         """For pickle. Raises TypeError for an encoding that reads its scheme or the scheme's parameters."""
-        if self._made_with or self.pieces or self.values or any(turn.refuses for turn in self.rotations):
+        if self._made_with or self.pieces or self.values:
             raise TypeError(
                 f"an encoding that opens {', '.join(self.doors)} refers to its scheme and cannot be pickled: pickle "
                 "the scheme and the positions, and call the scheme with them"

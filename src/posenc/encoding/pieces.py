@@ -6,6 +6,7 @@ A scheme's score door is a tuple of pieces, applied from left to right to the sc
     Meeting    s_ij + scale q_i . a_h(r)         query or key times a vector per distance  Shaw, Transformer-XL, DeBERTa
     Fold       s_ij + scale u_i . k_j            a vector added to one side of the product Transformer-XL's u
     Clock      s_ij + F_i - F_j                  a number per head and token               FoX
+    Fading     scale q_i . (k_j * exp(P_i - P_j))   a number per head, token and channel      Wall
     Function   f(s_ij; c_h(r), ...)              any function of one score                 DA-Transformer, FIRE, softcap
     Row        f(s_i.; visible)                  any function of a row of scores           CoPE, stick-breaking
 
@@ -221,6 +222,18 @@ class Clock(Piece):
     feature: str = field()
 
     fades = True
+
+
+@dataclass(frozen=True)
+class Fading(Piece):
+    """Multiplies each channel of the product by the exponential of the difference of a cumulative feature, for keys up
+    to the query: s_ij + scale sum_c q_ic k_jc (exp(P_ic - P_jc) - 1), with P the named feature of queries and keys,
+    (batch, heads, tokens, head_dim), which does not increase with the order. Keys after the query are unchanged."""
+
+    scheme: str
+    feature: str = field()
+
+    reads_vectors = True
 
 
 def _none(*_: Tensor) -> tuple[Tensor, ...]:

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from posenc.encoding.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Row, Value
+from posenc.encoding.pieces import Bias, Clock, Distance, Fading, Fold, Function, Meeting, Piece, Row, Value
 from posenc.lowering.block import Block
 from posenc.lowering.distances import along, apart, check_heads, table_of
-from posenc.positions.tiles import Visibility
+from posenc.positions.tiles import Visibility, tiles
 from posenc.positions.visibility import visible
 from posenc.rotation.phases import phases
 
@@ -24,6 +24,7 @@ ScoreFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Te
 It only indexes tensors and does arithmetic."""
 
 TURNS = 256  # distances for which a rotated query is used
+FADING = 32  # queries whose factors of far keys are computed together
 
 
 # -- dense ------------------------------------------------------------------------------------------------------------
@@ -276,6 +277,44 @@ class _OfClock(Form):
         return lambda s, b, h, i, j: s + (here[b, h, i] - there[b, h, j]).to(s.dtype)
 
 
+class _OfFading(Form):
+    def added(self, piece: Fading, block: Block) -> Tensor:
+        heads = block.query.size(1)
+        q = block.query.to(block.dtype) * block.scale
+        k = block.key.to(block.dtype).repeat_interleave(heads // block.key.size(1), 1)
+        here, there = (block.feature(piece.feature, side).expand(-1, heads, -1, -1) for side in ("query", "key"))
+        check_width(here, q, piece.scheme)
+        layouts = block.query_positions.layout.by_order(), block.key_positions.layout.by_order()
+        if torch.compiler.is_compiling() or any(layout.rows is None for layout in layouts):
+            seen = visible(block.query_positions, block.key_positions, Visibility(is_causal=True))
+            return _faded(q, k, here, there, None if seen is None else seen[:, None])
+        out = q.new_zeros(*q.shape[:3], k.size(2))
+        for tile in tiles(*layouts, Visibility(is_causal=True), q.size(0)):
+            r, high = tile.row, tile.last if tile.high is None else tile.high  # query i sees key j if j - i <= high
+            for start in range(tile.start, tile.stop, FADING):
+                i = slice(start, min(start + FADING, tile.stop))
+                # The first query of the block sees keys up to this one, with P_j >= P_start >= P_i: both factors of
+                # exp(P_i - P_j) are at most 1. Of keys after it, exp is taken pair by pair.
+                far = min(max(start + high + 1, tile.first), tile.last)
+                near = min(max(i.stop + high, tile.first), tile.last)
+                j, own, anchor = slice(tile.first, far), slice(far, near), here[r, :, start : start + 1]
+                left = q[r, :, i] * (here[r, :, i] - anchor).to(q.dtype).exp()
+                right = k[r, :, j] * (anchor - there[r, :, j]).to(q.dtype).exp()
+                out[r, :, i, j] = left @ right.mT - q[r, :, i] @ k[r, :, j].mT
+                if far < near:
+                    queries, keys = (torch.arange(x.start, x.stop, device=q.device) for x in (i, own))
+                    seen = keys - queries[:, None] <= high
+                    out[r, :, i, own] = _faded(q[r, :, i], k[r, :, own], here[r, :, i], there[r, :, own], seen)
+        return out
+
+
+def _faded(q: Tensor, k: Tensor, here: Tensor, there: Tensor, seen: Tensor | None) -> Tensor:
+    """sum_c q_ic k_jc (exp(P_ic - P_jc) - 1), pair by pair; 0 where the key is not seen."""
+    gap = (here[..., :, None, :] - there[..., None, :, :]).to(q.dtype)
+    gap = gap if seen is None else gap.masked_fill(~seen[..., None], 0.0)  # before exp, which could overflow there
+    return (q[..., :, None, :] * k[..., None, :, :] * gap.expm1()).sum(-1)
+
+
 class _OfFunction(Form):
     def dense(
         self, piece: Function, score: Tensor, block: Block, visibility: Visibility, seen: Tensor | None
@@ -324,6 +363,7 @@ FORMS: dict[type[Piece], Form] = {
     Meeting: _OfMeeting(),
     Fold: _OfFold(),
     Clock: _OfClock(),
+    Fading: _OfFading(),
     Function: _OfFunction(),
     Row: _OfRow(),
 }

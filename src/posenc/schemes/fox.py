@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
 from posenc.arguments import whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.features import Feature
+from posenc.encoding.features import Feature, log_gate
 from posenc.encoding.pieces import Clock
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
@@ -55,11 +51,6 @@ class FoX(Scheme):
     ) -> tuple[Clock, ...]:
         """F_i - F_j, from the layer's feature."""
         return (Clock("forgotten"),)
-
-
-def log_gate(projected: Tensor, positions: Positions) -> Tensor:
-    """ln sigmoid, in float32 or wider."""
-    return F.logsigmoid(projected.to(torch.promote_types(projected.dtype, torch.float32)))
 
 
 ENTRY = Entry(

@@ -118,7 +118,7 @@ def overview(
 def family_of(scheme: Scheme, positions: Positions) -> str:
     """The key of `FAMILIES` for a scheme. A composition that rotates tokens and changes scores is in "rotate"."""
     encoding = scheme(positions)
-    if encoding.pieces and (encoding.wanted or any(p.reads_rows or _is_cap(p) for p in encoding.pieces)):
+    if encoding.wanted or any(piece.reads_rows or _is_cap(piece) for piece in encoding.pieces):
         return "content"
     if encoding.pieces and not (encoding.rotations and len(scheme.parts) > 1):
         return "score"

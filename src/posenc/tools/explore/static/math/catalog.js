@@ -3,6 +3,7 @@
 import { ExponentialDecay, FourierFeatures, Learned, Segment, Sinusoidal } from "posenc/math/add.js";
 import { NoPE } from "posenc/math/nope.js";
 import { AxialRoPE, MRoPE, RoPE3D } from "posenc/math/rotate/axes.js";
+import { CARoPE, SelectiveRoPE } from "posenc/math/rotate/clocks.js";
 import { LieRE, MixedRoPE, STRING } from "posenc/math/rotate/learned.js";
 import { PoPE, QueryScale, TUPE, XPos } from "posenc/math/rotate/others.js";
 import { LeRoPE, MLA, PartialRoPE, PRoPE, RoPE, RotatedValues } from "posenc/math/rotate/rope.js";
@@ -27,6 +28,7 @@ import { Swin } from "posenc/math/score/swin.js";
 import { SwinV2 } from "posenc/math/score/swin_v2.js";
 import { T5 } from "posenc/math/score/t5.js";
 import { TransformerXL } from "posenc/math/score/transformer_xl.js";
+import { Wall } from "posenc/math/score/wall.js";
 
 export const SCHEMES = {
     nope: NoPE,
@@ -36,6 +38,7 @@ export const SCHEMES = {
     segment: Segment,
     sinusoidal: Sinusoidal,
     axial_rope: AxialRoPE,
+    carope: CARoPE,
     le_rope: LeRoPE,
     lie_re: LieRE,
     mixed_rope: MixedRoPE,
@@ -48,6 +51,7 @@ export const SCHEMES = {
     rope: RoPE,
     rope_3d: RoPE3D,
     rotated_values: RotatedValues,
+    selective_rope: SelectiveRoPE,
     string: STRING,
     tupe: TUPE,
     xpos: XPos,
@@ -74,4 +78,5 @@ export const SCHEMES = {
     swin_v2: SwinV2,
     t5: T5,
     transformer_xl: TransformerXL,
+    wall: Wall,
 };
