@@ -104,7 +104,7 @@ REFUSED = {
         *sizes(Wall, {"num_heads": 4, "head_dim": 8}, "num_heads", "head_dim"),
         Row(
             lambda: attention(X, X, X, Wall(4, 8)(Positions.arange(3)).with_projected(SAID)),
-            "Wall as configured encodes only keys up to the query, but …, or use a scheme that encodes both sides",
+            "Wall encodes only keys up to the query, but …, or use ALiBi with form='bidirectional'",
         ),
         Row(
             lambda: attention(

@@ -157,7 +157,8 @@ def test_what_looks_back_is_refused_where_later_keys_are_seen(entry: Any, at: Po
         asking = slice(TOKENS - last, TOKENS)
         encoding = scheme(at if last == TOKENS else at[asking], at, dtype=torch.float64)
         if scheme.features:
-            given = {name: torch.randn(2, HEADS, TOKENS, dtype=torch.float64) for name in scheme.features}
+            flat = {name: torch.randn(2, TOKENS, f.size, dtype=torch.float64) for name, f in scheme.features.items()}
+            given = {name: scheme.features[name].of_heads(x) for name, x in flat.items()}
             encoding = encoding.with_projected({name: x[:, :, asking] for name, x in given.items()}, given)
         posenc.attention(q[:, :, asking], k, v, encoding, **how)
 
@@ -174,7 +175,7 @@ def test_what_looks_back_is_refused_where_later_keys_are_seen(entry: Any, at: Po
 
 def test_whatever_is_for_decoders_hides_later_keys_or_is_refused() -> None:
     named = {entry.name for entry, _ in BACKWARDS}
-    assert named == {"alibi", "t5", "fire", "fox", "xpos", "dual_chunk"}
+    assert named == {"alibi", "t5", "fire", "fox", "wall", "xpos", "dual_chunk"}
     assert {entry.name for entry in CATALOG if entry.for_decoders} - named == {"stick_breaking"}
 
 

@@ -246,11 +246,11 @@ class YaRN(_Scaling):
         if self.ramp == "ratio":
             turns = ramps.turns(theta, self.original_length)
             return ((turns - self.beta_slow) / (self.beta_fast - self.beta_slow)).clamp(0, 1)
-        self._pairs(theta)
         return ramps.by_index(theta, *self.ends(theta))
 
     def ends(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, ""], Float64[Tensor, ""]]:
         """low and high of the ramp "index"."""
+        self._pairs(theta)
         return ramps.ends(theta, self.original_length, self.beta_fast, self.beta_slow, self.truncate)
 
     def __call__(
