@@ -258,6 +258,19 @@ def test_an_encoding_of_inference_mode_that_hides_its_tensors_is_not_trained_wit
         attention(*qkv(requires_grad=True), encoding)
 
 
+def test_vectors_of_inference_mode_would_not_be_learned() -> None:
+    x, positions = torch.zeros(1, TOKENS, 6, requires_grad=True), Positions.arange(TOKENS)
+    with torch.inference_mode():
+        learned, fixed = Learned(9, 6)(positions), Sinusoidal(6)(positions)
+    with pytest.raises(
+        ValueError, match=r"^the encoding was made under torch.inference_mode\(\) and cannot be used fo"
+    ):
+        learned.add(x)
+    fixed.add(x).sum().backward()
+    with torch.no_grad():
+        learned.add(x)
+
+
 # --- what was done already --------------------------------------------------------------------------------------------
 
 TURNED = r"^{} was rotated already, and attention would rotate it again: pass rotated queries and keys with scheme.pai"
