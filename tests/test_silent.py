@@ -136,7 +136,9 @@ def test_documents_are_packed_by_lengths_or_by_cu_seqlens(dtype: torch.dtype) ->
     assert len(Positions.packed(cu_seqlens=[0])) == len(Positions.packed(torch.empty(0, dtype=dtype))) == 0
 
 
-@pytest.mark.parametrize("cu_seqlens", [[3, 4], [0, 4, 3], [0, 1.5], [], torch.tensor([2, 5]), 7, torch.tensor(0)])
+@pytest.mark.parametrize(
+    "cu_seqlens", [[3, 4], [0, 4, 3], [0, 1.5], [], torch.tensor([2, 5]), 7, torch.zeros(2, device="meta")]
+)
 def test_cu_seqlens_begin_at_0_and_do_not_decrease(cu_seqlens: Any) -> None:
     named = r"^cu_seqlens must be whole numbers that begin at 0 and do not decrease, got .*: for the lengths of"
     with pytest.raises(ValueError, match=named):
