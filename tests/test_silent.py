@@ -316,6 +316,10 @@ def test_other_channels_heads_and_maps_may_be_turned_by_attention() -> None:
     scaled = posenc.QueryScale("llama4", length=4)
     by_hand = attention(*RoPE(WIDTH)(positions).rotate(query, key), value, scaled)
     torch.testing.assert_close(by_hand, attention(query, key, value, RoPE(WIDTH) + scaled))
+    as_key = RoPE(WIDTH)(positions).rotate_query(query)  # content that is chosen, and then rotated as a key
+    torch.testing.assert_close(
+        posenc.logits(query, as_key, RoPE(WIDTH)), posenc.logits(query, as_key.clone(), RoPE(WIDTH))
+    )
 
 
 def test_keys_that_a_cache_holds_rotated_are_not_turned_again() -> None:

@@ -14,7 +14,7 @@ and backends do not know which scheme they run: they share only the types of thi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,7 +40,7 @@ from posenc.encoding.pytree import closed_over, register, tensors_of
 from posenc.encoding.rotation import Rotation
 from posenc.encoding.staleness import MadeWith, check_fresh, is_inference
 from posenc.positions.positions import Positions
-from posenc.rotation.maps import TokenMap, in_bands, kind_of, one_scale
+from posenc.rotation.maps import in_bands, kind_of, one_scale
 
 DOORS = ("add", "rotate", "score", "value")
 TURNED_IN_PAIRS = (
@@ -105,8 +105,8 @@ class Encoding:
     @property
     def doors(self) -> tuple[str, ...]:
         """The names of the doors that this encoding opens."""
-        terms = (self.tables, self.rotations, self.pieces, self.values)
-        return tuple(name for name, term in zip(DOORS, terms, strict=True) if term)
+        terms = zip(DOORS, (self.tables, self.rotations, self.pieces, self.values), strict=True)
+        return tuple(name for name, term in terms if term)
 
     @property
     def pairs(self) -> Encoding:
@@ -207,22 +207,22 @@ class Encoding:
     def rotate_query(self, query: Tensor) -> Tensor:
         """Rotates queries only. A slice of the channels is allowed if the scheme was made for its width. Raises
         ValueError, like `rotate_key`, for an encoding that rotates distant pairs differently."""
-        return self._turned(query, [rotation.query for rotation in self.rotations])
+        return self._turned("query", query)
 
     def rotate_key(self, key: Tensor) -> Tensor:
         """Rotates keys only, with any number of heads."""
-        return self._turned(key, [rotation.key for rotation in self.rotations])
+        return self._turned("key", key)
 
-    def _turned(self, x: Tensor, maps: Sequence[TokenMap]) -> Tensor:
-        """x mapped, and marked with the kinds of the maps that have changed it."""
+    def _turned(self, name: str, x: Tensor) -> Tensor:
+        """Rotated queries or keys, marked as such with the kinds of the maps that have changed them."""
         self.check_fresh()
         self.check_trained(x)
         self._check_of_tokens()
-        for turn in maps:
-            turned = turn(x)
-            if turned is not x and not torch.compiler.is_compiling():
-                mark(turned, (mark_of(x) or frozenset()) | {kind_of(turn)})
-            x = turned
+        for rotation in self.rotations:
+            turn, before = getattr(rotation, name), x
+            x = turn(before)
+            if x is not before and not torch.compiler.is_compiling():
+                mark(x, (mark_of(before) or frozenset()) | {(name, kind_of(turn))})
         return x
 
     @property
@@ -300,8 +300,8 @@ class Encoding:
         return tuple(parameter.requires_grad for parameter, _ in self._made_with) if is_known else None
 
     def check_trained(self, *tensors: Tensor) -> None:
-        """ValueError if one of the tensors requires a gradient and the encoding was made in inference mode, whose
-        tensors autograd cannot save, and whose learned vectors it would take for constants."""
+        """ValueError if one of the tensors requires a gradient and the encoding was made in inference mode: autograd
+        cannot save its tensors, and would take learned vectors for constants."""
         if not self._of_inference or not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
             return
         terms = (*self.rotations, *self.pieces, *self.values)
@@ -334,7 +334,7 @@ class Encoding:
             )
         for name, x in (("query", query), ("key", key)):
             done = mark_of(x) if self.rotations else None
-            if done and any(kind_of(getattr(rotation, name)) in done for rotation in self.rotations):
+            if done and any((name, kind_of(getattr(rotation, name))) in done for rotation in self.rotations):
                 raise ValueError(
                     f"{name} was rotated already, and attention would rotate it again: pass rotated queries and keys "
                     "with scheme.pairs(query_positions, key_positions), or pass both unrotated; if a second rotation "
