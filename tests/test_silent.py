@@ -136,7 +136,9 @@ def test_documents_are_packed_by_lengths_or_by_cu_seqlens(dtype: torch.dtype) ->
     assert len(Positions.packed(cu_seqlens=[0])) == len(Positions.packed(torch.empty(0, dtype=dtype))) == 0
 
 
-@pytest.mark.parametrize("cu_seqlens", [[3, 4], [0, 4, 3], [0, 1.5], [], torch.tensor([2, 5]), 7, torch.tensor(0)])
+@pytest.mark.parametrize(
+    "cu_seqlens", [[3, 4], [0, 4, 3], [0, 1.5], [], torch.tensor([2, 5]), 7, torch.zeros(2, device="meta")]
+)
 def test_cu_seqlens_begin_at_0_and_do_not_decrease(cu_seqlens: Any) -> None:
     named = r"^cu_seqlens must be whole numbers that begin at 0 and do not decrease, got .*: for the lengths of"
     with pytest.raises(ValueError, match=named):
@@ -258,6 +260,19 @@ def test_an_encoding_of_inference_mode_that_hides_its_tensors_is_not_trained_wit
         attention(*qkv(requires_grad=True), encoding)
 
 
+def test_vectors_of_inference_mode_would_not_be_learned() -> None:
+    x, positions = torch.zeros(1, TOKENS, 6, requires_grad=True), Positions.arange(TOKENS)
+    with torch.inference_mode():
+        learned, fixed = Learned(9, 6)(positions), Sinusoidal(6)(positions)
+    with pytest.raises(
+        ValueError, match=r"^the encoding was made under torch.inference_mode\(\) and cannot be used fo"
+    ):
+        learned.add(x)
+    fixed.add(x).sum().backward()
+    with torch.no_grad():
+        learned.add(x)
+
+
 # --- what was done already --------------------------------------------------------------------------------------------
 
 TURNED = r"^{} was rotated already, and attention would rotate it again: pass rotated queries and keys with scheme.pai"
@@ -301,6 +316,10 @@ def test_other_channels_heads_and_maps_may_be_turned_by_attention() -> None:
     scaled = posenc.QueryScale("llama4", length=4)
     by_hand = attention(*RoPE(WIDTH)(positions).rotate(query, key), value, scaled)
     torch.testing.assert_close(by_hand, attention(query, key, value, RoPE(WIDTH) + scaled))
+    as_key = RoPE(WIDTH)(positions).rotate_query(query)  # content that is chosen, and then rotated as a key
+    torch.testing.assert_close(
+        posenc.logits(query, as_key, RoPE(WIDTH)), posenc.logits(query, as_key.clone(), RoPE(WIDTH))
+    )
 
 
 def test_keys_that_a_cache_holds_rotated_are_not_turned_again() -> None:

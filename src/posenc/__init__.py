@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from posenc.backends.attention import logits as logits
     from posenc.backends.merging import merge as merge
     from posenc.encoding import pieces as pieces
-    from posenc.encoding.encoding import Context as Context
+    from posenc.encoding.context import Context as Context
     from posenc.encoding.encoding import Encoding as Encoding
     from posenc.positions import training as training
     from posenc.positions.positions import PositionError as PositionError
@@ -101,7 +101,7 @@ _HOMES = {
     "Scheme": "scheme",
     "Chunk": "positions.tiles",
     "Schedule": "schedule",
-    "Context": "encoding.encoding",
+    "Context": "encoding.context",
     "PositionError": "positions.positions",
     "Positions": "positions.positions",
     "catalog": "schemes.catalog",

@@ -14,7 +14,7 @@ and backends do not know which scheme they run: they share only the types of thi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -40,7 +40,7 @@ from posenc.encoding.pytree import closed_over, register, tensors_of
 from posenc.encoding.rotation import Rotation
 from posenc.encoding.staleness import MadeWith, check_fresh, is_inference
 from posenc.positions.positions import Positions
-from posenc.rotation.maps import TokenMap, in_bands, kind_of, one_scale
+from posenc.rotation.maps import in_bands, kind_of, one_scale
 
 DOORS = ("add", "rotate", "score", "value")
 TURNED_IN_PAIRS = (
@@ -105,8 +105,8 @@ class Encoding:
     @property
     def doors(self) -> tuple[str, ...]:
         """The names of the doors that this encoding opens."""
-        terms = (self.tables, self.rotations, self.pieces, self.values)
-        return tuple(name for name, term in zip(DOORS, terms, strict=True) if term)
+        terms = zip(DOORS, (self.tables, self.rotations, self.pieces, self.values), strict=True)
+        return tuple(name for name, term in terms if term)
 
     @property
     def pairs(self) -> Encoding:
@@ -171,6 +171,7 @@ class Encoding:
             raise ValueError(f"x must be floating to add positions to, got {x.dtype}")
         if x.device != positions.device:
             raise ValueError(f"x must be on {positions.device} like the positions, got {x.device}")
+        self.check_trained(x)
         self._note("add")
         if not self.tables:
             return x
@@ -180,9 +181,7 @@ class Encoding:
                 "x has these vectors already, and encoding.add would add them again: call it once, on the input, or "
                 "pass x.clone() if they are to be added twice"
             )
-        added = x
-        for table in self.tables:
-            added = added + table
+        added = sum(self.tables, start=x)
         return mark(added.to(x.dtype), (*before, *((table, layer) for table in self.tables)))  # round only once
 
     def rotate(
@@ -208,22 +207,22 @@ class Encoding:
     def rotate_query(self, query: Tensor) -> Tensor:
         """Rotates queries only. A slice of the channels is allowed if the scheme was made for its width. Raises
         ValueError, like `rotate_key`, for an encoding that rotates distant pairs differently."""
-        return self._turned(query, [rotation.query for rotation in self.rotations])
+        return self._turned("query", query)
 
     def rotate_key(self, key: Tensor) -> Tensor:
         """Rotates keys only, with any number of heads."""
-        return self._turned(key, [rotation.key for rotation in self.rotations])
+        return self._turned("key", key)
 
-    def _turned(self, x: Tensor, maps: Sequence[TokenMap]) -> Tensor:
-        """x mapped, and marked with the kinds of the maps that have changed it."""
+    def _turned(self, name: str, x: Tensor) -> Tensor:
+        """Rotated queries or keys, marked as such with the kinds of the maps that have changed them."""
         self.check_fresh()
         self.check_trained(x)
         self._check_of_tokens()
-        for turn in maps:
-            turned = turn(x)
-            if turned is not x and not torch.compiler.is_compiling():
-                mark(turned, (mark_of(x) or frozenset()) | {kind_of(turn)})
-            x = turned
+        for rotation in self.rotations:
+            turn, before = getattr(rotation, name), x
+            x = turn(before)
+            if x is not before and not torch.compiler.is_compiling():
+                mark(x, (mark_of(before) or frozenset()) | {(name, kind_of(turn))})
         return x
 
     @property
@@ -286,9 +285,8 @@ class Encoding:
                 made_for = f"{len(positions)}{turned_axes(name, x, len(positions))}"
                 raise ValueError(f"{name} has {x.size(2)} tokens, but the encoding was made for {made_for}")
             if not one_or(positions.rows, x.size(0)):
-                raise ValueError(
-                    f"{name} has batch {x.size(0)}, but the encoding's positions have {positions.rows} rows"
-                )
+                rows = f"the encoding's positions have {positions.rows} rows"
+                raise ValueError(f"{name} has batch {x.size(0)}, but {rows}")
             if x.device != positions.device:
                 raise ValueError(f"{name} is on {x.device}, but the encoding's positions are on {positions.device}")
 
@@ -302,13 +300,14 @@ class Encoding:
         return tuple(parameter.requires_grad for parameter, _ in self._made_with) if is_known else None
 
     def check_trained(self, *tensors: Tensor) -> None:
-        """ValueError if one of the tensors requires a gradient and the encoding was made in inference mode, whose
-        tensors autograd cannot save."""
+        """ValueError if one of the tensors requires a gradient and the encoding was made in inference mode: autograd
+        cannot save its tensors, and would take learned vectors for constants."""
         if not self._of_inference or not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
             return
         terms = (*self.rotations, *self.pieces, *self.values)
         of_pieces = tuple(piece.tensors for piece in self.pieces)
-        if any(x.is_inference() for x in (*tensors_of((self.rotations, of_pieces)), *closed_over(terms))):
+        learned = self.tables if any(parameter.requires_grad for parameter, _ in self._made_with) else ()
+        if any(x.is_inference() for x in (*tensors_of((learned, self.rotations, of_pieces)), *closed_over(terms))):
             raise ValueError(
                 "the encoding was made under torch.inference_mode() and cannot be used for training: call the scheme "
                 "with the positions again, once in every forward pass"
@@ -333,10 +332,9 @@ class Encoding:
                 "the encoding has rotated query and key already, and attention would rotate them again: pass "
                 "encoding.pairs with the rotated tensors, or do not call encoding.rotate"
             )
-        of_query, of_key = ([getattr(rotation, name) for rotation in self.rotations] for name in ("query", "key"))
-        for name, x, maps in (("query", query, of_query), ("key", key, of_key)):
-            done = mark_of(x)
-            if done and any(kind_of(turn) in done for turn in maps):
+        for name, x in (("query", query), ("key", key)):
+            done = mark_of(x) if self.rotations else None
+            if done and any((name, kind_of(getattr(rotation, name))) in done for rotation in self.rotations):
                 raise ValueError(
                     f"{name} was rotated already, and attention would rotate it again: pass rotated queries and keys "
                     "with scheme.pairs(query_positions, key_positions), or pass both unrotated; if a second rotation "
@@ -348,16 +346,14 @@ class Encoding:
             self._opened.add(door)
 
     def __copy__(self) -> Encoding:
-        """The encoding itself, an immutable value."""
-        return self
+        return self  # an immutable value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Encoding:
-        """The encoding itself. Raises ValueError where a scheme that it reads parameters of is copied with it, such as
-        in a model that keeps an encoding."""
+        """The encoding itself. Raises ValueError where its scheme is copied too, and it reads the parameters."""
         if any(id(parameter) in memo for parameter, _ in self._made_with):
             raise ValueError(
-                "the encoding would be copied with its scheme, and still read the parameters of the original: do not "
-                "keep it in a model that is copied, but call the scheme with the positions in every forward pass"
+                "the encoding would be copied with its scheme, and still read the parameters of the original: keep no "
+                "encoding in a model, and call the scheme with the positions in every forward pass"
             )
         return self
 

@@ -127,7 +127,7 @@ def lengths_of_documents(lengths: Any, cu_seqlens: Any) -> list[list[int]]:
 
 def _numbers(given: Any) -> list[Any]:
     """A sequence or a tensor as a list; one that is neither in a list of its own."""
-    if isinstance(given, Tensor) and given.dim() > 0:
+    if isinstance(given, Tensor) and given.dim() > 0 and not given.is_meta:
         return given.tolist()
     return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [None]
 
