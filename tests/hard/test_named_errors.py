@@ -51,6 +51,7 @@ from posenc.encoding.pieces import Function
 from posenc.lowering.block import Block
 from posenc.models import Decoder, Encoder, ForwardPass, ImageClassifier, KVCache
 from tests.hard.wrong import INF, NAN, NO_FLAGS, NO_NUMBERS, NO_SIZES, NO_WORDS, Row, each, flags, numbers, sizes
+from tests.mutants.scalings import GIVEN
 from tests.test_mutants import MODULES
 
 # -- what the calls are made of ----------------------------------------------------------------------------------------
@@ -155,6 +156,7 @@ SCHEMES: dict[str, list[Row]] = {
             [(2.0, "2.0"), (posenc.YaRN, "the class YaRN")],
             "a scaling such as YaRN(4.0, 4096), a function of theta, a dictionary of transformers or None",
         ),
+        *(Row(partial(RoPE, 8, 100.0, scaling=given), message) for given, message in GIVEN),
     ],
     "Shaw": [
         *sizes(Shaw, {"head_dim": 4, "max_distance": 3}, "head_dim", "max_distance", "num_heads"),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, Proportional, RoPE, Scheme, YaRN
+from posenc import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, Proportional, Scheme, YaRN
 from posenc.rotation import ramps
 from tests.hard.wrong import INF, NAN, NO_WORDS, Row, each, flags, numbers, sizes
 from tests.mutants import Mutant
@@ -248,9 +248,6 @@ REFUSED: dict[str, list[Row]] = {
             partial(LongRoPE(**LISTS), THETA[:1], THETA[:1, None]),
             "short_factor and long_factor must have 1 numbers, one for each pair, got 2",
         ),
-    ],
-    "RoPE scaled by a dictionary": [
-        *(Row(lambda given=given: RoPE(8, 100.0, scaling=given), message) for given, message in GIVEN),
     ],
     "Proportional": [
         *each(
