@@ -188,9 +188,14 @@ ALIKE: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("axk1", "deepseek_v2", "glm4_moe_lite", "youtu"), SHARED | MLA),
     "hunyuan_v1_dense": {
         "head_dim": 20,
-        "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "rope_theta": 3e4},
+        "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 3e4},
     },
     "hunyuan_v1_moe": PLAIN | EXPERTS | {"head_dim": 20},
+    "hunyuan_v1_moe alpha": EXPERTS
+    | {
+        "head_dim": 20,
+        "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 3e4},
+    },
 }
 """More families, most of which differ from one above by their name."""
 

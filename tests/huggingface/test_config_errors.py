@@ -25,6 +25,8 @@ INERT: dict[str, set[str]] = {
     "qwen2_moe": {"use_sliding_window"},
     "qwen2_5_vl_text": {"use_sliding_window"},
     "falcon": {"rope_parameters"},  # beside alibi
+    "hunyuan_v1_dense": {"factor"},  # beside alpha
+    "hunyuan_v1_moe": {"factor"},
     "gpt2": {"n_head"},  # its scale is 1/sqrt(head_dim), whatever that is
     "mpt": {
         "attn_config",  # entry by entry below
@@ -92,7 +94,7 @@ def _every_entry(config: Any, key: str, before: str) -> None:
     for name, value in params.items():
         inner = value if isinstance(value, dict) else {None: value}
         for entry, one in inner.items():
-            if one is None or entry == "type":
+            if one is None or entry == "type" or name in INERT.get(config.model_type, ()):
                 continue
             other = copy.deepcopy(params)
             if entry is None:
@@ -428,3 +430,47 @@ def test_keys_of_published_configurations_are_no_error(config: dict[str, Any], w
 def test_the_same_keys_with_other_values_are(config: dict[str, Any], message: str | None) -> None:
     with pytest.raises(ValueError, match=message or "gptj's rotary must be true, since transformers' model"):
         scheme_from_config(config)
+
+
+# -- by name, and families that are not in the table ------------------------------------------------------------------
+
+
+def test_a_key_is_ignored_by_name() -> None:
+    config = LLAMA | {"use_dynamic_ntk": True, "rope_scaling": YARN | {"note": 1}}
+    with pytest.raises(ValueError, match=r"'use_dynamic_ntk' = True, .* pass ignore=\('use_dynamic_ntk',\)"):
+        scheme_from_config(config, ignore=["note"])
+    with pytest.raises(
+        ValueError, match=r"'note' = 1, which rope_type 'yarn' does not read: .* pass ignore=\('note',\)"
+    ):
+        scheme_from_config(config, ignore=["use_dynamic_ntk"])
+    said = scheme_from_config(config, ignore=("note", "use_dynamic_ntk"))
+    assert repr(said) == repr(scheme_from_config(LLAMA | {"rope_scaling": YARN}))
+    with pytest.raises(ValueError, match="ignore must be a list of names of keys, got 'note'"):
+        scheme_from_config(config, ignore="note")
+    outer = {"model_type": "llava", "text_config": {"model_type": "llama"}, "rope_theta": 5.0}
+    assert scheme_from_config(outer, ignore=["rope_theta"]).causal
+
+
+class OwnConfig(transformers.PretrainedConfig):
+    """The configuration of a model that transformers does not know."""
+
+    model_type = "own_decoder"
+
+
+def test_an_unknown_decoder_that_rotates_is_read_like_llama_and_says_so() -> None:
+    sizes = {"hidden_size": 36, "num_attention_heads": 3, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    config = OwnConfig(**sizes, rope_parameters={"rope_type": "default", "rope_theta": 3e4})
+    remark = (
+        "own_decoder was never compared with transformers, and is read like llama: a decoder whose layers all rotate"
+    )
+    with pytest.warns(UserWarning, match=remark) as warned:
+        said = scheme_from_config(config)
+    assert warned[0].filename == __file__
+    assert remark in said.remarks[0]
+    assert "layers 0, 1: RoPE, base 30000, all 12 channels, half layout, whole text" in repr(said)
+    config.sliding_window = 5
+    with pytest.raises(ValueError, match="got 'own_decoder', which has 'sliding_window', so it is not read like llama"):
+        scheme_from_config(config)
+    for other in (OwnConfig(**sizes), transformers.NanoChatConfig(), transformers.DiaEncoderConfig()):
+        with pytest.raises(ValueError, match=f"in docs/huggingface.md, got '{other.model_type}'"):
+            scheme_from_config(other)

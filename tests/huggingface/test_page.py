@@ -20,6 +20,7 @@ def test_the_table_is_that_of_the_kept_run_which_has_every_family() -> None:
     assert max(row["worst"] for row in KEPT["families"].values()) < 1e-4
 
 
+@pytest.mark.more
 def test_its_words_and_keys_are_those_of_today() -> None:
     for name, row in KEPT["families"].items():
         assert row == row | described(name), AGAIN

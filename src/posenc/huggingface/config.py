@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -62,7 +63,9 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
         name = PARTS["vision" if part == "vision" else "text"]
         if getattr(whole, name, None) is not None:
             found, inside = getattr(whole, name), whole.model_type
-            raw = None if raw is None else raw.get(name, raw)
+            if raw is not None:
+                raw = raw.get(name, raw)
+                raw = raw if isinstance(raw, Mapping) else None  # an object in a dictionary
             _check_outer(whole, name, ignored)
         elif part in PARTS:
             raise ValueError(f"part must be one that {whole.model_type} has, and it has no {name}, got {part!r}")
@@ -133,7 +136,7 @@ def _raw(config: Any) -> dict[str, Any] | None:
             raise ValueError(f"config must be a file or a folder with a config.json, and there is no {str(path)!r}")
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"config must be JSON, and {str(path)!r} is not: {error}") from None
         if not isinstance(config, dict):
             raise ValueError(f"config must be a JSON object, and {str(path)!r} holds {shown(config)}")
@@ -161,11 +164,20 @@ def _built(raw: Mapping[str, Any]) -> Any:
         raise _unread(model_type)
     try:
         return CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(raw)))
-    except Exception as error:  # of any type: its code computes with values before it checks them
+    except Exception as error:
         raise ValueError(
-            f"config must be one that transformers accepts for {model_type}, and it raises {type(error).__name__}: "
-            f"{' '.join(str(error).split())}"
+            f"config must be one that transformers accepts for {model_type}, and it raises {reason(error)}"
         ) from error
+
+
+def reason(error: Exception) -> str:
+    """An error of transformers in words. It may have any type, since its code computes with the values of a
+    configuration before it checks them."""
+    if isinstance(error, pickle.UnpicklingError):
+        return "its weights are pickled Python objects, which can run any code when read: save them as safetensors"
+    said = " ".join(str(error).split())
+    kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+    return f"{kind}{said[:300]}{'...' if len(said) > 300 else ''}"
 
 
 def _check_one(raw: Mapping[str, Any], old: str, new: str) -> None:

@@ -154,7 +154,10 @@ class Params:
     def kind(self, aliases: Mapping[str, str]) -> str:
         """rope_type, which an older ``type`` must not contradict."""
         new, old = self.get("rope_type"), self.get("type")
-        found = str(new or old or "default")
+        for name, value in (("rope_type", new), ("type", old)):
+            if not (value is None or isinstance(value, str)):
+                raise self.wrong(name, "must be a string")
+        found = new or old or "default"
         found = aliases.get(found, found)
         if old is not None and old != found and aliases.get(old) != found:
             raise self.wrong("type", f"contradicts rope_type {found!r}")

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from posenc.arguments import shown
-from posenc.huggingface.config import scheme_from_config
+from posenc.huggingface.config import reason, scheme_from_config
 from posenc.huggingface.loading import RECORD
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.learned import Learned
@@ -98,8 +98,11 @@ def build_pretrained(
     made = getattr(transformers, kind)
     how = {"dtype": torch.float32, "attn_implementation": attn_implementation}
     if seed is None and torch.get_default_device().type != "meta":
-        with _without_progress():
-            model, said = made.from_pretrained(place, config=config, output_loading_info=True, **how)
+        try:
+            with _without_progress():
+                model, said = made.from_pretrained(place, config=config, output_loading_info=True, **how)
+        except Exception as error:
+            raise ValueError(f"hf:{place} could not be loaded: {reason(error)}") from None
         if said["missing_keys"]:
             lacking = ", ".join(sorted(said["missing_keys"]))
             raise ValueError(
@@ -142,10 +145,9 @@ def _config_of(place: str) -> Any:
         raise ValueError(f"hf:PATH_OR_NAME must be a folder or a name on the hub, and there is no folder {place!r}")
     try:
         return transformers.AutoConfig.from_pretrained(place)
-    except (OSError, ValueError, KeyError) as error:
-        first = str(error).strip().split("\n")[0]
+    except Exception as error:
         where = "" if path.is_dir() else f", and there is no folder {place!r}"
-        raise ValueError(f"hf:{place} could not be loaded{where}: {first}") from None
+        raise ValueError(f"hf:{place} could not be loaded{where}: {reason(error)}") from None
 
 
 def _class_of(place: str, config: Any) -> Any:
@@ -164,8 +166,11 @@ def _class_of(place: str, config: Any) -> Any:
 
 def _parameters(kind: Any, config: Any) -> int:
     """The number of parameters, without allocating them."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in kind._from_config(config, attn_implementation="eager").parameters())
+    try:
+        with torch.device("meta"):
+            return sum(p.numel() for p in kind._from_config(config, attn_implementation="eager").parameters())
+    except Exception as error:
+        raise ValueError(f"hf:{config.name_or_path} could not be built: {reason(error)}") from None
 
 
 def _claims(config: Any) -> dict[str, Any]:
