@@ -16,7 +16,7 @@ from posenc.huggingface.adapters import ADAPTERS, BOUND, adapted, is_adapted, un
 from posenc.huggingface.attention import NAME, check_runs
 from posenc.huggingface.config import scheme_from_config
 from posenc.huggingface.layers import attentions, layout_in_attention, own_window, rescale, rotaries
-from posenc.huggingface.patched import Patched, named, text_config
+from posenc.huggingface.patched import Patched, named, text_config, transformer
 from posenc.huggingface.placing import PLAN, Plan
 from posenc.huggingface.rotary import PosencRotary, read_turns
 from posenc.lowering.distances import coordinates
@@ -154,6 +154,11 @@ def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     table = TABLES.get(config.model_type)
     found = list(rotaries(base))
     biased = [module for module in modules if hasattr(module, BIASED)]
+    if biased and config.is_encoder_decoder and base is transformer(patched.model):
+        raise ValueError(
+            f"model must be the whole, got {named(base)}, one of its two stacks, whose configuration is not saved: "
+            "patch(model, {'encoder': scheme, 'decoder': scheme}), or one of them"
+        )
     if not modules or not (table or found or biased):
         raise ValueError(
             f"{named(base)} has neither rotary modules nor a learned table or bias that posenc knows, so posenc does "
