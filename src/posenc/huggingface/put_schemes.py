@@ -57,8 +57,10 @@ class PosencTable(nn.Module):
     def forward(self, ids: Tensor, *_: Any, position_ids: Tensor | None = None) -> Tensor:
         """The vectors to add to the input at these positions. OPT passes its mask first, and position_ids by name."""
         check_runs(self.config_of_model)
-        ids = (ids if position_ids is None else position_ids) - self.first
-        self.seen = ids = ids.clamp(min=0)  # padding has the row before that of position 0
+        if self.first or position_ids is not None:  # padding has the row before that of position 0
+            ids = (ids if position_ids is None else position_ids) - self.first
+            ids = ids.masked_fill(ids == -1, 0)
+        self.seen = ids
         table = None if self.scheme is None else self.scheme.table(Positions(ids.long()))
         if table is None:
             return torch.zeros((*ids.shape, self.weight.size(1)), dtype=self.weight.dtype, device=ids.device)
