@@ -18,6 +18,7 @@ from tests.huggingface.test_attention import moved, output
 from tests.huggingface.test_patching import refused
 from tests.huggingface.tiny import config_of
 from tests.rounding import of_angles, of_sums
+from tests.rows import with_more
 
 IDS = torch.randint(3, 60, (2, 13), generator=torch.Generator().manual_seed(0))
 
@@ -33,7 +34,7 @@ def in_steps(model: Any) -> Tensor:
     return torch.cat([output(model, input_ids=ids, past_key_values=cache) for ids in IDS.split([7, 1, 4, 1], 1)], 1)
 
 
-@pytest.mark.parametrize("shared", [0, 2])
+@pytest.mark.parametrize("shared", with_more([2], [0]))
 def test_it_is_patched(shared: int) -> None:
     model = gemma4(shared)
     plain = output(model, input_ids=IDS)

@@ -16,9 +16,7 @@ from tests.huggingface.test_attention import IDS, built, output
 
 CASES: list[tuple[str, Any]] = [
     ("llama", posenc.DynamicNTK(2.0, 8)),
-    ("llama", posenc.ALiBi(4)),
     ("deepseek_v3", posenc.YaRN(2.0, 8)),
-    ("deepseek_v3", posenc.DynamicNTK(2.0, 8)),
     ("llama4", None),
     ("gpt2", posenc.ALiBi(4)),
 ]

@@ -25,7 +25,7 @@ from tests.rows import with_more
 SIZES = ENCODER | GPT | {"type_vocab_size": 2, "ffn_dim": 64, "word_embed_proj_dim": 48, "embedding_size": 48}
 SIZES |= {"languages": ["en_XX"], "default_language": "en_XX"}
 IS_TOKEN = torch.arange(13) < torch.tensor([[9], [13]])
-FEW = ("electra", "gpt_bigcode", "opt", "roberta")
+FEW = ("gpt_bigcode", "opt", "roberta")
 
 
 def with_table(name: str) -> Any:
@@ -161,4 +161,7 @@ def test_one_scheme_for_two_stacks_is_refused() -> None:
     refused(posenc.NoPE(), model, words)
     refused(
         {"encoder": posenc.ALiBi(4)}, model, "ALiBi in this form encodes only keys before the query, and in T5Stack"
+    )
+    refused(
+        posenc.NoPE(), model.encoder, r"model must be the whole, got T5Stack \(t5\), one of its two stacks, whose conf"
     )

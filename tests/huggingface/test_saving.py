@@ -23,12 +23,13 @@ from torch import Tensor
 import posenc
 from posenc.huggingface import adapt, from_pretrained, patch, recorded, scheme_from_config
 from posenc.huggingface.adapters import is_adapted
+from posenc.huggingface.pretrained import pretrained
 from posenc.schemes.entry import Shape
 from tests.huggingface.test_attention import IDS, TERMS, built, output
 from tests.huggingface.test_patching import same, state
 from tests.huggingface.tiny import config_of
 from tests.rounding import of_sums
-from tests.rows import every_second
+from tests.rows import with_more
 
 
 def le_rope() -> posenc.LeRoPE:
@@ -56,6 +57,9 @@ PUT: dict[str, tuple[str, Any]] = {
 }
 
 
+FEW = ("of one type", "windows", "learned: gpt2")
+
+
 def saved(name: str, place: Path, **how: Any) -> tuple[Any, Tensor, Tensor]:
     """A model, what it gives, and what it gives patched, as it is saved then; what is learned is not as it was made."""
     family, what = PUT[name]
@@ -70,7 +74,7 @@ def saved(name: str, place: Path, **how: Any) -> tuple[Any, Tensor, Tensor]:
     return model, plain, out
 
 
-@pytest.mark.parametrize("name", every_second(PUT))
+@pytest.mark.parametrize("name", with_more(FEW, [name for name in PUT if name not in FEW]))
 def test_a_patched_model_is_loaded_as_it_was_saved(name: str, tmp_path: Path) -> None:
     model, plain, out = saved(name, tmp_path)
     again = from_pretrained(tmp_path)
@@ -151,6 +155,14 @@ def test_what_was_not_saved_so_is_refused_by_name(tmp_path: Path) -> None:
             ValueError, match=r"posenc_patch of the configuration is .*, and it cannot be read: .*give what"
         ):
             from_pretrained(tmp_path)
+
+
+def test_the_checks_refuse_it_since_it_would_be_without_the_patch(tmp_path: Path) -> None:
+    saved("scaling", tmp_path)
+    with pytest.raises(
+        ValueError, match=r"must be a decoder or an encoder in floating numbers, got one that is patched"
+    ):
+        pretrained(str(tmp_path))
 
 
 @pytest.mark.more

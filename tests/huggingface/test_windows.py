@@ -15,6 +15,7 @@ from posenc import Chunk, RoPE, Schedule
 from posenc.huggingface import adapt, patch, scheme_from_config
 from tests.huggingface.test_attention import ADAPTED, DOCUMENTS, GENERATE, IDS, TERMS, built, output
 from tests.rounding import of_angles, of_sums
+from tests.rows import with_more
 
 ROPE = RoPE(12, layout="interleaved")
 PADDING = 4
@@ -75,7 +76,7 @@ def test_the_models_own_chunks_as_a_schedule_are_counted_as_the_model_counts_the
             torch.testing.assert_close(output(model, **each)[is_token], expected[is_token], rtol=0, atol=bound)
 
 
-@pytest.mark.parametrize("name", ["mistral", "llama4", "falcon"])
+@pytest.mark.parametrize("name", with_more(["llama4", "falcon"], ["mistral"]))
 def test_a_schedule_without_other_windows_runs_in_a_static_cache(name: str) -> None:
     model, how = built(name), {"attention_mask": IS_TOKEN.long(), **GENERATE}
     with patch(model, scheme_from_config(model.config).schedule):

@@ -16,7 +16,7 @@ from posenc.huggingface.adapters import ADAPTERS, BOUND, adapted, is_adapted, un
 from posenc.huggingface.attention import NAME, check_runs
 from posenc.huggingface.config import scheme_from_config
 from posenc.huggingface.layers import attentions, layout_in_attention, own_window, rescale, rotaries
-from posenc.huggingface.patched import Patched, named, text_config
+from posenc.huggingface.patched import Patched, named, text_config, transformer
 from posenc.huggingface.placing import PLAN, Plan
 from posenc.huggingface.rotary import PosencRotary, read_turns
 from posenc.lowering.distances import coordinates
@@ -57,8 +57,10 @@ class PosencTable(nn.Module):
     def forward(self, ids: Tensor, *_: Any, position_ids: Tensor | None = None) -> Tensor:
         """The vectors to add to the input at these positions. OPT passes its mask first, and position_ids by name."""
         check_runs(self.config_of_model)
-        ids = (ids if position_ids is None else position_ids) - self.first
-        self.seen = ids = ids.clamp(min=0)  # padding has the row before that of position 0
+        if self.first or position_ids is not None:  # padding has the row before that of position 0
+            ids = (ids if position_ids is None else position_ids) - self.first
+            ids = ids.masked_fill(ids == -1, 0)
+        self.seen = ids
         table = None if self.scheme is None else self.scheme.table(Positions(ids.long()))
         if table is None:
             return torch.zeros((*ids.shape, self.weight.size(1)), dtype=self.weight.dtype, device=ids.device)
@@ -154,6 +156,11 @@ def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     table = TABLES.get(config.model_type)
     found = list(rotaries(base))
     biased = [module for module in modules if hasattr(module, BIASED)]
+    if biased and config.is_encoder_decoder and base is transformer(patched.model):
+        raise ValueError(
+            f"model must be the whole, got {named(base)}, one of its two stacks, whose configuration is not saved: "
+            "patch(model, {'encoder': scheme, 'decoder': scheme}), or one of them"
+        )
     if not modules or not (table or found or biased):
         raise ValueError(
             f"{named(base)} has neither rotary modules nor a learned table or bias that posenc knows, so posenc does "
