@@ -59,6 +59,15 @@ def grid_cases() -> dict[str, Positions]:
     return cases
 
 
+def class_cases() -> dict[str, Positions]:
+    """Eight patches after a class token at (-1, -1), and two images with a class token each."""
+    patches = Positions.grid(3, 5).coords[:, :8]
+    coords = torch.cat((patches.new_full((1, 1, 2), -1), patches), 1).repeat(2, 1, 1)
+    coords[1, 5] = -1
+    document = torch.tensor([[0, 0, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1, -1, 1]])
+    return {"class tokens": Positions(coords, document=document)}
+
+
 def share_cases() -> dict[str, Positions]:
     """Nine tokens each, at shares of an image's height and width from -1 to 1; the first at its middle."""
     y, x = torch.meshgrid(torch.tensor([-0.5, 0.5]), torch.tensor([-0.75, -0.25, 0.25, 0.75]), indexing="ij")
@@ -76,7 +85,8 @@ class Case(case.Case):
 
     def positions(self) -> dict[str, Positions]:
         """The positions it can be tried on."""
-        by_axes = {1: positions_cases, 2: share_cases if self.real_only else grid_cases, 3: space_cases}
+        grids = share_cases if self.real_only else class_cases if self.class_token else grid_cases
+        by_axes = {1: positions_cases, 2: grids, 3: space_cases}
         return {
             name: positions
             for name, positions in by_axes[self.axes]().items()

@@ -37,6 +37,7 @@ class Case:
     real_only: bool = False
     from_zero: bool = False
     axes: int = 1
+    class_token: bool = False  # it has a token at (-1, -1)
     refused_by: tuple[str, ...] = ()
     wide: bool = True  # parameters from N(0, 1), so that none hides behind its small beginning; False: as it draws them
     bounds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # where a parameter begins to count otherwise
