@@ -69,7 +69,7 @@ CASES: dict[str, dict[str, Case]] = {
     "axial_rope": {
         **{
             name: Case(lambda name=name: AxialRoPE(8, name), axes=2, fractional=False)
-            for name in ("index", "llama4", "pe")
+            for name in ("index", "llama4", "pe", "gemma4")
         },
         "eva": Case(lambda: AxialRoPE(8, "eva", extent=(4, 2)), axes=2),
         "dinov3": Case(
@@ -129,7 +129,10 @@ CASES: dict[str, dict[str, Case]] = {
         "rerope": Case(lambda: QueryScale("rerope", length=4)),
         "mistral_large4": Case(lambda: QueryScale("mistral_large4", num_heads=5), heads=5),
     },
-    "rope_3d": {"its shares": Case(lambda: RoPE3D(10, (2, 2, 6), 256.0), head_dim=10, axes=3)},
+    "rope_3d": {
+        "its shares": Case(lambda: RoPE3D(10, (2, 2, 6), 256.0), head_dim=10, axes=3),
+        "vjepa2": Case(lambda: RoPE3D(14, base=313.0, form="vjepa2"), {"shares": None}, head_dim=14, axes=3),
+    },
     "rotated_values": {
         "over YaRN": Case(lambda: RotatedValues(8, 6, 313.0, "half", scaling=YaRN(4.0, 16)), kv_heads=1)
     },

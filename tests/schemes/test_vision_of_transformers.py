@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import posenc
 from posenc import T5, Positions, Relative2D, Swin
-from tests.rounding import of_sums
+from tests.rounding import of_angles, of_sums
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.more
@@ -128,3 +128,27 @@ def test_the_buckets_of_udop() -> None:
     expected = modules(torch.ones(1, 60), boxes)
     found = bias(sum(parts), Positions(places))  # type: ignore[arg-type]
     torch.testing.assert_close(found, expected, rtol=0, atol=of_sums(torch.float64, 3, expected))
+
+
+def test_the_rotation_of_gemma_4() -> None:
+    """Its ids are (column, row); -1 is padding."""
+    config = transformers.Gemma4VisionConfig(hidden_size=2 * 16, num_attention_heads=2, head_dim=16)
+    positions = Positions.grid(3, 5)
+    ids = positions.coords.flip(-1)
+    x = torch.randn(1, 2, 15, 16)
+    cos, sin = of("gemma4", "Gemma4VisionRotaryEmbedding")(config)(x, ids)
+    apply = of("gemma4", "apply_multidimensional_rope")
+    expected = apply(x.transpose(1, 2), cos, sin, ids).transpose(1, 2)
+    found = posenc.AxialRoPE(16, "gemma4")(positions).rotate_key(x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2**0.5 * of_angles(torch.float32, 4, x))
+
+
+def test_the_map_of_v_jepa_2() -> None:
+    config = transformers.VJEPA2Config(
+        hidden_size=2 * 32, num_attention_heads=2, crop_size=64, patch_size=16, frames_per_clip=4, tubelet_size=2
+    )
+    layer = of("vjepa2", "VJEPA2RopeAttention")(config, 2 * 32, 2)
+    x = torch.randn(1, 2, 32, 32)
+    expected = layer.apply_rotary_embeddings(x, layer.get_position_ids(x.transpose(1, 2).flatten(2)))
+    found = posenc.RoPE3D(32, form="vjepa2")(Positions.grid(4, 4, frames=2)).rotate_key(x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2**0.5 * of_angles(torch.float32, 3, x))
