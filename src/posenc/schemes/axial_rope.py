@@ -81,8 +81,8 @@ class AxialRoPE(Rotary):
     positions that do not have two axes, and integer coordinates for "dinov3", whose coordinates are within -1..1.
     Source: "index": Heo et al. 2024, "Rotary Position Embedding for Vision Transformer", section 3.2, and
     compute_axial_cis of their code; "llama4", "dinov3" and "gemma4": transformers 5.23.0, Llama4VisionRotaryEmbedding,
-    DINOv3ViTRopePositionEmbedding and Gemma4VisionRotaryEmbedding; "pe": Rope2D in copies of the code of Bolya et al. 2025, "Perception Encoder";
-    "eva": build_fourier_pos_embed of timm with ref_feat_shape.
+    DINOv3ViTRopePositionEmbedding and Gemma4VisionRotaryEmbedding; "pe": Rope2D in copies of the code of Bolya et al.
+    2025, "Perception Encoder"; "eva": build_fourier_pos_embed of timm with ref_feat_shape.
     """
 
     positions_made_by = "its grid(height, width)"
@@ -176,12 +176,11 @@ class AxialRoPE(Rotary):
         rotation = super().rotation(positions, dtype, context)
         if not CONVENTIONS[self.convention].apart:
             return rotation
-        assert isinstance(rotation.query, PairRotation)
-        first, second = (
-            replace(rotation.query, cos=cos, sin=sin, first=n * self.rotary_dim // 2)
-            for n, (cos, sin) in enumerate(zip(rotation.query.cos.chunk(2, -1), rotation.query.sin.chunk(2, -1)))
-        )
-        both = InTurn((first, second))
+        turn, pairs = rotation.query, self.rotary_dim // 4
+        assert isinstance(turn, PairRotation)
+        columns = replace(turn, cos=turn.cos[..., :pairs], sin=turn.sin[..., :pairs])
+        rows = replace(turn, cos=turn.cos[..., pairs:], sin=turn.sin[..., pairs:], first=2 * pairs)
+        both = InTurn((columns, rows))
         return Rotation(both, both)
 
 
