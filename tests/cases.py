@@ -77,7 +77,8 @@ def share_cases() -> dict[str, Positions]:
 
 def space_cases() -> dict[str, Positions]:
     """Nine tokens each, with three coordinates."""
-    return {"space": Positions(torch.randint(-3, 9, (2, TOKENS, 3), generator=torch.Generator().manual_seed(0)))}
+    space = Positions(torch.randint(-3, 9, (2, TOKENS, 3), generator=torch.Generator().manual_seed(0)))
+    return {"space": space, "views": Positions.grid(2, 2, frames=3)[torch.tensor([5, 1, 8, 0, 6, 2, 11, 3, 4])]}
 
 
 class Case(case.Case):
@@ -148,7 +149,7 @@ def oracle(
         asking.order.tolist(), wide.order.tolist(), asking.document.tolist(), wide.document.tolist(), causal
     )
     q, k = case.rotate(query[:, :, TOKENS - last :], asking), case.rotate(key, wide)
-    q = case.turn_query(q, asking, scheme)
+    q, k = case.turn_query(q, asking, scheme), case.turn_key(k, wide, scheme)
     extra = case.pairs(scheme, q, k, asking, wide)
     out, lse, _ = attention.attend(q, k, case.turn_values(value, wide, 1), visible=visible, **extra)
     return case.turn_values(out, asking, -1), lse

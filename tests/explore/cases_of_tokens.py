@@ -7,6 +7,7 @@ from posenc import (
     STRING,
     TUPE,
     AxialRoPE,
+    Cameras,
     ExponentialDecay,
     FourierFeatures,
     Learned,
@@ -17,7 +18,7 @@ from posenc import (
     PartialRoPE,
     PoPE,
     Positions,
-    PRoPE,
+    ProportionalRoPE,
     QueryScale,
     RoPE,
     RoPE3D,
@@ -28,6 +29,7 @@ from posenc import (
 )
 from posenc.rotation.scalings import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, Proportional, YaRN
 from tests.explore.case import Case
+from tests.oracles import cameras
 
 SEGMENTS = {"segments": Positions.arange(6).with_segment(torch.tensor([[0, 0, 1, 2, 1, 0]]))}
 FAR = {"far": Positions.arange(5, start=100_000)}
@@ -53,6 +55,14 @@ ONE_TEXT = {  # a row of several documents has no one length
 }
 
 CASES: dict[str, dict[str, Case]] = {
+    "cameras": {
+        "with lenses": Case(
+            lambda: Cameras(20, cameras.rig(9), cameras.lenses(9), cameras.IMAGE, camera_dim=8, base=77.0),
+            head_dim=20,
+            axes=3,
+            fractional=False,
+        )
+    },
     "exponential_decay": {"seven channels": Case(lambda: ExponentialDecay(7, 50.0), positions=FAR)},
     "fourier_features": {
         "learned": Case(lambda: FourierFeatures(12, sigma=0.3, learned=True, hidden=5)),
@@ -112,8 +122,8 @@ CASES: dict[str, dict[str, Case]] = {
         "ernie": Case(lambda: MRoPE(16, (4, 2, 2), "ernie"), head_dim=16, axes=3),
     },
     "p_rope": {
-        "none": Case(lambda: PRoPE(8, 0.0)),
-        "most": Case(lambda: PRoPE(14, 0.8, 313.0, "interleaved"), head_dim=14),
+        "none": Case(lambda: ProportionalRoPE(8, 0.0)),
+        "most": Case(lambda: ProportionalRoPE(14, 0.8, 313.0, "interleaved"), head_dim=14),
     },
     "partial_rope": {"most": Case(lambda: PartialRoPE(8, 0.75, 313.0, "interleaved", scaling=NTKAware(2.0)), heads=12)},
     "pope": {

@@ -910,6 +910,7 @@ for module in MODULES.values():
 
 # They take nothing.
 NO_ARGUMENTS = {
+    "Cameras.projections",
     "NoPE",
     "Scheme",
     "Scheme.another",

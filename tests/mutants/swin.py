@@ -139,6 +139,7 @@ REFUSED: dict[str, list[Row]] = {
         Row(lambda: Swin(3, 6), "grid must be (height, width), got 3"),
         Row(lambda: Swin((0, 5), 6), "grid[0] must be a whole number of at least 1, got 0"),
     ],
+    "Swin.positions": [Row(lambda: GRIDDED.positions("there"), "device must be one that torch knows, got 'there'")],
     "Swin.resized": [
         Row(lambda: GRIDDED.resized(5), "grid must be (height, width), got 5"),
         Row(lambda: GRIDDED.resized((5, "x")), "grid[1] must be a whole number of at least 1, got 'x'"),

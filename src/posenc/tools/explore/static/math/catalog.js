@@ -3,9 +3,10 @@
 import { ExponentialDecay, FourierFeatures, Learned, Segment, Sinusoidal } from "posenc/math/add.js";
 import { NoPE } from "posenc/math/nope.js";
 import { AxialRoPE, MRoPE, RoPE3D } from "posenc/math/rotate/axes.js";
+import { Cameras } from "posenc/math/rotate/cameras.js";
 import { LieRE, MixedRoPE, STRING } from "posenc/math/rotate/learned.js";
 import { PoPE, QueryScale, TUPE, XPos } from "posenc/math/rotate/others.js";
-import { LeRoPE, MLA, PartialRoPE, PRoPE, RoPE, RotatedValues } from "posenc/math/rotate/rope.js";
+import { LeRoPE, MLA, PartialRoPE, ProportionalRoPE, RoPE, RotatedValues } from "posenc/math/rotate/rope.js";
 // Pair doors.
 import { DualChunk, ReRoPE, SelfExtend } from "posenc/math/bands.js";
 import { AbsoluteInAttention } from "posenc/math/score/absolute_in_attention.js";
@@ -36,12 +37,13 @@ export const SCHEMES = {
     segment: Segment,
     sinusoidal: Sinusoidal,
     axial_rope: AxialRoPE,
+    cameras: Cameras,
     le_rope: LeRoPE,
     lie_re: LieRE,
     mixed_rope: MixedRoPE,
     mla: MLA,
     mrope: MRoPE,
-    p_rope: PRoPE,
+    p_rope: ProportionalRoPE,
     partial_rope: PartialRoPE,
     pope: PoPE,
     query_scale: QueryScale,
