@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from posenc.schemes.alibi import ALiBi as ALiBi
     from posenc.schemes.axial_rope import AxialRoPE as AxialRoPE
     from posenc.schemes.carope import CARoPE as CARoPE
+    from posenc.schemes.cameras import Cameras as Cameras
     from posenc.schemes.catalog import catalog as catalog
     from posenc.schemes.cope import CoPE as CoPE
     from posenc.schemes.deberta import DeBERTa as DeBERTa
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from posenc.schemes.mla import MLA as MLA
     from posenc.schemes.mrope import MRoPE as MRoPE
     from posenc.schemes.nope import NoPE as NoPE
-    from posenc.schemes.p_rope import PRoPE as PRoPE
+    from posenc.schemes.p_rope import ProportionalRoPE as ProportionalRoPE
     from posenc.schemes.partial_rope import PartialRoPE as PartialRoPE
     from posenc.schemes.pope import PoPE as PoPE
     from posenc.schemes.query_scale import QueryScale as QueryScale
@@ -128,7 +129,7 @@ _HOMES = {
     "NoPE": "schemes.nope",
     "RoPE": "schemes.rope",
     "PartialRoPE": "schemes.partial_rope",
-    "PRoPE": "schemes.p_rope",
+    "ProportionalRoPE": "schemes.p_rope",
     "XPos": "schemes.xpos",
     "PoPE": "schemes.pope",
     "LeRoPE": "schemes.le_rope",
@@ -147,6 +148,7 @@ _HOMES = {
     "QueryScale": "schemes.query_scale",
     "Softcap": "schemes.softcap",
     "AxialRoPE": "schemes.axial_rope",
+    "Cameras": "schemes.cameras",
     "LieRE": "schemes.lie_re",
     "MixedRoPE": "schemes.mixed_rope",
     "MRoPE": "schemes.mrope",
@@ -180,7 +182,9 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         from posenc.arguments import meant
 
-        raise AttributeError(f"module 'posenc' has no attribute {name!r}{meant(name, __all__)}")
+        # Python replaces the message of an AttributeError in `from posenc import PRoPE`, a former name.
+        error = ImportError if name == "PRoPE" else AttributeError
+        raise error(f"module 'posenc' has no attribute {name!r}{meant(name, __all__)}")
     value = getattr(importlib.import_module(f"posenc.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

@@ -100,9 +100,15 @@ def check_name(name: str, value: str, names: Sequence[str], more: str = "") -> N
 
 
 def meant(value: object, names: Sequence[str]) -> str:
-    """The end of an error message: the closest of the names if any is close, or the one that differs in case."""
+    """The end of an error message: the closest of the names if any is close, or the one that differs in case; or both
+    schemes that are called PRoPE."""
     if not isinstance(value, str):
         return ""
+    if value.lower() == "prope":
+        return (
+            ": p-RoPE of Barbero et al. 2024 is ProportionalRoPE (p_rope), PRoPE of Li et al. 2025, for cameras, is "
+            "Cameras (cameras)"
+        )
     close = difflib.get_close_matches(value, names, n=1) or [n for n in names if n.lower() == value.lower()]
     return f" (did you mean {close[0]!r}?)" if close else ""
 

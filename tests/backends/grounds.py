@@ -24,6 +24,7 @@ from posenc import (
     RoPE,
     Scheme,
     Shaw,
+    Swin,
 )
 from posenc.backends import chunked
 from posenc.backends.choice import BACKENDS
@@ -99,6 +100,11 @@ KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
     "relative_1d per head": Kind(lambda s: Relative1D(s.max_positions, s.head_dim, s.num_heads), fractional=False),
     "relative_2d per head": Kind(lambda s: Relative2D(_grid(s), s.head_dim, s.num_heads), fractional=False, axes=2),
     "rope on a grid": Kind(lambda s: RoPE(s.head_dim, axes=2, rotary_dim=4), axes=2),
+    "relative_2d sam": Kind(lambda s: Relative2D(_grid(s), s.head_dim, s.num_heads, "sam"), fractional=False, axes=2),
+    "swin with a class token": Kind(lambda s: Swin(_grid(s), s.num_heads, class_token=True), fractional=False, axes=2),
+    "t5 along an axis": Kind(
+        lambda s: T5(s.num_heads, 12, 40, True, axis=1, axes=2, factor=0.3), fractional=False, axes=2
+    ),
     "kerple power": Kind(lambda s: KERPLE(s.num_heads, "power")),
     "deberta in buckets": Kind(
         lambda s: DeBERTa(s.num_heads, s.head_dim, 5, 20, num_buckets=8, normalized=True), fractional=False

@@ -120,6 +120,7 @@ CASES: dict[str, dict[str, Case]] = {
     "relative_2d": {
         "of each head": Case(lambda: Relative2D((3, 5), 7, 5), heads=5, head_dim=7, axes=2, fractional=False),
         "of all heads": Case(lambda: Relative2D((5, 4), 8), kv_heads=2, axes=2, fractional=False),
+        "sam": Case(lambda: Relative2D((3, 5), 7, convention="sam"), heads=5, head_dim=7, axes=2, fractional=False),
     },
     "sandwich": {
         "narrow": Case(lambda: Sandwich(5, 6, 313.0), heads=5, positions=LONG),
@@ -160,7 +161,16 @@ CASES: dict[str, dict[str, Case]] = {
         "of an image": Case(lambda: StickBreaking(), heads=12, kv_heads=3, axes=2),
         "mixed": Case(lambda: StickBreaking(), positions=MIXED | LONG, windows=WINDOWS),
     },
-    "swin": {"a rectangle": Case(lambda: Swin((3, 5), 5), heads=5, axes=2, fractional=False, windows=(None, (3, 2)))},
+    "swin": {
+        "a rectangle": Case(lambda: Swin((3, 5), 5), heads=5, axes=2, fractional=False, windows=(None, (3, 2))),
+        "a class token": Case(
+            lambda: Swin((3, 4), 5, class_token=True),
+            heads=5,
+            axes=2,
+            fractional=False,
+            positions={"a class token": Swin((3, 4), 5, class_token=True).positions()},
+        ),
+    },
     "swin_v2": {
         "another window": Case(
             lambda: SwinV2((5, 4), 12, (2, 1), 7),
@@ -176,6 +186,7 @@ CASES: dict[str, dict[str, Case]] = {
         "released for encoders": Case(lambda: T5(12, bidirectional=True), heads=12, fractional=False, positions=FAR),
         "an edge on a whole number": Case(lambda: T5(5, 48, 81), heads=5, fractional=False, positions=FAR | MIXED),
         "odd buckets": Case(lambda: T5(5, 9, 13), heads=5, fractional=False, positions=LONG, windows=WINDOWS),
+        "of a document": Case(lambda: T5(5, 12, 9, True, axis=2, axes=3, factor=0.3), heads=5, axes=3),
         "few for encoders": Case(lambda: T5(4, 6, 4, True), fractional=False, positions=LONG, windows=WINDOWS),
     },
     "transformer_xl": {

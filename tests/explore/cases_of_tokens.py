@@ -8,6 +8,7 @@ from posenc import (
     TUPE,
     AxialRoPE,
     CARoPE,
+    Cameras,
     ExponentialDecay,
     FourierFeatures,
     Learned,
@@ -18,7 +19,7 @@ from posenc import (
     PartialRoPE,
     PoPE,
     Positions,
-    PRoPE,
+    ProportionalRoPE,
     QueryScale,
     RoPE,
     RoPE3D,
@@ -30,6 +31,7 @@ from posenc import (
 )
 from posenc.rotation.scalings import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, Proportional, YaRN
 from tests.explore.case import Case
+from tests.oracles import cameras
 
 SEGMENTS = {"segments": Positions.arange(6).with_segment(torch.tensor([[0, 0, 1, 2, 1, 0]]))}
 FAR = {"far": Positions.arange(5, start=100_000)}
@@ -58,6 +60,14 @@ ONE_TEXT = {  # a row of several documents has no one length
 }
 
 CASES: dict[str, dict[str, Case]] = {
+    "cameras": {
+        "with lenses": Case(
+            lambda: Cameras(20, cameras.rig(9), cameras.lenses(9), cameras.IMAGE, camera_dim=8, base=77.0),
+            head_dim=20,
+            axes=3,
+            fractional=False,
+        )
+    },
     "exponential_decay": {"seven channels": Case(lambda: ExponentialDecay(7, 50.0), positions=FAR)},
     "fourier_features": {
         "learned": Case(lambda: FourierFeatures(12, sigma=0.3, learned=True, hidden=5)),
@@ -75,7 +85,7 @@ CASES: dict[str, dict[str, Case]] = {
     "axial_rope": {
         **{
             name: Case(lambda name=name: AxialRoPE(8, name), axes=2, fractional=False)
-            for name in ("index", "llama4", "pe")
+            for name in ("index", "llama4", "pe", "gemma4")
         },
         "eva": Case(lambda: AxialRoPE(8, "eva", extent=(4, 2)), axes=2),
         "dinov3": Case(
@@ -129,8 +139,8 @@ CASES: dict[str, dict[str, Case]] = {
         "ernie": Case(lambda: MRoPE(16, (4, 2, 2), "ernie"), head_dim=16, axes=3),
     },
     "p_rope": {
-        "none": Case(lambda: PRoPE(8, 0.0)),
-        "most": Case(lambda: PRoPE(14, 0.8, 313.0, "interleaved"), head_dim=14),
+        "none": Case(lambda: ProportionalRoPE(8, 0.0)),
+        "most": Case(lambda: ProportionalRoPE(14, 0.8, 313.0, "interleaved"), head_dim=14),
     },
     "partial_rope": {"most": Case(lambda: PartialRoPE(8, 0.75, 313.0, "interleaved", scaling=NTKAware(2.0)), heads=12)},
     "pope": {
@@ -150,7 +160,10 @@ CASES: dict[str, dict[str, Case]] = {
         },
         "mistral_large4": Case(lambda: QueryScale("mistral_large4", num_heads=5), heads=5),
     },
-    "rope_3d": {"its shares": Case(lambda: RoPE3D(10, (2, 2, 6), 256.0), head_dim=10, axes=3)},
+    "rope_3d": {
+        "its shares": Case(lambda: RoPE3D(10, (2, 2, 6), 256.0), head_dim=10, axes=3),
+        "vjepa2": Case(lambda: RoPE3D(14, base=313.0, form="vjepa2"), {"shares": None}, head_dim=14, axes=3),
+    },
     "rotated_values": {
         "over YaRN": Case(lambda: RotatedValues(8, 6, 313.0, "half", scaling=YaRN(4.0, 16)), kv_heads=1)
     },

@@ -93,6 +93,10 @@ def test_an_address_is_whole(entry: Entry) -> None:
 # --- options --------------------------------------------------------------------------------------------------------
 
 
+DATA = ("cameras", "intrinsics")
+"""Arguments that are no options on the page, where cameras are those of the catalog."""
+
+
 @ENTRIES
 def test_the_options_build_what_the_catalog_builds(entry: Entry) -> None:
     options = explorer.options(entry)
@@ -101,11 +105,12 @@ def test_the_options_build_what_the_catalog_builds(entry: Entry) -> None:
     ]
     for option in options:
         assert (option.kind == "choice") == bool(option.choices)
-        assert option.kind != "other" or option.name == "heads"
+        assert option.kind != "other" or option.name in ("heads", *DATA)
         assert option.required or option.optional or option.default is not None
-    made = entry.scheme(**{option.name: option.built for option in options if option.built is not None})
     grid = explorer.GRIDS[entry.least_axes]
     built = entry.build(replace(SHAPE, max_positions=64, grid=grid))
+    data = {option.name: getattr(built, option.name) for option in options if option.name in DATA}
+    made = entry.scheme(**{option.name: option.built for option in options if option.built is not None} | data)
     assert repr(made) == repr(built)
     shapes = [{name: value.shape for name, value in scheme.state_dict().items()} for scheme in (made, built)]
     assert shapes[0] == shapes[1]

@@ -930,6 +930,7 @@ for module in MODULES.values():
 
 # They take nothing.
 NO_ARGUMENTS = {
+    "Cameras.projections",
     "NoPE",
     "Scheme",
     "Scheme.another",

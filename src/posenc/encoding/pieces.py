@@ -294,6 +294,11 @@ class Function(Piece):
         return self.distance is None and self.coefficients is not _none
 
 
+def plus(score: Tensor, bias: Tensor) -> Tensor:
+    """s + b: the ``apply`` of a bias that is a function of both coordinates."""
+    return score + bias
+
+
 @dataclass(frozen=True)
 class Row(Piece):
     """Any function of a row of scores: apply(scores, visible, query, key, query_positions, key_positions) -> scores.

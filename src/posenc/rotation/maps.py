@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TypeAlias
 
 import torch
@@ -35,6 +36,17 @@ class Scaled:
         check_fits("the scale", self.factor.shape[:-1], x, self.heads)
         dtype = torch.promote_types(x.dtype, torch.float32)
         return (x.to(dtype) * self.factor.to(dtype)).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """Maps that are applied one after the other."""
+
+    maps: tuple[TokenMap, ...]
+
+    def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
+        """The mapped x."""
+        return reduce(lambda y, turn: turn(y), self.maps, x)
 
 
 @dataclass(frozen=True, eq=False)

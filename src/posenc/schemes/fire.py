@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from posenc.arguments import number, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import BrokenLine, Function
+from posenc.encoding.pieces import BrokenLine, Function, plus
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme, uninitialized
 from posenc.schemes.entry import Entry, Law
@@ -105,11 +105,6 @@ class FIRE(Scheme):
         of_units = torch.stack((w1, b1), -1) * w2[:, :, None]  # (heads, hidden, 2)
         lines = torch.einsum("ku,hul->hkl", active, of_units)
         return breaks, lines + torch.stack((torch.zeros_like(b2), b2), -1)[:, None]
-
-
-def plus(score: Tensor, bias: Tensor) -> Tensor:
-    """s + b."""
-    return score + bias
 
 
 ENTRY = Entry(

@@ -320,7 +320,8 @@ class _Panel:
         for n, name in enumerate(("time", "row", "column")):
             found = seen(self.named.scheme, positions_of(3, self.length, along=n))
             along = found.along(tokens - tokens[:, None])
-            assert along is not None  # the catalog's schemes of three axes depend on distances
+            if along is None:  # it does not depend on the distance alone: the query in the middle
+                along = tokens - self.length // 2, found.heads[:, self.length // 2]
             distance, (values, *_) = along
             axes.plot(distance, values, color=colors[n], linestyle=panels.DASHES[n], label=name)
         _key(axes)

@@ -4,9 +4,10 @@ import { ExponentialDecay, FourierFeatures, Learned, Segment, Sinusoidal } from 
 import { NoPE } from "posenc/math/nope.js";
 import { AxialRoPE, MRoPE, RoPE3D } from "posenc/math/rotate/axes.js";
 import { CARoPE, SelectiveRoPE } from "posenc/math/rotate/clocks.js";
+import { Cameras } from "posenc/math/rotate/cameras.js";
 import { LieRE, MixedRoPE, STRING } from "posenc/math/rotate/learned.js";
 import { PoPE, QueryScale, TUPE, XPos } from "posenc/math/rotate/others.js";
-import { LeRoPE, MLA, PartialRoPE, PRoPE, RoPE, RotatedValues } from "posenc/math/rotate/rope.js";
+import { LeRoPE, MLA, PartialRoPE, ProportionalRoPE, RoPE, RotatedValues } from "posenc/math/rotate/rope.js";
 // Pair doors.
 import { DualChunk, ReRoPE, SelfExtend } from "posenc/math/bands.js";
 import { AbsoluteInAttention } from "posenc/math/score/absolute_in_attention.js";
@@ -39,12 +40,13 @@ export const SCHEMES = {
     sinusoidal: Sinusoidal,
     axial_rope: AxialRoPE,
     carope: CARoPE,
+    cameras: Cameras,
     le_rope: LeRoPE,
     lie_re: LieRE,
     mixed_rope: MixedRoPE,
     mla: MLA,
     mrope: MRoPE,
-    p_rope: PRoPE,
+    p_rope: ProportionalRoPE,
     partial_rope: PartialRoPE,
     pope: PoPE,
     query_scale: QueryScale,

@@ -102,7 +102,7 @@ export class PartialRoPE extends RoPE {
 }
 
 /** RoPE whose lowest frequencies are 0. */
-export class PRoPE extends RoPE {
+export class ProportionalRoPE extends RoPE {
     constructor({ head_dim, share, base, layout }) {
         super({ head_dim, base, layout, scaling: { kind: "proportional", share } });
     }
