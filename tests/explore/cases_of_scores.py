@@ -86,6 +86,7 @@ CASES: dict[str, dict[str, Case]] = {
         "a global layer": Case(
             lambda: Inkling(12, 2, 64, length=6, strength=0.7), heads=12, kv_heads=3, fractional=False
         ),
+        "clipped": Case(lambda: Inkling(4, 3, 9, length=6, clip=0.8), fractional=False),
     },
     "kerple": {
         "log": Case(lambda: KERPLE(5), heads=5, positions=FAR, windows=WINDOWS),

@@ -316,9 +316,13 @@ def _check_mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> None:
 def _check_sinks(sinks: Tensor | None, query: Tensor) -> None:
     if sinks is None:
         return
-    heads = query.size(1) if isinstance(query, Tensor) and query.dim() == 4 else "heads"
-    if not isinstance(sinks, Tensor) or not sinks.is_floating_point() or tuple(sinks.shape) != (heads,):
-        raise ValueError(f"sinks must be a floating tensor ({heads},), a logit for each head, got {shown(sinks)}")
+    batch, heads, queries = query.shape[:3]
+    is_floating = isinstance(sinks, Tensor) and sinks.is_floating_point()
+    if not is_floating or tuple(sinks.shape) not in ((heads,), (batch, heads, queries)):
+        raise ValueError(
+            f"sinks must be a floating tensor ({heads},), a logit for each head, or ({batch}, {heads}, {queries}), one "
+            f"for each head and query, got {shown(sinks)}"
+        )
     if sinks.device != query.device:
         raise ValueError(f"sinks must be on {query.device} like query, got {sinks.device}")
 
