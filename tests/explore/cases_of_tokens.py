@@ -113,6 +113,7 @@ CASES: dict[str, dict[str, Case]] = {
         "interleaved": Case(lambda: MRoPE(16, (2, 3, 3), "interleaved", 313.0), head_dim=16, axes=3),
         "sections": Case(lambda: MRoPE(16, (2, 3, 3)), head_dim=16, axes=3),
         "ernie": Case(lambda: MRoPE(16, (4, 2, 2), "ernie"), head_dim=16, axes=3),
+        "videorope": Case(lambda: MRoPE(16, (2, 3, 3), "videorope"), head_dim=16, axes=3),
     },
     "p_rope": {
         "none": Case(lambda: PRoPE(8, 0.0)),
