@@ -85,6 +85,9 @@ CASES: dict[str, dict[str, Case]] = {
         "interleaved": Case(lambda: RoPE(8, 313.0, "interleaved"), heads=5, positions=FAR),
         "partial": Case(lambda: RoPE(10, rotary_dim=6, first_channel=3), heads=12, kv_heads=3, head_dim=10),
         "of some heads": Case(lambda: RoPE(8, heads=range(2, 4), num_heads=6), heads=6, kv_heads=3),
+        "imaginary heads": Case(
+            lambda: RoPE(8, imaginary=range(1, 6, 2), num_heads=6), heads=6, kv_heads=3, positions=FAR
+        ),
         "allotted": Case(lambda: RoPE(8, axes=3, allocation=(2, 0, 1, 1)), axes=3),
         "an image": Case(lambda: RoPE(8, 100.0, "interleaved", axes=2), axes=2),
         "of values": Case(lambda: RoPE(8, values=True, rotary_dim=4)),

@@ -19,7 +19,7 @@ from posenc.encoding.pieces import gives_weights
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Visibility, Window, check_window, distances, tiles
-from posenc.rotation.maps import OfKeyHeads
+from posenc.rotation.maps import OfHeads
 from posenc.rotation.phases import PairRotation
 from posenc.schedule import BOUND_BY_LAYER, Schedule
 from posenc.scheme import Scheme, bare_parts, is_scheme
@@ -180,7 +180,7 @@ def _turn_left(encoding: Encoding, query: Tensor, key: Tensor) -> Turn | None:
     (rotation,) = encoding.rotations
     turns = []
     for turn, x in ((rotation.query, query), (rotation.key, key)):
-        turn = turn.fitted_to(x) if isinstance(turn, OfKeyHeads) else turn
+        turn = turn.fitted_to(x) if isinstance(turn, OfHeads) else turn
         if not isinstance(turn, PairRotation) or turn.heads is not None or turn.cos.device.type != "cpu":
             return None
         if turn.cos.requires_grad or turn.sin.requires_grad:

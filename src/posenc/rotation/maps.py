@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -38,12 +38,13 @@ class Scaled:
 
 
 @dataclass(frozen=True, eq=False)
-class OfKeyHeads:
-    """A map of keys (batch, heads, tokens, head_dim) with this number of heads. The wrapped map also accepts queries
-    with more heads."""
+class OfHeads:
+    """A map of keys, or of queries, (batch, heads, tokens, head_dim) with this number of heads. The wrapped map also
+    accepts those with more heads."""
 
     turn: TokenMap
     heads: int
+    side: Literal["keys", "queries"] = "keys"
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
         """The mapped x. Raises ValueError for another number of heads."""
@@ -52,7 +53,8 @@ class OfKeyHeads:
     def fitted_to(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> TokenMap:
         """The wrapped map. Raises ValueError for another number of heads."""
         if x.dim() == 4 and x.size(1) != self.heads:
-            raise ValueError(f"the rotation was made for keys of {self.heads} heads, got {x.size(1)}{FOR_KEY_HEADS}")
+            hint = FOR_KEY_HEADS if self.side == "keys" else ""
+            raise ValueError(f"the rotation was made for {self.side} of {self.heads} heads, got {x.size(1)}{hint}")
         return self.turn
 
 
