@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from posenc.schemes.fire import FIRE as FIRE
     from posenc.schemes.fourier_features import FourierFeatures as FourierFeatures
     from posenc.schemes.fox import FoX as FoX
+    from posenc.schemes.grape_a import GRAPEA as GRAPEA
     from posenc.schemes.inkling import Inkling as Inkling
     from posenc.schemes.kerple import KERPLE as KERPLE
     from posenc.schemes.le_rope import LeRoPE as LeRoPE
@@ -136,6 +137,7 @@ _HOMES = {
     "Sinusoidal": "schemes.sinusoidal",
     "CoPE": "schemes.cope",
     "FoX": "schemes.fox",
+    "GRAPEA": "schemes.grape_a",
     "StickBreaking": "schemes.stick_breaking",
     "Inkling": "schemes.inkling",
     "QueryScale": "schemes.query_scale",

@@ -4,6 +4,7 @@ import torch
 
 from posenc import (
     FIRE,
+    GRAPEA,
     KERPLE,
     T5,
     AbsoluteInAttention,
@@ -78,6 +79,10 @@ CASES: dict[str, dict[str, Case]] = {
     "fox": {
         "five heads": Case(lambda: FoX(5), heads=5, positions=MIXED, windows=WINDOWS),
         "an image": Case(lambda: FoX(12), heads=12, kv_heads=4, axes=2),
+    },
+    "grape_a": {
+        "of queries": Case(lambda: GRAPEA(5, 8, "query"), heads=5, kv_heads=1, positions=MIXED, windows=WINDOWS),
+        "of both": Case(lambda: GRAPEA(12, 7, "both"), heads=12, kv_heads=3, head_dim=7),
     },
     "inkling": {
         "past its extent": Case(

@@ -32,7 +32,7 @@ ENTRIES = pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name
 
 COMMAND = re.compile(r"\\(?:[a-zA-Z]+|.)")
 COMMANDS = COMMAND.findall(r"""
-    \alpha \delta \phi \pi \psi \sigma \tau \theta \zeta \cos \sin \tanh \exp \ln \log \max \min \sum \prod
+    \alpha \delta \omega \phi \pi \psi \sigma \tau \theta \zeta \cos \sin \tanh \exp \ln \log \max \min \sum \prod
     \frac \sqrt \cdot \bmod \sim \in \mid \le \ge \leftarrow \mapsto \ldots \lfloor \rfloor \lceil \rceil
     \bigl \bigr \Bigl \Bigr \mathrm \mbox \begin \end \quad \qquad \, \; \{ \} \_ \\
 """)
