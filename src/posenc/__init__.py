@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from posenc.schemes.absolute_in_attention import AbsoluteInAttention as AbsoluteInAttention
     from posenc.schemes.alibi import ALiBi as ALiBi
     from posenc.schemes.axial_rope import AxialRoPE as AxialRoPE
-    from posenc.schemes.carope import CARoPE as CARoPE
     from posenc.schemes.cameras import Cameras as Cameras
+    from posenc.schemes.carope import CARoPE as CARoPE
     from posenc.schemes.catalog import catalog as catalog
     from posenc.schemes.cope import CoPE as CoPE
     from posenc.schemes.deberta import DeBERTa as DeBERTa
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from posenc.schemes.fire import FIRE as FIRE
     from posenc.schemes.fourier_features import FourierFeatures as FourierFeatures
     from posenc.schemes.fox import FoX as FoX
+    from posenc.schemes.grape_a import GRAPEA as GRAPEA
     from posenc.schemes.inkling import Inkling as Inkling
     from posenc.schemes.kerple import KERPLE as KERPLE
     from posenc.schemes.le_rope import LeRoPE as LeRoPE
@@ -143,6 +144,7 @@ _HOMES = {
     "CoPE": "schemes.cope",
     "FoX": "schemes.fox",
     "Wall": "schemes.wall",
+    "GRAPEA": "schemes.grape_a",
     "StickBreaking": "schemes.stick_breaking",
     "Inkling": "schemes.inkling",
     "QueryScale": "schemes.query_scale",

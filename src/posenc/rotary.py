@@ -18,6 +18,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotation.given import Given, scaling_of
+from posenc.rotation.maps import OfHeads, TokenMap
 from posenc.rotation.phases import (
     PairLayout,
     PairRotation,
@@ -56,6 +57,7 @@ class Rotary(Scheme):
         heads: range | None = None,
         num_heads: int | None = None,
         values: bool = False,
+        imaginary: range | None = None,
     ) -> None:
         super().__init__()
         head_dim, axes = whole("head_dim", head_dim, least=2), whole("axes", axes)
@@ -72,15 +74,21 @@ class Rotary(Scheme):
             raise ValueError(f"rotary_dim must be even{each} and within 2..{room_name} = {room}, got {rotary_dim}")
         check_choice("layout", layout, ("half", "interleaved"))
         check_type("heads", heads, range, None)
-        if (heads is None) != (num_heads is None):
+        check_type("imaginary", imaginary, range, None)
+        if heads is not None and imaginary is not None:
+            raise ValueError(f"imaginary must be None for a rotation of some heads, {heads}, got {imaginary}")
+        some = heads if imaginary is None else imaginary
+        if (some is None) != (num_heads is None):
+            name, what = ("heads", "the rotated heads") if imaginary is None else ("imaginary", "its heads")
             raise ValueError(
-                "heads and num_heads must be given together (the rotated heads and the total), got "
-                f"{heads}, {num_heads}"
+                f"{name} and num_heads must be given together ({what} and the total), got {some}, {num_heads}"
             )
-        if heads is not None and num_heads is not None:
+        if num_heads is not None:
             whole("num_heads", num_heads)
-            if heads.step != 1 or not 0 <= heads.start < heads.stop <= num_heads:
-                raise ValueError(f"heads must be a non-empty range within 0..{num_heads}, got {heads}")
+        if imaginary is not None and (not imaginary or not set(imaginary) <= set(range(num_heads or 0))):
+            raise ValueError(f"imaginary must be a non-empty range within 0..{num_heads}, got {imaginary}")
+        if heads is not None and (heads.step != 1 or not 0 <= heads.start < heads.stop <= (num_heads or 0)):
+            raise ValueError(f"heads must be a non-empty range within 0..{num_heads}, got {heads}")
         check_flag("values", values)
         base = number("base", base, above=1)
         if isinstance(scaling, str | Mapping):
@@ -95,7 +103,7 @@ class Rotary(Scheme):
         self.allocation = None if allocation is None else _allocation(allocation, rotary_dim // 2, axes)
         self.scaling: Scaling | None = scaling
         self.first_channel, self.values = first_channel, values
-        self.heads, self.num_heads = heads, num_heads
+        self.heads, self.num_heads, self.imaginary = heads, num_heads, imaginary
 
     @property
     def channels(self) -> range:
@@ -138,16 +146,22 @@ class Rotary(Scheme):
             angle = torch.cat([phases(axis, theta[:, None]) for axis in coords.unbind(-1)], -1)
         shard = None if context is None else context.heads
 
-        def turn(factor: float | Tensor) -> PairRotation:
+        def turn(factor: float | Tensor, angle: Tensor = angle) -> PairRotation:
             made = PairRotation.by(angle, coords, dtype, self.layout, self.head_dim, self.first_channel, factor)
             heads, num_heads = self._heads_of(shard)
             return made if heads is None else replace(made, heads=heads, num_heads=num_heads)
 
-        of_both = turn(factor)
+        of_key = turn(factor)
+        of_query: TokenMap = of_key
+        if self.imaginary is not None:
+            every = range(self.num_heads or 0) if shard is None else shard
+            behind = torch.tensor([math.pi / 2 * (h in self.imaginary) for h in every], dtype=angle.dtype)
+            late = angle[:, None] - behind[:, None, None].to(angle.device)
+            of_query = OfHeads(turn(factor, late), len(every), "queries")
         if not self.values:
-            return Rotation(of_both, of_both)
+            return Rotation(of_query, of_key)
         of_values = turn(1.0)
-        return Rotation(of_both, of_both, of_values, of_values.inverse())
+        return Rotation(of_query, of_key, of_values, of_values.inverse())
 
     def _heads_of(self, shard: range | None) -> tuple[range | None, int]:
         """The rotated heads of a shard, relative to its first, and their total."""

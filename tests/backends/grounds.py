@@ -369,6 +369,7 @@ class Way:
 
     how: dict[str, Any] = field(default_factory=dict)
     has_sinks: bool = False
+    of_queries: bool = False  # a sink of every query, not of a head
     has_mask: bool = False
 
     def for_kind(self, kind: Kind) -> "Way":
@@ -384,7 +385,7 @@ WAYS: dict[str, Way] = {
     "a window": Way({"window": (5, 3)}),
     "to the left": Way({"window": (None, 0), "scale": 0.31}),
     "causal, sinks": Way({"is_causal": True}, has_sinks=True),
-    "a window, sinks": Way({"window": (None, 20)}, has_sinks=True),
+    "a window, sinks": Way({"window": (None, 20)}, has_sinks=True, of_queries=True),
     "a mask": Way({"is_causal": True}, has_mask=True),
 }
 
@@ -555,7 +556,7 @@ def case(
     tensors = [drawn(batch, h, n, head_dim) for h, n in ((heads, queries), (kv_heads, keys), (kv_heads, keys))]
     how = dict(asked.how)
     if asked.has_sinks:
-        how["sinks"] = drawn(heads)
+        how["sinks"] = drawn(batch, heads, queries) if asked.of_queries else drawn(heads)
     if asked.has_mask:
         added = drawn(1, heads, queries, keys)
         hidden = torch.rand(1, heads, queries, keys) > 0.7

@@ -94,6 +94,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "backend": {"backend": "reference"},
     "grouped queries": {"enable_gqa": True},
     "sinks": {"sinks": torch.zeros(HEADS)},
+    "sinks of queries": {"sinks": torch.zeros(1, HEADS, TOKENS)},
     "a mask": {"attn_mask": torch.ones(TOKENS, TOKENS, dtype=torch.bool)},
     "norms of keys": {"key_norms": torch.full((1, HEADS, TOKENS), 99.0)},
 }

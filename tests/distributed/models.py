@@ -247,7 +247,7 @@ def messages(_: None) -> list[tuple[str, str]]:
         ),
         (
             lambda: attention(x, x, x, ALiBi(2), sharding, sinks=torch.zeros(1)),
-            "sinks must be (2,), a logit for each head",
+            "sinks must be (2,), a logit for each head, or (1, 2, 5), one for each head and query of this process, got",
         ),
         # A scheme that does not fit: an error of a block, after which the group still works.
         (lambda: attention(x, x, x, T5(3), sharding, method="ring", is_causal=True), "3 heads"),

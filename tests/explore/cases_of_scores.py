@@ -4,6 +4,7 @@ import torch
 
 from posenc import (
     FIRE,
+    GRAPEA,
     KERPLE,
     T5,
     AbsoluteInAttention,
@@ -84,6 +85,10 @@ CASES: dict[str, dict[str, Case]] = {
         "five heads": Case(lambda: FoX(5), heads=5, positions=MIXED, windows=WINDOWS),
         "an image": Case(lambda: FoX(12), heads=12, kv_heads=4, axes=2),
     },
+    "grape_a": {
+        "of queries": Case(lambda: GRAPEA(5, 8, "query"), heads=5, kv_heads=1, positions=MIXED, windows=WINDOWS),
+        "of both": Case(lambda: GRAPEA(12, 7, "both"), heads=12, kv_heads=3, head_dim=7),
+    },
     "inkling": {
         "past its extent": Case(
             lambda: Inkling(5, 3, 4), heads=5, fractional=False, positions=MIXED | LONG, windows=WINDOWS
@@ -91,6 +96,7 @@ CASES: dict[str, dict[str, Case]] = {
         "a global layer": Case(
             lambda: Inkling(12, 2, 64, length=6, strength=0.7), heads=12, kv_heads=3, fractional=False
         ),
+        "clipped": Case(lambda: Inkling(4, 3, 9, length=6, clip=0.8), fractional=False),
     },
     "kerple": {
         "log": Case(lambda: KERPLE(5), heads=5, positions=FAR, windows=WINDOWS),

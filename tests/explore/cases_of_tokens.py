@@ -7,8 +7,8 @@ from posenc import (
     STRING,
     TUPE,
     AxialRoPE,
-    CARoPE,
     Cameras,
+    CARoPE,
     ExponentialDecay,
     FourierFeatures,
     Learned,
@@ -73,6 +73,9 @@ CASES: dict[str, dict[str, Case]] = {
         "learned": Case(lambda: FourierFeatures(12, sigma=0.3, learned=True, hidden=5)),
         "another seed": Case(lambda: FourierFeatures(40, axes=2, sigma=0.2, seed=123_456_789), axes=2),
         "learned in space": Case(lambda: FourierFeatures(8, axes=3, learned=True), axes=3),
+        "perceiver": Case(lambda: FourierFeatures(12, 2, bands="perceiver", resolution=(5, 7.5)), axes=2),
+        "one band": Case(lambda: FourierFeatures(2, bands="perceiver", resolution=[9])),
+        "nerf": Case(lambda: FourierFeatures(18, 3, bands="nerf"), axes=3),
     },
     "learned": {"13 x 7": Case(lambda: Learned(16, 7), fractional=False)},
     "segment": {"three": Case(lambda: Segment(3, 7), positions=SEGMENTS, only=True)},
@@ -109,6 +112,9 @@ CASES: dict[str, dict[str, Case]] = {
         "interleaved": Case(lambda: RoPE(8, 313.0, "interleaved"), heads=5, positions=FAR),
         "partial": Case(lambda: RoPE(10, rotary_dim=6, first_channel=3), heads=12, kv_heads=3, head_dim=10),
         "of some heads": Case(lambda: RoPE(8, heads=range(2, 4), num_heads=6), heads=6, kv_heads=3),
+        "imaginary heads": Case(
+            lambda: RoPE(8, imaginary=range(1, 6, 2), num_heads=6), heads=6, kv_heads=3, positions=FAR
+        ),
         "allotted": Case(lambda: RoPE(8, axes=3, allocation=(2, 0, 1, 1)), axes=3),
         "an image": Case(lambda: RoPE(8, 100.0, "interleaved", axes=2), axes=2),
         "of values": Case(lambda: RoPE(8, values=True, rotary_dim=4)),
@@ -137,6 +143,7 @@ CASES: dict[str, dict[str, Case]] = {
         "interleaved": Case(lambda: MRoPE(16, (2, 3, 3), "interleaved", 313.0), head_dim=16, axes=3),
         "sections": Case(lambda: MRoPE(16, (2, 3, 3)), head_dim=16, axes=3),
         "ernie": Case(lambda: MRoPE(16, (4, 2, 2), "ernie"), head_dim=16, axes=3),
+        "videorope": Case(lambda: MRoPE(16, (2, 3, 3), "videorope"), head_dim=16, axes=3),
     },
     "p_rope": {
         "none": Case(lambda: ProportionalRoPE(8, 0.0)),

@@ -32,7 +32,7 @@ ENTRIES = pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name
 
 COMMAND = re.compile(r"\\(?:[a-zA-Z]+|.)")
 COMMANDS = COMMAND.findall(r"""
-    \alpha \delta \phi \pi \psi \sigma \tau \theta \zeta \cos \sin \tanh \exp \ln \log \max \min \sum \prod
+    \alpha \delta \omega \phi \pi \psi \sigma \tau \theta \zeta \cos \sin \tanh \exp \ln \log \max \min \sum \prod
     \frac \sqrt \cdot \bmod \sim \in \mid \le \ge \leftarrow \mapsto \ldots \lfloor \rfloor \lceil \rceil
     \bigl \bigr \Bigl \Bigr \mathrm \mbox \begin \end \quad \qquad \, \; \{ \} \_ \\
 """)
@@ -105,7 +105,7 @@ def test_the_options_build_what_the_catalog_builds(entry: Entry) -> None:
     ]
     for option in options:
         assert (option.kind == "choice") == bool(option.choices)
-        assert option.kind != "other" or option.name in ("heads", *DATA)
+        assert option.kind != "other" or option.name in ("heads", "imaginary", *DATA)
         assert option.required or option.optional or option.default is not None
     grid = explorer.GRIDS[entry.least_axes]
     built = entry.build(replace(SHAPE, max_positions=64, grid=grid))

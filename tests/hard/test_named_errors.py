@@ -380,6 +380,20 @@ SHARED: list[tuple[dict[str, Any], str]] = [
         for value, came in (*NO_NUMBERS, (1.0, "1.0"), (-0.1, "-0.1"))
         if came != "None"
     ],
+    *[
+        (
+            {"sinks": value},
+            f"sinks must be a floating tensor (6,), a logit for each head, or (2, 6, 5), one …, got {came}",
+        )
+        for value, came in (
+            (0.5, "0.5"),
+            (torch.zeros(6, dtype=torch.int64), "torch.int64 (6,)"),
+            (torch.zeros(1), "torch.float32 (1,)"),
+            (torch.zeros(1, 6, 5), "torch.float32 (1, 6, 5)"),
+            (torch.zeros(BATCH, 6, 5, 1), "torch.float32 (2, 6, 5, 1)"),
+        )
+    ],
+    ({"sinks": torch.zeros(6, device="meta")}, "sinks must be on cpu like query, got meta"),
     ({"key_norms": torch.ones(BATCH, 3, 5)}, "key_norms must be a floating tensor (2, 3, 7) on cpu, …"),
     ({"key_norms": 3.0}, "key_norms must be a floating tensor (2, 3, 7) on cpu, …, got 3.0"),
     *[

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 import posenc
 from posenc.encoding.pieces import Row
 from posenc.positions.positions import PositionError, Positions
-from posenc.rotation.maps import OfKeyHeads
+from posenc.rotation.maps import OfHeads
 from posenc.schemes.catalog import Shape, catalog
 from posenc.tools.kit import style
 from posenc.tools.plot import command, grids, minilm, overview, pairs, panels, rotations, sentences, spectra, vectors
@@ -129,7 +129,7 @@ def turns_pairs(entry) -> bool:
     if rotation is None:
         return False
     turn = getattr(rotation.query, "turn", rotation.query)
-    key = rotation.key.turn if isinstance(rotation.key, OfKeyHeads) else rotation.key
+    key = rotation.key.turn if isinstance(rotation.key, OfHeads) else rotation.key
     return hasattr(turn, "cos") and key is rotation.query and not rotation.bands
 
 

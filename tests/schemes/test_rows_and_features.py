@@ -126,6 +126,41 @@ def test_inklings_bias_is_that_of_transformers() -> None:
     torch.testing.assert_close(found, logits(query, key) + bias, **CLOSE)
 
 
+def test_a_layer_with_its_sinks_is_that_of_inkling_2() -> None:
+    """A profile of a learned scale that is clipped, and a sink of each token."""
+    pytest.importorskip("transformers")
+    from transformers.models.inkling2 import modeling_inkling2 as theirs
+
+    clip = theirs.Inkling2ScaledL2Clip(HEADS, 3, 1.5)
+    torch.nn.init.normal_(clip.scale)
+    bias = theirs.Inkling2RelativeLogits(3, 4)
+    torch.nn.init.normal_(bias.proj)
+    query, key, value = drawn(3, 2, HEADS, TOKENS, HEAD_DIM).float()
+    profile, sinks = drawn(2, HEADS, TOKENS, 3).float(), drawn(2, HEADS, TOKENS).float().requires_grad_()
+    ours, positions = Inkling(HEADS, 3, 4, clip=1.5), Positions.arange(TOKENS)
+    with torch.no_grad():
+        ours.B.copy_(bias.proj.T)
+    module, line = torch.nn.Module().eval(), torch.arange(TOKENS)
+    module.num_key_value_groups = 1  # type: ignore[assignment]
+    expected, _ = theirs.eager_attention_forward(
+        module,
+        query,
+        key,
+        value,
+        torch.full((TOKENS, TOKENS), -torch.inf).triu(1),
+        HEAD_DIM**-0.5,
+        position_bias=bias(clip(profile.transpose(1, 2)), line, line),
+        sinks=sinks[..., None],
+    )
+    of_layer = profile * clip.scale[:, None]
+    encoding = ours(positions).with_projected({"profile": of_layer})
+    found = attention(query, key, value, encoding, is_causal=True, sinks=sinks)
+    assert isinstance(found, Tensor)
+    torch.testing.assert_close(found.transpose(1, 2), expected, **SINGLE)
+    gradients = (torch.autograd.grad(out.sum(), sinks)[0] for out in (found, expected))
+    torch.testing.assert_close(*gradients, **SINGLE)
+
+
 def test_softcap_is_that_of_gemma2() -> None:
     pytest.importorskip("transformers")
     from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward

@@ -13,6 +13,7 @@ from posenc import compat
 from posenc.backends import bands
 from posenc.backends.call import Call, sliced
 from posenc.backends.choice import Explanation
+from posenc.backends.merging import sink_of
 from posenc.backends.plan import planned
 from posenc.backends.reference import dense_logits
 from posenc.backends.request import Align, Request
@@ -36,7 +37,7 @@ def attention(
     is_causal: bool = False,
     align: Align | None = None,
     window: Window = None,
-    sinks: Float[Tensor, " heads"] | None = None,
+    sinks: Float[Tensor, " heads"] | Float[Tensor, "batch heads queries"] | None = None,
     dropout_p: float = 0.0,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -59,7 +60,8 @@ def attention(
     - ``window``: how many keys a query attends to, counted in order: an int n, the query's own key and the n - 1 before
       it; or (left, right), the number of keys before and after it, None for no limit. With `Chunk(n)` a query attends
       only to keys of its own chunk: coordinates 0 .. n-1, n .. 2n-1, and so on.
-    - ``sinks`` (heads,): an extra logit per head in every row's softmax. It has no value. The log-sum-exp includes it.
+    - ``sinks`` (heads,) or (batch, heads, queries): an extra logit in every row's softmax, per head or also per
+      query. It has no value. The log-sum-exp includes it.
     - ``backend``: ``"auto"`` (`explain` returns the choice), or one of ``"sdpa"``, ``"native"``, ``"triton"``,
       ``"tiled"``, ``"flex"``, ``"chunked"`` and ``"reference"``. A named backend runs or raises ValueError; it never
       falls back.
@@ -125,10 +127,8 @@ def attention(
 
 def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp with an extra logit in every row's softmax: out sigmoid(lse - sink)."""
-    sink = sinks.to(lse.dtype)[:, None]
-    return (out.to(lse.dtype) * (lse - sink).sigmoid()[..., None]).to(out.dtype), torch.logaddexp(
-        lse, sink.expand_as(lse)
-    )
+    sink = sink_of(sinks, lse)
+    return (out.to(lse.dtype) * (lse - sink).sigmoid()[..., None]).to(out.dtype), torch.logaddexp(lse, sink)
 
 
 def logits(
@@ -178,7 +178,7 @@ def explain(
     is_causal: bool = False,
     align: Align | None = None,
     window: Window = None,
-    sinks: Float[Tensor, " heads"] | None = None,
+    sinks: Float[Tensor, " heads"] | Float[Tensor, "batch heads queries"] | None = None,
     dropout_p: float = 0.0,
     scale: float | None = None,
     enable_gqa: bool = False,

@@ -20,7 +20,7 @@ from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Visibility, Window, check_window, distances, tiles
 from posenc.positions.validation import is_readable
 from posenc.positions.visibility import sees_later
-from posenc.rotation.maps import OfKeyHeads
+from posenc.rotation.maps import OfHeads
 from posenc.rotation.phases import PairRotation
 from posenc.schedule import BOUND_BY_LAYER, Schedule
 from posenc.scheme import Scheme, bare_parts, is_scheme
@@ -190,7 +190,7 @@ def _turn_left(encoding: Encoding, query: Tensor, key: Tensor) -> Turn | None:
         return None
     turns = []
     for turn, x in ((rotation.query, query), (rotation.key, key)):
-        turn = turn.fitted_to(x) if isinstance(turn, OfKeyHeads) else turn
+        turn = turn.fitted_to(x) if isinstance(turn, OfHeads) else turn
         if not isinstance(turn, PairRotation) or turn.heads is not None or turn.cos.device.type != "cpu":
             return None
         if turn.cos.requires_grad or turn.sin.requires_grad:
@@ -338,9 +338,13 @@ def _check_mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> None:
 def _check_sinks(sinks: Tensor | None, query: Tensor) -> None:
     if sinks is None:
         return
-    heads = query.size(1) if isinstance(query, Tensor) and query.dim() == 4 else "heads"
-    if not isinstance(sinks, Tensor) or not sinks.is_floating_point() or tuple(sinks.shape) != (heads,):
-        raise ValueError(f"sinks must be a floating tensor ({heads},), a logit for each head, got {shown(sinks)}")
+    batch, heads, queries = query.shape[:3]
+    is_floating = isinstance(sinks, Tensor) and sinks.is_floating_point()
+    if not is_floating or tuple(sinks.shape) not in ((heads,), (batch, heads, queries)):
+        raise ValueError(
+            f"sinks must be a floating tensor ({heads},), a logit for each head, or ({batch}, {heads}, {queries}), one "
+            f"for each head and query, got {shown(sinks)}"
+        )
     if sinks.device != query.device:
         raise ValueError(f"sinks must be on {query.device} like query, got {sinks.device}")
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from posenc.arguments import check_type, whole
 from posenc.encoding.features import Features, missing
-from posenc.rotation.maps import OfKeyHeads, TokenMap
+from posenc.rotation.maps import OfHeads, TokenMap
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Rotation:
         of_query, of_key = query[self.feature], key[self.feature]
         turn = self.reads(of_query)
         turn_key = turn if of_key is of_query else self.reads(of_key)
-        return replace(self, query=turn, key=OfKeyHeads(turn_key, of_key.size(1)))
+        return replace(self, query=turn, key=OfHeads(turn_key, of_key.size(1)))
 
     def __post_init__(self) -> None:
         check_type("bands", self.bands, tuple)

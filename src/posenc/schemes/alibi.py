@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
@@ -12,7 +11,7 @@ from posenc.arguments import check_choice, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Bias, Distance
 from posenc.positions.positions import Positions
-from posenc.rotation.phases import widest
+from posenc.rotation.phases import alibi_slopes, widest
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
 
@@ -77,12 +76,7 @@ class ALiBi(Scheme):
             return bias
         return torch.cat((bias.masked_fill(r > 0, -torch.inf), bias.masked_fill(r < 0, -torch.inf)))
 
-    @staticmethod
-    def _slopes(heads: int, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-        # Computed on the device: a list of numbers would be copied to the GPU in every call.
-        power = 2 ** int(math.log2(heads))
-        h = torch.arange(heads, dtype=dtype, device=device)
-        return torch.exp2(-torch.where(h < power, 8 * (h + 1) / power, 8 * (2 * (h - power) + 1) / (2 * power)))
+    _slopes = staticmethod(alibi_slopes)
 
 
 ENTRY = Entry(

@@ -13,7 +13,7 @@ from posenc.arguments import check_choice, number, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
-from posenc.rotation.maps import FOR_KEY_HEADS, OfKeyHeads, check_fits, shared_by
+from posenc.rotation.maps import FOR_KEY_HEADS, OfHeads, check_fits, shared_by
 from posenc.rotation.phases import coords_of, in_double
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
@@ -81,7 +81,7 @@ class LieRE(Scheme):
         summed = torch.einsum("rta,ahnij->rhtnij", in_double(coords), upper - upper.mT)
         matrices = torch.linalg.matrix_exp(summed.contiguous())  # matrix_exp needs a contiguous input
         turn = BlockRotation(matrices.to(dtype=dtype, device=coords.device), self.head_dim)
-        return Rotation(turn, turn if self.num_heads is None else OfKeyHeads(turn, mine.size(1)))
+        return Rotation(turn, turn if self.num_heads is None else OfHeads(turn, mine.size(1)))
 
 
 @dataclass(frozen=True, eq=False)

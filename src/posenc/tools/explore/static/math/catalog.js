@@ -17,6 +17,7 @@ import { DeBERTa } from "posenc/math/score/deberta.js";
 import { DistanceAware } from "posenc/math/score/distance_aware.js";
 import { FIRE } from "posenc/math/score/fire.js";
 import { FoX } from "posenc/math/score/fox.js";
+import { GRAPEA } from "posenc/math/score/grape_a.js";
 import { Inkling } from "posenc/math/score/inkling.js";
 import { KERPLE } from "posenc/math/score/kerple.js";
 import { Relative1D } from "posenc/math/score/relative_1d.js";
@@ -66,6 +67,7 @@ export const SCHEMES = {
     dual_chunk: DualChunk,
     fire: FIRE,
     fox: FoX,
+    grape_a: GRAPEA,
     inkling: Inkling,
     kerple: KERPLE,
     re_rope: ReRoPE,

@@ -62,14 +62,14 @@ export class AxialRoPE extends RoPE {
 /** The pairs of RoPE, dealt out to time, row and column. */
 export class MRoPE extends RoPE {
     constructor({ head_dim, sections, form, base }) {
-        choice("form", form, ["sections", "interleaved", "ernie"]);
+        choice("form", form, ["sections", "interleaved", "ernie", "videorope"]);
         must(
             sections.length === 3 && sections.reduce((a, b) => a + whole("sections", b, 0), 0) === head_dim / 2,
             `sections must be three numbers with the sum head_dim/2 = ${head_dim / 2}, got ${JSON.stringify(sections)}`,
         );
         must(
-            form !== "ernie" || sections[1] === sections[2],
-            `sections must be as many pairs of row as of column for form ernie, got ${JSON.stringify(sections)}`,
+            !["ernie", "videorope"].includes(form) || sections[1] === sections[2],
+            `sections must be as many pairs of row as of column for form ${form}, got ${JSON.stringify(sections)}`,
         );
         const layout = form === "ernie" ? "interleaved" : "half";
         super({ head_dim, base, layout, axes: 3, allocation: dealt(form, ...sections) });
@@ -82,7 +82,7 @@ function dealt(form, t, h, w) {
     if (form === "sections") {
         return [...line(t, () => 0), ...line(h, () => 1), ...line(w, () => 2)];
     }
-    if (form === "ernie") {
+    if (["ernie", "videorope"].includes(form)) {
         return [...line(2 * h, (k) => 1 + (k % 2)), ...line(t, () => 0)];
     }
     const ends = [0, 3 * h, 3 * w];
