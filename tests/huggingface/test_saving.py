@@ -122,7 +122,11 @@ class Mine(posenc.ALiBi):
     """A scheme of one's own."""
 
 
-@pytest.mark.parametrize("what", [lambda theta: (theta / 2, 1.0), Mine(4), posenc.Shaw(12, 8, values=False)], ids=str)
+@pytest.mark.parametrize(
+    "what",
+    [lambda theta: (theta / 2, 1.0), Mine(4), posenc.Shaw(12, 8, values=False)],
+    ids=["function", "class", "flag"],
+)
 def test_what_posencs_code_does_not_make_is_given_when_it_is_loaded(what: Any, tmp_path: Path) -> None:
     model = built("llama")
     with patch(model, what):
