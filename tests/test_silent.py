@@ -168,6 +168,7 @@ def test_padded_ids_are_not_packed_ids(ids: list[int]) -> None:
 @pytest.mark.parametrize("ids", [[7, 0, 1, 0, 1, 2], [0, 0, 0, 0, 1, 2], [2, 2, 2, 3, 2, 3], [9, 9, 10, 9, 9, 9]])
 def test_packed_ids_may_begin_anywhere_and_be_of_one_token(ids: list[int]) -> None:
     document = Positions.from_ids(torch.tensor([ids]), packed=True).document[0]
+    assert len(Positions.from_ids(torch.empty(2, 0, dtype=torch.int64), packed=True)) == 0
     begins = [n == 0 or ids[n] <= ids[n - 1] for n in range(6)]
     assert document.tolist() == (torch.tensor(begins).cumsum(0) - 1).tolist()
 

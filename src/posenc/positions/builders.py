@@ -124,7 +124,7 @@ def of_ids(ids: Any, mask: Any, packed: Any) -> tuple[Tensor, Tensor]:
             "padding, or packed=True for packed documents; otherwise use Positions(coords, order=..., document=...)"
             f"{_inverted(ids, is_token)}"
         )
-    if packed and is_readable(ids):
+    if packed and is_readable(ids) and ids.numel():
         _check_packed(ids, is_token)
     return order, restarts.long().cumsum(1).masked_fill(~is_token, PADDING)
 
