@@ -32,8 +32,8 @@ class Wall(Scheme):
     `FoX`: ``Wall(...) + FoX(...)``.
 
     How it is computed: exp(P_i) exp(-P_j) would overflow. For keys up to a query a, and queries from a on,
-    exp(P_i - P_a) exp(P_a - P_j) has two factors of at most 1, and scores are a matrix product. Queries are halved, each
-    half with such an a, until 16 and their own keys are left, for which exp is taken pair by pair. P is summed in
+    exp(P_i - P_a) exp(P_a - P_j) has two factors of at most 1, and scores are a matrix product. Queries are halved,
+    each half with such an a, until 16 and their own keys are left, for which exp is taken pair by pair. P is summed in
     float64, and differences are computed before rounding. Where the layout of the positions is unknown, and in a
     compiled graph, all pairs are computed pair by pair, in memory for a number per pair and channel.
 
