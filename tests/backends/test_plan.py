@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import posenc
-from posenc import T5, ALiBi, FoX, Positions, RoPE, Scheme
+from posenc import T5, ALiBi, FoX, Positions, RoPE, Scheme, SelectiveRoPE
 from posenc.backends.native import library
 from posenc.backends.plan import MOST
 from posenc.backends.request import Request
@@ -249,6 +249,16 @@ def test_layers_share_a_plan_and_have_their_own_features(made: list[Request]) ->
     wrong = {"forgotten": torch.randn(1, 1, TOKENS).expand(1, HEADS + 1, TOKENS)}
     with pytest.raises(ValueError, match="feature 'forgotten' of the query must be"):
         posenc.attention(*layer, encoding.with_features(wrong), is_causal=True)
+
+
+def test_layers_share_a_plan_and_have_their_own_rotations(made: list[Request]) -> None:
+    encoding, layer = SelectiveRoPE(HEADS, HEAD_DIM)(Positions.arange(TOKENS)), drawn()
+    for _ in range(2):
+        of_layer = encoding.with_projected({"turned": torch.randn(1, HEADS, TOKENS, HEAD_DIM // 2)})
+        found = posenc.attention(*layer, of_layer, is_causal=True)
+        query, key = of_layer.rotate_query(layer[0]), of_layer.rotate_key(layer[1])
+        torch.testing.assert_close(found, posenc.attention(query, key, layer[2], of_layer.pairs, is_causal=True))
+    assert len(made) == 3  # one of both layers, and one of the pair doors of each
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from posenc.encoding.pieces import Bias, Clock, Distance, Fading, Fold, Function, Meeting, Piece, Row, Value
 from posenc.lowering.block import Block
@@ -24,7 +25,7 @@ ScoreFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Te
 It only indexes tensors and does arithmetic."""
 
 TURNS = 256  # distances for which a rotated query is used
-FADING = 32  # queries whose factors of far keys are computed together
+PAIRS = 16  # queries of which exponentials are taken pair by pair
 
 
 # -- dense ------------------------------------------------------------------------------------------------------------
@@ -290,26 +291,40 @@ class _OfFading(Form):
             return _faded(q, k, here, there, None if seen is None else seen[:, None])
         out = q.new_zeros(*q.shape[:3], k.size(2))
         for tile in tiles(*layouts, Visibility(is_causal=True), q.size(0)):
-            r, high = tile.row, tile.last if tile.high is None else tile.high  # query i sees key j if j - i <= high
-            for start in range(tile.start, tile.stop, FADING):
-                i = slice(start, min(start + FADING, tile.stop))
-                # The first query of the block sees keys up to this one, with P_j >= P_start >= P_i: both factors of
-                # exp(P_i - P_j) are at most 1. Of keys after it, exp is taken pair by pair.
-                far = min(max(start + high + 1, tile.first), tile.last)
-                near = min(max(i.stop + high, tile.first), tile.last)
-                j, own, anchor = slice(tile.first, far), slice(far, near), here[r, :, start : start + 1]
-                left = q[r, :, i] * (here[r, :, i] - anchor).to(q.dtype).exp()
-                right = k[r, :, j] * (anchor - there[r, :, j]).to(q.dtype).exp()
-                out[r, :, i, j] = left @ right.mT - q[r, :, i] @ k[r, :, j].mT
-                if far < near:
-                    queries, keys = (torch.arange(x.start, x.stop, device=q.device) for x in (i, own))
-                    seen = keys - queries[:, None] <= high
-                    out[r, :, i, own] = _faded(q[r, :, i], k[r, :, own], here[r, :, i], there[r, :, own], seen)
+            r, i, j = tile.row, slice(tile.start, tile.stop), slice(tile.first, tile.last)
+            high = tile.last if tile.high is None else tile.high + tile.start - tile.first
+            out[r, :, i, j] = _faded_tile(q[r, :, i], k[r, :, j], here[r, :, i], there[r, :, j], high)
         return out
 
 
+def _faded_tile(q: Tensor, k: Tensor, here: Tensor, there: Tensor, high: int) -> Tensor:
+    """sum_c q_ic k_jc (exp(P_ic - P_jc) - 1) of the pairs with j - i <= high; 0 for the others.
+
+    For keys that the first query sees, P_j >= P_0 >= P_i: both factors of exp(P_i - P_0) exp(P_0 - P_j) are at most 1,
+    and where one vanishes their product does. Of the other keys the same holds for the later half of the queries and
+    what its first one sees, and so on; in the end few pairs are left, of which exp is taken one by one.
+    """
+    (m, n), seen = (q.size(-2), k.size(-2)), min(max(high + 1, 0), k.size(-2))
+    left = q * (here - here[..., :1, :]).to(q.dtype).exp()
+    right = k[..., :seen, :] * (here[..., :1, :] - there[..., :seen, :]).to(q.dtype).exp()
+    far = left @ right.mT - q @ k[..., :seen, :].mT
+    if seen == n:
+        return far
+    k, there, high = k[..., seen:, :], there[..., seen:, :], high - seen
+    if m <= PAIRS:
+        queries, keys = (torch.arange(x.size(-2), device=q.device) for x in (q, k))
+        near = _faded(q, k, here, there, keys - queries[:, None] <= high)
+    else:
+        half = m // 2
+        some = min(max(half + high, 0), n - seen)  # the keys that the first half sees
+        first = _faded_tile(q[..., :half, :], k[..., :some, :], here[..., :half, :], there[..., :some, :], high)
+        second = _faded_tile(q[..., half:, :], k, here[..., half:, :], there, high + half)
+        near = torch.cat((pad(first, (0, n - seen - some)), second), -2)
+    return torch.cat((far, near), -1)
+
+
 def _faded(q: Tensor, k: Tensor, here: Tensor, there: Tensor, seen: Tensor | None) -> Tensor:
-    """sum_c q_ic k_jc (exp(P_ic - P_jc) - 1), pair by pair; 0 where the key is not seen."""
+    """The same pair by pair."""
     gap = (here[..., :, None, :] - there[..., None, :, :]).to(q.dtype)
     gap = gap if seen is None else gap.masked_fill(~seen[..., None], 0.0)  # before exp, which could overflow there
     return (q[..., :, None, :] * k[..., None, :, :] * gap.expm1()).sum(-1)

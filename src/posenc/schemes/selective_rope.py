@@ -33,7 +33,7 @@ class SelectiveRoPE(ClockRotary):
     layer passes the result as the projection, and keeps the last 3 tokens of its convolution when it decodes.
 
     The scheme itself has no parameters. A key head that several query heads share has one angle, so ``num_heads`` is
-    the number of *key* heads. Sums and angles are computed in float64.
+    the number of *key* heads. Sums and angles are computed in float64; a cache keeps the sums beside the keys.
     Shapes: turned (batch, num_heads, tokens, head_dim/2); query (batch, heads, tokens, head_dim).
     Errors: ValueError for an odd head_dim, a base not above 1, an unknown layout, keys of another number of heads, and
     if the feature is missing or has another shape.

@@ -31,13 +31,14 @@ class Wall(Scheme):
     sum of a cache. The authors initialize the bias to 8, where gates are nearly open. Their optional gate per head is
     `FoX`: ``Wall(...) + FoX(...)``.
 
-    How it is computed: exp(P_i) exp(-P_j) would overflow, so queries go in blocks of 32. For keys up to the first query
-    a of a block, exp(P_i - P_a) exp(P_a - P_j) has two factors of at most 1, and scores are a matrix product; for the
-    others exp is taken pair by pair. P is summed in float64, and differences are computed before rounding. Where the
-    layout of the positions is unknown, and in a compiled graph, all pairs are computed pair by pair.
+    How it is computed: exp(P_i) exp(-P_j) would overflow. For keys up to a query a, and queries from a on,
+    exp(P_i - P_a) exp(P_a - P_j) has two factors of at most 1, and scores are a matrix product. Queries are halved,
+    each half with such an a, until 16 and their own keys are left, for which exp is taken pair by pair. P is summed in
+    float64, and differences are computed before rounding. Where the layout of the positions is unknown, and in a
+    compiled graph, all pairs are computed pair by pair, in memory for a number per pair and channel.
 
     The scheme itself has no parameters. Shapes: kept (batch, num_heads, tokens, head_dim), any number of key heads.
-    Cost: two products of queries and keys, and a cache with ``num_heads * head_dim`` numbers more per token.
+    Cost: two products of queries and keys, and a cache with ``num_heads * head_dim`` float64 numbers more per token.
     Errors: ValueError for sizes below 1, without a causal mask, for queries of another width, and if the feature is
     missing or has another shape.
     Source: Pai et al. 2026, "Wall Attention: Length Generalization With Diagonal Gates" (blog of Tilde Research), and
