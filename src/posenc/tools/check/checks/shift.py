@@ -56,7 +56,7 @@ def moving_all_changes_something(subject: Subject, batch: Batch, by: list[int], 
     from some position on. Parameters that begin as zeros may hide it, so it is tried with jitter too."""
     several = all(len(set(row)) > 1 for row in batch.ids)
     require(several, "nothing to do: attention to one and the same token gives the same from everywhere")
-    changes = []
+    changes: list[float] = []
     for amount, most in zip(by, tolerances, strict=True):  # further only if needed, since positions may have an end
         change = _change(subject, batch, amount)
         if isinstance(change, Outcome):
