@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from posenc.arguments import check_type, number, one_or, shown, whole
-from posenc.encoding.claims import try_claims
+from posenc.encoding.claims import check_bound
 from posenc.encoding.encoding import DOORS, TURNED_IN_PAIRS, Context, Encoding
 from posenc.encoding.features import Feature, wanted_by_both
 from posenc.encoding.horizon import SKIP_BELOW, horizon
@@ -218,7 +218,7 @@ class Scheme(nn.Module):
             _made_with=made,
             _is_counted=is_counted(self),
         )
-        try_claims(self, (*encoding.pieces, *encoding.values))
+        check_bound(self, encoding)
         return encoding
 
     @property

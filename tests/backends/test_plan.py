@@ -21,6 +21,7 @@ from posenc.backends.plan import MOST
 from posenc.backends.request import Request
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import Bias, Distance
+from tests.rounding import of_sums
 
 HEADS, TOKENS, HEAD_DIM = 2, 64, 16
 
@@ -144,11 +145,20 @@ def test_inference_mode_has_plans_of_its_own(made: list[Request]) -> None:
 
 
 def test_a_kernel_that_is_switched_off_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoding, layer = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn()
-    posenc.attention(*layer, encoding, is_causal=True)
+    encoding, layer, asked = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn(), []
+
+    def noted(dtype: torch.dtype) -> Any:
+        asked.append(dtype)
+        return library.library(dtype)
+
+    monkeypatch.setattr("posenc.backends.native.operator.library", noted)
+    plain = posenc.attention(*layer, encoding, is_causal=True)
+    assert asked == [torch.float32] * (library.missing(torch.float32) is None)
+    asked.clear()
     with switched_off():
-        monkeypatch.setattr("posenc.backends.native.operator.library", lambda dtype: pytest.fail("it was run"))
-        posenc.attention(*layer, encoding, is_causal=True)
+        out = posenc.attention(*layer, encoding, is_causal=True)
+    assert asked == []
+    torch.testing.assert_close(out, plain, rtol=0, atol=of_sums(torch.float32, HEAD_DIM + TOKENS, layer[2], score=64))
 
 
 def test_a_plan_for_true_is_none_for_one() -> None:

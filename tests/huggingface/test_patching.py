@@ -271,9 +271,16 @@ def test_padding_on_the_left_is_part_of_the_length_without_position_ids() -> Non
 
 
 def test_chunks_of_one_text_and_padding_are_no_documents() -> None:
-    model = built("llama4").double()
+    """So what comes from a cache is what comes without one, until the text grows."""
+    model, mask, positions = built("llama4").double(), IS_TOKEN.long(), (IS_TOKEN.cumsum(1) - 1).clamp(min=0)
     with patch(model, DynamicNTK(2.0, 4)):
-        fed(model, LONG, (38, 1, 1), IS_TOKEN.long(), (IS_TOKEN.cumsum(1) - 1).clamp(min=0))
+        cached = fed(model, LONG, (38, 1, 1), mask, positions)
+        first = {"input_ids": LONG[:, :38], "attention_mask": mask[:, :38], "position_ids": positions[:, :38]}
+        whole = output(model, **first, use_cache=False)[IS_TOKEN[:, :38]]
+    assert cached[IS_TOKEN].isfinite().all()
+    torch.testing.assert_close(
+        cached[:, :38][IS_TOKEN[:, :38]], whole, rtol=0, atol=of_sums(torch.float64, TERMS, whole)
+    )
 
 
 def test_layers_of_one_type_alone() -> None:

@@ -199,6 +199,19 @@ def test_a_later_key_is_found_by_reading_as_by_comparing_all_pairs(furthest: int
     assert found == {True, False}
 
 
+@pytest.mark.parametrize(
+    "scheme", [posenc.Relative2D((3, 3), 8), posenc.Swin((3, 3), 4), SwinV2((3, 3), 4)], ids=lambda x: type(x).__name__
+)
+def test_a_scheme_of_a_grid_is_not_bound_to_a_line(scheme: Scheme) -> None:
+    told = rf"^{type(scheme).__name__} takes 2 coordinates per token, got positions of 1: make them with Positions.grid"
+    for query, key in ((LINE, None), (GRID, LINE), (LINE, GRID)):
+        with pytest.raises(ValueError, match=told):
+            (posenc.NoPE() + scheme)(query, key)
+    scheme(GRID)
+    with pytest.raises(ValueError, match=r" looks distances up in a table and needs int64 coordinates, got"):
+        scheme(GRID.scale(0.5))
+
+
 NO_SCALINGS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "frequencies alone": (lambda theta: theta, r"torch\.float64 \(2,\)"),
     "single precision": (lambda theta: (theta.float(), 1.0), r"\(torch\.float32 \(2,\), 1\.0\)"),

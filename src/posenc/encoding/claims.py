@@ -1,9 +1,9 @@
-"""Tries the terms of a scheme against what their `Distance` declares, which backends rely on."""
+"""What terms need of positions, and whether they are what their `Distance` declares, which backends rely on."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -12,7 +12,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc import compat
-from posenc.encoding.pieces import Bias, Distance, Function, Meeting, Piece, Value
+from posenc.encoding.encoding import Encoding
+from posenc.encoding.pieces import Bias, Distance, Function, Meeting, Value
+from posenc.positions.positions import Positions
 
 NEAR, FARTHEST = 64, 20  # beyond `past`, so many distances in a row are tried, and powers of two up to this one
 FAILURES = (IndexError, RuntimeError)  # of a table without such an entry
@@ -36,11 +38,33 @@ def tried() -> Iterator[None]:
         _is_on = before
 
 
-def try_claims(scheme: nn.Module, terms: Sequence[Piece | Value]) -> None:
-    """Raises `ClaimError` for a false `Distance`: it names the attribute, the distance, the head and the error.
+def coordinates(distance: Distance, positions: Positions) -> Tensor:
+    """(rows, tokens) along the term's axis, or (rows, tokens, axes). Raises ValueError for a wrong number of axes."""
+    coords, scheme = positions.coords, distance.scheme
+    if distance.integral and coords.dtype != torch.int64:
+        raise ValueError(f"{scheme} looks distances up in a table and needs int64 coordinates, got {coords.dtype}")
+    axes, wanted = 1 if coords.dim() == 2 else coords.size(2), distance.axes
+    if distance.axis is None:
+        wanted = axes if distance.reach is None else len(distance.reach)
+    elif wanted == 1:
+        return positions.scalar(scheme)
+    if coords.dim() != 3 or axes != wanted:
+        how = ": make them with Positions.grid(height, width)" if (wanted, axes) == (2, 1) else ""
+        raise ValueError(f"{scheme} takes {wanted} coordinates per token, got positions of {axes}{how}")
+    return coords if distance.axis is None else coords[..., distance.axis]
 
-    Only within `tried`, and not where operations are traced or the scheme's parameters have no numbers.
+
+def check_bound(scheme: nn.Module, encoding: Encoding) -> None:
+    """ValueError for a scheme bound to positions of another number of axes, or another dtype, than its terms take.
+
+    Within `tried`, `ClaimError` for a false `Distance`, which names the attribute, the distance, the head and the
+    error; not where operations are traced or the scheme's parameters have no numbers.
     """
+    terms = (*encoding.pieces, *encoding.values)
+    for term in terms:
+        if term.distance is not None:
+            for positions in (encoding.query_positions, encoding.key_positions):
+                coordinates(term.distance, positions)
     if torch.compiler.is_compiling() or not _is_on or not compat.is_undisturbed():
         return
     parameters = list(scheme.parameters())

@@ -19,7 +19,6 @@ from posenc.huggingface.layers import attentions, layout_in_attention, own_windo
 from posenc.huggingface.patched import Patched, named, text_config, transformer
 from posenc.huggingface.placing import PLAN, Plan
 from posenc.huggingface.rotary import PosencRotary, read_turns
-from posenc.lowering.distances import coordinates
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, check_window
 from posenc.rotary import PairwiseRotary, Rotary
@@ -283,11 +282,8 @@ def _check_bound(base: Any, part: Scheme) -> None:
             f"{part.looks_back or 'a bidirectional scheme'}"
         )
     for piece in pieces:
-        if piece.distance is not None:
-            coordinates(piece.distance, at)
-        if not isinstance(piece, Bias):
-            continue
-        if piece.hides and True in sees and bool(piece.at(torch.tensor([-1], device=device)).isneginf().any()):
+        hides = isinstance(piece, Bias) and piece.hides and True in sees
+        if hides and bool(piece.at(torch.tensor([-1], device=device)).isneginf().any()):
             raise ValueError(
                 f"{name} in this form has heads that attend only to keys after the query, which {named(base)} masks: "
                 "make it in its causal form"
