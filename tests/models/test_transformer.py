@@ -98,7 +98,8 @@ def looks_back(scheme: Scheme) -> bool:
 def test_the_forward_pass_is_the_oracles(name: str, kind: type[Model]) -> None:
     """What the rest of this folder cannot see: that the model opens every door of its scheme, where it should."""
     case, ids = CASES[name], zoo.tokens(count=cases.TOKENS)
-    positions = cases.positions_cases()["packed" if kind is Decoder else "left padded"]
+    is_packed = kind is Decoder and not case.one_document
+    positions = cases.positions_cases()["packed" if is_packed else "left padded"]
     way = {"inject": "every_layer", "per_layer": True} if kind is Decoder else {}
     model = zoo.model(kind, case.scheme(), **way)
     cut_features(model, case)
