@@ -1,8 +1,10 @@
 """Writes the table of ``docs/authors.md``: ``python -m tests.authors``."""
 
+import re
 from pathlib import Path
 from typing import Any
 
+from posenc.schemes.catalog import CATALOG
 from tests.authors.compared import entries, errors
 
 PAGE = Path(__file__).parents[2] / "docs" / "authors.md"
@@ -26,7 +28,13 @@ def table() -> str:
     for name, entry in entries().items():
         worst = max(each.worst / max(1.0, each.largest) for each in errors(name, entry))
         rows.append(f"{row(entry)} | {f'{worst:.0e}' if worst else '0'} |")
-    return "\n".join(rows) + "\n"
+    return "\n".join(rows) + f"\n\nWithout a row: {', '.join(without())}.\n"
+
+
+def without() -> list[str]:
+    """The schemes of the catalog that no entry is about."""
+    about = {word for entry in entries().values() for word in re.findall(r"\w+", entry["scheme"])}
+    return [entry.title for entry in CATALOG if entry.title not in about]
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from posenc import (
     DeBERTa,
     DualChunk,
     DynamicNTK,
+    FoX,
     LieRE,
     Llama3,
     LongRoPE,
@@ -348,3 +349,20 @@ def longrope(dim: int, length: int, most: int) -> Tensor:
 
 def wan(d: int, f: int, h: int, w: int) -> Tensor:
     return rotated(RoPE3D(d), Positions.grid(h, w, frames=f), wave(1, 1, f * h * w, d))
+
+
+def fox(n: int, m: int, d: int) -> Tensor:
+    q, k, v = wave(3, 1, 2, n, d)
+    gates = wave(1, 2, n, seed=7)
+    whole = Positions.arange(n)
+    of_queries, of_keys = {"forgotten": gates[:, :, n - m :]}, {"forgotten": gates}
+    encoding = FoX(2)(whole[n - m :], whole, dtype=DOUBLE).with_projected(of_queries, of_keys)
+    return posenc.attention(q[:, :, n - m :], k, v, encoding, is_causal=True, scale=0.5)
+
+
+def vllm(length: int, lengths: list[int]) -> Tensor:
+    """The factor of the last query of each text."""
+    scheme = QueryScale("qwen2_5_1m", length=length)
+    context = posenc.Context(lengths=torch.tensor(lengths))
+    rows = Positions.arange(1).expand(len(lengths))
+    return scheme(rows, dtype=DOUBLE, context=context).rotate_query(torch.ones(len(lengths), 1, 1, 1, dtype=DOUBLE))

@@ -16,7 +16,7 @@ DTYPES = {"double": torch.float64, "single": torch.float32}
 
 def furthest(given: dict[str, Any]) -> float:
     """The largest position of a case, or a number beyond it."""
-    return float(max(given.get(name, 0) for name in ("n", "length", "side", "h", "w")))
+    return float(max(given.get(name, 0) for name in ("n", "length", "side", "h", "w", "f", "most")))
 
 
 @pytest.mark.parametrize("name", ENTRIES)
@@ -40,7 +40,9 @@ def test_each_entry_has_its_function_and_origin() -> None:
 def test_the_page_has_every_entry() -> None:
     """But for the errors themselves, which differ in their last digit from machine to machine."""
     written = page.PAGE.read_text(encoding="utf-8").partition(page.BEGIN)[2].partition(page.END)[0]
-    rows = [line.rpartition(" | ")[0] for line in written.strip().splitlines()[2:]]
+    lines = written.strip().splitlines()
+    rows = [line.rpartition(" | ")[0] for line in lines[2:-2]]
+    assert lines[-1] == f"Without a row: {', '.join(page.without())}."
     assert rows == [page.row(entry) for entry in ENTRIES.values()]
 
 

@@ -91,7 +91,7 @@ def cut_features(model: Any, case: cases.Case) -> None:
 def test_the_forward_pass_is_the_oracles(name: str, kind: type[Model]) -> None:
     """What the rest of this folder cannot see: that the model opens every door of its scheme, where it should."""
     case, ids = CASES[name], zoo.tokens(count=cases.TOKENS)
-    is_packed = kind is Decoder and not case.scheme().needs_lengths  # which a row of several documents has none of
+    is_packed = kind is Decoder and not case.one_document
     positions = cases.positions_cases()["packed" if is_packed else "left padded"]
     way = {"inject": "every_layer", "per_layer": True} if kind is Decoder else {}
     model = zoo.model(kind, case.scheme(), **way)

@@ -176,6 +176,11 @@ GIVEN: tuple[tuple[Any, str], ...] = (
         {**OF_YARN, "factor": None},
         "scaling of type 'yarn' needs the key 'factor', got original_max_position_embeddings",
     ),
+    (
+        {**OF_YARN, "partial_rotary_factor": "half"},
+        "scaling['partial_rotary_factor'] must be a finite number, got 'half'",
+    ),
+    ({"rope_type": "yarn", 3: 4}, "scaling has the key 3 = 4, which 'yarn' does not read"),
     ({"rope_type": "linear"}, "scaling of type 'linear' needs the key 'factor', got none"),
     ({**OF_YARN, "factor": 0.5}, "factor must be a finite number of at least 1, got 0.5"),
     ({**OF_YARN, "rope_theta": 500.0}, "scaling['rope_theta'] must be the base, 100, got 500.0: pass it as base="),

@@ -178,6 +178,7 @@ def test_deberta_has_the_buckets_of_single_precision_where_models_were_released(
 # --- xlnet ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.more  # importing the model takes seconds
 def test_transformer_xl_with_segments_is_xlnets_attention() -> None:
     """Sinusoids, which they compute in single precision, included."""
     from transformers import XLNetConfig, XLNetModel

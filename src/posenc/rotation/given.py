@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeAlias
 
-from posenc.arguments import shown
+from posenc.arguments import number, shown
 from posenc.rotation.scalings import DynamicNTK, Llama3, LongRoPE, PositionInterpolation, Proportional, Scaling, YaRN
 
 Given: TypeAlias = Scaling | Mapping[str, Any] | str
@@ -54,6 +54,7 @@ def scaling_of(given: Mapping[str, Any] | str, base: float, head_dim: int, rotar
             f"scaling['rope_theta'] must be the base, {base:g}, got {told['rope_theta']}: pass it as base="
         )
     share = told.get("partial_rotary_factor")
+    share = None if share is None else number("scaling['partial_rotary_factor']", share)
     if kind != "proportional" and share is not None and int(head_dim * share) != rotary_dim:
         raise ValueError(
             f"scaling['partial_rotary_factor'] must be the share of rotated channels, {rotary_dim} of {head_dim}, got "
@@ -67,7 +68,9 @@ def scaling_of(given: Mapping[str, Any] | str, base: float, head_dim: int, rotar
             raise ValueError(f"scaling has the key {name!r} = {shown(read[name])}, which {kind!r} does not read")
     for name in needed:
         if name not in read:
-            raise ValueError(f"scaling of type {kind!r} needs the key {name!r}, got {', '.join(read) or 'none'}")
+            raise ValueError(
+                f"scaling of type {kind!r} needs the key {name!r}, got {', '.join(map(str, read)) or 'none'}"
+            )
     if made is None:
         return None
     if ("mscale" in read) != ("mscale_all_dim" in read):
@@ -83,7 +86,9 @@ def _kind(told: Mapping[str, Any]) -> str:
     new, old = told.get("rope_type"), told.get("type")
     if new is None and old is None and any(isinstance(each, Mapping) for each in told.values()):
         first = next(name for name, each in told.items() if isinstance(each, Mapping))
-        raise ValueError(f"scaling must be of one type of layers, got {', '.join(told)}: pass scaling[{first!r}]")
+        raise ValueError(
+            f"scaling must be of one type of layers, got {', '.join(map(str, told))}: pass scaling[{first!r}]"
+        )
     kind = old if new is None else new
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"scaling['rope_type'] must be one of {', '.join(KINDS)}, got {shown(kind)}")

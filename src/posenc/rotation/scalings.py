@@ -11,7 +11,7 @@ Pass a scaling to a scheme: ``RoPE(head_dim, base, scaling=YaRN(4.0, 4096))``. I
     LongRoPE                theta_k / lambda_k, a list for n <= L, one for n > L cos and sin times sqrt(1 + ln s/ln L)
     Proportional            theta_k for the first share of the pairs, else 0     p-RoPE
 
-where s is the factor of lengths and L the training length; NTKAware is also by parts and YaRN also dynamic. If
+where s is the factor of lengths and L the training length; NTKAware may also be by parts, and YaRN dynamic. If
 ``needs_lengths`` is true, the scaling is also called with the length of every row, (rows, 1), and theta' is (rows,
 pairs): rows are independent of one another, and a cache keeps unrotated keys. Any function ``theta -> (theta',
 factor)`` is a scaling too.
