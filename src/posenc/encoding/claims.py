@@ -39,8 +39,13 @@ def tried() -> Iterator[None]:
 
 
 def coordinates(distance: Distance, positions: Positions) -> Tensor:
-    """(rows, tokens) along the term's axis, or (rows, tokens, axes). Raises ValueError for a wrong number of axes."""
+    """(rows, tokens) along the term's axis, or (rows, tokens, axes). Raises ValueError for a wrong number of axes, and
+    for missing segments."""
     coords, scheme = positions.coords, distance.scheme
+    if distance.axis == "segment":
+        if positions.segment is None:
+            raise ValueError(f"{scheme} needs positions with a segment per token: positions.with_segment(segment)")
+        return positions.segment
     if distance.integral and coords.dtype != torch.int64:
         raise ValueError(f"{scheme} looks distances up in a table and needs int64 coordinates, got {coords.dtype}")
     axes, wanted = 1 if coords.dim() == 2 else coords.size(2), distance.axes

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from posenc.arguments import check_flag, sides, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Bias, Distance, Function, plus
-from posenc.lowering.distances import coordinates
+from posenc.encoding.claims import coordinates
 from posenc.positions.positions import PADDING, Positions
 from posenc.positions.visibility import check_reach
 from posenc.scheme import Scheme

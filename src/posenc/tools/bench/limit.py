@@ -7,7 +7,7 @@ from torch import Tensor
 
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import Distance, Meeting, Value
-from posenc.lowering.distances import coordinates
+from posenc.encoding.claims import coordinates
 from posenc.positions.positions import Positions
 from posenc.tools.bench.measure import Make, Work
 
