@@ -11,6 +11,7 @@ order within the document. The angle to a key after the query has the other sign
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 from torch import Tensor
@@ -53,13 +54,14 @@ def score(
     """The logit of raw queries and keys; ``said`` (b, key head, t, pair) is the angle that a token turns a pair by."""
     q, k = heads(query), heads(key)
     group, d = len(q[0]) // len(k[0]), len(q[0][0][0])
+    of_pairs = [between(partial(said, pair=pair), *orders, *documents) for pair in range(d // 2)]
+    angle = cache(lambda b, g, i, j, pair: of_pairs[pair](b, g, i, j))  # of all query heads that share the key's
 
     def turned(_: float, b: int, h: int, i: int, j: int) -> float:
         total = 0.0
         for pair in range(d // 2):
             one, two = (pair, pair + d // 2) if layout == "half" else (2 * pair, 2 * pair + 1)
-            angle = between(lambda b, g, t, pair=pair: said(b, g, t, pair), *orders, *documents)  # type: ignore[misc]
-            a = angle(b, h // group, i, j)
+            a = angle(b, h // group, i, j, pair)
             x, y = k[b][h // group][j][one], k[b][h // group][j][two]
             total += q[b][h][i][one] * (x * math.cos(a) - y * math.sin(a))
             total += q[b][h][i][two] * (x * math.sin(a) + y * math.cos(a))

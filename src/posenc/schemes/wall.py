@@ -38,7 +38,8 @@ class Wall(Scheme):
     compiled graph, all pairs are computed pair by pair, in memory for a number per pair and channel.
 
     The scheme itself has no parameters. Shapes: kept (batch, num_heads, tokens, head_dim), any number of key heads.
-    Cost: two products of queries and keys, and a cache with ``num_heads * head_dim`` float64 numbers more per token.
+    Cost: two products of queries and keys; a cache with ``num_heads * head_dim`` float64 numbers more per token, and a
+    decoding step takes an exponential of each.
     Errors: ValueError for sizes below 1, without a causal mask, for queries of another width, and if the feature is
     missing or has another shape.
     Source: Pai et al. 2026, "Wall Attention: Length Generalization With Diagonal Gates" (blog of Tilde Research), and
