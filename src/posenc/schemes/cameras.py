@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from posenc import compat
 from posenc.arguments import number, one_or, shown, sides, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
@@ -159,7 +160,8 @@ class EachFour:
         check_fits("the rotation", (self.matrices.size(0), 1, self.matrices.size(1)), x)
         dtype = torch.promote_types(x.dtype, torch.float32)
         fours = x[..., : self.channels].to(dtype).unflatten(-1, (-1, 4))
-        mapped = (fours @ self.matrices.to(dtype)[:, None].mT).flatten(-2).to(x.dtype)
+        with compat.without_autocast(x):
+            mapped = (fours @ self.matrices.to(dtype)[:, None].mT).flatten(-2).to(x.dtype)
         return torch.cat((mapped, x[..., self.channels :]), -1)
 
 
