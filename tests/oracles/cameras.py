@@ -5,7 +5,7 @@
     the next r channels, half of them by the column, half by the row: pair m of a half, (m, m + r/4), is turned by
     -p base^(-4m/r) in q, k and v, and by p base^(-4m/r) in o
 
-Li et al. 2025 (arXiv 2507.10496), section 3, and the authors' code; Miyato et al. 2024 (arXiv 2310.10375) without K. A
+Li et al. 2025 (arXiv 2507.10496), after the authors' code; Miyato et al. 2024 (arXiv 2310.10375) without K. A
 position is (view, row, column).
 """
 

@@ -4,8 +4,8 @@
     "sam": s_ij = q_i . k_j / sqrt(d) + q_i . (R_h[h - 1 - dr] + R_w[w - 1 - dc])
 
 Bello et al. 2019 (arXiv 1904.09925), Eq. 3; BoTNet (arXiv 2101.11605), Figure 4. Ramachandran et al. 2019 (arXiv
-1906.05909) join two half-width vectors instead of adding two whole ones. "sam": MViTv2 (arXiv 2112.01526), Eq. 4, and
-get_rel_pos of SAM's and ViTDet's code, where queries are not yet scaled. Conventions: deltas are key minus query; h
+1906.05909) join two half-width vectors instead of adding two whole ones. "sam": get_rel_pos of
+SAM's and ViTDet's code, where queries are not yet scaled. Conventions: deltas are key minus query; h
 counts rows and w columns, and need not be equal; the term is divided by sqrt(d). `row_tables` is (H, 2h-1, d) and
 `column_tables` (H, 2w-1, d), one of each a head: pass a shared one H times. A position is a (row, column) pair of
 integers, so the order of the tokens does not matter.

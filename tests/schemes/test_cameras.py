@@ -116,6 +116,15 @@ def test_half_precision_is_rounded_once_in_each_map() -> None:
     assert torch.equal(encoding.rotate_key(x), encoding.rotate_key(x.float()).bfloat16())
 
 
+@pytest.mark.parametrize("scheme", [Cameras(8, oracle.rig(VIEWS)), posenc.LieRE(8, 3, 4)])
+def test_autocast_does_not_round_what_a_model_rotates_itself(scheme: posenc.Scheme) -> None:
+    """As for a cache; `attention` disables autocast for itself."""
+    encoding, x = scheme(VIDEO), heads()[0, ..., :8].float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = encoding.rotate_key(x)
+    assert torch.equal(found, encoding.rotate_key(x))
+
+
 def test_padding_has_no_camera() -> None:
     """Its view may be any number, and it changes nothing."""
     coords = VIDEO.coords.clone()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -110,7 +110,7 @@ def attention(
     )
     encoding, call, run = planned(asked, backend)
     # Autocast would cast the bias together with the query: a bfloat16 ALiBi has 769 values over 4096 keys.
-    with _without_autocast(query):
+    with compat.without_autocast(query):
         out, lse = run(call)
         if gives_weights(call.pieces):
             assert lse is not None
@@ -162,7 +162,7 @@ def logits(
         align=align,
     )
     *_, call = asked.checked()
-    with _without_autocast(query):
+    with compat.without_autocast(query):
         return dense_logits(call.turned())
 
 
@@ -238,9 +238,3 @@ def _bind_pairs(call: Call) -> None:
         with suppress(RuntimeError):
             if piece.adds:
                 added(piece, pair)
-
-
-def _without_autocast(x: Tensor) -> AbstractContextManager[object]:
-    kind = x.device.type
-    is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if is_on else nullcontext()

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from posenc import compat
 from posenc.arguments import number, one_or, shown, sides, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
@@ -39,6 +40,8 @@ class Cameras(Scheme):
     of the images that they are for, in the same unit, and K_n is that of an image of side 1 whose middle is the origin:
     focal lengths, skew and center are divided by width or height, and 1/2 is subtracted from the center.
 
+    Poses from camera to world, which no check can tell apart, are the inverses of T: pass ``poses.inverse()``.
+
     Cameras are data: make the scheme for every batch. Calling it costs a 4 x 4 inverse per camera; gradients reach
     ``cameras`` and ``intrinsics``. For a single view it is an axial RoPE of values too.
 
@@ -49,10 +52,10 @@ class Cameras(Scheme):
     Errors: PositionError for a view without a camera; ValueError for other shapes, a last row that is not as above or
     matrices without an inverse (where they can be read), intrinsics without ``image`` or the reverse, a camera_dim or
     rotary_dim that is not a multiple of 4 within head_dim, and fractional coordinates.
-    Source: Li et al. 2025, "Cameras as Relative Positional Encoding" (arXiv 2507.10496), section 3, and the authors'
-    code, which has c = r = d/2, base 100, no skew, and inverts T as a rigid motion; Miyato et al. 2024, "GTA: A
-    Geometry-Aware Attention Mechanism for Multi-View Transformers" (arXiv 2310.10375), equation 6. For p-RoPE of
-    Barbero et al. see `ProportionalRoPE`.
+    Source: Li et al. 2025, "Cameras as Relative Positional Encoding" (arXiv 2507.10496), after the authors' code, which
+    has c = r = d/2, base 100 and no skew, and inverts T as a rigid motion; Miyato et al. 2024, "GTA: A Geometry-Aware
+    Attention Mechanism for Multi-View Transformers" (arXiv 2310.10375), in the form of that code. For p-RoPE of Barbero
+    et al. see `ProportionalRoPE`.
     """
 
     def __init__(
@@ -159,7 +162,8 @@ class EachFour:
         check_fits("the rotation", (self.matrices.size(0), 1, self.matrices.size(1)), x)
         dtype = torch.promote_types(x.dtype, torch.float32)
         fours = x[..., : self.channels].to(dtype).unflatten(-1, (-1, 4))
-        mapped = (fours @ self.matrices.to(dtype)[:, None].mT).flatten(-2).to(x.dtype)
+        with compat.without_autocast(x):
+            mapped = (fours @ self.matrices.to(dtype)[:, None].mT).flatten(-2).to(x.dtype)
         return torch.cat((mapped, x[..., self.channels :]), -1)
 
 

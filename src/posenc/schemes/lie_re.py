@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc import compat
 from posenc.arguments import check_choice, number, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
@@ -101,7 +102,8 @@ class BlockRotation:
         dtype = torch.promote_types(x.dtype, torch.float32)
         blocks, size = matrices.shape[-3:-1]
         parts = x[..., : blocks * size].to(dtype).unflatten(-1, (blocks, size, 1))
-        turned = (matrices.to(dtype) @ parts).flatten(-3).to(x.dtype)
+        with compat.without_autocast(x):
+            turned = (matrices.to(dtype) @ parts).flatten(-3).to(x.dtype)
         return torch.cat((turned, x[..., blocks * size :]), -1)
 
 

@@ -28,7 +28,7 @@ class Relative2D(Scheme):
         "botnet"    s_ij = (q_i . k_j + q_i . (R_h[a' - a + h - 1] + R_w[b' - b + w - 1])) / sqrt(d)
         "sam"       s_ij = q_i . k_j / sqrt(d) + q_i . (R_h[a - a' + h - 1] + R_w[b - b' + w - 1])
 
-    "sam" is that of SAM, ViTDet and MViTv2: query minus key, and the new term is *not* divided, so the checkpoints'
+    "sam" is that of SAM and ViTDet: query minus key, and the new term is *not* divided, so the checkpoints'
     ``rel_pos_h`` and ``rel_pos_w`` are ``row_table`` and ``column_table``. A ``scale`` passed to `attention` multiplies
     both terms, the new one by ``scale`` sqrt(d).
 
@@ -41,9 +41,9 @@ class Relative2D(Scheme):
     Errors: PositionError for a distance outside the tables; ValueError for an unknown convention, and for positions
     that do not have two axes.
     Source: Ramachandran et al. 2019, "Stand-Alone Self-Attention in Vision Models"; Bello et al. 2019,
-    equation 3; Srinivas et al. 2021, "Bottleneck Transformers", figure 4. "sam": Li et al. 2022, "MViTv2: Improved
-    Multiscale Vision Transformers for Classification and Detection", equation 4; transformers, SamVisionAttention and
-    VitDetAttention.
+    equation 3; Srinivas et al. 2021, "Bottleneck Transformers", figure 4. "sam": SamVisionAttention and
+    VitDetAttention of transformers 5.23.0, after the code of Li et al. 2022, "MViTv2: Improved Multiscale Vision
+    Transformers for Classification and Detection", which was not read.
     """
 
     def __init__(
@@ -119,6 +119,6 @@ ENTRY = Entry(
         r"1})}{\sqrt{d}}"
     ),
     example="posenc.attention(q, k, v, posenc.Relative2D((8, 8), 64), query_positions=posenc.Positions.grid(8, 8))",
-    users="BoTNet, SAM, ViTDet, MViTv2, GOT-OCR 2",
+    users="BoTNet, SAM, ViTDet, GOT-OCR 2",
     url="https://arxiv.org/abs/1906.05909",
 )

@@ -58,7 +58,7 @@ class T5(Scheme):
     positions of another number of axes, or fractional coordinates on one axis.
     Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
     section 2.1, and the authors' code for the buckets. Documents: Xu et al. 2021, "LayoutLMv2: Multi-modal Pre-training
-    for Visually-rich Document Understanding", section 2.2; transformers, LayoutLMv3Encoder and RelativePositionBiasBase
+    for Visually-rich Document Understanding"; transformers, LayoutLMv3Encoder and RelativePositionBiasBase
     of UDOP.
     """
 
