@@ -101,6 +101,8 @@ def bloom(keys: Keys) -> ModelPositions:
 
 
 def mpt(keys: Keys) -> ModelPositions:
+    if not hasattr(keys("attn_config"), "to_dict"):
+        raise keys.wrong("attn_config", "must be a configuration")
     own = Keys(_Named(keys("attn_config"), "mpt's attn_config"))
     own.refuse("alibi", True, why="must be true, since transformers' model always has ALiBi")
     own.refuse("alibi_bias_max", 8, why="must be 8, since transformers' model ignores it")
