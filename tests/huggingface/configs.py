@@ -136,6 +136,7 @@ LINEAR = {
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
 }
+MAMBA = {"mamba_n_heads": 2, "mamba_d_head": 36, "mamba_d_state": 8, "mamba_expand": 2}
 CONVOLVED = {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_dense_layers": 1}
 SHARED = EXPERTS | {
     "num_experts": 2,
@@ -157,7 +158,24 @@ ALIKE: dict[str, dict[str, Any]] = {
     **{name: PLAIN | {"head_dim": 20} for name in ("apertus", "ernie4_5", "eurobert")},
     **dict.fromkeys(("ernie4_5_moe", "flex_olmo", "olmoe"), PLAIN | SHARED),
     **{name: PLAIN | {"attention_multiplier": 0.3} for name in ("granite", "granitemoeshared", "hyperclovax")},
-    "hy_v3": PLAIN | SHARED | {"head_dim": 20},
+    **dict.fromkeys(("hy_v3", "solar_open"), PLAIN | SHARED | {"head_dim": 20}),
+    "afmoe": PLAIN | SHARED | TYPES | {"num_dense_layers": 1, "num_shared_experts": 1},
+    "afmoe alone": PLAIN | SHARED | {"head_dim": 20, "layer_types": ["full_attention"] * 4},
+    "exaone4 alone": PLAIN | {"head_dim": 20, "layer_types": ["full_attention"] * 4},
+    "exaone4 rotating": PLAIN | {"head_dim": 20, "sliding_window": None, "layer_types": ["full_attention"] * 4},
+    "cohere2 alone": PLAIN | {"layer_types": ["full_attention"] * 4},
+    "mellum": TYPES | SHARED | {"rope_parameters": FAMILIES["olmo3"]["rope_parameters"]},
+    "bamba": SHARE | {"attn_layer_indices": [1, 3], "head_dim": 12} | MAMBA,
+    "granitemoehybrid": PLAIN
+    | SHARED
+    | {"layer_types": ["mamba", "attention"] * 2, "position_embedding_type": "rope", "attention_multiplier": 0.3}
+    | MAMBA,
+    "granitemoehybrid still": PLAIN
+    | SHARED
+    | {"layer_types": ["mamba", "attention"] * 2, "position_embedding_type": "nope"}
+    | MAMBA,
+    "minimax": PLAIN | SHARED | {"layer_types": LINEAR["layer_types"], "head_dim": 20, "sliding_window": 5},
+    "olmo_hybrid": PLAIN | LINEAR | {"head_dim": 12},
     "granitemoe": PLAIN | EXPERTS | {"attention_multiplier": 0.3},
     "helium": PLAIN | {"head_dim": 12},
     **dict.fromkeys(("glm4", "persimmon", "stablelm"), SHARE),
@@ -186,6 +204,13 @@ ALIKE: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe_text": SHARED | FAMILIES["qwen3_vl_text"],
     **{name: SHARED | LINEAR | {"rope_parameters": VISUAL} for name in ("qwen3_5_text", "qwen3_5_moe_text")},
     **dict.fromkeys(("axk1", "deepseek_v2", "glm4_moe_lite", "youtu"), SHARED | MLA),
+    "mistral4": SHARED
+    | MLA
+    | {
+        "qk_nope_head_dim": 12,
+        "rope_parameters": YARN
+        | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3, "partial_rotary_factor": 0.5},
+    },
     "hunyuan_v1_dense": {
         "head_dim": 20,
         "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 3e4},

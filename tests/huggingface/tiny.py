@@ -61,8 +61,10 @@ class Watch:
 WATCH = Watch()
 
 
-def _watched(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kw: Any) -> Any:
-    WATCH.calls.append(Call(query, key, mask, kw["scaling"], kw.get("softcap"), kw.get("s_aux") is not None))
+def _watched(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kw: Any
+) -> Any:
+    WATCH.calls.append(Call(query, key, attention_mask, kw["scaling"], kw.get("softcap"), kw.get("s_aux") is not None))
     return query.new_zeros(query.size(0), query.size(2), query.size(1), value.size(3)), None
 
 
@@ -77,7 +79,7 @@ def _inputs(model: nn.Module) -> Iterator[list[tuple[nn.Module, tuple[Any, ...],
     hooks = [
         module.register_forward_pre_hook(lambda m, args, kwargs: seen.append((m, args, dict(kwargs))), with_kwargs=True)
         for module in model.modules()
-        if type(module).__name__.endswith("Attention")
+        if type(module).__name__.endswith("Attention") and "Lightning" not in type(module).__name__
     ]
     try:
         yield seen
@@ -150,7 +152,8 @@ def compared(config: Any, said: ModelPositions) -> tuple[list[str], int, float]:
     count, worst = 0, 0.0
     for n, (call, (scheme, window), layer) in enumerate(zip(calls, said.schedule, said.layers, strict=False)):
         plain = again(model, seen[n], at_zero[n])
-        factor = float(_first(at_zero[n][2]["position_embeddings"]).flatten()[0])
+        turns = at_zero[n][2]["position_embeddings"]
+        factor = 1.0 if turns is None else float(_first(turns).flatten()[0])
         scale = plain.query.size(-1) ** -0.5 if layer.scale is None else layer.scale
         query, key = plain.query.clone(), plain.key.clone()
         _undo(query, key, scheme, factor)

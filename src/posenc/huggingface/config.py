@@ -28,9 +28,19 @@ LIKE_LLAMA = frozenset({"max_position_embeddings", "rope_parameters", "rope_thet
 UNLIKE_LLAMA = frozenset({"nanochat"})
 """Families that rotate otherwise, which no key says: nanochat in the other direction."""
 
+GEMMA: Mapping[str, tuple[str, ...]] = {
+    "rope_theta": ("full_attention",),
+    "rope_local_base_freq": ("sliding_attention",),
+}
+MODERNBERT: Mapping[str, tuple[str, ...]] = {
+    "global_rope_theta": ("full_attention",),
+    "local_rope_theta": ("sliding_attention",),
+}
 THETAS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "gemma3_text": {"rope_theta": ("full_attention",), "rope_local_base_freq": ("sliding_attention",)},
-    "modernbert": {"global_rope_theta": ("full_attention",), "local_rope_theta": ("sliding_attention",)},
+    "gemma3_text": GEMMA,
+    "gemma3n_text": GEMMA,
+    "modernbert": MODERNBERT,
+    "modernbert-decoder": MODERNBERT,
     "gpt_neox": {"rotary_emb_base": ()},
 }
 """Older names of rope_theta and the layer types that they are for; () is all. By default ``rope_theta`` for all."""

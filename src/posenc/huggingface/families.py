@@ -101,6 +101,8 @@ def bloom(keys: Keys) -> ModelPositions:
 
 
 def mpt(keys: Keys) -> ModelPositions:
+    if not hasattr(keys("attn_config"), "to_dict"):
+        raise keys.wrong("attn_config", "must be a configuration")
     own = Keys(_Named(keys("attn_config"), "mpt's attn_config"))
     own.refuse("alibi", True, why="must be true, since transformers' model always has ALiBi")
     own.refuse("alibi_bias_max", 8, why="must be 8, since transformers' model ignores it")
@@ -184,7 +186,7 @@ FAMILIES: tuple[tuple[str, Reader], ...] = (
     ("t5", t5),
     # a rotation, the same in all layers
     ("apertus arcee aria_text bitnet flex_olmo hy_v3 internlm3 iquestcoder jais2 jetmoe llama", Rotating()),
-    ("olmo olmo2 olmoe seed_oss", Rotating()),
+    ("olmo olmo2 olmoe seed_oss solar_open", Rotating()),
     ("gemma", Rotating(only=NOT_BOTH_WAYS)),
     ("eurobert gte jina_embeddings_v3 nomic_bert", Rotating(is_causal=False)),
     ("hunyuan_v1_dense hunyuan_v1_moe", Rotating(rope=rotating.of_hunyuan)),
@@ -195,10 +197,10 @@ FAMILIES: tuple[tuple[str, Reader], ...] = (
     ("mistral mixtral starcoder2", Rotating(windowed=True)),
     ("qwen3_moe", Rotating(windowed=True, check=rotating.uses_window)),
     ("qwen3_vl_moe_text qwen3_vl_text", Rotating(rope=rotating.interleaved([24, 20, 20]))),
-    ("axk1 deepseek_v2 deepseek_v3 glm4_moe_lite youtu", rotating.deepseek),
+    ("axk1 deepseek_v2 deepseek_v3 glm4_moe_lite mistral4 youtu", rotating.deepseek),
     ("dinov3_vit", rotating.dinov3),
     ("gptj", rotating.gptj),
-    ("ministral3", rotating.ministral3),
+    ("ministral3", Rotating(windowed=True, rope=rotating.with_scaled_queries)),
     ("phi3", rotating.phi3),
     # layers of several types
     ("cwm ministral", Rotating(kinds=TYPES)),
@@ -211,18 +213,22 @@ FAMILIES: tuple[tuple[str, Reader], ...] = (
     ("gemma3_text", rotating.gemma3),
     ("gemma3n_text", Rotating(kinds=TYPES, by_kind=True, layer=rotating.unscaled)),
     ("gemma4_text", rotating.gemma4),
-    ("olmo3", Rotating(kinds=TYPES, by_kind=True)),
+    ("mellum olmo3", Rotating(kinds=TYPES, by_kind=True)),
     ("modernbert", rotating.modernbert),
     (
         "modernbert-decoder",
         Rotating(kinds=TYPES, by_kind=True, check=rotating.first_is_full, inert=("local_attention",)),
     ),
-    ("exaone4 exaone_moe", Rotating(kinds=TYPES, still=True, check=rotating.last_is_full)),
+    ("afmoe", Rotating(kinds=TYPES, rests=lambda keys: True, check=rotating.global_is_full)),
+    (
+        "exaone4 exaone_moe",
+        Rotating(kinds=TYPES, rests=lambda keys: keys.get("sliding_window") is not None, check=rotating.last_is_full),
+    ),
     (
         "cohere2",
         Rotating(
             kinds=TYPES,
-            still=True,
+            rests=lambda keys: True,
             check=rotating.last_is_full,
             layout="interleaved",
             only={
@@ -233,8 +239,11 @@ FAMILIES: tuple[tuple[str, Reader], ...] = (
     ),
     ("llama4_text", rotating.llama4),
     ("smollm3", rotating.smollm3),
-    ("lfm2 lfm2_moe", Rotating(kinds=MIXED)),
-    ("qwen3_next", Rotating(kinds=MIXED, partial=True)),
+    ("lfm2 lfm2_moe", Rotating(kinds=MIXED, check=rotating.same_base)),
+    ("olmo_hybrid", Rotating(kinds=MIXED)),
+    ("minimax", Rotating(kinds=MIXED, windowed=True)),
+    ("bamba qwen3_next", Rotating(kinds=MIXED, partial=True)),
+    ("granitemoehybrid", Rotating(kinds=MIXED, rope=rotating.of_granite_hybrid, layer=rotating.multiplied)),
     ("qwen3_5_moe_text qwen3_5_text", Rotating(kinds=MIXED, rope=rotating.interleaved([11, 11, 10], partial=True))),
 )
 

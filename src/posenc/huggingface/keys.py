@@ -26,6 +26,7 @@ NOT_POSITIONAL = frozenset(
         "final_logit_softcapping",  # of the vocabulary
         "ignore_keys_at_rope_validation",  # for transformers' own validation
         "interpolate_factor",  # of Phi-4-mini, which no code reads
+        "mamba_chunk_size",
         "masked_softmax_fusion",
         "max_sequence_length",  # of Vicuna 16k, beside max_position_embeddings
         "mlp_layer_types",

@@ -35,7 +35,7 @@ from posenc.schemes.nope import NoPE
 from posenc.schemes.query_scale import QueryScale
 from posenc.schemes.rope import RoPE
 
-Rope = Callable[[Keys, int], RoPE]
+Rope = Callable[[Keys, int], Scheme]
 """A rotation read in its own way, from the configuration and head_dim."""
 
 NOT_BOTH_WAYS: Mapping[str, tuple[Any, str]] = {
@@ -51,8 +51,7 @@ class Rotating:
     - ``layout``: the pairs; ``partial``: partial_rotary_factor is read; ``rope`` reads the rotation instead;
     - ``windowed``: all layers have the window sliding_window; ``kinds``: the values of layer_types, of which those of
       sliding attention have it, and those without attention are left out of the schedule;
-    - ``by_kind``: rope_parameters are keyed by layer type; ``still``: of layers of several types, only those with a
-      window rotate;
+    - ``by_kind``: rope_parameters are keyed by layer type; ``rests``: whether only layers with a window rotate;
     - ``layer``: what else a layer has; ``is_causal``;
     - ``check``: raises ValueError for keys that contradict layer_types; ``only``: keys of which one value is read, with
       the reason; ``inert``: keys from which transformers has made others.
@@ -64,7 +63,7 @@ class Rotating:
     windowed: bool = False
     kinds: tuple[str, ...] = ()
     by_kind: bool = False
-    still: bool = False
+    rests: Callable[[Keys], bool] = lambda keys: False
     layer: Callable[[Keys, int], Layer] = lambda keys, head_dim: PLAIN
     is_causal: bool = True
     check: Callable[[Keys, list[str]], None] = lambda keys, kinds: None
@@ -90,16 +89,18 @@ class Rotating:
         return described(keys, schemes, windows, self.layer(keys, head_dim), causal=self.is_causal, remarks=remarks)
 
     def _schemes(self, keys: Keys, kinds: list[str], head_dim: int) -> list[Scheme]:
-        rests = self.still and SLIDING in kinds
         if self.by_kind:
             return by_kind(keys, kinds, lambda kind: self._read(keys, head_dim, kind))
-        rope, nope = self._read(keys, head_dim, None), NoPE()
+        rope, nope, rests = self._read(keys, head_dim, None), NoPE(), self.rests(keys)
         return [nope if rests and kind == FULL else rope for kind in kinds]
 
-    def _read(self, keys: Keys, head_dim: int, kind: str | None) -> RoPE:
+    def _read(self, keys: Keys, head_dim: int, kind: str | None) -> Scheme:
         if self.rope is not None:
             return self.rope(keys, head_dim)
-        return rotary(keys, head_dim, of_type=kind, partial=self.partial, layout=self.layout)
+        rope = rotary(keys, head_dim, of_type=kind, partial=self.partial, layout=self.layout)
+        if self.partial:  # an older name of the share
+            keys.refuse("rotary_dim", rope.rotary_dim, why=f"contradicts partial_rotary_factor, {rope.rotary_dim}")
+        return rope
 
 
 def by_kind(keys: Keys, kinds: list[str], read: Callable[[str], Scheme]) -> list[Scheme]:
@@ -140,10 +141,16 @@ def of_gemma(keys: Keys, head_dim: int) -> Layer:
 
 
 def last_is_full(keys: Keys, kinds: list[str]) -> None:
-    """Of every sliding_window_pattern layers the last attends to the whole text."""
-    if SLIDING in kinds:
+    """Of every sliding_window_pattern layers the last attends to the whole text. EXAONE has words such as LLLG too, of
+    local and global layers, beside layer_types."""
+    if SLIDING in kinds and not isinstance(keys.get("sliding_window_pattern"), str):
         check_pattern(keys, "sliding_window_pattern", kinds, lambda layer, n: SLIDING if (layer + 1) % n else FULL)
     keys.get("sliding_window_pattern")
+
+
+def global_is_full(keys: Keys, kinds: list[str]) -> None:
+    """Of every global_attn_every_n_layers layers the last attends to the whole text, in AFMoE."""
+    check_pattern(keys, "global_attn_every_n_layers", kinds, lambda layer, n: SLIDING if (layer + 1) % n else FULL)
 
 
 def first_is_full(keys: Keys, kinds: list[str]) -> None:
@@ -170,6 +177,12 @@ def uses_window(keys: Keys, kinds: list[str]) -> None:
     """transformers has taken the window away where use_sliding_window is false."""
     if not keys.flag("use_sliding_window"):
         keys.refuse("sliding_window", why="must be none, since use_sliding_window is false")
+    keys.get("max_window_layers")  # of published configurations: all layers have the window
+
+
+def same_base(keys: Keys, kinds: list[str]) -> None:
+    """An older name of rope_theta."""
+    keys.refuse("theta", keys.parameters().get("rope_theta"), why="contradicts rope_theta")
 
 
 def other_size(keys: Keys, kinds: list[str]) -> None:
@@ -190,6 +203,13 @@ def of_hunyuan(keys: Keys, head_dim: int) -> RoPE:
     rope = rotary(keys, head_dim, also=unread, aliases={"dynamic": "default"})
     rope.scaling = NTKAware(read.number("alpha"))
     return rope
+
+
+def of_granite_hybrid(keys: Keys, head_dim: int) -> Scheme:
+    """No rotation unless position_embedding_type is "rope"."""
+    keys.refuse("position_embedding_type", "rope", "nope", why="must be 'rope' or 'nope'")
+    keys.get("rope_parameters")  # present by default
+    return rotary(keys, head_dim) if keys.get("position_embedding_type") == "rope" else NoPE()
 
 
 def in_sections(keys: Keys, head_dim: int) -> RoPE:
@@ -263,39 +283,49 @@ def gptj(keys: Keys) -> ModelPositions:
 
 
 def deepseek(keys: Keys) -> ModelPositions:
-    """V2 and V3, and models like them: MLA, with YaRN's mscale^2 in the scale of the scores."""
+    """V2 and V3, and models like them: MLA, with YaRN's mscale^2 in the scale of the scores. Mistral 4 also scales
+    queries by position."""
     content, turned = keys.whole("qk_nope_head_dim"), keys.whole("qk_rope_head_dim")
-    keys.refuse("head_dim", turned, why=f"must be qk_rope_head_dim = {turned}")
+    whole_head, is_mistral = content + turned, keys.model_type == "mistral4"
+    keys.refuse("head_dim", whole_head if is_mistral else turned, why="contradicts qk_rope_head_dim")
     has_key = keys.model_type != "deepseek_v2"
     layout: PairLayout = "half" if has_key and not keys.flag("rope_interleave") else "interleaved"
+    also = ("mscale_all_dim", *(BY_POSITION if is_mistral else ()))
     rope = rotary(
-        keys, content + turned, layout=layout, rotary_dim=turned, first_channel=content, also=("mscale_all_dim",)
+        keys, whole_head, layout=layout, rotary_dim=turned, first_channel=content, also=also, partial=is_mistral
     )
-    scale, params = (content + turned) ** -0.5, keys.parameters()
+    if rope.rotary_dim != turned:
+        raise keys.wrong("qk_rope_head_dim", f"must be {rope.rotary_dim} by partial_rotary_factor")
+    scale, params = whole_head**-0.5, keys.parameters()
     if params.get("mscale_all_dim") and params.get("rope_type", "default") != "default":
         of_all, factor = params.number("mscale_all_dim"), params.number("factor")
         grown = 0.1 * of_all * math.log(factor) + 1 if factor > 1 else 1.0
         scale *= grown * grown
-    return described(keys, rope, None, Layer(scale=scaled(scale, content + turned)))
+    scheme = rope + _by_position(keys) if is_mistral else rope
+    return described(keys, scheme, None, Layer(scale=scaled(scale, whole_head)))
 
 
-def ministral3(keys: Keys) -> ModelPositions:
-    params = keys.parameters()
-    missing = [
-        each for each in ("llama_4_scaling_beta", "original_max_position_embeddings") if params.get(each) is None
-    ]
+BY_POSITION = ("llama_4_scaling_beta", "max_position_embeddings")
+
+
+def _by_position(keys: Keys) -> QueryScale:
+    """The scale of queries by position in rope_parameters."""
+    params, outer = keys.parameters(), keys("max_position_embeddings")
+    missing = [name for name in (BY_POSITION[0], "original_max_position_embeddings") if params.get(name) is None]
     if missing:
         raise ValueError(
             f"{keys.model_type}'s rope_parameters must have {missing[0]!r}, by which queries are scaled, got "
             f"{sorted(map(str, params.params))}"
         )
-    outer = keys("max_position_embeddings")
     if params.get("max_position_embeddings") not in (None, outer):
         raise params.wrong("max_position_embeddings", f"contradicts max_position_embeddings {outer}")
-    rope = rotary(keys, head_dim_of(keys), also=("llama_4_scaling_beta", "max_position_embeddings"))
     length, beta = params.whole("original_max_position_embeddings"), params.number("llama_4_scaling_beta")
-    window = None if keys.get("sliding_window") is None else keys.whole("sliding_window")
-    return described(keys, rope + QueryScale("ministral3", length=length, strength=beta), window)
+    return QueryScale("ministral3", length=length, strength=beta)
+
+
+def with_scaled_queries(keys: Keys, head_dim: int) -> Scheme:
+    scale = _by_position(keys)
+    return rotary(keys, head_dim, also=BY_POSITION) + scale
 
 
 def llama4(keys: Keys) -> ModelPositions:
