@@ -7,4 +7,5 @@ ALIKE = {
     *("string", "lie_re", "tupe", "swin_v2"),  # token maps, as mla, pope and query_scale
     *("self_extend", "dual_chunk"),  # re_rope
     "sandwich",  # kerple
+    "grape_a",  # cope
 }
