@@ -8,4 +8,5 @@ ALIKE = {
     *("self_extend", "dual_chunk"),  # re_rope
     "sandwich",  # kerple
     *("relative_2d sam", "swin with a class token", "t5 along an axis"),  # relative_2d, fire, swin
+    "grape_a",  # cope
 }
