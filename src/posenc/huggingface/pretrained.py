@@ -14,8 +14,8 @@ from torch import nn
 
 from posenc.arguments import shown
 from posenc.huggingface.config import reason, scheme_from_config
-from posenc.huggingface.loading import RECORD
 from posenc.huggingface.families import READERS
+from posenc.huggingface.loading import RECORD
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.learned import Learned
 from posenc.schemes.nope import NoPE

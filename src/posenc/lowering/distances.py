@@ -68,7 +68,7 @@ def check(distance: Distance | None, block: Block) -> None:
     for positions in (block.query_positions, block.key_positions):
         coordinates(distance, positions)
     if distance.reach is not None:
-        axis = 0 if distance.axis is None else distance.axis
+        axis = distance.axis if isinstance(distance.axis, int) else 0
         check_reach(block.query_positions, block.key_positions, distance.reach, distance.scheme, axis)
 
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.arguments import check_flag, sides, whole
+from posenc.encoding.claims import coordinates
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Bias, Distance, Function, plus
-from posenc.encoding.claims import coordinates
 from posenc.positions.positions import PADDING, Positions
 from posenc.positions.visibility import check_reach
 from posenc.scheme import Scheme

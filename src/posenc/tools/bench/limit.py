@@ -5,9 +5,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from posenc.encoding.claims import coordinates
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import Distance, Meeting, Value
-from posenc.encoding.claims import coordinates
 from posenc.positions.positions import Positions
 from posenc.tools.bench.measure import Make, Work
 
