@@ -145,7 +145,7 @@ def test_nothing_is_tried_where_there_are_no_numbers() -> None:
     false = bias(lambda r: line(r.abs()), tail="constant", past=8)
     false.weight = torch.nn.Parameter(torch.empty(3, device="meta"))
     with tried():
-        false(Positions.arange(2))
+        false(Positions.arange(2, device="meta"))
 
 
 def test_in_pythons_development_mode_every_scheme_is_tried() -> None:

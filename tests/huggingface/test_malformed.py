@@ -156,14 +156,14 @@ def test_truncate_null_is_false_as_in_transformers() -> None:
 
 
 def test_a_ramp_that_transformers_turns_round_is_refused() -> None:
-    config = config_of("llama", rope_parameters=YARN | {"original_max_position_embeddings": 2})
+    config = config_of("llama", rope_parameters=YARN | {"factor": 2.0, "original_max_position_embeddings": 2})
     message = (
         r"must let YaRN's ramp begin before it ends, got 2: it begins at pair 0 and ends at pair -\d, and transform"
     )
     with pytest.raises(ValueError, match=message):
         scheme_from_config(config)
     theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(config).inv_freq
-    ours, _ = YaRN(4.0, 2)(RoPE(20, 20_000.0).frequencies()[0].flatten())
+    ours, _ = YaRN(2.0, 2)(RoPE(20, 20_000.0).frequencies()[0].flatten())
     assert not torch.allclose(theirs.double(), ours, rtol=1e-3)
     same = config_of("llama", rope_parameters=YARN | {"original_max_position_embeddings": 4})
     assert disagreements(same, scheme_from_config(same)) == []

@@ -159,9 +159,7 @@ def test_one_scheme_for_two_stacks_is_refused() -> None:
     model, _, _ = stacked("T5")
     words = r"what must be \{'encoder': scheme, 'decoder': scheme\}, or one of them, for T5ForConditionalGeneration"
     refused(posenc.NoPE(), model, words)
-    refused(
-        {"encoder": posenc.ALiBi(4)}, model, "ALiBi in this form encodes only keys before the query, and in T5Stack"
-    )
+    refused({"encoder": posenc.ALiBi(4)}, model, "ALiBi encodes only keys up to the query, and in T5Stack")
     refused(
         posenc.NoPE(), model.encoder, r"model must be the whole, got T5Stack \(t5\), one of its two stacks, whose conf"
     )

@@ -184,6 +184,10 @@ def test_every_scheme_is_written_as_the_code_that_makes_it(entry: Any) -> None:
         scheme = entry.build(shape)
     except ValueError:
         scheme = entry.build(replace(shape, causal=False, grid=(4, 3)))
+    if entry.name == "cameras":  # which are of a batch
+        with pytest.raises(ValueError, match="no code of posenc's makes torch"):
+            recorded.code(scheme)
+        return
     text = recorded.code(scheme)
     other = recorded.made(text)
     assert repr(other) == repr(scheme)

@@ -40,20 +40,20 @@ def of_the_sum(pairs: int, x: Tensor, positions: Positions) -> Tensor:
     return total - F.pad(total, (0, 0, 1, -1))
 
 
-MUTANTS = (
-    said("has its first pair turned by f", from_one),
-    said("squashes by a sigmoid", by_sigmoid),
-    said("does not squash", not_bounded),
-    said("takes powers of the sum", of_the_sum),
-)
-
-
 def features_of(powers: Callable[[int, Tensor, Positions], Tensor]) -> property:
     def features(self: CARoPE) -> Mapping[str, Feature]:
         wanted = partial(powers, self.head_dim // 2)
         return {"frequency": Feature(self.num_heads, map=wanted, is_clock=True, rotates=True)}
 
     return property(features)
+
+
+MUTANTS = (
+    said("has its first pair turned by f", from_one),
+    Mutant("squashes by a sigmoid", CARoPE, "features", features_of(by_sigmoid), COMPARED),
+    said("does not squash", not_bounded),
+    said("takes powers of the sum", of_the_sum),
+)
 
 
 class AbsentCARoPE(CARoPE):

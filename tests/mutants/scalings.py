@@ -228,6 +228,7 @@ REFUSED: dict[str, list[Row]] = {
         Row(lambda: YaRN(4, 64, 1.0, 32.0), "beta_slow must be below beta_fast, got 32 and 1"),
         Row(lambda: YaRN(4, 64)(THETA[:1]), ONE_PAIR.format("YaRN")),
     ],
+    "YaRN.ends": [Row(lambda: YaRN(4, 64).ends(THETA[:1]), ONE_PAIR.format("YaRN"))],
     "Llama3": [
         *factors(Llama3, STRETCH),
         *sizes(Llama3, STRETCH, "original_length"),

@@ -61,6 +61,7 @@ MUTANTS = (
     gate("forgets by the gate and not its logarithm", lambda x, positions: -x.sigmoid()),
     gate("has its gates the wrong way round", lambda x, positions: F.logsigmoid(-x)),
     gate("has one gate for all channels", lambda x, positions: F.logsigmoid(x[..., :1].expand_as(x))),
+    Mutant("fades nothing", Wall, "score", lambda self, *where: (), COMPARED),
     Mutant("fades all channels alike near the query", forms, "_faded", of_all_channels, COMPARED),
     Mutant("has blocks so long that factors would overflow", forms, "_faded", by_factors, CLOSED),
     Mutant("rewards keys after the query", forms, "_faded", seen_by_all, COMPARED),

@@ -95,19 +95,18 @@ def of_all(
 
 def rig(*size: int, seed: int = 0) -> Tensor:
     """World-to-camera matrices, general affine maps, (*size, 4, 4)."""
-    made = torch.randn(*size, 4, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    made[..., :3, :3] = 0.3 * made[..., :3, :3] + torch.eye(3, dtype=torch.float64)
-    made[..., 3, :] = torch.tensor([0.0, 0.0, 0.0, 1.0])
-    return made
+
+    def line(n: int, i: int) -> Vector:
+        return [float(i == j) + 0.3 * math.sin(1 + 97 * seed + 31 * n + 7 * i + 3 * j) for j in range(4)]
+
+    made = [[*(line(n, i) for i in range(3)), [0.0, 0.0, 0.0, 1.0]] for n in range(math.prod(size))]
+    return torch.tensor(made, dtype=torch.float64).view(*size, 4, 4)
 
 
 def lenses(*size: int) -> Tensor:
     """Intrinsics with a skew, for images of 48 x 80, (*size, 3, 3)."""
-    n = torch.arange(math.prod(size), dtype=torch.float64).view(size)
-    made = torch.zeros(*size, 3, 3, dtype=torch.float64)
-    made[..., 0, 0], made[..., 1, 1], made[..., 0, 1] = 60 + n, 55 - n, 3.0
-    made[..., 0, 2], made[..., 1, 2], made[..., 2, 2] = 41 - n, 20 + n, 1.0
-    return made
+    made = [[[60.0 + n, 3.0, 41.0 - n], [0.0, 55.0 - n, 20.0 + n], [0.0, 0.0, 1.0]] for n in range(math.prod(size))]
+    return torch.tensor(made, dtype=torch.float64).view(*size, 3, 3)
 
 
 IMAGE = (48, 80)

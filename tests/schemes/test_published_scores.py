@@ -93,7 +93,7 @@ def test_fire_begins_as_published_and_its_share_never_leaves_0_to_1() -> None:
 def test_the_kernel_runs_what_is_a_bias(scheme: posenc.Scheme) -> None:
     positions = Positions.grid(24, 24) if isinstance(scheme, Swin | SwinV2) else Positions.arange(576)
     q = torch.randn(1, 4, 576, 16)
-    assert posenc.explain(q, q, q, scheme(positions)).backend == "native"
+    assert posenc.explain(q, q, q, scheme(positions), is_causal=scheme.for_decoders).backend == "native"
 
 
 def test_fire_refuses_several_axes_and_other_heads() -> None:

@@ -84,8 +84,7 @@ class Encoding:
             raise ValueError("only one scheme can rotate distant pairs differently, got two that do")
         brought = [rotation.scale for rotation in self.rotations if rotation.scale is not None]
         if len(brought) > 1 or (brought and self._scale not in (None, brought[0])):
-            both = brought if len(brought) > 1 else [self._scale, *brought]
-            raise ValueError(one_scale(both))
+            raise ValueError(one_scale(brought if len(brought) > 1 else [self._scale, *brought]))
         if banded and any(piece.reads_rows for piece in self.pieces):
             raise ValueError(
                 "a score term that needs whole rows of scores cannot be composed with a scheme that rotates distant "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import pickle
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -183,7 +182,7 @@ def _built(raw: Mapping[str, Any]) -> Any:
 def reason(error: Exception) -> str:
     """An error of transformers in words. It may have any type, since its code computes with the values of a
     configuration before it checks them."""
-    if isinstance(error, pickle.UnpicklingError):
+    if type(error).__name__ == "UnpicklingError":
         return "its weights are pickled Python objects, which can run any code when read: save them as safetensors"
     said = " ".join(str(error).split())
     kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "

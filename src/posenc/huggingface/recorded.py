@@ -86,9 +86,11 @@ def code(value: Any) -> str:
 
 def _arguments(scheme: Scheme) -> Iterator[str]:
     """The arguments of a scheme that it keeps as attributes, defaults too, which another release may change."""
-    for name in inspect.signature(type(scheme)).parameters:
+    for name, parameter in inspect.signature(type(scheme)).parameters.items():
         value: Any = getattr(scheme, name, scheme)
         is_part = isinstance(value, Tensor | nn.Module) or inspect.ismethod(value)
+        if isinstance(value, Tensor) and parameter.default is parameter.empty:
+            raise ValueError(f"no code of posenc's makes {shown(value)}")
         if not is_part:
             yield f"{name}={code(value)}"
 

@@ -156,6 +156,8 @@ class LayerDeBERTa(DeBERTa):
     Source: the code of DeBERTa-v2 in transformers.
     """
 
+    clamp = "index"
+
     def __init__(self, layer: Any, table: Tensor | None = None) -> None:
         Scheme.__init__(self)  # no parameters
         self.num_heads, self.head_dim = layer.num_attention_heads, layer.attention_head_size

@@ -32,7 +32,7 @@ class GRAPEA(Scheme):
 
     The vectors are divided by their length in every call, and d is ``head_dim``. q and k are those that attention
     gets: after the model's norm and, in a composition, after rotation. Keys may have fewer heads. Keys after the query
-    have no distance, so it is for causal attention.
+    have no distance, so attention without a causal mask raises ValueError.
 
     It reads queries and keys, so attention runs in blocks of queries, and a cache needs nothing besides the keys.
     Parameters: omega, the w_h, with softplus(w_h) = 1; u and v (heads x head_dim), from N(0, 1/d).
@@ -42,6 +42,8 @@ class GRAPEA(Scheme):
     code (model-architectures/GRAPE, llama-mha-grape-a-keygated.py, -querygated.py and -querykeygated.py), which divides
     the products of the gates by sqrt(d). Without gates it is `ALiBi`; with a sum of gates along the text, `FoX`.
     """
+
+    looks_back = "ALiBi with form='bidirectional'"
 
     def __init__(self, num_heads: int, head_dim: int, gates: Literal["key", "query", "both"] = "key") -> None:
         super().__init__()
@@ -61,11 +63,6 @@ class GRAPEA(Scheme):
         for vectors in (self.u, self.v):
             if vectors is not None:
                 nn.init.normal_(vectors, std=self.head_dim**-0.5)
-
-    @property
-    def for_decoders(self) -> bool:
-        """True: keys after the query are treated as if they were at its position."""
-        return True
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
