@@ -63,8 +63,9 @@ field: $(FIELD) kernel ## set up with other libraries, run the checks on them, w
 study: $(LAB) kernel ## set up, go on with the study of which scheme is best, write docs/study from its records
 	$(BIN)/python -m study.run $(STUDY); status=$$?; $(BIN)/python -m study.pages && exit $$status
 
-tables: $(DEV) ## write the tables of schemes into README.md and docs/schemes.md
+tables: $(DEV) ## write the tables of schemes into README.md and docs/schemes.md, and that of docs/authors.md
 	$(BIN)/python docs/tables.py
+	$(BIN)/python -m tests.authors
 
 pictures: $(DEV) ## draw every scheme for docs/schemes.md, photograph the explorer, light and dark, and draw the house
 	@for family in add rotate bands score content; do \

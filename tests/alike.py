@@ -4,7 +4,9 @@
 # mutants are tried always; the tests of models and backends go through them in `make check`.
 ALIKE = {
     *("partial_rope", "p_rope", "le_rope", "mrope", "rope_3d", "axial_rope", "mixed_rope"),  # rope
-    *("string", "lie_re", "tupe", "swin_v2"),  # token maps, as mla, pope and query_scale
+    *("string", "lie_re", "tupe", "swin_v2", "cameras"),  # token maps, as mla, pope and query_scale
     *("self_extend", "dual_chunk"),  # re_rope
     "sandwich",  # kerple
+    *("relative_2d sam", "swin with a class token", "t5 along an axis"),  # relative_2d, fire, swin
+    "grape_a",  # cope
 }

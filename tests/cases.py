@@ -59,6 +59,15 @@ def grid_cases() -> dict[str, Positions]:
     return cases
 
 
+def class_cases() -> dict[str, Positions]:
+    """Eight patches after a class token at (-1, -1), and two images with a class token each."""
+    patches = Positions.grid(3, 5).coords[:, :8]
+    coords = torch.cat((patches.new_full((1, 1, 2), -1), patches), 1).repeat(2, 1, 1)
+    coords[1, 5] = -1
+    document = torch.tensor([[0, 0, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 1, 1, -1, 1]])
+    return {"class tokens": Positions(coords, document=document)}
+
+
 def share_cases() -> dict[str, Positions]:
     """Nine tokens each, at shares of an image's height and width from -1 to 1; the first at its middle."""
     y, x = torch.meshgrid(torch.tensor([-0.5, 0.5]), torch.tensor([-0.75, -0.25, 0.25, 0.75]), indexing="ij")
@@ -68,7 +77,8 @@ def share_cases() -> dict[str, Positions]:
 
 def space_cases() -> dict[str, Positions]:
     """Nine tokens each, with three coordinates."""
-    return {"space": Positions(torch.randint(-3, 9, (2, TOKENS, 3), generator=torch.Generator().manual_seed(0)))}
+    space = Positions(torch.randint(-3, 9, (2, TOKENS, 3), generator=torch.Generator().manual_seed(0)))
+    return {"space": space, "views": Positions.grid(2, 2, frames=3)[torch.tensor([5, 1, 8, 0, 6, 2, 11, 3, 4])]}
 
 
 class Case(case.Case):
@@ -76,12 +86,14 @@ class Case(case.Case):
 
     def positions(self) -> dict[str, Positions]:
         """The positions it can be tried on."""
-        by_axes = {1: positions_cases, 2: share_cases if self.real_only else grid_cases, 3: space_cases}
+        grids = share_cases if self.real_only else class_cases if self.class_token else grid_cases
+        by_axes = {1: positions_cases, 2: grids, 3: space_cases}
         return {
             name: positions
             for name, positions in by_axes[self.axes]().items()
             if not (self.integers_only and positions.coords.is_floating_point())
             and not (self.from_zero and positions.coords.min() < 0)
+            and not (self.one_document and name == "packed")
         }
 
 
@@ -138,7 +150,7 @@ def oracle(
         asking.order.tolist(), wide.order.tolist(), asking.document.tolist(), wide.document.tolist(), causal
     )
     q, k = case.rotate(query[:, :, TOKENS - last :], asking), case.rotate(key, wide)
-    q = case.turn_query(q, asking, scheme)
+    q, k = case.turn_query(q, asking, scheme), case.turn_key(k, wide, scheme)
     extra = case.pairs(scheme, q, k, asking, wide)
     out, lse, _ = attention.attend(q, k, case.turn_values(value, wide, 1), visible=visible, **extra)
     return case.turn_values(out, asking, -1), lse

@@ -1,5 +1,6 @@
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -279,12 +280,31 @@ def test_a_scheme_is_shown_with_its_signature_formula_and_claims(capsys: pytest.
     assert capsys.readouterr().out.startswith("NoPE()\n")
     assert main(["schemes", "fox"]) == 0
     assert "\nusers" not in capsys.readouterr().out  # of which none is known
-    assert main(["schemes", "PRoPE", "rope+ALiBi"]) == 0
+    assert main(["schemes", "ProportionalRoPE", "rope+ALiBi"]) == 0
     shown = capsys.readouterr().out
-    assert [kind for kind in ("PRoPE", "RoPE", "ALiBi") if f"\n{kind}(" in f"\n{shown}"] == ["PRoPE", "RoPE", "ALiBi"]
-    for wrong, near in (("ropee", "rope"), ("PRoPe", "PRoPE"), ("prope", "p_rope")):
+    kinds = ["ProportionalRoPE", "RoPE", "ALiBi"]
+    assert [kind for kind in kinds if f"\n{kind}(" in f"\n{shown}"] == kinds
+    for wrong, near in (("ropee", "rope"), ("ALiBI", "ALiBi"), ("p-rope", "p_rope")):
         assert main(["schemes", wrong]) == 2
         assert f"got {wrong!r} (did you mean {near!r}?) (see posenc schemes)" in capsys.readouterr().err
+    for either in ("PRoPE", "prope"):
+        assert main(["schemes", either]) == 2
+        assert f"got {either!r}{TWO}" in capsys.readouterr().err
+
+
+TWO = (
+    ": p-RoPE of Barbero et al. 2024 is ProportionalRoPE (p_rope), PRoPE of Li et al. 2025, for cameras, is Cameras "
+    "(cameras)"
+)
+"""What is said of a name that is that of two schemes."""
+
+
+def test_the_name_of_two_schemes_is_an_error_that_names_both() -> None:
+    for ask in (lambda: posenc.PRoPE, lambda: exec("from posenc import PRoPE")):
+        with pytest.raises(ImportError, match=re.escape(f"module 'posenc' has no attribute 'PRoPE'{TWO}")):
+            ask()
+    with pytest.raises(ValueError, match=re.escape(TWO)):
+        entries_of("prope")
 
 
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,27 @@
 """Calls at the edge of what a backend can run, and misuse that the arguments give away."""
 
+import re
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from posenc import TUPE, ALiBi, Context, DistanceAware, Learned, NoPE, Positions, RoPE, Shaw, Sinusoidal, attention
+from posenc import (
+    T5,
+    TUPE,
+    ALiBi,
+    Context,
+    DistanceAware,
+    Learned,
+    NoPE,
+    Positions,
+    RoPE,
+    Shaw,
+    Sinusoidal,
+    attention,
+    logits,
+)
 from posenc.backends.tiled import near, pairwise
 from posenc.encoding.pieces import Clock, Distance, Meeting, Value
 from posenc.encoding.rotation import Rotation
@@ -234,6 +249,37 @@ def test_some_heads_turn_whoever_shares_their_keys() -> None:
             RoPE(WIDTH, heads=heads, num_heads=count)
 
 
+def test_imaginary_heads_are_another_heads_with_the_imaginary_part_of_its_scores() -> None:
+    """RoPE++: the real heads are RoPE's, and a query head and its other half rebuild the complex sum."""
+    query, key, _ = qkv(7, heads=12)
+    twice, positions = query.repeat_interleave(2, 1), Positions.arange(7, start=3)
+    scheme = RoPE(WIDTH, 313.0, imaginary=range(1, 24, 2), num_heads=24)
+    found = logits(twice, key, scheme(positions, dtype=torch.float64))
+    of_rope = RoPE(WIDTH, 313.0)(positions, dtype=torch.float64)
+    torch.testing.assert_close(found[:, ::2], logits(query, key, of_rope))
+    angle = positions.coords[0, :, None] * 313.0 ** (-torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)
+    z, w = (torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle) for x in (query, key))
+    torch.testing.assert_close(found[:, 1::2], (z @ w.mH).imag / WIDTH**0.5)
+    shard = scheme(positions, context=Context(heads=range(3, 9)))
+    torch.testing.assert_close(shard.rotate_query(twice[:, 3:9]), scheme(positions).rotate_query(twice)[:, 3:9])
+    with pytest.raises(ValueError, match=r"the rotation was made for queries of 24 heads, got 12$"):
+        scheme(positions).rotate_query(query)
+    with pytest.raises(ValueError, match=r"^cos_sin needs one rotation of channel pairs"):
+        scheme(positions).cos_sin()
+    for wrong, words in (
+        ({"imaginary": range(2)}, "imaginary and num_heads must be given together (its heads and the total), got"),
+        ({"imaginary": range(9, 13), "num_heads": 12}, "imaginary must be a non-empty range within 0..12, got range(9"),
+        ({"imaginary": range(3, 3), "num_heads": 12}, "imaginary must be a non-empty range within 0..12, got range(3"),
+        ({"imaginary": [1], "num_heads": 12}, "imaginary must be a range or None, got [1]"),
+        (
+            {"imaginary": range(2), "heads": range(2), "num_heads": 12},
+            "imaginary must be None for a rotation of some heads, range(0, 2), got range(0, 2)",
+        ),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(words)}"):
+            RoPE(WIDTH, **wrong)  # type: ignore[arg-type]
+
+
 def test_pieces_that_contradict_themselves() -> None:
     def table(r: Tensor) -> Tensor:
         return r.double()[None, ..., None].expand(1, *r.shape, WIDTH)
@@ -263,9 +309,29 @@ def test_what_a_context_says_is_checked() -> None:
     with pytest.raises(ValueError, match=r"^lengths must have 1 or 2 rows like the positions, got 3$"):
         RoPE(WIDTH)(rows, context=Context(lengths=torch.ones(3)))
     query, key, value = qkv(5, heads=2)
-    shard = Shaw(WIDTH, 3, num_heads=1).double()(Positions.arange(5), context=Context(heads=range(4, 6)))
-    with pytest.raises(ValueError, match=r"Shaw was made for 1 heads, of which context.heads selects 2, got queries"):
-        attention(query, key, value, shard)
+    shard = ALiBi(4)(Positions.arange(5), context=Context(heads=range(1, 4)))
+    with pytest.raises(ValueError, match=r"ALiBi was made for 4 heads, of which context.heads selects 3, got queries"):
+        attention(query, key, value, shard, is_causal=True)
+
+
+@pytest.mark.parametrize("scheme", [ALiBi(8), RoPE(WIDTH) + Shaw(WIDTH, 3, num_heads=8)], ids=["alone", "composed"])
+def test_a_shard_has_some_of_the_heads_that_a_scheme_was_made_for(scheme: Scheme) -> None:
+    beyond = r"^heads must be within the 8 of (ALiBi|Shaw), got range\(8, 16\): make the scheme for all heads of the m"
+    with pytest.raises(ValueError, match=beyond):
+        scheme(Positions.arange(5), context=Context(heads=range(8, 16)))
+
+
+def test_a_scheme_is_where_its_positions_are() -> None:
+    positions, query = Positions.arange(5), torch.zeros(1, HEADS, 5, WIDTH)
+    elsewhere = (
+        r"T5 must be on cpu like the positions, got parameters on meta: move the scheme with the model, and make"
+    )
+    for scheme in (T5(HEADS).to("meta"), RoPE(WIDTH) + T5(HEADS).to("meta")):
+        with pytest.raises(ValueError, match=elsewhere):
+            scheme(positions)
+        with pytest.raises(ValueError, match=elsewhere):
+            attention(query, query, query, scheme, is_causal=True)
+    assert T5(HEADS).to("meta")(Positions.arange(5, device="meta")).doors == ("score",)
 
 
 def test_positions_are_asked_for_where_ids_and_masks_are_given() -> None:

@@ -545,17 +545,20 @@ def test_two_rotations_of_the_same_channels_are_an_error() -> None:
 ONE_SIDED = {
     "ALiBi": (lambda: ALiBi(HEADS), "form='bidirectional' or form='directed'"),
     "T5": (lambda: T5(HEADS), "bidirectional=True"),
+    "XPos": (lambda: posenc.XPos(HEAD_DIM), "RoPE"),
+    "FIRE": (lambda: posenc.FIRE(HEADS), "KERPLE, or T5 with bidirectional=True"),
+    "DualChunk": (lambda: posenc.DualChunk(HEAD_DIM, 6, 2), "RoPE"),
 }
 
 
 @pytest.mark.parametrize("name", ONE_SIDED)
-def test_a_form_for_keys_behind_the_query_needs_a_causal_mask(name: str) -> None:
+def test_what_encodes_only_keys_up_to_the_query_needs_a_causal_mask(name: str) -> None:
     make, other = ONE_SIDED[name]
     query, key, value = qkv()
     for use in (attention, posenc.explain):
-        with pytest.raises(ValueError, match=rf"{name} .* pass is_causal=True .*or construct it with {other}"):
+        with pytest.raises(ValueError, match=rf"{name} .* pass is_causal=True .*or use {other}$"):
             use(query, key, value, make())  # type: ignore[operator]
-    with pytest.raises(ValueError, match=rf"{name} .* pass is_causal=True .*or construct it with {other}"):
+    with pytest.raises(ValueError, match=rf"{name} .* pass is_causal=True .*or use {other}$"):
         Encoder(10, HEADS * HEAD_DIM, 1, HEADS, position=make())(torch.zeros(1, 4, dtype=torch.int64))
     attention(query[:, :, -1:], key, value, make())  # nothing is after the last token
 

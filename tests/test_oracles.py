@@ -246,13 +246,13 @@ def test_sinusoidal_grid_frequencies_are_over_the_channels_of_an_axis() -> None:
     assert row[0::2] == pytest.approx([math.sin(0.5 * f) for f in thirds] + [-math.sin(f) for f in thirds], rel=1e-10)
     assert row[1::2] == pytest.approx([math.cos(0.5 * f) for f in thirds] + [math.cos(f) for f in thirds], rel=1e-10)
     assert norm(row) == pytest.approx(math.sqrt(6), rel=1e-14)
-    for layout in ("interleaved", "concatenated"):
+    for layout in ("interleaved", "concatenated", "tensor2tensor"):
         one = sinusoidal.grid_table([(7,), (-2.5,)], 6, base=77.0, layout=layout)
         assert one == sinusoidal.table([7, -2.5], 6, base=77.0, layout=layout)
         assert len(sinusoidal.grid_table([(1, 2, 3)], 18, layout=layout)[0]) == 18
 
 
-@pytest.mark.parametrize("layout", ["interleaved", "concatenated"])
+@pytest.mark.parametrize("layout", ["interleaved", "concatenated", "tensor2tensor"])
 def test_sinusoidal_shift_is_the_vector_further_on(layout: str) -> None:
     quarter = sinusoidal.shift([0.6, 0.8], [math.pi / 2], layout=layout)  # one pair: (sin, cos) -> (cos, -sin)
     assert quarter == pytest.approx([0.8, -0.6])

@@ -435,7 +435,7 @@ def test_visibility_of_permuted_shuffled_and_stitched_text() -> None:
 
 
 def test_lengths_that_are_none_are_named() -> None:
-    for lengths in (torch.tensor([2, 3]), [2.5], [2, [3]], [[2], ["3"]]):
+    for lengths in (torch.tensor([2.0, 3.0]), [2.5], [2, [3]], [[2], ["3"]]):
         with pytest.raises(ValueError, match="lengths must be whole numbers, or a sequence of them for each row, got"):
             Positions.packed(lengths)  # type: ignore[arg-type]
 

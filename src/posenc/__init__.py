@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from posenc.backends.attention import logits as logits
     from posenc.backends.merging import merge as merge
     from posenc.encoding import pieces as pieces
-    from posenc.encoding.encoding import Context as Context
+    from posenc.encoding.context import Context as Context
     from posenc.encoding.encoding import Encoding as Encoding
     from posenc.positions import training as training
     from posenc.positions.positions import PositionError as PositionError
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from posenc.schemes.absolute_in_attention import AbsoluteInAttention as AbsoluteInAttention
     from posenc.schemes.alibi import ALiBi as ALiBi
     from posenc.schemes.axial_rope import AxialRoPE as AxialRoPE
+    from posenc.schemes.cameras import Cameras as Cameras
+    from posenc.schemes.carope import CARoPE as CARoPE
     from posenc.schemes.catalog import catalog as catalog
     from posenc.schemes.cope import CoPE as CoPE
     from posenc.schemes.deberta import DeBERTa as DeBERTa
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from posenc.schemes.fire import FIRE as FIRE
     from posenc.schemes.fourier_features import FourierFeatures as FourierFeatures
     from posenc.schemes.fox import FoX as FoX
+    from posenc.schemes.grape_a import GRAPEA as GRAPEA
     from posenc.schemes.inkling import Inkling as Inkling
     from posenc.schemes.kerple import KERPLE as KERPLE
     from posenc.schemes.le_rope import LeRoPE as LeRoPE
@@ -59,7 +62,7 @@ if TYPE_CHECKING:
     from posenc.schemes.mla import MLA as MLA
     from posenc.schemes.mrope import MRoPE as MRoPE
     from posenc.schemes.nope import NoPE as NoPE
-    from posenc.schemes.p_rope import PRoPE as PRoPE
+    from posenc.schemes.p_rope import ProportionalRoPE as ProportionalRoPE
     from posenc.schemes.partial_rope import PartialRoPE as PartialRoPE
     from posenc.schemes.pope import PoPE as PoPE
     from posenc.schemes.query_scale import QueryScale as QueryScale
@@ -71,6 +74,7 @@ if TYPE_CHECKING:
     from posenc.schemes.rotated_values import RotatedValues as RotatedValues
     from posenc.schemes.sandwich import Sandwich as Sandwich
     from posenc.schemes.segment import Segment as Segment
+    from posenc.schemes.selective_rope import SelectiveRoPE as SelectiveRoPE
     from posenc.schemes.self_extend import SelfExtend as SelfExtend
     from posenc.schemes.shaw import Shaw as Shaw
     from posenc.schemes.sinusoidal import Sinusoidal as Sinusoidal
@@ -82,6 +86,7 @@ if TYPE_CHECKING:
     from posenc.schemes.t5 import T5 as T5
     from posenc.schemes.transformer_xl import TransformerXL as TransformerXL
     from posenc.schemes.tupe import TUPE as TUPE
+    from posenc.schemes.wall import Wall as Wall
     from posenc.schemes.xpos import XPos as XPos
     from posenc.tools.explore.show import show as show
 
@@ -98,7 +103,7 @@ _HOMES = {
     "Scheme": "scheme",
     "Chunk": "positions.tiles",
     "Schedule": "schedule",
-    "Context": "encoding.encoding",
+    "Context": "encoding.context",
     "PositionError": "positions.positions",
     "Positions": "positions.positions",
     "catalog": "schemes.catalog",
@@ -125,10 +130,12 @@ _HOMES = {
     "NoPE": "schemes.nope",
     "RoPE": "schemes.rope",
     "PartialRoPE": "schemes.partial_rope",
-    "PRoPE": "schemes.p_rope",
+    "ProportionalRoPE": "schemes.p_rope",
     "XPos": "schemes.xpos",
     "PoPE": "schemes.pope",
     "LeRoPE": "schemes.le_rope",
+    "SelectiveRoPE": "schemes.selective_rope",
+    "CARoPE": "schemes.carope",
     "MLA": "schemes.mla",
     "RotatedValues": "schemes.rotated_values",
     "Segment": "schemes.segment",
@@ -136,11 +143,14 @@ _HOMES = {
     "Sinusoidal": "schemes.sinusoidal",
     "CoPE": "schemes.cope",
     "FoX": "schemes.fox",
+    "Wall": "schemes.wall",
+    "GRAPEA": "schemes.grape_a",
     "StickBreaking": "schemes.stick_breaking",
     "Inkling": "schemes.inkling",
     "QueryScale": "schemes.query_scale",
     "Softcap": "schemes.softcap",
     "AxialRoPE": "schemes.axial_rope",
+    "Cameras": "schemes.cameras",
     "LieRE": "schemes.lie_re",
     "MixedRoPE": "schemes.mixed_rope",
     "MRoPE": "schemes.mrope",
@@ -174,7 +184,9 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         from posenc.arguments import meant
 
-        raise AttributeError(f"module 'posenc' has no attribute {name!r}{meant(name, __all__)}")
+        # Python replaces the message of an AttributeError in `from posenc import PRoPE`, a former name.
+        error = ImportError if name == "PRoPE" else AttributeError
+        raise error(f"module 'posenc' has no attribute {name!r}{meant(name, __all__)}")
     value = getattr(importlib.import_module(f"posenc.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

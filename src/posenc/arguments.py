@@ -61,15 +61,17 @@ def one_or(size: int, n: int) -> bool:
     return size == 1 or size == n
 
 
-def number(name: str, value: Any, above: int | float = -math.inf) -> float:
-    """The value as a finite float above ``above``. Raises ValueError otherwise, also for True or "12"."""
+def number(name: str, value: Any, above: int | float = -math.inf, least: int | float | None = None) -> float:
+    """The value as a finite float above ``above``, or of at least ``least``. Raises ValueError otherwise, also for True
+    or "12"."""
     try:
         found = float(value) if is_number(value) else math.nan
     except OverflowError:  # an int beyond the largest float
         found = math.inf
-    if above < found < math.inf:
+    if (above < found if least is None else least <= found) and found < math.inf:
         return found
     beyond = "" if above == -math.inf else f" above {above:g}"
+    beyond = beyond if least is None else f" of at least {least:g}"
     raise ValueError(f"{name} must be a finite number{beyond}, got {shown(value)}")
 
 
@@ -98,9 +100,15 @@ def check_name(name: str, value: str, names: Sequence[str], more: str = "") -> N
 
 
 def meant(value: object, names: Sequence[str]) -> str:
-    """The end of an error message: the closest of the names if any is close, or the one that differs in case."""
+    """The end of an error message: the closest of the names if any is close, or the one that differs in case; or both
+    schemes that are called PRoPE."""
     if not isinstance(value, str):
         return ""
+    if value.lower() == "prope":
+        return (
+            ": p-RoPE of Barbero et al. 2024 is ProportionalRoPE (p_rope), PRoPE of Li et al. 2025, for cameras, is "
+            "Cameras (cameras)"
+        )
     close = difflib.get_close_matches(value, names, n=1) or [n for n in names if n.lower() == value.lower()]
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -126,6 +134,14 @@ def _hint(kinds: Sequence[type | None], value: Any) -> str:
     axis = {1: 0, 3: 1, 4: 2}.get(value.dim())
     line = "" if axis is None else f"Positions.arange({value.size(axis)}), "
     return f"; use {line}Positions.from_ids(position_ids, mask), or Positions.padded(mask) for a mask of tokens"
+
+
+def turned_axes(name: str, x: Any, tokens: int) -> str:
+    """The end of an error message for a tensor whose heads seem to be its third axis, not its second."""
+    if x.dim() != 4 or x.size(1) != tokens:
+        return ""
+    shape = f"it must be (batch, heads, tokens, head_dim), got {tuple(x.shape)}"
+    return f"; {shape}: if that is (batch, tokens, heads, head_dim), pass {name}.transpose(1, 2)"
 
 
 def _either(words: Sequence[str]) -> str:

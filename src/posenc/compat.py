@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -68,6 +68,13 @@ def uncompiled(function: F) -> F:
         return (disabled if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
 
     return outside  # type: ignore[return-value]
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Disables autocast on the device of x, if it is enabled: it would round factors of products to half precision."""
+    kind = x.device.type
+    is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if is_on else nullcontext()
 
 
 def without_numbers() -> AbstractContextManager[Any]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +17,8 @@ from posenc.arguments import check_choice, check_flag, check_type, is_number, nu
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
+from posenc.rotation.given import Given, scaling_of
+from posenc.rotation.maps import OfHeads, TokenMap
 from posenc.rotation.phases import (
     PairLayout,
     PairRotation,
@@ -50,11 +52,12 @@ class Rotary(Scheme):
         axes: int = 1,
         *,
         allocation: Sequence[int] | None = None,
-        scaling: Scaling | None = None,
+        scaling: Given | None = None,
         first_channel: int = 0,
         heads: range | None = None,
         num_heads: int | None = None,
         values: bool = False,
+        imaginary: range | None = None,
     ) -> None:
         super().__init__()
         head_dim, axes = whole("head_dim", head_dim, least=2), whole("axes", axes)
@@ -71,25 +74,36 @@ class Rotary(Scheme):
             raise ValueError(f"rotary_dim must be even{each} and within 2..{room_name} = {room}, got {rotary_dim}")
         check_choice("layout", layout, ("half", "interleaved"))
         check_type("heads", heads, range, None)
-        if (heads is None) != (num_heads is None):
+        check_type("imaginary", imaginary, range, None)
+        if heads is not None and imaginary is not None:
+            raise ValueError(f"imaginary must be None for a rotation of some heads, {heads}, got {imaginary}")
+        some = heads if imaginary is None else imaginary
+        if (some is None) != (num_heads is None):
+            name, what = ("heads", "the rotated heads") if imaginary is None else ("imaginary", "its heads")
             raise ValueError(
-                "heads and num_heads must be given together (the rotated heads and the total), got "
-                f"{heads}, {num_heads}"
+                f"{name} and num_heads must be given together ({what} and the total), got {some}, {num_heads}"
             )
-        if heads is not None and num_heads is not None:
+        if num_heads is not None:
             whole("num_heads", num_heads)
-            if heads.step != 1 or not 0 <= heads.start < heads.stop <= num_heads:
-                raise ValueError(f"heads must be a non-empty range within 0..{num_heads}, got {heads}")
+        if imaginary is not None and (not imaginary or not set(imaginary) <= set(range(num_heads or 0))):
+            raise ValueError(f"imaginary must be a non-empty range within 0..{num_heads}, got {imaginary}")
+        if heads is not None and (heads.step != 1 or not 0 <= heads.start < heads.stop <= (num_heads or 0)):
+            raise ValueError(f"heads must be a non-empty range within 0..{num_heads}, got {heads}")
         check_flag("values", values)
+        base = number("base", base, above=1)
+        if isinstance(scaling, str | Mapping):
+            scaling = scaling_of(scaling, base, head_dim, rotary_dim)
         if scaling is not None and (isinstance(scaling, type) or not callable(scaling)):
             raise ValueError(
-                f"scaling must be a scaling such as YaRN(4.0, 4096), a function of theta or None, got {shown(scaling)}"
+                f"scaling must be a scaling such as YaRN(4.0, 4096), a function of theta, a dictionary of transformers "
+                f"or None, got {shown(scaling)}"
             )
-        self.head_dim, self.base, self.rotary_dim, self.axes = head_dim, number("base", base, above=1), rotary_dim, axes
+        self.head_dim, self.base, self.rotary_dim, self.axes = head_dim, base, rotary_dim, axes
         self.layout: PairLayout = layout
         self.allocation = None if allocation is None else _allocation(allocation, rotary_dim // 2, axes)
-        self.scaling, self.first_channel, self.values = scaling, first_channel, values
-        self.heads, self.num_heads = heads, num_heads
+        self.scaling: Scaling | None = scaling
+        self.first_channel, self.values = first_channel, values
+        self.heads, self.num_heads, self.imaginary = heads, num_heads, imaginary
 
     @property
     def channels(self) -> range:
@@ -132,16 +146,22 @@ class Rotary(Scheme):
             angle = torch.cat([phases(axis, theta[:, None]) for axis in coords.unbind(-1)], -1)
         shard = None if context is None else context.heads
 
-        def turn(factor: float | Tensor) -> PairRotation:
+        def turn(factor: float | Tensor, angle: Tensor = angle) -> PairRotation:
             made = PairRotation.by(angle, coords, dtype, self.layout, self.head_dim, self.first_channel, factor)
             heads, num_heads = self._heads_of(shard)
             return made if heads is None else replace(made, heads=heads, num_heads=num_heads)
 
-        of_both = turn(factor)
+        of_key = turn(factor)
+        of_query: TokenMap = of_key
+        if self.imaginary is not None:
+            every = range(self.num_heads or 0) if shard is None else shard
+            behind = torch.tensor([math.pi / 2 * (h in self.imaginary) for h in every], dtype=angle.dtype)
+            late = angle[:, None] - behind[:, None, None].to(angle.device)
+            of_query = OfHeads(turn(factor, late), len(every), "queries")
         if not self.values:
-            return Rotation(of_both, of_both)
+            return Rotation(of_query, of_key)
         of_values = turn(1.0)
-        return Rotation(of_both, of_both, of_values, of_values.inverse())
+        return Rotation(of_query, of_key, of_values, of_values.inverse())
 
     def _heads_of(self, shard: range | None) -> tuple[range | None, int]:
         """The rotated heads of a shard, relative to its first, and their total."""
@@ -180,6 +200,58 @@ class PairwiseRotary(Scheme):
     def turned_to(self, coords: Shaped[Tensor, "rows tokens"], dtype: torch.dtype) -> PairRotation:
         """The rotation of all channel pairs by p theta_k for these coordinates p, in ``dtype``."""
         return turned_to(coords, self.head_dim, self.base, self.layout, dtype)
+
+
+class ClockRotary(Scheme):
+    """Abstract base class of schemes that rotate channel pairs by angles that are sums over the tokens so far, of what
+    each layer projects from them. A subclass has one feature, a clock that ``rotates``, with a number for each pair of
+    each key head; ``frequencies`` multiply it.
+    """
+
+    heads_of = "key"
+
+    def __init__(self, num_heads: int, head_dim: int, layout: PairLayout) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = whole("num_heads", num_heads), whole("head_dim", head_dim, least=2)
+        if head_dim % 2:
+            raise ValueError(f"head_dim must be even (channels come in pairs), got {head_dim}")
+        check_choice("layout", layout, ("half", "interleaved"))
+        self.layout: PairLayout = layout
+
+    @property
+    def channels(self) -> range:
+        """The rotated channels: all of them."""
+        return range(self.head_dim)
+
+    def frequencies(self, device: torch.device | None = None) -> Float64[Tensor, " pairs"] | float:
+        """The factor of the clock in the angle of each pair."""
+        return 1.0
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        """The rotation by the feature of each layer."""
+        check_choice("dtype", dtype, (torch.float32, torch.float64))
+        (feature,) = self.features
+        theta = self.frequencies(positions.device)
+        return Rotation.by_feature(feature, ClockTurn(theta, dtype, self.layout, self.head_dim))
+
+
+@dataclass(frozen=True, eq=False)
+class ClockTurn:
+    """The rotation by theta times the readings of a clock, (batch, key heads, tokens, pairs)."""
+
+    theta: Float64[Tensor, " pairs"] | float
+    dtype: torch.dtype
+    layout: PairLayout
+    head_dim: int
+
+    def __call__(self, readings: Tensor) -> PairRotation:
+        """The map of queries or keys. Raises ValueError for readings of another shape."""
+        if readings.dim() != 4 or readings.size(-1) != self.head_dim // 2:
+            wanted = f"(batch, key heads, tokens, {self.head_dim // 2})"
+            raise ValueError(f"the feature that the rotation reads must be {wanted}, got {shown(readings)}")
+        return PairRotation.by(in_double(readings) * self.theta, readings, self.dtype, self.layout, self.head_dim)
 
 
 def first_of_last(name: str, turning: int, head_dim: int) -> int:

@@ -14,6 +14,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from posenc.arguments import check_type, number, one_or, shown, whole
+from posenc.encoding.claims import check_bound
 from posenc.encoding.encoding import DOORS, TURNED_IN_PAIRS, Context, Encoding
 from posenc.encoding.features import Feature, wanted_by_both
 from posenc.encoding.horizon import SKIP_BELOW, horizon
@@ -28,33 +29,29 @@ class Scheme(nn.Module):
     """Base class of positional encodings: a module that owns the parameters. Calling it with positions returns an
     `Encoding`.
 
-    A subclass overrides the methods of the doors that it uses, and nothing else:
-
-    - ``table(positions, dtype)`` for add,
-    - ``rotation(positions, dtype, context)`` for rotate,
-    - ``score(query_positions, key_positions, context)`` for score,
-    - ``value(query_positions, key_positions, context)`` for value.
+    A subclass overrides the methods of the doors that it uses, and nothing else: `table` for add, `rotation` for
+    rotate, `score` for score, `value` for value.
 
     Schemes have no buffers: constants are computed from the configuration, so they cannot go stale, be cast with the
     module, or stay on ``meta``. A scheme with parameters initializes them in ``reset_parameters()``.
 
     >>> scheme = RoPE(64) + ALiBi(8)            # schemes compose
     >>> encoding = scheme(Positions.arange(5))
-
-    A scheme that needs further per-token inputs, projected from the hidden state (a gate, a vector), lists them in
-    ``features``.
     """
 
     zero_initialized: ClassVar[bool] = False
     """Whether the parameters are initialized to zeros and have no effect until trained. Figures and measurements of the
     scheme alone then draw them from N(0, 1)."""
 
+    looks_back: str | None = None
+    """If it encodes only keys up to the query: what to use for both sides, which errors of `attention` name."""
+
     heads_of: ClassVar[Literal["query", "key"]] = "query"
     """Whether ``num_heads`` counts query heads or key heads, which are fewer in grouped-query attention."""
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """The features that every layer projects from its hidden state for this scheme, by name."""
+        """The features that every layer projects from its hidden state for this scheme (a gate, a vector), by name."""
         return {}
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor | None:
@@ -103,19 +100,17 @@ class Scheme(nn.Module):
 
     @property
     def scale(self) -> float | None:
-        """The softmax scale that its rotation requires, or None. It also applies to queries and keys that are already
-        rotated."""
+        """The softmax scale that its rotation requires, or None; also for queries and keys that are already rotated."""
         return None
 
     @property
     def for_decoders(self) -> bool:
-        """Whether it is for causal attention only: it hides the keys after a query, rewards them, or treats them as
-        nearer than they are."""
-        return False
+        """Whether it is for causal attention only: it hides later keys, rewards them, or takes them for nearer ones."""
+        return self.looks_back is not None
 
     @property
     def needs_lengths(self) -> bool:
-        """Whether rotations depend on the current length of the text, so that rotated keys cannot be cached."""
+        """Whether rotations depend on the current length of the text. If those of keys do, `needs_raw_keys` is true."""
         return False
 
     @property
@@ -193,6 +188,8 @@ class Scheme(nn.Module):
         if context.lengths is not None and rows != 1 and not one_or(context.lengths.size(0), rows):
             raise ValueError(f"lengths must have 1 or {rows} rows like the positions, got {context.lengths.size(0)}")
         mine = context._of_keys() if self.heads_of == "key" else context
+        mine._check_heads(type(self).__name__, getattr(self, "num_heads", None))
+        made = made_with(self, queries.device)
         table = self.table(queries, dtype) if "add" in doors else None
         rotation = self.rotation(queries, dtype, mine) if "rotate" in doors else None
         if rotation is not None and rotation.scale is None and self.scale is not None:
@@ -207,7 +204,7 @@ class Scheme(nn.Module):
             assert of_keys is not None
             bands = (replace(a, key=b.key) for a, b in zip(rotation.bands, of_keys.bands, strict=True))
             rotation = replace(rotation, key=of_keys.key, value=of_keys.value, bands=tuple(bands))
-        return Encoding(
+        encoding = Encoding(
             queries,
             keys,
             tables=() if table is None else (table,),
@@ -216,10 +213,13 @@ class Scheme(nn.Module):
             values=self.value(queries, keys, mine) if "value" in doors else (),
             context=context,
             wanted=self.features,
+            looks_back=() if self.looks_back is None else ((type(self).__name__, self.looks_back),),
             _scale=self.scale if rotation is None and {"score", "value"} & set(doors) else None,
-            _made_with=made_with(self),
+            _made_with=made,
             _is_counted=is_counted(self),
         )
+        check_bound(self, encoding)
+        return encoding
 
     @property
     def doors(self) -> tuple[str, ...]:

@@ -24,12 +24,13 @@ from posenc import (
     RoPE,
     Scheme,
     Shaw,
+    Swin,
 )
 from posenc.backends import chunked
 from posenc.backends.choice import BACKENDS
 from posenc.backends.tiled import backend as tiled
 from posenc.backends.tiled import far, fused, near, pairwise
-from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting, Piece, Row, Value, gives_weights
+from posenc.encoding.pieces import Bias, Clock, Fading, Fold, Function, Meeting, Piece, Row, Value, gives_weights
 from posenc.schemes.catalog import CATALOG, Entry, Shape
 from posenc.schemes.t5 import T5
 from tests import awkward
@@ -86,8 +87,7 @@ def _of_entry(entry: Entry) -> Kind:
         entry.needs_segments,
     )
     found = kind.build(Shape(HEADS * 6, HEADS, 6, max_positions=16))(kind.at(Positions.arange(3)))
-    looks_back = any(piece.looks_back for piece in found.pieces) or any(turn.refuses for turn in found.rotations)
-    return replace(kind, looks_back=looks_back, normalises=not gives_weights(found.pieces))
+    return replace(kind, looks_back=bool(found.looks_back), normalises=not gives_weights(found.pieces))
 
 
 KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
@@ -100,6 +100,11 @@ KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
     "relative_1d per head": Kind(lambda s: Relative1D(s.max_positions, s.head_dim, s.num_heads), fractional=False),
     "relative_2d per head": Kind(lambda s: Relative2D(_grid(s), s.head_dim, s.num_heads), fractional=False, axes=2),
     "rope on a grid": Kind(lambda s: RoPE(s.head_dim, axes=2, rotary_dim=4), axes=2),
+    "relative_2d sam": Kind(lambda s: Relative2D(_grid(s), s.head_dim, s.num_heads, "sam"), fractional=False, axes=2),
+    "swin with a class token": Kind(lambda s: Swin(_grid(s), s.num_heads, class_token=True), fractional=False, axes=2),
+    "t5 along an axis": Kind(
+        lambda s: T5(s.num_heads, 12, 40, True, axis=1, axes=2, factor=0.3), fractional=False, axes=2
+    ),
     "kerple power": Kind(lambda s: KERPLE(s.num_heads, "power")),
     "deberta in buckets": Kind(
         lambda s: DeBERTa(s.num_heads, s.head_dim, 5, 20, num_buckets=8, normalized=True), fractional=False
@@ -124,7 +129,8 @@ KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
     "capped": Kind(lambda s: awkward.softcap()),
     "squeezing": Kind(lambda s: awkward.squeezing(s.num_heads), fractional=False),
     "alibi+fire+softcap": Kind(
-        lambda s: ALiBi(s.num_heads, "bidirectional") + posenc.FIRE(s.num_heads, 5, 17.0) + posenc.Softcap(1.3)
+        lambda s: ALiBi(s.num_heads, "bidirectional") + posenc.FIRE(s.num_heads, 5, 17.0) + posenc.Softcap(1.3),
+        looks_back=True,
     ),
     "capping": Kind(lambda s: awkward.capping(s.num_heads), fractional=False),
     "interpolated": Kind(lambda s: awkward.interpolated(s.num_heads)),
@@ -136,6 +142,9 @@ KINDS: dict[str, Kind] = {entry.name: _of_entry(entry) for entry in CATALOG} | {
     ),
     "dual_chunk+alibi": Kind(lambda s: posenc.DualChunk(s.head_dim, 20, 7) + ALiBi(s.num_heads), looks_back=True),
     "of each key+shaw": Kind(lambda s: awkward.of_each_key(s.head_dim) + Shaw(s.head_dim, 5), fractional=False),
+    "transformer_xl with segments": Kind(
+        lambda s: posenc.TransformerXL(s.num_heads, s.head_dim, 6, segments=True), needs_segments=True
+    ),
 }
 
 TURNING = frozenset(entry.name for entry in CATALOG if "rotate" in entry.doors)
@@ -187,6 +196,8 @@ def kind_of(term: Piece | Value) -> str:
             return "a vector added to one side"
         case Clock():
             return "a clock"
+        case Fading():
+            return "a clock of each channel"
         case Function() if term.broken is not None:
             return "a broken line of both coordinates"
         case Function() if term.distance is None and term.adds:
@@ -195,6 +206,7 @@ def kind_of(term: Piece | Value) -> str:
             return {"relu times": "ReLU times a number", "cap": "a soft cap"}.get(term.formula or "", "a function")
     assert isinstance(term, Bias | Meeting)
     several = " of several coordinates" if term.distance.axis is None or term.distance.axes > 1 else ""
+    several = " by segment" if term.distance.axis == "segment" else several
     if isinstance(term, Bias):
         return "a bias that hides keys" if term.hides else f"a bias{several}"
     return f"vectors that {'keys' if term.side == 'key' else 'queries'} meet{several}"
@@ -207,9 +219,11 @@ TAKEN: dict[str, str] = {
     "a bias of several coordinates": "sdpa native flex",
     "vectors that queries meet": EVERY,
     "vectors that queries meet of several coordinates": "sdpa native flex",
+    "vectors that queries meet by segment": "sdpa flex",
     "vectors that keys meet": "sdpa native tiled flex",
     "a vector added to one side": EVERY,
     "a clock": EVERY,
+    "a clock of each channel": "sdpa",
     "ReLU times a number": "native triton tiled flex",
     "a soft cap": "native tiled flex",
     "a function": "tiled flex",
@@ -243,6 +257,8 @@ ROWS = frozenset(name for name in ATTENDING if "a function of whole rows" in kin
 VALUES = frozenset(name for name in ATTENDING if "vectors in the output" in kinds_of(name))
 BANDED = frozenset(name for name in ATTENDING if any(rotation.bands for rotation in encoded(name).rotations))
 """Those that turn far pairs otherwise than near ones."""
+BY_LAYERS = frozenset(name for name in ATTENDING if any(rotation.feature for rotation in encoded(name).rotations))
+"""Those whose rotation is of each layer."""
 
 
 # --- where queries and keys stand -------------------------------------------------------------------------------------
@@ -353,6 +369,7 @@ class Way:
 
     how: dict[str, Any] = field(default_factory=dict)
     has_sinks: bool = False
+    of_queries: bool = False  # a sink of every query, not of a head
     has_mask: bool = False
 
     def for_kind(self, kind: Kind) -> "Way":
@@ -368,7 +385,7 @@ WAYS: dict[str, Way] = {
     "a window": Way({"window": (5, 3)}),
     "to the left": Way({"window": (None, 0), "scale": 0.31}),
     "causal, sinks": Way({"is_causal": True}, has_sinks=True),
-    "a window, sinks": Way({"window": (None, 20)}, has_sinks=True),
+    "a window, sinks": Way({"window": (None, 20)}, has_sinks=True, of_queries=True),
     "a mask": Way({"is_causal": True}, has_mask=True),
 }
 
@@ -539,7 +556,7 @@ def case(
     tensors = [drawn(batch, h, n, head_dim) for h, n in ((heads, queries), (kv_heads, keys), (kv_heads, keys))]
     how = dict(asked.how)
     if asked.has_sinks:
-        how["sinks"] = drawn(heads)
+        how["sinks"] = drawn(batch, heads, queries) if asked.of_queries else drawn(heads)
     if asked.has_mask:
         added = drawn(1, heads, queries, keys)
         hidden = torch.rand(1, heads, queries, keys) > 0.7
@@ -547,11 +564,17 @@ def case(
             added[hidden] = -torch.inf
         how["attn_mask"] = added if kind.normalises else ~hidden
     features = {}
-    for piece in bound(scheme, query_positions, key_positions, tensors[0]).pieces:
+    encoding = bound(scheme, query_positions, key_positions, tensors[0])
+    for turn in encoding.rotations:
+        if turn.feature is not None:
+            for side, n in (("query", queries), ("key", keys)):
+                features[f"{side} {turn.feature}"] = drawn(batch, kv_heads, n, head_dim // 2)
+    for piece in encoding.pieces:
         if (feature := getattr(piece, "feature", None)) is not None:
             width = (piece.at(torch.zeros(1).long()).size(-1),) if isinstance(piece, Meeting) else ()
+            width = (head_dim,) if isinstance(piece, Fading) else width
             for side, n in (("query", queries), ("key", keys)):
-                if side == "query" or not width:
+                if side == "query" or not isinstance(piece, Meeting):
                     features[f"{side} {feature}"] = drawn(batch, heads, n, *width)
     return Case(kind, scheme, *tensors, query_positions, key_positions, how, features)
 

@@ -252,8 +252,9 @@ def test_half_precision_is_widened(dtype: torch.dtype, monkeypatch: pytest.Monke
 
 
 def network(w1: list[float], b1: list[float], c: float = 0.1) -> FIRE:
-    """FIRE with units that bend where they are said to."""
+    """FIRE with units that bend where they are said to; its term has keys on both sides."""
     scheme = FIRE(4, len(w1), 40.0).double()
+    scheme.looks_back = None
     with torch.no_grad():
         scheme.inner.weight[:, 0] = torch.tensor(w1, dtype=torch.float64)
         scheme.inner.bias[:] = torch.tensor(b1, dtype=torch.float64)

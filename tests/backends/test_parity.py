@@ -3,7 +3,6 @@ that has one. Every scheme meets every other kind of positions, and the next sch
 ask, every number of key heads, and small blocks or large. And what a backend refuses, it is to refuse."""
 
 import math
-import re
 from typing import Any
 
 import pytest
@@ -119,8 +118,8 @@ def test_schemes_and_places_meet_the_ways() -> None:
     for part, every in ((0, RUNS), (1, RUNS), (0, RUNS + FURTHER)):
         for one in {run[part] for run in every}:
             met = [run for run in every if run[part] == one]
-            if part == 0 or len(met) > 4:
-                assert len({run[2] for run in met}) >= min(len(WAYS), len(met)) - 1
+            if part == 0 or len(met) > len(WAYS):
+                assert len({run[2] for run in met}) >= min(len(WAYS), len(met)) - 2
                 assert len({run[3] for run in met}) >= min(3, len(met))
                 assert {run[4] for run in met} == {True, False}
 
@@ -221,13 +220,13 @@ def test_gradients_of_gradients_are_right_or_refused(name: str, backend: str) ->
     refusal = None
     try:
         torch.autograd.grad(sum(g.square().sum() for g in first), leaves, materialize_grads=True)
-    except RuntimeError as error:  # a kernel that has none; PyTorch's own has, or not, by what needs a gradient
+    except ValueError as error:  # a kernel that has none; PyTorch's own has, or not, by what needs a gradient
         refusal = str(error)
     if refusal is None:
         torch.autograd.gradgradcheck(attend, leaves, fast_mode=True)
     else:
         assert backend != "reference"
-        assert re.search(r"derivative for .* is not implemented|no autograd formula was registered", refusal)
+        assert refusal.startswith("attention's fused kernels have only a first derivative: pass backend='reference'")
 
 
 # --- what the comparison is worth -------------------------------------------------------------------------------------

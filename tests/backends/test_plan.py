@@ -15,12 +15,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import posenc
-from posenc import T5, ALiBi, FoX, Positions, RoPE, Scheme
+from posenc import T5, ALiBi, FoX, Positions, RoPE, Scheme, SelectiveRoPE
 from posenc.backends.native import library
 from posenc.backends.plan import MOST
 from posenc.backends.request import Request
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import Bias, Distance
+from tests.rounding import of_sums
 
 HEADS, TOKENS, HEAD_DIM = 2, 64, 16
 
@@ -94,6 +95,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "backend": {"backend": "reference"},
     "grouped queries": {"enable_gqa": True},
     "sinks": {"sinks": torch.zeros(HEADS)},
+    "sinks of queries": {"sinks": torch.zeros(1, HEADS, TOKENS)},
     "a mask": {"attn_mask": torch.ones(TOKENS, TOKENS, dtype=torch.bool)},
     "norms of keys": {"key_norms": torch.full((1, HEADS, TOKENS), 99.0)},
 }
@@ -143,11 +145,20 @@ def test_inference_mode_has_plans_of_its_own(made: list[Request]) -> None:
 
 
 def test_a_kernel_that_is_switched_off_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    encoding, layer = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn()
-    posenc.attention(*layer, encoding, is_causal=True)
+    encoding, layer, asked = ALiBi(HEADS)(Positions.arange(TOKENS)), drawn(), []
+
+    def noted(dtype: torch.dtype) -> Any:
+        asked.append(dtype)
+        return library.library(dtype)
+
+    monkeypatch.setattr("posenc.backends.native.operator.library", noted)
+    plain = posenc.attention(*layer, encoding, is_causal=True)
+    assert asked == [torch.float32] * (library.missing(torch.float32) is None)
+    asked.clear()
     with switched_off():
-        monkeypatch.setattr("posenc.backends.native.operator.library", lambda dtype: pytest.fail("it was run"))
-        posenc.attention(*layer, encoding, is_causal=True)
+        out = posenc.attention(*layer, encoding, is_causal=True)
+    assert asked == []
+    torch.testing.assert_close(out, plain, rtol=0, atol=of_sums(torch.float32, HEAD_DIM + TOKENS, layer[2], score=64))
 
 
 def test_a_plan_for_true_is_none_for_one() -> None:
@@ -248,6 +259,16 @@ def test_layers_share_a_plan_and_have_their_own_features(made: list[Request]) ->
     wrong = {"forgotten": torch.randn(1, 1, TOKENS).expand(1, HEADS + 1, TOKENS)}
     with pytest.raises(ValueError, match="feature 'forgotten' of the query must be"):
         posenc.attention(*layer, encoding.with_features(wrong), is_causal=True)
+
+
+def test_layers_share_a_plan_and_have_their_own_rotations(made: list[Request]) -> None:
+    encoding, layer = SelectiveRoPE(HEADS, HEAD_DIM)(Positions.arange(TOKENS)), drawn()
+    for _ in range(2):
+        of_layer = encoding.with_projected({"turned": torch.randn(1, HEADS, TOKENS, HEAD_DIM // 2)})
+        found = posenc.attention(*layer, of_layer, is_causal=True)
+        query, key = of_layer.rotate_query(layer[0]), of_layer.rotate_key(layer[1])
+        torch.testing.assert_close(found, posenc.attention(query, key, layer[2], of_layer.pairs, is_causal=True))
+    assert len(made) == 3  # one of both layers, and one of the pair doors of each
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from posenc.backends.triton import backend, operator
 from posenc.backends.triton.tasks import ANY, tasks_of
 from posenc.positions.tiles import Tiling, Visibility
 from tests.awkward import clocked, disentangled, featured, softcap
-from tests.backends.grounds import ATTENDING, BANDED, KINDS, PLACES, built, shape_of, takes
+from tests.backends.grounds import ATTENDING, BANDED, BY_LAYERS, KINDS, PLACES, built, shape_of, takes
 from tests.backends.test_triton import INTERPRETED, MISSING
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="the kernels are interpreted in this process")
@@ -84,7 +84,7 @@ def test_it_says_what_it_does_not_take(said: str, has_triton: None) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in ATTENDING if KINDS[name].axes == 1 and name not in BANDED | {"learned"}]
+    "name", [name for name in ATTENDING if KINDS[name].axes == 1 and name not in BANDED | BY_LAYERS | {"learned"}]
 )
 def test_it_takes_the_kinds_that_it_is_to_take(name: str, has_triton: None) -> None:
     scheme = built(name, heads=2, tokens=300, dtype=torch.float32)

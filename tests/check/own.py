@@ -191,7 +191,7 @@ def one_line(entry: Entry) -> Subject:
 
 # Their scores go by more than the distance, and yet a short text may be moved. On the diagonal LieRE is relative. The
 # last three go by the order, and not by positions: moving those shows nothing.
-NEITHER = {"fire", "lie_re", "dual_chunk", "self_extend", "cope", "fox", "stick_breaking"}
+NEITHER = {"lie_re", "dual_chunk", "self_extend", "cope", "fox", "stick_breaking"}
 
 
 def claims(entry: Entry) -> dict[str, Any]:
@@ -269,7 +269,8 @@ def ways(entry: Entry) -> list[tuple[str, bool]]:
     if entry.name in ALIKE:
         return [("auto", True)]
     named = BACKENDS[1:] if entry.name in KINDS else ()
-    return [("auto", True), ("auto", False), *((b, True) for b in named if entry.name not in CANNOT.get(b, ()))]
+    both = [("auto", True), ("auto", False)][: 1 if entry.scheme.looks_back else 2]
+    return [*both, *((b, True) for b in named if entry.name not in CANNOT.get(b, ()))]
 
 
 SUBJECTS: dict[str, Subject] = {
@@ -287,7 +288,7 @@ SUBJECTS: dict[str, Subject] = {
     **{
         f"{entry.name}-encoder": encoder(entry)
         for entry in MODELLED
-        if entry.least_axes == 1 and (entry.name in KINDS or "add" in entry.doors)
+        if entry.least_axes == 1 and (entry.name in KINDS or "add" in entry.doors) and not entry.scheme.looks_back
     },
     **{f"{entry.name}-classifier": classifier(entry) for entry in ON_GRIDS},
 }

@@ -47,7 +47,8 @@ def kernel(made: None, scheme: nn.Module) -> None:
         ("rope2", "scheme must be one of"),
         (
             "t5(size=3)",
-            "that T5 has, num_heads, num_buckets, max_distance, bidirectional; got 'size' in 't5(size=3)'",
+            "that T5 has, num_heads, num_buckets, max_distance, bidirectional, axis, axes, factor; got 'size' in "
+            "'t5(size=3)'",
         ),
         ("t5(3)", "with options as name=value, got 't5(3)'"),
         ("t5(num_buckets=)", "with options as name=value"),

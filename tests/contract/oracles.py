@@ -272,6 +272,42 @@ def cope(n: Numbers, x: Where, y: Where, causal: bool) -> Result:
     return attended(n, x, y, causal, row=row)
 
 
+def dape(n: Numbers, x: Where, y: Where, causal: bool, *, total: int) -> Result:
+    """s_ij + b_ij + W2 leaky(W1 [s_ij; b_ij] + b1) + b2, with s and b of all heads, leaky(z) = max(z, 0.01 z). Zheng et
+    al. 2024 (arXiv 2405.14722), as in the authors' DAPE.py, with ALiBi's b."""
+    q, k = n["query"], n["key"]
+    group, slopes, factor = len(q[0]) // len(k[0]), alibi_oracle.slopes(total), len(q[0][0][0]) ** -0.5
+
+    def score(s: float, b: int, h: int, i: int, j: int) -> float:
+        bias = [m * (y.coords[b][j] - x.coords[b][i]) for m in slopes]
+        both = [factor * dot(q[b][other][i], k[b][other // group][j]) for other in range(total)] + bias
+        hidden = [dot(row, both) + b1 for row, b1 in zip(n["w1"], n["b1"], strict=True)]
+        return s + bias[h] + dot(n["w2"][h], [max(z, 0.01 * z) for z in hidden]) + n["b2"][h]
+
+    return attended(n, x, y, causal, score=score)
+
+
+def path(n: Numbers, x: Where, y: Where, causal: bool) -> Result:
+    """q_i . (H_i .. H_(j+1) k_j) / sqrt(d), H_t = I - beta_t w_t w_t^T with |w_t| = 1 and beta_t = 2 sigmoid. Yang et
+    al. 2025 (arXiv 2505.16381), and the layer of flash-linear-attention. Keys are rewritten, as decoding does."""
+    q, k, seen = n["query"], n["key"], seen_from(x, y, causal)
+    group, factor = len(q[0]) // len(k[0]), len(q[0][0][0]) ** -0.5
+
+    def score(s: float, b: int, h: int, i: int, j: int) -> float:
+        if not seen(b, i, j):
+            return s
+        g, key, order = h // group, k[b][h // group][j], y.order[b]
+        for t in sorted(range(len(order)), key=lambda t: order[t]):
+            if order[t] > order[j] and seen(b, i, t):
+                w = n["w"][b][g][t]
+                length = math.sqrt(dot(w, w))
+                step = 2 * sigmoid(n["beta"][b][g][t]) * dot(key, w) / length**2
+                key = [c - step * a for c, a in zip(key, w, strict=True)]
+        return factor * dot(q[b][h][i], key)
+
+    return attended(n, x, y, causal, score=score)
+
+
 def stick_breaking(n: Numbers, x: Where, y: Where, causal: bool) -> Result:
     """o_i = sum_j A_ij v_j, A_ij = sigmoid(s_ij) times 1 - sigmoid(s_it) of every t between j and i, i itself too.
     Tan et al. 2025, section 2, with the query's own key."""

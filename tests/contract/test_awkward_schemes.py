@@ -149,6 +149,16 @@ def stick_breaking_step(trial: Trial, scheme: Any, step: ForwardPass, n: Tensors
     return schemes.broken(*posenc.attention(n["query"], key, value, step.pairs(), **options)), None
 
 
+def path(trial: Trial, scheme: Any, n: Tensors, *given: Any) -> Result:
+    query, key = scheme.widened(*(n[name] for name in ("query", "key", "w", "beta")))
+    return plain(trial, scheme, {"query": query, "key": key, "value": n["value"]}, *given)
+
+
+def path_step(trial: Trial, scheme: Any, step: ForwardPass, n: Tensors, last: Any, backend: str) -> Any:
+    query, key = scheme.widened(*(n[name] for name in ("query", "key", "w", "beta")))
+    return step.attention(query, key, n["value"], scale=trial.scale, backend=backend), None
+
+
 def with_sinks(trial: Trial, scheme: Any, *given: Any) -> Result:
     return plain(trial, scheme, *given, window=trial.window, sinks=scheme.sinks)
 
@@ -267,6 +277,25 @@ TRIALS = {
     ),
     "CoPE": Trial(
         lambda: schemes.CoPE(4, WIDTH), oracles.cope, LINES, sized(), refused="needs whole rows", causal=(True,)
+    ),
+    "DAPE": Trial(
+        lambda: schemes.DAPE(HEADS, 3),
+        partial(oracles.dape, total=HEADS),
+        LINES,
+        sized(),
+        refused="needs whole rows",
+        causal=(True,),
+    ),
+    "PaTH": Trial(
+        lambda: schemes.PaTH(WIDTH),
+        oracles.path,
+        LINES | ROWS,
+        sized(w=(KV_HEADS, WIDTH), beta=(KV_HEADS,)),
+        attend=path,
+        step=path_step,
+        scale=WIDTH**-0.5,
+        refused="needs whole rows",
+        causal=(True,),
     ),
     "stick-breaking": Trial(
         schemes.StickBreaking,

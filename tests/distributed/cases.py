@@ -54,7 +54,7 @@ MASKS: dict[str, dict[str, Any]] = {
     "both sides": {"is_causal": False, "window": (6, 4)},
     "chunks": {"is_causal": True, "window": Chunk(8)},
     "sinks": {"is_causal": True, "sinks": True},
-    "float mask": {"is_causal": True, "attn_mask": True},
+    "float mask": {"is_causal": True, "attn_mask": True},  # and a sink of every query
 }
 
 
@@ -81,11 +81,15 @@ def run(case: Case) -> str | None:
     tensors, d_out, d_lse = wholes(case)
     how = dict(MASKS[case.mask])
     sinks = torch.linspace(-1, 1, HEADS, dtype=torch.float64) if how.pop("sinks", None) else None
-    mask = None
+    beside: dict[str, Tensor] = {}
     if how.pop("attn_mask", None):
-        mask = torch.randn(HEADS, positions.order.size(1), positions.order.size(1), dtype=torch.float64)
-        dist.broadcast(mask, 0)
-        mask.requires_grad_()
+        tokens = positions.order.size(1)
+        beside["attn_mask"] = torch.randn(HEADS, tokens, tokens, dtype=torch.float64)
+        beside["sinks"] = torch.randn(BATCH, HEADS, tokens, dtype=torch.float64)
+    for tensor in beside.values():
+        dist.broadcast(tensor, 0)
+        tensor.requires_grad_()
+    how |= {} if sinks is None else {"sinks": sinks}
     x = tensors[0][:, 0]
     projected = projected_at_random(scheme.features, x) if scheme.features else {}
 
@@ -103,11 +107,9 @@ def run(case: Case) -> str | None:
     encoding = scheme(positions, dtype=torch.float64)
     if given:
         encoding = encoding.with_projected(given)
-    found = posenc.attention(
-        *leaves, encoding, attn_mask=mask, sinks=sinks, return_lse=True, backend="reference", **how
-    )
+    found = posenc.attention(*leaves, encoding, return_lse=True, backend="reference", **how, **beside)
     expected = [*found]
-    expected += gradients(*found, d_out, d_lse, [*leaves, *given.values(), *([] if mask is None else [mask]), *learned])
+    expected += gradients(*found, d_out, d_lse, [*leaves, *given.values(), *beside.values(), *learned])
 
     # This process's tokens.
     is_mesh = case.method == "mesh"  # heads are exchanged between two processes, and the ring is of the others
@@ -116,25 +118,27 @@ def run(case: Case) -> str | None:
     )
     mine = [sharding.shard(x, 2).requires_grad_() for x in tensors]
     my_given = {name: sharding.shard(x, 2).requires_grad_() for name, x in projected.items()}
-    my_mask = None if mask is None else sharding.shard(mask.detach(), -2).requires_grad_()
+    my_beside = {
+        name: sharding.shard(x.detach(), -2 if name == "attn_mask" else 2).requires_grad_()
+        for name, x in beside.items()
+    }
     got = attention(
         *mine,
         scheme,
         sharding,
         method="ring" if is_mesh else case.method,
         features=my_given,
-        attn_mask=my_mask,
-        sinks=sinks,
         return_lse=True,
         **how,
+        **my_beside,
     )
     of_mine = gradients(
         *got,
         sharding.shard(d_out, 2),
         sharding.shard(d_lse, 2),
-        [*mine, *my_given.values(), *([] if my_mask is None else [my_mask]), *learned],
+        [*mine, *my_given.values(), *my_beside.values(), *learned],
     )
-    of_tokens = ["out", "lse", "query", "key", "value", *projected, *([] if mask is None else ["mask"])]
+    of_tokens = ["out", "lse", "query", "key", "value", *projected, *beside]
     names = [*of_tokens, *(name for name, _ in scheme.named_parameters()), *([] if sinks is None else ["sinks"])]
     for name, part, whole in zip(names, [*got, *of_mine], expected, strict=True):
         whole = None if whole is None else whole.detach()
@@ -145,7 +149,7 @@ def run(case: Case) -> str | None:
             part = torch.zeros_like(whole) if part is None else part.clone()  # gradients may share memory
             dist.all_reduce(part)
         else:
-            whole = sharding.shard(whole, -2 if name == "mask" else 2)
+            whole = sharding.shard(whole, -2 if name == "attn_mask" else 2)
             part = torch.zeros_like(whole) if part is None else part
         # Sums over other parts of the keys: as many roundings as keys and channels, of numbers of this size.
         size = max(1.0, float(whole[whole.isfinite()].abs().max()) if whole.isfinite().any() else 1.0)

@@ -25,7 +25,9 @@ from posenc import (
     Positions,
     RoPE,
     Schedule,
+    SelectiveRoPE,
     Sinusoidal,
+    Wall,
 )
 from posenc.distributed import ShardedCache, Sharding, attention, explain, sharded
 from posenc.models import Decoder, ForwardPass, KVCache
@@ -44,6 +46,7 @@ SCHEMES: dict[str, Callable[[], Any]] = {
     "alibi": lambda: ALiBi(HEADS),
     "t5": lambda: T5(HEADS, 8, 20),
     "fox": lambda: FoX(HEADS),
+    "selective rope, wall": lambda: SelectiveRoPE(HEADS, DIM // HEADS) + Wall(HEADS, DIM // HEADS),
     "cope": lambda: CoPE(DIM // HEADS, 8),
     "schedule": lambda: Schedule([(RoPE(DIM // HEADS), 7), (NoPE(), None)]),
     "chunks": lambda: Schedule([(RoPE(DIM // HEADS), Chunk(8)), (ALiBi(HEADS), None)]),
@@ -244,7 +247,7 @@ def messages(_: None) -> list[tuple[str, str]]:
         ),
         (
             lambda: attention(x, x, x, ALiBi(2), sharding, sinks=torch.zeros(1)),
-            "sinks must be (2,), a logit for each head",
+            "sinks must be (2,), a logit for each head, or (1, 2, 5), one for each head and query of this process, got",
         ),
         # A scheme that does not fit: an error of a block, after which the group still works.
         (lambda: attention(x, x, x, T5(3), sharding, method="ring", is_causal=True), "3 heads"),

@@ -50,7 +50,9 @@ def huggingface() -> dict[str, Any]:
     transformers.Gemma3TextConfig(num_hidden_layers=6, rope_scaling=scaling).save_pretrained("path/to/model")
     config = transformers.LlamaConfig(hidden_size=128, num_attention_heads=2, num_hidden_layers=1, vocab_size=8)
     table, patches = torch.randn(2 + 1024, 8), torch.randn(1 + 14 * 14, 8)
-    return {"posenc": posenc, "table": table, "patches": patches, "model": transformers.LlamaModel(config)}
+    model = transformers.LlamaModel(config)
+    model.save_pretrained("path/to/model/base")
+    return {"posenc": posenc, "table": table, "patches": patches, "model": model}
 
 
 PRESUPPOSED: dict[str, Callable[[], dict[str, Any]]] = {

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from posenc import Positions, Scheme
 from posenc.rotation.scalings import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, Proportional, YaRN
+from posenc.schemes.cameras import around
 
 SCALINGS = {
     PositionInterpolation: "linear",
@@ -88,6 +89,8 @@ def options_of(case: Case, scheme: Scheme) -> dict[str, Any]:
         value = getattr(scheme, name) if hasattr(scheme, name) else case.said[name]
         if is_dataclass(value) and not isinstance(value, type):
             value = {"kind": SCALINGS[type(value)], **asdict(value)}
+        if isinstance(value, Tensor):  # the page has the cameras of the catalog itself
+            value = None if torch.equal(value[0], around(value.size(1))) else value.tolist()
         options[name] = value
     return options
 

@@ -4,6 +4,7 @@ import torch
 
 from posenc import (
     FIRE,
+    GRAPEA,
     KERPLE,
     T5,
     AbsoluteInAttention,
@@ -27,6 +28,7 @@ from posenc import (
     Swin,
     SwinV2,
     TransformerXL,
+    Wall,
 )
 from tests.explore.case import Case
 
@@ -38,6 +40,7 @@ MIXED = {  # two documents and padding, interleaved; orders that are not those o
         document=torch.tensor([[0, 1, 0, 0, 1, 0, -1, 0]]),
     )
 }
+SEGMENTS = {"segments": Positions.arange(6).with_segment(torch.tensor([[0, 0, 1, 2, 1, 0]]))}
 LONG = {"a long line": Positions.arange(40), "negative": Positions.arange(9, start=-20)}
 FAR = {"far apart": Positions(torch.tensor([[0, 3, 130, 17, 4000, 54]]))}
 
@@ -60,6 +63,9 @@ CASES: dict[str, dict[str, Case]] = {
         "buckets": Case(
             lambda: DeBERTa(5, 7, 9, 100, 12, True), {"dim": 9}, 5, None, 7, fractional=False, positions=FAR | LONG
         ),
+        "distances clamped": Case(
+            lambda: DeBERTa(4, 8, None, 8, 6, clamp="distance"), {"dim": None}, fractional=False, positions=FAR
+        ),
         "past its table": Case(
             lambda: DeBERTa(4, 8, None, 3), {"dim": None}, kv_heads=2, fractional=False, positions=MIXED
         ),
@@ -79,6 +85,10 @@ CASES: dict[str, dict[str, Case]] = {
         "five heads": Case(lambda: FoX(5), heads=5, positions=MIXED, windows=WINDOWS),
         "an image": Case(lambda: FoX(12), heads=12, kv_heads=4, axes=2),
     },
+    "grape_a": {
+        "of queries": Case(lambda: GRAPEA(5, 8, "query"), heads=5, kv_heads=1, positions=MIXED, windows=WINDOWS),
+        "of both": Case(lambda: GRAPEA(12, 7, "both"), heads=12, kv_heads=3, head_dim=7),
+    },
     "inkling": {
         "past its extent": Case(
             lambda: Inkling(5, 3, 4), heads=5, fractional=False, positions=MIXED | LONG, windows=WINDOWS
@@ -86,6 +96,7 @@ CASES: dict[str, dict[str, Case]] = {
         "a global layer": Case(
             lambda: Inkling(12, 2, 64, length=6, strength=0.7), heads=12, kv_heads=3, fractional=False
         ),
+        "clipped": Case(lambda: Inkling(4, 3, 9, length=6, clip=0.8), fractional=False),
     },
     "kerple": {
         "log": Case(lambda: KERPLE(5), heads=5, positions=FAR, windows=WINDOWS),
@@ -115,6 +126,7 @@ CASES: dict[str, dict[str, Case]] = {
     "relative_2d": {
         "of each head": Case(lambda: Relative2D((3, 5), 7, 5), heads=5, head_dim=7, axes=2, fractional=False),
         "of all heads": Case(lambda: Relative2D((5, 4), 8), kv_heads=2, axes=2, fractional=False),
+        "sam": Case(lambda: Relative2D((3, 5), 7, convention="sam"), heads=5, head_dim=7, axes=2, fractional=False),
     },
     "sandwich": {
         "narrow": Case(lambda: Sandwich(5, 6, 313.0), heads=5, positions=LONG),
@@ -155,7 +167,16 @@ CASES: dict[str, dict[str, Case]] = {
         "of an image": Case(lambda: StickBreaking(), heads=12, kv_heads=3, axes=2),
         "mixed": Case(lambda: StickBreaking(), positions=MIXED | LONG, windows=WINDOWS),
     },
-    "swin": {"a rectangle": Case(lambda: Swin((3, 5), 5), heads=5, axes=2, fractional=False, windows=(None, (3, 2)))},
+    "swin": {
+        "a rectangle": Case(lambda: Swin((3, 5), 5), heads=5, axes=2, fractional=False, windows=(None, (3, 2))),
+        "a class token": Case(
+            lambda: Swin((3, 4), 5, class_token=True),
+            heads=5,
+            axes=2,
+            fractional=False,
+            positions={"a class token": Swin((3, 4), 5, class_token=True).positions()},
+        ),
+    },
     "swin_v2": {
         "another window": Case(
             lambda: SwinV2((5, 4), 12, (2, 1), 7),
@@ -171,6 +192,7 @@ CASES: dict[str, dict[str, Case]] = {
         "released for encoders": Case(lambda: T5(12, bidirectional=True), heads=12, fractional=False, positions=FAR),
         "an edge on a whole number": Case(lambda: T5(5, 48, 81), heads=5, fractional=False, positions=FAR | MIXED),
         "odd buckets": Case(lambda: T5(5, 9, 13), heads=5, fractional=False, positions=LONG, windows=WINDOWS),
+        "of a document": Case(lambda: T5(5, 12, 9, True, axis=2, axes=3, factor=0.3), heads=5, axes=3),
         "few for encoders": Case(lambda: T5(4, 6, 4, True), fractional=False, positions=LONG, windows=WINDOWS),
     },
     "transformer_xl": {
@@ -178,5 +200,12 @@ CASES: dict[str, dict[str, Case]] = {
             lambda: TransformerXL(5, 7, 6, 313.0, False), heads=5, head_dim=7, positions=LONG, windows=WINDOWS
         ),
         "shared keys": Case(lambda: TransformerXL(12, 8), heads=12, kv_heads=3, positions=MIXED),
+        "segments": Case(
+            lambda: TransformerXL(5, 8, segments=True), {"dim": None}, heads=5, positions=SEGMENTS, only=True
+        ),
+    },
+    "wall": {
+        "five heads": Case(lambda: Wall(5, 7), heads=5, head_dim=7, positions=MIXED, windows=WINDOWS[:-1]),
+        "an image": Case(lambda: Wall(12, 8), heads=12, kv_heads=4, axes=2),
     },
 }

@@ -62,7 +62,7 @@ def _written(x: Any) -> Any:
         data = np.ascontiguousarray(x.detach().double().numpy()).tobytes()
         return {"shape": list(x.shape), "data": base64.b64encode(data).decode()}
     if isinstance(x, range):
-        return [x.start, x.stop]
+        return [x.start, x.stop] if x.step == 1 else [x.start, x.stop, x.step]
     raise TypeError(f"a job must hold numbers, words, tensors and ranges, got {type(x).__name__}")
 
 

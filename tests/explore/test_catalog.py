@@ -32,7 +32,7 @@ ENTRIES = pytest.mark.parametrize("entry", CATALOG, ids=lambda entry: entry.name
 
 COMMAND = re.compile(r"\\(?:[a-zA-Z]+|.)")
 COMMANDS = COMMAND.findall(r"""
-    \alpha \delta \phi \pi \psi \sigma \tau \theta \zeta \cos \sin \tanh \exp \ln \log \max \min \sum \prod
+    \alpha \delta \omega \phi \pi \psi \sigma \tau \theta \zeta \cos \sin \tanh \exp \ln \log \max \min \sum \prod
     \frac \sqrt \cdot \bmod \sim \in \mid \le \ge \leftarrow \mapsto \ldots \lfloor \rfloor \lceil \rceil
     \bigl \bigr \Bigl \Bigr \mathrm \mbox \begin \end \quad \qquad \, \; \{ \} \_ \\
 """)
@@ -93,6 +93,10 @@ def test_an_address_is_whole(entry: Entry) -> None:
 # --- options --------------------------------------------------------------------------------------------------------
 
 
+DATA = ("cameras", "intrinsics")
+"""Arguments that are no options on the page, where cameras are those of the catalog."""
+
+
 @ENTRIES
 def test_the_options_build_what_the_catalog_builds(entry: Entry) -> None:
     options = explorer.options(entry)
@@ -101,11 +105,12 @@ def test_the_options_build_what_the_catalog_builds(entry: Entry) -> None:
     ]
     for option in options:
         assert (option.kind == "choice") == bool(option.choices)
-        assert option.kind != "other" or option.name == "heads"
+        assert option.kind != "other" or option.name in ("heads", "imaginary", *DATA)
         assert option.required or option.optional or option.default is not None
-    made = entry.scheme(**{option.name: option.built for option in options if option.built is not None})
     grid = explorer.GRIDS[entry.least_axes]
     built = entry.build(replace(SHAPE, max_positions=64, grid=grid))
+    data = {option.name: getattr(built, option.name) for option in options if option.name in DATA}
+    made = entry.scheme(**{option.name: option.built for option in options if option.built is not None} | data)
     assert repr(made) == repr(built)
     shapes = [{name: value.shape for name, value in scheme.state_dict().items()} for scheme in (made, built)]
     assert shapes[0] == shapes[1]

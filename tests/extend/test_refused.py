@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("transformers", reason="transformers needs Python 3.11")
 
@@ -94,6 +95,10 @@ def test_a_model_without_all_of_its_weights_is_refused(place: Path, settings: Ex
         run.extend(replace(settings, model=str(folder)), tmp_path / "out")
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-8])
     with pytest.raises(ValueError, match=r"model .* cannot be loaded: "):
+        run.extend(replace(settings, model=str(folder)), tmp_path / "out")
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.norm.weight": settings}, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"model .* cannot be loaded: its weights are pickled Python objects"):
         run.extend(replace(settings, model=str(folder)), tmp_path / "out")
 
 

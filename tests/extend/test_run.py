@@ -115,9 +115,7 @@ def test_fine_tuning_is_resumed_and_named(settings: Extension, tmp_path: Path) -
     assert "paired difference from the same fine-tuned model on text cropped to 32 tokens" in page
     assert "Dashed" not in page
     (said, *_) = report.observed(summary)
-    assert (
-        "bits per byte compared with its own on text cropped to 32 tokens: no verdict on fewer than 8 pieces: " in said
-    )
+    assert "bits per byte compared with its own on text cropped to 32 tokens: too few pieces to say: " in said
     plain = run.extend(replace(tuned, train=0), tmp_path / "plain")
     final = [
         {r["seed"]: r["bits"] for r in each if r["kind"] == "final" and r["scheme"].startswith("linear")}

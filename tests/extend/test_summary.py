@@ -118,19 +118,21 @@ def test_a_model_that_was_fine_tuned_is_compared_with_itself() -> None:
 
 def test_few_pieces_are_given_no_verdict(tmp_path: Path) -> None:
     found = report.observed(Summary(compared(4)))
-    assert found[0].endswith(
-        "no verdict on fewer than 8 pieces: none (+0.500), linear (+0.000), yarn (−0.100), ntk (+0.010)."
-    )
+    assert found[0].endswith("too few pieces to say: none (+0.500), linear (+0.000), yarn (−0.100), ntk (+0.010).")
     assert found[1].endswith(
         "none at 256 tokens 8, linear at 256 tokens 8, yarn at 256 tokens 8, ntk at 256 tokens 140."
     )
     page = report.write(compared(4), tmp_path).read_text()
     table = page[page.index('<table id="scalings">') :].partition("</table>")[0]
-    assert "−0.100 (−0.118 to −0.082)<" in table
+    assert "−0.100 (−0.118 to −0.082) too few pieces to say<" in table
     assert not any(word in table for word in ("tied", "lower", "higher", "undecided"))
-    assert "Fewer than 8 pieces give no verdict" in page
+    assert "too few pieces to say: fewer than 8, so that nothing is known of other text" in page
     table = report.terminal_table(compared(4))
-    assert "tied" not in str(table.caption)
+    assert str(table.caption) == (
+        "?: too few pieces of text; nothing can be said on 4 of them, a verdict takes 8 (--windows)."
+    )
+    # A model that is half a bit worse does not look like one that is as good.
+    assert [str(cell)[-2:] for cell in table.columns[-1].cells] == [" ?"] * 4
 
 
 def test_the_report_names_the_pieces_and_what_the_model_may_have_seen(tmp_path: Path) -> None:

@@ -6,7 +6,16 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from posenc.tools.extend.verdicts import LEAST_PIECES, MARGIN, Gain, Paired, gain_of, interval_of, pieces_needed
+from posenc.tools.extend.verdicts import (
+    LEAST_PIECES,
+    MARGIN,
+    TOO_FEW,
+    Gain,
+    Paired,
+    gain_of,
+    interval_of,
+    pieces_needed,
+)
 from tests.rows import first_of
 
 
@@ -31,7 +40,7 @@ def test_the_least_number_of_pieces_sees_what_a_third_of_the_text_is_like() -> N
 def test_few_pieces_give_numbers_and_no_verdict(count: int) -> None:
     for mean, deviation in ((0.0, 0.0001), (-3.0, 0.01)):
         found = gain_of(some(mean, deviation, count))
-        assert found.verdict == ""
+        assert found.verdict == TOO_FEW
         half = quantile(count - 1) * deviation / math.sqrt(count)
         assert found[:3] == pytest.approx((mean, mean - half, mean + half))
 
@@ -55,7 +64,7 @@ def test_what_is_not_finite_or_alone_is_said_to_be() -> None:
     found = gain_of([0.1, None, *[0.2] * 10])
     assert math.isnan(found.mean)
     assert (found.verdict, found.needed) == ("not finite", None)
-    assert gain_of([0.25]) == Gain(0.25, -math.inf, math.inf, "", None)
+    assert gain_of([0.25]) == Gain(0.25, -math.inf, math.inf, TOO_FEW, None)
     assert interval_of([]) is None
     undefined = interval_of([1.0, None])
     assert undefined is not None
@@ -92,7 +101,7 @@ def test_the_pieces_that_are_needed_are_said_where_nothing_is_decided() -> None:
     undecided = gain_of(some(0.01, 0.1, 16))
     assert (undecided.verdict, undecided.needed) == ("undecided", 99)
     few = gain_of(some(0.3, 0.1, 4))
-    assert (few.verdict, few.needed) == ("", 99)
+    assert (few.verdict, few.needed) == (TOO_FEW, 99)
     assert gain_of(some(0.3, 0.001, 4)).needed == LEAST_PIECES
     assert gain_of(some(0.3, 0.1, 16)).needed is None  # higher
     assert gain_of(some(0.0, 0.001, 16)).needed is None  # tied

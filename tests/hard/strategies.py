@@ -480,7 +480,13 @@ def laid_out(draw: st.DrawFn, x: Tensor) -> Tensor:
 
 
 ADDING = tuple(entry.name for entry in CATALOG if entry.doors == ("add",))  # attention never meets these
-FEATURED = ("clocked", "featured", "fox", "inkling")  # they need what a layer makes of its tokens: see test_parity.py
+FEATURED = (
+    "clocked",
+    "featured",
+    "fox",
+    "inkling",
+    "wall",
+)  # they need what a layer makes of its tokens: see test_parity.py
 ATTENDING = tuple(name for name in sorted(KINDS) if name not in (*ADDING, *FEATURED))
 NAMES = (*ATTENDING, *ATTENDING, *ADDING)
 RELATIVE = ("relative_1d", "relative_1d per head", "relative_2d", "relative_2d per head")

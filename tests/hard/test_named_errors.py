@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 import posenc
 from posenc import (
+    FIRE,
     T5,
     AbsoluteInAttention,
     ALiBi,
     Chunk,
     Context,
     DistanceAware,
+    DualChunk,
     Encoding,
     ExponentialDecay,
     FourierFeatures,
@@ -39,6 +41,7 @@ from posenc import (
     Shaw,
     Sinusoidal,
     TransformerXL,
+    XPos,
     attention,
     explain,
     logits,
@@ -48,6 +51,7 @@ from posenc.encoding.pieces import Function
 from posenc.lowering.block import Block
 from posenc.models import Decoder, Encoder, ForwardPass, ImageClassifier, KVCache
 from tests.hard.wrong import INF, NAN, NO_FLAGS, NO_NUMBERS, NO_SIZES, NO_WORDS, Row, each, flags, numbers, sizes
+from tests.mutants.scalings import GIVEN
 from tests.test_mutants import MODULES
 
 # -- what the calls are made of ----------------------------------------------------------------------------------------
@@ -80,6 +84,7 @@ def made(kind: Callable[..., Any], *sizes: Any, **how: Any) -> Any:
 DECODER = made(Decoder, VOCAB, DIM, 2, HEADS, position=RoPE(HEAD_DIM))
 ENCODER = made(Encoder, VOCAB, DIM, 2, HEADS)
 CLASSIFIER = made(ImageClassifier, 5, 2, DIM, 1, HEADS, channels=3)
+SEGMENTED = made(TransformerXL, 6, 4, segments=True)
 AWARE, GRIDDED, RELATIVE = made(DistanceAware, 6), made(Relative2D, (2, 3), 4), made(TransformerXL, 6, 4)
 FILLED = KVCache()
 FILLED.append(0, K, V)
@@ -148,9 +153,10 @@ SCHEMES: dict[str, list[Row]] = {
             RoPE,
             {"head_dim": 8},
             "scaling",
-            [(2.0, "2.0"), ("yarn", "'yarn'"), (posenc.YaRN, "the class YaRN")],
-            "a scaling such as YaRN(4.0, 4096), a function of theta or None",
+            [(2.0, "2.0"), (posenc.YaRN, "the class YaRN")],
+            "a scaling such as YaRN(4.0, 4096), a function of theta, a dictionary of transformers or None",
         ),
+        *(Row(partial(RoPE, 8, 100.0, scaling=given), message) for given, message in GIVEN),
     ],
     "Shaw": [
         *sizes(Shaw, {"head_dim": 4, "max_distance": 3}, "head_dim", "max_distance", "num_heads"),
@@ -160,7 +166,7 @@ SCHEMES: dict[str, list[Row]] = {
     "Sinusoidal": [
         *sizes(Sinusoidal, {"dim": 8}, "dim", "axes"),
         *numbers(Sinusoidal, {"dim": 8}, "base", 1),
-        *each(Sinusoidal, {"dim": 8}, "layout", NO_WORDS, "'interleaved' or 'concatenated'"),
+        *each(Sinusoidal, {"dim": 8}, "layout", NO_WORDS, "'interleaved', 'concatenated' or 'tensor2tensor'"),
         Row(lambda: Sinusoidal(7), "dim must be positive and even …, got 7"),
         Row(lambda: Sinusoidal(6, axes=2), "dim must be positive and even on each of 2 axes …, got 6"),
     ],
@@ -179,7 +185,7 @@ SCHEMES: dict[str, list[Row]] = {
     "TransformerXL": [
         *sizes(TransformerXL, {"num_heads": 6, "head_dim": 4}, "num_heads", "head_dim", "dim"),
         *numbers(TransformerXL, {"num_heads": 6, "head_dim": 4}, "base", 1),
-        *flags(TransformerXL, {"num_heads": 6, "head_dim": 4}, "share_biases"),
+        *flags(TransformerXL, {"num_heads": 6, "head_dim": 4}, "share_biases", "segments"),
         Row(lambda: TransformerXL(1, 7), "dim must be positive and even …, got 7"),
     ],
     "TransformerXL.terms": [
@@ -374,6 +380,20 @@ SHARED: list[tuple[dict[str, Any], str]] = [
         for value, came in (*NO_NUMBERS, (1.0, "1.0"), (-0.1, "-0.1"))
         if came != "None"
     ],
+    *[
+        (
+            {"sinks": value},
+            f"sinks must be a floating tensor (6,), a logit for each head, or (2, 6, 5), one …, got {came}",
+        )
+        for value, came in (
+            (0.5, "0.5"),
+            (torch.zeros(6, dtype=torch.int64), "torch.int64 (6,)"),
+            (torch.zeros(1), "torch.float32 (1,)"),
+            (torch.zeros(1, 6, 5), "torch.float32 (1, 6, 5)"),
+            (torch.zeros(BATCH, 6, 5, 1), "torch.float32 (2, 6, 5, 1)"),
+        )
+    ],
+    ({"sinks": torch.zeros(6, device="meta")}, "sinks must be on cpu like query, got meta"),
     ({"key_norms": torch.ones(BATCH, 3, 5)}, "key_norms must be a floating tensor (2, 3, 7) on cpu, …"),
     ({"key_norms": 3.0}, "key_norms must be a floating tensor (2, 3, 7) on cpu, …, got 3.0"),
     *[
@@ -402,6 +422,10 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"encoding": T5(3, bidirectional=True)}, f"T5 was made for 3 heads, got queries of 6{SHARD}"),
     ({"encoding": DistanceAware(3)}, f"DistanceAware was made for 3 heads, got queries of 6{SHARD}"),
     ({"encoding": TransformerXL(6, 6)}, "TransformerXL was made for head_dim 6, got queries of head_dim 4"),
+    (
+        {"encoding": SEGMENTED},
+        "TransformerXL needs positions with a segment per token: positions.with_segment(segment)",
+    ),
     ({"encoding": RoPE(6)}, "the rotation was made for head_dim 6, got q or k of head_dim 4"),
     ({"encoding": Shaw(4, 2, num_heads=3, values=False)}, f"Shaw was made for 3 heads, got queries of 6{SHARD}"),
     ({"encoding": Shaw(6, 2, values=False)}, "Shaw was made for head_dim 6, got queries of head_dim 4"),
@@ -421,10 +445,14 @@ VALUE_DOOR: list[tuple[dict[str, Any], str]] = [
     ({"encoding": Shaw(4, 2, keys=False)}, "value must have a value_dim of 4 for the value door, got 8"),
     ({"encoding": Shaw(8, 2, num_heads=3, keys=False)}, f"Shaw was made for 3 heads, got queries of 6{SHARD}"),
 ]
-BEHIND = "as configured encodes only keys up to the query, …: pass is_causal=True …, or construct it with"
+BEHIND = "encodes only keys up to the query, …: pass is_causal=True …, or use"
 BOTH_WAYS: list[tuple[dict[str, Any], str]] = [
     ({"encoding": ALiBi(6)}, f"ALiBi {BEHIND} form='bidirectional' or form='directed'"),
     ({"encoding": T5(6)}, f"T5 {BEHIND} bidirectional=True"),
+    ({"encoding": XPos(4)}, f"XPos {BEHIND} RoPE"),
+    ({"encoding": FIRE(6)}, f"FIRE {BEHIND} KERPLE, or T5 with bidirectional=True"),
+    ({"encoding": DualChunk(4, 6, 2)}, f"DualChunk {BEHIND} RoPE"),
+    ({"encoding": NoPE() + ALiBi(6)}, f"ALiBi {BEHIND} form='bidirectional' or form='directed'"),
 ]
 UNOPENED: list[tuple[dict[str, Any], str]] = [
     ({"encoding": Learned(9, 24)(LINE, Positions.arange(7))}, "the encoding adds to the input, and was not added: …"),
@@ -547,7 +575,11 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
     ],
     "Positions.packed": [
         *each(
-            Positions.packed, {}, "lengths", ((3, "…3"), (None, "…None"), ([True], "…[True]")), "whole numbers, or …"
+            Positions.packed, {}, "lengths", ((3, "…3"), (True, "…True"), ([True], "…[True]")), "whole numbers, or …"
+        ),
+        Row(lambda: Positions.packed(None), "lengths or cu_seqlens must be given, got none"),
+        Row(
+            lambda: Positions.packed(cu_seqlens=[1, 3]), "cu_seqlens must be whole numbers that begin at 0 and …[1, 3]…"
         ),
         Row(lambda: Positions.packed([1], device=[1]), "device must be one that torch knows, got [1]"),
         Row(lambda: Positions.packed([-1]), "lengths must …, got …-1…"),
@@ -714,7 +746,9 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         ]
         for name, find in (("__getitem__", SCHEDULE.__getitem__), ("number", SCHEDULE.number))
     },
-    "Encoding.cos_sin": [Row(lambda: ALiBi(6)(LINE).cos_sin(), "cos_sin needs one rotation of channel pairs, got …")],
+    "Encoding.cos_sin": [
+        Row(lambda: ALiBi(6)(LINE).cos_sin(), "cos_sin needs one rotation of channel pairs for all heads, got …")
+    ],
     "Encoding.check_fresh": [Row(lambda: stale().check_fresh(), "the encoding was made before the scheme's …")],
     "Encoding.check_trained": [
         Row(
@@ -726,8 +760,8 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: Sinusoidal(6)(LINE).check_added(), "the encoding adds to the input, and was not added: …"),
     ],
     "Encoding.check_token_doors": [
-        Row(lambda: Sinusoidal(6)(LINE).check_token_doors(), "the encoding adds to the input, and was not added: …"),
-        Row(lambda: rotated().check_token_doors(), "the encoding has rotated query and key already, …"),
+        Row(lambda: Sinusoidal(6)(LINE).check_token_doors(Q, K), "the encoding adds to the input, and was not …"),
+        Row(lambda: rotated().check_token_doors(Q, K), "the encoding has rotated query and key already, …"),
     ],
     "Encoding.check": [Row(lambda: BOUND.check(Q, K), "key has 7 tokens, but the encoding was made for 5")],
     "Encoding.__add__": [
@@ -910,6 +944,7 @@ for module in MODULES.values():
 
 # They take nothing.
 NO_ARGUMENTS = {
+    "Cameras.projections",
     "NoPE",
     "Scheme",
     "Scheme.another",

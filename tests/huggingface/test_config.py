@@ -14,10 +14,19 @@ from posenc import RoPE, schedules
 from posenc.huggingface import ModelPositions, scheme_from_config
 from posenc.rotation.scalings import LongRoPE, PositionInterpolation
 from posenc.schedule import Schedule
-from tests.huggingface.tiny import FAMILIES, YARN, config_of, disagreements
+from tests.huggingface.configs import ALIKE, FAMILIES, PLAIN, YARN
+from tests.huggingface.tiny import config_of, disagreements
+
+SPECIAL = {"deepseek_v2", "exaone4", "gemma3n_text", "hunyuan_v1_dense", "qwen3_5_text"}
+"""Those with a rotation, or layers, that no family of FAMILIES has."""
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+def also(name: str) -> Any:
+    """A row of ALIKE, most of which are read as one of FAMILIES."""
+    return pytest.param(name, marks=[] if name in SPECIAL else pytest.mark.more)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *map(also, ALIKE)])
 def test_the_model_does_what_was_read(name: str) -> None:
     config = config_of(name)
     assert disagreements(config, scheme_from_config(config)) == []
@@ -91,6 +100,9 @@ MISREAD: dict[str, tuple[str, dict[str, Any], set[int], str]] = {
     ),
     "blocks": ("llama4_text", {"attention_chunk_size": 6}, {0, 2}, "visibility"),
     "linear scaling": ("gemma3_text", {"rope_scaling": None}, {2}, "scores"),
+    "alpha lost": ("hunyuan_v1_dense", {"rope_parameters": PLAIN["rope_parameters"]}, {0, 1, 2, 3}, "scores"),
+    "multiplier lost": ("granite", {"attention_multiplier": 12**-0.5}, {0, 1, 2, 3}, "scale"),
+    "all layers rotate": ("exaone4", {"layer_types": ["sliding_attention"] * 4}, {1, 3}, "scores"),
     "dims of full layers": ("gemma4_text", {"global_head_dim": 20}, {1, 3}, "scores"),
 }
 """The row, the keys as they are misread, the layers that are then wrong, and in what."""
@@ -216,3 +228,10 @@ def test_what_a_model_of_several_has_by_default_is_its_own() -> None:
     """Sizes and windows of its other parts have names of the same kind."""
     for model_type in ("musicflamingo", "vibevoice_asr", "llava"):
         assert scheme_from_config({"model_type": model_type}).causal
+
+
+def test_where_llama_4_counts_otherwise_is_remarked() -> None:
+    assert scheme_from_config(config_of("llama4_text")).remarks == (
+        "transformers scales queries by the slot in the cache, not by position_ids",
+        "transformers counts chunks by slots less left padding, not by position_ids",
+    )

@@ -13,24 +13,21 @@ import transformers
 from posenc.huggingface import scheme_from_config
 from posenc.huggingface.families import READERS
 from posenc.huggingface.keys import Keys
-from tests.huggingface.tiny import FAMILIES, SIZES, YARN, config_of
-
-OTHERS: dict[str, dict[str, Any]] = {
-    "bert": {},
-    "bloom": {"n_layer": 2},
-    "falcon": {"alibi": True},
-    "gpt2": {},
-    "gptj": {"rotary_dim": 8},
-    "opt": {},
-    "roberta": {},
-    "t5": {"num_heads": 3, "num_layers": 2},
-    "dinov3_vit": {"hidden_size": 60},
-    "mpt": {"n_layers": 2, "attn_config": {"softmax_scale": 0.5}},
-    "swinv2": {"num_heads": [1, 2, 4, 8]},
-}
+from tests.huggingface.configs import ALIKE, FAMILIES, OTHERS, YARN
+from tests.huggingface.test_config import also
+from tests.huggingface.tiny import config_of
 
 INERT: dict[str, set[str]] = {
+    "bamba": {"layers_block_type"},  # made of attn_layer_indices
+    "distilbert": {"sinusoidal_pos_embds"},  # how the table begins
+    "dots1": {"max_window_layers"},  # layer_types is given
+    "esm": {"rope_theta"},  # its positions are a table
+    "modernbert-decoder": {"local_attention"},  # sliding_window was made of it
+    "qwen2_moe": {"use_sliding_window"},
+    "qwen2_5_vl_text": {"use_sliding_window"},
     "falcon": {"rope_parameters"},  # beside alibi
+    "hunyuan_v1_dense": {"factor"},  # beside alpha
+    "hunyuan_v1_moe": {"factor"},
     "gpt2": {"n_head"},  # its scale is 1/sqrt(head_dim), whatever that is
     "mpt": {
         "attn_config",  # entry by entry below
@@ -62,12 +59,15 @@ def changed(value: Any) -> Any:
 
 
 def test_every_family_is_tried() -> None:
-    assert {name.split()[0] for name in FAMILIES} | set(OTHERS) == set(READERS)
+    assert {name.split()[0] for name in (*FAMILIES, *ALIKE)} | set(OTHERS) == set(READERS)
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
+ALL = [*FAMILIES, *OTHERS, *(also(name) for name in ALIKE if name in READERS)]
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_every_key_that_is_read_changes_what_is_said_or_raises(name: str) -> None:
-    config = config_of(name, **OTHERS.get(name, {})) if name in FAMILIES else _other(name)
+    config = config_of(name)
     keys = Keys(config)
     before = repr(READERS[config.model_type](keys))
     for key in sorted(keys.was_read - INERT.get(name, set())):
@@ -78,15 +78,6 @@ def test_every_key_that_is_read_changes_what_is_said_or_raises(name: str) -> Non
             _every_entry(config, key, before)
             continue
         assert _says(config, key, changed(value)) != before, key
-
-
-def _other(name: str) -> Any:
-    sizes = (
-        {}
-        if name in {"swinv2", "t5", "mpt", "bloom"}
-        else {k: v for k, v in SIZES.items() if k != "num_key_value_heads"}
-    )
-    return transformers.AutoConfig.for_model(name, **(sizes | copy.deepcopy(OTHERS[name])))
 
 
 def _says(config: Any, key: str, value: Any) -> str:
@@ -104,7 +95,7 @@ def _every_entry(config: Any, key: str, before: str) -> None:
     for name, value in params.items():
         inner = value if isinstance(value, dict) else {None: value}
         for entry, one in inner.items():
-            if one is None or entry == "type":
+            if one is None or entry == "type" or name in INERT.get(config.model_type, ()):
                 continue
             other = copy.deepcopy(params)
             if entry is None:
@@ -252,12 +243,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"model_type": "blip-2", "text_config": {"model_type": "opt"}, "part": "decoder"},
         "part must be None for opt, which is one model, got 'decoder'",
     ),
-    ({"model_type": "rwkv"}, "model_type must be one of bert, .*, got 'rwkv'"),
+    ({"model_type": "rwkv"}, r"model_type must be one of the \d+ in docs/huggingface.md, got 'rwkv'"),
     ({"model_type": "lama"}, r"got 'lama' \(did you mean 'llama'\?\)"),
     ({}, "config must have a model_type, got None"),
     (
-        {"model_type": "gemma3", "part": "vision"},
-        r"part must be 'text' for gemma3, whose vision part \(siglip_vision_model\) is not read, got 'vision'",
+        {"model_type": "llama4", "part": "vision"},
+        r"part must be 'text' for llama4, whose vision part \(llama4_vision_model\) is not read, got 'vision'",
     ),
     ({"model_type": "qwen2_vl", "part": "vision"}, r"for qwen2_vl, whose vision part \(qwen2_vl_vision\) is not read"),
     ({"model_type": "llama", "part": "text"}, "part must be one that llama has, and it has no text_config, got 'text'"),
@@ -362,6 +353,47 @@ PUBLISHED: list[tuple[dict[str, Any], str]] = [
         {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "sliding_window": 1024}},
         "gemma3_text: decoder",
     ),
+    (
+        {
+            "model_type": "hunyuan_v1_dense",
+            "head_dim": 128,
+            "rope_scaling": {
+                "alpha": 1000.0,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "factor": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "type": "dynamic",
+            },
+        },
+        "NTKAware(factor=1000.0)",
+    ),
+    ({"model_type": "phi3", "interpolate_factor": 1}, "phi3: decoder"),
+    ({"model_type": "minimax_m2", "rotary_dim": 64, "head_dim": 128}, "channels 0..63 of 128"),
+    (
+        {"model_type": "qwen3_moe", "max_window_layers": 48, "sliding_window": None, "use_sliding_window": False},
+        "whole",
+    ),
+    (
+        {"model_type": "lfm2", "theta": 1e6, "rope_theta": 1e6, "full_attn_idxs": [2, 5]},
+        "layers 0, 1: RoPE, base 1000000",
+    ),
+    (
+        {"model_type": "gemma3n", "text_config": {"rope_theta": 1e6, "rope_local_base_freq": 1e4}},
+        "RoPE, base 1000000, all 256 channels",
+    ),
+    ({"model_type": "modernbert-decoder", "global_rope_theta": 1.5e5, "local_rope_theta": 1e4}, "base 150000"),
+    (
+        {
+            "model_type": "exaone4",
+            "sliding_window_pattern": "LLLG",
+            "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8,
+        },
+        "layers 3, 7, 11, 15, 19, 23, 27, 31: NoPE, whole text",
+    ),
+    ({"model_type": "llama", "max_sequence_length": 16384}, "2048 positions"),
+    ({"model_type": "llama", "rope_scaling": YARN | {"finetuned": True}}, "YaRN(factor=4.0, original_length=64)"),
 ]
 
 
@@ -387,10 +419,10 @@ NEUTRAL = {
 """Keys whose names are like those of positions, and that have nothing to do with them."""
 
 
-@pytest.mark.parametrize("name", [*(name for name in FAMILIES if name in READERS), *OTHERS])
+@pytest.mark.parametrize("name", ALL)
 def test_keys_of_other_things_are_no_error(name: str) -> None:
     """Beside all that a configuration of the family has when it is published."""
-    config = config_of(name) if name in FAMILIES else _other(name)
+    config = config_of(name)
     said = repr(scheme_from_config(config))
     for key, value in NEUTRAL.items():
         if key not in vars(config):
@@ -400,7 +432,8 @@ def test_keys_of_other_things_are_no_error(name: str) -> None:
 
 @pytest.mark.parametrize(("config", "words"), PUBLISHED)
 def test_keys_of_published_configurations_are_no_error(config: dict[str, Any], words: str) -> None:
-    assert words in repr(scheme_from_config(config))
+    given = {key: value for key, value in config.items() if key != "part"}
+    assert words in repr(scheme_from_config(given, config.get("part")))
 
 
 @pytest.mark.parametrize(
@@ -421,3 +454,47 @@ def test_keys_of_published_configurations_are_no_error(config: dict[str, Any], w
 def test_the_same_keys_with_other_values_are(config: dict[str, Any], message: str | None) -> None:
     with pytest.raises(ValueError, match=message or "gptj's rotary must be true, since transformers' model"):
         scheme_from_config(config)
+
+
+# -- by name, and families that are not in the table ------------------------------------------------------------------
+
+
+def test_a_key_is_ignored_by_name() -> None:
+    config = LLAMA | {"use_dynamic_ntk": True, "rope_scaling": YARN | {"note": 1}}
+    with pytest.raises(ValueError, match=r"'use_dynamic_ntk' = True, .* pass ignore=\('use_dynamic_ntk',\)"):
+        scheme_from_config(config, ignore=["note"])
+    with pytest.raises(
+        ValueError, match=r"'note' = 1, which rope_type 'yarn' does not read: .* pass ignore=\('note',\)"
+    ):
+        scheme_from_config(config, ignore=["use_dynamic_ntk"])
+    said = scheme_from_config(config, ignore=("note", "use_dynamic_ntk"))
+    assert repr(said) == repr(scheme_from_config(LLAMA | {"rope_scaling": YARN}))
+    with pytest.raises(ValueError, match="ignore must be a list of names of keys, got 'note'"):
+        scheme_from_config(config, ignore="note")
+    outer = {"model_type": "llava", "text_config": {"model_type": "llama"}, "rope_theta": 5.0}
+    assert scheme_from_config(outer, ignore=["rope_theta"]).causal
+
+
+class OwnConfig(transformers.PretrainedConfig):
+    """The configuration of a model that transformers does not know."""
+
+    model_type = "own_decoder"
+
+
+def test_an_unknown_decoder_that_rotates_is_read_like_llama_and_says_so() -> None:
+    sizes = {"hidden_size": 36, "num_attention_heads": 3, "num_hidden_layers": 2, "max_position_embeddings": 64}
+    config = OwnConfig(**sizes, rope_parameters={"rope_type": "default", "rope_theta": 3e4})
+    remark = (
+        "own_decoder was never compared with transformers, and is read like llama: a decoder whose layers all rotate"
+    )
+    with pytest.warns(UserWarning, match=remark) as warned:
+        said = scheme_from_config(config)
+    assert warned[0].filename == __file__
+    assert remark in said.remarks[0]
+    assert "layers 0, 1: RoPE, base 30000, all 12 channels, half layout, whole text" in repr(said)
+    config.sliding_window = 5
+    with pytest.raises(ValueError, match="got 'own_decoder', which has 'sliding_window', so it is not read like llama"):
+        scheme_from_config(config)
+    for other in (OwnConfig(**sizes), transformers.NanoChatConfig(), transformers.DiaEncoderConfig()):
+        with pytest.raises(ValueError, match=f"in docs/huggingface.md, got '{other.model_type}'"):
+            scheme_from_config(other)

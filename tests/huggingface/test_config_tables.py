@@ -13,7 +13,8 @@ from torch import Tensor
 import posenc
 from posenc import Positions, logits
 from posenc.huggingface import ModelPositions, scheme_from_config
-from tests.huggingface.tiny import SIZES, model_of, run
+from tests.huggingface.configs import SIZES
+from tests.huggingface.tiny import model_of, run
 from tests.rounding import of_angles
 
 TWELVE = {"num_hidden_layers": 2, "vocab_size": 64, "hidden_size": 72, "num_attention_heads": 12, "pad_token_id": 0}
@@ -77,12 +78,15 @@ def test_dinov3_turns_patches_and_not_its_first_tokens() -> None:
     from transformers.models.dinov3_vit.modeling_dinov3_vit import DINOv3ViTModel, apply_rotary_pos_emb
 
     sizes = {"hidden_size": 60, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 8}
-    config, said = made("dinov3_vit", **sizes, num_register_tokens=2, patch_size=4, image_size=16, rope_theta=70.0)
+    config, said = made(
+        "dinov3_vit", **sizes, num_register_tokens=2, patch_size=4, image_size=16, rope_theta=70.0, pos_embed_shift=0.5
+    )
     rope = DINOv3ViTModel(config).eval().rope_embeddings
     cos, sin = rope(torch.zeros(1, 3, 12, 20))
     x = torch.randn(1, 3, 3 + 15, 20)
     turned, _ = apply_rotary_pos_emb(x, x, cos, sin)
-    scheme = said.schedule[0][0].eval()
+    scheme = said.schedule[0][0]
+    assert not scheme.training  # as from_pretrained leaves a model: nothing is drawn at random
     assert "grid(height, width, prefix=3)" in repr(said)
     encoding = scheme.tokens(scheme.grid(3, 5, prefix=3))  # type: ignore[operator]
     # Theirs has angles in float32, up to a full turn; a channel is off by sqrt(2) times what each of its pair is.

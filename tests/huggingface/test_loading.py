@@ -15,7 +15,7 @@ import transformers
 
 import posenc
 from posenc.huggingface import adapt, masks, patch, register
-from tests.huggingface.test_attention import IDS, SIZES, built, output
+from tests.huggingface.test_attention import ENCODER, IDS, SIZES, built, output
 from tests.rounding import of_angles
 
 SMALL = {"n_embd": 48, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 64}
@@ -56,6 +56,23 @@ def test_git_is_refused_where_it_is_set() -> None:
     model = made("git", "eager")
     with pytest.raises(ValueError, match=r"is not supported by GitForCausalLM \(git\)"):
         model.set_attn_implementation("posenc")
+
+
+@pytest.mark.parametrize("name", ["bloom", "falcon", "gptj", "mpt", "deberta-v2"])
+def test_a_model_that_would_keep_its_own_attention_is_refused_where_it_is_set(name: str) -> None:
+    if name == "deberta-v2":
+        model: Any = transformers.DebertaV2Model(transformers.DebertaV2Config(**ENCODER))
+    else:
+        model = built(name)
+    before = model.config._attn_implementation
+    for given in ("posenc", {"": "posenc"}):
+        with pytest.raises(
+            ValueError, match=rf"is not supported by \w+ \({name}\), which has its own .*adapt\(model\)"
+        ):
+            model.set_attn_implementation(given)
+    assert model.config._attn_implementation == before
+    with adapt(model):
+        model.set_attn_implementation("posenc")  # it is
 
 
 def test_adapt_does_not_send_on_to_what_is_refused() -> None:

@@ -13,10 +13,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from posenc.huggingface import pretrained as rooms
+from posenc.huggingface import scheme_from_config
 from posenc.tools.check import Model, check
 from posenc.tools.check.targets import subjects_of
 from posenc.tools.cli import main
-from tests.huggingface.tiny import SIZES
+from tests.huggingface.configs import SIZES
 
 
 @pytest.fixture
@@ -134,3 +135,12 @@ def test_weights_that_are_lacking_are_named(saved: Path) -> None:
         ValueError, match=r"must have all weights of LlamaForCausalLM, and lacks model.layers.0.self_at"
     ):
         only(f"hf:{saved}")
+
+
+def test_a_family_that_was_never_compared_claims_nothing() -> None:
+    sizes = {name: SIZES[name] for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")}
+    config = transformers.DiffLlamaConfig(**sizes)
+    with pytest.warns(UserWarning, match="diffllama was never compared"):
+        assert scheme_from_config(config).causal
+    assert rooms._claims(config) == {}
+    assert rooms._claims(transformers.LlamaConfig(**sizes)) == {"causal": True, "relative": True}

@@ -60,9 +60,3 @@ def test_places_of_a_cache_are_those_of_the_model() -> None:
             torch.cat(parts, 1), whole, rtol=0, atol=of_sums(torch.float64, 4 * (20 + 150), whole)
         )
         assert float((output(model, input_ids=IDS) - whole).abs().max()) > 1e-3
-
-
-def test_layers_of_several_widths_are_refused_by_name() -> None:
-    model = transformers.AutoModel.from_config(config_of("gemma4_text"))
-    with pytest.raises(ValueError, match="Gemma4TextRotaryEmbedding of full_attention has rope_type 'proportional'"):
-        patch(model, posenc.NoPE())

@@ -12,9 +12,10 @@ pytest.importorskip("transformers")
 
 import posenc
 from posenc import Chunk, RoPE, Schedule
-from posenc.huggingface import patch
-from tests.huggingface.test_attention import DOCUMENTS, IDS, TERMS, built, output
-from tests.rounding import of_sums
+from posenc.huggingface import adapt, patch, scheme_from_config
+from tests.huggingface.test_attention import ADAPTED, DOCUMENTS, GENERATE, IDS, TERMS, built, output
+from tests.rounding import of_angles, of_sums
+from tests.rows import with_more
 
 ROPE = RoPE(12, layout="interleaved")
 PADDING = 4
@@ -58,14 +59,54 @@ def test_a_scheme_leaves_the_models_own_chunks() -> None:
         torch.testing.assert_close(slots, output(own, input_ids=IDS)[1], rtol=0, atol=1e-6)
 
 
+def test_the_models_own_chunks_as_a_schedule_are_counted_as_the_model_counts_them() -> None:
+    """From the first token of a row, whatever the position_ids."""
+    model = built("llama4").double()
+    inputs: list[dict[str, Any]] = [
+        {"input_ids": IDS, "position_ids": torch.arange(5, 18).expand(2, -1)},
+        {"input_ids": PADDED, "attention_mask": IS_TOKEN.long(), "position_ids": PLACES},
+        {"input_ids": PADDED, "attention_mask": IS_TOKEN.long()},
+    ]
+    plain = [output(model, **each) for each in inputs]
+    with patch(model, scheme_from_config(model.config).schedule) as patched:
+        assert any("model's own factor counts the slots of the cache" in change for change in patched.changes)
+        for each, expected in zip(inputs, plain, strict=True):
+            is_token = each.get("attention_mask", torch.ones_like(IDS)).bool()
+            bound = 2 * of_angles(torch.float32, 18, expected)  # its own angles are in float32, in two layers
+            torch.testing.assert_close(output(model, **each)[is_token], expected[is_token], rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("name", with_more(["llama4", "falcon"], ["mistral"]))
+def test_a_schedule_without_other_windows_runs_in_a_static_cache(name: str) -> None:
+    model, how = built(name), {"attention_mask": IS_TOKEN.long(), **GENERATE}
+    with patch(model, scheme_from_config(model.config).schedule):
+        assert torch.equal(model.generate(PADDED, cache_implementation="static", **how), model.generate(PADDED, **how))
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("name", ADAPTED)
+def test_an_adapted_model_generates_from_a_static_cache(name: str) -> None:
+    model, how = built(name), {"attention_mask": IS_TOKEN.long(), **GENERATE}
+    with adapt(model):
+        assert torch.equal(model.generate(PADDED, cache_implementation="static", **how), model.generate(PADDED, **how))
+
+
+def test_own_chunks_and_others_in_one_model() -> None:
+    """Layers that share a mask, and not its chunks."""
+    model, parts = llama4("chunked_attention"), llama4("full_attention")
+    own, other = (ROPE, Chunk(6)), (ROPE, Chunk(4))
+    with patch(model, Schedule([own, other])), patch(parts, Schedule([own, other])):
+        for ours, expected in zip(runs(model), runs(parts), strict=True):
+            torch.testing.assert_close(ours, expected, rtol=0, atol=of_sums(torch.float64, TERMS, expected))
+
+
 @pytest.mark.more
 @pytest.mark.parametrize("name", ["mistral", "llama4"])
 def test_a_window_that_a_laid_out_mask_holds_is_refused(name: str) -> None:
     """A compiled graph's holds the model's own, and what its caller meant by a mask nobody knows."""
     model, mask = built(name), torch.ones(13, 13).tril().bool().expand(2, 1, -1, -1)
     said = "a window of a schedule needs the positions of queries and keys, and a plain mask was given instead"
-    head_dim = model.config.head_dim or 12
-    with patch(model, Schedule([(RoPE(head_dim), None)] * 2)):
+    with patch(model, Schedule([(posenc.NoPE(), None)] * 2)):
         with pytest.raises(ValueError, match=said):
             output(model, input_ids=IDS, attention_mask=mask, use_cache=False)
         with pytest.raises(ValueError, match=said):

@@ -20,131 +20,16 @@ from posenc import Chunk, Positions, QueryScale, RoPE, Scheme
 from posenc.huggingface import ModelPositions
 from posenc.positions.tiles import Visibility
 from posenc.positions.visibility import visible
+from tests.huggingface.configs import ALIKE, FAMILIES, OTHERS, SIZES
 
 transformers.logging.set_verbosity_error()
-
-SIZES = {"vocab_size": 64, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1}
-SIZES |= {"num_hidden_layers": 4, "intermediate_size": 24, "max_position_embeddings": 4096, "pad_token_id": 0}
-EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 20_000.0}
-FAST = {"rope_type": "default", "rope_theta": 3e3}
-LONG = [1.0 + k / 4 for k in range(6)]
-"""For head_dim 12: 36 channels on three heads, no power of two."""
-
-FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {
-        "head_dim": 20,
-        "rope_parameters": {
-            "rope_type": "llama3",
-            "rope_theta": 5e5,
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 256,
-        },
-    },
-    "llama linear": {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 7_000.0}},
-    "llama dynamic": {
-        "max_position_embeddings": 1000,
-        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 7_000.0},
-    },
-    "mistral": {"sliding_window": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
-    "qwen2": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2, "rope_theta": 1e6},
-    "qwen3": {"head_dim": 20, "rope_parameters": YARN | {"rope_theta": 1e6}},
-    "gemma": {"head_dim": 20},
-    "gemma2": {"head_dim": 20, "sliding_window": 4, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 30.0},
-    "gemma3_text": {
-        "head_dim": 20,
-        "sliding_window": 4,
-        "query_pre_attn_scalar": 7,
-        "sliding_window_pattern": 3,
-        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-    },
-    "smollm3": {"no_rope_layers": [1, 0, 1, 1], "use_sliding_window": True, "sliding_window": 4},
-    "llama4_text": EXPERTS
-    | {
-        "head_dim": 20,
-        "intermediate_size_mlp": 24,
-        "attention_chunk_size": 5,
-        "floor_scale": 4,
-        "attn_scale": 0.3,
-        "no_rope_layers": [1, 0, 1, 0],
-        "rope_parameters": FAST,
-    },
-    "ministral3": {
-        "head_dim": 20,
-        "sliding_window": 5,
-        "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
-    },
-    "gpt_oss": EXPERTS
-    | {"head_dim": 20, "sliding_window": 4, "rope_parameters": YARN | {"truncate": False, "rope_theta": 150.0}},
-    "deepseek_v3": {
-        "q_lora_rank": None,
-        "kv_lora_rank": 8,
-        "qk_rope_head_dim": 12,
-        "qk_nope_head_dim": 5,
-        "v_head_dim": 7,
-        "num_key_value_heads": 3,
-        "first_k_dense_replace": 9,
-        "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7},
-    },
-    "cohere": {"rope_theta": 3e4},
-    "cohere2": {"sliding_window": 4, "sliding_window_pattern": 2, "rope_theta": 3e4},
-    "olmo3": {
-        "sliding_window": 4,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-        "rope_parameters": {
-            "sliding_attention": {"rope_type": "default", "rope_theta": 3e3},
-            "full_attention": YARN | {"attention_factor": 1.25},
-        },
-    },
-    "gpt_neox": {"rotary_pct": 0.5, "rotary_emb_base": 3e4},
-    "phi": {"partial_rotary_factor": 0.5, "rope_theta": 3e4},
-    "glm": {"head_dim": 20, "partial_rotary_factor": 0.4},
-    "phi3": {
-        "original_max_position_embeddings": 64,
-        "sliding_window": 5,
-        "rope_parameters": {
-            "rope_type": "longrope",
-            "short_factor": LONG,
-            "long_factor": LONG[::-1],
-            "rope_theta": 3e4,
-        },
-    },
-    "modernbert": {
-        "local_attention": 6,
-        "rope_parameters": {
-            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 160_000.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 9_000.0},
-        },
-    },
-    "qwen2_vl_text": {
-        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 2, 3]},
-        "use_sliding_window": True,
-        "sliding_window": 4,
-        "max_window_layers": 3,
-    },
-    "qwen3_vl_text": {
-        "head_dim": 20,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [4, 3, 3]},
-    },
-    "gemma4_text": {
-        "head_dim": 20,
-        "global_head_dim": 28,
-        "sliding_window": 4,
-        "num_key_value_heads": 1,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-        "vocab_size_per_layer_input": 64,
-        "hidden_size_per_layer_input": 8,
-    },
-}
-"""Families whose attention goes through transformers' table of attention functions, and takes cos and sin."""
 
 
 def config_of(name: str, **changes: Any) -> Any:
     """The configuration of a row of the table, with other keys."""
     model_type = name.split()[0]
-    given = SIZES | copy.deepcopy(FAMILIES.get(name, {})) | copy.deepcopy(changes)
+    own = OTHERS[name] if name in OTHERS else SIZES | (FAMILIES | ALIKE).get(name, {})
+    given = copy.deepcopy(own | changes)
     return AutoConfig.for_model(model_type, **given)
 
 
@@ -176,8 +61,10 @@ class Watch:
 WATCH = Watch()
 
 
-def _watched(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kw: Any) -> Any:
-    WATCH.calls.append(Call(query, key, mask, kw["scaling"], kw.get("softcap"), kw.get("s_aux") is not None))
+def _watched(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kw: Any
+) -> Any:
+    WATCH.calls.append(Call(query, key, attention_mask, kw["scaling"], kw.get("softcap"), kw.get("s_aux") is not None))
     return query.new_zeros(query.size(0), query.size(2), query.size(1), value.size(3)), None
 
 
@@ -192,7 +79,7 @@ def _inputs(model: nn.Module) -> Iterator[list[tuple[nn.Module, tuple[Any, ...],
     hooks = [
         module.register_forward_pre_hook(lambda m, args, kwargs: seen.append((m, args, dict(kwargs))), with_kwargs=True)
         for module in model.modules()
-        if type(module).__name__.endswith("Attention")
+        if type(module).__name__.endswith("Attention") and "Lightning" not in type(module).__name__
     ]
     try:
         yield seen
@@ -241,7 +128,13 @@ def positions_of(axes: int) -> tuple[Tensor, Positions]:
 
 
 def disagreements(config: Any, said: ModelPositions) -> list[str]:
-    """Where the model's own code and what was read of its configuration are not the same, layer by layer.
+    """Where the model's own code and what was read of its configuration are not the same, layer by layer."""
+    return compared(config, said)[0]
+
+
+def compared(config: Any, said: ModelPositions) -> tuple[list[str], int, float]:
+    """Where the model's own code and what was read of its configuration are not the same, layer by layer; the number
+    of scores that were compared, and their largest difference as a share of the largest score of the layer.
 
     Rotations are compared by the scores they give, since a model may permute the channels of both sides. The model
     takes phases in float32, p theta (1 + 2^-23) at most, and cos and sin after that: so scores differ by
@@ -256,9 +149,11 @@ def disagreements(config: Any, said: ModelPositions) -> list[str]:
     _, at_zero = run(model, ids, position_ids * 0)
     masks, _ = run(model, ids, line if axes == 1 else line[None].expand(3, -1, -1))
     found = [] if len(calls) == len(said.layers) else [f"{len(calls)} layers"]
+    count, worst = 0, 0.0
     for n, (call, (scheme, window), layer) in enumerate(zip(calls, said.schedule, said.layers, strict=False)):
         plain = again(model, seen[n], at_zero[n])
-        factor = float(_first(at_zero[n][2]["position_embeddings"]).flatten()[0])
+        turns = at_zero[n][2]["position_embeddings"]
+        factor = 1.0 if turns is None else float(_first(turns).flatten()[0])
         scale = plain.query.size(-1) ** -0.5 if layer.scale is None else layer.scale
         query, key = plain.query.clone(), plain.key.clone()
         _undo(query, key, scheme, factor)
@@ -269,6 +164,8 @@ def disagreements(config: Any, said: ModelPositions) -> list[str]:
         came = _scores(call.query, call.key)
         bound = (float(position_ids.max()) * 2**-22 + 2**-20) * factor**2
         bound = bound * query.norm(dim=-1)[..., None] * key.norm(dim=-1).max()
+        count += came.numel()
+        worst = max(worst, float((expected - came).abs().max() / came.abs().max()))
         if ((expected - came).abs() > bound).any():
             found.append(f"layer {n}: scores")
         if abs(call.scaling / scale - 1) > 1e-12:
@@ -277,7 +174,7 @@ def disagreements(config: Any, said: ModelPositions) -> list[str]:
             found.append(f"layer {n}: softcap or sinks")
         if not torch.equal(_seen(masks[n].mask), _visible(said.causal, window)):
             found.append(f"layer {n}: visibility")
-    return found
+    return found, count, worst
 
 
 def _first(x: Any) -> Tensor:
@@ -293,7 +190,7 @@ def _undo(query: Tensor, key: Tensor, scheme: Scheme, factor: float) -> None:
 
 def _in_ours(config: Any, x: Tensor) -> Tensor:
     """DeepSeek's code moves the turned channels from (2k, 2k + 1) to (k, k + d/2) as it turns them."""
-    if config.model_type != "deepseek_v3" or not config.rope_interleave:
+    if not getattr(config, "rope_interleave", False):
         return x
     first = config.qk_nope_head_dim
     turned = x[..., first:].unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)

@@ -38,6 +38,25 @@ def test_no_time_is_told_before_there_is_a_pace_and_setting_up_is_no_part_of_it(
     assert told.left == "0:10 left"
 
 
+def test_work_that_has_become_slower_is_told_by_its_present_pace(clock: Clock) -> None:
+    """As passes of longer texts are, and passes on a machine that became busy."""
+    told = Progress()
+    told.begin(100)
+    told.advance(1, "the first")
+    for _ in range(20):
+        clock.now += 1
+        told.advance(1, "short")
+    assert told.left == "1:19 left"
+    for _ in range(10):
+        clock.now += 4
+        told.advance(1, "long")
+    assert told.left == "4:36 left"  # 69 at 4 seconds each; by the mean pace 2:18
+    for _ in range(40):
+        clock.now += 1
+        told.advance(1, "short")
+    assert told.left == "0:41 left"  # 29 at the mean of 100 seconds for 70
+
+
 def test_slow_work_is_told_after_a_while(clock: Clock) -> None:
     told = Progress()
     told.begin(1000)

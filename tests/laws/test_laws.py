@@ -104,6 +104,7 @@ def test_what_a_scheme_refuses_is_said() -> None:
 ENDS = {
     "learned": "positions end at 1023",
     "absolute_in_attention": "positions end at 1023",
+    "cameras": "positions end at 1023",
     "relative_1d": "distances end at 1023",
     "relative_2d": "distances end at 1023",
     "swin": "distances end at 63",

@@ -195,7 +195,7 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was() -> None:
     torch.testing.assert_close(model(ids[:, 7:], positions[7:], cache=cache), full[:, 7:], **CLOSE)
 
 
-@pytest.mark.parametrize("name", ["rope", "fox", "stick_breaking"])
+@pytest.mark.parametrize("name", ["rope", "fox", "selective_rope", "stick_breaking", "wall"])
 @torch.no_grad()
 def test_a_rejected_draft_is_dropped(name: str) -> None:
     model, ids, cache = zoo.model(Decoder, name), zoo.tokens(), KVCache()

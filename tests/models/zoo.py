@@ -49,7 +49,9 @@ WAYS: dict[str, Arguments] = {
 
 def scheme(name: str, causal: bool = True) -> Scheme:
     """A scheme for these models, with room for LONGEST positions where it has a table."""
-    shape = Shape(dim=DIM, num_heads=HEADS, head_dim=HEAD_DIM, max_positions=LONGEST, causal=causal)
+    shape = Shape(
+        dim=DIM, num_heads=HEADS, head_dim=HEAD_DIM, max_positions=LONGEST, causal=causal, num_kv_heads=KV_HEADS
+    )
     return AWKWARD[name]() if name in AWKWARD else scheme_from_names(name, shape)
 
 
@@ -98,6 +100,15 @@ def _places() -> dict[str, Positions]:
 
 
 PLACES: dict[str, Positions] = {name: segmented(positions) for name, positions in _places().items()}
+
+ONE_WAY = frozenset(name for name in SCHEMES if scheme(name, causal=False)(PLACES["plain"]).looks_back)
+"""The schemes that no encoder takes."""
+
+
+def kind_for(name: str, kind: type[Model]) -> type[Model]:
+    """The kind, or a decoder where an encoder does not take the scheme."""
+    return Decoder if name in ONE_WAY else kind
+
 
 # A row of one token, whose order is that of padding.
 _SINGLE = torch.zeros(2, TOKENS, dtype=torch.bool).index_fill(1, torch.tensor(TOKENS - 1), True)

@@ -48,6 +48,7 @@ MUTANTS = (
     Mutant("exchanges rows and columns", AxialRoPE, "rotation", turned, COMPARED),
     Mutant("has the rows first", axial_rope, "CONVENTIONS", conventions(columns_first=False), COMPARED),
     Mutant("pairs halves", axial_rope, "CONVENTIONS", conventions(layout="half"), COMPARED),
+    Mutant("pairs the halves of all channels", axial_rope, "CONVENTIONS", conventions(apart=False), COMPARED),
     Mutant("forgets 2 pi", axial_rope, "CONVENTIONS", conventions(unit=1.0), COMPARED),
     Mutant("turns keys the other way", AxialRoPE, "rotation", backwards, COMPARED),
     Mutant(
@@ -77,7 +78,7 @@ DINO = {"head_dim": 8, "convention": "dinov3"}
 REFUSED = {
     "AxialRoPE": [
         *sizes(AxialRoPE, EIGHT, "head_dim", "rotary_dim"),
-        *each(AxialRoPE, EIGHT, "convention", NO_WORDS, "'index', 'llama4', 'pe', 'eva' or 'dinov3'"),
+        *each(AxialRoPE, EIGHT, "convention", NO_WORDS, "'index', 'llama4', 'pe', 'eva', 'dinov3' or 'gemma4'"),
         *[
             row
             for name, bound in (("shift", 0), ("jitter", 1), ("rescale", 1))

@@ -1,5 +1,6 @@
 """DeBERTa with other rows of its table, other terms, or another scale."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Meeting
 from posenc.schemes.catalog import entries_of
 from tests.cases import HEAD_DIM, HEADS
-from tests.hard.wrong import Row, flags, sizes
+from tests.hard.wrong import NO_WORDS, Row, each, flags, sizes
 from tests.mutants import Lawless, Mutant, Untrue, drawn, elsewhere, index, oracles
 from tests.schemes import test_laws, test_life_cycle
 
@@ -32,6 +33,12 @@ def rows(
         return found(c, k).clamp(0, 2 * k - 1)
 
     return wrong
+
+
+def of_indices(self: DeBERTa, r: Tensor) -> Tensor:
+    other = copy.copy(self)
+    other.clamp = "index"
+    return INDEX(other, r)
 
 
 def score(change: Callable[[DeBERTa, tuple[Meeting, ...]], tuple[Meeting, ...]]) -> Callable[..., tuple[Meeting, ...]]:
@@ -83,6 +90,7 @@ MUTANTS = (
     mutant("is off by one", rows(found=lambda c, k: c + 1)),
     mutant("puts no distance into a bucket", rows(bucketed=False)),
     mutant("ends its table a row early", rows(found=lambda c, k: c.clamp(max=2 * k - 2))),
+    mutant("clamps indices where distances were asked for", of_indices),
     mutant("has position to content the other way round", score(other_way), "score"),
     mutant("knows content to position alone", score(without(1)), "score"),
     mutant("knows position to content alone", score(without(0)), "score"),
@@ -129,6 +137,8 @@ REFUSED: dict[str, list[Row]] = {
     "DeBERTa": [
         *sizes(DeBERTa, MODEL, "num_heads", "head_dim", "dim", "max_distance", "num_buckets"),
         *flags(DeBERTa, MODEL, "normalized"),
+        *each(DeBERTa, MODEL, "clamp", NO_WORDS, "'index' or 'distance'"),
+        Row(lambda: DeBERTa(6, 4, clamp="distance"), "clamp must be 'index' without num_buckets, …, got 'distance'"),
         Row(lambda: DeBERTa(6, 4, num_buckets=7), "num_buckets must be even …, got 7"),
         Row(lambda: DeBERTa(6, 4, max_distance=5, num_buckets=8), "max_distance must be above 5, …, got 5"),
     ],

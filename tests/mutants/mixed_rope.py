@@ -74,7 +74,8 @@ REFUSED = {
         ),
         Row(
             lambda: OF_FOUR(GRID, context=Context(heads=range(2, 6))),
-            "heads must be within the 4 of the scheme, got range(2, 6)",
+            "heads must be within the 4 of MixedRoPE, got range(2, 6): make the scheme for all heads of the model, of "
+            "which a shard has some",
         ),
     ],
     "Context.of_heads": [

@@ -79,11 +79,12 @@ class TransposedMRoPE(MRoPE):
 
 LAWLESS = (Lawless("mrope", lambda shape: BackwardMRoPE(shape.head_dim, (shape.head_dim // 2, 0, 0)), "relative"),)
 UNTRUE = (Untrue("mrope", lambda: TransposedMRoPE(HEAD_DIM, (1, 1, 1), base=77.0)),)
+VIDEO = MRoPE(8, (2, 1, 1), "videorope")
 SIZES = {"head_dim": 8, "sections": (2, 1, 1)}
 REFUSED = {
     "MRoPE": [
         *sizes(MRoPE, SIZES, "head_dim"),
-        *each(MRoPE, SIZES, "form", NO_WORDS, "'sections', 'interleaved' or 'ernie'"),
+        *each(MRoPE, SIZES, "form", NO_WORDS, "'sections', 'interleaved', 'ernie' or 'videorope'"),
         *numbers(MRoPE, SIZES, "base", 1),
         Row(lambda: MRoPE(7, (1, 1, 1)), "head_dim must be even, got 7"),
         Row(lambda: MRoPE(8, 4), "sections must be the pairs of time, row and column, got 4"),
@@ -97,8 +98,21 @@ REFUSED = {
         ),
         Row(
             lambda: MRoPE(8, (2, 1, 1))(Positions.arange(3)),
-            "MRoPE takes 3 coordinates per token, got positions of 1 axes: make them with Positions.multimodal(parts)",
+            "MRoPE takes 3 coordinates per token, got positions of 1 axes: make them with Positions.multimodal(parts), "
+            "or …",
         ),
+    ],
+    "MRoPE.multimodal": [
+        Row(
+            lambda: MRoPE(8, (2, 1, 1)).multimodal([3]),
+            "form must be 'videorope' for this layout, got 'sections': use Positions.multimodal",
+        ),
+        *numbers(partial(VIDEO.multimodal, [3]), {}, "spacing", 0),
+        Row(
+            lambda: VIDEO.multimodal([3, (2, 2, 2)]),
+            "parts must end with text, from which generated tokens continue, got (2, 2, 2)",
+        ),
+        Row(lambda: VIDEO.multimodal([(1, 2), 1]), "parts must be a whole number of at least 0, got (1, 2)"),
     ],
     "Positions.multimodal": [
         Row(lambda: Positions.multimodal(3), "parts must be a sequence of ints and (frames, …), got 3"),

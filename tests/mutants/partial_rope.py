@@ -42,7 +42,7 @@ MUTANTS = (
 LAWLESS = (Lawless("partial_rope", lambda shape: Counter(shape.head_dim, 0.5), "unique"),)
 UNTRUE = (Untrue("partial rope", lambda: OverTheHead(HEAD_DIM, 0.7, 77.0)),)
 
-MORE = "; for a number of channels use RoPE's rotary_dim, for a share of the frequencies PRoPE"
+MORE = "; for a number of channels use RoPE's rotary_dim, for a share of the frequencies ProportionalRoPE"
 SHARE = "share must be a number above 0 and up to 1, the share of rotated channels, got"
 REFUSED = {
     "PartialRoPE": [
@@ -56,12 +56,12 @@ REFUSED = {
         Row(lambda: PartialRoPE(8, True), f"{SHARE} True{MORE}"),
         Row(
             lambda: PartialRoPE(12, 0.25),
-            "share must give pairs of channels, got 0.25 of 12, which is 3; PRoPE takes any share",
+            "share must give pairs of channels, got 0.25 of 12, which is 3; ProportionalRoPE takes any share",
         ),
         Row(
             lambda: PartialRoPE(8, 0.5, scaling=Proportional(0.5)),
-            "scaling must not be Proportional with a share of the channels: use PRoPE(8, share) for proportional "
-            "rotation, or PartialRoPE(8, share) without scaling for partial rotation",
+            "scaling must not be Proportional with a share of the channels: use ProportionalRoPE(8, share) for "
+            "proportional rotation, or PartialRoPE(8, share) without scaling for partial rotation",
         ),
     ],
 }

@@ -1,6 +1,8 @@
 """QueryScale that counts otherwise, or scales something else."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,8 +14,10 @@ from posenc.positions.positions import PositionError
 from tests.cases import HEADS
 from tests.hard.wrong import NO_NUMBERS, NO_SIZES, NO_WORDS, Row, each
 from tests.mutants import Lawless, Mutant, Untrue, drawn, oracles
+from tests.schemes import test_scalings
 
 COMPARED = oracles("query_scale")
+DECODED = partial(test_scalings.test_queries_scaled_by_the_length_of_the_text_are_decoded_likewise, "qwen2_5_1m")
 RIGHT, LEARNED, TURN = QueryScale._factor, QueryScale._learned, QueryScale.rotation
 
 
@@ -34,10 +38,20 @@ def turned(where: Callable[[Positions], Positions], both: bool = False) -> Calla
     return rotation
 
 
+def of_the_longest(
+    self: QueryScale, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+) -> Rotation:
+    if not self.needs_lengths:
+        return TURN(self, positions, dtype, context)
+    lengths = positions.lengths if context is None or context.lengths is None else context.lengths
+    return TURN(self, positions, dtype, replace(context or Context(), lengths=lengths.amax()[None]))
+
+
 MUTANTS = (
     Mutant("counts from 0", QueryScale, "_factor", counted(lambda n: (n - 1).clamp(min=0.5)), COMPARED),
     Mutant("divides", QueryScale, "_factor", lambda self, n: 1 / RIGHT(self, n), COMPARED),
     Mutant("scales keys too", QueryScale, "rotation", turned(lambda p: p, both=True), COMPARED),
+    Mutant("takes the longest row's length for all", QueryScale, "rotation", of_the_longest, DECODED),
     Mutant(
         "counts the slots of a cache",
         QueryScale,
@@ -73,7 +87,7 @@ LAWLESS = (
 )
 UNTRUE = (Untrue("query_scale ssmax", lambda: drawn(OtherQueryScale("ssmax", num_heads=HEADS))),)
 
-FORMS = "'llama4', 'ministral3', 'inkling', 'beam', 'rerope', 'mistral_large4' or 'ssmax'"
+FORMS = "'llama4', 'ministral3', 'inkling', 'beam', 'rerope', 'chunkllama', 'qwen2_5_1m', 'mistral_large4' or 'ssmax'"
 REFUSED = {
     "QueryScale": [
         *each(QueryScale, {}, "form", NO_WORDS, FORMS),
@@ -85,6 +99,11 @@ REFUSED = {
         Row(lambda: QueryScale("ssmax", num_heads=3, length=9), "length is not for form 'ssmax', got 9"),
         Row(lambda: QueryScale("rerope", length=9, strength=1.0), "strength is not for form 'rerope', got 1.0"),
         Row(lambda: QueryScale("rerope"), "length must be given for form 'rerope', got None"),
+        Row(lambda: QueryScale("chunkllama"), "length must be given for form 'chunkllama', got None"),
+        Row(
+            lambda: QueryScale("qwen2_5_1m", length=4)(Positions.packed([3, 4])),
+            "a row of several documents has no single length: give each document its own row…",
+        ),
         Row(
             lambda: QueryScale("beam")(Positions.arange(3).shift(-2)),
             "QueryScale encodes positions from 0 on, got -2",

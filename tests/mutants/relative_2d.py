@@ -1,17 +1,19 @@
 """Relative2D that reads the vectors of another distance."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from posenc import Relative2D
-from posenc.encoding.pieces import Row
+from posenc.encoding.pieces import Meeting, Row
 from posenc.lowering.block import Block
 from posenc.lowering.forms import ScoreFunction
 from posenc.schemes.catalog import entries_of
 from tests.cases import HEAD_DIM
+from tests.hard.wrong import each
 from tests.mutants import Lawless, Mutant, Untrue, by_pair, drawn, oracles
 from tests.schemes import test_laws, test_life_cycle
 
@@ -73,11 +75,34 @@ def mutant(bug: str, wrong: object, check: Callable[[], None] = COMPARED) -> Mut
     return Mutant(bug, Relative2D, "score", wrong, check)
 
 
+ALONG = Relative2D._along
+
+
+def in_sam(change: Callable[[Relative2D, Meeting], Meeting]) -> Callable[[Relative2D, int], Meeting]:
+    """The method as it is, but for what is made of its piece in the convention of SAM."""
+
+    def wrong(self: Relative2D, axis: int) -> Meeting:
+        made = ALONG(self, axis)
+        return change(self, made) if self.convention == "sam" else made
+
+    return wrong
+
+
+def divided(self: Relative2D, made: Meeting) -> Meeting:
+    return replace(made, vectors=lambda r: made.vectors(r) / self.head_dim**0.5)
+
+
+def key_less_query(self: Relative2D, made: Meeting) -> Meeting:
+    return replace(made, vectors=lambda r: made.vectors(-r))
+
+
 MUTANTS = (
     mutant("reads rows by columns and columns by rows", score(axes=(1, 0))),
     mutant("swaps height and width", score(centre=lambda grid: (grid[1], grid[0]))),
     mutant("takes every grid for a square", score(centre=lambda grid: (grid[0], grid[0]))),
     mutant("takes query minus key", score(lambda r, n: n - 1 - r)),
+    Mutant("divides SAM's term by the root of head_dim", Relative2D, "_along", in_sam(divided), COMPARED),
+    Mutant("takes key minus query in SAM's convention", Relative2D, "_along", in_sam(key_less_query), COMPARED),
     mutant("is off by one", score(lambda r, n: r + n)),
     mutant("knows columns alone", score(weights=(0.0, 1.0))),
     mutant("knows rows alone", score(weights=(1.0, 0.0))),
@@ -116,3 +141,8 @@ LAWLESS = (
     Lawless("relative_2d", lambda shape: EndlessRelative2D((64, 64), shape.head_dim), "length_free"),
 )
 UNTRUE = (Untrue("relative_2d", lambda: drawn(TransposedRelative2D((3, 5), HEAD_DIM))),)
+REFUSED = {
+    "Relative2D": each(
+        Relative2D, {"grid": (2, 3), "head_dim": 4}, "convention", [("vit", "'vit'")], "'botnet' or 'sam'"
+    )
+}

@@ -1,6 +1,7 @@
 """RoPE with other angles, other pairs, or too little precision."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,8 @@ from posenc.rotation.phases import PairLayout, PairRotation, _Turn, frequencies,
 from tests.cases import HEAD_DIM
 from tests.mutants import Lawless, Mutant, Untrue, oracles
 from tests.schemes import test_against_oracles, test_life_cycle, test_precision, test_rope
+
+RIGHT = RoPE.rotation
 
 
 def by_axis(positions: Positions) -> Tensor:
@@ -47,6 +50,37 @@ def by_index(positions: Positions) -> Tensor:
 
 def over_all_axes(self: RoPE) -> Tensor:
     return frequencies(self.rotary_dim, self.base)[: self.rotary_dim // (2 * self.axes)]
+
+
+def another_imaginary(heads: Callable[[RoPE], range]) -> Callable[..., Rotation]:
+    """The rotation of other imaginary heads, where there are any."""
+
+    def wrong(
+        self: RoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        right = self.imaginary
+        self.imaginary = right if right is None else heads(self)
+        try:
+            return RIGHT(self, positions, dtype, context)
+        finally:
+            self.imaginary = right
+
+    return wrong
+
+
+def forwards(
+    self: RoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+) -> Rotation:
+    """By three quarters less, that is, where there are imaginary heads."""
+    right = RIGHT(self, positions, dtype, context)
+    if self.imaginary is None:
+        return right
+
+    def query(x: Tensor) -> Tensor:
+        sign = torch.tensor([-1.0 if h in self.imaginary else 1.0 for h in range(x.size(1))], dtype=x.dtype)
+        return right.query(x) * sign[:, None, None]
+
+    return replace(right, query=query)
 
 
 def remembered(
@@ -137,6 +171,15 @@ MUTANTS = (
     ),
     Mutant("turns the gradient forwards", _Turn, "backward", turned_forwards, GRADIENT),
     Mutant("keeps x for the gradient", _Turn, "setup_context", keeping_x, KEPT),
+    Mutant("has no imaginary heads", RoPE, "rotation", another_imaginary(lambda self: range(1, 1)), COMPARED),
+    Mutant(
+        "has the other heads imaginary",
+        RoPE,
+        "rotation",
+        another_imaginary(lambda self: range(0, self.num_heads or 0, 2)),
+        COMPARED,
+    ),
+    Mutant("turns imaginary heads forwards", RoPE, "rotation", forwards, COMPARED),
     Mutant("remembers a table", RoPE, "rotation", remembered, partial(test_life_cycle.check_purity, "rope")),
 )
 

@@ -1,5 +1,7 @@
 """RoPE3D with other shares or frequencies."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -8,11 +10,13 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.rotation.phases import frequencies
 from posenc.schemes import rope_3d
+from posenc.schemes.rope_3d import EachChannel
 from tests.cases import HEAD_DIM
-from tests.hard.wrong import Row, numbers, sizes
+from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
 from tests.mutants import Lawless, Mutant, Untrue, moved, oracles
+from tests.schemes import test_rope_3d
 
-RIGHT = RoPE3D.rotation
+RIGHT, MAPPED = RoPE3D.rotation, EachChannel.__call__
 COMPARED = oracles("rope_3d")
 
 
@@ -33,7 +37,20 @@ def over_the_head(dim: int, base: float, device: torch.device | None = None) -> 
     return frequencies(HEAD_DIM, base, device)[: dim // 2]
 
 
+def the_same_for_both(self: EachChannel, x: Tensor) -> Tensor:
+    """A rotation by the angle of the first channel of a pair."""
+    cos, sin = (angle[..., ::2].repeat_interleave(2, -1) for angle in (self.cos, self.sin))
+    return MAPPED(replace(self, cos=cos, sin=sin), x)
+
+
 MUTANTS = (
+    Mutant(
+        "turns both channels of a pair alike in V-JEPA 2's form",
+        EachChannel,
+        "__call__",
+        the_same_for_both,
+        test_rope_3d.test_the_map_of_v_jepa_2_is_the_oracles,
+    ),
     Mutant("has the columns first", RoPE3D, "rotation", last_first, COMPARED),
     Mutant("turns keys the other way", RoPE3D, "rotation", backwards, COMPARED),
     Mutant("takes its frequencies over the head, not the share", rope_3d, "frequencies", over_the_head, COMPARED),
@@ -56,6 +73,9 @@ REFUSED = {
     "RoPE3D": [
         *sizes(RoPE3D, {}, "head_dim"),
         *numbers(RoPE3D, {"head_dim": 8}, "base", 1),
+        *each(RoPE3D, {"head_dim": 8}, "form", NO_WORDS, "'rotation' or 'vjepa2'"),
+        Row(lambda: RoPE3D(4, form="vjepa2"), "head_dim must be a whole number of at least 6, got 4"),
+        Row(lambda: RoPE3D(8, (2, 2, 2), form="vjepa2"), "shares must be None for form='vjepa2', got (2, 2, 2)"),
         Row(lambda: RoPE3D(7), "head_dim must be even, got 7"),
         Row(lambda: RoPE3D(8, 8), "shares must be the channels of time, row and column, got 8"),
         Row(lambda: RoPE3D(8, (4, 4)), "shares must be the channels of time, row and column, got (4, 4)"),

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from posenc import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, Proportional, Scheme, YaRN
-from posenc.rotation import scalings as module
+from posenc.rotation import ramps
 from tests.hard.wrong import INF, NAN, NO_WORDS, Row, each, flags, numbers, sizes
 from tests.mutants import Mutant
 from tests.schemes import test_scalings
 
 RIGHT_KEPT, RIGHT_YARN, RIGHT_LONG, RIGHT_DYNAMIC = YaRN._kept, YaRN.__call__, LongRoPE.__call__, DynamicNTK.__call__
+RIGHT_NTK, RIGHT_BLEND, RIGHT_MAGNITUDE = NTKAware.__call__, ramps.blend, YaRN._magnitude
 RIGHT_LLAMA, RIGHT_SHARE = Llama3.__call__, Proportional.__call__
 
 
@@ -45,6 +46,19 @@ def decoding() -> None:
         test_scalings.test_decoding_from_a_cache_is_the_full_pass_at_every_length(scaling)
 
 
+def dynamic_magnitudes() -> None:
+    test_scalings.test_dynamic_yarn_lengthens_each_row_by_its_own_factor()
+
+
+def shrinking(self: YaRN, theta: Tensor, lengths: Tensor | None = None) -> Any:
+    """s = n/L, whatever the model was fine-tuned for."""
+    return RIGHT_YARN(replace(self, factor=1.0), theta, lengths) if self.dynamic else RIGHT_YARN(self, theta)
+
+
+def of_factor(self: YaRN, log_factor: Any) -> Any:
+    return RIGHT_MAGNITUDE(self, log_factor.amax().expand_as(log_factor) if self.dynamic else log_factor)
+
+
 def of(right: Callable[..., Any], **changed: Any) -> Callable[..., Any]:
     """The method of the scaling with other arguments."""
     return lambda self, *args: right(replace(self, **changed), *args)
@@ -60,7 +74,8 @@ def other_ramp(self: YaRN, theta: Tensor) -> Tensor:
 
 
 def with_lengths(change: Callable[[Tensor], Tensor], right: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, theta, lengths=None: right(self, theta, change(lengths))
+    """Of other lengths, where it is called with any."""
+    return lambda self, theta, lengths=None: right(self, theta, *(() if lengths is None else (change(lengths),)))
 
 
 def longest(lengths: Tensor) -> Tensor:
@@ -75,7 +90,7 @@ def capacity(lengths: Tensor) -> Tensor:
 def plain_ntk(self: DynamicNTK, theta: Tensor, lengths: Tensor) -> tuple[Tensor, float]:
     """The factor once more for every trained length, from the trained length on: no - (f - 1)."""
     stretch = torch.where(lengths > self.original_length, self.factor * lengths / self.original_length, 1.0)
-    return module._ntk(theta, stretch), 1.0
+    return ramps.ntk(theta, stretch), 1.0
 
 
 def of_base(self: NTKAware, theta: Tensor) -> tuple[Tensor, float]:
@@ -101,6 +116,13 @@ SWITCHED = property(lambda self: 1.0)
 MUTANTS = (
     Mutant("ignores truncate", YaRN, "_kept", of(RIGHT_KEPT, truncate=True), frequencies),
     Mutant("never truncates", YaRN, "_kept", of(RIGHT_KEPT, truncate=False), frequencies),
+    Mutant("is dynamic by the longest row", YaRN, "__call__", with_lengths(longest, RIGHT_YARN), rows),
+    Mutant("is dynamic below its factor", YaRN, "__call__", shrinking, by_length),
+    Mutant("has one factor of cos and sin for all rows", YaRN, "_magnitude", of_factor, dynamic_magnitudes),
+    Mutant("forgets the parts", NTKAware, "__call__", of(RIGHT_NTK, original_length=None), frequencies),
+    Mutant(
+        "swaps the parts", ramps, "blend", lambda theta, others, kept: RIGHT_BLEND(others, theta, kept), frequencies
+    ),
     Mutant("has the ramp of the other kind", YaRN, "_kept", other_ramp, frequencies),
     Mutant("has beta_fast and beta_slow swapped", YaRN, "_kept", swapped, frequencies),
     Mutant("has the default betas", YaRN, "_kept", of(RIGHT_KEPT, beta_fast=32.0, beta_slow=1.0), frequencies),
@@ -141,9 +163,44 @@ THETA = torch.tensor([1.0, 0.1], dtype=torch.float64)
 NEEDED = "lengths must be given: the frequencies of {} depend on the length of each row"
 ONE_PAIR = "{} needs at least two pairs of channels, got 1"
 
+OF_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+GIVEN: tuple[tuple[Any, str], ...] = (
+    ("yarn", "scaling must be 'default', 'llama3', a dictionary such as …, or a scaling such as …, got 'yarn'"),
+    ({}, "scaling['rope_type'] must be one of default, linear, dynamic, …, got None"),
+    ({"rope_type": "yan", "factor": 2.0}, "scaling['rope_type'] must be one of default, …, got 'yan'"),
+    ({**OF_YARN, "type": "linear"}, "scaling['type'] contradicts rope_type 'yarn', got 'linear'"),
+    ({**OF_YARN, "beta_fsat": 3}, "scaling has the key 'beta_fsat' = 3, which 'yarn' does not read"),
+    ({**OF_YARN, "ramp": "ratio"}, "scaling has the key 'ramp' = 'ratio', which 'yarn' does not read"),
+    ({**OF_YARN, "mscale": 1.0}, "scaling must have both mscale and mscale_all_dim, or none: …"),
+    (
+        {**OF_YARN, "factor": None},
+        "scaling of type 'yarn' needs the key 'factor', got original_max_position_embeddings",
+    ),
+    (
+        {**OF_YARN, "partial_rotary_factor": "half"},
+        "scaling['partial_rotary_factor'] must be a finite number, got 'half'",
+    ),
+    ({"rope_type": "yarn", 3: 4}, "scaling has the key 3 = 4, which 'yarn' does not read"),
+    ({"rope_type": "linear"}, "scaling of type 'linear' needs the key 'factor', got none"),
+    ({**OF_YARN, "factor": 0.5}, "factor must be a finite number of at least 1, got 0.5"),
+    ({**OF_YARN, "rope_theta": 500.0}, "scaling['rope_theta'] must be the base, 100, got 500.0: pass it as base="),
+    (
+        {**OF_YARN, "partial_rotary_factor": 0.5},
+        "scaling['partial_rotary_factor'] must be the share of rotated channels, 8 of 8, got 0.5: pass rotary_dim=4",
+    ),
+    (
+        {"full_attention": OF_YARN, "sliding_attention": {"rope_type": "default"}},
+        "scaling must be of one type of layers, got full_attention, sliding_attention: pass scaling['full_attention']",
+    ),
+)
+
 REFUSED: dict[str, list[Row]] = {
     "PositionInterpolation": factors(PositionInterpolation, {}),
-    "NTKAware": [*factors(NTKAware, {}), Row(lambda: NTKAware(2)(THETA[:1]), ONE_PAIR.format("NTKAware"))],
+    "NTKAware": [
+        *factors(NTKAware, {}),
+        *sizes(NTKAware, {"factor": 2}, "original_length"),
+        Row(lambda: NTKAware(2)(THETA[:1]), ONE_PAIR.format("NTKAware")),
+    ],
     "DynamicNTK": [
         *factors(DynamicNTK, STRETCH),
         *sizes(DynamicNTK, STRETCH, "original_length"),
@@ -155,7 +212,12 @@ REFUSED: dict[str, list[Row]] = {
         *sizes(YaRN, STRETCH, "original_length"),
         *numbers(YaRN, STRETCH, "beta_fast", 0),
         *numbers(YaRN, STRETCH, "beta_slow", 0),
-        *flags(YaRN, STRETCH, "truncate"),
+        *flags(YaRN, STRETCH, "truncate", "dynamic"),
+        Row(
+            lambda: YaRN(1, 64, dynamic=True, mscale_all_dim=1),
+            "mscale_all_dim must be None with dynamic=True, got 1",
+        ),
+        Row(lambda: YaRN(1, 64, dynamic=True)(THETA), NEEDED.format("YaRN")),
         *each(YaRN, STRETCH, "ramp", NO_WORDS, "'index' or 'ratio'"),
         *each(YaRN, STRETCH, "attention_factor", [("1", "'1'"), (0, "0"), (INF, "inf")], "a finite number above 0"),
         *(
@@ -166,6 +228,7 @@ REFUSED: dict[str, list[Row]] = {
         Row(lambda: YaRN(4, 64, 1.0, 32.0), "beta_slow must be below beta_fast, got 32 and 1"),
         Row(lambda: YaRN(4, 64)(THETA[:1]), ONE_PAIR.format("YaRN")),
     ],
+    "YaRN.ends": [Row(lambda: YaRN(4, 64).ends(THETA[:1]), ONE_PAIR.format("YaRN"))],
     "Llama3": [
         *factors(Llama3, STRETCH),
         *sizes(Llama3, STRETCH, "original_length"),

@@ -21,7 +21,7 @@ def by_axis(positions: Positions) -> Tensor:
 
 
 def table(
-    theta: Callable[[Sinusoidal], Tensor] = lambda self: frequencies(self.dim // self.axes, self.base),
+    theta: Callable[[Sinusoidal], Tensor] = Sinusoidal._frequencies,
     coords: Callable[[Positions], Tensor] = by_axis,
     first: str = "sin",
     interleaved: str = "interleaved",
@@ -48,6 +48,10 @@ def over_all_but_one(self: Sinusoidal) -> Tensor:
     return self.base ** (-torch.arange(pairs, dtype=torch.float64) / (pairs - 1))
 
 
+def over_dim(self: Sinusoidal, device: torch.device | None = None) -> Tensor:
+    return frequencies(self.dim // self.axes, self.base, device)
+
+
 def over_all_axes(self: Sinusoidal) -> Tensor:
     return frequencies(self.dim, self.base)[: self.dim // (2 * self.axes)]
 
@@ -64,6 +68,7 @@ COMPARED = oracles("sinusoidal")
 PRECISE = partial(test_precision.check_sinusoidal, "built", "interleaved")
 MUTANTS = (
     Mutant("divides by dim/2 - 1, as tensor2tensor does", Sinusoidal, "table", table(theta=over_all_but_one), COMPARED),
+    Mutant("divides tensor2tensor's by dim/2", Sinusoidal, "_frequencies", over_dim, COMPARED),
     Mutant(
         "ignores the base", Sinusoidal, "table", table(theta=lambda s: frequencies(s.dim // s.axes, 10_000.0)), COMPARED
     ),

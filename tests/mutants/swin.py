@@ -11,7 +11,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Bias, Distance
 from posenc.schemes.catalog import entries_of
 from tests.cases import HEAD_DIM, HEADS
-from tests.hard.wrong import Row, sizes
+from tests.hard.wrong import Row, flags, sizes
 from tests.mutants import Lawless, Mutant, Untrue, drawn, elsewhere, index, oracles
 from tests.schemes import test_laws, test_life_cycle
 
@@ -41,6 +41,31 @@ def clamped(self: Swin, x: Positions, y: Positions, context: Context | None = No
     return (Bias(at, Distance("Swin", axis=None, integral=True, num_heads=self.num_heads)),)
 
 
+OF_PAIRS = Swin._of_pairs
+
+
+def of_a_patch(self: Swin, x: Tensor, y: Tensor) -> tuple[Tensor]:
+    """The class token is a patch at the corner."""
+    return OF_PAIRS(self, x.clamp(min=0), y.clamp(min=0))
+
+
+def exchanged(self: Swin, x: Tensor, y: Tensor) -> tuple[Tensor]:
+    rest, (row, column, itself) = self.weight[:-3], self.weight[-3:].unbind()
+    other = copy(self, torch.cat((rest, torch.stack((column, row, itself)))))
+    return OF_PAIRS(other, x, y)
+
+
+def of_its_row(self: Swin, x: Tensor, y: Tensor) -> tuple[Tensor]:
+    return OF_PAIRS(copy(self, torch.cat((self.weight[:-1], self.weight[-3:-2]))), x, y)
+
+
+def copy(self: Swin, weight: Tensor) -> Swin:
+    """The same with another table."""
+    other = Swin(self.grid, self.num_heads, self.class_token)
+    other.weight = torch.nn.Parameter(weight)
+    return other
+
+
 def of_a_fixed_length() -> None:
     test_laws.check_claim(*entries_of("swin"), "length_free")
 
@@ -64,6 +89,9 @@ MUTANTS = (
         "counts patches and reads no coordinates", elsewhere(Swin, lambda x: raster(x), lambda y: raster(y)), "score"
     ),
     mutant("clamps differences past its window", clamped, "score", of_a_fixed_length),
+    mutant("has no bias of its own for a class token", of_a_patch, "_of_pairs"),
+    mutant("exchanges the class token's row and column", exchanged, "_of_pairs"),
+    mutant("has the bias of the class token's row for itself", of_its_row, "_of_pairs"),
     mutant(
         "does not draw its table",
         lambda self: None,
@@ -107,9 +135,11 @@ WINDOW = {"grid": (2, 3), "num_heads": 6}
 REFUSED: dict[str, list[Row]] = {
     "Swin": [
         *sizes(Swin, WINDOW, "num_heads"),
+        *flags(Swin, WINDOW, "class_token"),
         Row(lambda: Swin(3, 6), "grid must be (height, width), got 3"),
         Row(lambda: Swin((0, 5), 6), "grid[0] must be a whole number of at least 1, got 0"),
     ],
+    "Swin.positions": [Row(lambda: GRIDDED.positions("there"), "device must be one that torch knows, got 'there'")],
     "Swin.resized": [
         Row(lambda: GRIDDED.resized(5), "grid must be (height, width), got 5"),
         Row(lambda: GRIDDED.resized((5, "x")), "grid[1] must be a whole number of at least 1, got 'x'"),

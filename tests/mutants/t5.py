@@ -14,6 +14,7 @@ from posenc.encoding.pieces import Bias, Distance
 from posenc.schemes import t5
 from posenc.schemes.catalog import entries_of
 from tests.cases import HEAD_DIM, HEADS
+from tests.hard.wrong import NO_NUMBERS, Row, each, sizes
 from tests.mutants import Lawless, Mutant, Untrue, drawn, elsewhere, index, oracles
 from tests.schemes import test_extras, test_laws, test_life_cycle
 
@@ -70,6 +71,10 @@ def of_another_head(self: T5, bias: Bias) -> Bias:
     return replace(bias, at=lambda r: bias.at(r).roll(1, 0))
 
 
+def along(change: Callable[[Distance], Distance]) -> Callable[[T5, Bias], Bias]:
+    return lambda self, bias: replace(bias, distance=change(bias.distance))
+
+
 def wrapping(self: T5, bias: Bias) -> Bias:
     past = self.edges[-1]
     return Bias(lambda r: bias.at((r + past) % (2 * past + 1) - past), Distance("T5", integral=True))
@@ -111,6 +116,9 @@ MUTANTS = (
     mutant("wraps at the end of its table", score(wrapping), "score", oracles("t5")),
     mutant("refuses what is further than its last bucket", score(refusing), "score", of_any_length),
     mutant("has another head's bias", score(of_another_head), "score"),
+    mutant("takes the first coordinate", score(along(lambda d: replace(d, axis=0))), "score"),
+    mutant("does not multiply by its factor", lambda self, r: self.weight.mT[:, self._bucket(r)], "_bias"),
+    mutant("rounds distances to the nearest", lambda self, r: RIGHT(self, r.round()), "_bucket"),
     mutant("says too early that its bias is constant", score(constant_too_early), "score", test_extras.check_t5_facts),
     mutant(
         "does not draw its parameters",
@@ -147,6 +155,13 @@ class MirroredT5(T5):
         return super()._bucket(-r)
 
 
+REFUSED = {
+    "T5": [
+        *sizes(T5, {"num_heads": 6, "axes": 3}, "num_heads", "axes"),
+        *each(T5, {"num_heads": 6}, "factor", NO_NUMBERS, "a finite number"),
+        Row(lambda: T5(6, axis=3, axes=3), "axis must be a whole number within 0..2, got 3"),
+    ],
+}
 LAWLESS = (
     Lawless("t5", lambda shape: KeyedT5(shape.num_heads), "relative"),
     Lawless("t5", lambda shape: UnsignedT5(shape.num_heads), "directed"),

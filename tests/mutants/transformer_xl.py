@@ -1,13 +1,15 @@
 """TransformerXL with other distances, another sinusoid, or its terms mixed up."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from posenc import TransformerXL
-from posenc.encoding.pieces import Row
+from posenc.encoding.pieces import Meeting, Row
 from posenc.lowering.block import Block
 from posenc.lowering.forms import ScoreFunction
 from posenc.rotation.phases import frequencies
@@ -67,6 +69,24 @@ def projection_alone(self: TransformerXL) -> None:
     nn.init.normal_(self.projection, std=0.02)
 
 
+SCORE = TransformerXL.score
+
+
+def segments(change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """All terms as they are, but for the vectors by segment."""
+
+    def wrong(*given: Any) -> Any:
+        *others, last = SCORE(*given)
+        return (*others, replace(last, vectors=change(last.vectors)) if others[1:] else last)
+
+    return wrong
+
+
+def with_v(self: TransformerXL, *given: Any) -> Any:
+    """In every term that is a product with the query."""
+    return tuple(replace(p, shift=self.position_bias) if isinstance(p, Meeting) else p for p in SCORE(self, *given))
+
+
 def mutant(bug: str, wrong: object) -> Mutant:
     return Mutant(bug, TransformerXL, "score", wrong, oracles("transformer_xl"))
 
@@ -86,6 +106,10 @@ MUTANTS = (
     mutant("does not scale the global terms", score(scaled=(True, False, False))),
     mutant("does not scale the position terms", score(scaled=(False, True, False))),
     mutant("lets u meet the keys of another group", score(tiled=True)),
+    mutant("has no term of segments", lambda *given: SCORE(*given)[:2]),
+    mutant("takes other segments for the same", segments(lambda vectors: lambda r: vectors(1 - r))),
+    mutant("knows the next segment alone", segments(lambda vectors: lambda r: vectors(r.clamp(min=0)))),
+    mutant("adds v where w belongs", with_v),
     Mutant(
         "computes phases in single precision", transformer_xl, "phases", single_precision, oracles("transformer_xl")
     ),

@@ -5,7 +5,8 @@
 
 Heo et al. 2024 (arXiv 2403.13298), section 3.2, and the released code of each model. Conventions, for a position
 (y, x): "index", "llama4" and "pe" give x the first D/4 pairs and y the others, pair k being the channels (2k, 2k+1);
-"eva" the same with y first; "dinov3" has y first, pair k being (k, k + D/2), and unit = 2π. Coordinates are given;
+"eva" the same with y first; "dinov3" has y first, pair k being (k, k + D/2), and unit = 2π; "gemma4" has x
+in the first half of the channels and y in the other, pair k of each being (k, k + D/4) there. Coordinates are given;
 `coordinates` says which a convention gives to patch (i, j) of h x w.
 """
 
@@ -22,7 +23,7 @@ from .case import HEAD_DIM, Case, rows
 
 def coordinates(convention: str, i: int, j: int, h: int, w: int, extent: tuple[int, int] = (0, 0)) -> Vector:
     """(y, x) of the patch in row i of h and column j of w."""
-    if convention == "index":
+    if convention in ("index", "gemma4"):
         return [float(i), float(j)]
     if convention in ("llama4", "pe"):
         return [i + 1.0, j + 1.0]
@@ -38,11 +39,14 @@ def rotate(x_row: Vector, y: float, x: float, convention: str, base: float, rota
     each = rotary_dim // 4
     for k in range(2 * each):
         first, place = (k < each), k % each
-        rows_first = convention in ("eva", "dinov3")
+        rows_first = convention in ("eva", "dinov3")  # gemma4 counts (x, y)
         coordinate = y if first == rows_first else x
         angle = coordinate * base ** (-4.0 * place / rotary_dim)
         if convention == "dinov3":
             a, b, angle = k, k + rotary_dim // 2, 2 * math.pi * angle
+        elif convention == "gemma4":
+            a = place if first else place + 2 * each
+            b = a + each
         else:
             a, b = 2 * k, 2 * k + 1
         out[a] = x_row[a] * math.cos(angle) - x_row[b] * math.sin(angle)
@@ -79,4 +83,5 @@ CASES = {
     "axial_rope llama4": _case("llama4", 77.0),
     "axial_rope eva": _case("eva", 313.0, extent=(16, 16)),
     "axial_rope dinov3": _case("dinov3", 77.0),
+    "axial_rope gemma4": _case("gemma4", 77.0),
 }

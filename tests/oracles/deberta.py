@@ -7,6 +7,8 @@ with n = p_i - p_j, R of 2k rows, and b(n) = n, or of an even number of buckets 
     b(n) = n                 where |n| <= h
     b(n) = sign(n) (h + m)   else, m the least number with (|n|/h)^(h-1) <= ((D-1)/h)^m
 
+or of n clamped to -(D-1) .. D-1 before, as in the authors' da_utils.py (clamp="distance").
+
 He et al. 2021 (arXiv 2006.03654), equation 4; index, scale and buckets as in the authors' code. Conventions: both terms
 are at p_i - p_j, which the paper has the other way round in the second; m, a logarithm rounded up, is found in whole
 numbers. Grouped queries: the key of the group meets W_Q R of the query's head.
@@ -49,6 +51,7 @@ def score(
     key_positions: Sequence[Sequence[int]],
     buckets: int | None,
     distances: int,
+    clamps: bool = False,
 ) -> Score:
     """The logit, s being the first term over sqrt(3 d) already."""
     q, k = heads(query), heads(key)
@@ -61,6 +64,7 @@ def score(
 
     def logit(s: float, b: int, h: int, i: int, j: int) -> float:
         n = query_positions[b][i] - key_positions[b][j]
+        n = min(max(n, 1 - distances), distances - 1) if clamps else n
         index = (n if buckets is None else bucket(n, buckets, distances)) + span
         c = min(max(index, 0), 2 * span - 1)
         to_position = dot(q[b][h][i], projected(w_k, b_k, h, c))
@@ -76,7 +80,7 @@ def _pairs(s: Any, q: Tensor, k: Tensor, x: Any, y: Any) -> dict[str, Any]:
         weight, bias = vector(s.relative.norm.weight), vector(s.relative.norm.bias)
         table = [normalized(row, weight, bias) for row in table]
     layers = ((s.query.weight, s.query.bias), (s.key.weight, s.key.bias))
-    found = score(q, k, table, *layers, rows(x), rows(y), s.num_buckets, s.max_distance)
+    found = score(q, k, table, *layers, rows(x), rows(y), s.num_buckets, s.max_distance, s.clamp == "distance")
     return {"score": found, "scale": (3 * HEAD_DIM) ** -0.5}
 
 
@@ -84,6 +88,11 @@ CASES = {
     "deberta": Case(lambda DeBERTa: DeBERTa(HEADS, HEAD_DIM, 5, 4), pairs=_pairs, integers_only=True),
     "deberta in buckets": Case(
         lambda DeBERTa: DeBERTa(HEADS, HEAD_DIM, 5, 11, num_buckets=6, normalized=True),
+        pairs=_pairs,
+        integers_only=True,
+    ),
+    "deberta with distances clamped": Case(
+        lambda DeBERTa: DeBERTa(HEADS, HEAD_DIM, 5, 5, num_buckets=6, clamp="distance"),
         pairs=_pairs,
         integers_only=True,
     ),

@@ -9,6 +9,14 @@ sigma^2) by whoever calls; coordinates are taken as they come, neither centred n
 has no 2 pi in front: it is 2 pi B. The dim under the root counts the features, not the width of y. Weights are (out,
 in). The norm of P is sqrt(dim/2) everywhere; P[x].P[y] depends on x - y alone and its mean over the draw of B is
 (dim/2) exp(-2 pi^2 sigma^2 |x - y|^2). Any real coordinates will do.
+
+    perceiver  P[x] = [ sin pi f_ak x_a, axis after axis | cos pi f_ak x_a, likewise ],
+               f_ak = 1 + k (resolution_a / 2 - 1) / (K - 1),  k = 0 .. K-1
+    nerf       P[x] = [ sin x_1 .. sin x_A | cos x_1 .. cos x_A | sin 2 x_1 .. | cos 2^(K-1) x_1 .. ]
+
+Jaegle et al. 2021 (arXiv 2103.03206), section 3.2, in the order of transformers (models/perceiver,
+`generate_fourier_features`); Mildenhall et al. 2020 (arXiv 2003.08934), section 5.1, in the order of bmild/nerf
+(run_nerf_helpers.py), which has no pi. Both append x too.
 """
 
 import math
@@ -55,6 +63,41 @@ def learned_table(
     return rows
 
 
+def perceiver_table(coords: Sequence[Sequence[float]], count: int, resolution: Sequence[float]) -> Matrix:
+    """One row of 2 A count numbers per point of A coordinates."""
+    out: Matrix = []
+    for point in coords:
+        angles: Vector = []
+        for x, points in zip(point, resolution, strict=True):
+            for k in range(count):
+                angles.append(math.pi * (1 + (k * (points / 2 - 1) / (count - 1) if k else 0.0)) * x)
+        out.append([*map(math.sin, angles), *map(math.cos, angles)])
+    return out
+
+
+def nerf_table(coords: Sequence[Sequence[float]], count: int) -> Matrix:
+    """One row of 2 A count numbers per point of A coordinates."""
+    out: Matrix = []
+    for point in coords:
+        row: Vector = []
+        for k in range(count):
+            row += [math.sin(2.0**k * x) for x in point]
+            row += [math.cos(2.0**k * x) for x in point]
+        out.append(row)
+    return out
+
+
+def _in_bands(x: Tensor, p: Any, scheme: Any) -> Tensor:
+    points = [[point if isinstance(point, list) else [point] for point in row] for row in rows(p)]
+    count = scheme.dim // (2 * scheme.axes)
+    resolution = scheme.resolution
+    if resolution is None:
+        vectors = [nerf_table(row, count) for row in points]
+    else:
+        vectors = [perceiver_table(row, count, resolution) for row in points]
+    return x + torch.tensor(vectors, dtype=torch.float64)
+
+
 def _added(x: Tensor, p: Any, scheme: Any) -> Tensor:
     points = [[point if isinstance(point, list) else [point] for point in row] for row in rows(p)]
     directions = matrix(scheme._directions(x.device))
@@ -75,4 +118,10 @@ CASES = {
         axes=2,
         wide=False,  # two such layers make scores in the hundreds, too steep for finite differences
     ),
+    "fourier perceiver": Case(
+        lambda FourierFeatures: FourierFeatures(DIM, axes=2, bands="perceiver", resolution=(7, 4.5)),
+        add=_in_bands,
+        axes=2,
+    ),
+    "fourier nerf": Case(lambda FourierFeatures: FourierFeatures(DIM, axes=3, bands="nerf"), add=_in_bands, axes=3),
 }

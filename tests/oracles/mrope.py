@@ -9,6 +9,10 @@ code of Qwen3-VL and ERNIE 4.5 VL. A position is (t, h, w); ``sections`` are the
     sections     t ... t h ... h w ... w                                                pair k: (k, k + d/2)
     interleaved  t h w t h w ...; h for k = 1, 4, .. < 3 n_h, w for k = 2, 5, .. < 3 n_w, else t   (k, k + d/2)
     ernie        h w h w ... t ... t                                                    pair k: (2k, 2k + 1)
+    videorope    h w h w ... t ... t                                                    pair k: (k, k + d/2)
+
+Wei et al. 2025, VideoRoPE (arXiv 2502.05173), section 4, and its code: a patch's row and column count from the middle
+of the frame, whose time is its place on the line on which text is.
 """
 
 import math
@@ -27,7 +31,7 @@ def axis_of(k: int, sections: Sequence[int], form: str) -> int:
     of_time, of_rows, of_columns = sections
     if form == "sections":
         return 0 if k < of_time else 1 if k < of_time + of_rows else 2
-    if form == "ernie":
+    if form in ("ernie", "videorope"):
         return 0 if k >= of_rows + of_columns else 1 if k % 2 == 0 else 2
     assert form == "interleaved", form
     if k % 3 == 1 and k < 3 * of_rows:
@@ -61,6 +65,22 @@ def rule(parts: Sequence[Any], start: int = 0) -> list[list[int]]:
     return out
 
 
+def diagonal(parts: Sequence[Any], start: int, spacing: float) -> list[list[float]]:
+    """Coordinates by VideoRoPE's code: each part begins one past the last time so far."""
+    out: list[list[float]] = []
+    for part in parts:
+        begin = out[-1][0] + 1 if out else start
+        if isinstance(part, int):
+            out += [[begin + n] * 3 for n in range(part)]
+            continue
+        frames, height, width = part
+        for f in range(frames):
+            t = begin + f * spacing
+            for h in range(height):
+                out += [[t, t + (h - (height - 1) // 2), t + (w - (width - 1) // 2)] for w in range(width)]
+    return out
+
+
 def turned(sections: Sequence[int], form: str, base: float) -> Callable[[Tensor, Any], Tensor]:
     def all_of(x: Tensor, p: Any) -> Tensor:
         places = rows(p)
@@ -81,4 +101,5 @@ CASES = {
     "mrope": _case("sections", 77.0),
     "mrope interleaved": _case("interleaved", 313.0, (2, 1, 0)),
     "mrope ernie": _case("ernie", 5.0),
+    "videorope": _case("videorope", 5.0),
 }

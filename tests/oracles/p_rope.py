@@ -40,8 +40,9 @@ def by(share: float, base: float, layout: str) -> Callable[[Tensor, Any], Tensor
 
 
 CASES = {
-    "p_rope": Case(lambda PRoPE: PRoPE(HEAD_DIM, 0.7, 77.0), rotate=by(0.7, 77.0, "half")),
+    "p_rope": Case(lambda ProportionalRoPE: ProportionalRoPE(HEAD_DIM, 0.7, 77.0), rotate=by(0.7, 77.0, "half")),
     "p_rope interleaved": Case(
-        lambda PRoPE: PRoPE(HEAD_DIM, 0.5, 313.0, "interleaved"), rotate=by(0.5, 313.0, "interleaved")
+        lambda ProportionalRoPE: ProportionalRoPE(HEAD_DIM, 0.5, 313.0, "interleaved"),
+        rotate=by(0.5, 313.0, "interleaved"),
     ),
 }

@@ -10,6 +10,9 @@ rotated, with frequencies over rotary_dim; the last head_dim - rotary_dim are un
 
 Axial, for a position of A coordinates (Heo et al. 2024, Rotary Position Embedding for Vision Transformer,
 with A = 2): pair k turns by coordinate k // (D/2A), with the frequencies of k mod (D/2A) over D/A channels.
+
+RoPE++ (Liu et al. 2025, arXiv 2512.07525; OpenMOSS/rope_pp): with z_k = q_a + i q_b and w_k = k_a + i k_b, the score is
+Re sum_k z_k conj(w_k) e^(i (p_i - p_j) θ_k) / sqrt(d), and that of an imaginary head has Im in place of Re.
 """
 
 import cmath
@@ -21,7 +24,7 @@ import torch
 from torch import Tensor
 
 from .attention import Heads, Vector, heads
-from .case import HEAD_DIM, Case, rows
+from .case import HEAD_DIM, HEADS, Case, rows
 
 
 def frequencies(dim: int, base: float = 10000.0) -> Vector:
@@ -83,6 +86,18 @@ def bound(distance: float, dim: int, base: float = 10000.0) -> float:
     return 2.0 * total / dim
 
 
+def imaginary(x: Tensor, p: Any, scheme: Any) -> Tensor:
+    """Turned queries, those of odd heads times -i: Re(-i z conj(w)) is Im(z conj(w))."""
+    out = heads(x)
+    for sample in out:
+        for tokens in sample[1::2]:
+            for row in tokens:
+                for k in range(len(row) // 2):
+                    z = complex(row[k], row[k + len(row) // 2]) * -1j
+                    row[k], row[k + len(row) // 2] = z.real, z.imag
+    return torch.tensor(out, dtype=torch.float64)
+
+
 def turned(base: float, layout: str, rotary_dim: int) -> Callable[[Tensor, Any], Tensor]:
     return lambda x, p: rotate_all(x, rows(p), base, layout, rotary_dim)
 
@@ -94,6 +109,11 @@ CASES = {
         rotate=turned(500_000.0, "interleaved", HEAD_DIM),
     ),
     "rope partial": Case(lambda RoPE: RoPE(HEAD_DIM, base=77.0, rotary_dim=4), rotate=turned(77.0, "half", 4)),
+    "rope++": Case(
+        lambda RoPE: RoPE(HEAD_DIM, base=313.0, imaginary=range(1, HEADS, 2), num_heads=HEADS),
+        rotate=turned(313.0, "half", HEAD_DIM),
+        turn_query=imaginary,
+    ),
     "rope 2d": Case(lambda RoPE: RoPE(HEAD_DIM, 77.0, rotary_dim=4, axes=2), rotate=turned(77.0, "half", 4), axes=2),
     "rope 3d interleaved": Case(
         lambda RoPE: RoPE(HEAD_DIM, 5.0, "interleaved", axes=3), rotate=turned(5.0, "interleaved", HEAD_DIM), axes=3

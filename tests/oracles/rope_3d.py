@@ -3,8 +3,12 @@
     channels (2k, 2k+1) of the share d_a:  (x_a, x_b) <- (x_a cos p θ - x_b sin p θ,  x_a sin p θ + x_b cos p θ)
     θ = base^(-2k/d_a),  k = 0 .. d_a/2 - 1
 
+    "vjepa2": channel c of an axis with n has the angle φ_c = p base^(-2 (c mod n/2) / n), and
+    (x_a, x_b) <- (x_a cos φ_a - x_b sin φ_a,  x_a sin φ_b + x_b cos φ_b),  (a, b) = (2k, 2k+1)
+
 The code of Wan 2.1 (rope_params, rope_apply). A position is (t, h, w); the shares follow in this order and are
-d - 4 (d // 6), 2 (d // 6), 2 (d // 6) unless given.
+d - 4 (d // 6), 2 (d // 6), 2 (d // 6) unless given. V-JEPA 2's code (rotate_queries_or_keys) has three shares of
+n = 2 (d // 6).
 """
 
 import math
@@ -18,24 +22,25 @@ from .attention import Vector, heads
 from .case import HEAD_DIM, Case, rows
 
 
-def rotate(x_row: Vector, position: Sequence[float], shares: Sequence[int], base: float) -> Vector:
-    """One token's query or key."""
+def rotate(x_row: Vector, position: Sequence[float], shares: Sequence[int], base: float, half: bool = False) -> Vector:
+    """One token's query or key; ``half``: each channel has the angle of its place in halves."""
     out, start = list(x_row), 0
     for p, share in zip(position, shares, strict=True):
         for k in range(share // 2):
             a, b = start + 2 * k, start + 2 * k + 1
-            angle = p * base ** (-2.0 * k / share)
-            out[a] = x_row[a] * math.cos(angle) - x_row[b] * math.sin(angle)
-            out[b] = x_row[a] * math.sin(angle) + x_row[b] * math.cos(angle)
+            of_a, of_b = (c % (share // 2) for c in (2 * k, 2 * k + 1)) if half else (k, k)
+            at_a, at_b = (p * base ** (-2.0 * place / share) for place in (of_a, of_b))
+            out[a] = x_row[a] * math.cos(at_a) - x_row[b] * math.sin(at_a)
+            out[b] = x_row[a] * math.sin(at_b) + x_row[b] * math.cos(at_b)
         start += share
     return out
 
 
-def turned(shares: Sequence[int], base: float) -> Callable[[Tensor, Any], Tensor]:
+def turned(shares: Sequence[int], base: float, half: bool = False) -> Callable[[Tensor, Any], Tensor]:
     def all_of(x: Tensor, p: Any) -> Tensor:
         places = rows(p)
         out = [
-            [[rotate(row, places[b][n], shares, base) for n, row in enumerate(tokens)] for tokens in sample]
+            [[rotate(row, places[b][n], shares, base, half) for n, row in enumerate(tokens)] for tokens in sample]
             for b, sample in enumerate(heads(x))
         ]
         return torch.tensor(out, dtype=torch.float64)

@@ -7,6 +7,8 @@ With θ_k = base^(-2k/D), s the factor, L the trained length, n the length of th
     dynamic       the same with b = base (s n/L - (s-1))^(D/(D-2)) where n > L, else θ_k
     ratio         γ θ_k + (1-γ) θ_k/s, γ by r_k: 0 up to slow, 1 from fast on, straight between      definition 2
     llama3        by λ = 2 pi/θ_k: θ_k below L/high, θ_k/s above L/low, else mixed by (L/λ - low)/(high - low)
+    by parts      g θ_k + (1-g) (h ntk_k + (1-h) θ_k/s), g and h the ramps of `yarn` from 16 to 2 turns and from 1.25
+                  to 0.75, as in LlamaPartNTKScaledRotaryEmbedding.py of the authors of YaRN
     longrope      θ_k / list[k], the long list where n > L   Ding et al. 2024 (arXiv 2402.13753), eq. 2
     proportional  θ_k for k < floor(p D/2), else 0           Barbero et al. 2024 (arXiv 2410.06205), section 6
 """
@@ -15,6 +17,7 @@ import math
 from collections.abc import Sequence
 
 from .attention import Vector
+from .yarn import correction_range
 
 
 def linear(dim: int, base: float, s: float) -> Vector:
@@ -24,6 +27,20 @@ def linear(dim: int, base: float, s: float) -> Vector:
 def ntk(dim: int, base: float, s: float) -> Vector:
     changed = base * s ** (dim / (dim - 2))
     return [changed ** (-2 * k / dim) for k in range(dim // 2)]
+
+
+def by_parts(dim: int, base: float, s: float, trained: int) -> Vector:
+    def kept(k: int, fast: float, slow: float) -> float:
+        low, high = correction_range(dim, base, trained, fast, slow)
+        width = high - low if low < high else 0.001
+        return 1.0 - min(max((k - low) / width, 0.0), 1.0)
+
+    out = []
+    for k, stretched in enumerate(ntk(dim, base, s)):
+        theta = base ** (-2 * k / dim)
+        g, h = kept(k, 16.0, 2.0), kept(k, 1.25, 0.75)
+        out.append(g * theta + (1 - g) * (h * stretched + (1 - h) * theta / s))
+    return out
 
 
 def dynamic(dim: int, base: float, s: float, trained: int, length: int) -> Vector:

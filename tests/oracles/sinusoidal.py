@@ -5,13 +5,13 @@
     grid of A axes:  P[x] = [ P[x_1] | .. | P[x_A] ],   each of dim/A channels, with dim/A for dim
     shift:  (sin, cos)_k of p + r = (sin cos a + cos sin a, cos cos a - sin sin a),   a = r * base^(-2k/dim)
 
-Vaswani et al. 2017 (arXiv 1706.03762), section 3.5. Conventions: the denominator of the exponent is dim (tensor2tensor
-divides k by dim/2 - 1 instead); index 0 is the fastest; P is added to the input without a factor. "interleaved" is the
-paper's order of channels; "concatenated" is Transformer-XL's [sin | cos] of the same numbers: channel k holds sin and
-channel k + dim/2 holds cos of frequency k. Any real position is meaningful, negative and fractional too. On a grid the
-axes come in the coordinates' order, and the layout holds within each axis. MAE (arXiv 2111.06377) has these frequencies
-(big_vision divides by dim/4 - 1), concatenated; but its code puts the column first, under the name of emb_h: its table
-is that of (column, row) points.
+Vaswani et al. 2017 (arXiv 1706.03762), section 3.5. Conventions: the denominator of the exponent is dim, but
+"tensor2tensor" is concatenated and divides k by dim/2 - 1 instead, as get_timing_signal_1d does; index 0 is the
+fastest; P is added to the input without a factor. "interleaved" is the paper's order of channels; "concatenated" is
+Transformer-XL's [sin | cos] of the same numbers: channel k holds sin and channel k + dim/2 holds cos of frequency k.
+Any real position is meaningful, negative and fractional too. On a grid the axes come in the coordinates' order, and the
+layout holds within each axis. MAE (arXiv 2111.06377) has these frequencies (big_vision divides by dim/4 - 1),
+concatenated; but its code puts the column first, under the name of emb_h: its table is that of (column, row) points.
 """
 
 import math
@@ -25,6 +25,13 @@ from .attention import Matrix, Vector
 from .case import DIM, Case, rows
 
 
+def frequency(k: int, dim: int, base: float, layout: str) -> float:
+    """Radians per position of pair k."""
+    if layout == "tensor2tensor":
+        return 1.0 if k == 0 else math.exp(-k * math.log(base) / (dim // 2 - 1))
+    return base ** (-2.0 * k / dim)
+
+
 def table(positions: Sequence[float], dim: int, base: float = 10000.0, layout: str = "interleaved") -> Matrix:
     """One row of dim numbers per position."""
     assert dim % 2 == 0, f"dim must be even, got {dim}"
@@ -32,13 +39,13 @@ def table(positions: Sequence[float], dim: int, base: float = 10000.0, layout: s
     for p in positions:
         row = [0.0] * dim
         for k in range(dim // 2):
-            angle = p * base ** (-2.0 * k / dim)
+            angle = p * frequency(k, dim, base, layout)
             if layout == "interleaved":
                 row[2 * k], row[2 * k + 1] = math.sin(angle), math.cos(angle)
-            elif layout == "concatenated":
+            elif layout in ("concatenated", "tensor2tensor"):
                 row[k], row[k + dim // 2] = math.sin(angle), math.cos(angle)
             else:
-                raise ValueError(f"layout must be interleaved or concatenated, got {layout!r}")
+                raise ValueError(f"layout must be interleaved, concatenated or tensor2tensor, got {layout!r}")
         rows.append(row)
     return rows
 
@@ -66,11 +73,11 @@ def shift(vector: Vector, offsets: Sequence[float], base: float = 10000.0, layou
         for k in range(dim // 2):
             if layout == "interleaved":
                 s, c = axis * dim + 2 * k, axis * dim + 2 * k + 1
-            elif layout == "concatenated":
+            elif layout in ("concatenated", "tensor2tensor"):
                 s, c = axis * dim + k, axis * dim + k + dim // 2
             else:
-                raise ValueError(f"layout must be interleaved or concatenated, got {layout!r}")
-            angle = offset * base ** (-2.0 * k / dim)
+                raise ValueError(f"layout must be interleaved, concatenated or tensor2tensor, got {layout!r}")
+            angle = offset * frequency(k, dim, base, layout)
             out[s] = vector[s] * math.cos(angle) + vector[c] * math.sin(angle)
             out[c] = vector[c] * math.cos(angle) - vector[s] * math.sin(angle)
     return out
@@ -88,6 +95,9 @@ CASES = {
     "sinusoidal": Case(lambda Sinusoidal: Sinusoidal(DIM, base=313.0), add=added("interleaved", 313.0)),
     "sinusoidal concatenated": Case(
         lambda Sinusoidal: Sinusoidal(DIM, base=77.0, layout="concatenated"), add=added("concatenated", 77.0)
+    ),
+    "sinusoidal tensor2tensor": Case(
+        lambda Sinusoidal: Sinusoidal(DIM, 77.0, "tensor2tensor"), add=added("tensor2tensor", 77.0)
     ),
     "sinusoidal 2d": Case(
         lambda Sinusoidal: Sinusoidal(DIM, base=313.0, axes=2), add=added("interleaved", 313.0), axes=2

@@ -5,6 +5,9 @@
                          position bias      content     position
     R_r  = [ sin(r w_0) .. sin(r w_{D/2-1}) | cos(r w_0) .. cos(r w_{D/2-1}) ],   w_k = base^(-2k/D),  D = d_model
 
+and, with segments, [ (q_i + w) . e[0 or 1] ] / sqrt(d), 1 where the segments of i and j differ: XLNet's r_s_bias and
+seg_embed (Yang et al. 2019, arXiv 1906.08237, section 2.5).
+
 Dai et al. 2019 (arXiv 1901.02860), section 3.3; channels as in the authors' mem_transformer.py. Conventions: r is query
 minus key and signed, so a bidirectional model tells left from right; all four terms are divided by sqrt(d). W_R is
 (H, d, d_model), one projection a head and no bias; u and v are (H, d). Grouped queries: u meets the key of its group.
@@ -73,9 +76,31 @@ def score(terms: Terms) -> Score:
     return with_positions
 
 
+def of_segments(s: Any, query: Tensor, x: Any, y: Any, score: Score) -> Score:
+    """The logit with the term of segments added."""
+    q, w, e = heads(query), matrix(s.biases["segment"]), matrices(s.segment)
+    here, there = (p.expand(2).segment.tolist() for p in (x, y))
+
+    def with_segments(s: float, b: int, h: int, i: int, j: int) -> float:
+        met = [a + c for a, c in zip(q[b][h][i], w[h], strict=True)]
+        term = dot(met, e[0 if here[b][i] == there[b][j] else 1][h])
+        return score(s, b, h, i, j) + term / math.sqrt(len(met))
+
+    return with_segments
+
+
 def _pairs(s: Any, q: Tensor, k: Tensor, x: Any, y: Any) -> dict[str, Any]:
     weights = (s.projection, s.content_bias, s.position_bias)
-    return {"score": score(terms(q, k, *weights, rows(x), rows(y), base=s.base))}
+    found = score(terms(q, k, *weights, rows(x), rows(y), base=s.base))
+    return {"score": found if s.segment is None else of_segments(s, q, x, y, found)}
 
 
-CASES = {"transformer_xl": Case(lambda TransformerXL: TransformerXL(HEADS, HEAD_DIM, dim=10, base=313.0), pairs=_pairs)}
+CASES = {
+    "transformer_xl": Case(
+        lambda TransformerXL: TransformerXL(HEADS, HEAD_DIM, dim=10, base=313.0),
+        pairs=_pairs,
+    ),
+    "transformer_xl with segments": Case(
+        lambda TransformerXL: TransformerXL(HEADS, HEAD_DIM, dim=4, base=313.0, segments=True), pairs=_pairs
+    ),
+}

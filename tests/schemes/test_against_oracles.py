@@ -7,6 +7,7 @@ from torch import Tensor
 import posenc
 from posenc import Positions, Scheme
 from posenc.encoding.pieces import Clock, Row
+from posenc.schemes.catalog import CATALOG
 from tests.cases import CASES, DIM, HEAD_DIM, TOKENS, Case, oracle, split
 from tests.rounding import of_sums
 from tests.rows import named
@@ -19,7 +20,10 @@ def places(name: str) -> list[str]:
     """Where the case is tried: where schemes differ, and the other places one for each case in turn."""
     every = [*CASES[name].positions()]
     first = next(iter(CASES[name].positions().values()))
-    if any(isinstance(piece, Row | Clock) for piece in CASES[name].scheme()(first).pieces):
+    encoding = CASES[name].scheme()(first)
+    reads = any(isinstance(piece, Row | Clock) for piece in encoding.pieces)
+    is_first = name in {entry.name for entry in CATALOG}  # of the cases of its scheme
+    if reads or (is_first and any(feature.is_clock for feature in encoding.wanted.values())):
         return every
     others = [where for where in every if where not in ALWAYS]
     return [where for where in every if where in ALWAYS] + [others[[*CASES].index(name) % len(others)]]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import posenc
-from posenc import DeBERTa, Positions, Swin, SwinV2
+from posenc import DeBERTa, Positions, Swin, SwinV2, TransformerXL
 
 pytest.importorskip("transformers")
 
@@ -173,3 +173,38 @@ def test_deberta_has_the_buckets_of_single_precision_where_models_were_released(
     n = torch.arange(-2000, 2001)
     published = make_log_bucket_position(n, 256, 512).long()
     assert torch.equal(DeBERTa(1, 2, num_buckets=256)._index(-n), (published + 256).clamp(0, 511))
+
+
+# --- xlnet ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.more  # importing the model takes seconds
+def test_transformer_xl_with_segments_is_xlnets_attention() -> None:
+    """Sinusoids, which they compute in single precision, included."""
+    from transformers import XLNetConfig, XLNetModel
+
+    theirs = drawn(XLNetModel(XLNetConfig(vocab_size=3, d_model=DIM, n_head=HEADS, d_inner=8, n_layer=1)))
+    layer = theirs.layer[0].rel_attn
+    scheme = TransformerXL(HEADS, HEAD_DIM, segments=True, share_biases=False).double()
+    mine: dict[Any, Any] = {
+        scheme.projection: layer.r.permute(1, 2, 0),
+        scheme.segment: layer.seg_embed,
+        scheme.biases["content"]: layer.r_w_bias,
+        scheme.biases["position"]: layer.r_r_bias,
+        scheme.biases["segment"]: layer.r_s_bias,
+    }
+    with torch.no_grad():
+        for parameter, given in mine.items():
+            parameter.copy_(given)
+    q, k, v = torch.randn(3, 2, HEADS, 7, HEAD_DIM, dtype=torch.float64)
+    segment = torch.tensor([[0, 0, 1, 1, 1, 2, 0], [1, 0, 0, 0, 1, 1, 1]])
+    apart = (segment[:, :, None] != segment[:, None]).permute(1, 2, 0).long()
+    sinusoids = theirs.relative_positional_encoding(7, 7, bsz=2).double()
+    expected = layer.rel_attn_core(
+        *(x.permute(2, 0, 1, 3) for x in (q, k, v)),
+        torch.einsum("ibh,hnd->ibnd", sinusoids, layer.r),
+        seg_mat=nn.functional.one_hot(apart, 2).double(),
+    )
+    out = posenc.attention(q, k, v, scheme(Positions.arange(7).with_segment(segment), dtype=torch.float64))
+    theirs_laid = expected.transpose(0, 1).flatten(2)
+    check(out, [*mine][1:], theirs_laid, [*mine.values()][1:], is_single=True)

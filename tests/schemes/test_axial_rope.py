@@ -11,7 +11,7 @@ from tests.oracles import axial_rope as oracle
 from tests.rounding import of_angles
 
 HEIGHT, WIDTH, HEAD_DIM, PREFIX = 3, 5, 24, 2
-CONVENTIONS = ("index", "llama4", "pe", "eva", "dinov3")
+CONVENTIONS = ("index", "llama4", "pe", "eva", "dinov3", "gemma4")
 named = pytest.mark.parametrize("convention", CONVENTIONS)
 
 

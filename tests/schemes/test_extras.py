@@ -82,7 +82,7 @@ def test_relative_2d_resized_keeps_its_ends(num_heads: int | None) -> None:
     assert larger.grid == (6, 9)
 
 
-@pytest.mark.parametrize("layout", ["interleaved", "concatenated"])
+@pytest.mark.parametrize("layout", ["interleaved", "concatenated", "tensor2tensor"])
 def test_the_linear_map_carries_every_axis(layout: str) -> None:
     scheme = Sinusoidal(24, base=77.0, layout=layout, axes=2)  # type: ignore[arg-type]
     here = Positions.grid(3, 4)

@@ -25,6 +25,7 @@ from posenc import (
     SwinV2,
     XPos,
 )
+from posenc.positions.visibility import sees_later
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Shape
 from tests.rounding import of_sums
@@ -59,10 +60,10 @@ def test_a_scheme_of_one_head_is_not_one_of_all(name: str) -> None:
     q, k, v = (drawn(seed=seed) for seed in range(3))
     told = r"heads, tokens\) \(1, 1, 9\), got \(2, 4, 9, 8\)|(1 heads|selects 1), got queries of 4"
     with pytest.raises(ValueError, match=told):
-        posenc.attention(q, k, v, make(1).double()(positions, dtype=torch.float64))
+        posenc.attention(q, k, v, make(1).double()(positions, dtype=torch.float64), is_causal=True)
     one = Context(heads=range(2, 3))  # a shard of one, and four are here
     with pytest.raises(ValueError, match=told):
-        posenc.attention(q, k, v, make(12).double()(positions, dtype=torch.float64, context=one))
+        posenc.attention(q, k, v, make(12).double()(positions, dtype=torch.float64, context=one), is_causal=True)
 
 
 @pytest.mark.parametrize("name", OF_HEADS)
@@ -71,8 +72,8 @@ def test_a_shard_lies_within_the_heads(name: str) -> None:
     make, positions = OF_HEADS[name]
     q, k, v = (drawn(seed=seed) for seed in range(3))
     beyond = Context(heads=range(11, 15))
-    with pytest.raises(ValueError, match=r"12 (of the scheme, got range\(11, 15\)|heads, of which .* selects 4)"):
-        posenc.attention(q, k, v, make(12).double()(positions, dtype=torch.float64, context=beyond))
+    with pytest.raises(ValueError, match=r"^heads must be within the 12 of \w+, got range\(11, 15\)"):
+        posenc.attention(q, k, v, make(12).double()(positions, dtype=torch.float64, context=beyond), is_causal=True)
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference", "chunked"])
@@ -95,7 +96,7 @@ BESIDE = [
     for entry in CATALOG
     if entry.axes in ("one", "any") and "score" in entry.doors and "rotate" not in entry.doors
 ]
-READ_VECTORS = {"absolute_in_attention", "cope", "relative_1d", "shaw", "transformer_xl"}
+READ_VECTORS = {"absolute_in_attention", "cope", "grape_a", "relative_1d", "shaw", "transformer_xl", "wall"}
 
 
 @pytest.mark.parametrize("entry", BESIDE, ids=lambda entry: entry.name)
@@ -133,6 +134,82 @@ def test_what_a_bias_hides_no_function_brings_back(function: Scheme) -> None:
     after = posenc.logits(q, k, function.double() + hiding)
     looks_back = after[:, : HEADS // 2].isinf().any((0, 1))
     assert torch.equal(looks_back, torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1))
+
+
+SHUFFLED = torch.randperm(TOKENS, generator=torch.Generator().manual_seed(1))
+BACKWARDS = [
+    (entry, at)
+    for entry in CATALOG
+    if entry.build(Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, 64)).looks_back
+    for at in (LINE, LINE.scale(0.5), LINE[SHUFFLED], GRID)
+    if (entry.axes == "any" or at is not GRID) and ("fractional" in entry.laws or not at.coords.is_floating_point())
+]
+
+
+@pytest.mark.parametrize(("entry", "at"), BACKWARDS, ids=lambda x: getattr(x, "name", ""))
+def test_what_looks_back_is_refused_where_later_keys_are_seen(entry: Any, at: Positions) -> None:
+    """Wherever tokens stand; and not where no later key is seen."""
+    scheme = wide(entry.build(Shape(HEADS * HEAD_DIM, HEADS, HEAD_DIM, 64)))
+    q, k, v = (drawn(seed=seed) for seed in range(3))
+    told = rf"^{entry.title} encodes only keys up to the query, but .*: pass is_causal=True .*, or use \w+"
+
+    def attend(last: int = TOKENS, **how: Any) -> None:
+        asking = slice(TOKENS - last, TOKENS)
+        encoding = scheme(at if last == TOKENS else at[asking], at, dtype=torch.float64)
+        if scheme.features:
+            flat = {name: torch.randn(2, TOKENS, f.size, dtype=torch.float64) for name, f in scheme.features.items()}
+            given = {name: scheme.features[name].of_heads(x) for name, x in flat.items()}
+            encoding = encoding.with_projected({name: x[:, :, asking] for name, x in given.items()}, given)
+        posenc.attention(q[:, :, asking], k, v, encoding, **how)
+
+    for wrong in ({}, {"window": (2, 1)}, {"attn_mask": torch.ones(1, TOKENS, dtype=torch.bool)}):
+        with pytest.raises(ValueError, match=told):
+            attend(**wrong)
+    causal = at.order[0][:, None] >= at.order[0]
+    for right in ({"is_causal": True}, {"window": 3}, {"attn_mask": causal}):
+        attend(**right)
+    if at is LINE:
+        attend(last=1)
+        posenc.attention(q[:, :, :1], k[:, :, :0], v[:, :, :0], scheme(at[:1], at[:0])) if not scheme.features else None
+
+
+def test_whatever_is_for_decoders_hides_later_keys_or_is_refused() -> None:
+    named = {entry.name for entry, _ in BACKWARDS}
+    assert named == {"alibi", "t5", "fire", "fox", "grape_a", "wall", "xpos", "dual_chunk"}
+    assert {entry.name for entry in CATALOG if entry.for_decoders} - named == {"stick_breaking"}
+
+
+@pytest.mark.parametrize("furthest", [None, 1, 3])
+def test_a_later_key_is_found_by_reading_as_by_comparing_all_pairs(furthest: int | None) -> None:
+    """In documents, padding and rows, at orders that leap."""
+    generator = torch.Generator().manual_seed(0)
+    found = set()
+    for _ in range(60):
+        both = []
+        for tokens in torch.randint(1, 5, (2,), generator=generator).tolist():
+            order = torch.stack([10**12 * torch.randperm(9, generator=generator)[:tokens] // 10**12 for _ in range(2)])
+            document = torch.randint(-1, 3, (2, tokens), generator=generator)
+            both.append(Positions(order, order=order, document=document))
+        query, key = both
+        apart = key.order[:, None] - query.order[:, :, None]
+        seen = (query.document[:, :, None] == key.document[:, None]) & (key.document != -1)[:, None] & (apart > 0)
+        expected = bool((seen & (apart <= (furthest or 99))).any())
+        assert sees_later(query, key, furthest) == expected
+        found.add(expected)
+    assert found == {True, False}
+
+
+@pytest.mark.parametrize(
+    "scheme", [posenc.Relative2D((3, 3), 8), posenc.Swin((3, 3), 4), SwinV2((3, 3), 4)], ids=lambda x: type(x).__name__
+)
+def test_a_scheme_of_a_grid_is_not_bound_to_a_line(scheme: Scheme) -> None:
+    told = rf"^{type(scheme).__name__} takes 2 coordinates per token, got positions of 1: make them with Positions.grid"
+    for query, key in ((LINE, None), (GRID, LINE), (LINE, GRID)):
+        with pytest.raises(ValueError, match=told):
+            (posenc.NoPE() + scheme)(query, key)
+    scheme(GRID)
+    with pytest.raises(ValueError, match=r" looks distances up in a table and needs int64 coordinates, got"):
+        scheme(GRID.scale(0.5))
 
 
 NO_SCALINGS: dict[str, tuple[Callable[[Tensor], Any], str]] = {

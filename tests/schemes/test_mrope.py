@@ -10,7 +10,7 @@ from posenc.models import Decoder, KVCache
 from tests.oracles import mrope as oracle
 from tests.rounding import of_angles
 
-FORMS = ("sections", "interleaved", "ernie")
+FORMS = ("sections", "interleaved", "ernie", "videorope")
 HEAD_DIM, SECTIONS = 32, (4, 6, 6)
 PARTS = [3, (1, 4, 6), 5, (4, 2, 2), 2]  # time, row and column differ, and the video is longer than it is high or wide
 forms = pytest.mark.parametrize("form", FORMS)
@@ -30,7 +30,7 @@ def test_on_text_it_is_rope(form: str) -> None:
     torch.testing.assert_close(found, rope(line, dtype=torch.float64).rotate(query, key), rtol=0, atol=0)
 
 
-@forms
+@pytest.mark.parametrize("form", FORMS[:3])
 def test_on_images_it_is_transformers(form: str) -> None:
     pytest.importorskip("transformers")
     from transformers.models.ernie4_5_vl_moe import configuration_ernie4_5_vl_moe, modeling_ernie4_5_vl_moe
@@ -107,6 +107,20 @@ def test_positions_follow_the_rule(parts: list[object]) -> None:
     after = [place[0] for place in oracle.rule([*parts, 3], start=4)[len(found) :]]
     if len(found):
         assert found.following(3).coords.tolist() == [[[p] * 3 for p in after]]
+
+
+@pytest.mark.parametrize("spacing", [2, 1, 2.5])
+@pytest.mark.parametrize("parts", [[*PARTS, (1, 5, 8), 1], [(2, 0, 3), 4], [(3, 1, 1), (1, 1, 3), 1], [0, 2, 0, 3], []])
+def test_videoropes_positions_lie_around_the_line_of_text(parts: list[object], spacing: float) -> None:
+    scheme = MRoPE(8, (2, 1, 1), "videorope")
+    found = scheme.multimodal(parts, start=4, spacing=spacing)  # type: ignore[arg-type]
+    expected = oracle.diagonal(parts, 4, spacing)
+    assert found.coords.reshape(-1, 3).tolist() == expected
+    assert found.order.tolist() == [list(range(len(found)))]
+    assert found.coords.is_floating_point() == isinstance(spacing, float)
+    if len(found):
+        after = oracle.diagonal([*parts, 3], 4, spacing)[len(found) :]
+        assert found.following(3).coords.tolist() == [after]
 
 
 def test_positions_of_a_video_are_a_grid_of_frames() -> None:

@@ -52,7 +52,7 @@ def check_sinusoidal(way: str, layout: str) -> None:
         torch.testing.assert_close(table.double(), expected, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("layout", ["interleaved", "concatenated"])
+@pytest.mark.parametrize("layout", ["interleaved", "concatenated", "tensor2tensor"])
 @pytest.mark.parametrize("way", WAYS)
 def test_sinusoidal_vectors(way: str, layout: str) -> None:
     check_sinusoidal(way, layout)

@@ -93,7 +93,7 @@ def test_fire_begins_as_published_and_its_share_never_leaves_0_to_1() -> None:
 def test_the_kernel_runs_what_is_a_bias(scheme: posenc.Scheme) -> None:
     positions = Positions.grid(24, 24) if isinstance(scheme, Swin | SwinV2) else Positions.arange(576)
     q = torch.randn(1, 4, 576, 16)
-    assert posenc.explain(q, q, q, scheme(positions)).backend == "native"
+    assert posenc.explain(q, q, q, scheme(positions), is_causal=scheme.for_decoders).backend == "native"
 
 
 def test_fire_refuses_several_axes_and_other_heads() -> None:
@@ -120,6 +120,34 @@ def test_swin_resized_is_interpolated_as_the_authors_do(dtype: torch.dtype) -> N
     assert (larger.grid, larger.training, larger.weight.requires_grad) == ((6, 4), False, False)
     with pytest.raises(PositionError, match="Swin encodes"):
         posenc.logits(*torch.zeros(2, 1, 4, 24, 2, dtype=dtype), scheme(Positions.grid(6, 4)))
+
+
+def test_swin_resized_keeps_the_entries_of_its_class_token() -> None:
+    scheme, plain = (drawn(Swin((3, 5), 4, class_token)) for class_token in (True, False))
+    plain.load_state_dict({"weight": scheme.weight[:-3]})
+    larger = scheme.resized((6, 4))
+    assert torch.equal(larger.weight, torch.cat((plain.resized((6, 4)).weight, scheme.weight[-3:])))
+    assert posenc.Swin((6, 4), 4).positions().coords.tolist() == Positions.grid(6, 4).coords.tolist()
+    assert larger.positions().coords[:, 1:].tolist() == Positions.grid(6, 4).coords.tolist()
+
+
+def test_swin_says_that_patches_are_too_far_apart_beside_a_class_token() -> None:
+    scheme = Swin((2, 3), 4, class_token=True)
+    with pytest.raises(PositionError, match="Swin encodes distances up to 1 along axis 0, got 2"):
+        scheme(Swin((3, 3), 4, class_token=True).positions())
+    with pytest.raises(ValueError, match="Swin looks distances up in a table and needs int64 coordinates"):
+        scheme(Positions.grid(2, 3, extent=(4, 4)))
+    with pytest.raises(ValueError, match="Swin takes 2 coordinates per token, got positions of 1"):
+        scheme(Positions.arange(3))
+
+
+def test_t5_along_an_axis_says_what_it_cannot_take() -> None:
+    q = torch.zeros(1, 3, 6, 4)
+    with pytest.raises(ValueError, match="T5 takes 3 coordinates per token, got positions of 2"):
+        posenc.attention(q, q, q, T5(3, bidirectional=True, axes=3), query_positions=Positions.grid(2, 3))
+    halves = Positions(torch.arange(6)[None] / 2)
+    with pytest.raises(ValueError, match="T5 looks distances up in a table and needs int64 coordinates"):
+        posenc.attention(q, q, q, T5(3, bidirectional=True), query_positions=halves)
 
 
 def test_swin_v2_resized_has_the_same_bias_for_the_same_difference() -> None:

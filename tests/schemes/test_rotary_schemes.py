@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +9,8 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import MLA, LeRoPE, PartialRoPE, PoPE, Positions, PRoPE, RoPE, RotatedValues, XPos, YaRN
+from posenc import MLA, LeRoPE, PartialRoPE, PoPE, Positions, ProportionalRoPE, RoPE, RotatedValues, XPos, YaRN
 from posenc.models import ForwardPass, KVCache
-from posenc.schemes.xpos import Fading
 from tests.oracles import xpos
 from tests.rounding import of_angles, of_sums
 
@@ -83,7 +81,7 @@ def proportional(x: Tensor, share: float, base: float) -> Tensor:
     [
         (lambda share: PartialRoPE(HEAD_DIM, share, 313.0), phis),
         (lambda share: PartialRoPE(HEAD_DIM, share, 313.0, "interleaved"), glms),
-        (lambda share: PRoPE(HEAD_DIM, share, 313.0), proportional),
+        (lambda share: ProportionalRoPE(HEAD_DIM, share, 313.0), proportional),
     ],
     ids=["phi", "glm", "proportional"],
 )
@@ -104,7 +102,7 @@ def test_gemma_4_turns_proportionally_over_its_global_head_dim() -> None:
     cos, sin = rotary(x, IDS, "full_attention")
     assert rope["rope_type"] == "proportional"
     expected = gemma.apply_rotary_pos_emb(x, cos, sin, unsqueeze_dim=1)
-    scheme = PRoPE(32, rope["partial_rotary_factor"], rope["rope_theta"])
+    scheme = ProportionalRoPE(32, rope["partial_rotary_factor"], rope["rope_theta"])
     torch.testing.assert_close(turned(scheme, x)[0], expected, **FLOAT)
 
 
@@ -114,7 +112,7 @@ def check_partial_is_not_proportional() -> None:
     there = Positions(torch.tensor([[3]]))
     partial, proportional = (
         kind(HEAD_DIM, 0.5, 100.0)(there, dtype=torch.float64).rotate(x, x)[0].flatten()
-        for kind in (PartialRoPE, PRoPE)
+        for kind in (PartialRoPE, ProportionalRoPE)
     )
     assert ((partial - 1).abs() > 1e-9).nonzero().flatten().tolist() == list(range(8))
     assert ((proportional - 1).abs() > 1e-9).nonzero().flatten().tolist() == [*range(4), *range(8, 12)]
@@ -132,9 +130,9 @@ def test_partial_is_not_proportional() -> None:
 def test_the_ends_of_a_share() -> None:
     x = drawn(ROWS, HEADS, TOKENS, HEAD_DIM)
     rope, _ = turned(RoPE(HEAD_DIM), x)
-    assert torch.equal(turned(PRoPE(HEAD_DIM, 1.0), x)[0], rope)
+    assert torch.equal(turned(ProportionalRoPE(HEAD_DIM, 1.0), x)[0], rope)
     assert torch.equal(turned(PartialRoPE(HEAD_DIM, 1.0), x)[0], rope)
-    assert torch.equal(turned(PRoPE(HEAD_DIM, 0.0), x)[0], x)
+    assert torch.equal(turned(ProportionalRoPE(HEAD_DIM, 0.0), x)[0], x)
     assert torch.equal(turned(PartialRoPE(HEAD_DIM, 0.5), x)[0], turned(RoPE(HEAD_DIM, rotary_dim=8), x)[0])
 
 
@@ -400,90 +398,3 @@ def test_padding_moves_no_origin() -> None:
     torch.testing.assert_close(
         posenc.logits(x, x, encoding)[..., 1:, 1:], alone, rtol=0, atol=of_sums(torch.float64, 8, alone)
     )
-
-
-# How far apart queries are that one block of them holds, ln(2/7) / 512 a place: e^80, in float16 e^10.
-BLOCKS = [(torch.float32, 32_695), (torch.bfloat16, 32_695), (torch.float16, 4_086), (torch.float64, 261_565)]
-
-
-@pytest.mark.parametrize(("dtype", "most"), BLOCKS)
-def test_xpos_refuses_to_see_a_key_too_far_ahead(dtype: torch.dtype, most: int) -> None:
-    """Up to there a score is right to either side, and from there on it is not: attention says so."""
-    scheme, (q, k) = XPos(8), (drawn(1, 1, 4, 8, seed=n).to(dtype) for n in (1, 2))
-    k = k / 2**10 if dtype != torch.float64 else k  # e^40 is large, and a row of scores is to be finite
-    inside, outside = (Positions(torch.tensor([[0, 1, most // 2, last]])) for last in (most, most + 2))
-    here = inside.coords.tolist()
-    score = xpos.score(q, k, here, here, scheme.base, scheme.scale_base, scheme.layout)
-    expected = torch.tensor([[score(0.0, 0, 0, i, j) for j in range(4)] for i in range(4)], dtype=torch.float64)
-    wide = torch.promote_types(dtype, torch.float32)
-    found = posenc.logits(q, k, scheme(inside, dtype=wide))[0, 0].double()
-    # Each of 8 products is rounded as q and k are, and its angle as a double of up to 261,565 is.
-    eps = 16 * (torch.finfo(dtype).eps + torch.finfo(wide).eps)
-    size = (q.double().norm() * k.double().norm()) * (torch.tensor(here[0]).diff().sum() * scheme._decay()[0]).exp()
-    assert ((found - expected).abs() <= eps * size).all()
-    posenc.attention(q, k, k, scheme(inside, dtype=wide))
-    for seen in ({"is_causal": True}, {"window": 3}, {"attn_mask": torch.ones(4, 4, dtype=torch.bool).tril()}):
-        posenc.attention(q, k, k, scheme(outside, dtype=wide), **seen)
-    told = rf"XPos grows for keys after the query, which {dtype} can represent up to {most // 2:,} .* {most:,} apart"
-    for wrong in ({}, {"window": (1, None)}, {"attn_mask": torch.ones(1, 4, dtype=torch.bool)}):
-        with pytest.raises(ValueError, match=told):
-            posenc.attention(q, k, k, scheme(outside, dtype=wide), **wrong)
-        with pytest.raises(ValueError, match="pass is_causal=True, a window that does not look ahead"):
-            posenc.explain(q, k, k, scheme(outside, dtype=wide), **wrong)
-
-
-def test_xpos_refuses_a_window_that_looks_past_a_block() -> None:
-    """Where queries stand in two blocks, the last of the first sees keys of the second."""
-    q = torch.zeros(1, 1, 40_000, 2)
-    scheme = XPos(2)
-    posenc.explain(q[:, :, :30_000], q[:, :, :30_000], q[:, :, :30_000], scheme, window=(5, 5))
-    with pytest.raises(ValueError, match="got queries 39,999 apart that attend to keys further ahead"):
-        posenc.explain(q, q, q, scheme, window=(5, 5))
-    # Keys of a cache after the queries, of which one is in reach of a score and one is not.
-    few, far = Positions.arange(3, start=100), Positions(torch.tensor([[0, 103, 40_000]]))
-    x = torch.ones(1, 1, 3, 2)
-    posenc.attention(x, x, x, scheme(few, far[torch.tensor([0, 1, 1])]))
-    with pytest.raises(ValueError, match="got queries 2 apart"):
-        posenc.attention(x, x, x, scheme(few, far))
-
-
-def test_xpos_refuses_a_window_where_distances_are_not_known_unless_the_text_is_short() -> None:
-    """Fractional coordinates, of which no layout says by how much they rise: a block holds 63 places."""
-    scheme, count = XPos(8, scale_base=1.0), torch.arange(200)
-    text = Positions((count + count % 2 / 4)[None])
-    q, k, v = (drawn(1, 1, 200, 8, seed=n) for n in (1, 2, 3))
-    with pytest.raises(ValueError, match="got queries 199 apart that attend to keys further ahead"):
-        posenc.attention(q, k, v, scheme, query_positions=text, window=(20, 20))
-    for tokens, seen in ((200, {"is_causal": True}), (200, {"window": 20}), (50, {"window": (20, 20)}), (50, {})):
-        here = [x[:, :, :tokens] for x in (q, k, v)]
-        found = posenc.attention(*here, scheme, query_positions=text[:tokens], **seen)
-        exact = posenc.attention(*(x.double() for x in here), scheme, query_positions=text[:tokens], **seen)
-        # cos, sin, both factors and 8 products are rounded to float32 once each, and q, k and v are below 4.
-        torch.testing.assert_close(found.double(), exact, rtol=0.0, atol=4 * 8 * 16 * 4 * 2.0**-24 * 8**0.5)
-
-
-def test_xpos_knows_the_last_key_without_reading_it_where_keys_are_the_queries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, for positions whose bounds alone are known."""
-    monkeypatch.setattr("posenc.schemes.xpos.is_readable", lambda _: False)
-    x = torch.ones(1, 1, 3, 2)
-    text = Positions(torch.tensor([[0, 30_000.0, 30_000.5]]))
-    posenc.explain(x, x, x, XPos(2)(text))
-    few, far = Positions.arange(3, start=100), Positions(torch.tensor([[0, 103, 40_000]]))
-    with pytest.raises(ValueError, match="got queries 2 apart"):
-        posenc.explain(x, x, x, XPos(2)(few, far))
-
-
-def test_xpos_is_nan_and_not_wrong_where_nobody_knows_how_far_queries_are_apart() -> None:
-    """As on a GPU, for positions without a layout."""
-    rotation = XPos(8).rotation(Positions(FAR))
-    x = drawn(1, 1, FAR.size(1), 8)
-    query, key = rotation.query, rotation.key
-    assert isinstance(query, Fading)
-    assert isinstance(key, Fading)
-    asks, says = (replace(side, span=None)(x)[0, 0] for side in (query, key))
-    scores = (asks * says).sum(-1)  # of each token with itself
-    expected = x.square().sum(-1)[0, 0]
-    # Far above rounding to float32: a score that has overflowed is off by whole factors.
-    is_right = torch.isclose(scores, expected, rtol=1e-4, atol=0.0)
-    assert (is_right | ~scores.isfinite()).all()
-    assert not is_right.all()

@@ -21,6 +21,7 @@ from posenc import (
     RoPE,
     Softcap,
     StickBreaking,
+    Wall,
     attention,
     explain,
     logits,
@@ -125,6 +126,41 @@ def test_inklings_bias_is_that_of_transformers() -> None:
     torch.testing.assert_close(found, logits(query, key) + bias, **CLOSE)
 
 
+def test_a_layer_with_its_sinks_is_that_of_inkling_2() -> None:
+    """A profile of a learned scale that is clipped, and a sink of each token."""
+    pytest.importorskip("transformers")
+    from transformers.models.inkling2 import modeling_inkling2 as theirs
+
+    clip = theirs.Inkling2ScaledL2Clip(HEADS, 3, 1.5)
+    torch.nn.init.normal_(clip.scale)
+    bias = theirs.Inkling2RelativeLogits(3, 4)
+    torch.nn.init.normal_(bias.proj)
+    query, key, value = drawn(3, 2, HEADS, TOKENS, HEAD_DIM).float()
+    profile, sinks = drawn(2, HEADS, TOKENS, 3).float(), drawn(2, HEADS, TOKENS).float().requires_grad_()
+    ours, positions = Inkling(HEADS, 3, 4, clip=1.5), Positions.arange(TOKENS)
+    with torch.no_grad():
+        ours.B.copy_(bias.proj.T)
+    module, line = torch.nn.Module().eval(), torch.arange(TOKENS)
+    module.num_key_value_groups = 1  # type: ignore[assignment]
+    expected, _ = theirs.eager_attention_forward(
+        module,
+        query,
+        key,
+        value,
+        torch.full((TOKENS, TOKENS), -torch.inf).triu(1),
+        HEAD_DIM**-0.5,
+        position_bias=bias(clip(profile.transpose(1, 2)), line, line),
+        sinks=sinks[..., None],
+    )
+    of_layer = profile * clip.scale[:, None]
+    encoding = ours(positions).with_projected({"profile": of_layer})
+    found = attention(query, key, value, encoding, is_causal=True, sinks=sinks)
+    assert isinstance(found, Tensor)
+    torch.testing.assert_close(found.transpose(1, 2), expected, **SINGLE)
+    gradients = (torch.autograd.grad(out.sum(), sinks)[0] for out in (found, expected))
+    torch.testing.assert_close(*gradients, **SINGLE)
+
+
 def test_softcap_is_that_of_gemma2() -> None:
     pytest.importorskip("transformers")
     from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
@@ -167,7 +203,7 @@ def test_a_shard_of_foxs_heads_has_their_features() -> None:
     torch.testing.assert_close(step.attention(q, k, v, features=features, key_features=of_keys), found, **CLOSE)
     with pytest.raises(ValueError, match=r"feature 'forgotten' must be \(batch, 2, 11\)"):
         here.with_projected({"forgotten": gates})
-    with pytest.raises(ValueError, match=r"heads must be within the 4 of the scheme, got range\(3, 5\)"):
+    with pytest.raises(ValueError, match=r"heads must be within the 4 of FoX, got range\(3, 5\)"):
         scheme(positions, context=Context(heads=range(3, 5))).with_projected(shard)
 
 
@@ -248,7 +284,33 @@ def test_a_missing_feature_is_named() -> None:
         with pytest.raises(
             ValueError, match=f"^the scheme needs the feature '{name}' of every query: use encoding.with_projected"
         ):
-            attention(query, query, query, scheme)
+            attention(query, query, query, scheme, is_causal=True)
+
+
+def check_closed_gates(bias: float, places: Positions) -> None:
+    """Scores and their gradients, against exponentials of each pair in double precision: in single precision they are
+    off by as much as products of queries and keys are, however far the gates are closed."""
+    torch.default_generator.manual_seed(0)
+    q, k = (torch.randn(1, heads, 70, HEAD_DIM, requires_grad=True) for heads in (4, 2))
+    gates = (torch.randn(1, 4, 70, HEAD_DIM) * max(1.0, abs(bias)) / 3 + bias).requires_grad_()
+    found = logits(q, k, Wall(4, HEAD_DIM)(places).with_projected({"kept": gates}), scale=1.0)
+    order, document = places.order[0], places.document[0]
+    seen = (order <= order[:, None]) & (document == document[:, None])
+    readings_of = readings(torch.nn.functional.logsigmoid(gates.double()), places)
+    gap = (readings_of[:, :, :, None] - readings_of[:, :, None]).masked_fill(~seen[..., None], 0.0)
+    truth = (q[:, :, :, None] * k.repeat_interleave(2, 1)[:, :, None] * gap.exp()).sum(-1)
+    bound = of_sums(torch.float32, HEAD_DIM, q.detach(), score=1) * float(k.detach().abs().max())
+    torch.testing.assert_close(found.double()[..., seen], truth[..., seen], rtol=0, atol=bound)
+    for mine, right in zip(
+        *(torch.autograd.grad(x[..., seen].sum(), (q, k, gates)) for x in (found, truth)), strict=True
+    ):
+        torch.testing.assert_close(mine, right, rtol=0, atol=70 * bound)
+
+
+@pytest.mark.parametrize("bias", [8.0, -40.0, -400.0])
+def test_gates_of_channels_do_not_overflow(bias: float) -> None:
+    check_closed_gates(bias, Positions.arange(70))
+    check_closed_gates(bias, Positions.packed([[33, 37]]))
 
 
 def test_two_parts_cannot_want_different_things_by_one_name() -> None:
@@ -257,9 +319,9 @@ def test_two_parts_cannot_want_different_things_by_one_name() -> None:
         (Inkling(HEADS, 3, 4) + Inkling(HEADS, 2, 4))(Positions.arange(3))
 
 
-def test_a_clock_has_no_width() -> None:
-    with pytest.raises(ValueError, match=r"^width must be None with is_clock=True, got 2$"):
-        Feature(HEADS, 2, is_clock=True)
+def test_a_rotation_reads_a_clock() -> None:
+    with pytest.raises(ValueError, match=r"^is_clock must be True with rotates=True, got False$"):
+        Feature(HEADS, 2, rotates=True)
 
 
 def places() -> dict[str, Positions]:

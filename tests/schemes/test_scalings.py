@@ -12,7 +12,10 @@ from torch import Tensor
 
 import posenc
 from posenc import (
+    MLA,
+    DualChunk,
     DynamicNTK,
+    LeRoPE,
     Llama3,
     LongRoPE,
     NoPE,
@@ -20,8 +23,10 @@ from posenc import (
     PositionInterpolation,
     Positions,
     Proportional,
+    QueryScale,
     RoPE,
     Schedule,
+    Scheme,
     YaRN,
 )
 from posenc.models import Decoder, KVCache
@@ -62,6 +67,7 @@ def test_frequencies_are_the_oracles(dim: int, base: float, trained: int) -> Non
     for s in (1.0, 1.7, 8.0, 40.0):
         same(found(PositionInterpolation(s), dim, base), scalings.linear(dim, base, s))
         same(found(NTKAware(s), dim, base), scalings.ntk(dim, base, s))
+        same(found(NTKAware(s, trained), dim, base), scalings.by_parts(dim, base, s, trained))
         same(found(Llama3(s, trained), dim, base), scalings.llama3(dim, base, s, trained))
         for low, high in ((0.5, 9.0), (1.0, 1.0)):
             same(found(Llama3(s, trained, low, high), dim, base), scalings.llama3(dim, base, s, trained, low, high))
@@ -85,8 +91,21 @@ def test_frequencies_by_length_are_the_oracles_below_at_and_above_the_threshold(
         for s in (1.0, 2.0, 6.5):
             of_length = scalings.dynamic(dim, base, s, trained, length)
             same(found(DynamicNTK(s, trained), dim, base, length), of_length)
+            stretched = max(s, length / trained)
+            of_yarn = yarn.frequencies(dim, base, stretched, trained)
+            same(found(YaRN(s, trained, dynamic=True), dim, base, length), of_yarn)
         of_list = scalings.longrope(dim, base, short, long, trained, length)
         same(found(of_lists, dim, base, length), of_list)
+
+
+def test_dynamic_yarn_lengthens_each_row_by_its_own_factor() -> None:
+    theta, lengths = frequencies(16, 50.0), torch.tensor([[3.0], [8.0], [10.0], [40.0]], dtype=torch.float64)
+    _, longer = YaRN(1, 8, dynamic=True)(theta, lengths)
+    assert longer.shape == (4, 1, 1)
+    same(longer.flatten(), [yarn.magnitude(n / 8) for n in (3, 8, 10, 40)])
+    _, tuned = YaRN(2, 8, dynamic=True, mscale=0.5)(theta, lengths)
+    same(tuned.flatten(), [0.05 * math.log(max(2, n / 8)) + 1 for n in (3, 8, 10, 40)])
+    assert YaRN(1, 8, dynamic=True, attention_factor=1.5)(theta, lengths)[1] == 1.5
 
 
 def test_where_the_ramp_has_no_width() -> None:
@@ -208,6 +227,7 @@ def test_queries_and_keys_are_turned_and_lengthened_as_the_oracle_has_it(layout:
 TRAINED = 6
 BY_LENGTH = {
     "dynamic": DynamicNTK(2, TRAINED),
+    "dynamic yarn": YaRN(1, TRAINED, dynamic=True),
     "longrope": LongRoPE(*lists(8), TRAINED, factor=4),
     "longrope, two factors": LongRoPE(*lists(8), TRAINED, attention_factor=(1.1, 1.3)),
 }
@@ -226,12 +246,25 @@ def test_a_row_is_turned_by_its_own_length(scaling: Scaling) -> None:
 
 
 @OVER
-@torch.no_grad()
 def test_decoding_from_a_cache_is_the_full_pass_at_every_length(scaling: Scaling) -> None:
+    check_decoding(RoPE(8, 50.0, scaling=scaling))
+
+
+@pytest.mark.parametrize("form", ["chunkllama", "qwen2_5_1m"])
+def test_queries_scaled_by_the_length_of_the_text_are_decoded_likewise(form: Any) -> None:
+    """With cached keys that are rotated, or, of dual chunk attention, not."""
+    scale = QueryScale(form, length=4)
+    assert not (RoPE(8) + scale).needs_raw_keys
+    check_decoding(RoPE(8) + scale)
+    check_decoding(DualChunk(8, 3, 1) + scale)
+
+
+@torch.no_grad()
+def check_decoding(position: Scheme) -> None:
     """Of rows of different lengths, past the threshold one after the other. In one layer: what a deeper one reads was
     made when the text was shorter, and a cache cannot make it anew."""
     torch.manual_seed(0)
-    model = Decoder(11, 16, 1, 2, position=RoPE(8, 50.0, scaling=scaling)).double().eval()
+    model = Decoder(11, 16, 1, 2, position=position).double().eval()
     tokens = torch.randint(11, (3, 10))
     mask = torch.arange(10) >= torch.tensor([[0], [3], [5]])  # 10, 7 and 5 tokens
     positions, cache = Positions.padded(mask), KVCache()
@@ -281,6 +314,42 @@ def test_a_repr_says_what_it_is() -> None:
         "LongRoPE(short_factor=[1.0, 1.0, ..., 1.0] of 9, long_factor=[2.0, 2.0, ..., 2.0] of 9, original_length=64, "
         "factor=4.0)"
     )
+
+
+LENGTH = {"original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("given", "scaling"),
+    [
+        ("default", None),
+        ("llama3", Llama3()),
+        ({"rope_type": "default", "rope_theta": 50.0}, None),
+        ({"rope_type": "linear", "factor": 4}, PositionInterpolation(4)),
+        ({"type": "dynamic", "factor": 4, **LENGTH}, DynamicNTK(4, 64)),
+        ({"rope_type": "yarn", "type": "yarn", "factor": 4, **LENGTH, "beta_fast": None}, YaRN(4, 64)),
+        ({"rope_type": "yarn", "factor": 4, **LENGTH, "truncate": None}, YaRN(4, 64, truncate=False)),
+        (
+            {"rope_type": "yarn", "factor": 4, **LENGTH, "mscale": 0.7, "mscale_all_dim": 1.0},
+            YaRN(4, 64, mscale=0.7, mscale_all_dim=1.0),
+        ),
+        (
+            {"rope_type": "llama3", "factor": 4, "low_freq_factor": 1.0, "high_freq_factor": 8.0, **LENGTH},
+            Llama3(4, 64, 1.0, 8.0),
+        ),
+        (
+            dict(zip(("short_factor", "long_factor"), lists(8), strict=True), rope_type="longrope", factor=4, **LENGTH),
+            LongRoPE(*lists(8), 64, factor=4),
+        ),
+        ({"rope_type": "proportional", "partial_rotary_factor": 0.5}, Proportional(0.5)),
+    ],
+)
+def test_the_dictionary_of_transformers_is_a_scaling(given: Any, scaling: Any) -> None:
+    kept = copy.deepcopy(given)
+    for scheme in (RoPE(8, 50.0, scaling=given), LeRoPE(8, 50.0, scaling=given), MLA(12, 8, 50.0, scaling=given)):
+        assert scheme.scaling == scaling
+    assert given == kept
+    assert RoPE(16, 50.0, rotary_dim=4, scaling={"rope_type": "linear", "factor": 2, "partial_rotary_factor": 0.25})
 
 
 def test_a_function_of_ones_own_is_a_scaling() -> None:

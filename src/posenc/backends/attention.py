@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -13,9 +13,10 @@ from posenc import compat
 from posenc.backends import bands
 from posenc.backends.call import Call, sliced
 from posenc.backends.choice import Explanation
+from posenc.backends.merging import sink_of
 from posenc.backends.plan import planned
 from posenc.backends.reference import dense_logits
-from posenc.backends.request import Request
+from posenc.backends.request import Align, Request
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import gives_weights
 from posenc.lowering.forms import added
@@ -34,8 +35,9 @@ def attention(
     key_positions: Positions | None = None,
     attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
     is_causal: bool = False,
+    align: Align | None = None,
     window: Window = None,
-    sinks: Float[Tensor, " heads"] | None = None,
+    sinks: Float[Tensor, " heads"] | Float[Tensor, "batch heads queries"] | None = None,
     dropout_p: float = 0.0,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -52,10 +54,14 @@ def attention(
     - ``encoding``: an `Encoding`, or a scheme, which is then bound to ``query_positions`` and ``key_positions``. By
       default keys are at 0 .. N-1 and queries are the last M of them. If only ``query_positions`` is given, and there
       are as many keys as queries, the keys use it too. Without an encoding, positions still determine the mask.
+    - ``align``: which keys the queries are, where no positions are given: ``"lower_right"``, the default, the last of
+      them, as with a cache; or ``"upper_left"``, the first, as PyTorch's ``is_causal`` takes them. The names are those
+      of `torch.nn.attention.bias`. It matters with fewer queries than keys; positions say it themselves.
     - ``window``: how many keys a query attends to, counted in order: an int n, the query's own key and the n - 1 before
       it; or (left, right), the number of keys before and after it, None for no limit. With `Chunk(n)` a query attends
       only to keys of its own chunk: coordinates 0 .. n-1, n .. 2n-1, and so on.
-    - ``sinks`` (heads,): an extra logit per head in every row's softmax. It has no value. The log-sum-exp includes it.
+    - ``sinks`` (heads,) or (batch, heads, queries): an extra logit in every row's softmax, per head or also per
+      query. It has no value. The log-sum-exp includes it.
     - ``backend``: ``"auto"`` (`explain` returns the choice), or one of ``"sdpa"``, ``"native"``, ``"triton"``,
       ``"tiled"``, ``"flex"``, ``"chunked"`` and ``"reference"``. A named backend runs or raises ValueError; it never
       falls back.
@@ -100,10 +106,11 @@ def attention(
         return_lse,
         skip_below,
         key_norms,
+        align=align,
     )
     encoding, call, run = planned(asked, backend)
     # Autocast would cast the bias together with the query: a bfloat16 ALiBi has 769 values over 4096 keys.
-    with _without_autocast(query):
+    with compat.without_autocast(query):
         out, lse = run(call)
         if gives_weights(call.pieces):
             assert lse is not None
@@ -120,10 +127,8 @@ def attention(
 
 def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp with an extra logit in every row's softmax: out sigmoid(lse - sink)."""
-    sink = sinks.to(lse.dtype)[:, None]
-    return (out.to(lse.dtype) * (lse - sink).sigmoid()[..., None]).to(out.dtype), torch.logaddexp(
-        lse, sink.expand_as(lse)
-    )
+    sink = sink_of(sinks, lse)
+    return (out.to(lse.dtype) * (lse - sink).sigmoid()[..., None]).to(out.dtype), torch.logaddexp(lse, sink)
 
 
 def logits(
@@ -134,6 +139,7 @@ def logits(
     query_positions: Positions | None = None,
     key_positions: Positions | None = None,
     is_causal: bool = False,
+    align: Align | None = None,
     window: Window = None,
     scale: float | None = None,
 ) -> Float[Tensor, "batch heads queries keys"]:
@@ -153,9 +159,10 @@ def logits(
         window=window,
         scale=scale,
         are_logits=True,
+        align=align,
     )
     *_, call = asked.checked()
-    with _without_autocast(query):
+    with compat.without_autocast(query):
         return dense_logits(call.turned())
 
 
@@ -169,8 +176,9 @@ def explain(
     key_positions: Positions | None = None,
     attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
     is_causal: bool = False,
+    align: Align | None = None,
     window: Window = None,
-    sinks: Float[Tensor, " heads"] | None = None,
+    sinks: Float[Tensor, " heads"] | Float[Tensor, "batch heads queries"] | None = None,
     dropout_p: float = 0.0,
     scale: float | None = None,
     enable_gqa: bool = False,
@@ -203,6 +211,7 @@ def explain(
         return_lse,
         skip_below,
         key_norms,
+        align=align,
     )
     *_, call = asked.checked()
     _bind_pairs(call)
@@ -229,9 +238,3 @@ def _bind_pairs(call: Call) -> None:
         with suppress(RuntimeError):
             if piece.adds:
                 added(piece, pair)
-
-
-def _without_autocast(x: Tensor) -> AbstractContextManager[object]:
-    kind = x.device.type
-    is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if is_on else nullcontext()

@@ -13,6 +13,36 @@ from torch import Tensor
 
 from posenc import compat
 
+ONCE = (
+    "attention's fused kernels have only a first derivative: pass backend='reference' for a second one "
+    "(create_graph=True)"
+)
+
+
+def refuse(ctx: Any, *_: Any) -> Any:
+    """The derivative of a derivative: ValueError."""
+    raise ValueError(ONCE)
+
+
+class _Once(torch.autograd.Function):
+    """A gradient that has no derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    backward = staticmethod(refuse)
+
+
+def derived_once(out: Tensor) -> Tensor:
+    """The output of PyTorch's attention. A second derivative through its fused kernel raises ValueError."""
+    node = out.grad_fn if compat.is_undisturbed() else None
+    if node is not None and "ScaledDotProduct" in node.name():
+        node.register_hook(
+            lambda grads, _: tuple(_Once.apply(x) if x is not None and x.requires_grad else x for x in grads)  # type: ignore[no-untyped-call]
+        )
+    return out
+
 
 @dataclass
 class Rows:
@@ -95,6 +125,7 @@ def custom_operator(name: str, forward: Callable[..., Any], backward: Callable[.
         return *found[:3], found[3:], *(None,) * len(ctx.rest)
 
     op.register_autograd(op_grads, setup_context=save)
+    op_backward.register_autograd(refuse)
 
     def direct_forward(
         ctx: Any, rest: Sequence[Any], query: Tensor, key: Tensor, value: Tensor, *given: Tensor

@@ -96,6 +96,9 @@ def _has_no_name(piece: Function, call: Call) -> bool:
     return not all(_is_named(f) for f in (piece.apply, piece.derivative) if f is not None)
 
 
+NO_SEGMENTS = Unless(
+    "a score term depends on segments", lambda term, call: term.distance is not None and term.distance.axis == "segment"
+)
 ONE_AXIS = Unless("a score term depends on several coordinates", lambda term, call: term.is_planar)
 HIDES = Unless("a score term masks keys", lambda piece, call: piece.hides)
 SAME_FOR_QUERIES = Unless("a vector added to the query differs from token to token", _differs_between_queries)
@@ -106,7 +109,7 @@ NO_ROWS = never("a score term needs whole rows of scores")
 
 KINDS: dict[type[Term], tuple[Unless, ...]] = {
     Bias: (HIDES, ONE_AXIS),
-    Meeting: (ONE_AXIS,),
+    Meeting: (NO_SEGMENTS, ONE_AXIS),
     Fold: (SAME_FOR_QUERIES, SAME_FOR_GROUPS),
     Clock: (),
     Function: (ONE_AXIS, BY_DISTANCE, NAMED),

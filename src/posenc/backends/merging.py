@@ -35,3 +35,9 @@ def merge(
     shares = every.masked_fill(blind, 0.0).softmax(0).masked_fill(blind, 0.0)
     outs = torch.stack([out for out, _ in parts])
     return (shares[..., None] * outs.to(shares.dtype)).sum(0).to(outs.dtype), whole
+
+
+def sink_of(sinks: Tensor, lse: Float[Tensor, "batch heads queries"]) -> Float[Tensor, "batch heads queries"]:
+    """The sink of every row, one more key without a value, from those of `attention`, in the log-sum-exp's dtype."""
+    sinks = sinks.to(lse.dtype)
+    return (sinks if sinks.dim() == 3 else sinks[:, None]).expand_as(lse)

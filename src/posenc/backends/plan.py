@@ -42,7 +42,7 @@ def planned(request: Request, backend: str) -> tuple[Encoding, Call, bands.Run]:
         plan = encoding.plans.get(signature)
         if plan is not None:
             encoding.check_fresh()
-            encoding.check_token_doors()
+            encoding.check_token_doors(request.query, request.key)
             return encoding, request.call(encoding, plan.settled).keeping(plan.kept), plan.run
     made, settled, call = request.checked()
     run = bands.runner(call, backend)
@@ -69,7 +69,7 @@ def signature_of(request: Request, backend: str) -> Hashable:
     tensors += [*encoding.query_features.values(), *encoding.key_features.values()]
     ends = window if type(window) is tuple else (window,)
     options = (request.is_causal, request.dropout_p, request.scale, request.enable_gqa, request.return_lse, *ends)
-    options += (request.skip_below, backend)
+    options += (request.skip_below, backend, request.align)
     kinds = tuple(map(type, options))  # since True == 1 == 1.0
     if not OPTIONS.issuperset(kinds) or not TENSORS.issuperset(map(type, tensors)) or query is None:
         return None

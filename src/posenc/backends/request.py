@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from posenc import compat
-from posenc.arguments import check_flag, check_type, is_number, one_or, shown
+from posenc.arguments import check_choice, check_flag, check_type, is_number, one_or, shown, turned_axes
 from posenc.backends.call import Call, RotatedBand, Turn
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.horizon import skipped_by_default
 from posenc.encoding.pieces import gives_weights
-from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Visibility, Window, check_window, distances, tiles
-from posenc.rotation.maps import OfKeyHeads
+from posenc.positions.validation import is_readable
+from posenc.positions.visibility import sees_later
+from posenc.rotation.maps import OfHeads
 from posenc.rotation.phases import PairRotation
 from posenc.schedule import BOUND_BY_LAYER, Schedule
 from posenc.scheme import Scheme, bare_parts, is_scheme
@@ -27,6 +28,7 @@ from posenc.scheme import Scheme, bare_parts, is_scheme
 FOR_PADDING = "for a tokenizer's mask pass scheme(Positions.padded(mask))"
 NO_DEFAULTS: list[str] = []
 """Why positions must be given: messages of the contexts that are open in which tokens are a part of a text."""
+Align: TypeAlias = Literal["lower_right", "upper_left"]
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -51,6 +53,7 @@ class Request:
     skip_below: float | None = None
     key_norms: Tensor | None = None
     are_logits: bool = False
+    align: Align | None = None
 
     def bind(self) -> Encoding:
         """The encoding, or the scheme bound to the positions, checked against the tensors."""
@@ -68,17 +71,22 @@ class Request:
             )
         check_type("query_positions", self.query_positions, Positions, None)
         check_type("key_positions", self.key_positions, Positions, None)
+        if self.align is not None:
+            check_choice("align", self.align, ("lower_right", "upper_left"))
+            if isinstance(encoding, Encoding) or (self.query_positions, self.key_positions) != (None, None):
+                raise ValueError(f"align must be None where there are positions, which say it, got {self.align!r}")
         if isinstance(encoding, Encoding):
             if self.query_positions is not None or self.key_positions is not None:
                 raise ValueError("encoding is bound to positions already: pass it without positions, or pass a scheme")
             encoding.check(query, key)
-            encoding.check_token_doors()
+            encoding.check_token_doors(query, key)
             return encoding
         if NO_DEFAULTS and encoding is not None and self.query_positions is None and self.key_positions is None:
             raise ValueError(NO_DEFAULTS[-1])
-        positions = _default_positions(query, key, self.query_positions, self.key_positions)
+        positions = _default_positions(query, key, self.query_positions, self.key_positions, self.align)
         made = _of_scheme(encoding, *positions, torch.promote_types(query.dtype, torch.float32))
         made.check(query, key)
+        made.check_token_doors(query, key)
         return made
 
     def settled(self, encoding: Encoding) -> dict[str, Any]:
@@ -161,7 +169,7 @@ class Request:
         settled = self.settled(encoding)
         call = self.call(encoding, settled)
         if not self.are_logits:
-            _check_direction(call, encoding.rotations)
+            _check_direction(call, encoding.looks_back)
             _check_value_door(call)
         return encoding, settled, call
 
@@ -178,9 +186,11 @@ def _turn_left(encoding: Encoding, query: Tensor, key: Tensor) -> Turn | None:
     if any(piece.reads_vectors for piece in encoding.pieces):
         return None
     (rotation,) = encoding.rotations
+    if rotation.feature is not None:  # each layer has its own, and layers share a plan
+        return None
     turns = []
     for turn, x in ((rotation.query, query), (rotation.key, key)):
-        turn = turn.fitted_to(x) if isinstance(turn, OfKeyHeads) else turn
+        turn = turn.fitted_to(x) if isinstance(turn, OfHeads) else turn
         if not isinstance(turn, PairRotation) or turn.heads is not None or turn.cos.device.type != "cpu":
             return None
         if turn.cos.requires_grad or turn.sin.requires_grad:
@@ -209,11 +219,16 @@ def _of_scheme(
 
 
 def _default_positions(
-    query: Tensor, key: Tensor, query_positions: Positions | None, key_positions: Positions | None
+    query: Tensor,
+    key: Tensor,
+    query_positions: Positions | None,
+    key_positions: Positions | None,
+    align: Align | None,
 ) -> tuple[Positions, Positions]:
     for name, x, positions in (("query", query, query_positions), ("key", key, key_positions)):
         if positions is not None and positions.order.size(1) != x.size(2):
-            raise ValueError(f"{name}_positions must have {x.size(2)} tokens like {name}, got {len(positions)}")
+            given = f"{len(positions)}{turned_axes(name, x, len(positions))}"
+            raise ValueError(f"{name}_positions must have {x.size(2)} tokens like {name}, got {given}")
     if key_positions is None and query_positions is not None:
         if query.size(2) != key.size(2):
             raise ValueError(
@@ -221,13 +236,17 @@ def _default_positions(
                 f"{key.size(2)} keys, got None"
             )
         key_positions = query_positions
+    if align == "upper_left" and query.size(2) != key.size(2):
+        longest = Positions.arange(max(query.size(2), key.size(2)), device=key.device)
+        return longest[: query.size(2)], longest[: key.size(2)]
     if key_positions is None:
         key_positions = Positions.arange(key.size(2), device=key.device)
     if query_positions is None:
         if query.size(2) > key.size(2):
             raise ValueError(
                 f"queries are by default the last of the keys, but there are {query.size(2)} queries and "
-                f"{key.size(2)} keys: pass query_positions and key_positions"
+                f"{key.size(2)} keys: pass query_positions and key_positions, or align='upper_left' where both begin "
+                "at position 0"
             )
         # For equal lengths the same object, so that derived data is computed once.
         behind = key.size(2) - query.size(2)
@@ -304,6 +323,9 @@ def _check_mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> None:
             "attn_mask must be a tensor of bool (True = may attend) or float (added to scores), got "
             f"{shown(mask)}{numbers}"
         )
+    if hasattr(mask, "variant"):  # of torch.nn.attention.bias; it has no numbers
+        variant = mask.variant.name.lower()
+        raise ValueError(f"attn_mask must be a plain tensor, got a CausalBias: pass is_causal=True, align={variant!r}")
     if mask.device != query.device:
         raise ValueError(f"attn_mask must be on {query.device} like query, got {mask.device}")
     if not 2 <= mask.dim() <= 4 or any(not one_or(m, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False)):
@@ -316,9 +338,13 @@ def _check_mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> None:
 def _check_sinks(sinks: Tensor | None, query: Tensor) -> None:
     if sinks is None:
         return
-    heads = query.size(1) if isinstance(query, Tensor) and query.dim() == 4 else "heads"
-    if not isinstance(sinks, Tensor) or not sinks.is_floating_point() or tuple(sinks.shape) != (heads,):
-        raise ValueError(f"sinks must be a floating tensor ({heads},), a logit for each head, got {shown(sinks)}")
+    batch, heads, queries = query.shape[:3]
+    is_floating = isinstance(sinks, Tensor) and sinks.is_floating_point()
+    if not is_floating or tuple(sinks.shape) not in ((heads,), (batch, heads, queries)):
+        raise ValueError(
+            f"sinks must be a floating tensor ({heads},), a logit for each head, or ({batch}, {heads}, {queries}), one "
+            f"for each head and query, got {shown(sinks)}"
+        )
     if sinks.device != query.device:
         raise ValueError(f"sinks must be on {query.device} like query, got {sinks.device}")
 
@@ -335,11 +361,9 @@ def _check_norms(key_norms: Tensor | None, key: Tensor) -> None:
         )
 
 
-def _check_direction(call: Call, rotations: tuple[Rotation, ...]) -> None:
-    """ValueError if a term or a rotation for keys up to the query is used for keys after it, as far as is known."""
-    made = [piece.distance for piece in call.pieces if piece.distance is not None and piece.looks_back]
-    refusals = [rotation.refuses for rotation in rotations if rotation.refuses is not None]
-    if not (made or refusals) or call.visibility.furthest == 0 or torch.compiler.is_compiling():
+def _check_direction(call: Call, looks_back: tuple[tuple[str, str], ...]) -> None:
+    """ValueError if a scheme for keys up to the query is used for later keys, as far as is known."""
+    if not looks_back or call.visibility.furthest == 0 or torch.compiler.is_compiling():
         return
     mask = call.attn_mask
     # A mask with a row per query may be causal. A mask whose row several queries share cannot be.
@@ -350,17 +374,17 @@ def _check_direction(call: Call, rotations: tuple[Rotation, ...]) -> None:
     ends = None
     if call.layouts is not None:
         ends = distances(list(tiles(*call.layouts, call.visibility, call.query.size(0))))
-    if made and ends is not None and ends[1] > 0:
+    if ends is None:
+        positions = call.query_positions, call.key_positions
+        is_ahead = is_readable(positions[0].order) and sees_later(*positions, call.visibility.furthest)
+    else:
+        is_ahead = ends[1] > 0
+    if is_ahead:
+        name, other = looks_back[0]
         raise ValueError(
-            f"{made[0].scheme} as configured encodes only keys up to the query, but without a causal mask queries "
-            f"attend to later keys: pass is_causal=True (with or without attn_mask), or construct it with "
-            f"{made[0].looks_back}"
+            f"{name} encodes only keys up to the query, but without a causal mask queries attend to later keys: pass "
+            f"is_causal=True (with or without attn_mask), or use {other}"
         )
-    ahead = ends[1] if ends is not None else math.inf  # a window counts tokens, not distances
-    for refuses in refusals:
-        reason = refuses(call.query.dtype, ahead)
-        if reason is not None:
-            raise ValueError(reason)
 
 
 @torch.no_grad()  # a check of the first layer alone, which checkpointing does not repeat

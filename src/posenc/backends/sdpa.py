@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from posenc.backends.backend import Backend, Unless, never
 from posenc.backends.call import Call
-from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting, Piece, Row, Term, Value
+from posenc.backends.custom import derived_once
+from posenc.encoding.pieces import Bias, Clock, Fading, Fold, Function, Meeting, Piece, Row, Term, Value
 from posenc.lowering.folding import fold
 from posenc.lowering.forms import added
 from posenc.positions.visibility import same_run, sees_all
@@ -21,6 +22,7 @@ KINDS: dict[type[Term], tuple[Unless, ...]] = {
     Meeting: (),
     Fold: (),
     Clock: (),
+    Fading: (),
     Function: (
         Unless(
             "a score term is not additive, and the fused kernel only adds a mask", lambda piece, call: not piece.adds
@@ -96,7 +98,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         out = F.scaled_dot_product_attention(
             query, key, value, None, call.dropout_p, is_causal=True, scale=call.scale, enable_gqa=grouped
         )
-        return out[..., :width], None
+        return derived_once(out)[..., :width], None
 
     visible, bias = call.visible(), _bias(call, left)
     if bias is None:
@@ -113,7 +115,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         mask = mask | blind if mask.dtype == torch.bool else mask.masked_fill(blind, 0.0)
         mask = mask.expand(*mask.shape[:2], query.size(2), key.size(2))
     out = F.scaled_dot_product_attention(query, key, value, mask, call.dropout_p, scale=call.scale, enable_gqa=grouped)
-    out = out[..., :width]
+    out = derived_once(out)[..., :width]
     return out if blind is None else out.masked_fill(blind, 0.0), None
 
 

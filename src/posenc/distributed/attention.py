@@ -51,7 +51,7 @@ def attention(
     attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
     is_causal: bool = False,
     window: Window = None,
-    sinks: Float[Tensor, " heads"] | None = None,
+    sinks: Float[Tensor, " heads"] | Float[Tensor, "batch heads queries"] | None = None,
     dropout_p: float = 0.0,
     scale: float | None = None,
     context: Context | None = None,
@@ -319,8 +319,13 @@ def _check(sharding: Sharding, call: LayerCall) -> None:
                 f"attn_mask must broadcast to (batch, {heads}, {mine}, {every}), this process's queries and all keys, "
                 f"got {shown(mask)}: divide it with sharding.shard(mask, dim=-2)"
             )
-    if sinks is not None and (not isinstance(sinks, Tensor) or tuple(sinks.shape) != (query.size(1),)):
-        raise ValueError(f"sinks must be ({query.size(1)},), a logit for each head, got {shown(sinks)}")
+    wanted = (query.shape[1:2], query.shape[:3])
+    if sinks is not None and (not isinstance(sinks, Tensor) or sinks.shape not in wanted):
+        of_heads, of_queries = map(tuple, wanted)
+        raise ValueError(
+            f"sinks must be {of_heads}, a logit for each head, or {of_queries}, one for each head and query of this "
+            f"process, got {shown(sinks)}"
+        )
 
 
 def _known(scheme: Scheme, call: LayerCall) -> list[object]:
@@ -330,7 +335,7 @@ def _known(scheme: Scheme, call: LayerCall) -> list[object]:
     for name, x in tensors.items():
         found.append((name, x.size(0), x.size(1), *x.shape[3:], x.dtype, x.requires_grad))
     found += [call.is_causal, call.window, call.dropout_p, call.scale, call.skip_below, call.backend, call.return_lse]
-    found += [x if x is None else x.dtype for x in (call.attn_mask, call.sinks)]
+    found += [x if x is None else (x.dtype, x.dim()) for x in (call.attn_mask, call.sinks)]
     return found
 
 

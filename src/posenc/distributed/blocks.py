@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.backends.merging import merge
+from posenc.backends.merging import merge, sink_of
 from posenc.distributed.horizons import Part, parts
 from posenc.distributed.leaves import leaves_of
 from posenc.distributed.needs import mask_of
@@ -83,9 +83,8 @@ def attend(
     is_one_call = not pairs.rotations and not pairs.values  # near and distant pairs would be merged, or values added
     ring = Ring(around, run, sharding.rank, sharding.world, sharding.group, is_one_call)
     out, lse = attend_in_ring(ring, call.query, call.key, call.value, tensors, leaves_of(scheme, pairs))
-    if call.sinks is not None:  # one more key of every row, without a value
-        sink = call.sinks.to(lse.dtype)[:, None].expand_as(lse)
-        out, lse = merge([(out, lse), (torch.zeros_like(out), sink)])
+    if call.sinks is not None:
+        out, lse = merge([(out, lse), (torch.zeros_like(out), sink_of(call.sinks, lse))])
     return (out, lse) if call.return_lse else out
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from posenc.backends.merging import merge
+from posenc.backends.merging import merge, sink_of
 from posenc.distributed.collectives import gathered, of_each
 from posenc.distributed.sharding import group_of
 from posenc.encoding.clocks import last_readings, readings
@@ -139,9 +139,8 @@ class _InTurn:
         found = part.attend(encoding)
         assert isinstance(found, tuple)
         parts = list(zip(*(of_each(x.to(found[1].dtype), cache.group) for x in found), strict=True))
-        if sinks is not None:  # one more key of every row, without a value
-            sink = sinks.to(found[1].dtype)[:, None].expand_as(found[1])
-            parts.append((torch.zeros_like(parts[0][0]), sink))
+        if sinks is not None:
+            parts.append((torch.zeros_like(parts[0][0]), sink_of(sinks, found[1])))
         out, lse = merge(parts)
         out = out.to(call.query.dtype)
         return (out, lse) if call.return_lse else out

@@ -61,6 +61,8 @@ def attend(sharding: Shards, call: LayerCall, inner: Callable[[LayerCall, tuple[
         mask = mask.reshape((1,) * (4 - mask.dim()) + mask.shape)  # checked before
         # A row for each query: whether there is one row for all could not be told from a process with one query.
         mask = heads.taken(mask.expand(-1, -1, query.size(2), -1), of_queries)
+    if sinks is not None:
+        sinks = heads.taken(sinks, of_queries) if sinks.dim() == 3 else sinks[heads.mine(of_queries)]
     taken = replace(
         call,
         query=heads.taken(query, of_queries),
@@ -69,7 +71,7 @@ def attend(sharding: Shards, call: LayerCall, inner: Callable[[LayerCall, tuple[
         features={name: heads.taken(x, of_queries) for name, x in call.features.items()},
         key_features={name: heads.cut(x, of_queries) for name, x in call.key_features.items()},
         attn_mask=mask,
-        sinks=None if sinks is None else sinks[heads.mine(of_queries)],
+        sinks=sinks,
     )
     found = inner(taken, (heads.mine(of_queries), heads.mine(of_keys)))
     if isinstance(found, Tensor):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -11,13 +13,15 @@ from posenc.rotation.phases import in_double
 
 
 def readings(
-    steps: Float[Tensor, "batch heads keys"], positions: Positions, at: Positions | None = None
-) -> Float[Tensor, "batch heads tokens"]:
+    steps: Float[Tensor, "batch heads keys *width"], positions: Positions, at: Positions | None = None
+) -> Float[Tensor, "batch heads tokens *width"]:
     """The cumulative sum at every token: the sum of ``steps`` over its document up to its own order, inclusive. ``at``:
     evaluates it at these tokens of the same documents; None: at those of ``steps``. It is 0 for padding.
 
     Returns float64 where the device supports it, so that differences are computed before rounding.
     """
+    if steps.dim() == 4:
+        return _of_numbers(lambda x: readings(x, positions, at), steps)
     device, x = steps.device, in_double(steps)
     dtype = x.dtype if x.device == device else torch.float32
     if at is None and positions.layout.run is not None:  # a contiguous text
@@ -33,10 +37,12 @@ def readings(
 
 
 def last_readings(
-    clock: Float[Tensor, "batch heads held"], held: Positions, at: Positions
-) -> Float[Tensor, "batch heads tokens"]:
+    clock: Float[Tensor, "batch heads held *width"], held: Positions, at: Positions
+) -> Float[Tensor, "batch heads tokens *width"]:
     """The cumulative sum ``clock`` of the cached tokens ``held`` at the last one of the same document before each token
     of ``at``; 0 if there is none."""
+    if clock.dim() == 4:
+        return _of_numbers(lambda x: last_readings(x, held, at), clock)
     before, after = held.layout.run, at.layout.run
     if before and after and before.document == after.document and after.order >= before.order + len(held):
         return clock[:, :, -1:].expand(-1, -1, len(at))
@@ -64,6 +70,11 @@ def following(
     sums = torch.nn.functional.pad(sorted_x.flip(-1).cumsum(-1).flip(-1), (0, 1))
     start = torch.searchsorted(place, order.contiguous(), right=not itself)
     return sums.gather(-1, start[:, None, None].expand_as(x))
+
+
+def _of_numbers(sums: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """A function of numbers (batch, heads, tokens), for vectors (batch, heads, tokens, width): number by number."""
+    return sums(x.movedim(3, 2).flatten(1, 2)).unflatten(1, (x.size(1), x.size(3))).movedim(2, 3)
 
 
 def _places(positions: Positions, among: Positions) -> tuple[Int[Tensor, "rows tokens"], Int[Tensor, "rows tokens"]]:

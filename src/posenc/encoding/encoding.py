@@ -22,7 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from posenc.arguments import check_type, one_or, shown
+from posenc.arguments import check_type, one_or, shown, turned_axes
+from posenc.encoding.context import Context as Context
 from posenc.encoding.features import (
     NO_FEATURES,
     NOTHING,
@@ -33,63 +34,19 @@ from posenc.encoding.features import (
     features_of_both,
     wanted_by_both,
 )
+from posenc.encoding.marks import mark, mark_of
 from posenc.encoding.pieces import Piece, Value, check_sequence
-from posenc.encoding.pytree import register, tensors_of
+from posenc.encoding.pytree import closed_over, register, tensors_of
 from posenc.encoding.rotation import Rotation
 from posenc.encoding.staleness import MadeWith, check_fresh, is_inference
 from posenc.positions.positions import Positions
-from posenc.rotation.maps import in_bands, one_scale
+from posenc.rotation.maps import in_bands, kind_of, one_scale
 
 DOORS = ("add", "rotate", "score", "value")
 TURNED_IN_PAIRS = (
     "the encoding rotates distant pairs differently, so queries and keys have no single rotation: pass them unrotated "
     "to attention, and cache unrotated keys (see Scheme.needs_raw_keys)"
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Context:
-    """What a scheme may need besides positions when it is bound.
-
-    - ``heads``: the range of the scheme's heads that this shard of the queries has. None: all heads.
-    - ``kv_heads``: the heads of keys that it has, for schemes whose ``heads_of`` is "key". None: the same as ``heads``.
-    - ``lengths`` (rows,) or (1,): the length of each row's text, for scalings that depend on it. None: the lengths of
-      the positions, row by row.
-    """
-
-    heads: range | None = None
-    lengths: Tensor | None = None
-    kv_heads: range | None = None
-
-    def __post_init__(self) -> None:
-        for name, heads in (("heads", self.heads), ("kv_heads", self.kv_heads)):
-            check_type(name, heads, range, None)
-            if heads is not None and (heads.step != 1 or len(heads) == 0):
-                raise ValueError(f"{name} must be a non-empty range of step 1, got {heads}")
-        if self.lengths is not None and (not isinstance(self.lengths, Tensor) or self.lengths.dim() != 1):
-            raise ValueError(f"lengths must be a tensor (rows,) or None, got {shown(self.lengths)}")
-
-    def of_heads(self, parameter: Tensor, axis: int) -> Tensor:
-        """The slice of a parameter for this shard's heads along ``axis``. Raises ValueError for heads out of range."""
-        if self.heads is None:
-            return parameter
-        if self.heads.stop > parameter.size(axis):
-            raise ValueError(f"heads must be within the {parameter.size(axis)} of the scheme, got {self.heads}")
-        return parameter.narrow(axis, self.heads.start, len(self.heads))
-
-    def _of_keys(self) -> Context:
-        """The context whose heads are those of the keys."""
-        return self if self.kv_heads is None else replace(self, heads=self.kv_heads)
-
-    def _part(self, heads: slice, kv_heads: slice) -> Context:
-        """The context of some of these heads of queries and keys."""
-        first = 0 if self.heads is None else self.heads.start
-        of_keys = first if self.kv_heads is None else self.kv_heads.start
-        return replace(
-            self,
-            heads=range(first + heads.start, first + heads.stop),
-            kv_heads=range(of_keys + kv_heads.start, of_keys + kv_heads.stop),
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,10 +62,11 @@ class Encoding:
     rotations: tuple[Rotation, ...] = ()
     pieces: tuple[Piece, ...] = ()
     values: tuple[Value, ...] = ()
-    context: Context = Context()  # it is frozen
+    context: Context = Context()  # noqa: RUF009  # it is frozen
     query_features: Features = field(default_factory=lambda: NOTHING)
     key_features: Features = field(default_factory=lambda: NOTHING)
     wanted: Mapping[str, Feature] = field(default_factory=lambda: NO_FEATURES)  # what layers must project
+    looks_back: tuple[tuple[str, str], ...] = ()  # each scheme's name and `Scheme.looks_back`, where it has one
     _scale: float | None = field(default=None, repr=False)  # of rotations that were already applied
     _made_with: MadeWith = field(default=(), repr=False)
     _is_counted: bool = field(default=False, repr=False)  # whether these are all that its terms read
@@ -126,16 +84,14 @@ class Encoding:
             raise ValueError("only one scheme can rotate distant pairs differently, got two that do")
         brought = [rotation.scale for rotation in self.rotations if rotation.scale is not None]
         if len(brought) > 1 or (brought and self._scale not in (None, brought[0])):
-            both = brought if len(brought) > 1 else [self._scale, *brought]
-            raise ValueError(one_scale(both))
+            raise ValueError(one_scale(brought if len(brought) > 1 else [self._scale, *brought]))
         if banded and any(piece.reads_rows for piece in self.pieces):
             raise ValueError(
                 "a score term that needs whole rows of scores cannot be composed with a scheme that rotates distant "
                 "pairs differently"
             )
         check_sequence(self.pieces)
-        reads_vectors = any(piece.reads_vectors for piece in self.pieces)
-        if reads_vectors and any(rotation.for_each_other for rotation in self.rotations):
+        if any(turn.for_each_other for turn in self.rotations) and any(piece.reads_vectors for piece in self.pieces):
             raise ValueError(
                 "a score term that reads queries or keys separately cannot be composed with a rotation relative to the "
                 "queries of the call, which preserves only their product"
@@ -148,8 +104,8 @@ class Encoding:
     @property
     def doors(self) -> tuple[str, ...]:
         """The names of the doors that this encoding opens."""
-        terms = (self.tables, self.rotations, self.pieces, self.values)
-        return tuple(name for name, term in zip(DOORS, terms, strict=True) if term)
+        terms = zip(DOORS, (self.tables, self.rotations, self.pieces, self.values), strict=True)
+        return tuple(name for name, term in terms if term)
 
     @property
     def pairs(self) -> Encoding:
@@ -166,14 +122,14 @@ class Encoding:
 
     def with_features(self, query: Features, key: Features | None = None) -> Encoding:
         """The same encoding with a layer's features of the queries and of all keys (default: those of the queries)."""
-        for name, features, positions in (("query", query, self.query_positions), ("key", key, self.key_positions)):
-            for feature, x in (features or {}).items():
-                if not isinstance(x, Tensor) or x.dim() < 3 or x.size(2) != positions.order.size(1):
-                    tokens = positions.order.size(1)
-                    raise ValueError(
-                        f"feature {feature!r} of the {name} must be (batch, heads, {tokens}, ...), got {shown(x)}"
-                    )
-        made = replace(self, query_features=query, key_features=query if key is None else key, _opened=self._opened)
+        for side, features, positions in (("query", query, self.query_positions), ("key", key, self.key_positions)):
+            n = positions.order.size(1)
+            for name, x in (features or {}).items():
+                if not isinstance(x, Tensor) or x.dim() < 3 or x.size(2) != n:
+                    raise ValueError(f"feature {name!r} of the {side} must be (batch, heads, {n}, ...), got {shown(x)}")
+        key = query if key is None else key
+        turned = tuple(rotation.with_features(query, key) for rotation in self.rotations)
+        made = replace(self, rotations=turned, query_features=query, key_features=key, _opened=self._opened)
         object.__setattr__(made, "plans", self.plans)
         return made
 
@@ -188,14 +144,19 @@ class Encoding:
         """
         if key is None and self.key_positions is not self.query_positions:
             raise ValueError("key must be given where keys and queries are different tokens, got None")
-        made = features_of(self.wanted, query, self.query_positions, key, self.key_positions, self.context.heads)
+        made = features_of(self.wanted, query, self.query_positions, key, self.key_positions, self.context._heads_of)
         return self.with_features(*made)
 
     def add(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
         """The add door: x_i + P[p_i] at the query positions, in x's dtype. Returns x itself if nothing is added.
 
-        Raises ValueError unless x is a floating tensor (batch, tokens, dim) that matches the positions and vectors.
+        Raises ValueError unless x is a floating tensor (batch, tokens, dim) that matches the positions and vectors, and
+        for an x that this encoding has returned.
         """
+        return self._add(x)
+
+    def _add(self, x: Tensor, layer: int | None = None) -> Tensor:
+        """`add`, in one of several layers that may hand on their input unchanged."""
         check_type("x", x, Tensor)
         self.check_fresh()
         positions = self.query_positions
@@ -209,11 +170,18 @@ class Encoding:
             raise ValueError(f"x must be floating to add positions to, got {x.dtype}")
         if x.device != positions.device:
             raise ValueError(f"x must be on {positions.device} like the positions, got {x.device}")
+        self.check_trained(x)
         self._note("add")
-        added = x
-        for table in self.tables:
-            added = added + table
-        return added.to(x.dtype)  # round only once
+        if not self.tables:
+            return x
+        before = mark_of(x) or ()
+        if any(table is other and layer == where for table in self.tables for other, where in before):
+            raise ValueError(
+                "x has these vectors already, and encoding.add would add them again: call it once, on the input, or "
+                "pass x.clone() if they are to be added twice"
+            )
+        added = sum(self.tables, start=x)
+        return mark(added.to(x.dtype), (*before, *((table, layer) for table in self.tables)))  # round only once
 
     def rotate(
         self,
@@ -238,21 +206,23 @@ class Encoding:
     def rotate_query(self, query: Tensor) -> Tensor:
         """Rotates queries only. A slice of the channels is allowed if the scheme was made for its width. Raises
         ValueError, like `rotate_key`, for an encoding that rotates distant pairs differently."""
-        self.check_fresh()
-        self.check_trained(query)
-        self._check_of_tokens()
-        for rotation in self.rotations:
-            query = rotation.query(query)
-        return query
+        return self._turned("query", query)
 
     def rotate_key(self, key: Tensor) -> Tensor:
         """Rotates keys only, with any number of heads."""
+        return self._turned("key", key)
+
+    def _turned(self, name: str, x: Tensor) -> Tensor:
+        """Rotated queries or keys, marked as such with the kinds of the maps that have changed them."""
         self.check_fresh()
-        self.check_trained(key)
+        self.check_trained(x)
         self._check_of_tokens()
         for rotation in self.rotations:
-            key = rotation.key(key)
-        return key
+            turn, before = getattr(rotation, name), x
+            x = turn(before)
+            if x is not before and not torch.compiler.is_compiling():
+                mark(x, (mark_of(before) or frozenset()) | {(name, kind_of(turn))})
+        return x
 
     @property
     def banded(self) -> Rotation | None:
@@ -293,13 +263,13 @@ class Encoding:
     def cos_sin(self) -> tuple[Tensor, Tensor]:
         """cos and sin of the angles, (rows, tokens, pairs), at the query positions, for models with their own rotation.
 
-        Raises ValueError unless the encoding has exactly one rotation of channel pairs.
+        Raises ValueError unless the encoding has exactly one rotation of channel pairs, the same for all heads.
         """
         self.check_fresh()
         self._check_of_tokens()
         maps = [rotation.query for rotation in self.rotations]
-        if len(maps) != 1 or not hasattr(maps[0], "cos"):
-            raise ValueError(f"cos_sin needs one rotation of channel pairs, got the doors {self.doors}")
+        if len(maps) != 1 or not hasattr(maps[0], "cos") or maps[0].cos.size(1) != 1:
+            raise ValueError(f"cos_sin needs one rotation of channel pairs for all heads, got the doors {self.doors}")
         return maps[0].cos[:, 0], maps[0].sin[:, 0]  # type: ignore[attr-defined]
 
     def check(self, query: Tensor, key: Tensor) -> None:
@@ -311,11 +281,11 @@ class Encoding:
             if x.dim() != 4:
                 raise ValueError(f"{name} must be (batch, heads, tokens, head_dim), got {tuple(x.shape)}")
             if x.size(2) != positions.order.size(1):
-                raise ValueError(f"{name} has {x.size(2)} tokens, but the encoding was made for {len(positions)}")
+                made_for = f"{len(positions)}{turned_axes(name, x, len(positions))}"
+                raise ValueError(f"{name} has {x.size(2)} tokens, but the encoding was made for {made_for}")
             if not one_or(positions.rows, x.size(0)):
-                raise ValueError(
-                    f"{name} has batch {x.size(0)}, but the encoding's positions have {positions.rows} rows"
-                )
+                rows = f"the encoding's positions have {positions.rows} rows"
+                raise ValueError(f"{name} has batch {x.size(0)}, but {rows}")
             if x.device != positions.device:
                 raise ValueError(f"{name} is on {x.device}, but the encoding's positions are on {positions.device}")
 
@@ -329,12 +299,14 @@ class Encoding:
         return tuple(parameter.requires_grad for parameter, _ in self._made_with) if is_known else None
 
     def check_trained(self, *tensors: Tensor) -> None:
-        """ValueError if one of the tensors requires a gradient and the encoding was made in inference mode, whose
-        tensors autograd cannot save."""
+        """ValueError if one of the tensors requires a gradient and the encoding was made in inference mode: autograd
+        cannot save its tensors, and would take learned vectors for constants."""
         if not self._of_inference or not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
             return
+        terms = (*self.rotations, *self.pieces, *self.values)
         of_pieces = tuple(piece.tensors for piece in self.pieces)
-        if any(x.is_inference() for x in tensors_of((self.rotations, of_pieces))):
+        learned = self.tables if any(parameter.requires_grad for parameter, _ in self._made_with) else ()
+        if any(x.is_inference() for x in (*tensors_of((learned, self.rotations, of_pieces)), *closed_over(terms))):
             raise ValueError(
                 "the encoding was made under torch.inference_mode() and cannot be used for training: call the scheme "
                 "with the positions again, once in every forward pass"
@@ -349,8 +321,8 @@ class Encoding:
                 "adds the vectors itself"
             )
 
-    def check_token_doors(self) -> None:
-        """ValueError if the model forgot to add, or rotated query and key itself."""
+    def check_token_doors(self, query: Tensor, key: Tensor) -> None:
+        """ValueError if the model forgot to add, or rotated query or key itself."""
         if torch.compiler.is_compiling():
             return
         self.check_added()
@@ -359,10 +331,40 @@ class Encoding:
                 "the encoding has rotated query and key already, and attention would rotate them again: pass "
                 "encoding.pairs with the rotated tensors, or do not call encoding.rotate"
             )
+        for name, x in (("query", query), ("key", key)):
+            done = mark_of(x) if self.rotations else None
+            if done and any((name, kind_of(getattr(rotation, name))) in done for rotation in self.rotations):
+                raise ValueError(
+                    f"{name} was rotated already, and attention would rotate it again: pass rotated queries and keys "
+                    "with scheme.pairs(query_positions, key_positions), or pass both unrotated; if a second rotation "
+                    f"is meant, pass {name}.clone()"
+                )
 
     def _note(self, door: str) -> None:
         if not torch.compiler.is_compiling():
             self._opened.add(door)
+
+    def __copy__(self) -> Encoding:
+        return self  # an immutable value
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Encoding:
+        """The encoding itself. Raises ValueError where its scheme is copied too, and it reads the parameters."""
+        if any(id(parameter) in memo for parameter, _ in self._made_with):
+            raise ValueError(
+                "the encoding would be copied with its scheme, and still read the parameters of the original: keep no "
+                "encoding in a model, and call the scheme with the positions in every forward pass"
+            )
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle. Raises TypeError for an encoding that reads its scheme or the scheme's parameters."""
+        if self._made_with or self.pieces or self.values:
+            raise TypeError(
+                f"an encoding that opens {', '.join(self.doors)} refers to its scheme and cannot be pickled: pickle "
+                "the scheme and the positions, and call the scheme with them"
+            )
+        features = {name: dict(getattr(self, name)) for name in ("query_features", "key_features", "wanted")}
+        return vars(self) | features | {"plans": {}}
 
     def __add__(self, other: Encoding) -> Encoding:
         """The terms of both encodings, these first. Raises ValueError for different positions or heads, or for two
@@ -386,6 +388,7 @@ class Encoding:
             query_features=features_of_both(self.query_features, other.query_features),
             key_features=features_of_both(self.key_features, other.key_features),
             wanted=wanted_by_both(self.wanted, other.wanted),
+            looks_back=self.looks_back + other.looks_back,
             _scale=self._scale if other._scale is None else other._scale,
             _made_with=self._made_with + other._made_with,
             _is_counted=self._is_counted and other._is_counted,

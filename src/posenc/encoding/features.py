@@ -10,6 +10,7 @@ from typing import TypeAlias
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from posenc.arguments import check_type, shown, whole
 from posenc.encoding.clocks import last_readings, readings
@@ -24,6 +25,11 @@ Projected: TypeAlias = Mapping[str, Tensor]
 NOTHING: Features = MappingProxyType({})
 
 
+def log_gate(projected: Tensor, positions: Positions) -> Tensor:
+    """ln sigmoid, in float32 or wider."""
+    return logsigmoid(projected.to(torch.promote_types(projected.dtype, torch.float32)))
+
+
 def as_projected(x: Tensor, positions: Positions) -> Tensor:
     """The projection itself."""
     return x
@@ -36,7 +42,8 @@ class Feature:
     The layer projects its hidden state to ``num_heads`` numbers or, with ``width``, as many vectors of that width; with
     ``bias`` the projection has a bias. ``map`` takes the projection (batch, heads, tokens[, width]) and the positions,
     and returns the feature. With ``is_clock`` it returns increments, and the feature is their cumulative sum over the
-    text; both queries and keys have it. Other features are only of queries.
+    text; both queries and keys have it. Other features are only of queries. With ``rotates`` a rotation reads it, so it
+    is a clock with as many heads as keys, and no score term may read it.
     """
 
     num_heads: int
@@ -44,13 +51,14 @@ class Feature:
     map: Callable[[Tensor, Positions], Tensor] = as_projected
     is_clock: bool = False
     bias: bool = False
+    rotates: bool = False
 
     def __post_init__(self) -> None:
         whole("num_heads", self.num_heads)
         if self.width is not None:
             whole("width", self.width)
-            if self.is_clock:
-                raise ValueError(f"width must be None with is_clock=True, got {self.width}")
+        if self.rotates and not self.is_clock:
+            raise ValueError("is_clock must be True with rotates=True, got False")
 
     @property
     def size(self) -> int:
@@ -64,8 +72,6 @@ class Feature:
 
     def check(self, name: str, projected: Tensor, tokens: int, heads: range | None = None) -> None:
         """ValueError unless it is floating and (batch, heads, tokens[, width]); ``heads``: those of this shard."""
-        if heads is not None and heads.stop > self.num_heads:
-            raise ValueError(f"heads must be within the {self.num_heads} of the scheme, got {heads}")
         shape = (
             self.num_heads if heads is None else len(heads),
             tokens,
@@ -79,6 +85,18 @@ class Feature:
 
 
 NO_FEATURES: Mapping[str, Feature] = MappingProxyType({})
+
+HeadsOf: TypeAlias = Callable[[Feature], range | None]
+"""The range of a feature's heads that a shard has; None: all."""
+
+
+def missing(name: str, side: str, given: Features) -> ValueError:
+    """The error for a call without a feature that the scheme needs."""
+    return ValueError(
+        f"the scheme needs the feature {name!r} of every {side}: use encoding.with_projected({{{name!r}: ...}}) with "
+        "the layer's projection, ForwardPass.features with a cache, or encoding.with_features with a computed feature, "
+        f"got {', '.join(given) or 'none'}"
+    )
 
 
 def check_wanted(wanted: Mapping[str, Feature], projected: Projected) -> None:
@@ -98,10 +116,10 @@ def features_of(
     query_positions: Positions,
     key: Projected | None = None,
     key_positions: Positions | None = None,
-    heads: range | None = None,
+    heads: HeadsOf = lambda feature: None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The features of queries and keys from a layer's projections; see `Encoding.with_projected`. ``key`` and
-    ``key_positions`` default to those of the queries. ``heads``: those of this shard."""
+    ``key_positions`` default to those of the queries. ``heads``: a feature's heads of this shard."""
     check_wanted(wanted, query)
     if key is not None:
         check_wanted(wanted, key)
@@ -110,9 +128,9 @@ def features_of(
     of_queries, of_keys = {}, {}
     for name, feature in wanted.items():
         if not feature.is_clock:
-            of_queries[name] = made(feature, name, query, query_positions, heads)
+            of_queries[name] = made(feature, name, query, query_positions, heads(feature))
             continue
-        steps = made(feature, name, key, key_positions, heads)
+        steps = made(feature, name, key, key_positions, heads(feature))
         of_keys[name] = readings(steps, key_positions)
         same = key_positions is query_positions
         of_queries[name] = of_keys[name] if same else readings(steps, key_positions, query_positions)

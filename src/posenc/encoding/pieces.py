@@ -6,6 +6,7 @@ A scheme's score door is a tuple of pieces, applied from left to right to the sc
     Meeting    s_ij + scale q_i . a_h(r)         query or key times a vector per distance  Shaw, Transformer-XL, DeBERTa
     Fold       s_ij + scale u_i . k_j            a vector added to one side of the product Transformer-XL's u
     Clock      s_ij + F_i - F_j                  a number per head and token               FoX
+    Fading     scale q_i . (k_j * exp(P_i - P_j))   a number per head, token and channel      Wall
     Function   f(s_ij; c_h(r), ...)              any function of one score                 DA-Transformer, FIRE, softcap
     Row        f(s_i.; visible)                  any function of a row of scores           CoPE, stick-breaking
 
@@ -28,24 +29,23 @@ from torch import Tensor
 class Distance:
     """How a term depends on the distance r = p_j - p_i, key minus query.
 
-    - ``axis``: the axis of the ``axes`` coordinates that r is along; None: all of them, and r is (..., axes).
+    - ``axis``: the axis of the ``axes`` coordinates that r is along; None: all of them, and r is (..., axes);
+      "segment": r is between segments instead (0: the same), with a constant tail.
     - ``integral``: the entries are in a table, so coordinates must be int64.
     - ``tail``: beyond distance ``past``, on both sides, the term is "constant", or "linear" (only for a `Bias`, with a
       slope that is not learned); None: unknown.
     - ``reach``: distances of at least this, along each axis, have no entry and raise a PositionError that names
       ``scheme``.
-    - ``looks_back``: entries are only for keys up to the query; the string names the form for both sides.
     - ``num_heads``: the number of heads of the entries; None: any, all the same.
     """
 
     scheme: str
-    axis: int | None = 0
+    axis: int | Literal["segment"] | None = 0
     axes: int = 1
     integral: bool = False
     tail: Literal["constant", "linear"] | None = None
     past: int = 0
     reach: tuple[int, ...] | None = None
-    looks_back: str | None = None
     num_heads: int | None = None
 
     def clamped(self, r: Tensor) -> Tensor:
@@ -67,13 +67,8 @@ class Term:
 
     @property
     def is_planar(self) -> bool:
-        """Whether it depends on both of two coordinates, or on one of them."""
-        return self.distance is not None and (self.distance.axis is None or self.distance.axes > 1)
-
-    @property
-    def looks_back(self) -> str | None:
-        """If its entries are only for keys up to the query, the form for both sides."""
-        return None if self.distance is None else self.distance.looks_back
+        """Whether it depends on both of two coordinates, on one of them, or on segments."""
+        return self.distance is not None and (self.distance.axis != 0 or self.distance.axes > 1)
 
 
 class Piece(Term):
@@ -229,6 +224,18 @@ class Clock(Piece):
     fades = True
 
 
+@dataclass(frozen=True)
+class Fading(Piece):
+    """Multiplies each channel of the product by the exponential of the difference of a cumulative feature, for keys up
+    to the query: s_ij + scale sum_c q_ic k_jc (exp(P_ic - P_jc) - 1), with P the named feature of queries and keys,
+    (batch, heads, tokens, head_dim), which does not increase with the order. Keys after the query are unchanged."""
+
+    scheme: str
+    feature: str = field()
+
+    reads_vectors = True
+
+
 def _none(*_: Tensor) -> tuple[Tensor, ...]:
     """No coefficients."""
     return ()
@@ -285,6 +292,11 @@ class Function(Piece):
     def reads_coordinates(self) -> bool:
         """Whether the coefficients depend on both coordinates instead of their distance."""
         return self.distance is None and self.coefficients is not _none
+
+
+def plus(score: Tensor, bias: Tensor) -> Tensor:
+    """s + b: the ``apply`` of a bias that is a function of both coordinates."""
+    return score + bias
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -38,6 +38,13 @@ def tensors_of(x: Any) -> list[Tensor]:
 
     with_tensors(x, keep)
     return found
+
+
+def closed_over(terms: Iterable[Any]) -> list[Tensor]:
+    """The tensors that the functions of these terms close over."""
+    functions = [getattr(term, f.name) for term in terms for f in fields(term)]
+    cells = [cell for function in functions for cell in getattr(function, "__closure__", None) or ()]
+    return [cell.cell_contents for cell in cells if isinstance(cell.cell_contents, Tensor)]
 
 
 def register(kind: type, values: tuple[str, ...], name: str) -> None:

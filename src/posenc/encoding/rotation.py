@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
+from torch import Tensor
 
 from posenc.arguments import check_type, whole
-from posenc.rotation.maps import TokenMap
+from posenc.encoding.features import Features, missing
+from posenc.rotation.maps import OfHeads, TokenMap
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,18 @@ class Band:
     reach: int
     query: TokenMap
     key: TokenMap
+
+
+@dataclass(frozen=True)
+class Unread:
+    """The map of a rotation that reads a feature, before a layer's feature is given: it raises ValueError."""
+
+    feature: str
+    side: str
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Raises ValueError."""
+        raise missing(self.feature, self.side, {})
 
 
 @dataclass(frozen=True)
@@ -33,10 +46,10 @@ class Rotation:
     only coordinate. Such keys cannot be cached rotated. Raises ValueError unless reaches are ints that increase from 1
     or more, and ``chunk``, which needs bands, is above 0.
 
-    ``refuses`` checks maps that are not valid for every key after a query. It takes the dtype of q and k and how many
-    tokens ahead a query may attend to, and returns the message of the ValueError, or None. With ``for_each_other`` the
-    rotated queries and keys depend on the other tokens of the call, and only their product does not: a term that reads
-    them separately raises ValueError.
+    With ``for_each_other`` the rotated queries and keys depend on the other tokens of the call, and only their product
+    does not: a term that reads them separately raises ValueError.
+
+    `by_feature` makes a rotation that depends on a ``feature`` of each layer: ``reads`` takes it and returns the map.
     """
 
     query: TokenMap
@@ -46,8 +59,24 @@ class Rotation:
     scale: float | None = None
     bands: tuple[Band, ...] = ()
     chunk: int | None = None
-    refuses: Callable[[torch.dtype, float], str | None] | None = None
     for_each_other: bool = False
+    feature: str | None = None
+    reads: Callable[[Tensor], TokenMap] | None = None
+
+    @classmethod
+    def by_feature(cls, feature: str, reads: Callable[[Tensor], TokenMap]) -> Rotation:
+        """A rotation of queries and keys by a clock of the layer, which ``reads`` takes, (batch, key heads, tokens[,
+        width]), and returns the map. Query heads are rotated like the key head that they share."""
+        return cls(Unread(feature, "query"), Unread(feature, "key"), feature=feature, reads=reads)
+
+    def with_features(self, query: Features, key: Features) -> Rotation:
+        """The same rotation with the maps for a layer's features."""
+        if self.feature is None or self.reads is None or not (self.feature in query and self.feature in key):
+            return self
+        of_query, of_key = query[self.feature], key[self.feature]
+        turn = self.reads(of_query)
+        turn_key = turn if of_key is of_query else self.reads(of_key)
+        return replace(self, query=turn, key=OfHeads(turn_key, of_key.size(1)))
 
     def __post_init__(self) -> None:
         check_type("bands", self.bands, tuple)

@@ -11,9 +11,19 @@ MadeWith: TypeAlias = tuple[tuple[Tensor, int], ...]
 """Parameters, each with its version counter."""
 
 
-def made_with(module: nn.Module) -> MadeWith:
-    """The current parameters of a module; empty in a compiled graph, which does not track them."""
-    return () if torch.compiler.is_compiling() else tuple((p, _version_of(p)) for p in module.parameters())
+def made_with(module: nn.Module, device: torch.device) -> MadeWith:
+    """The current parameters of a module; empty in a compiled graph, which does not track them. ValueError for one on
+    another device than the positions."""
+    if torch.compiler.is_compiling():
+        return ()
+    made = tuple((p, version_of(p)) for p in module.parameters())
+    for p, _ in made:
+        if p.device != device:
+            raise ValueError(
+                f"{type(module).__name__} must be on {device} like the positions, got parameters on {p.device}: move "
+                "the scheme with the model, and make positions with device= or positions.to(device)"
+            )
+    return made
 
 
 def is_counted(module: nn.Module) -> bool:
@@ -39,14 +49,14 @@ def check_fresh(made: MadeWith, is_read: bool) -> None:
             "them: shard the scheme together with the block that calls it, or separately with "
             "fully_shard(scheme, reshard_after_forward=False)"
         )
-    if any(_version_of(p) != version for p, version in made):
+    if any(version_of(p) != version for p, version in made):
         raise ValueError(
             "the encoding was made before the scheme's parameters changed: call the scheme with the positions "
             "again, once in every forward pass"
         )
 
 
-def _version_of(parameter: Tensor) -> int:
+def version_of(parameter: Tensor) -> int:
     """The version counter, which inference tensors do not have."""
     return -1 if parameter.is_inference() else parameter._version
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from posenc.huggingface.patched import Patched as Patched
     from posenc.huggingface.patching import adapt as adapt
     from posenc.huggingface.patching import patch as patch
+    from posenc.huggingface.saved import from_pretrained as from_pretrained
     from posenc.huggingface.weights import convert_layout as convert_layout
     from posenc.huggingface.weights import half_to_interleaved as half_to_interleaved
     from posenc.huggingface.weights import interleaved_to_half as interleaved_to_half
@@ -27,6 +28,7 @@ HOMES = {
     "Patched": "patched",
     "adapt": "patching",
     "patch": "patching",
+    "from_pretrained": "saved",
     "Layer": "described",
     "ModelPositions": "described",
     "scheme_from_config": "config",

@@ -98,7 +98,8 @@ def attention(
     ``attention_mask`` is the result of `mask`, or a mask of four dimensions, boolean or additive. Without one, queries
     and keys are one text from its start, causal if ``is_causal`` or else the module's attribute is true, within
     ``sliding_window``; a single query attends to all keys. ``softcap`` c: scores become c tanh(s / c). ``s_aux``: a
-    sink, a logit per head; ``sinks``: a logit per head and query. ``position_bias`` is added to the scores.
+    sink, a logit per head; ``sinks`` (batch, heads, tokens, 1): one per head and query. ``position_bias`` is added to
+    the scores.
 
     Raises ValueError, naming it, for any other argument that would change the scores.
     """
@@ -106,10 +107,14 @@ def attention(
     _check_others(others, is_patched=plan is not None)
     if plan is not None:
         _check_read(plan)
-    how: dict[str, Any] = {"dropout_p": dropout, "scale": scaling, "return_lse": sinks is not None, "sinks": s_aux}
+        position_bias = None  # the plan replaces it
+        own = getattr(module, "scaling", None)
+        if scaling == 1.0 and own is not None and own != 1.0:  # OPT has scaled its queries, but schemes scale keys too
+            query, scaling = query / own, own
+    how: dict[str, Any] = {"dropout_p": dropout, "scale": scaling, "sinks": s_aux if sinks is None else sinks[..., 0]}
     if EXCHANGES:
         step, window = divided(module, query, attention_mask, softcap, position_bias, position_ids)
-        return _finished(step.attention(query, key, value, window=window, **how), sinks)
+        return _finished(step.attention(query, key, value, window=window, **how))
     if isinstance(attention_mask, Visible) and attention_mask.queries._is_shard:
         raise ValueError(
             "posenc.distributed.sharded must still be open when activation checkpointing computes layers again: put "
@@ -138,16 +143,11 @@ def attention(
         window=None if seen.left is None and seen.right is None else (seen.left, seen.right),
         **how,
     )
-    return _finished(result, sinks)
+    return _finished(result)
 
 
-def _finished(result: Tensor | tuple[Tensor, Tensor], sinks: Tensor | None) -> tuple[Tensor, None]:
-    """The output as transformers wants it, (batch, tokens, heads, head_dim); ``sinks``: a logit per head and query."""
-    if sinks is not None:
-        assert isinstance(result, tuple)
-        out, lse = result
-        share = (lse[..., None] - sinks.to(lse.dtype)).sigmoid()
-        result = (out.to(lse.dtype) * share).to(out.dtype)
+def _finished(result: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
+    """The output as transformers wants it, (batch, tokens, heads, head_dim)."""
     assert isinstance(result, Tensor)
     return result.transpose(1, 2).contiguous(), None
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from posenc.arguments import check_choice, check_name, shown
+from posenc.arguments import check_choice, meant, shown
 from posenc.huggingface.described import ModelPositions
 from posenc.huggingface.families import READERS
 from posenc.huggingface.keys import Keys, positional
+from posenc.huggingface.loading import RECORD
+from posenc.huggingface.rotating_families import Rotating
 
 PARTS = {"text": "text_config", "vision": "vision_config"}
 """The keys of the parts that can be read, in a configuration of several models."""
@@ -19,29 +23,48 @@ PARTS = {"text": "text_config", "vision": "vision_config"}
 STACKS = ("encoder", "decoder")
 TWO_STACKS = frozenset({"t5"})
 
+LIKE_LLAMA = frozenset({"max_position_embeddings", "rope_parameters", "rope_theta", "partial_rotary_factor"})
+UNLIKE_LLAMA = frozenset({"nanochat"})
+"""Families that rotate otherwise, which no key says: nanochat in the other direction."""
+
+GEMMA: Mapping[str, tuple[str, ...]] = {
+    "rope_theta": ("full_attention",),
+    "rope_local_base_freq": ("sliding_attention",),
+}
+MODERNBERT: Mapping[str, tuple[str, ...]] = {
+    "global_rope_theta": ("full_attention",),
+    "local_rope_theta": ("sliding_attention",),
+}
 THETAS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "gemma3_text": {"rope_theta": ("full_attention",), "rope_local_base_freq": ("sliding_attention",)},
-    "modernbert": {"global_rope_theta": ("full_attention",), "local_rope_theta": ("sliding_attention",)},
+    "gemma3_text": GEMMA,
+    "gemma3n_text": GEMMA,
+    "modernbert": MODERNBERT,
+    "modernbert-decoder": MODERNBERT,
     "gpt_neox": {"rotary_emb_base": ()},
 }
 """Older names of rope_theta and the layer types that they are for; () is all. By default ``rope_theta`` for all."""
 
 
-def scheme_from_config(config: Any, part: str | None = None) -> ModelPositions:
+def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence[str] = ()) -> ModelPositions:
     """Reads the positional encoding of a Hugging Face configuration; printing the result describes it in words.
 
     ``config`` is a configuration object, the dictionary of a config.json, or a path to the file or its folder. ``part``
     is the part to read in a configuration of several models: "text" (the default) or "vision", or for an
-    encoder-decoder model "encoder" or "decoder" (the default).
+    encoder-decoder model "encoder" or "decoder" (the default). ``ignore`` are names of keys that mean nothing, which
+    would otherwise be errors.
 
     >>> print(scheme_from_config({"model_type": "llama", "num_hidden_layers": 2, "rope_theta": 5e5}))
     llama: decoder, 2 layers, 2048 positions
       layers 0, 1: RoPE, base 500000, all 128 channels, half layout, whole text
 
+    A decoder that is not in the table of docs/huggingface.md, and has no keys about positions but rope_parameters, is
+    read like Llama, with a UserWarning and a remark. Schemes are in evaluation mode.
+
     Errors: ValueError, naming the key, for a key about positions that is unknown, contradicts another, or is ignored by
-    transformers' own model; ValueError for an unsupported family or a path without a configuration;
-    ModuleNotFoundError without transformers.
+    transformers' own model; ValueError for an unsupported family, for a configuration that transformers does not
+    accept, or a path without one; ModuleNotFoundError without transformers.
     """
+    ignored = _names(ignore)
     raw = _raw(config)
     found = whole = config if raw is None else _built(raw)
     inside = None
@@ -49,8 +72,10 @@ def scheme_from_config(config: Any, part: str | None = None) -> ModelPositions:
         name = PARTS["vision" if part == "vision" else "text"]
         if getattr(whole, name, None) is not None:
             found, inside = getattr(whole, name), whole.model_type
-            raw = None if raw is None else raw.get(name, raw)
-            _check_outer(whole, name)
+            if raw is not None:
+                raw = raw.get(name, raw)
+                raw = raw if isinstance(raw, Mapping) else None  # an object in a dictionary
+            _check_outer(whole, name, ignored)
         elif part in PARTS:
             raise ValueError(f"part must be one that {whole.model_type} has, and it has no {name}, got {part!r}")
     if found.model_type in TWO_STACKS:
@@ -63,15 +88,52 @@ def scheme_from_config(config: Any, part: str | None = None) -> ModelPositions:
             f"part must be 'text' for {whole.model_type}, whose vision part ({found.model_type}) is not read, got "
             "'vision'"
         )
-    check_name("model_type", found.model_type, tuple(READERS))
-    keys = Keys(found, inside)
-    said = READERS[found.model_type](keys)
+    keys = Keys(found, inside, ignored)
+    said = READERS.get(found.model_type, _unknown)(keys)
     if said.causal:
         keys.refuse("is_causal", True, why="must be true: only causal attention is read")
     keys.end()
     if raw is not None:
         _check_thetas(raw, found)
+    if (put := getattr(found, RECORD, getattr(whole, RECORD, None))) is not None:
+        return replace(
+            said, remarks=(*said.remarks, f"not so in the model itself, which was patched: {RECORD} = {put}")
+        )
     return said
+
+
+def _names(ignore: Any) -> tuple[str, ...]:
+    if isinstance(ignore, str) or not isinstance(ignore, Sequence) or not all(isinstance(n, str) for n in ignore):
+        raise ValueError(f"ignore must be a list of names of keys, got {shown(ignore)}")
+    return tuple(ignore)
+
+
+def _unknown(keys: Keys) -> ModelPositions:
+    """The positions of a family that is not in the table: Llama's, if rope_parameters are all that it says of them."""
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING
+
+    kind = type(keys.config)
+    is_decoder = kind in MODEL_FOR_CAUSAL_LM_MAPPING or keys.model_type not in CONFIG_MAPPING
+    if not keys.get("rope_parameters") or not is_decoder or keys.model_type in UNLIKE_LLAMA:
+        raise _unread(keys.model_type)
+    others = [name for name, _ in positional(keys.config) if name not in LIKE_LLAMA and name not in keys.ignored]
+    if others:
+        raise _unread(keys.model_type, f", which has {others[0]!r}, so it is not read like llama")
+    said = Rotating(partial=True)(keys)
+    remark = (
+        f"{keys.model_type} was never compared with transformers, and is read like llama: a decoder whose layers all "
+        "rotate channels k and k + d/2"
+    )
+    warnings.warn(remark, stacklevel=3)
+    return replace(said, remarks=(remark, *said.remarks))
+
+
+def _unread(model_type: str, why: str = "") -> ValueError:
+    """The error for a family that is not read."""
+    near = meant(model_type, tuple(READERS))
+    return ValueError(
+        f"model_type must be one of the {len(READERS)} in docs/huggingface.md, got {model_type!r}{why}{near}"
+    )
 
 
 def _raw(config: Any) -> dict[str, Any] | None:
@@ -83,7 +145,7 @@ def _raw(config: Any) -> dict[str, Any] | None:
             raise ValueError(f"config must be a file or a folder with a config.json, and there is no {str(path)!r}")
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"config must be JSON, and {str(path)!r} is not: {error}") from None
         if not isinstance(config, dict):
             raise ValueError(f"config must be a JSON object, and {str(path)!r} holds {shown(config)}")
@@ -108,8 +170,23 @@ def _built(raw: Mapping[str, Any]) -> Any:
     for each in (raw, *parts):
         _check_one(each, "rope_scaling", "rope_parameters")
     if model_type not in CONFIG_MAPPING:
-        check_name("model_type", model_type, tuple(READERS))
-    return CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(raw)))
+        raise _unread(model_type)
+    try:
+        return CONFIG_MAPPING[model_type].from_dict(copy.deepcopy(dict(raw)))
+    except Exception as error:
+        raise ValueError(
+            f"config must be one that transformers accepts for {model_type}, and it raises {reason(error)}"
+        ) from error
+
+
+def reason(error: Exception) -> str:
+    """An error of transformers in words. It may have any type, since its code computes with the values of a
+    configuration before it checks them."""
+    if type(error).__name__ == "UnpicklingError":
+        return "its weights are pickled Python objects, which can run any code when read: save them as safetensors"
+    said = " ".join(str(error).split())
+    kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+    return f"{kind}{said[:300]}{'...' if len(said) > 300 else ''}"
 
 
 def _check_one(raw: Mapping[str, Any], old: str, new: str) -> None:
@@ -118,12 +195,12 @@ def _check_one(raw: Mapping[str, Any], old: str, new: str) -> None:
         raise ValueError(f"{old} and {new} must be equal if both are given, got {raw[old]} and {raw[new]}")
 
 
-def _check_outer(whole: Any, name: str) -> None:
+def _check_outer(whole: Any, name: str, ignored: tuple[str, ...]) -> None:
     """ValueError for a key about positions that is outside the part's configuration, where it belongs. Defaults of the
     whole configuration are allowed."""
     part = getattr(whole, name)
     for key, value in positional(whole):
-        if getattr(part, key, None) != value and key not in vars(type(whole)()):
+        if key not in ignored and getattr(part, key, None) != value and key not in vars(type(whole)()):
             raise ValueError(
                 f"{whole.model_type} has the key {key!r} = {shown(value)}, which is about positions, outside its "
                 f"{name}, where it is not read: put it inside"

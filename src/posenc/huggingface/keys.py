@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from posenc.arguments import is_number, shown
+from posenc.arguments import number, shown, whole
 
 POSITIONAL = re.compile(
     "rope|rota|posit|pos_?emb|theta|window|slid|alibi|yarn|mscale|chunk|soft_?cap|softmax|logit_cap|temperature|sink"
@@ -16,13 +16,19 @@ POSITIONAL = re.compile(
 )
 """Names of keys that are about positions, or about factors of scores."""
 
+HARMLESS_PARAMETERS = frozenset({"finetuned"})  # of Yarn-Llama-2
+"""Entries of published rope_parameters that no code reads."""
+
 NOT_POSITIONAL = frozenset(
     {
         "chunk_size_feed_forward",
         "attention_softmax_in_fp32",
         "final_logit_softcapping",  # of the vocabulary
         "ignore_keys_at_rope_validation",  # for transformers' own validation
+        "interpolate_factor",  # of Phi-4-mini, which no code reads
+        "mamba_chunk_size",
         "masked_softmax_fusion",
+        "max_sequence_length",  # of Vicuna 16k, beside max_position_embeddings
         "mlp_layer_types",
         "mtp_layer_types",
         "use_sliding_window",  # read by the families that use it
@@ -42,11 +48,11 @@ class Keys:
     """A configuration of transformers that records which keys were read.
 
     ``keys(name)`` reads a required key, ``keys.get(name, default)`` one that may be missing or None. ``end()`` raises
-    ValueError for a key about positions that was not read.
+    ValueError for a key about positions that was not read and is not in ``ignored``.
     """
 
-    def __init__(self, config: Any, inside: str | None = None) -> None:
-        self.config, self.inside = config, inside
+    def __init__(self, config: Any, inside: str | None = None, ignored: tuple[str, ...] = ()) -> None:
+        self.config, self.inside, self.ignored = config, inside, ignored
         self.model_type: str = config.model_type
         self.was_read: set[str] = set()
 
@@ -62,12 +68,31 @@ class Keys:
         value = getattr(self.config, name, None)
         return default if value is None else value
 
+    def whole(self, name: str, least: int = 1) -> int:
+        """A required key that is a whole number of at least ``least``."""
+        return whole(f"{self.model_type}'s {name}", self(name), least)
+
+    def number(self, name: str) -> float:
+        """A required key that is a number above 0."""
+        return number(f"{self.model_type}'s {name}", self(name), above=0)
+
+    def list(self, name: str) -> list[Any]:
+        """A required key that is a list."""
+        value = self(name)
+        if not isinstance(value, list | tuple):
+            raise self.wrong(name, "must be a list")
+        return list(value)
+
     def flag(self, name: str) -> bool:
         """A key that is True or False, or missing."""
         value = self.get(name, False)
         if value not in (True, False):
             raise self.wrong(name, "must be true or false")
         return bool(value)
+
+    def parameters(self) -> Params:
+        """rope_parameters, whose entries the caller reads."""
+        return Params(self.model_type, "rope_parameters", self("rope_parameters"), self.ignored)
 
     def wrong(self, name: str, why: str) -> ValueError:
         """The error for an invalid value of a key."""
@@ -86,10 +111,10 @@ class Keys:
     def end(self) -> None:
         """ValueError for the first key about positions that was not read, and is not None or False."""
         for name, value in positional(self.config):
-            if name not in self.was_read:
+            if name not in self.was_read and name not in self.ignored:
                 raise ValueError(
                     f"{self.model_type} has the key {name!r} = {shown(value)}, which is about positions, and "
-                    f"{self.model_type} does not read it"
+                    f"{self.model_type} does not read it: if it means nothing, pass ignore=({name!r},)"
                 )
 
     def _own(self, name: str) -> str:
@@ -99,11 +124,11 @@ class Keys:
 class Params:
     """A dictionary of rope_parameters that records which keys were read. ``end()`` raises ValueError for others."""
 
-    def __init__(self, model_type: str, where: str, params: Any) -> None:
+    def __init__(self, model_type: str, where: str, params: Any, ignored: tuple[str, ...] = ()) -> None:
         if not isinstance(params, Mapping):
             raise ValueError(f"{model_type}'s {where} must be a dictionary, got {shown(params)}")
         self.model_type, self.where, self.params = model_type, where, params
-        self.was_read: set[str] = set()
+        self.was_read: set[str] = set(HARMLESS_PARAMETERS.union(ignored))
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value, or ``default`` where there is none, or None."""
@@ -112,20 +137,28 @@ class Params:
         return default if value is None else value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A value that must be a number."""
-        value = self.get(name, default)
-        if value is None or not is_number(value):
-            raise self.wrong(name, "must be a number")
-        return float(value)
+        """A value that must be a number above 0."""
+        return number(self.named(name), self.get(name, default), above=0)
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """A value that must be a whole number of at least 1."""
+        return whole(self.named(name), self.get(name, default))
+
+    def named(self, name: str) -> str:
+        """An entry as errors name it."""
+        return f"{self.model_type}'s {self.where}[{name!r}]"
 
     def wrong(self, name: str, why: str) -> ValueError:
         """The error for an invalid value of a key."""
-        return ValueError(f"{self.model_type}'s {self.where}[{name!r}] {why}, got {shown(self.params.get(name))}")
+        return ValueError(f"{self.named(name)} {why}, got {shown(self.params.get(name))}")
 
     def kind(self, aliases: Mapping[str, str]) -> str:
         """rope_type, which an older ``type`` must not contradict."""
         new, old = self.get("rope_type"), self.get("type")
-        found = str(new or old or "default")
+        for name, value in (("rope_type", new), ("type", old)):
+            if not (value is None or isinstance(value, str)):
+                raise self.wrong(name, "must be a string")
+        found = new or old or "default"
         found = aliases.get(found, found)
         if old is not None and old != found and aliases.get(old) != found:
             raise self.wrong("type", f"contradicts rope_type {found!r}")
@@ -137,5 +170,5 @@ class Params:
             if name not in self.was_read and value is not None:
                 raise ValueError(
                     f"{self.model_type}'s {self.where} has the key {name!r} = {shown(value)}, which rope_type {kind!r} "
-                    "does not read"
+                    f"does not read: if it means nothing, pass ignore=({name!r},)"
                 )

@@ -18,9 +18,9 @@ from posenc.huggingface.attention import NAME
 from posenc.huggingface.masks import Visible
 from posenc.huggingface.patched import Patched, text_config
 from posenc.huggingface.placing import PLAN, Plan
-from posenc.huggingface.rotary import PosencRotary, Turns, is_rotary
+from posenc.huggingface.rotary import PosencRotary, Turns, is_rotary, read_turns
 from posenc.positions.positions import Positions
-from posenc.positions.tiles import Visibility
+from posenc.positions.tiles import Chunk, Visibility
 from posenc.scheme import Scheme
 from posenc.schemes.rope import RoPE
 
@@ -39,23 +39,32 @@ def rotaries(base: Any) -> Iterator[tuple[nn.Module, str, nn.Module]]:
 def attentions(base: Any) -> list[Any]:
     """The self-attention of every layer, in order."""
     config, found = text_config(base), []
-    for module in base.modules():
+    for name, module in base.named_modules():
         index = getattr(module, "layer_idx", None)
         takes = inspect.signature(module.forward).parameters
         if "Attention" not in type(module).__name__ or not isinstance(index, int) or "hidden_states" not in takes:
             continue
         same = getattr(module, "config", None)
-        if (same is config or type(same) is type(config)) and not getattr(module, "is_cross_attention", False):
+        crosses = getattr(module, "is_cross_attention", False) or name.endswith(".EncDecAttention")  # of T5
+        if (same is config or type(same) is type(config)) and not crosses:
             found.append(module)
     return sorted(found, key=lambda module: module.layer_idx)
 
 
-def has_window(module: Any) -> bool:
-    """Whether the configuration gives this layer a window or chunks."""
-    kinds = getattr(module.config, "layer_types", None)
-    if kinds is not None:
-        return bool(kinds[module.layer_idx] != "full_attention")
-    return getattr(module.config, "sliding_window", None) is not None
+def own_window(module: Any) -> tuple[int | None, int | None] | Chunk | None:
+    """The window or chunks that the configuration gives this layer, in a causal model; (None, None) without any, None
+    if they are unknown."""
+    config, kinds = module.config, getattr(module.config, "layer_types", None)
+    width = getattr(config, "sliding_window", None)
+    kind = kinds[module.layer_idx] if kinds is not None else "full_attention" if width is None else "sliding_attention"
+    if kind == "full_attention":
+        return None, None
+    if kind == "chunked_attention":
+        return Chunk(config.attention_chunk_size)
+    if kind != "sliding_attention" or width is None or not getattr(config, "use_sliding_window", True):
+        return None
+    is_causal = getattr(module, "is_causal", True) and not getattr(config, "use_bidirectional_attention", False)
+    return (width - 1, 0) if is_causal else None
 
 
 def kind_of(module: Any, turns: Mapping[str | None, Turns]) -> str | None:
@@ -94,12 +103,12 @@ def pairing(base: Any, module: Any, turns: Turns) -> tuple[str, int, int] | None
 
     Found by comparison: the layer is called with its own cos and sin, and with cos 1, sin 0 and posenc's rotation.
     """
-    if "position_embeddings" not in inspect.signature(module.forward).parameters:
+    takes = inspect.signature(module.forward).parameters
+    if "position_embeddings" not in takes:
         raise ValueError(
             f"{type(module).__name__} does not take position_embeddings, so posenc cannot rotate in its place"
         )
-    probe = copy.deepcopy(module).to(device="cpu", dtype=torch.float64).eval()
-    probe.config._attn_implementation_internal = NAME
+    probe = _probe(module)
     places = torch.tensor([[0, 2, 3, 7]])
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(1, 4, text_config(base).hidden_size, generator=generator, dtype=torch.float64)
@@ -117,6 +126,7 @@ def pairing(base: Any, module: Any, turns: Turns) -> tuple[str, int, int] | None
                 position_embeddings=rotary(x, places, kind),
                 attention_mask=mask,
                 position_ids=places,
+                **({"shared_kv_states": {}} if "shared_kv_states" in takes else {}),  # of Gemma 4
             )
         probe._modules.pop(PLAN, None)
         return out[0] if isinstance(out, tuple) else out
@@ -143,6 +153,45 @@ def pairing(base: Any, module: Any, turns: Turns) -> tuple[str, int, int] | None
     raise ValueError(
         f"{type(module).__name__} of layer {module.layer_idx} rotates its channels in a way that posenc does not know"
     )
+
+
+def layout_in_attention(base: Any) -> str | None:
+    """The layout of the pairs that a model rotates, as queries and keys reach its attention; None if it rotates
+    nothing, or in a way that posenc does not know."""
+    for _, _, rotary in rotaries(base):
+        turns = read_turns(rotary)
+        for module in attentions(base):
+            try:
+                pairs = pairing(base, module, turns[kind_of(module, turns)])
+            except ValueError:
+                return None
+            if pairs is not None:
+                return pairs[0]
+    return None
+
+
+def _probe(module: Any) -> Any:
+    """A copy of a layer on the CPU, in double precision. If weights are on meta, where accelerate's offloading leaves
+    them too, the copy has random ones: which channels make a pair does not depend on weights."""
+    if any(x.is_meta for x in (*module.parameters(), *module.buffers())):
+        try:
+            with torch.device("cpu"), torch.random.fork_rng([]):
+                torch.manual_seed(0)
+                probe = type(module)(copy.deepcopy(module.config), module.layer_idx)
+        except Exception as error:
+            raise ValueError(
+                f"{type(module).__name__} of layer {module.layer_idx} is on meta, and another one could not be made "
+                f"from its configuration: load the weights before patching the model ({error})"
+            ) from None
+    else:
+        probe = copy.deepcopy(module)
+        if any(hasattr(each, "_hf_hook") for each in probe.modules()):  # they would move inputs to their device
+            from accelerate.hooks import remove_hook_from_submodules
+
+            remove_hook_from_submodules(probe)
+    probe = probe.to(device="cpu", dtype=torch.float64).eval()
+    probe.config._attn_implementation_internal = NAME
+    return probe
 
 
 class _Widths(Scheme):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import warnings
+from typing import TYPE_CHECKING, Any
 
+from posenc.huggingface.adapters import is_adapted
 from posenc.huggingface.attention import NAME, attention
 from posenc.huggingface.masks import mask
 
@@ -13,6 +15,14 @@ if TYPE_CHECKING:
 ADDS_ITS_MASK = frozenset({"deepseek_v4", "git"})
 """Models that use transformers' table of attention functions, but add their mask to scores, or a bias to their mask,
 themselves: a boolean mask would be misread."""
+
+
+RECORD = "posenc_patch"
+"""The key of a configuration that says what `patch` has put into the model."""
+
+MARK = "posenc.huggingface.from_pretrained"
+"""The attention implementation of such a configuration, beside `RECORD`. transformers refuses it by this name, also
+where posenc is not imported, and so names what to call."""
 
 
 class OwnAttentionError(ValueError):
@@ -38,15 +48,44 @@ def register() -> None:
     def get_correct_attn_implementation(
         self: PreTrainedModel, requested_attention: str | None, is_init_check: bool = False
     ) -> str:
-        if requested_attention == NAME and has_own_attention(self):
-            raise OwnAttentionError(
-                f"attn_implementation={NAME!r} is not supported by {type(self).__name__} ({self.config.model_type}), "
-                "which has its own attention that cannot be replaced: load it with attn_implementation='eager'; "
-                "posenc.huggingface.adapt(model) says whether posenc supports it"
-            )
+        if requested_attention == NAME:
+            _check_replaceable(self)
+        if is_init_check and getattr(self.config, RECORD, None) is not None:
+            _check_record(self, requested_attention)
         return theirs(self, requested_attention, is_init_check)
 
+    sets = PreTrainedModel.set_attn_implementation
+
+    # For such a model it only logs a warning, and leaves its attention as it is.
+    def set_attn_implementation(self: PreTrainedModel, attn_implementation: str | dict[str, Any], **how: Any) -> None:
+        named = attn_implementation.get("") if isinstance(attn_implementation, dict) else attn_implementation
+        if named == NAME and not any(map(is_adapted, self.modules())):
+            _check_replaceable(self)
+        sets(self, attn_implementation, **how)
+
     PreTrainedModel.get_correct_attn_implementation = get_correct_attn_implementation  # type: ignore[method-assign]
+    PreTrainedModel.set_attn_implementation = set_attn_implementation  # type: ignore[assignment]
+
+
+def _check_record(model: PreTrainedModel, requested: str | None) -> None:
+    """ValueError for a new model without what its configuration says was put in; only a warning if the caller has
+    chosen an attention implementation."""
+    said = (
+        f"posenc.huggingface.patch had put {getattr(model.config, RECORD)} into the model of this configuration, and "
+        f"this one is without it: {MARK}(path) loads the model with it"
+    )
+    if requested == MARK:
+        raise ValueError(f"{said}, and attn_implementation='sdpa' (or another) without it")
+    warnings.warn(said, stacklevel=2)
+
+
+def _check_replaceable(model: PreTrainedModel) -> None:
+    if has_own_attention(model):
+        raise OwnAttentionError(
+            f"attn_implementation={NAME!r} is not supported by {type(model).__name__} ({model.config.model_type}), "
+            "which has its own attention that cannot be replaced: load it with attn_implementation='eager'; "
+            "posenc.huggingface.adapt(model) says whether posenc supports it"
+        )
 
 
 def has_own_attention(model: PreTrainedModel) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from torch import nn
 
 from posenc.arguments import shown
 from posenc.huggingface.attention import NAME
+from posenc.huggingface.loading import OwnAttentionError
+from posenc.positions.positions import Positions
 
 
 class Patched:
@@ -105,6 +108,10 @@ class Patched:
         self.on_undo(lambda: setattr(module, name, was))
         setattr(module, name, value)
 
+    def watch_ids(self) -> None:
+        """Makes `Positions` in place of position_ids an error by name until `undo`."""
+        self.on_undo(transformer(self.model).register_forward_pre_hook(_check_ids, with_kwargs=True).remove)
+
     def through_posenc(self) -> None:
         """Makes posenc the attention implementation of all of the model's configurations until `undo`."""
         model: Any = transformer(self.model)
@@ -117,7 +124,8 @@ class Patched:
 
         self.on_undo(back)
         was = model.config.get_text_config()._attn_implementation
-        model.set_attn_implementation(NAME)
+        with suppress(OwnAttentionError):
+            model.set_attn_implementation(NAME)
         if model.config.get_text_config()._attn_implementation != NAME:
             raise ValueError(
                 f"{type(model).__name__} has its own attention, which cannot be replaced: posenc supports neither a "
@@ -134,6 +142,14 @@ class Patched:
 def _is_the_class_own(forward: Any, module: nn.Module) -> bool:
     """Whether a forward on the instance is that of its class, which accelerate leaves there when it removes a hook."""
     return getattr(forward, "__func__", None) is type(module).forward and forward.__self__ is module
+
+
+def _check_ids(_: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
+    if isinstance(given.get("position_ids"), Positions) or any(isinstance(each, Positions) for each in args):
+        raise ValueError(
+            "position_ids must be a tensor (rows, tokens), got Positions: pass position_ids=positions.coords, and "
+            "padding by attention_mask=(positions.document >= 0).long()"
+        )
 
 
 def transformer(model: nn.Module) -> Any:

@@ -10,14 +10,17 @@ from torch import nn
 from posenc.arguments import shown
 from posenc.huggingface.adapters import ADAPTERS, BOUND, OTHERS, PUT_IN_PLACE, as_computed, is_adapted
 from posenc.huggingface.config import scheme_from_config
-from posenc.huggingface.loading import has_own_attention
+from posenc.huggingface.loading import MARK, RECORD, has_own_attention
 from posenc.huggingface.patched import Patched, named, text_config, transformer
 from posenc.huggingface.placing import Plan
 from posenc.huggingface.put_scalings import is_scaling, put_scaling
 from posenc.huggingface.put_schemes import PosencTable, put_adapted, put_bound, put_scheme
+from posenc.huggingface.recorded import written
 from posenc.huggingface.rotary import PosencRotary
 from posenc.schedule import Schedule
 from posenc.scheme import bare_parts, is_scheme
+
+STACKS = {"encoder", "decoder"}
 
 
 def patch(model: nn.Module, what: Any) -> Patched:
@@ -29,13 +32,16 @@ def patch(model: nn.Module, what: Any) -> Patched:
       adapted to the new scaling. A scaling that depends on the length (`DynamicNTK`, `LongRoPE`) is exact with a cache
       and for each row separately: the cache then keeps unrotated keys.
     - A *scheme*, such as ``ALiBi(num_heads)`` or ``NoPE()``, replaces the model's positions: its rotation is switched
-      off and its learned table is not added. Layers share the scheme, and its parameters become the model's.
-    - A `Schedule` does the same for each layer, with its window instead of the model's. Schemes get queries and keys as
-      they reach the model's attention: there DeepSeek-V3's rotated slice is in the half layout.
+      off, its learned table is not added, and T5's bias is not computed. Layers share the scheme, and its parameters
+      become the model's.
+    - A `Schedule` does the same for each layer, with its window instead of the model's.
+    - A mapping {"encoder": scheme, "decoder": scheme}, or of one of them, is for T5 and other encoder-decoders; each
+      may be a `Schedule`. Attention of the decoder to the encoder has no positions.
 
-    The changes are listed in ``changes`` and printed. Configurations are not changed: a model saved with
-    save_pretrained loads as the original, without posenc. A scheme's parameters are saved too, once if layers share
-    them; loading without posenc ignores them with a warning. Works inside wrappers such as PEFT's.
+    Schemes get queries and keys as they reach the model's attention, and must pair channels in the layout that these
+    have there (DeepSeek-V3: half). The changes are listed in ``changes`` and printed. The configuration says what was
+    put in, so that `from_pretrained` loads a model that save_pretrained has written. A scheme's parameters are saved
+    too, once if layers share them. Works inside wrappers such as PEFT's, and on meta.
 
     Raises ValueError for a model that is already patched or whose positions are not understood, and for a scheme that
     does not fit the model.
@@ -48,6 +54,10 @@ def patch(model: nn.Module, what: Any) -> Patched:
     try:
         if isinstance(what, Schedule) or is_scheme(what):
             put_scheme(patched, base, what)
+        elif base.config.is_encoder_decoder and isinstance(what, Mapping) and what and what.keys() <= STACKS:
+            for name, scheme in what.items():
+                patched.changes.append(f"{name}:")
+                put_scheme(patched, getattr(base, f"get_{name}")(), scheme)
         elif isinstance(what, Mapping) or is_scaling(what):
             put_scaling(patched, base, what)
         else:
@@ -55,6 +65,8 @@ def patch(model: nn.Module, what: Any) -> Patched:
                 f"what must be a scaling, a scheme, a Schedule or {{layer type: scaling}}, got {shown(what)}"
             )
         _heed_peft(patched, base)
+        patched.watch_ids()
+        _record(patched, base, what)
     except BaseException:
         patched.undo()
         raise
@@ -89,6 +101,7 @@ def adapt(model: nn.Module) -> Patched:
             own = scheme_from_config(config).schedule
             put_adapted(patched, base, Schedule([(as_computed(scheme), window) for scheme, window in own]))
         _heed_peft(patched, base)
+        patched.watch_ids()
     except BaseException:
         patched.undo()
         raise
@@ -102,6 +115,20 @@ def _begin(model: nn.Module) -> tuple[Patched, Any]:
     if any(isinstance(m, PosencRotary | Plan | PosencTable) or is_adapted(m) for m in base.modules()):
         raise ValueError("model is patched already: undo() that first")
     return Patched(model), base
+
+
+def _record(patched: Patched, base: Any, what: Any) -> None:
+    """Writes what was put in into the configuration until `undo`, for `save_pretrained`."""
+    config, record = base.config, written(what)
+
+    def back() -> None:
+        if getattr(config, RECORD, None) is record:  # else that of another model with this configuration
+            delattr(config, RECORD)
+            delattr(config, "attn_implementation")
+
+    setattr(config, RECORD, record)
+    config.attn_implementation = MARK
+    patched.on_undo(back)
 
 
 def _heed_peft(patched: Patched, base: Any) -> None:

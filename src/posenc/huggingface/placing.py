@@ -84,12 +84,13 @@ def planned(
         seen = replace(seen, left=None if chunk is not None else left, right=right)
     kept = attention_mask.kept if isinstance(attention_mask, Visible) else {}
     dtype = torch.promote_types(query.dtype, torch.float32)
-    if "placed" not in kept:  # the same for all layers, since a schedule has a window for each
+    own_chunks = plan.window is None  # queries and keys are then in the model's own chunks, if it has any
+    if ("placed", own_chunks) not in kept:
         ids = plan.position_ids() if position_ids is None or plan.by_source else position_ids
-        kept["placed"] = place(queries, keys, bias, ids, plan.counts)
+        kept["placed", own_chunks] = place(queries, keys, bias, ids, plan.counts)
 
     def made() -> Encoding:
-        at, there, lengths = kept["placed"]
+        at, there, lengths = kept["placed", own_chunks]
         if plan.scheme.needs_lengths and "one text" not in kept:
             _check_one_text(at, keys, bias, isinstance(attention_mask, Visible) and attention_mask.is_packed)
             kept["one text"] = True
@@ -97,7 +98,7 @@ def planned(
         encoding = plan.scheme(at, there, dtype=dtype, context=context, doors=("rotate", "score", "value"))
         return encoding.in_chunks(plan.window.size) if isinstance(plan.window, Chunk) else encoding
 
-    return bound(kept, plan.scheme, (dtype, plan.window if isinstance(plan.window, Chunk) else None), made), seen
+    return bound(kept, plan.scheme, (dtype, plan.window if isinstance(plan.window, Chunk) else own_chunks), made), seen
 
 
 def bound(kept: dict[Any, Any], scheme: nn.Module, how: tuple[Any, ...], make: Callable[[], T]) -> T:
@@ -149,6 +150,7 @@ def place(
         slots, ids, is_key = slots.expand(rows, -1), ids.expand(rows, -1), is_key.expand(rows, -1)
         count = is_key.long().cumsum(1)
         there = count - count.gather(1, slots[:, -1:]) + ids[:, -1:]
+        there = torch.where(is_key, there, there.clamp(min=0))  # some schemes refuse positions below 0
         is_here = is_key & (slot <= slots[:, -1:])
         if is_readable(ids):
             skips = (there.gather(1, slots) != ids) & is_key.gather(1, slots)

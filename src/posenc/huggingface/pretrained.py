@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from posenc.arguments import shown
-from posenc.huggingface.config import scheme_from_config
+from posenc.huggingface.config import reason, scheme_from_config
+from posenc.huggingface.families import READERS
+from posenc.huggingface.loading import RECORD
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.learned import Learned
 from posenc.schemes.nope import NoPE
@@ -50,7 +52,8 @@ def pretrained(place: str) -> Pretrained:
     if importlib.util.find_spec("transformers") is None:
         raise ValueError("hf: needs transformers, which is not installed: pip install 'posenc[huggingface]'")
     config = _config_of(place)
-    for name, why in (("is_encoder_decoder", "an encoder with a decoder"), ("quantization_config", "quantized")):
+    refused = (("is_encoder_decoder", "an encoder with a decoder"), ("quantization_config", "quantized"))
+    for name, why in (*refused, (RECORD, "patched by posenc")):
         if getattr(config, name, None):
             raise ValueError(f"hf:{place} must be a decoder or an encoder in floating numbers, got one that is {why}")
     if not hasattr(config, "vocab_size") and getattr(config, "text_config", None) is not None:
@@ -96,8 +99,11 @@ def build_pretrained(
     made = getattr(transformers, kind)
     how = {"dtype": torch.float32, "attn_implementation": attn_implementation}
     if seed is None and torch.get_default_device().type != "meta":
-        with _without_progress():
-            model, said = made.from_pretrained(place, config=config, output_loading_info=True, **how)
+        try:
+            with _without_progress():
+                model, said = made.from_pretrained(place, config=config, output_loading_info=True, **how)
+        except Exception as error:
+            raise ValueError(f"hf:{place} could not be loaded: {reason(error)}") from None
         if said["missing_keys"]:
             lacking = ", ".join(sorted(said["missing_keys"]))
             raise ValueError(
@@ -140,10 +146,9 @@ def _config_of(place: str) -> Any:
         raise ValueError(f"hf:PATH_OR_NAME must be a folder or a name on the hub, and there is no folder {place!r}")
     try:
         return transformers.AutoConfig.from_pretrained(place)
-    except (OSError, ValueError, KeyError) as error:
-        first = str(error).strip().split("\n")[0]
+    except Exception as error:
         where = "" if path.is_dir() else f", and there is no folder {place!r}"
-        raise ValueError(f"hf:{place} could not be loaded{where}: {first}") from None
+        raise ValueError(f"hf:{place} could not be loaded{where}: {reason(error)}") from None
 
 
 def _class_of(place: str, config: Any) -> Any:
@@ -162,12 +167,17 @@ def _class_of(place: str, config: Any) -> Any:
 
 def _parameters(kind: Any, config: Any) -> int:
     """The number of parameters, without allocating them."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in kind._from_config(config, attn_implementation="eager").parameters())
+    try:
+        with torch.device("meta"):
+            return sum(p.numel() for p in kind._from_config(config, attn_implementation="eager").parameters())
+    except Exception as error:
+        raise ValueError(f"hf:{config.name_or_path} could not be built: {reason(error)}") from None
 
 
 def _claims(config: Any) -> dict[str, Any]:
     """The claims about positions, if `scheme_from_config` supports the family."""
+    if config.get_text_config().model_type not in READERS:
+        return {}  # what would be read like Llama is a guess
     try:
         said = scheme_from_config(config)
     except ValueError:

@@ -44,6 +44,12 @@ def put_scaling(patched: Patched, base: Any, what: Any) -> None:
         for kind, turn in turns.items():
             if kind not in scalings:
                 continue
+            if turn.own.startswith("proportional"):
+                others = ", ".join(repr(k) for k, each in turns.items() if not each.own.startswith("proportional"))
+                raise ValueError(
+                    f"layers of type {kind} of {named(base)} have rope_type 'proportional', by which most channels do "
+                    f"not rotate, and no scaling replaces that: give {{layer type: scaling}} of {others or 'no layers'}"
+                )
             ropes[kind] = rope = turn.rope(scalings[kind])
             _check_scaling(rope)
             if rope.needs_lengths:
@@ -118,11 +124,14 @@ def _by_type(base: Any, what: Any, turns: Mapping[str | None, Turns]) -> dict[st
 def _defer(patched: Patched, base: Any, rotary: PosencRotary, ropes: Mapping[str | None, RoPE]) -> None:
     """Moves the rotation into posenc's attention, in every layer that rotates."""
     turned = False
+    found: dict[str | None, tuple[str, int, int] | None] = {}
     for module in attentions(base):
         kind = kind_of(module, rotary.turns)
         if kind not in ropes:
             continue
-        pairs = pairing(base, module, rotary.turns[kind])
+        if not getattr(module, "is_kv_shared_layer", False):  # else its keys are those of a layer before
+            found[kind] = pairing(base, module, rotary.turns[kind])
+        pairs = found[kind]
         if pairs is None:  # a layer without position
             continue
         turned = True

@@ -3,47 +3,66 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from posenc.arguments import shown
 from posenc.encoding.pieces import Bias
 from posenc.huggingface.adapters import ADAPTERS, BOUND, adapted, is_adapted, unscaled
 from posenc.huggingface.attention import NAME, check_runs
-from posenc.huggingface.layers import attentions, has_window, rescale, rotaries
-from posenc.huggingface.patched import Patched, named, text_config
+from posenc.huggingface.config import scheme_from_config
+from posenc.huggingface.layers import attentions, layout_in_attention, own_window, rescale, rotaries
+from posenc.huggingface.patched import Patched, named, text_config, transformer
 from posenc.huggingface.placing import PLAN, Plan
 from posenc.huggingface.rotary import PosencRotary, read_turns
-from posenc.lowering.distances import coordinates
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, check_window
+from posenc.rotary import PairwiseRotary, Rotary
 from posenc.schedule import Schedule, ranges
 from posenc.scheme import Scheme, bare_parts
 
-# Models that add a learned table of positions to their input: the name of the table.
-TABLES = {"gpt2": "wpe", "bert": "position_embeddings"}
+BERTS = ("bert", "bert-generation", "data2vec-text", "electra", "ernie", "roc_bert")
+ROBERTAS = ("camembert", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod")
+TABLES = {
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), "wpe"),
+    **dict.fromkeys((*BERTS, *ROBERTAS), "position_embeddings"),
+    "opt": "embed_positions",
+}
+"""Models that add a learned table of positions to their input: the name of the table."""
+
+
+BIASED = "has_relative_attention_bias"
+"""The attribute of T5's attention that says whether a layer computes the bias of its stack. T5 counts its tokens."""
+
+WHOLE = (None, None)
+"""The window of a layer without one."""
 
 
 class PosencTable(nn.Module):
     """Replaces a learned table of positions: returns the vectors that a scheme adds, or zeros. The unused table keeps
     its name, so that weights are saved and loaded as before. ``config`` is that of the model, whose attention must be
-    posenc's.
+    posenc's. ``first`` is the row of position 0, in models that look up rows: in RoBERTa that after the padding's.
     """
 
-    def __init__(self, weight: Tensor, scheme: Scheme | None, config: Any) -> None:
+    def __init__(self, weight: Tensor, scheme: Scheme | None, config: Any, first: int = 0) -> None:
         super().__init__()
-        self.weight, self.scheme, self.config_of_model = weight, scheme, config
+        self.weight, self.scheme, self.config_of_model, self.first = weight, scheme, config, first
         self.seen: Tensor | None = None  # the position_ids of the last forward pass, for layers that do not get them
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """The vectors to add to the input at these positions."""
+    def forward(self, ids: Tensor, *_: Any, position_ids: Tensor | None = None) -> Tensor:
+        """The vectors to add to the input at these positions. OPT passes its mask first, and position_ids by name."""
         check_runs(self.config_of_model)
+        if self.first or position_ids is not None:  # padding has the row before that of position 0
+            ids = (ids if position_ids is None else position_ids) - self.first
+            ids = ids.masked_fill(ids == -1, 0)
         self.seen = ids
         table = None if self.scheme is None else self.scheme.table(Positions(ids.long()))
         if table is None:
-            return self.weight.new_zeros((*ids.shape, self.weight.size(1)))
+            return torch.zeros((*ids.shape, self.weight.size(1)), dtype=self.weight.dtype, device=ids.device)
         return table.to(self.weight.dtype)
 
 
@@ -61,7 +80,7 @@ def put_adapted(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     for n, module in enumerate(modules):
         scheme, window = schemes[n]
         patched.exchange(module, adapted(type(module), {"forward": forward}))
-        patched.replace(module, PLAN, Plan(scheme, window, counts=counts))
+        patched.replace(module, PLAN, Plan(scheme, None if window == WHOLE else window, counts=counts))
     patched.changes.append("attention: posenc's instead of the model's own")
     patched.changes.extend(in_words(what))
 
@@ -88,12 +107,33 @@ def _by_layer(
     """Scheme and window of every layer; a window of None is the model's own."""
     if not isinstance(what, Schedule):
         _check_scheme(base, what)
+        _check_layout(base, [what])
         return [(what, None)] * layers
     if len(what) != layers:
         raise ValueError(f"what must be a Schedule of {layers} layers like {named(base)}, got one of {len(what)}")
     for scheme in what.schemes:
         _check_scheme(base, scheme)
+    _check_layout(base, [scheme for scheme, _ in what])
     return [(scheme, window if isinstance(window, Chunk) else check_window(window)) for scheme, window in what]
+
+
+def _check_layout(base: Any, schemes: Sequence[Scheme]) -> None:
+    """ValueError for a rotation whose pairs of channels are not those that the model was trained with."""
+    turning = [part for scheme in schemes for part in scheme.modules() if isinstance(part, Rotary | PairwiseRotary)]
+    if not turning:
+        return
+    config = text_config(base)
+    own: str | None
+    if config.model_type in ADAPTERS:
+        own = next((s.layout for s in scheme_from_config(config).schedule.schemes if isinstance(s, Rotary)), None)
+    else:
+        own = layout_in_attention(base)
+    for part in turning:
+        if own is not None and part.layout != own:
+            raise ValueError(
+                f"{type(part).__name__} must have layout={own!r}, the pairs of channels of queries and keys in the "
+                f"attention of {named(base)}, got {part.layout!r}"
+            )
 
 
 def _give_back(table: PosencTable, original: nn.Embedding) -> None:
@@ -102,17 +142,33 @@ def _give_back(table: PosencTable, original: nn.Embedding) -> None:
 
 
 def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
-    """Replaces the model's rotation or learned table by a scheme, or by one for each layer with its window."""
+    """Replaces the model's rotation, learned table or bias by a scheme, or by one for each layer with its window."""
     modules, config = attentions(base), text_config(base)
+    if config.is_encoder_decoder and base.get_encoder() is not base.get_decoder():
+        raise ValueError(
+            f"what must be {{'encoder': scheme, 'decoder': scheme}}, or one of them, for {named(base)}, which has two "
+            f"stacks of layers, got {shown(what)}"
+        )
     if config.model_type in ADAPTERS:
         put_adapted(patched, base, what)
         return
     table = TABLES.get(config.model_type)
     found = list(rotaries(base))
-    if not modules or not (table or found):
+    biased = [module for module in modules if hasattr(module, BIASED)]
+    if biased and config.is_encoder_decoder and base is transformer(patched.model):
         raise ValueError(
-            f"{named(base)} has neither rotary modules nor a learned table that posenc knows, so posenc does not know "
-            "what a scheme would replace"
+            f"model must be the whole, got {named(base)}, one of its two stacks, whose configuration is not saved: "
+            "patch(model, {'encoder': scheme, 'decoder': scheme}), or one of them"
+        )
+    if not modules or not (table or found or biased):
+        raise ValueError(
+            f"{named(base)} has neither rotary modules nor a learned table or bias that posenc knows, so posenc does "
+            "not know what a scheme would replace"
+        )
+    if any(turn.allocation is not None for _, _, rotary in found for turn in read_turns(rotary).values()):
+        raise ValueError(
+            f"{named(base)} has positions of several axes, and a scheme needs those of all keys of a cache, which it "
+            "does not provide: use a scaling that does not depend on the length, such as YaRN"
         )
     layers = sorted({module.layer_idx for module in modules})
     schemes = _by_layer(base, what, len(layers))
@@ -128,33 +184,40 @@ def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
         for parent in list(base.modules()):
             original = parent._modules.get(table)
             if isinstance(original, nn.Embedding):
-                source = PosencTable(original.weight, adder, config)
+                first = 0 if original.padding_idx is None else original.padding_idx + 1
+                source = PosencTable(original.weight, adder, config, first)
                 patched.replace(parent, table, source)
                 patched.on_undo(partial(_give_back, source, original))
                 instead = "" if adder is None else f", replaced by {adder!r}"
                 patched.changes.append(f"the model's learned table {table}: not added{instead}")
-    scaled = False
+    for module in biased:
+        patched.set(module, BIASED, False)  # so that it computes none; attention ignores what it passes instead
+    if biased:
+        patched.changes.append("the model's own bias: off")
     for module in modules:
         scheme, window = schemes[layers.index(module.layer_idx)]
-        scaled |= _unscale(patched, module)
-        plan = Plan(scheme, window, source, by_source=is_adapted(module), has_window=has_window(module))
+        _unscale(patched, module)
+        own = own_window(module)
+        kept = None if window == own else window  # the model's own mask has it, in static caches and graphs too
+        plan = Plan(scheme, kept, source, bool(biased), by_source=is_adapted(module), has_window=own != WHOLE)
         patched.replace(module, PLAN, plan)
         rescale(patched, module, next((s for s in map(_scaling, scheme.modules()) if s is not None), None))
-    if scaled:
-        patched.changes.append("the model's own factor of queries by their position: off")
     patched.changes.extend(in_words(what))
 
 
-def _unscale(patched: Patched, module: Any) -> bool:
-    """Switches off a layer's scaling of queries by their position, as in Llama 4 and Ministral 3, and returns whether
-    it had one. The latter's file in transformers has the function ``get_llama_4_attn_scale``."""
+def _unscale(patched: Patched, module: Any) -> None:
+    """Switches off a layer's scaling of queries by their position, as in Llama 4 and Ministral 3. The latter's file in
+    transformers has the function ``get_llama_4_attn_scale``."""
+    off = "the model's own factor of queries by their position: off"
     if getattr(module, "attn_temperature_tuning", False):
         patched.set(module, "attn_temperature_tuning", False)
-        return True
-    if not hasattr(sys.modules.get(type(module).__module__), "get_llama_4_attn_scale"):
-        return False
-    patched.exchange(module, adapted(type(module), {"forward": unscaled}))
-    return True
+        said = [off, "positions are the position_ids, where the model's own factor counts the slots of the cache"]
+    elif hasattr(sys.modules.get(type(module).__module__), "get_llama_4_attn_scale"):
+        patched.exchange(module, adapted(type(module), {"forward": unscaled}))
+        said = [off]
+    else:
+        return
+    patched.changes += [each for each in said if each not in patched.changes]
 
 
 def _scaling(scheme: nn.Module) -> Any:
@@ -214,17 +277,13 @@ def _check_bound(base: Any, part: Scheme) -> None:
     at, name = Positions.arange(1, device=device), type(part).__name__
     pieces = part(at).pieces
     if part.for_decoders and False in sees:
-        other = next((piece.looks_back for piece in pieces if piece.looks_back), None)
         raise ValueError(
-            f"{name} {'in this form ' * (other is not None)}encodes only keys before the query, and in {named(base)} "
-            f"queries attend to later keys: {f'make it with {other}' if other else 'use a bidirectional scheme'}"
+            f"{name} encodes only keys up to the query, and in {named(base)} queries attend to later keys: use "
+            f"{part.looks_back or 'a bidirectional scheme'}"
         )
     for piece in pieces:
-        if piece.distance is not None:
-            coordinates(piece.distance, at)
-        if not isinstance(piece, Bias):
-            continue
-        if piece.hides and True in sees and bool(piece.at(torch.tensor([-1], device=device)).isneginf().any()):
+        hides = isinstance(piece, Bias) and piece.hides and True in sees
+        if hides and bool(piece.at(torch.tensor([-1], device=device)).isneginf().any()):
             raise ValueError(
                 f"{name} in this form has heads that attend only to keys after the query, which {named(base)} masks: "
                 "make it in its causal form"

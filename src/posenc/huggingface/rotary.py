@@ -22,6 +22,10 @@ from posenc.schemes.rope import RoPE
 Form: TypeAlias = Literal["twice", "each twice", "once", "complex"]
 """The order of pairs in cos and sin: all pairs twice, each pair twice in a row, once, or one complex number each."""
 
+SCALABLE = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+"""Types of rotation that another scaling can replace. "proportional" leaves most pairs unturned, and is part of the
+model."""
+
 PROBE = (3, 1, 7)  # positions that distinguish the forms, small enough for precise angles in float32
 CLOSE = 1e-5  # far above the rounding of angles up to 7 in float32, 1e-6, and far below the error of another form
 
@@ -55,9 +59,11 @@ def read_turns(module: nn.Module) -> dict[str | None, Turns]:
     given = getattr(config, "rope_parameters", None)
     if not isinstance(given, dict):
         raise ValueError(f"{name} has no rope_parameters in its configuration, so its base is not known")
-    probe: Any = copy.deepcopy(module)  # some change their buffers when they are called
-    if any(buffer.is_meta for buffer in probe.buffers()):
-        raise ValueError(f"{name} is on meta: load the weights before patching the model")
+    if any(buffer.is_meta for buffer in module.buffers()):  # it has no weights, so another one is the same
+        with torch.device("cpu"):
+            probe: Any = type(module)(config=config)
+    else:
+        probe = copy.deepcopy(module)  # some change their buffers when they are called
     types: list[str | None] = [
         n.removesuffix("_inv_freq")
         for n, _ in probe.named_buffers()
@@ -71,12 +77,11 @@ def read_turns(module: nn.Module) -> dict[str | None, Turns]:
 def _read(probe: Any, kind: str | None, config: Any, parameters: dict[str, Any]) -> Turns:
     name = type(probe).__name__ if kind is None else f"{type(probe).__name__} of {kind}"
     rope_type, base = parameters.get("rope_type", "default"), parameters.get("rope_theta")
-    if rope_type not in ("default", "linear", "dynamic", "yarn", "longrope", "llama3") or base is None:
-        raise ValueError(
-            f"{name} has rope_type {rope_type!r} of base {base}, and posenc scales those of default, linear, dynamic, "
-            "yarn, longrope and llama3"
-        )
+    if rope_type not in (*SCALABLE, "proportional") or base is None:
+        raise ValueError(f"{name} has rope_type {rope_type!r} of base {base}, and posenc knows {', '.join(SCALABLE)}")
     kinds = {} if kind is None else {"layer_type": kind}
+    if kind is not None and getattr(config, "per_layer_config", None):  # of other heads than the others
+        config = config.per_layer_config[kind]
     default, _ = probe.compute_default_rope_parameters(config, device=None, **kinds)
     rotary_dim = 2 * default.numel()
     expected = frequencies(rotary_dim, float(base))

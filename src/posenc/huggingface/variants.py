@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from posenc.arguments import check_choice, check_type, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Function, Meeting
+from posenc.encoding.pieces import Function, Meeting, plus
 from posenc.positions.positions import Positions
 from posenc.positions.visibility import table_index
 from posenc.rotation.phases import widest
 from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.deberta import DeBERTa
-from posenc.schemes.fire import plus
 from posenc.schemes.learned import Learned
 from posenc.schemes.swin_v2 import SwinV2
 
@@ -156,6 +155,8 @@ class LayerDeBERTa(DeBERTa):
     buckets that differ from those of transformers, which are computed in float32.
     Source: the code of DeBERTa-v2 in transformers.
     """
+
+    clamp = "index"
 
     def __init__(self, layer: Any, table: Tensor | None = None) -> None:
         Scheme.__init__(self)  # no parameters

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import one_or
-from posenc.encoding.features import NOTHING, Features
+from posenc.encoding.features import NOTHING, Features, missing
 from posenc.positions.positions import Positions
 
 
@@ -54,11 +54,7 @@ class Block:
         """
         features, x = (self.query_features, self.query) if side == "query" else (self.key_features, self.key)
         if name not in features:
-            raise ValueError(
-                f"the scheme needs the feature {name!r} of every {side}: use "
-                f"encoding.with_projected({{{name!r}: ...}}) with the layer's projection, ForwardPass.features with a "
-                f"cache, or encoding.with_features with a computed feature, got {', '.join(features) or 'none'}"
-            )
+            raise missing(name, side, features)
         feature = features[name]
         heads = self.query.size(1)
         batch = x.size(0)

@@ -7,31 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from posenc.encoding.claims import coordinates
 from posenc.encoding.pieces import Distance
 from posenc.lowering.block import Block
 from posenc.positions.layout import distance_bounds
-from posenc.positions.positions import Positions
 from posenc.positions.visibility import check_reach
 
 # A table has every distance between the lowest and the highest coordinate if these are at most this many per query and
 # key; otherwise only the distances that occur, if they can be read.
 ENTRIES_PER_TOKEN = 8
-
-
-def coordinates(distance: Distance, positions: Positions) -> Tensor:
-    """(rows, tokens) along the term's axis, or (rows, tokens, axes). Raises ValueError for a wrong number of axes."""
-    coords, scheme = positions.coords, distance.scheme
-    if distance.integral and coords.dtype != torch.int64:
-        raise ValueError(f"{scheme} looks distances up in a table and needs int64 coordinates, got {coords.dtype}")
-    axes, wanted = 1 if coords.dim() == 2 else coords.size(2), distance.axes
-    if distance.axis is None:
-        wanted = axes if distance.reach is None else len(distance.reach)
-    elif wanted == 1:
-        return positions.scalar(scheme)
-    if coords.dim() != 3 or axes != wanted:
-        how = ": make them with Positions.grid(height, width)" if (wanted, axes) == (2, 1) else ""
-        raise ValueError(f"{scheme} takes {wanted} coordinates per token, got positions of {axes}{how}")
-    return coords if distance.axis is None else coords[..., distance.axis]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +68,7 @@ def check(distance: Distance | None, block: Block) -> None:
     for positions in (block.query_positions, block.key_positions):
         coordinates(distance, positions)
     if distance.reach is not None:
-        axis = 0 if distance.axis is None else distance.axis
+        axis = distance.axis if isinstance(distance.axis, int) else 0
         check_reach(block.query_positions, block.key_positions, distance.reach, distance.scheme, axis)
 
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from posenc.encoding.claims import coordinates
 from posenc.encoding.pieces import Fold, Meeting, Piece
 from posenc.lowering.block import Block
-from posenc.lowering.distances import check, coordinates
+from posenc.lowering.distances import check
 from posenc.lowering.forms import added_to_query, check_width, meets
 
 

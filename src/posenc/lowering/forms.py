@@ -11,11 +11,12 @@ from typing import Any, TypeAlias
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.nn.functional import pad
 
-from posenc.encoding.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Row, Value
+from posenc.encoding.pieces import Bias, Clock, Distance, Fading, Fold, Function, Meeting, Piece, Row, Value
 from posenc.lowering.block import Block
 from posenc.lowering.distances import along, apart, check_heads, table_of
-from posenc.positions.tiles import Visibility
+from posenc.positions.tiles import Visibility, tiles
 from posenc.positions.visibility import visible
 from posenc.rotation.phases import phases
 
@@ -24,6 +25,7 @@ ScoreFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Te
 It only indexes tensors and does arithmetic."""
 
 TURNS = 256  # distances for which a rotated query is used
+PAIRS = 16  # queries of which exponentials are taken pair by pair
 
 
 # -- dense ------------------------------------------------------------------------------------------------------------
@@ -276,6 +278,58 @@ class _OfClock(Form):
         return lambda s, b, h, i, j: s + (here[b, h, i] - there[b, h, j]).to(s.dtype)
 
 
+class _OfFading(Form):
+    def added(self, piece: Fading, block: Block) -> Tensor:
+        heads = block.query.size(1)
+        q = block.query.to(block.dtype) * block.scale
+        k = block.key.to(block.dtype).repeat_interleave(heads // block.key.size(1), 1)
+        here, there = (block.feature(piece.feature, side).expand(-1, heads, -1, -1) for side in ("query", "key"))
+        check_width(here, q, piece.scheme)
+        layouts = block.query_positions.layout.by_order(), block.key_positions.layout.by_order()
+        if torch.compiler.is_compiling() or any(layout.rows is None for layout in layouts):
+            seen = visible(block.query_positions, block.key_positions, Visibility(is_causal=True))
+            return _faded(q, k, here, there, None if seen is None else seen[:, None])
+        out = q.new_zeros(*q.shape[:3], k.size(2))
+        for tile in tiles(*layouts, Visibility(is_causal=True), q.size(0)):
+            r, i, j = tile.row, slice(tile.start, tile.stop), slice(tile.first, tile.last)
+            high = tile.last if tile.high is None else tile.high + tile.start - tile.first
+            out[r, :, i, j] = _faded_tile(q[r, :, i], k[r, :, j], here[r, :, i], there[r, :, j], high)
+        return out
+
+
+def _faded_tile(q: Tensor, k: Tensor, here: Tensor, there: Tensor, high: int) -> Tensor:
+    """sum_c q_ic k_jc (exp(P_ic - P_jc) - 1) of the pairs with j - i <= high; 0 for the others.
+
+    For keys that the first query sees, P_j >= P_0 >= P_i: both factors of exp(P_i - P_0) exp(P_0 - P_j) are at most 1,
+    and where one vanishes their product does. Of the other keys the same holds for the later half of the queries and
+    what its first one sees, and so on; in the end few pairs are left, of which exp is taken one by one.
+    """
+    (m, n), seen = (q.size(-2), k.size(-2)), min(max(high + 1, 0), k.size(-2))
+    left = q * (here - here[..., :1, :]).to(q.dtype).exp()
+    right = k[..., :seen, :] * (here[..., :1, :] - there[..., :seen, :]).to(q.dtype).exp()
+    far = left @ right.mT - q @ k[..., :seen, :].mT
+    if seen == n:
+        return far
+    k, there, high = k[..., seen:, :], there[..., seen:, :], high - seen
+    if m <= PAIRS:
+        queries, keys = (torch.arange(x.size(-2), device=q.device) for x in (q, k))
+        near = _faded(q, k, here, there, keys - queries[:, None] <= high)
+    else:
+        half = m // 2
+        some = min(max(half + high, 0), n - seen)  # the keys that the first half sees
+        first = _faded_tile(q[..., :half, :], k[..., :some, :], here[..., :half, :], there[..., :some, :], high)
+        second = _faded_tile(q[..., half:, :], k, here[..., half:, :], there, high + half)
+        near = torch.cat((pad(first, (0, n - seen - some)), second), -2)
+    return torch.cat((far, near), -1)
+
+
+def _faded(q: Tensor, k: Tensor, here: Tensor, there: Tensor, seen: Tensor | None) -> Tensor:
+    """The same pair by pair."""
+    gap = (here[..., :, None, :] - there[..., None, :, :]).to(q.dtype)
+    gap = gap if seen is None else gap.masked_fill(~seen[..., None], 0.0)  # before exp, which could overflow there
+    return (q[..., :, None, :] * k[..., None, :, :] * gap.expm1()).sum(-1)
+
+
 class _OfFunction(Form):
     def dense(
         self, piece: Function, score: Tensor, block: Block, visibility: Visibility, seen: Tensor | None
@@ -324,6 +378,7 @@ FORMS: dict[type[Piece], Form] = {
     Meeting: _OfMeeting(),
     Fold: _OfFold(),
     Clock: _OfClock(),
+    Fading: _OfFading(),
     Function: _OfFunction(),
     Row: _OfRow(),
 }

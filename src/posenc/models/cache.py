@@ -9,8 +9,10 @@ from torch import Tensor
 
 from posenc.arguments import shown, whole
 from posenc.encoding.features import NOTHING, Features
+from posenc.encoding.marks import mark, mark_of
 from posenc.positions.layout import join, overlap
 from posenc.positions.positions import Positions
+from posenc.scheme import Scheme, bare_parts
 
 NORMS = "posenc's norms of keys"  # kept with a layer's features
 
@@ -29,12 +31,28 @@ class KVCache:
         self.positions: Positions | None = None
         self._kept: list[dict[str, Tensor]] = []
         self._held: list[int] = []  # how many tokens each layer has
+        self._filled: dict[int, Scheme | str] = {}  # the scheme of each layer's tokens, or its repr
+        self._turned: dict[int, Any] = {}  # the marks of the keys of each layer, if all have the same
 
     def __repr__(self) -> str:
         return f"KVCache({len(self)} tokens, {len(self._kept)} layers)"
 
     def __len__(self) -> int:
         return 0 if self.positions is None else len(self.positions)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickle: without the schemes, which are the model's."""
+        return vars(self) | {"_filled": {layer: written(scheme) for layer, scheme in self._filled.items()}}
+
+    def _fill(self, layer: int, scheme: Scheme) -> None:
+        """Notes the scheme of a layer's tokens. ValueError for another scheme than that of the tokens it holds."""
+        before = None if self.positions is None else self._filled.get(layer)
+        if before is not None and before is not scheme and written(before) != written(scheme):
+            raise ValueError(
+                f"the cache holds tokens of layer {layer} that were encoded by {written(before)}, got "
+                f"{written(scheme)}: use one scheme from the first token to the last, or begin with another KVCache()"
+            )
+        self._filled[layer] = scheme
 
     def _extended(self, positions: Positions) -> Positions:
         """The positions of the cached tokens and of new ones. Raises ValueError if these do not come after them."""
@@ -111,7 +129,15 @@ class KVCache:
             kept[name] = grown(kept.get(name), new, start, stop)
         self._held[layer] = stop
         whole_of = {name: x[:, :, :stop] for name, x in kept.items()}
+        turned = self._turned[layer] = mark_of(key) if not start or mark_of(key) == self._turned[layer] else None
+        if turned is not None:
+            mark(whole_of["key"], turned)
         return whole_of["key"], whole_of["value"], {name: whole_of[f"feature {name}"] for name in features}
+
+
+def written(scheme: Scheme | str) -> str:
+    """A scheme as its constructors are called, wherever it is wrapped."""
+    return scheme if isinstance(scheme, str) else " + ".join(map(repr, bare_parts(scheme)))
 
 
 def grown(held: Tensor | None, new: Tensor, start: int, stop: int) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from posenc.arguments import check_flag, check_type
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.features import NOTHING, Features, Projected, check_wanted, continued, made
+from posenc.encoding.rotation import Rotation
 from posenc.models.cache import NORMS, KVCache
 from posenc.models.layer_call import LayerCall
 from posenc.positions.positions import Positions
@@ -189,7 +190,7 @@ class ForwardPass:
     def add(self, x: Float[Tensor, "batch tokens dim"], layer: int = 0) -> Float[Tensor, "batch tokens dim"]:
         """The add door: x_i + P[p_i]. Returns x itself if the scheme adds nothing."""
         self._added.add(self._number(layer))
-        return self.tokens(layer).add(x)
+        return self.tokens(layer)._add(x, layer)
 
     def features(self, projected: Projected, layer: int = 0) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The features of the new tokens that the layer's scheme needs, as queries and as keys, for `attention`.
@@ -203,12 +204,12 @@ class ForwardPass:
         """
         scheme, _ = self.of_layer(layer)
         of_queries, of_keys = {}, {}
-        wanted, heads = wanted_by(scheme), None if self._context is None else self._context.heads
+        wanted, heads = wanted_by(scheme), (self._context or Context())._heads_of
         with self._together(layer):
             check_wanted(wanted, projected)
             for name, feature in wanted.items():
                 if not feature.is_clock or self._exchange is not None:
-                    of_queries[name] = made(feature, name, projected, self.positions, heads)
+                    of_queries[name] = made(feature, name, projected, self.positions, heads(feature))
         for name, feature in wanted.items():
             if not feature.is_clock:
                 continue
@@ -218,7 +219,7 @@ class ForwardPass:
             before = None if self.cache is None else self.cache.positions
             kept = None if self.cache is None or before is None else self.cache._feature(layer, name)
             held = None if kept is None or before is None or not kept.size(2) else (kept, before)
-            of_queries[name] = of_keys[name] = continued(feature, name, projected, self.positions, held, heads)
+            of_queries[name] = of_keys[name] = continued(feature, name, projected, self.positions, held, heads(feature))
         return of_queries, of_keys
 
     def attention(
@@ -255,6 +256,8 @@ class ForwardPass:
         with self._together(layer):
             if self._number(layer) not in self._added:
                 token_doors.check_added()
+            if is_kept_rotated and any(rotation.feature for rotation in token_doors.rotations):
+                token_doors = token_doors.with_features(features)
             if is_kept_rotated and (self.cache is not None or token_doors.rotations):
                 token_doors.check(query, key)
                 query, key, value = (
@@ -267,8 +270,12 @@ class ForwardPass:
                 "a forward pass with a cache must be entered: use `with ForwardPass(...) as step`, so that an error "
                 "leaves the cache unchanged"
             )
+        if self.cache is not None and not torch.compiler.is_compiling():
+            self.cache._fill(layer, scheme)
         if key_features is None:
             key_features = NOTHING if self._exchange is not None else features
+        if self._exchange is not None and is_kept_rotated:  # others need only what score terms read
+            features, key_features = (_without(token_doors.rotations, of) for of in (features, key_features))
         call = LayerCall(
             query,
             key,
@@ -306,3 +313,9 @@ class ForwardPass:
         key, value, of_keys = self.cache.append(call.layer, call.key, call.value, of_keys)
         norms = of_keys.pop(NORMS, None)
         return replace(call, key=key, value=value, key_features=of_keys).attend(encoding, norms)
+
+
+def _without(rotations: tuple[Rotation, ...], features: Features) -> Features:
+    """The features less those that the rotations read."""
+    read = {rotation.feature for rotation in rotations}
+    return {name: x for name, x in features.items() if name not in read}

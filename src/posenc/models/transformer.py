@@ -260,20 +260,30 @@ class _TokenModel(nn.Module):
         position: Scheme | Schedule | None = None,
         inject: Literal["input", "every_layer"] = "input",
         per_layer: bool = False,
+        pad_token: int | None = None,
     ) -> None:
         super().__init__()
         whole("vocab_size", vocab_size)
+        self.pad_token = None if pad_token is None else whole("pad_token", pad_token, 0, vocab_size - 1)
         check_trunk(dim, num_layers, num_heads, num_kv_heads, position, inject, per_layer)
         self.embedding = nn.Embedding(vocab_size, dim)
         if self.is_causal:
             self.head = nn.Linear(dim, vocab_size, bias=False)
         self.trunk = Trunk(dim, num_layers, num_heads, num_kv_heads, position, inject, per_layer, self.is_causal)
 
+    def _positions(self, tokens: Tensor) -> Positions:
+        """The positions of whole texts: 0 .. N-1 in each row, without its padding."""
+        if self.pad_token is not None:
+            return Positions.padded(tokens != self.pad_token)
+        return Positions.arange(tokens.size(1), device=tokens.device)
+
 
 class Decoder(_TokenModel):
     """A causal language model.
 
     ``position`` is any scheme, composition or `Schedule` (None: NoPE); see `Trunk` for ``inject`` and ``per_layer``.
+    ``pad_token`` is the id that rows are padded with: such tokens are padding wherever no positions are given, but not
+    after a cache. Without it a model cannot tell padding from text, and `Positions.padded(mask)` says which is which.
     Raises ValueError for sizes that do not fit together, or a scheme made for other sizes.
 
     >>> model = Decoder(256, dim=128, num_layers=4, num_heads=4, position=posenc.ALiBi(4))
@@ -288,8 +298,8 @@ class Decoder(_TokenModel):
     ) -> Float[Tensor, "batch tokens vocab"]:
         """The logits of each next token.
 
-        Positions default to 0 .. N-1, or to those that follow the cache. With a ``cache`` the tokens also attend to the
-        cached tokens, and their keys and values are appended to it.
+        Positions default to 0 .. N-1, with ``pad_token`` skipped, or to those that follow the cache. With a ``cache``
+        the tokens also attend to the cached tokens, and their keys and values are appended to it.
 
         Raises ValueError for tokens outside the vocabulary and for positions that do not match them.
         """
@@ -300,7 +310,7 @@ class Decoder(_TokenModel):
             if cache is not None and cache.positions is not None:
                 positions = cache.positions.following(tokens.size(1))
             else:
-                positions = Positions.arange(tokens.size(1), device=tokens.device)
+                positions = self._positions(tokens)
         return self.head(self.trunk(x, positions, cache))
 
     @torch.no_grad()
@@ -315,7 +325,8 @@ class Decoder(_TokenModel):
     ) -> Int[Tensor, "batch new_tokens"]:
         """Generates ``max_new_tokens`` tokens per row, with a cache: greedily at temperature 0, else by sampling.
 
-        Pad prompts of different lengths on either side and pass ``positions=Positions.padded(mask)``.
+        Pad prompts of different lengths on either side, and pass ``positions=Positions.padded(mask)`` unless the model
+        has a ``pad_token``.
         """
         _check_tokens(self.embedding, tokens)
         if tokens.size(1) == 0:
@@ -328,7 +339,7 @@ class Decoder(_TokenModel):
         if generator is not None and generator.device.type != tokens.device.type:
             raise ValueError(f"generator must be on {tokens.device} like tokens, got {generator.device}")
         cache = KVCache()
-        positions = Positions.arange(tokens.size(1), device=tokens.device) if positions is None else positions
+        positions = self._positions(tokens) if positions is None else positions
         chosen: list[Tensor] = []
         while len(chosen) < max_new_tokens:
             logits = self(tokens, positions, cache=cache)
@@ -351,11 +362,10 @@ class Encoder(_TokenModel):
     def forward(
         self, tokens: Int[Tensor, "batch tokens"], positions: Positions | None = None
     ) -> Float[Tensor, "batch tokens dim"]:
-        """The hidden states of the last layer. Positions default to 0 .. N-1.
+        """The hidden states of the last layer. Positions default to 0 .. N-1, with ``pad_token`` skipped.
 
         Raises ValueError for tokens outside the vocabulary and for positions that do not match them.
         """
         check_type("positions", positions, Positions, None)
         x = embedded(self.embedding, tokens)
-        positions = Positions.arange(tokens.size(1), device=tokens.device) if positions is None else positions
-        return self.trunk(x, positions, None)
+        return self.trunk(x, self._positions(tokens) if positions is None else positions, None)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.arguments import check_flag, whole
 from posenc.positions.layout import PADDING, Layout, Span, overlap
-from posenc.positions.validation import described, extent_of, is_readable, token_mask
+from posenc.positions.validation import described, extent_of, is_readable, lengths_of_documents, token_mask
 
 
 def grid_coords(height: int, width: int, frames: int | None, extent: Any, prefix: int, device: Any) -> Tensor:
@@ -68,15 +68,11 @@ def multimodal(parts: Any, start: int, device: Any) -> tuple[Tensor, Layout]:
     return torch.cat(coords)[None], Layout(tokens, (tuple(spans),), (start, at - 1) if tokens else None)
 
 
-def packed(lengths: Any, device: Any) -> tuple[Tensor, Tensor, Tensor, Layout]:
+def packed(lengths: Any, cu_seqlens: Any, device: Any) -> tuple[Tensor, Tensor, Tensor, Layout]:
     """Coordinates, order, document and layout of `Positions.packed`."""
-    listed: Any = lengths if isinstance(lengths, Sequence) else [None]
-    listed = [listed] if all(isinstance(n, int) for n in listed) else listed
-    rows: list[list[int]] = [list(row) for row in listed if isinstance(row, Sequence)]
-    if len(rows) != len(listed) or not all(type(n) is int for row in rows for n in row):
-        raise ValueError(f"lengths must be whole numbers, or a sequence of them for each row, got {lengths!r}")
-    if any(n < 0 for row in rows for n in row):
-        raise ValueError(f"lengths must not be negative, got {list(lengths)}")
+    rows = lengths_of_documents(lengths, cu_seqlens)
+    given = lengths if cu_seqlens is None else cu_seqlens
+    device = given.device if device is None and isinstance(given, Tensor) else device
     tokens = max((sum(row) for row in rows), default=0)
 
     def tensor(values: list[list[int]], padding: int) -> Tensor:
@@ -126,8 +122,32 @@ def of_ids(ids: Any, mask: Any, packed: Any) -> tuple[Tensor, Tensor]:
         raise ValueError(
             "ids must increase along each row, got some that decrease or repeat: pass mask=, 1 = token, if that is "
             "padding, or packed=True for packed documents; otherwise use Positions(coords, order=..., document=...)"
+            f"{_inverted(ids, is_token)}"
         )
+    if packed and is_readable(ids) and ids.numel():
+        _check_packed(ids, is_token)
     return order, restarts.long().cumsum(1).masked_fill(~is_token, PADDING)
+
+
+def _inverted(ids: Tensor, is_token: Tensor) -> str:
+    """The end of the error for ids that do not increase, where those of the hidden tokens do."""
+    unseen = torch.where(is_token, torch.iinfo(ids.dtype).min, ids).cummax(1).values
+    later = ~is_token[:, 1:] & ~is_token[:, :-1]
+    counts = later.any() and bool((ids[:, 1:] > unseen[:, :-1])[later].all())
+    return "; the ids of the hidden tokens do increase: mask must be 1 (True) = token" if counts else ""
+
+
+def _check_packed(ids: Tensor, is_token: Tensor) -> None:
+    """ValueError for documents of one token at an id above those where others begin: tokenizers pad ids so."""
+    again = is_token[:, 1:] & is_token[:, :-1] & (ids[:, 1:] == ids[:, :-1])
+    lowest = ids.masked_fill(~is_token, torch.iinfo(ids.dtype).max).amin(1, keepdim=True)
+    odd = (again & (ids[:, 1:] > lowest)).nonzero()
+    if len(odd):
+        row, token = odd[0].tolist()
+        raise ValueError(
+            f"ids must increase by one in each packed document, got {int(ids[row, token])} twice in row {row} and "
+            f"documents that begin at {int(lowest[row])}: pass mask=, 1 = token, if that is padding"
+        )
 
 
 def last_of(order: Tensor, document: Tensor) -> Tensor:

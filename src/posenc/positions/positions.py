@@ -122,10 +122,9 @@ class Positions:
         validation.check_whole(n=n, start=start)
         validation.check_not_negative(n=n)
         line = torch.arange(start, start + n, device=validation.device_of(device))[None]
-        document = torch.zeros_like(line)
         span = Span(0, n, 0, start, coords=(start,))
         bounds = (start, start + n - 1) if n else None
-        return cls(line, order=line, document=document)._of(Layout(n, ((span,),), bounds))
+        return cls(line, order=line, document=torch.zeros_like(line))._of(Layout(n, ((span,),), bounds))
 
     @classmethod
     def grid(
@@ -148,9 +147,7 @@ class Positions:
         >>> Positions.grid(2, 3).coords[0].tolist()
         [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
         """
-        validation.check_not_negative(height=height, width=width, prefix=prefix)
-        if frames is not None:
-            validation.check_not_negative(frames=frames)
+        validation.check_not_negative(height=height, width=width, prefix=prefix, frames=0 if frames is None else frames)
         positions = cls(builders.grid_coords(height, width, frames, extent, prefix, validation.device_of(device)))
         if extent is not None or torch.compiler.is_compiling():  # the number of rows may be symbolic
             return positions
@@ -180,22 +177,27 @@ class Positions:
         """
         validation.check_whole(start=start)
         coords, layout = builders.multimodal(parts, start, validation.device_of(device))
-        positions = cls(coords)
-        return positions if torch.compiler.is_compiling() else positions._of(layout)
+        return cls(coords) if torch.compiler.is_compiling() else cls(coords)._of(layout)
 
     @classmethod
     def packed(
-        cls, lengths: Sequence[int] | Sequence[Sequence[int]], *, device: torch.device | str | None = None
+        cls,
+        lengths: Sequence[int] | Sequence[Sequence[int]] | Int[Tensor, "*rows documents"] | None = None,
+        *,
+        cu_seqlens: Sequence[int] | Int[Tensor, " ends"] | None = None,
+        device: torch.device | str | None = None,
     ) -> Positions:
         """Packed documents: coordinates restart in each, order continues, and documents do not attend to one another.
 
         ``lengths`` are the document lengths of one row, or one sequence per row; shorter rows are padded on the right.
+        ``cu_seqlens`` are their cumulative sums from 0, as for FlashAttention, of one row. A tensor of either is read,
+        which synchronizes a GPU, and its device is the default.
 
-        >>> packed = Positions.packed([2, 3])
+        >>> packed = Positions.packed([2, 3])  # or Positions.packed(cu_seqlens=[0, 2, 5])
         >>> packed.coords.tolist(), packed.document.tolist()
         ([[0, 1, 0, 1, 2]], [[0, 0, 1, 1, 1]])
         """
-        coords, order, document, layout = builders.packed(lengths, validation.device_of(device))
+        coords, order, document, layout = builders.packed(lengths, cu_seqlens, validation.device_of(device))
         return cls(coords, order=order, document=document)._of(layout)
 
     @classmethod
@@ -272,8 +274,7 @@ class Positions:
         return self[index.to(self.device)]._set(_is_shard=world > 1)
 
     def expand(self, rows: int) -> Positions:
-        """The same positions for ``rows`` rows: a single row is expanded as a view. Raises ValueError if the rows do
-        not match."""
+        """The same positions for ``rows`` rows: a view of a single row. Raises ValueError if the rows do not match."""
         validation.check_not_negative(rows=rows)
         if self.rows == rows:
             return self
@@ -286,8 +287,7 @@ class Positions:
         return self._transformed(1, validation.real("offset", offset))
 
     def scale(self, factor: int | float) -> Positions:
-        """Multiplies every coordinate by ``factor``; order and documents stay. A float makes int64 coordinates
-        float64."""
+        """Multiplies every coordinate by ``factor``, as `shift` adds to it."""
         return self._transformed(validation.real("factor", factor), 0)
 
     def _transformed(self, factor: int | float, offset: int | float) -> Positions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from numbers import Integral
 from typing import Any
 
@@ -98,6 +99,37 @@ def extent_of(extent: Any) -> tuple[float, float]:
     if not isinstance(extent, Sequence) or len(extent) != 2:
         raise ValueError(f"extent must be (height, width) or None, got {shown(extent)}")
     return number("extent[0]", extent[0], above=0), number("extent[1]", extent[1], above=0)
+
+
+def lengths_of_documents(lengths: Any, cu_seqlens: Any) -> list[list[int]]:
+    """The lengths of each row's documents. ValueError unless one of the two is given, as whole numbers: ``lengths`` of
+    at least 0, or ``cu_seqlens`` that begin at 0 and do not decrease."""
+    if (lengths is None) == (cu_seqlens is None):
+        which = "none" if lengths is None else "both"
+        raise ValueError(f"lengths or cu_seqlens must be given, got {which}")
+    if cu_seqlens is not None:
+        ends = _numbers(cu_seqlens)
+        steps = [b - a for a, b in pairwise(ends)] if all(type(n) is int for n in ends) else [-1]
+        if ends[:1] != [0] or min(steps, default=0) < 0:
+            raise ValueError(
+                f"cu_seqlens must be whole numbers that begin at 0 and do not decrease, got {shown(cu_seqlens)}: for "
+                "the lengths of documents pass lengths="
+            )
+        return [steps]
+    listed = _numbers(lengths)
+    rows = [listed] if all(isinstance(n, int) for n in listed) else [_numbers(row) for row in listed]
+    if not all(type(n) is int for row in rows for n in row):
+        raise ValueError(f"lengths must be whole numbers, or a sequence of them for each row, got {lengths!r}")
+    if any(n < 0 for row in rows for n in row):
+        raise ValueError(f"lengths must not be negative, got {listed}")
+    return rows
+
+
+def _numbers(given: Any) -> list[Any]:
+    """A sequence or a tensor as a list; one that is neither in a list of its own."""
+    if isinstance(given, Tensor) and given.dim() > 0 and not given.is_meta:
+        return given.tolist()
+    return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [None]
 
 
 def check_index(index: Any, tokens: int) -> None:

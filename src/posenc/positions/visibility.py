@@ -40,6 +40,26 @@ def sees_all(query_positions: Positions, key_positions: Positions, visibility: V
     return not visibility.is_causal or key[1] + key_positions.layout.tokens - 1 <= query[1]
 
 
+def sees_later(query_positions: Positions, key_positions: Positions, furthest: int | None) -> bool:
+    """Whether a query has a key of a later order in its document, at most ``furthest`` later. Reads the values."""
+    rows, queries = max(query_positions.rows, key_positions.rows), len(query_positions)
+    document, order = (
+        torch.cat([x.expand(rows, -1) for x in both], 1)
+        for both in zip(*((p.document, p.order) for p in (query_positions, key_positions)), strict=True)
+    )
+    orders, place = order.unique(return_inverse=True)  # numbered, so that no product overflows
+    documents, group = document.unique(return_inverse=True)
+    group = group + torch.arange(rows)[:, None] * documents.numel()
+    place = (group * orders.numel() + place).masked_fill(document == PADDING, -1)
+    asking, there = (x[x >= 0] for x in (place[:, :queries], place[:, queries:].flatten().sort().values))
+    following = torch.searchsorted(there, asking, right=True)
+    asking, following = asking[following < there.numel()], following[following < there.numel()]
+    following = there[following]
+    apart = orders[following % orders.numel()] - orders[asking % orders.numel()]
+    seen = following // orders.numel() == asking // orders.numel()
+    return bool((seen if furthest is None else seen & (apart <= furthest)).any())
+
+
 def same_run(query_positions: Positions, key_positions: Positions) -> bool:
     """Whether queries and keys are known to be the same contiguous tokens of one document."""
     query, key = query_positions.layout, key_positions.layout
@@ -59,7 +79,8 @@ def table_index(positions: Positions, scheme: str, limit: int) -> Int[Tensor, "r
     bounds = positions.layout.bounds
     if bounds is None or bounds[0] < 0 or bounds[1] >= limit:
         check_index(coords, limit, scheme, "positions")
-    return coords
+    # Autograd saves the index of a table, and cannot save tensors of inference mode.
+    return coords.clone() if not torch.compiler.is_compiling() and coords.is_inference() else coords
 
 
 def check_index(index: Int[Tensor, "..."], limit: int, scheme: str, what: str) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import reduce
+from typing import Literal, TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -37,13 +38,25 @@ class Scaled:
         return (x.to(dtype) * self.factor.to(dtype)).to(x.dtype)
 
 
+@dataclass(frozen=True)
+class InTurn:
+    """Maps that are applied one after the other."""
+
+    maps: tuple[TokenMap, ...]
+
+    def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
+        """The mapped x."""
+        return reduce(lambda y, turn: turn(y), self.maps, x)
+
+
 @dataclass(frozen=True, eq=False)
-class OfKeyHeads:
-    """A map of keys (batch, heads, tokens, head_dim) with this number of heads. The wrapped map also accepts queries
-    with more heads."""
+class OfHeads:
+    """A map of keys, or of queries, (batch, heads, tokens, head_dim) with this number of heads. The wrapped map also
+    accepts those with more heads."""
 
     turn: TokenMap
     heads: int
+    side: Literal["keys", "queries"] = "keys"
 
     def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
         """The mapped x. Raises ValueError for another number of heads."""
@@ -52,8 +65,17 @@ class OfKeyHeads:
     def fitted_to(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> TokenMap:
         """The wrapped map. Raises ValueError for another number of heads."""
         if x.dim() == 4 and x.size(1) != self.heads:
-            raise ValueError(f"the rotation was made for keys of {self.heads} heads, got {x.size(1)}{FOR_KEY_HEADS}")
+            hint = FOR_KEY_HEADS if self.side == "keys" else ""
+            raise ValueError(f"the rotation was made for {self.side} of {self.heads} heads, got {x.size(1)}{hint}")
         return self.turn
+
+
+def kind_of(turn: TokenMap) -> Hashable:
+    """What a map does, as far as its name and the channels and heads that it changes tell: two maps of a kind undo,
+    double or distort one another."""
+    inside = turn.turn if isinstance(turn, OfHeads) else turn
+    name, told = getattr(inside, "__qualname__", type(inside).__qualname__), getattr(inside, "__dict__", {})
+    return name, *(told[part] for part in ("first", "heads") if isinstance(told.get(part), int | range))
 
 
 def check_fits(what: str, made: Sequence[int], x: Tensor, heads: int | None = None, hint: str = "") -> None:

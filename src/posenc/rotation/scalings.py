@@ -11,9 +11,10 @@ Pass a scaling to a scheme: ``RoPE(head_dim, base, scaling=YaRN(4.0, 4096))``. I
     LongRoPE                theta_k / lambda_k, a list for n <= L, one for n > L cos and sin times sqrt(1 + ln s/ln L)
     Proportional            theta_k for the first share of the pairs, else 0     p-RoPE
 
-where s is the factor of lengths and L the training length. If ``needs_lengths`` is true, the scaling is also called
-with the length of every row, (rows, 1), and theta' is (rows, pairs): rows are independent of one another, and a cache
-keeps unrotated keys. Any function ``theta -> (theta', factor)`` is a scaling too.
+where s is the factor of lengths and L the training length; NTKAware may also be by parts, and YaRN dynamic. If
+``needs_lengths`` is true, the scaling is also called with the length of every row, (rows, 1), and theta' is (rows,
+pairs): rows are independent of one another, and a cache keeps unrotated keys. Any function ``theta -> (theta',
+factor)`` is a scaling too.
 
 Shapes: theta float64 (pairs,), lengths float64 (rows, 1), theta' float64 (pairs,) or (rows, pairs), in radians per
 position. Nothing is learned. Two scalings with the same arguments are equal.
@@ -32,6 +33,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from posenc.arguments import check_choice, check_flag, is_number, number, shown, whole
+from posenc.rotation import ramps
 
 Scaling: TypeAlias = Callable[..., tuple[Tensor, Any]]
 """(theta[, lengths]) -> (theta', factor): one of these classes, or any function."""
@@ -56,11 +58,10 @@ class _Scaling:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def _pairs(self, theta: Tensor) -> int:
-        """The number of pairs. ValueError for a single one, which does not determine the base."""
+    def _pairs(self, theta: Tensor) -> None:
+        """ValueError for a single pair, which does not determine the base."""
         if theta.numel() < 2:
             raise ValueError(f"{type(self).__name__} needs at least two pairs of channels, got {theta.numel()}")
-        return theta.numel()
 
     def _lengths(self, lengths: Tensor | None) -> Tensor:
         if lengths is None:
@@ -77,11 +78,14 @@ def _listed(values: tuple[float, ...]) -> str:
     return f"[{values[0]!r}, {values[1]!r}, ..., {values[-1]!r}] of {len(values)}"
 
 
-def _at_least(least: int, name: str, value: Any) -> float:
-    """The value as a finite float of at least ``least``."""
-    if value is not None and is_number(value) and least <= value < math.inf:
-        return number(name, value)
-    raise ValueError(f"{name} must be a finite number of at least {least}, got {shown(value)}")
+def _stretch(factor: Any, original_length: Any) -> dict[str, Any]:
+    """Both, checked. ValueError where each is in the other's place: for a factor above a length below 128. (Above a
+    longer one it may be: Mistral Large 4 stretches 512 by 2048.)"""
+    found = {"factor": number("factor", factor, least=1), "original_length": whole("original_length", original_length)}
+    if found["factor"] > found["original_length"] < 128:
+        got = f"factor={shown(factor)} and original_length={shown(original_length)}: swap them"
+        raise ValueError(f"factor must not be above original_length, the trained length in tokens, got {got}")
+    return found
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,17 +100,11 @@ class PositionInterpolation(_Scaling):
     factor: float
 
     def __post_init__(self) -> None:
-        self._set(factor=_at_least(1, "factor", self.factor))
+        self._set(factor=number("factor", self.factor, least=1))
 
     def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
         """theta' and 1."""
         return theta / self.factor, 1.0
-
-
-def _ntk(theta: Tensor, stretch: Any) -> Tensor:
-    """theta_k stretch^(-2k/(d-2)): the first pair is unchanged, the last is divided by ``stretch``."""
-    k = torch.arange(theta.numel(), dtype=theta.dtype, device=theta.device)
-    return theta * torch.pow(stretch, -k / (theta.numel() - 1))
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,18 +113,36 @@ class NTKAware(_Scaling):
 
     ``factor`` = s. The highest frequency is unchanged and the lowest is divided by s, so near tokens are distinguished
     as before. Raises ValueError for a single pair.
-    Source: bloc97 2023, as in Peng et al. 2023, "YaRN", section 3.1, definition 1.
+
+    With ``original_length`` = L it is NTK by parts, as in code before YaRN. With the ramp "index" of `YaRN`, for h from
+    1.25 to 0.75 rotations over L and for g from 16 to 2:
+
+        theta'_k = g theta_k + (1 - g) (h theta_k s^(-2k/(d-2)) + (1 - h) theta_k / s)
+
+    The paper's NTK by parts has other bounds and only two kinds: ``YaRN(s, L, ramp="ratio", attention_factor=1.0)``.
+    Source: bloc97 2023, as in Peng et al. 2023, "YaRN", section 3.1, definition 1; by parts: its authors'
+    ``LlamaPartNTKScaledRotaryEmbedding.py`` (github.com/jquesnelle/yarn).
     """
 
     factor: float
+    original_length: int | None = None
 
     def __post_init__(self) -> None:
-        self._set(factor=_at_least(1, "factor", self.factor))
+        length = self.original_length
+        self._set(
+            factor=number("factor", self.factor, least=1),
+            original_length=None if length is None else whole("original_length", length),
+        )
 
     def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
         """theta' and 1."""
         self._pairs(theta)
-        return _ntk(theta, self.factor), 1.0
+        found = ramps.ntk(theta, self.factor)
+        if self.original_length is not None:
+            turning = ((16.0, 2.0), (1.25, 0.75))
+            g, h = (ramps.by_index(theta, *ramps.ends(theta, self.original_length, *n)) for n in turning)
+            found = ramps.blend(theta, ramps.blend(found, theta / self.factor, h), g)
+        return found, 1.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,10 +160,7 @@ class DynamicNTK(_Scaling):
     original_length: int
 
     def __post_init__(self) -> None:
-        self._set(
-            factor=_at_least(1, "factor", self.factor),
-            original_length=whole("original_length", self.original_length),
-        )
+        self._set(**_stretch(self.factor, self.original_length))
 
     def __call__(
         self, theta: Float64[Tensor, " pairs"], lengths: Float64[Tensor, "rows 1"] | None = None
@@ -156,17 +169,7 @@ class DynamicNTK(_Scaling):
         lengths = self._lengths(lengths)
         self._pairs(theta)
         stretch = self.factor * lengths / self.original_length - (self.factor - 1)
-        return _ntk(theta, stretch.clamp(min=1)), 1.0
-
-
-def _blend(theta: Tensor, factor: float, kept: Tensor) -> Tensor:
-    """kept theta + (1 - kept) theta / factor."""
-    return kept * theta + (1 - kept) * theta / factor
-
-
-def _turns(theta: Tensor, length: int) -> Tensor:
-    """The number of full rotations of each pair over the length: L/wavelength = L theta/(2 pi)."""
-    return length * theta / (2 * math.pi)
+        return ramps.ntk(theta, stretch.clamp(min=1)), 1.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -183,14 +186,15 @@ class YaRN(_Scaling):
 
     ``truncate`` rounds the first dim down and the second up (gpt-oss does not). The base is computed from
     theta_1/theta_0 = base^(-2/d), so "index" raises ValueError for a single pair. If low is not below high, pairs up to
-    low are kept and the others divided by s.
+    low are kept and the others divided by s (transformers does the opposite where low is above high).
 
     cos and sin of queries and keys are multiplied by 0.1 ln s + 1, so scores are multiplied by its square.
     ``attention_factor`` replaces this number. With ``mscale`` m and ``mscale_all_dim`` a it is (0.1 m ln s + 1) / (0.1
     a ln s + 1), with the defaults m = 1 and a = 0, as in DeepSeek's code. DeepSeek's models have m = a and also
     multiply their softmax scale by (0.1 a ln s + 1)^2, which this class does not do (`MLA` does). transformers ignores
     one if the other is missing.
-    Errors: ValueError for beta_slow not below beta_fast.
+    Errors: ValueError for beta_slow not below beta_fast, and for ``dynamic`` with mscale_all_dim, since a softmax scale
+    cannot differ from row to row.
     Source: Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large Language Models", section 3.2,
     definition 2, and section 3.4, and the code of the authors, transformers and DeepSeek-V3.
     """
@@ -204,54 +208,60 @@ class YaRN(_Scaling):
     attention_factor: float | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
+    dynamic: bool = False
 
     def __post_init__(self) -> None:
+        check_flag("dynamic", self.dynamic)
         check_choice("ramp", self.ramp, ("index", "ratio"))
         check_flag("truncate", self.truncate)
         fast, slow = (number(name, getattr(self, name), above=0) for name in ("beta_fast", "beta_slow"))
         if slow >= fast:
             raise ValueError(f"beta_slow must be below beta_fast, got {slow:g} and {fast:g}")
-        given = {n: _at_least(0, n, v) for n in ("mscale", "mscale_all_dim") if (v := getattr(self, n)) is not None}
+        given = {n: number(n, v, least=0) for n in ("mscale", "mscale_all_dim") if (v := getattr(self, n)) is not None}
+        if self.dynamic and self.mscale_all_dim is not None:
+            raise ValueError(f"mscale_all_dim must be None with dynamic=True, got {self.mscale_all_dim}")
         if self.attention_factor is not None:
             given["attention_factor"] = number("attention_factor", self.attention_factor, above=0)
-        self._set(
-            factor=_at_least(1, "factor", self.factor),
-            original_length=whole("original_length", self.original_length),
-            beta_fast=fast,
-            beta_slow=slow,
-            **given,
-        )
+        self._set(**_stretch(self.factor, self.original_length), beta_fast=fast, beta_slow=slow, **given)
+
+    @property
+    def needs_lengths(self) -> bool:  # type: ignore[override]  # a class variable of the others
+        """Whether it is dynamic."""
+        return self.dynamic
 
     @property
     def magnitude(self) -> float:
-        """The factor of cos and sin."""
+        """The factor of cos and sin; with ``dynamic``, the least one."""
+        return float(self._magnitude(math.log(self.factor)))
+
+    def _magnitude(self, log_factor: Any) -> Any:
+        """The factor of cos and sin for ln s, a number or a tensor."""
         if self.attention_factor is not None:
             return self.attention_factor
         of_each, of_all = 1.0 if self.mscale is None else self.mscale, self.mscale_all_dim or 0.0
-        grown = 0.1 * math.log(self.factor)
-        return (of_each * grown + 1) / (of_all * grown + 1)
+        return (of_each * 0.1 * log_factor + 1) / (of_all * 0.1 * log_factor + 1)
 
     def _kept(self, theta: Float64[Tensor, " pairs"]) -> Float64[Tensor, " pairs"]:
         """gamma_k of every pair."""
         if self.ramp == "ratio":
-            turns = _turns(theta, self.original_length)
+            turns = ramps.turns(theta, self.original_length)
             return ((turns - self.beta_slow) / (self.beta_fast - self.beta_slow)).clamp(0, 1)
-        pairs = self._pairs(theta)
-        k = torch.arange(pairs, dtype=theta.dtype, device=theta.device)
-        per_index = torch.log(theta[0] / theta[1])  # 2 ln base / d
-        low, high = (
-            math.log(self.original_length / (2 * math.pi * turns)) / per_index
-            for turns in (self.beta_fast, self.beta_slow)
-        )
-        if self.truncate:
-            low, high = low.floor(), high.ceil()
-        low, high = low.clamp(min=0), high.clamp(max=2 * pairs - 1)
-        width = torch.where(low < high, high - low, 0.001)
-        return 1 - ((k - low) / width).clamp(0, 1)
+        return ramps.by_index(theta, *self.ends(theta))
 
-    def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
-        """theta' and the factor of cos and sin."""
-        return _blend(theta, self.factor, self._kept(theta)), self.magnitude
+    def ends(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, ""], Float64[Tensor, ""]]:
+        """low and high of the ramp "index"."""
+        self._pairs(theta)
+        return ramps.ends(theta, self.original_length, self.beta_fast, self.beta_slow, self.truncate)
+
+    def __call__(
+        self, theta: Float64[Tensor, " pairs"], lengths: Float64[Tensor, "rows 1"] | None = None
+    ) -> tuple[Float64[Tensor, "#rows pairs"], float | Float64[Tensor, "rows 1 1"]]:
+        """theta' and the factor of cos and sin; with ``dynamic``, of every row."""
+        kept = self._kept(theta)
+        if not self.dynamic:
+            return ramps.blend(theta, theta / self.factor, kept), self.magnitude
+        s = (self._lengths(lengths) / self.original_length).clamp(min=self.factor)
+        return ramps.blend(theta, theta / s, kept), self._magnitude(s.log()[..., None])
 
 
 @dataclass(frozen=True, repr=False)
@@ -274,19 +284,14 @@ class Llama3(_Scaling):
         low, high = (number(n, getattr(self, n), above=0) for n in ("low_freq_factor", "high_freq_factor"))
         if low > high:
             raise ValueError(f"low_freq_factor must not be above high_freq_factor, got {low:g} and {high:g}")
-        self._set(
-            factor=_at_least(1, "factor", self.factor),
-            original_length=whole("original_length", self.original_length),
-            low_freq_factor=low,
-            high_freq_factor=high,
-        )
+        self._set(**_stretch(self.factor, self.original_length), low_freq_factor=low, high_freq_factor=high)
 
     def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
         """theta' and 1."""
         low, high = self.low_freq_factor, self.high_freq_factor
-        over = _turns(theta, self.original_length) - low
+        over = ramps.turns(theta, self.original_length) - low
         kept = (over / (high - low)).clamp(0, 1) if low < high else (over >= 0).to(theta.dtype)
-        return _blend(theta, self.factor, kept), 1.0
+        return ramps.blend(theta, theta / self.factor, kept), 1.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -320,7 +325,7 @@ class LongRoPE(_Scaling):
             raise ValueError("factor or attention_factor must be given, got None for both")
         given: dict[str, Any] = {}
         if self.factor is not None:
-            given["factor"] = _at_least(1, "factor", self.factor)
+            given["factor"] = number("factor", self.factor, least=1)
         each = self.attention_factor
         if isinstance(each, tuple | list):
             if len(each) != 2:
@@ -387,7 +392,7 @@ class Proportional(_Scaling):
     def __post_init__(self) -> None:
         if not is_number(self.share) or not 0 <= self.share <= 1:
             raise ValueError(f"share must be a number within [0, 1], got {shown(self.share)}")
-        self._set(share=float(self.share), factor=_at_least(1, "factor", self.factor))
+        self._set(share=float(self.share), factor=number("factor", self.factor, least=1))
 
     def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
         """theta' and 1."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
@@ -12,7 +11,7 @@ from posenc.arguments import check_choice, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Bias, Distance
 from posenc.positions.positions import Positions
-from posenc.rotation.phases import widest
+from posenc.rotation.phases import alibi_slopes, widest
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law
 
@@ -53,6 +52,7 @@ class ALiBi(Scheme):
         if form == "directed" and self.num_heads % 2:
             raise ValueError(f"num_heads must be even for form='directed', got {num_heads}")
         self.form: Literal["causal", "bidirectional", "directed"] = form
+        self.looks_back = "form='bidirectional' or form='directed'" if form == "causal" else None
 
     @property
     def slopes(self) -> tuple[float, ...]:
@@ -60,17 +60,11 @@ class ALiBi(Scheme):
         heads = self.num_heads // 2 if self.form == "directed" else self.num_heads
         return tuple(self._slopes(heads, torch.float64).tolist()) * (self.num_heads // heads)
 
-    @property
-    def for_decoders(self) -> bool:
-        """Whether it is the causal form, which rewards keys after the query."""
-        return self.form == "causal"
-
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Bias, ...]:
         """The bias, a function of the distance only and linear from 0 on."""
-        other = "form='bidirectional' or form='directed'" if self.for_decoders else None
-        distance = Distance("ALiBi", tail="linear", looks_back=other, num_heads=self.num_heads)
+        distance = Distance("ALiBi", tail="linear", num_heads=self.num_heads)
         return (Bias(self._bias, distance, hides=self.form == "directed"),)
 
     def _bias(self, r: Tensor) -> Tensor:
@@ -82,12 +76,7 @@ class ALiBi(Scheme):
             return bias
         return torch.cat((bias.masked_fill(r > 0, -torch.inf), bias.masked_fill(r < 0, -torch.inf)))
 
-    @staticmethod
-    def _slopes(heads: int, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
-        # Computed on the device: a list of numbers would be copied to the GPU in every call.
-        power = 2 ** int(math.log2(heads))
-        h = torch.arange(heads, dtype=dtype, device=device)
-        return torch.exp2(-torch.where(h < power, 8 * (h + 1) / power, 8 * (2 * (h - power) + 1) / (2 * power)))
+    _slopes = staticmethod(alibi_slopes)
 
 
 ENTRY = Entry(

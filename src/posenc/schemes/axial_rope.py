@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -16,21 +16,23 @@ from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.positions.validation import extent_of
 from posenc.rotary import Rotary, multiple_of_4
-from posenc.rotation.phases import PairLayout, coords_of, frequencies
+from posenc.rotation.maps import InTurn
+from posenc.rotation.phases import PairLayout, PairRotation, coords_of, frequencies
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, Law, lines
 
-Name = Literal["index", "llama4", "pe", "eva", "dinov3"]
+Name = Literal["index", "llama4", "pe", "eva", "dinov3", "gemma4"]
 
 
 @dataclass(frozen=True)
 class Convention:
-    """How image models differ: the base, the pairing of channels, whether pairs of columns come first, and the angle of
-    one coordinate unit in radians."""
+    """How image models differ: the base, the pairing of channels, whether pairs of columns come first, the angle of one
+    coordinate unit in radians, and whether each axis has its own half of the channels, in which they are paired."""
 
     base: float
     layout: PairLayout
     columns_first: bool
     unit: float = 1.0
+    apart: bool = False
 
 
 CONVENTIONS: dict[str, Convention] = {
@@ -39,6 +41,7 @@ CONVENTIONS: dict[str, Convention] = {
     "pe": Convention(10_000.0, "interleaved", columns_first=True),
     "eva": Convention(10_000.0, "interleaved", columns_first=False),
     "dinov3": Convention(100.0, "half", columns_first=False, unit=2 * math.pi),
+    "gemma4": Convention(100.0, "half", columns_first=True, apart=True),
 }
 
 
@@ -55,12 +58,16 @@ class AxialRoPE(Rotary):
         "pe"        (i + 1, j + 1)                            10 000  the columns'  2k, 2k + 1           1
         "eva"       (i H/h, j W/w), (H, W) = ``extent``       10 000  the rows'     2k, 2k + 1           1
         "dinov3"    (2 (i + 1/2)/h - 1, 2 (j + 1/2)/w - 1)    100     the rows'     k, k + D/2           2 pi
+        "gemma4"    (i, j)                                    100     the columns'  k, k + D/4           1
+
+    where "gemma4" pairs the channels within the half of each axis: k = 0 .. D/4 - 1 for columns, and D/2 more for rows.
 
     `grid` makes the positions of a convention; the scheme uses any coordinates. A class token or register is at the
     origin (0, 0), where every angle is 0; `grid` puts its ``prefix`` there, before the patches. In "llama4" and "pe"
     patches start at 1, so none is at the origin. Llama 4's class token comes last: ``positions[torch.arange(1, n + 1) %
     n]``. Perception Encoders without a class token count from 0, like "index" with their base; scores are the same. For
-    "index", `grid` equals `Positions.grid`.
+    "index" and "gemma4", `grid` equals `Positions.grid`. Gemma 4 counts the column before the row, so its
+    ``pixel_position_ids`` are ``coords.flip(-1)``, and does not scale products: pass ``scale=1.0`` to `attention`.
 
     In training mode, ``grid`` of "dinov3" augments the coordinates of patches, not of the prefix, as DINOv3 does in
     training: ``shift`` adds U(-shift, shift) per axis; ``jitter`` multiplies each axis by a factor, log-uniform in
@@ -73,9 +80,9 @@ class AxialRoPE(Rotary):
     head_dim, an extent that the convention needs or does not take, shift, jitter or rescale except for "dinov3",
     positions that do not have two axes, and integer coordinates for "dinov3", whose coordinates are within -1..1.
     Source: "index": Heo et al. 2024, "Rotary Position Embedding for Vision Transformer", section 3.2, and
-    compute_axial_cis of their code; "llama4" and "dinov3": transformers 5.23.0, Llama4VisionRotaryEmbedding and
-    DINOv3ViTRopePositionEmbedding; "pe": Rope2D in copies of the code of Bolya et al. 2025, "Perception Encoder";
-    "eva": build_fourier_pos_embed of timm with ref_feat_shape.
+    compute_axial_cis of their code; "llama4", "dinov3" and "gemma4": transformers 5.23.0, Llama4VisionRotaryEmbedding,
+    DINOv3ViTRopePositionEmbedding and Gemma4VisionRotaryEmbedding; "pe": Rope2D in copies of the code of Bolya et al.
+    2025, "Perception Encoder"; "eva": build_fourier_pos_embed of timm with ref_feat_shape.
     """
 
     positions_made_by = "its grid(height, width)"
@@ -119,7 +126,7 @@ class AxialRoPE(Rotary):
         tensor([[[0, 0], [1, 1], [1, 2]]])
         """
         raster = Positions.grid(height, width, prefix=prefix, device=device)
-        if self.convention == "index":
+        if self.convention in ("index", "gemma4"):
             return raster
         index = raster.coords[:, prefix:]
         if self.convention in ("llama4", "pe"):
@@ -166,7 +173,15 @@ class AxialRoPE(Rotary):
                 "AxialRoPE with convention='dinov3' takes floating coordinates from -1 to 1, made by its grid(height, "
                 f"width), got {coords.dtype}"
             )
-        return super().rotation(positions, dtype, context)
+        rotation = super().rotation(positions, dtype, context)
+        if not CONVENTIONS[self.convention].apart:
+            return rotation
+        turn, pairs = rotation.query, self.rotary_dim // 4
+        assert isinstance(turn, PairRotation)
+        columns = replace(turn, cos=turn.cos[..., :pairs], sin=turn.sin[..., :pairs])
+        rows = replace(turn, cos=turn.cos[..., pairs:], sin=turn.sin[..., pairs:], first=2 * pairs)
+        both = InTurn((columns, rows))
+        return Rotation(both, both)
 
 
 ENTRY = Entry(
@@ -179,7 +194,7 @@ ENTRY = Entry(
     axes="two",
     does=(
         "rotates half of the channels by the row of a patch and half by its column; conventions "
-        '`"index"`, `"llama4"`, `"pe"`, `"eva"`, `"dinov3"`, made by `grid(height, width)`'
+        '`"index"`, `"llama4"`, `"pe"`, `"eva"`, `"dinov3"`, `"gemma4"`, made by `grid(height, width)`'
     ),
     limits="cannot encode diagonals: rows and columns rotate different channels",
     formula=lines(
@@ -188,6 +203,6 @@ ENTRY = Entry(
         r"\qquad \theta_k = \mathrm{base}^{-4k/d}",
     ),
     example=("rope = posenc.AxialRoPE(64)\nposenc.attention(q, k, v, rope, query_positions=rope.grid(8, 8))"),
-    users="DINOv3, Perception Encoder, EVA-02, the vision encoder of Llama 4",
+    users="DINOv3, Perception Encoder, EVA-02, the vision encoders of Llama 4 and Gemma 4",
     url="https://arxiv.org/abs/2403.13298",
 )

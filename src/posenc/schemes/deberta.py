@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.arguments import check_flag, check_type, whole
+from posenc.arguments import check_choice, check_flag, check_type, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Distance, Meeting
 from posenc.encoding.rotation import Rotation
@@ -34,10 +35,14 @@ class DeBERTa(Scheme):
 
         b(n) = n for |n| <= h,  else sign(n) (h + ceil((h - 1) ln(|n| / h) / ln((D - 1) / h)))
 
+    With buckets there are two ``clamp`` conventions, which differ for keys D or more ahead of the query: "index" clamps
+    only c, so that these keys have row 0, as in transformers; "distance" first clamps n to -(D - 1) .. D - 1, so that
+    they have row 1, as in the authors' present code.
+
     In the paper the position-to-content term is at n = p_j - p_i; here both are at p_i - p_j, as in the authors' code.
     All three terms are divided by sqrt(3 d): this is the scheme's ``scale``, so do not pass ``scale=``. With
-    ``normalized`` a layer norm is applied to R, as in version 3. Logarithms are in float64, as in the authors' NumPy
-    code; the float32 of transformers gives the same buckets for B = 256, D = 512.
+    ``normalized`` a layer norm is applied to R, as in version 3. Logarithms are in float64, as in the authors' first
+    code, in NumPy; the float32 of their present code and of transformers gives the same buckets for B = 256, D = 512.
 
     The projections are the scheme's own or, with ``of_layer(query, key)``, those of a layer's contents, as in versions
     2 and 3 (``share_att_key``). The layers of a model share the table: `another` keeps it.
@@ -45,10 +50,11 @@ class DeBERTa(Scheme):
     Parameters: R 2k x dim; W_Q and W_K dim x (H d), with biases; from N(0, 0.02^2), biases 0. ``dim`` is H d if None.
     Shapes: query (batch, num_heads, queries, head_dim). Coordinates must be int64.
     Cost: two products with 2k vectors per query and key and layer; W_Q R and W_K R once per layer.
-    Errors: ValueError for sizes below 1, num_buckets that is odd or below 4, a max_distance not above B / 2 + 1,
-    projections of other sizes, another head_dim or number of heads, or fractional coordinates.
+    Errors: ValueError for sizes below 1, num_buckets that is odd or below 4, a max_distance not above B / 2 + 1, an
+    unknown clamp or "distance" without buckets, projections of other sizes, another head_dim or number of heads, or
+    fractional coordinates.
     Source: He et al. 2021, "DeBERTa: Decoding-enhanced BERT with Disentangled Attention", equation 4; index and
-    buckets follow the authors' code, everything else that of transformers (deberta_v2).
+    buckets follow the authors' code (da_utils.py), everything else that of transformers (deberta_v2).
     """
 
     terms: tuple[str, ...] = ("c2p", "p2c")  # besides content to content; a subclass may have fewer
@@ -61,6 +67,7 @@ class DeBERTa(Scheme):
         max_distance: int = 512,
         num_buckets: int | None = None,
         normalized: bool = False,
+        clamp: Literal["index", "distance"] = "index",
     ) -> None:
         super().__init__()
         self.num_heads, self.head_dim = whole("num_heads", num_heads), whole("head_dim", head_dim)
@@ -76,7 +83,10 @@ class DeBERTa(Scheme):
                     f"got {max_distance}"
                 )
         check_flag("normalized", normalized)
-        self.normalized = normalized
+        check_choice("clamp", clamp, ("index", "distance"))
+        if clamp == "distance" and num_buckets is None:
+            raise ValueError("clamp must be 'index' without num_buckets, where both are the same, got 'distance'")
+        self.normalized, self.clamp = normalized, clamp
         self.relative = Relative(2 * self.span, self.width, normalized)
         self.query, self.key = (uninitialized(nn.Linear, self.width, self.num_heads * self.head_dim) for _ in range(2))
         self.reset_parameters()
@@ -162,6 +172,8 @@ class DeBERTa(Scheme):
         k, n = self.span, -r
         if self.num_buckets is not None:
             half = k // 2
+            if self.clamp == "distance":
+                n = n.clamp(1 - self.max_distance, self.max_distance - 1)
             share = (in_double(n.abs().clamp(min=half)) / half).log() / math.log((self.max_distance - 1) / half)
             far = half + (share * (half - 1)).ceil().long().to(n.device)
             n = torch.where(n.abs() <= half, n, n.sign() * far)

@@ -29,18 +29,24 @@ class DualChunk(PairwiseRotary):
     shifts by a multiple of c.
 
     Attention runs three times over the same keys, and the results are merged: no pair is computed twice if coordinates
-    increase by one with the order. A cache keeps unrotated keys. For causal attention: a key in a later chunk is
-    treated as if it were in the query's own.
+    increase by one with the order. A cache keeps unrotated keys. Attention needs a causal mask: a key in a later chunk
+    would be treated as if it were in the query's own.
 
     Learned: nothing. Cost: four passes over q and k per layer, and a merge. Shapes: query and key (batch, heads,
     tokens, head_dim), any floating dtype; positions of one coordinate, fractional or negative too.
     Errors: ValueError for an odd head_dim, a local below 0 or not below chunk, a base not above 1, an unknown layout,
-    or positions of several axes.
+    positions of several axes, or attention to later keys.
     Source: An et al. 2024, "Training-Free Long-Context Scaling of Large Language Models" (arXiv 2402.17463), section 3;
     read: ``chunkllama_attn_replace.py`` of github.com/HKUNLP/ChunkLlama, whose ``chunk_size`` is chunk and
-    ``local_window`` is local; by default they are 3/4 and 1/16 of the training length. The paper's inter-chunk query
-    is at the last trained position, the code's at min(2c - 1, chunk), as here. Its linear factor is omitted.
+    ``local_window`` is local; by default they are 3/4 and 1/8 of the training length L. The paper's inter-chunk query
+    is at the last trained position, the code's at min(2c - 1, chunk), as here. The code's division of positions by a
+    ``scaling_factor`` is omitted.
+
+    Both models that use it also sharpen attention in texts longer than L, by a factor that is a scheme of its own:
+    ``DualChunk(...) + QueryScale("chunkllama", length=L)``, or "qwen2_5_1m".
     """
+
+    looks_back = "RoPE"
 
     def __init__(
         self, head_dim: int, chunk: int, local: int, base: float = 10_000.0, layout: PairLayout = "half"
@@ -48,11 +54,6 @@ class DualChunk(PairwiseRotary):
         super().__init__(head_dim, base, layout)
         self.chunk = whole("chunk", chunk)
         self.local = whole("local", local, 0, self.chunk - 1)
-
-    @property
-    def for_decoders(self) -> bool:
-        """True: keys of later chunks are treated as if they were in the query's own."""
-        return True
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
@@ -82,7 +83,8 @@ ENTRY = Entry(
         r"-a_{ij} = p_i \bmod c \; (n_{ij} \le 0), \quad \min(p_i \bmod c + c, \mathrm{chunk}) \; (n_{ij} = 1), "
         r"\quad \min(2c - 1, \mathrm{chunk}) \; (n_{ij} \ge 2)",
     ),
-    example="posenc.attention(q, k, v, posenc.DualChunk(64, chunk=48, local=16), is_causal=True)",
-    users="ChunkLlama, Qwen2.5-1M",
+    example='scheme = posenc.DualChunk(64, chunk=48, local=8) + posenc.QueryScale("chunkllama", length=64)\n'
+    "posenc.attention(q, k, v, scheme, is_causal=True)",
+    users="ChunkLlama and Qwen2.5-1M, with `QueryScale`",
     url="https://arxiv.org/abs/2402.17463",
 )

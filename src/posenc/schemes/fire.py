@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from posenc.arguments import number, whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import BrokenLine, Function
+from posenc.encoding.pieces import BrokenLine, Function, plus
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme, uninitialized
 from posenc.schemes.entry import Entry, Law
@@ -42,6 +42,8 @@ class FIRE(Scheme):
     et al. 2024, "DAPE", which includes FIRE; the authors' own code was not found.
     """
 
+    looks_back = "KERPLE, or T5 with bidirectional=True"
+
     def __init__(self, num_heads: int, hidden: int = 32, length: float = 512.0) -> None:
         super().__init__()
         self.num_heads, self.hidden = whole("num_heads", num_heads), whole("hidden", hidden)
@@ -57,11 +59,6 @@ class FIRE(Scheme):
         nn.init.ones_(self.multiple)
         self.inner.reset_parameters()
         self.outer.reset_parameters()
-
-    @property
-    def for_decoders(self) -> bool:
-        """True: keys after the query all have distance 0."""
-        return True
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
@@ -108,11 +105,6 @@ class FIRE(Scheme):
         of_units = torch.stack((w1, b1), -1) * w2[:, :, None]  # (heads, hidden, 2)
         lines = torch.einsum("ku,hul->hkl", active, of_units)
         return breaks, lines + torch.stack((torch.zeros_like(b2), b2), -1)[:, None]
-
-
-def plus(score: Tensor, bias: Tensor) -> Tensor:
-    """s + b."""
-    return score + bias
 
 
 ENTRY = Entry(

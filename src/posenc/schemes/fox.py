@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-
 from posenc.arguments import whole
 from posenc.encoding.encoding import Context
-from posenc.encoding.features import Feature
+from posenc.encoding.features import Feature, log_gate
 from posenc.encoding.pieces import Clock
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
@@ -25,17 +21,21 @@ class FoX(Scheme):
         s_ij + sum over t = j + 1 .. i of ln f_t = s_ij + F_i - F_j,   F_i = ln f_1 + ... + ln f_i
 
     It is a data-dependent ALiBi: a head with constant gates f is ALiBi with slope -ln f. The sum follows the order of
-    the tokens within each document; coordinates are ignored. Without a causal mask, keys after the query are rewarded.
+    the tokens within each document; coordinates are ignored. Keys after the query would be rewarded, so attention needs
+    a causal mask.
 
     Each layer provides the feature ``forgotten``: it projects its hidden state, with a bias, to a number per head.
     posenc's models do; for other models see `posenc.models.ForwardPass.features`, which also continues the sum of a
     cache. F is summed in float64, and differences are computed before rounding where the backend supports it.
 
     The scheme itself has no parameters. Shapes: gates (batch, num_heads, tokens), any number of key heads.
-    Errors: ValueError for num_heads below 1, and if the feature is missing or has another number of heads.
+    Errors: ValueError for num_heads below 1, if the feature is missing or has another number of heads, and for
+    attention to later keys.
     Source: Lin et al. 2025, "Forgetting Transformer: Softmax Attention with a Forget Gate" (arXiv 2503.02130),
     equations 4 to 6, and the authors' layer: a projection with a bias, float32 from the logarithm on.
     """
+
+    looks_back = "ALiBi with form='bidirectional'"
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
@@ -46,21 +46,11 @@ class FoX(Scheme):
         """``forgotten``: the cumulative sum of ln f_t."""
         return {"forgotten": Feature(self.num_heads, map=log_gate, is_clock=True, bias=True)}
 
-    @property
-    def for_decoders(self) -> bool:
-        """True: keys after the query are rewarded."""
-        return True
-
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Clock, ...]:
         """F_i - F_j, from the layer's feature."""
         return (Clock("forgotten"),)
-
-
-def log_gate(projected: Tensor, positions: Positions) -> Tensor:
-    """ln sigmoid, in float32 or wider."""
-    return F.logsigmoid(projected.to(torch.promote_types(projected.dtype, torch.float32)))
 
 
 ENTRY = Entry(

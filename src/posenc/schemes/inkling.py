@@ -28,26 +28,39 @@ class Inkling(Scheme):
         s_ij + r_ih . B[p_i - p_j]   where 0 <= p_i - p_j < extent, else s_ij
 
     B is extent x width, shared by the heads, and the product is not scaled. With ``length`` = n, as in the model's
-    global layers, query and bias are multiplied by 1 + strength ln max(1, (p_i + 1) / n).
+    global layers, query and bias are multiplied by 1 + strength ln max(1, (p_i + 1) / n). With ``clip`` = c, as in
+    Inkling 2, a longer r_ih is first shortened to length c: r_ih min(1, c / (|r_ih| + 1e-6)).
 
     The layer provides the feature ``profile``, a projection without bias. posenc's models do; for other models see
     `posenc.models.ForwardPass.features`. Parameters: B, from N(0, 0.02^2).
     Shapes: profile (batch, num_heads, queries, width). Coordinates must be int64, of one axis. Nothing is added beyond
     the extent, so distant keys have no extra cost. Cost: one product of width x extent per query.
-    Errors: ValueError for sizes below 1, and if the feature is missing or has another width.
+    Errors: ValueError for sizes below 1, for a clip not above 0, and if the feature is missing or has another width.
     Source: the model Inkling in transformers (modeling_inkling.py, `InklingRelativeLogits` and `InklingAttention`),
     with d_rel = 16 and rel_extent = 1024 in global layers, the window in local ones. Its softmax scale is 1/head_dim:
     pass it to `attention`. There p counts cache slots; here p is the token's position.
+    Inkling 2 (modeling_inkling2.py, `Inkling2SlidingAttention` and `Inkling2FullAttention`) has clip = 8, the usual
+    softmax scale, and sinks that it projects from the hidden state: ``attention(..., sinks=)``. Its learned scale of r,
+    a number per head and channel, is a factor of the rows of W_h. Its clips of queries and keys are the model's, like
+    other norms of queries and keys.
     """
 
     def __init__(
-        self, num_heads: int, width: int = 16, extent: int = 1024, *, length: int | None = None, strength: float = 0.1
+        self,
+        num_heads: int,
+        width: int = 16,
+        extent: int = 1024,
+        *,
+        length: int | None = None,
+        strength: float = 0.1,
+        clip: float | None = None,
     ) -> None:
         super().__init__()
         self.num_heads, self.width = whole("num_heads", num_heads), whole("width", width)
         self.extent = whole("extent", extent)
         self.length = None if length is None else whole("length", length)
         self.strength = number("strength", strength)
+        self.clip = None if clip is None else number("clip", clip, above=0)
         self.B = nn.Parameter(torch.empty(self.extent, self.width))
         self.reset_parameters()
 
@@ -57,10 +70,11 @@ class Inkling(Scheme):
 
     @property
     def features(self) -> Mapping[str, Feature]:
-        """``profile``: r, scaled like the query."""
-        if self.length is None:
+        """``profile``: r, clipped, and scaled like the query."""
+        if self.length is None and self.clip is None:
             return {"profile": Feature(self.num_heads, self.width)}
-        return {"profile": Feature(self.num_heads, self.width, map=partial(_grown, self.length, self.strength))}
+        of_layer = partial(_of_layer, self.clip, self.length, self.strength)
+        return {"profile": Feature(self.num_heads, self.width, map=of_layer)}
 
     @property
     def doors(self) -> tuple[str, ...]:
@@ -94,10 +108,15 @@ def _factor(length: int, strength: float, positions: Positions, dtype: torch.dty
     return grown(n, length, strength)[:, None, :, None].to(dtype=dtype, device=positions.device)
 
 
-def _grown(length: int, strength: float, projected: Tensor, positions: Positions) -> Tensor:
-    """r times the factor."""
+def _of_layer(
+    clip: float | None, length: int | None, strength: float, projected: Tensor, positions: Positions
+) -> Tensor:
+    """r, clipped, times the factor."""
     dtype = torch.promote_types(projected.dtype, torch.float32)
-    return Scaled(_factor(length, strength, positions, dtype))(projected)
+    r = projected.to(dtype)
+    if clip is not None:
+        r = r * (clip / (torch.linalg.vector_norm(r, dim=-1, keepdim=True) + 1e-6)).clamp(max=1.0)
+    return (r if length is None else r * _factor(length, strength, positions, dtype)).to(projected.dtype)
 
 
 ENTRY = Entry(
@@ -119,5 +138,5 @@ ENTRY = Entry(
         "encoding = posenc.Inkling(12)(posenc.Positions.arange(64)).with_projected(profile)\n"
         "posenc.attention(q, k, v, encoding, is_causal=True)"
     ),
-    users="Inkling",
+    users="Inkling 1 and 2",
 )

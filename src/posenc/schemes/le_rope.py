@@ -7,8 +7,8 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from posenc.rotary import Rotary
+from posenc.rotation.given import Given
 from posenc.rotation.phases import PairLayout, in_double
-from posenc.rotation.scalings import Scaling
 from posenc.schemes.entry import ROTARY, ROTATED_SCORE, Entry, Law, lines
 
 
@@ -22,7 +22,8 @@ class LeRoPE(Rotary):
 
     Mistral Large 4 rotates 64 of 128 channels: ``LeRoPE(128, first_channel=64, scaling=YaRN(2048.0, 512,
     attention_factor=1.0))``, or ``LeRoPE(64, ...)`` for only that slice. Its alpha is a buffer, loaded with the
-    weights.
+    weights. transformers returns the rotated channels in another order, the first of every pair before the second of
+    every pair, in queries and keys alike, so scores are the same; but keys of its cache cannot be used here.
 
     Shapes are as for `RoPE`. For the given alpha, angles are exact to float32 up to position 2^20. alpha has the
     module's dtype: at position p a rounding error eps of alpha changes the angle by p theta_k eps.
@@ -37,7 +38,7 @@ class LeRoPE(Rotary):
         layout: PairLayout = "interleaved",
         rotary_dim: int | None = None,
         *,
-        scaling: Scaling | None = None,
+        scaling: Given | None = None,
         first_channel: int = 0,
     ) -> None:
         super().__init__(head_dim, base, layout, rotary_dim, scaling=scaling, first_channel=first_channel)

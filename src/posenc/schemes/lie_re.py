@@ -9,11 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from posenc import compat
 from posenc.arguments import check_choice, number, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
-from posenc.rotation.maps import FOR_KEY_HEADS, OfKeyHeads, check_fits, shared_by
+from posenc.rotation.maps import FOR_KEY_HEADS, OfHeads, check_fits, shared_by
 from posenc.rotation.phases import coords_of, in_double
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
@@ -30,8 +31,8 @@ class LieRE(Scheme):
 
     Parameters: ``generators`` (axes, d // b, b, b), of which the upper triangles are used, A = upper - upper^T; with
     ``num_heads``, separately for each *key* head, and several query heads use that of their shared key head.
-    Initialized from U(0, 2 pi)/extent: the authors' coordinates run from 0 to 1 over the training grid, whose side is
-    ``extent``.
+    Initialized from U(0, 2 pi)/extent: the authors' coordinates run from 0 to 1 over the training grid, in steps of
+    1/(side - 1), so ``extent`` is side - 1. On a grid of n they run to n/side, in steps of n/(side (n - 1)).
     Cost: a b x b matrix exponential in float64 per token and block, once for all layers that share the scheme, and a b
     x b product per token and block in every layer.
 
@@ -39,8 +40,8 @@ class LieRE(Scheme):
     Errors: ValueError for a block below 2 or above head_dim, an extent not above 0, positions of another number of
     axes, and keys of another number of heads.
     Source: Ostmeier et al. 2024, "LieRE: Generalizing Rotary Position Encodings" (arXiv 2406.10322), after the authors'
-    README and code (models/rope_vit.py), not the paper's text. The README has U(0, 2 pi), as here; one version of the
-    code subtracts 1/2 from the upper triangle.
+    README and code (``models/rope_vit.py`` of github.com/StanfordMIMI/LieRE), not the paper's text. Both have U(0, 2
+    pi), as here. The code also subtracts 1/2 from every entry, which cancels in upper - upper^T.
     """
 
     heads_of = "key"
@@ -81,7 +82,7 @@ class LieRE(Scheme):
         summed = torch.einsum("rta,ahnij->rhtnij", in_double(coords), upper - upper.mT)
         matrices = torch.linalg.matrix_exp(summed.contiguous())  # matrix_exp needs a contiguous input
         turn = BlockRotation(matrices.to(dtype=dtype, device=coords.device), self.head_dim)
-        return Rotation(turn, turn if self.num_heads is None else OfKeyHeads(turn, mine.size(1)))
+        return Rotation(turn, turn if self.num_heads is None else OfHeads(turn, mine.size(1)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +102,8 @@ class BlockRotation:
         dtype = torch.promote_types(x.dtype, torch.float32)
         blocks, size = matrices.shape[-3:-1]
         parts = x[..., : blocks * size].to(dtype).unflatten(-1, (blocks, size, 1))
-        turned = (matrices.to(dtype) @ parts).flatten(-3).to(x.dtype)
+        with compat.without_autocast(x):
+            turned = (matrices.to(dtype) @ parts).flatten(-3).to(x.dtype)
         return torch.cat((turned, x[..., blocks * size :]), -1)
 
 

@@ -13,7 +13,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotary import multiple_of_4
-from posenc.rotation.maps import OfKeyHeads
+from posenc.rotation.maps import OfHeads
 from posenc.rotation.phases import PairRotation, coords_of, in_double
 from posenc.scheme import Scheme
 from posenc.schemes.entry import ROTARY, ROTATED_SCORE, Entry, Law, lines
@@ -78,7 +78,7 @@ class MixedRoPE(Scheme):
         mine = self.frequencies if context is None else context.of_heads(self.frequencies, 1)
         f_x, f_y = in_double(mine)[:, :, None]
         turn = PairRotation.by(x * f_x + y * f_y, coords, dtype, "interleaved", self.head_dim)
-        return Rotation(turn, OfKeyHeads(turn, mine.size(1)))
+        return Rotation(turn, OfHeads(turn, mine.size(1)))
 
 
 ENTRY = Entry(

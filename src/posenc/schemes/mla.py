@@ -13,8 +13,9 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.rotary import Rotary, first_of_last
+from posenc.rotation.given import Given
 from posenc.rotation.phases import PairLayout, PairRotation
-from posenc.rotation.scalings import Scaling, YaRN
+from posenc.rotation.scalings import YaRN
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_PAIRS, Entry, lines
 
 
@@ -77,7 +78,7 @@ class MLA(Rotary):
         base: float = 10_000.0,
         layout: PairLayout = "interleaved",
         *,
-        scaling: Scaling | None = None,
+        scaling: Given | None = None,
     ) -> None:
         first = first_of_last("rope_dim", rope_dim, head_dim)
         super().__init__(head_dim, base, layout, rope_dim, scaling=scaling, first_channel=first)

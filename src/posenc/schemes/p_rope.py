@@ -9,7 +9,7 @@ from posenc.rotation.scalings import Proportional
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, lines
 
 
-class PRoPE(Rotary):
+class ProportionalRoPE(Rotary):
     """Proportional rotary position embedding: RoPE whose lowest frequencies are 0.
 
     Formula, for k = 0 .. d/2 - 1 with d = head_dim and p = share:
@@ -23,6 +23,8 @@ class PRoPE(Rotary):
     Not to be confused with `PartialRoPE`, which has the same shapes and number of rotated pairs, but the number of
     rotated channels in the exponent and in the pairing. Weights of one give wrong results with the other, without an
     error.
+
+    Not to be confused with PRoPE of Li et al. 2025, a projective encoding of cameras, either: that is `Cameras`.
 
     Shapes and precision are as for `RoPE`. Nothing is learned. The frequencies are those of `Proportional`.
     Errors: ValueError for a share outside [0, 1], and as for `RoPE`.
@@ -42,11 +44,11 @@ class PRoPE(Rotary):
 
 ENTRY = Entry(
     name="p_rope",
-    scheme=PRoPE,
+    scheme=ProportionalRoPE,
     paper="Barbero et al. 2024",
     laws=FORMULA | ROTARY,
     cost="one pass over q and k per layer",
-    build=lambda shape: PRoPE(shape.head_dim, max(0.25, 2 / shape.head_dim)),
+    build=lambda shape: ProportionalRoPE(shape.head_dim, max(0.25, 2 / shape.head_dim)),
     does="RoPE whose lowest frequencies are 0, so that these channels carry only content: Gemma 4, LFM3",
     limits="angles beyond the training length are new to the model; incompatible with weights of partial RoPE",
     formula=lines(
@@ -54,7 +56,7 @@ ENTRY = Entry(
         r"\phi_k = p \, \theta_k, \qquad \theta_k = \mathrm{base}^{-2k/d} \mbox{ for } k < \lfloor \mathrm{share} "
         r"\cdot d / 2 \rfloor, \; \mbox{ else } 0",
     ),
-    example="posenc.attention(q, k, v, posenc.PRoPE(64, share=0.25), is_causal=True)",
+    example="posenc.attention(q, k, v, posenc.ProportionalRoPE(64, share=0.25), is_causal=True)",
     users="Gemma 4, LFM3",
     url="https://arxiv.org/abs/2410.06205",
 )

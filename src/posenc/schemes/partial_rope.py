@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from posenc.arguments import is_number, shown, whole
 from posenc.rotary import Rotary
+from posenc.rotation.given import Given
 from posenc.rotation.phases import PairLayout
-from posenc.rotation.scalings import Proportional, Scaling
+from posenc.rotation.scalings import Proportional
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, lines
 
 
@@ -20,12 +21,12 @@ class PartialRoPE(Rotary):
     one (GLM, GPT-J). Exponent and pairing use n: this is ``RoPE(head_dim, base, layout, rotary_dim=n)``. Configurations
     call the share ``partial_rotary_factor``.
 
-    Not to be confused with the proportional `PRoPE`, which has the same shapes and number of rotated pairs, but
-    head_dim in the exponent and in the pairing. Weights of one give wrong results with the other, without an error.
+    Not to be confused with `ProportionalRoPE`, which has the same shapes and number of rotated pairs, but head_dim in
+    the exponent and in the pairing. Weights of one give wrong results with the other, without an error.
 
     Shapes, precision and ``scaling`` are as for `RoPE`. Nothing is learned.
     Errors: ValueError for a share outside (0, 1] or one that does not give whole pairs, and for the scaling
-    `Proportional`, which belongs to `PRoPE`.
+    `Proportional`, which belongs to `ProportionalRoPE`.
     Source: Wang and Komatsuzaki 2021, GPT-J; Black et al. 2022, "GPT-NeoX-20B", section 2.1; read in transformers'
     models phi, glm and glm4_moe.
     """
@@ -37,24 +38,25 @@ class PartialRoPE(Rotary):
         base: float = 10_000.0,
         layout: PairLayout = "half",
         *,
-        scaling: Scaling | None = None,
+        scaling: Given | None = None,
     ) -> None:
         head_dim = whole("head_dim", head_dim, least=2)
         if not is_number(share) or not 0 < share <= 1:
             raise ValueError(
                 f"share must be a number above 0 and up to 1, the share of rotated channels, got {shown(share)}; for a "
-                "number of channels use RoPE's rotary_dim, for a share of the frequencies PRoPE"
+                "number of channels use RoPE's rotary_dim, for a share of the frequencies ProportionalRoPE"
             )
         turning = int(share * head_dim)
         if turning % 2 or not turning:
             raise ValueError(
                 f"share must give pairs of channels, got {shown(share)} of {head_dim}, which is {turning}; "
-                "PRoPE takes any share"
+                "ProportionalRoPE takes any share"
             )
         if isinstance(scaling, Proportional):
             raise ValueError(
-                f"scaling must not be Proportional with a share of the channels: use PRoPE({head_dim}, share) for "
-                f"proportional rotation, or PartialRoPE({head_dim}, share) without scaling for partial rotation"
+                "scaling must not be Proportional with a share of the channels: use "
+                f"ProportionalRoPE({head_dim}, share) for proportional rotation, or PartialRoPE({head_dim}, share) "
+                "without scaling for partial rotation"
             )
         super().__init__(head_dim, base, layout, turning, scaling=scaling)
         self.share = float(share)

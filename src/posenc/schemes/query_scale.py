@@ -1,4 +1,4 @@
-"""Query scale: multiplies queries by a factor that grows with their position."""
+"""Query scale: multiplies queries by a factor that grows with their position or with the length of the text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from posenc.rotation.phases import grown, in_double
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, lines
 
-Form: TypeAlias = Literal["llama4", "ministral3", "inkling", "beam", "rerope", "mistral_large4", "ssmax"]
+Form: TypeAlias = Literal[
+    "llama4", "ministral3", "inkling", "beam", "rerope", "chunkllama", "qwen2_5_1m", "mistral_large4", "ssmax"
+]
 
 DEFAULTS: dict[str, tuple[int | None, float | None]] = {
     "llama4": (8192, 0.1),
@@ -27,12 +29,16 @@ DEFAULTS: dict[str, tuple[int | None, float | None]] = {
     "inkling": (None, 0.1),
     "beam": (2048, 0.1),
     "rerope": (None, None),
+    "chunkllama": (None, 0.05),
+    "qwen2_5_1m": (None, 0.1),
 }
+OF_ROWS = ("chunkllama", "qwen2_5_1m")
 LEARNED = ("mistral_large4", "ssmax")
 
 
 class QueryScale(Scheme):
-    """Multiplies queries by a factor that grows with their position, so that attention over more keys stays sharp.
+    """Multiplies queries by a factor that grows with their position or with the length of the text, so that attention
+    over more keys stays sharp.
 
     Formula: q_i c(n) with n = p_i + 1, the number of tokens up to the query:
 
@@ -44,18 +50,28 @@ class QueryScale(Scheme):
         mistral_large4  s_h ln n + b_h                      learned, per head; initially s = 0 and b = 1
         ssmax           s_h ln n                            learned, per head; initially s = 0.43
 
-    ``length`` is L and ``strength`` is a. The last two forms are learned and need ``num_heads``. Keys and the softmax
-    scale are unchanged. p is the query's coordinate; code that counts cache slots instead differs with padding or
-    packed texts.
+    and with n the current length of the row's text, the same for all of its queries:
+
+        chunkllama      (1 + a ln max(1, n / L))^2          a = 0.05, L, the training length, required
+        qwen2_5_1m      1 + a ln max(1, n / L)              a = 0.1, L required; 262144 in the model
+
+    ``length`` is L and ``strength`` is a. "mistral_large4" and "ssmax" are learned and need ``num_heads``. Keys and the
+    softmax scale are unchanged. p is the query's coordinate; code that counts cache slots instead differs with padding
+    or packed texts. `DualChunk` is used with one of the two forms of the text's length, whose rows must hold one
+    document each. ChunkLlama scales queries and keys, and Qwen2.5-1M keys; both keep in a cache the keys as they were
+    scaled when the text was shorter, which is not done here.
 
     Shapes: query (batch, heads, queries, head_dim), any floating dtype; computed in float64 and rounded once.
-    Positions have one axis, may be fractional, and must not be negative.
-    Errors: ValueError for an unknown form, an argument that the form needs or does not take, and queries with another
-    number of heads; PositionError for a negative position, where it can be read without synchronizing a GPU.
+    Positions have one axis, may be fractional, and must not be negative, except for the forms of the text's length.
+    Errors: ValueError for an unknown form, an argument that the form needs or does not take, queries with another
+    number of heads, and rows of several documents in a form of the text's length; PositionError for a negative
+    position, where it can be read without synchronizing a GPU.
     Source: the models of those names in transformers (modeling_llama4, _ministral3, _mistral4, _inkling, _beam,
     _mistral_large4); ssmax: Nakanishi 2025, "Scalable-Softmax Is Superior for Attention" (arXiv 2501.19399), where n is
     the size of the row, after its abstract and other implementations, not the paper's text (one initializes s to 0.43,
-    others to 1); rerope: ``rerope_patch.py`` of github.com/bojone/rerope.
+    others to 1); rerope: ``rerope_patch.py`` of github.com/bojone/rerope; chunkllama: ``get_mscale`` of
+    ``chunkllama_attn_replace.py`` of github.com/HKUNLP/ChunkLlama, a factor of cos and sin of both sides; qwen2_5_1m:
+    ``dual_chunk_flash_attn.py`` of github.com/vllm-project/vllm.
     """
 
     def __init__(
@@ -97,6 +113,16 @@ class QueryScale(Scheme):
         elif self.form == "ssmax":
             nn.init.constant_(self.s, 0.43)
 
+    @property
+    def needs_lengths(self) -> bool:
+        """Whether the factor depends on the length of the row's text."""
+        return self.form in OF_ROWS
+
+    @property
+    def needs_raw_keys(self) -> bool:
+        """False: keys are unchanged, so they can be cached."""
+        return False
+
     def _factor(self, n: Float64[Tensor, "rows tokens"]) -> Float64[Tensor, "rows tokens"]:
         """c(n) of the forms that are the same for all heads."""
         L, a = self.length, self.strength
@@ -106,8 +132,10 @@ class QueryScale(Scheme):
         assert a is not None
         if self.form == "beam":
             return (1 + n / L) ** a
-        if self.form == "inkling":
+        if self.form in ("inkling", "qwen2_5_1m"):
             return grown(n, L, a)
+        if self.form == "chunkllama":
+            return grown(n, L, a) ** 2
         return 1 + a * torch.log1p(torch.floor((n if self.form == "llama4" else n - 1) / L))
 
     def _learned(
@@ -123,6 +151,10 @@ class QueryScale(Scheme):
     ) -> Rotation:
         """c(n) for the queries, and unchanged keys."""
         coords = positions.scalar("QueryScale")
+        if self.needs_lengths:
+            lengths = positions.lengths if context is None or context.lengths is None else context.lengths
+            of_rows = self._factor(in_double(lengths)[:, None]).to(dtype=dtype, device=coords.device)
+            return Rotation(Scaled(of_rows[:, None, :, None]), unchanged)
         real = positions.document != PADDING
         if is_readable(coords) and bool((coords < 0).logical_and(real).any()):
             lowest = coords.masked_fill(~real.expand(coords.shape), 0).min().item()
@@ -138,12 +170,13 @@ class QueryScale(Scheme):
 ENTRY = Entry(
     name="query_scale",
     scheme=QueryScale,
-    paper="Nakanishi 2025, and models of 2025–26",
+    paper="Nakanishi 2025, and models of 2024–26",
     laws=frozenset({Law.ABSOLUTE, Law.UNIQUE, Law.DIRECTED, Law.LENGTH_FREE, Law.FRACTIONAL, Law.DETERMINISTIC}),
     cost="one product per query and layer",
     build=lambda shape: QueryScale("ssmax", num_heads=shape.num_heads),
     learned="1 or 2 per head in two of its forms",
-    does="scales queries by the number of tokens up to them, with the formula of one of seven models",
+    does="scales queries by the number of tokens up to them, or by the length of the text, with the formula of one of "
+    "nine models",
     limits="encodes the query's position, not the keys'",
     formula=lines(
         r"s_{ij} = c(p_i + 1) \, q_i \cdot k_j / \sqrt{d}",
@@ -151,6 +184,7 @@ ENTRY = Entry(
         r"(\mathrm{llama4}), \qquad \ldots",
     ),
     example='posenc.attention(q, k, v, posenc.RoPE(64) + posenc.QueryScale("llama4", length=8192), is_causal=True)',
-    users="Llama 4 in its layers without RoPE, Ministral 3, Mistral 4, Mistral Large 4, Inkling, Beam",
+    users="Llama 4 in its layers without RoPE, Ministral 3, Mistral 4, Mistral Large 4, Inkling, Beam; "
+    "ChunkLlama and Qwen2.5-1M, with dual chunk attention",
     url="https://arxiv.org/abs/2501.19399",
 )

@@ -3,37 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from posenc.arguments import sides, whole
+from posenc.arguments import check_choice, sides, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Distance, Meeting
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law
 
+Name = Literal["botnet", "sam"]
+
 
 class Relative2D(Scheme):
     """Learned vectors for the row and the column distance of two patches, multiplied with the query.
 
-    Formula, for patches (a, b) of query and (a', b') of key on a grid of h rows and w columns:
+    Formula, for patches (a, b) of query and (a', b') of key on a grid of h rows and w columns, in one of two
+    conventions:
 
-        s_ij = (q_i . k_j + q_i . (R_h[a' - a + h - 1] + R_w[b' - b + w - 1])) / sqrt(d)
+        "botnet"    s_ij = (q_i . k_j + q_i . (R_h[a' - a + h - 1] + R_w[b' - b + w - 1])) / sqrt(d)
+        "sam"       s_ij = q_i . k_j / sqrt(d) + q_i . (R_h[a - a' + h - 1] + R_w[b - b' + w - 1])
 
-    Grids may be rectangular, and tokens may be any subset of the patches.
+    "sam" is that of SAM and ViTDet: query minus key, and the new term is *not* divided, so the checkpoints'
+    ``rel_pos_h`` and ``rel_pos_w`` are ``row_table`` and ``column_table``. A ``scale`` passed to `attention` multiplies
+    both terms, the new one by ``scale`` sqrt(d).
 
-    Parameters: (2h - 1) x d and (2w - 1) x d shared by the heads, or one pair per head with ``num_heads``; N(0, 1/d).
+    Grids may be rectangular, and tokens may be any subset of the patches. Represent windows as documents: patches
+    attend only within their own document.
+
+    Parameters: (2h - 1) x d and (2w - 1) x d shared by the heads, or one pair per head with ``num_heads``; N(0, 1/d),
+    in "sam" N(0, 0.02^2), as transformers initializes ViTDet.
     Shapes: query (batch, heads, queries, head_dim); coordinates (rows, tokens, 2), int64, as `Positions.grid` gives.
-    Errors: PositionError for a distance outside the tables; ValueError for positions that do not have two axes.
+    Errors: PositionError for a distance outside the tables; ValueError for an unknown convention, and for positions
+    that do not have two axes.
     Source: Ramachandran et al. 2019, "Stand-Alone Self-Attention in Vision Models"; Bello et al. 2019,
-    equation 3; Srinivas et al. 2021, "Bottleneck Transformers", figure 4.
+    equation 3; Srinivas et al. 2021, "Bottleneck Transformers", figure 4. "sam": SamVisionAttention and
+    VitDetAttention of transformers 5.23.0, after the code of Li et al. 2022, "MViTv2: Improved Multiscale Vision
+    Transformers for Classification and Detection", which was not read.
     """
 
-    def __init__(self, grid: Sequence[int], head_dim: int, num_heads: int | None = None) -> None:
+    def __init__(
+        self, grid: Sequence[int], head_dim: int, num_heads: int | None = None, convention: Name = "botnet"
+    ) -> None:
         super().__init__()
+        check_choice("convention", convention, ("botnet", "sam"))
+        self.convention = convention
         self.grid = sides(grid)
         self.head_dim = whole("head_dim", head_dim)
         self.num_heads = None if num_heads is None else whole("num_heads", num_heads)
@@ -44,35 +62,39 @@ class Relative2D(Scheme):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Both tables from N(0, 1/d)."""
+        """Both tables from N(0, 1/d), or N(0, 0.02^2)."""
         for table in self.parameters():
-            nn.init.normal_(table, std=self.head_dim**-0.5)
+            nn.init.normal_(table, std=0.02 if self.convention == "sam" else self.head_dim**-0.5)
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Meeting, ...]:
-        """q_i . (R_h + R_w) / sqrt(d): a term for each axis."""
+        """q_i . (R_h + R_w), divided or not: a term for each axis."""
         return tuple(self._along(axis) for axis in range(2))
 
     def _along(self, axis: int) -> Meeting:
         table = (self.row_table, self.column_table)[axis]
         by_head, size = (table if table.dim() == 3 else table[None]), self.grid[axis]
         distance = Distance("Relative2D", axis, 2, integral=True, reach=(size,), num_heads=self.num_heads)
-        return Meeting(lambda r: by_head[:, r + size - 1], distance)
+        if self.convention == "botnet":
+            return Meeting(lambda r: by_head[:, r + size - 1], distance)
+        # A Meeting is multiplied by the softmax scale 1/sqrt(d).
+        wide = torch.promote_types(table.dtype, torch.float32)
+        return Meeting(lambda r: by_head[:, size - 1 - r].to(wide) * self.head_dim**0.5, distance)
 
     @torch.no_grad()
     def resized(self, grid: tuple[int, int]) -> Relative2D:
-        """A copy for another grid, with tables interpolated linearly, with aligned ends. For the same grid the tables
-        are identical. ``requires_grad`` and the training mode are kept."""
+        """A copy for another grid, with tables interpolated linearly, with aligned ends, or in "sam" without, as SAM
+        does. For the same grid the tables are identical. ``requires_grad`` and the training mode are kept."""
         with torch.device("meta"):  # only checks and shapes: no random numbers are drawn
-            other = Relative2D(grid, self.head_dim, self.num_heads).train(self.training)
+            other = Relative2D(grid, self.head_dim, self.num_heads, self.convention).train(self.training)
         for name in ("row_table", "column_table"):
             mine, size = getattr(self, name), getattr(other, name).size(-2)
             if mine.size(-2) == size:
                 stretched = mine.clone()
             else:
                 lines = mine.reshape(-1, *mine.shape[-2:]).mT.to(torch.promote_types(mine.dtype, torch.float32))
-                lines = F.interpolate(lines, size=size, mode="linear", align_corners=True)
+                lines = F.interpolate(lines, size=size, mode="linear", align_corners=self.convention == "botnet")
                 stretched = lines.mT.reshape(*mine.shape[:-2], size, self.head_dim).to(mine.dtype)
             setattr(other, name, nn.Parameter(stretched, requires_grad=mine.requires_grad))
         return other
@@ -87,13 +109,16 @@ ENTRY = Entry(
     build=lambda shape: Relative2D(shape.grid or (shape.max_positions,) * 2, shape.head_dim),
     axes="two",
     learned="(2h + 2w − 2) × d",
-    does="a trainable vector per row distance and per column distance; `resized(grid)` for another grid",
+    does=(
+        "a trainable vector per row distance and per column distance; `resized(grid)` for another grid; conventions "
+        '`"botnet"`, `"sam"`'
+    ),
     limits="undefined beyond the tables",
     formula=(
         r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot (R^{h}_{y_j - y_i + h - 1} + R^{w}_{x_j - x_i + w - "
         r"1})}{\sqrt{d}}"
     ),
     example="posenc.attention(q, k, v, posenc.Relative2D((8, 8), 64), query_positions=posenc.Positions.grid(8, 8))",
-    users="BoTNet",
+    users="BoTNet, SAM, ViTDet, GOT-OCR 2",
     url="https://arxiv.org/abs/1906.05909",
 )

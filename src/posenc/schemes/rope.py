@@ -28,20 +28,29 @@ class RoPE(Rotary):
     With an ``allocation`` of axes to pairs, pair k is rotated by the coordinate of axis allocation[k] times theta_k as
     for one axis. Vision-language models use this for time, row and column, in sections or interleaved.
 
-    ``scaling`` is one of ``posenc.scalings`` or a function. It takes the frequencies theta (pairs,) and, if its
+    ``scaling`` is one of ``posenc.scalings``, a function, or transformers' dictionary, such as ``{"rope_type":
+    "linear", "factor": 4.0}``. A function takes the frequencies theta (pairs,) and, if its
     ``needs_lengths`` is true, the length of each row (rows, 1), and returns frequencies (pairs,) or (rows, pairs) and a
     factor of cos and sin for queries and keys. If it needs lengths, keys cannot be cached rotated. ``first_channel`` is
     the first rotated channel. ``heads`` are the rotated heads out of ``num_heads`` query heads; fewer key heads rotate
     if the queries that share them do. With ``values``, values are rotated too, and the output is rotated back at the
     query's position.
 
+    ``imaginary`` are the heads out of ``num_heads`` query heads whose queries are rotated by p theta_k - pi/2. With z =
+    a + i b for the channels of a pair, their score is the imaginary part of the sum of z_q conj(z_k) e^(i (p_i - p_j)
+    theta_k) over pairs, of which the usual score is the real part. RoPE++ has both for every query: pass each query
+    twice, ``query.repeat_interleave(2, 1)``, with ``imaginary=range(1, num_heads, 2)``.
+
     Shapes: query and key (batch, heads, tokens, head_dim), any floating dtype; angles are exact to float32 up to
     position 2^20 whatever the dtype. Positions may be fractional or negative.
     Errors: ValueError for a rotary_dim that is above head_dim or not a multiple of 2 axes, a base not above 1, an
-    unknown layout, an allocation that is not one axis per pair, a scaling that is not a function, or positions with
-    another number of axes.
+    unknown layout, heads that are not within num_heads, imaginary heads beside rotated ones, an allocation that is not
+    one axis per pair, a scaling that is not a function, a dictionary with a key that is unknown or missing, or
+    positions with another number of axes; and, with imaginary heads, for queries of another number of heads.
     Source: Su et al. 2021, "RoFormer", equations 14, 15 and 34; Heo et al. 2024, "Rotary Position Embedding for Vision
-    Transformer", whose axial form has two axes; Wang et al. 2024, "Qwen2-VL", section 2.1, for the allocation.
+    Transformer", whose axial form has two axes; Wang et al. 2024, "Qwen2-VL", section 2.1, for the allocation;
+    Liu et al. 2025, "Beyond Real: Imaginary Extension of Rotary Position Embeddings" (arXiv 2512.07525), and its code
+    (OpenMOSS/rope_pp, modeling_llama_rope_pp.py), for RoPE++.
     """
 
 
@@ -55,7 +64,7 @@ ENTRY = Entry(
     axes="any",
     does=(
         'rotates channel pairs of q and k by an angle proportional to the position; layouts `"half"` and '
-        '`"interleaved"`, partial with `rotary_dim`, several `axes`'
+        '`"interleaved"`, partial with `rotary_dim`, several `axes`, RoPE++ with `imaginary`'
     ),
     limits="angles beyond the training length are new to the model",
     formula=lines(ROTATED_SCORE, r"\phi_k = p \, \theta_k, \qquad \theta_k = \mathrm{base}^{-2k/d}"),

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
-from posenc.arguments import shown, whole
+from posenc.arguments import check_choice, shown, whole
+from posenc.encoding.encoding import Context
+from posenc.encoding.rotation import Rotation
+from posenc.positions.positions import Positions
 from posenc.rotary import Rotary
-from posenc.rotation.phases import frequencies
+from posenc.rotation.maps import check_fits
+from posenc.rotation.phases import PairRotation, frequencies
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, Law, lines
 
 
@@ -28,38 +34,101 @@ class RoPE3D(Rotary):
         (d/4, 3 d/8, 3 d/8)                        CogVideoX, base 10 000: (16, 24, 24) for d = 64
         (16, 56, 56)                               HunyuanVideo, base 256, d = 128
 
+    With ``form="vjepa2"`` it is the map of V-JEPA 2, whose three shares are n = 2 floor(d / 6), with base 10 000; the
+    other d - 3n channels are unchanged. Its cosines and sines are those of the "half" layout on interleaved pairs, so
+    the channels of a pair have different angles:
+
+        (a, b) -> (a cos p_a theta_i - b sin p_a theta_i,  a sin p_a theta_j + b cos p_a theta_j)
+        i = 2k mod n/2,  j = (2k + 1) mod n/2
+
+    This is no rotation: it changes lengths, and a score depends on the positions of both tokens, not only on their
+    distance. Use it for the published weights, which were trained with it.
+
     Use positions from `Positions.grid(height, width, frames=frames)`. CogVideoX interpolates rows and columns over its
     training size: scale the coordinates. Nothing is learned.
 
     Shapes: coordinates (rows, tokens, 3) in the order time, row, column; query and key (batch, heads, tokens,
     head_dim), any floating dtype. A token at (0, 0, 0) is unchanged.
-    Errors: ValueError for shares that are not three even numbers with the sum head_dim, a base not above 1, and
-    positions of other than three axes.
+    Errors: ValueError for shares that are not three even numbers with the sum head_dim, or any in "vjepa2", a base not
+    above 1, and positions of other than three axes.
     Source: the code of Wan 2.1 (rope_params and rope_apply of wan/modules/model.py), which was read; CogVideoX as in
-    diffusers (get_3d_rotary_pos_embed) and HunyuanVideo's rope_dim_list, read in copies.
+    diffusers (get_3d_rotary_pos_embed) and HunyuanVideo's rope_dim_list, read in copies. "vjepa2": Assran et al. 2025,
+    "V-JEPA 2: Self-Supervised Video Models Enable Understanding, Prediction and Planning"; transformers 5.23.0,
+    rotate_queries_or_keys of VJEPA2.
     """
 
     positions_made_by = "Positions.grid(height, width, frames=frames)"
 
-    def __init__(self, head_dim: int, shares: Sequence[int] | None = None, base: float = 10_000.0) -> None:
-        d = whole("head_dim", head_dim, least=2)
+    def __init__(
+        self,
+        head_dim: int,
+        shares: Sequence[int] | None = None,
+        base: float = 10_000.0,
+        form: Literal["rotation", "vjepa2"] = "rotation",
+    ) -> None:
+        check_choice("form", form, ("rotation", "vjepa2"))
+        d = whole("head_dim", head_dim, least=2 if form == "rotation" else 6)
         if d % 2:
             raise ValueError(f"head_dim must be even, got {head_dim}")
-        shares = (d - 4 * (d // 6), 2 * (d // 6), 2 * (d // 6)) if shares is None else shares
+        each = 2 * (d // 6)
+        if form == "vjepa2":
+            if shares is not None:
+                raise ValueError(f"shares must be None for form='vjepa2', got {shown(shares)}")
+            shares, turning = (each,) * 3, 3 * each
+        else:
+            shares, turning = (d - 2 * each, each, each) if shares is None else shares, d
         if not isinstance(shares, Sequence) or len(shares) != 3:
             raise ValueError(f"shares must be the channels of time, row and column, got {shown(shares)}")
         d_t, d_h, d_w = (whole("shares", n, least=0) for n in shares)
-        if d_t + d_h + d_w != d or d_t % 2 or d_h % 2 or d_w % 2:
+        if d_t + d_h + d_w != turning or d_t % 2 or d_h % 2 or d_w % 2:
             raise ValueError(f"shares must be even and sum to head_dim = {d}, got {shown(tuple(shares))}")
         allocation = (0,) * (d_t // 2) + (1,) * (d_h // 2) + (2,) * (d_w // 2)
-        super().__init__(d, base, "interleaved", axes=3, allocation=allocation)
-        self.shares = (d_t, d_h, d_w)
+        super().__init__(d, base, "interleaved", turning, axes=3, allocation=allocation)
+        self.shares, self.form = (d_t, d_h, d_w), form
 
     def frequencies(
         self, device: torch.device | None = None, lengths: Tensor | None = None
     ) -> tuple[Float64[Tensor, "#rows pairs"], float | Tensor]:
         """theta of every pair, for the share of its axis, and the factor 1 of cos and sin."""
         return torch.cat([frequencies(share, self.base, device) for share in self.shares if share])[None], 1.0
+
+    def rotation(
+        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
+    ) -> Rotation:
+        """The same map for queries and keys."""
+        rotation = super().rotation(positions, dtype, context)
+        if self.form == "rotation":
+            return rotation
+        assert isinstance(rotation.query, PairRotation)
+        pairs = self.shares[0] // 2
+        # The angles of an axis, twice: channel c has that of pair c mod n/2.
+        cos, sin = (
+            x.unflatten(-1, (3, 1, pairs)).expand(*x.shape[:-1], 3, 2, pairs).flatten(-3)
+            for x in (rotation.query.cos, rotation.query.sin)
+        )
+        both = EachChannel(cos, sin, self.head_dim)
+        return Rotation(both, both)
+
+
+@dataclass(frozen=True, eq=False)
+class EachChannel:
+    """(a, b) -> (a cos_a - b sin_a, a sin_b + b cos_b) for pairs of consecutive channels, with an angle for each
+    channel. Half-precision x is mapped in float32 and rounded once."""
+
+    cos: Float[Tensor, "rows heads tokens channels"]
+    sin: Float[Tensor, "rows heads tokens channels"]
+    head_dim: int
+
+    def __call__(self, x: Float[Tensor, "batch heads tokens head_dim"]) -> Float[Tensor, "batch heads tokens head_dim"]:
+        """The mapped x, in x's dtype. Raises ValueError for a shape that does not match."""
+        if x.size(-1) != self.head_dim:
+            raise ValueError(f"the rotation was made for head_dim {self.head_dim}, got q or k of head_dim {x.size(-1)}")
+        check_fits("the rotation", self.cos.shape[:-1], x)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        pairs = x[..., : self.cos.size(-1)].to(dtype).unflatten(-1, (-1, 2))
+        turned = torch.stack((-pairs[..., 1], pairs[..., 0]), -1)
+        mapped = pairs.flatten(-2) * self.cos.to(dtype) + turned.flatten(-2) * self.sin.to(dtype)
+        return torch.cat((mapped.to(x.dtype), x[..., self.cos.size(-1) :]), -1)
 
 
 ENTRY = Entry(
@@ -70,7 +139,10 @@ ENTRY = Entry(
     cost="one pass over q and k per layer",
     build=lambda shape: RoPE3D(shape.head_dim),
     axes="three",
-    does="rotates parts of the channels by the frame, the row and the column of a video patch",
+    does=(
+        'rotates parts of the channels by the frame, the row and the column of a video patch; `form="vjepa2"` for the '
+        "map of V-JEPA 2, which is no rotation"
+    ),
     limits="angles beyond the training size are new to the model",
     formula=lines(
         ROTATED_SCORE, r"\phi_k = p_a \, \mathrm{base}^{-2k/d_a} \mbox{ in the } d_a \mbox{ channels of the axis } a"
@@ -79,6 +151,6 @@ ENTRY = Entry(
         "positions = posenc.Positions.grid(4, 4, frames=4)\n"
         "posenc.attention(q, k, v, posenc.RoPE3D(64), query_positions=positions)"
     ),
-    users="Wan 2.1, CogVideoX, HunyuanVideo",
+    users="Wan 2.1, CogVideoX, HunyuanVideo, V-JEPA 2",
     url="https://arxiv.org/abs/2503.20314",
 )

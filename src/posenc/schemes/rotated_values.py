@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from posenc.rotary import Rotary, first_of_last
+from posenc.rotation.given import Given
 from posenc.rotation.phases import PairLayout
-from posenc.rotation.scalings import Scaling
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_PAIRS, Entry, lines
 
 
@@ -37,7 +37,7 @@ class RotatedValues(Rotary):
         base: float = 10_000.0,
         layout: PairLayout = "interleaved",
         *,
-        scaling: Scaling | None = None,
+        scaling: Given | None = None,
     ) -> None:
         first = first_of_last("rotary_dim", rotary_dim, head_dim)
         super().__init__(head_dim, base, layout, rotary_dim, scaling=scaling, first_channel=first, values=True)

@@ -22,8 +22,9 @@ class Sinusoidal(Scheme):
 
     Formula, for k = 0 .. dim/2 - 1 and theta_k = base^(-2k/dim):
 
-        interleaved:   P[p, 2k] = sin(p theta_k)    P[p, 2k + 1]     = cos(p theta_k)
-        concatenated:  P[p, k]  = sin(p theta_k)    P[p, k + dim/2]  = cos(p theta_k)
+        interleaved:    P[p, 2k] = sin(p theta_k)    P[p, 2k + 1]     = cos(p theta_k)
+        concatenated:   P[p, k]  = sin(p theta_k)    P[p, k + dim/2]  = cos(p theta_k)
+        tensor2tensor:  concatenated, with theta_k = base^(-k/(dim/2 - 1)), so that the last frequency is 1/base
 
     With several ``axes`` (the row and column of a patch; the time, row and column of a video), each axis has dim/axes
     consecutive channels, by the formula above with dim/axes in place of dim.
@@ -36,7 +37,10 @@ class Sinusoidal(Scheme):
     of another number of axes.
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.5 (interleaved); Dai et al. 2019,
     "Transformer-XL", whose code concatenates; He et al. 2022, "Masked Autoencoders", whose code concatenates on two
-    axes and, despite its variable names, puts the column first.
+    axes and, despite its variable names, puts the column first. tensor2tensor: the first Transformer's code
+    (``get_timing_signal_1d`` of github.com/tensorflow/tensor2tensor), which differs from its paper; also fairseq's,
+    Whisper's and M2M100's. In fairseq and M2M100 the first position is 2 (``padding_idx`` + 1), and big_vision's vision
+    transformers put the column first.
 
     >>> Sinusoidal(4).table(Positions.arange(2))
     tensor([[[0.0000, 1.0000, 0.0000, 1.0000],
@@ -47,7 +51,7 @@ class Sinusoidal(Scheme):
         self,
         dim: int,
         base: float = 10_000.0,
-        layout: Literal["interleaved", "concatenated"] = "interleaved",
+        layout: Literal["interleaved", "concatenated", "tensor2tensor"] = "interleaved",
         axes: int = 1,
     ) -> None:
         super().__init__()
@@ -55,14 +59,21 @@ class Sinusoidal(Scheme):
         if dim % (2 * axes):
             each = "" if axes == 1 else f" on each of {axes} axes"
             raise ValueError(f"dim must be positive and even{each} (sines and cosines come in pairs), got {dim}")
-        check_choice("layout", layout, ("interleaved", "concatenated"))
+        check_choice("layout", layout, ("interleaved", "concatenated", "tensor2tensor"))
         self.dim, self.base, self.layout, self.axes = dim, number("base", base, above=1), layout, axes
+
+    def _frequencies(self, device: torch.device | None = None) -> Float64[Tensor, " pairs"]:
+        """theta_k of one axis."""
+        dim, base = self.dim // self.axes, self.base
+        if self.layout == "tensor2tensor":
+            base **= dim / max(dim - 2, 1)  # base^(-k/(dim/2 - 1)); a single pair has the frequency 1
+        return frequencies(dim, base, device)
 
     def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
         """The vectors P[p]."""
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, self.axes, "Sinusoidal")
-        theta = frequencies(self.dim // self.axes, self.base, coords.device)
+        theta = self._frequencies(coords.device)
         angle = torch.stack([phases(axis, theta) for axis in coords.unbind(-1)], -2)
         axis = -1 if self.layout == "interleaved" else -2
         return torch.stack((angle.sin(), angle.cos()), axis).flatten(-3).to(dtype=dtype, device=coords.device)
@@ -79,7 +90,7 @@ class Sinusoidal(Scheme):
         pairs = self.dim // (2 * self.axes)
         matrix = torch.zeros(self.dim, self.dim, dtype=torch.float64)
         for axis, step in enumerate(offset):
-            for k, theta in enumerate(frequencies(self.dim // self.axes, self.base).tolist()):
+            for k, theta in enumerate(self._frequencies().tolist()):
                 start = 2 * pairs * axis
                 interleaved = self.layout == "interleaved"
                 sin, cos = (start + 2 * k, start + 2 * k + 1) if interleaved else (start + k, start + k + pairs)
@@ -99,8 +110,8 @@ ENTRY = Entry(
     build=lambda shape: Sinusoidal(shape.dim, axes=shape.axes),
     axes="any",
     does=(
-        'sines and cosines, `"interleaved"` or `"concatenated"`; `axes=2` for images, `axes=3` for video; '
-        "`linear_map(offset)` returns the matrix of a shift"
+        'sines and cosines, `"interleaved"`, `"concatenated"` or as in `"tensor2tensor"`; `axes=2` for images, '
+        "`axes=3` for video; `linear_map(offset)` returns the matrix of a shift"
     ),
     limits="any position has a vector, but those beyond the training length are new to the model",
     formula=(
@@ -108,6 +119,7 @@ ENTRY = Entry(
         r"\qquad \theta_k = \mathrm{base}^{-2k/\mathrm{dim}}"
     ),
     example=("encoding = posenc.Sinusoidal(768)(posenc.Positions.arange(64))\nx = encoding.add(x)"),
-    users="the first Transformer; MAE, on two axes",
+    users="the first Transformer; MAE, on two axes; Whisper, M2M100 and Marian, of which the first two use the layout "
+    "tensor2tensor",
     url="https://arxiv.org/abs/1706.03762",
 )

@@ -16,7 +16,7 @@ from posenc.arguments import check_choice, number, one_or, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
-from posenc.rotation.maps import OfKeyHeads, shared_by
+from posenc.rotation.maps import OfHeads, shared_by
 from posenc.rotation.phases import PairRotation, coords_of, in_double
 from posenc.scheme import Scheme
 from posenc.schemes.entry import ROTARY, Entry, Law, lines
@@ -111,7 +111,7 @@ class STRING(Scheme):
         angle = (in_double(coords)[:, None, :, :, None] * theta.movedim(0, 1)[None, :, None]).sum(-2)
         turn = PairRotation.by(angle, coords, dtype, "half", self.head_dim)
         of_both = InBasis(basis.to(dtype=dtype, device=coords.device), turn)
-        return Rotation(of_both, of_both if self.num_heads is None else OfKeyHeads(of_both, theta.size(1)))
+        return Rotation(of_both, of_both if self.num_heads is None else OfHeads(of_both, theta.size(1)))
 
     def _mine(self, parameter: Tensor, axis: int, context: Context | None) -> Float64[Tensor, "..."]:
         """The parameter in float64 with a dimension of heads, sliced to those of the shard."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from posenc.arguments import check_flag, whole
+from posenc.arguments import check_flag, number, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Bias, Distance
 from posenc.positions.positions import Positions
@@ -37,18 +38,40 @@ class T5(Scheme):
     32, D = 128, both forms), but can be off by one where a bucket starts exactly at an integer, such as bucket 40 at n
     = 54 with B = 48 and D = 81.
 
+    In documents, tokens have several coordinates: with ``axes`` of them p is the one of ``axis``, and the bias is
+    multiplied by ``factor``. Real coordinates are accepted then, and n is rounded toward 0, as UDOP does. The bias of a
+    model is a sum of schemes, such as that of LayoutLMv3, with coordinates (position in the text, left, bottom):
+
+        one = posenc.T5(12, 32, 128, True, axis=0, axes=3, factor=64**-0.5)
+        two, three = (posenc.T5(12, 64, 256, True, axis=n, axes=3, factor=64**-0.5) for n in (1, 2))
+        scheme = one + two + three
+
+    LayoutLMv2 has the same with ``factor=1.0``, and UDOP, which does not divide products, 32 buckets with 128 along the
+    text and 100 along the other two axes, whose coordinates are 100 times the middle of the box.
+
     Parameters: B x H, initialized uniformly with Glorot's bound, as in the authors' T5X; ports that use N(0, 1/d_model)
     need the width of the model. T5 shares one table between all layers of a stack.
-    Shapes: score (batch, num_heads, queries, keys). Coordinates must be int64.
+    Shapes: score (batch, num_heads, queries, keys); coordinates (rows, tokens), int64, or (rows, tokens, axes).
     Cost: one number per head and pair, read from a table of all distances up to the last bucket, on both sides.
     Errors: ValueError for num_heads below 1, num_buckets below 2 (below 4 or odd, if bidirectional), a max_distance not
-    above the distances with their own bucket, queries with another number of heads, or fractional coordinates.
+    above the distances with their own bucket, an axis outside 0 .. axes - 1, queries with another number of heads,
+    positions of another number of axes, or fractional coordinates on one axis.
     Source: Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer",
-    section 2.1, and the authors' code for the buckets.
+    section 2.1, and the authors' code for the buckets. Documents: Xu et al. 2021, "LayoutLMv2: Multi-modal Pre-training
+    for Visually-rich Document Understanding"; transformers, LayoutLMv3Encoder and RelativePositionBiasBase
+    of UDOP.
     """
 
     def __init__(
-        self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False
+        self,
+        num_heads: int,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = False,
+        *,
+        axis: int = 0,
+        axes: int = 1,
+        factor: float = 1.0,
     ) -> None:
         super().__init__()
         check_flag("bidirectional", bidirectional)
@@ -63,6 +86,10 @@ class T5(Scheme):
             )
         self.num_heads, self.num_buckets = num_heads, num_buckets
         self.max_distance, self.bidirectional = max_distance, bidirectional
+        self.looks_back = None if bidirectional else "bidirectional=True"
+        self.axes = whole("axes", axes)
+        self.axis = whole("axis", axis, 0, self.axes - 1)
+        self.factor = number("factor", factor)
         self.edges = _edges(side, max_distance)  # here, since torch.compile does not support ints beyond int64
         self.weight = nn.Parameter(torch.empty(num_buckets, num_heads))
         self.reset_parameters()
@@ -71,28 +98,32 @@ class T5(Scheme):
         """W uniform within sqrt(6 / (B + H))."""
         nn.init.xavier_uniform_(self.weight)
 
-    @property
-    def for_decoders(self) -> bool:
-        """Whether it is the causal form, which treats keys after the query like the query's own."""
-        return not self.bidirectional
-
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Bias, ...]:
         """W[bucket(n), h], a function of the distance only."""
-        other = "bidirectional=True" if self.for_decoders else None
         distance = Distance(
-            "T5", integral=True, tail="constant", past=self.edges[-1], looks_back=other, num_heads=self.num_heads
+            "T5",
+            self.axis,
+            self.axes,
+            integral=self.axes == 1 or not query_positions.coords.is_floating_point(),
+            tail="constant",
+            past=self.edges[-1],
+            num_heads=self.num_heads,
         )
-        return (Bias(lambda r: self.weight.mT[:, self._bucket(r)], distance),)
+        return (Bias(self._bias, distance),)
+
+    def _bias(self, r: Tensor) -> Float[Tensor, "heads ..."]:
+        weight = self.weight if self.factor == 1.0 else self.weight * self.factor
+        return weight.mT[:, self._bucket(r)]
 
     def _bucket(self, r: Tensor) -> Tensor:
         away = r.abs() if self.bidirectional else (-r).clamp(min=0)
         # Compare with Python ints: a tensor of edges would be copied to the GPU in every call.
-        bucket = torch.zeros_like(away)
+        bucket = torch.zeros_like(away, dtype=torch.int64)
         for edge in self.edges:
             bucket += away >= edge
-        return bucket + self.num_buckets // 2 * (r > 0) if self.bidirectional else bucket
+        return bucket + self.num_buckets // 2 * (r >= 1) if self.bidirectional else bucket
 
 
 def _edges(side: int, max_distance: int) -> tuple[int, ...]:
@@ -113,7 +144,7 @@ ENTRY = Entry(
     learned="buckets × heads",
     does=(
         "a trainable bias per head and bucket of distances: small ones have their own bucket, larger ones share "
-        "logarithmic buckets; `bidirectional=True` for encoders"
+        "logarithmic buckets; `bidirectional=True` for encoders, `axis` and `axes` for documents"
     ),
     limits="all distances from the last bucket on are the same",
     formula=lines(
@@ -122,7 +153,7 @@ ENTRY = Entry(
         r"e) / \ln(D / e) \rfloor) \mbox{ for } n \ge e",
     ),
     example="posenc.attention(q, k, v, posenc.T5(12), is_causal=True)",
-    users="T5, mT5, Flan-T5",
+    users="T5, mT5, Flan-T5; along several axes LayoutLMv2, LayoutLMv3, UDOP",
     url="https://arxiv.org/abs/1910.10683",
     rate=30.0,
     why_rate=(

@@ -30,15 +30,23 @@ class TransformerXL(Scheme):
                               dependent       content     position
                               position bias   bias        bias
 
+    With ``segments``, as in XLNet, a fifth term is added to the four,
+
+        (q_i + w) . e[0 if segment_i = segment_j else 1]
+
     W projects the sinusoid for each head; it is separate from the projection of the keys. The distance is signed, so a
     bidirectional model distinguishes left from right. Keys before the first query (a memory) just have smaller
     positions.
 
-    Parameters: W H x d x dim, u and v H x d; all N(0, 0.02^2). A model whose layers have different W may share u and v
-    between them, as in the paper: ``share_biases`` sets whether `another` shares them.
+    Parameters: W H x d x dim, u and v H x d, w H x d, e 2 x H x d; all N(0, 0.02^2). A model whose layers have
+    different W may share u, v and w between them, as in the paper: ``share_biases`` sets whether `another` shares them.
+    XLNet does not.
     Shapes: query (batch, num_heads, queries, head_dim). Any real positions, of one axis.
-    Errors: ValueError for an odd dim, a base not above 1, another head_dim or number of heads.
-    Source: Dai et al. 2019, "Transformer-XL: Attentive Language Models beyond a Fixed-Length Context", section 3.3.
+    Errors: ValueError for an odd dim, a base not above 1, another head_dim or number of heads, and with ``segments``
+    for positions without segments.
+    Source: Dai et al. 2019, "Transformer-XL: Attentive Language Models beyond a Fixed-Length Context", section 3.3;
+    segments: Yang et al. 2019, "XLNet" (arXiv 1906.08237), section 2.5, whose names in its code are r_w_bias = u,
+    r_r_bias = v, r_s_bias = w and seg_embed = e. Both divide by sqrt(d) after adding all terms.
     """
 
     def __init__(
@@ -48,6 +56,7 @@ class TransformerXL(Scheme):
         dim: int | None = None,
         base: float = 10_000.0,
         share_biases: bool = True,
+        segments: bool = False,
     ) -> None:
         super().__init__()
         num_heads, head_dim = whole("num_heads", num_heads), whole("head_dim", head_dim)
@@ -55,11 +64,15 @@ class TransformerXL(Scheme):
         if dim % 2:
             raise ValueError(f"dim must be positive and even (sines and cosines come in pairs), got {dim}")
         check_flag("share_biases", share_biases)
+        check_flag("segments", segments)
         self.num_heads, self.head_dim, self.dim = num_heads, head_dim, dim
         self.base, self.share_biases = number("base", base, above=1), share_biases
+        self.segments = segments
         self.projection = nn.Parameter(torch.empty(num_heads, head_dim, dim))
         # A module, since tensors that two modules share are no longer shared after they leave ``meta``.
-        self.biases = nn.ParameterDict({name: torch.empty(num_heads, head_dim) for name in ("content", "position")})
+        names = ("content", "position", *(("segment",) if segments else ()))
+        self.biases = nn.ParameterDict({name: torch.empty(num_heads, head_dim) for name in names})
+        self.segment = nn.Parameter(torch.empty(2, num_heads, head_dim)) if segments else None
         self.reset_parameters()
 
     @property
@@ -73,33 +86,37 @@ class TransformerXL(Scheme):
         return self.biases["position"]
 
     def reset_parameters(self) -> None:
-        """W, u and v from N(0, 0.02^2)."""
+        """All from N(0, 0.02^2)."""
         for parameter in self.parameters():
             nn.init.normal_(parameter, std=0.02)
 
     def another(self) -> TransformerXL:
-        """A copy for another layer with its own W and, unless ``share_biases``, its own u and v."""
+        """A copy for another layer with its own W and e and, unless ``share_biases``, its own u, v and w."""
         other = copy.deepcopy(self, {id(self.biases): self.biases} if self.share_biases else None)
-        nn.init.normal_(other.projection, std=0.02)
-        if not self.share_biases:
-            other.reset_parameters()
+        for parameter in other.parameters(recurse=not self.share_biases):
+            nn.init.normal_(parameter, std=0.02)
         return other
 
     def score(
         self, query_positions: Positions, key_positions: Positions, context: Context | None = None
     ) -> tuple[Fold | Meeting, ...]:
-        """The last three terms; the first is the score itself."""
+        """All terms but the first, which is the score itself."""
         u = Fold("TransformerXL", query=self.content_bias[None, :, None])
         distance = Distance("TransformerXL", num_heads=self.num_heads)
         theta = frequencies(self.dim, self.base, query_positions.device)
         meeting = Meeting(self._sinusoid, distance, shift=self.position_bias, through=self.projection, theta=theta)
-        return u, meeting
+        if self.segment is None:
+            return u, meeting
+        apart = replace(distance, axis="segment", integral=True, tail="constant", past=1)
+        e = self.segment.transpose(0, 1)
+        return u, meeting, Meeting(lambda r: e[:, (r != 0).long()], apart, shift=self.biases["segment"])
 
     def terms(self, block: Block) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The four scaled terms in the order of the formula, each (batch, heads, queries, keys). Their sum is the
-        score. Raises ValueError for another number of heads or head_dim."""
+        score without segments. Raises ValueError for another number of heads or head_dim."""
         check_type("block", block, Block)
-        u, meeting = self.score(block.query_positions, block.key_positions)
+        u, meeting = self.score(block.query_positions, block.key_positions)[:2]
+        assert isinstance(u, Fold)
         assert isinstance(meeting, Meeting)
         of_query, of_both = added(replace(meeting, shift=None), block), added(meeting, block)
         key = block.key.repeat_interleave(block.query.size(1) // block.key.size(1), 1)
@@ -120,10 +137,10 @@ ENTRY = Entry(
     laws=frozenset({Law.RELATIVE, Law.UNIQUE, Law.BOUNDED, Law.DIRECTED, Law.LENGTH_FREE, Law.FRACTIONAL}),
     cost="a dim-wide product per score and a head_dim-wide one per key per layer",
     build=lambda shape: TransformerXL(shape.num_heads, shape.head_dim, max(2, shape.dim - shape.dim % 2)),
-    learned="dim² + 2 dim",
+    learned="dim² + 2 dim; with segments 3 dim more",
     does=(
         "four terms: content, content-dependent position, global content and global position; `terms(block)` returns "
-        "each"
+        "each; `segments` for XLNet's fifth, by whether two tokens are of one segment"
     ),
     limits="a product as wide as the model for every score",
     formula=(
@@ -131,6 +148,6 @@ ENTRY = Entry(
         r"p_j, \quad S_n = [\, \sin n \theta_k \mid \cos n \theta_k \,]"
     ),
     example="posenc.attention(q, k, v, posenc.TransformerXL(12, 64), is_causal=True)",
-    users="Transformer-XL, XLNet",
+    users="Transformer-XL; XLNet, with `segments`",
     url="https://arxiv.org/abs/1901.02860",
 )

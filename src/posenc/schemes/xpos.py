@@ -68,25 +68,6 @@ class Fading:
         length = self._lengths(p).to(device=x.device, dtype=dtype)
         return (self.turn(x.to(dtype))[..., None, :] * length[:, None]).flatten(-2).to(x.dtype)
 
-    def refuses(self, dtype: torch.dtype, ahead: float) -> str | None:
-        """For keys: why a key this far ahead of a query would not have the formula's factor, or None."""
-        reach = reach_of(dtype, self.fastest)
-        if self.span is None or ahead <= 0:
-            return None
-        # Relative to the middle of the queries: the last key, and the last key that the last query attends to.
-        last = math.inf
-        if self.place is self.asking:
-            last = self.span / 2
-        elif is_readable(self.place):
-            last = float(self.place.max())
-        if self.span <= reach and min(last, ahead + self.span / 2) <= reach / 2:
-            return None
-        return (
-            f"XPos grows for keys after the query, which {dtype} can represent up to {int(reach / 2):,} positions "
-            f"after the middle of queries at most {int(reach):,} apart; got queries {self.span:,.0f} apart that attend "
-            "to keys further ahead: pass is_causal=True, a window that does not look ahead, or fewer tokens"
-        )
-
     def _lengths(self, p: Tensor) -> Float64[Tensor, "rows tokens blocks head_dim"]:
         """e^(decay p) for both channels of every pair."""
         length = (p[..., None] * self.decay).exp()
@@ -102,11 +83,10 @@ class XPos(PairwiseRotary):
         k_j  rotated by p_j theta_k, times zeta_k^(-p_j / scale_base)
 
     so pair k of the inner product has the factor zeta_k^((p_i - p_j) / scale_base): it decays with the distance to
-    earlier keys and grows for later ones. The scheme therefore needs a causal mask: the factor of a key more than
-    16,347 positions after the middle of the queries (float16: 2,043) is clamped. `attention` raises ValueError if a
-    query attends to such a key, where that is known: not in a compiled graph, nor with an attn_mask that has a row per
-    query. In `logits`, which does not mask, such scores are wrong. Pairs are (2k, 2k + 1) in the "interleaved" layout,
-    as in the authors' code, and (k, k + d/2) in "half".
+    earlier keys and grows without bound for later ones. Attention therefore needs a causal mask. In `logits`, which
+    does not mask, the factor of a key more than 16,347 positions after the middle of the queries (float16: 2,043) is
+    clamped, and its scores are wrong. Pairs are (2k, 2k + 1) in the "interleaved" layout, as in the authors' code, and
+    (k, k + d/2) in "half".
 
     The factors of q and k alone overflow float32 at position 36,000 and float64 at 290,000; only their product does
     not. The origin of positions cancels, so here positions are relative to the middle of the queries of a call: near
@@ -121,22 +101,19 @@ class XPos(PairwiseRotary):
     learned. Cost: a pass over q and over all keys per layer. Shapes: query and key (batch, heads, tokens, head_dim),
     any floating dtype; angles are exact to float32 up to position 2^20. Positions may be fractional.
     Errors: ValueError for an odd head_dim, a base not above 1, a scale_base not above 0, positions of several axes,
-    queries that attend too far ahead, and composition with a scheme whose terms read q or k separately (Shaw,
+    attention to later keys, and composition with a scheme whose terms read q or k separately (Shaw,
     Transformer-XL, CoPE, ...), since these depend on the origin.
     Source: Sun et al. 2022, "A Length-Extrapolatable Transformer" (arXiv 2212.10554), section 3.2; the numbers were
     read in copies of torchscale's `XPOS` and in x-transformers.
     """
+
+    looks_back = "RoPE"
 
     def __init__(
         self, head_dim: int, base: float = 10_000.0, scale_base: float = 512.0, layout: PairLayout = "interleaved"
     ) -> None:
         super().__init__(head_dim, base, layout)
         self.scale_base = number("scale_base", scale_base, above=0)
-
-    @property
-    def for_decoders(self) -> bool:
-        """True: the factor grows for keys after the query."""
-        return True
 
     @property
     def scale(self) -> float:
@@ -153,7 +130,8 @@ class XPos(PairwiseRotary):
     ) -> Encoding:
         """The encoding, with positions relative to the queries."""
         rotations = (self._between(queries, keys, dtype),) if "rotate" in doors else ()
-        return Encoding(queries, keys, rotations=rotations, context=context, _scale=self.scale)
+        back = (("XPos", self.looks_back),)
+        return Encoding(queries, keys, rotations=rotations, context=context, looks_back=back, _scale=self.scale)
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
@@ -173,7 +151,7 @@ class XPos(PairwiseRotary):
             return Fading(name, self.turned_to(coords, dtype), self._decay(place.device), place, asking, fastest, span)
 
         of_queries, of_keys = side("query", queries), side("key", keys)
-        return Rotation(of_queries, of_keys, scale=self.scale, refuses=of_keys.refuses, for_each_other=True)
+        return Rotation(of_queries, of_keys, scale=self.scale, for_each_other=True)
 
 
 def _places(positions: Positions, origin: Float64[Tensor, " rows"]) -> Float64[Tensor, "rows tokens"]:

@@ -81,7 +81,7 @@ def _parsers() -> tuple[Parser, "argparse._SubParsersAction[Parser]"]:
 
 
 def _entries(names: str) -> "tuple[Entry, ...]":
-    """The entries of catalog names or class names: ``p_rope`` or ``PRoPE``. ValueError, with the closest, for
+    """The entries of catalog names or class names: ``rope`` or ``RoPE``. ValueError, with the closest, for
     another."""
     from posenc.schemes.catalog import catalog, entries_of
 

@@ -28,6 +28,7 @@ BESIDE = "a score term that is neither a bias nor a product with the query depen
 KINDS: dict[type[Term], tuple[Unless, ...]] = eligible.KINDS | {
     Bias: (),  # biases of -inf and planes too
     Meeting: (
+        eligible.NO_SEGMENTS,
         Unless(BESIDE, lambda piece, call: piece.is_planar and piece.side == "key"),
         Unless("a vector depends on several coordinates at once", lambda piece, call: piece.distance.axis is None),
     ),

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from posenc.backends.custom import refuse
 from posenc.backends.eligible import by_name
 from posenc.backends.tiled import far_passes, near, pairwise
 from posenc.backends.tiled.lines import Gradients, Inputs, Lines, Results
@@ -150,3 +151,4 @@ def _grads(ctx, dout, dlse, *_):  # type: ignore[no-untyped-def]
 
 
 _tiled.register_autograd(_grads, setup_context=_save)
+_tiled_backward.register_autograd(refuse)

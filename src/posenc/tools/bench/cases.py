@@ -356,7 +356,7 @@ def decoded(settings: Settings, name: str) -> Built:
     raw = scheme.needs_raw_keys
     keys, values = key, value
     if not raw:
-        kept = scheme.tokens(known, dtype=dtype)
+        kept = scheme.tokens(known, dtype=dtype).with_features(features.key_features)
         with torch.no_grad():
             keys, values = kept.rotate_key(key), kept.rotate_value(value)
 
@@ -366,7 +366,7 @@ def decoded(settings: Settings, name: str) -> Built:
         return made.with_features(of_query, features.key_features) if made.wanted else made
 
     def attend() -> Tensor:
-        token = scheme.tokens(last, dtype=dtype)
+        token = scheme.tokens(last, dtype=dtype).with_features(of_query)
         mine = token.add(query.view(1, 1, -1)).view(query.shape) if token.tables else query
         if not raw:
             # The query also stands for the new token's key and value.
@@ -380,6 +380,6 @@ def decoded(settings: Settings, name: str) -> Built:
         "posenc": lambda: inputs.work(attend),
     }
     with torch.no_grad():
-        wide = query if raw else scheme.tokens(last, dtype=dtype).rotate_query(query)
+        wide = query if raw else scheme.tokens(last, dtype=dtype).with_features(of_query).rotate_query(query)
         auto = posenc.explain(wide, keys, values, bound(), is_causal=True).backend
     return Built(makes, {"auto": auto})

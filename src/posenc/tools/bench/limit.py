@@ -5,6 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from posenc.encoding.claims import coordinates
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import Distance, Meeting, Value
 from posenc.positions.positions import Positions
@@ -45,9 +46,7 @@ def multiply_adds(encoding: Encoding | None, query: Tensor, training: bool, comp
 
 def _distances(distance: Distance, positions: Positions) -> int:
     """The number of distinct table entries among the distances to all keys up to a query, summed over queries."""
-    coords = positions.coords[0]
-    if coords.dim() > 1:
-        coords = coords if distance.axis is None else coords[:, distance.axis, None]
+    coords = coordinates(distance, positions)[0]
     most = distance.past + 1 if distance.tail == "constant" else len(coords)
     known, found = set(), 0
     for place in coords.reshape(len(coords), -1).tolist():

@@ -107,6 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from posenc.encoding.claims import ClaimError
     from posenc.tools.check import page, report, watch  # a missing package must fail before minutes of checking
     from posenc.tools.check.run import BEFORE, SECONDS, Interrupted, check, checked_seconds, ready
     from posenc.tools.check.state import OF_PYTHON, kept
@@ -129,10 +130,14 @@ def _check(arguments: argparse.Namespace) -> int:
         for name, subject in subjects.items():  # all of them, before minutes are spent on the first
             try:
                 ready(subject, seconds, name, arguments.world or 1)
+            except ClaimError:
+                raise
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
         for name, subject in subjects.items():
             reports.append(check(subject, name=name, progress=progress, **settings))
+    except ClaimError as error:
+        return failed(str(error))
     except ValueError as error:
         return refused(error, "check")
     except Interrupted as stop:

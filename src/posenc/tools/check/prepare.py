@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from posenc.arguments import check_choice, check_flag, check_name, check_type, number, shown, whole
+from posenc.encoding.claims import ClaimError
 from posenc.tools.check.checks.purity import equal
 from posenc.tools.check.heads import Attention, Bias, Rotary
 from posenc.tools.check.layers import Layer, Model, kind_of
@@ -195,6 +196,8 @@ def _that_runs(subject: Subject) -> tuple[Subject, str]:
     try:
         with quiet():
             out = subject.run(subject.make(), batch)
+    except ClaimError:
+        raise
     except (Exception, SystemExit) as error:
         if subject.dtype == torch.float64:
             return _that_runs(single)[0], f"run in float32: in float64 it raises {described(error)}"

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from posenc.arguments import number, shown, whole
+from posenc.encoding.claims import tried
 from posenc.tools.check import watch
 from posenc.tools.check.checks import CHECKS
 from posenc.tools.check.ends import unclaimed_end
@@ -219,11 +220,11 @@ def checked_seconds(seconds: float) -> float:
 
 def ready(subject: Subject, seconds: float, name: str, world: int = 1) -> tuple[Subject, str]:
     """`prepared`, with a time limit of ten times the seconds of a check. Raises ValueError if the subject does not run,
-    or does not return."""
+    or does not return; `ClaimError` for a scheme of posenc with a term that is not what its `Distance` declares."""
     allowed = BEFORE * checked_seconds(seconds)
     watch.at(f"{name}: before the checks", allowed + GRACE + LAST)
     try:
-        with _alarm(time.monotonic() + allowed):
+        with _alarm(time.monotonic() + allowed), tried():
             return prepared(subject, world)
     except _TimeIsUp:
         raise ValueError(f"the subject does not return within {allowed:g} s, ten times `seconds`") from None

@@ -72,7 +72,8 @@ def _refuse_claims(why: str, dim: int | None, claims: Mapping[str, Any]) -> None
         raise ValueError(f"{flag} is for a module; {why}")
 
 
-COUNTING = {"cope", "fox", "stick_breaking"}  # they count the tokens between two, whatever their positions
+COUNTING = {"carope", "cope", "fox", "selective_rope", "stick_breaking", "wall"}
+"""Schemes that count or sum up the tokens between two, whatever their positions."""
 
 
 def _of_schemes(names: str, dim: int | None, claims: Mapping[str, Any]) -> Subject:

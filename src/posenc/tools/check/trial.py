@@ -291,6 +291,12 @@ class Plan:
         return max(largest(seen[0] - seen[1]), self.effect) > self._run[2]
 
 
+def too_long(plan: Plan) -> str:
+    """What to do where no row is longer than the threshold that the subject claims."""
+    threshold = plan.subject.threshold or 0
+    return f"build it with a lower threshold, or run with `--longest {threshold + 2}`: no row is longer than it"
+
+
 def texts(plan: Plan, **values: Any) -> Iterator[Case]:
     """A text of each length, for trials of these values and a tolerance."""
     for tokens in plan.sizes:

@@ -19,11 +19,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from torch import Tensor
-
 from posenc.arguments import check_type, number, shown, whole
 from posenc.rotation.phases import frequencies
-from posenc.rotation.scalings import LongRoPE, NTKAware, PositionInterpolation, YaRN
+from posenc.rotation.scalings import LongRoPE, NTKAware, PositionInterpolation, Scaling, YaRN
 from posenc.tools.kit.files import naming_line, parse, put, require, whole_lines, write_whole
 
 STEP, ROOM, CHANCE = 0.01, 1.25, 0.3
@@ -115,7 +113,7 @@ def search(
 def starts(pairs: int, base: float, factor: float, original_length: int) -> dict[str, Factors]:
     """The factors of position interpolation, NTK and YaRN, in steps of 0.01."""
     theta = frequencies(2 * pairs, base)
-    formulas: dict[str, Callable[[Tensor], tuple[Tensor, float]]] = {
+    formulas: dict[str, Scaling] = {
         "PI": PositionInterpolation(factor),
         "NTK": NTKAware(factor),
         "YaRN": YaRN(factor, original_length),

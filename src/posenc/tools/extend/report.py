@@ -11,7 +11,7 @@ from posenc.tools.compare.summary import multiple
 from posenc.tools.extend import pictures
 from posenc.tools.extend.settings import PUZZLES, Extension
 from posenc.tools.extend.summary import Record, Summary
-from posenc.tools.extend.verdicts import LEAST_PIECES, MARGIN, Gain
+from posenc.tools.extend.verdicts import LEAST_PIECES, MARGIN, TOO_FEW, Gain
 from posenc.tools.kit import page
 from posenc.tools.kit.command import command_of
 from posenc.tools.kit.records import made_with
@@ -25,7 +25,7 @@ SEEN = (
     "small. Use --text with text that is newer than the model."
 )
 ANSWERS = "An answer is found if each of its tokens is the most likely one; bits are the loss of the whole answer."
-MARKS = {"lower": " <", "tied": " =", "higher": " >", "undecided": " ?"}  # in the table for the terminal
+MARKS = {"lower": " <", "tied": " =", "higher": " >", "undecided": " ?", TOO_FEW: " ?"}  # in the table for the terminal
 
 
 def write(records: Sequence[Record], out: str | Path) -> Path:
@@ -125,7 +125,7 @@ def _row(summary: Summary, scaling: str) -> Row:
 
 
 def _difference(gain: Gain) -> str:
-    """A paired difference with its interval, and its verdict if there are enough pieces."""
+    """A paired difference with its interval and its verdict."""
     if not math.isfinite(gain.mean):
         return gain.verdict
     interval = f" ({gain.low:+.3f} to {gain.high:+.3f})" if math.isfinite(gain.high) else ""
@@ -181,8 +181,8 @@ def reading(summary: Summary) -> list[str]:
             f"lower and higher: the 95 % interval of the paired difference (Student's t) excludes zero. tied: its 90 % "
             f"interval lies within ±{MARGIN:g} bits per byte (two one-sided tests at 5 %). undecided: neither; the "
             "pieces are too few or differ too much.",
-            f"Fewer than {LEAST_PIECES} pieces give no verdict: with fewer, a property of a third of all text is "
-            "absent from all of them in over 5 of 100 cases.",
+            f"{TOO_FEW}: fewer than {LEAST_PIECES}, so that nothing is known of other text, however large the "
+            "difference: a property of a third of all text is absent from all of them in over 5 of 100 cases.",
         ]
     if summary.kinds():
         sentences.append(
@@ -210,8 +210,7 @@ def observed(summary: Summary) -> list[str]:
         words: dict[str, list[str]] = {}
         for scaling in summary.scalings:
             if (gain := summary.gain(scaling, length)) is not None:
-                word = gain.verdict or f"no verdict on fewer than {LEAST_PIECES} pieces"
-                words.setdefault(word, []).append(f"{scaling} ({gain.mean:+.3f})".replace("-", "−"))
+                words.setdefault(gain.verdict, []).append(f"{scaling} ({gain.mean:+.3f})".replace("-", "−"))
                 needed += [f"{scaling} at {length:,} tokens {gain.needed:,}"] if gain.needed else []
         verdicts = "; ".join(f"{word}: {', '.join(names)}" for word, names in sorted(words.items()))
         if verdicts:
@@ -253,14 +252,15 @@ def terminal_table(records: Sequence[Record]) -> Printed:
         table.add_column(f"{length:,}", justify="right")
     for kind in summary.kinds():
         table.add_column(kind, justify="right")
-    marked = False
+    marked = few = False
     for scaling in summary.scalings:
         cells = []
         for length in summary.lengths:
             value = summary.bits(scaling, length)
             gain = summary.gain(scaling, length) if length > summary.trained else None
             mark = MARKS.get(gain.verdict.partition(",")[0], "") if gain else ""
-            marked = marked or bool(mark)
+            marked = marked or bool(mark and gain and gain.verdict != TOO_FEW)
+            few = few or (gain is not None and gain.verdict == TOO_FEW)
             cells.append("–" if value is None else f"{value.mean:.3f}{mark}")
         for kind in summary.kinds():
             counts = [f for n in summary.lengths if n > summary.trained and (f := summary.found(kind, scaling, n))]
@@ -272,6 +272,9 @@ def terminal_table(records: Sequence[Record]) -> Printed:
         cropped = f"cropped to {summary.trained:,}"
         begin, other = (f"{cropped}: {plain.mean:.3f}; ", "that") if plain else ("", f"itself on text {cropped}")
         notes.append(f"{begin}<, =, >, ?: lower than {other}, tied, higher, undecided.")
+    if few:
+        said = f"nothing can be said on {len(summary.pieces())} of them, a verdict takes {LEAST_PIECES} (--windows)"
+        notes.append(f"?: too few pieces of text; {said}.")
     if summary.kinds():
         notes.append("Puzzles: found beyond the trained length.")
     table.caption = " ".join(notes)

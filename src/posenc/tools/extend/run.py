@@ -29,6 +29,7 @@ from posenc.tools.kit.records import Record, Records
 from posenc.tools.kit.scalings import factors_of
 
 TRAINING_WORK = 3.0  # of a fine-tuning step, in forward passes
+SLOWER = 2.0  # how much longer than estimated a run may take
 FEW = 1000  # tokens; more than any puzzle needs
 
 
@@ -192,7 +193,9 @@ class _Run:
 
         once()
         seconds = clock(once) * work / self.source.operations(len(tokens) - 1) / processes.world()
-        return f"time: about {_in_words(seconds)}, told by a pass over {len(tokens) - 1} tokens"
+        # Longer passes take longer per operation, and a busy machine may become busier: up to twice as long was seen.
+        told = dict.fromkeys((_in_words(seconds), _in_words(SLOWER * seconds)))
+        return f"time: about {' to '.join(told)}, told by a pass over {len(tokens) - 1} tokens"
 
     def measure(self, scheme: str) -> None:
         """Makes the missing measurements of one scaling."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from posenc.tools.kit.configuration import ConfigError, Configuration, option
 
 # Names of the command line, in the order of reports.
-SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope")
+SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope", "dynamic_yarn")
 PLAIN = "none"
 CROPPED = "cropped"  # the unscaled model, given no more tokens than it was trained on
 PUZZLES = {"passkey": "a number that occurs once in a text", "item": "the word with a given number in a list"}

@@ -16,12 +16,13 @@ class Progress:
     def __init__(self) -> None:
         self.begun = False
         self._total = self._done = 0.0
-        self._first = (0.0, 0.0)  # the work done and the time after the first step, which includes the setup
+        # The work done and the time after each step. The first step includes the setup.
+        self._steps: list[tuple[float, float]] = []
 
     def begin(self, total: float) -> None:
         """Starts with ``total`` work to do."""
         self.begun = True
-        self._total, self._done = total, 0.0
+        self._total, self._done, self._steps = total, 0.0, []
 
     def skip(self, work: float) -> None:
         """Removes work that was done earlier, so that it does not affect the estimate of the time left."""
@@ -29,9 +30,9 @@ class Progress:
 
     def advance(self, work: float, stage: str, detail: str = "") -> None:
         """Adds work done, in a stage such as "rope, seed 0: training"."""
-        begun, self._done = self._done > 0, self._done + work
-        if work and not begun:
-            self._first = (self._done, time.monotonic())
+        self._done += work
+        if work:
+            self._steps.append((self._done, time.monotonic()))
         self._show(stage, detail)
 
     def say(self, line: str) -> None:
@@ -45,11 +46,19 @@ class Progress:
 
     @property
     def left(self) -> str:
-        """The estimated time left, in minutes and seconds; empty until there is enough data."""
-        done, since = self._done - self._first[0], time.monotonic() - self._first[1]
+        """The estimated time left, in minutes and seconds; empty until there is enough data.
+
+        By the pace since the first step or that of the last half of the time, whichever is slower: work may be slower
+        than it was at the beginning, because its pieces are larger or the machine is busier."""
+        if not self._steps:
+            return ""
+        (first, begun), now = self._steps[0], time.monotonic()
+        done, since = self._done - first, now - begun
         if not done or (since < SURE_AFTER and done < SURE_SHARE * self._total):
             return ""
-        seconds = since * max(self._total - self._done, 0) / done
+        half = next((step for step in reversed(self._steps) if step[1] <= begun + since / 2), self._steps[0])
+        paces = [since / done] + ([(now - half[1]) / (self._done - half[0])] if self._done > half[0] else [])
+        seconds = max(paces) * max(self._total - self._done, 0)
         minutes, seconds = divmod(round(seconds), 60)
         hours, minutes = divmod(minutes, 60)
         return (f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}") + " left"

@@ -12,6 +12,7 @@ NAMED: Mapping[str, Callable[[float, int], Scaling]] = {
     "ntk": lambda factor, length: NTKAware(factor),
     "dynamic": lambda factor, length: DynamicNTK(1.0, length),  # the factor is n/L for a text of n tokens
     "yarn": lambda factor, length: YaRN(factor, length),
+    "dynamic_yarn": lambda factor, length: YaRN(1.0, length, dynamic=True),  # likewise
     "llama3": lambda factor, length: Llama3(factor, length),
     "proportional": lambda factor, length: Proportional(SHARE),
 }

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from posenc.tools.kit.command import SCHEMES, refused, stdout
+from posenc.tools.kit.command import SCHEMES, failed, refused, stdout
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -21,7 +21,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures the laws. Exit codes 0: all agree with the catalog; 1: some disagree; 2: wrong usage."""
+    """Measures the laws. Exit codes 0: all agree with the catalog; 1: some disagree, or a term is not what
+    its `Distance` declares; 2: wrong usage."""
+    from posenc.encoding.claims import ClaimError
     from posenc.schemes.catalog import entries_of
     from posenc.tools.kit.files import write_whole
     from posenc.tools.laws.table import as_json, audit_all, text_tables
@@ -33,7 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
         return refused(error, "laws")
     if arguments.html is not None:  # a missing package must fail before measuring
         from posenc.tools.laws.page import as_html
-    audits = audit_all(arguments.schemes)
+    try:
+        audits = audit_all(arguments.schemes)
+    except ClaimError as error:
+        return failed(str(error))
     console = stdout()
     for table in text_tables(audits):
         console.print(table)

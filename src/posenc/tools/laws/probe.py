@@ -203,6 +203,11 @@ class Probe:
         wanted = encoding.wanted
         return encoding.with_projected(projected_at_random(wanted, x, seed=20), projected_at_random(wanted, y, seed=20))
 
+    def _tokens(self, positions: Positions, dtype: torch.dtype) -> Encoding:
+        """The token doors, with the features of equal tokens."""
+        content = self.content(len(positions), equal=True)[:1]
+        return self._with_features(self.scheme.tokens(positions, dtype=dtype), content, content)
+
     @cached_property
     def turns_pairs(self) -> bool:
         """Whether distant pairs are rotated differently, so that no token has a rotation of its own."""
@@ -222,7 +227,7 @@ class Probe:
         if not doors & set(self.scheme.doors):
             return None
         positions = self.positions(places)
-        encoding = self.scheme.tokens(positions, dtype=torch.promote_types(self.dtype, torch.float32))
+        encoding = self._tokens(positions, torch.promote_types(self.dtype, torch.float32))
         rows = [table[0].to(self.dtype) for table in encoding.tables]
         if encoding.rotations and not self.turns_pairs and self._turns_by_position:
             rows += [x[0].transpose(0, 1).flatten(1) for x in self._turned(encoding, len(positions), self.dtype)]
@@ -238,7 +243,7 @@ class Probe:
     def _turns_by_position(self) -> bool:
         """Whether the rotation depends on the position."""
         last = FARTHEST if self.limit is None else self.limit
-        encoding = self.scheme.tokens(self.positions([0, 1, last]), dtype=torch.float64)
+        encoding = self._tokens(self.positions([0, 1, last]), torch.float64)
         turned = self._turned(encoding, 3, torch.float64)
         return any(not torch.equal(x, x[:, :, :1].expand_as(x)) for x in turned)
 
@@ -248,7 +253,7 @@ class Probe:
         if "rotate" not in self.scheme.doors or self.turns_pairs:
             return None
         positions = self.positions(places)
-        encoding = self.scheme.tokens(positions, dtype=torch.float64)
+        encoding = self._tokens(positions, torch.float64)
         basis = torch.eye(self.shape.head_dim, dtype=torch.float64)[:, None, None]
         basis = basis.expand(-1, self.shape.num_heads, len(positions), -1)
         turned = encoding.rotate_query(basis), encoding.rotate_key(basis)

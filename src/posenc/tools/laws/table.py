@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from posenc.arguments import check_type, shown
+from posenc.encoding.claims import tried
 from posenc.schemes.catalog import catalog, entries_of
 from posenc.schemes.entry import Shape
 from posenc.tools.laws.laws import LAWS, QUESTIONS
@@ -38,7 +39,8 @@ class Audit:
 
 def audit(names: str, shape: Shape = SHAPE) -> Audit:
     """Measures a scheme of the catalog, ``"rope"``, or a composition, ``"rope+alibi"``. ValueError for an unknown name,
-    or a shape of fewer than 64 positions, which are too few to measure.
+    or a shape of fewer than 64 positions, which are too few to measure; `ClaimError`, before anything is measured, for
+    a term that is not what its `Distance` declares.
 
     >>> audit("rope").findings["relative"].holds
     True
@@ -48,6 +50,8 @@ def audit(names: str, shape: Shape = SHAPE) -> Audit:
         raise ValueError(f"shape.max_positions must be at least 64 to measure, got {shape.max_positions}")
     entries = entries_of(names)
     probe = Probe.named(names, shape)
+    with tried():
+        probe.scheme(probe.positions([0, 1]))
     findings = {name: measure(probe) for name, measure in (LAWS | QUESTIONS).items()}
     return Audit(names, probe.scheme.doors, (entries[0].laws or None) if len(entries) == 1 else None, findings)
 

@@ -118,7 +118,7 @@ def overview(
 def family_of(scheme: Scheme, positions: Positions) -> str:
     """The key of `FAMILIES` for a scheme. A composition that rotates tokens and changes scores is in "rotate"."""
     encoding = scheme(positions)
-    if encoding.pieces and (encoding.wanted or any(p.reads_rows or _is_cap(p) for p in encoding.pieces)):
+    if encoding.wanted or any(piece.reads_rows or _is_cap(piece) for piece in encoding.pieces):
         return "content"
     if encoding.pieces and not (encoding.rotations and len(scheme.parts) > 1):
         return "score"
@@ -320,7 +320,8 @@ class _Panel:
         for n, name in enumerate(("time", "row", "column")):
             found = seen(self.named.scheme, positions_of(3, self.length, along=n))
             along = found.along(tokens - tokens[:, None])
-            assert along is not None  # the catalog's schemes of three axes depend on distances
+            if along is None:  # it does not depend on the distance alone: the query in the middle
+                along = tokens - self.length // 2, found.heads[:, self.length // 2]
             distance, (values, *_) = along
             axes.plot(distance, values, color=colors[n], linestyle=panels.DASHES[n], label=name)
         _key(axes)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from posenc.arguments import check_type, whole
 from posenc.positions.positions import Positions
-from posenc.rotation.maps import OfKeyHeads
+from posenc.rotation.maps import OfHeads
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Shape
 from posenc.tools.kit import style
@@ -164,7 +164,7 @@ def turns(scheme: Scheme, length: int) -> NDArray[np.complex128]:
         positions = Positions(positions.coords[..., None].expand(-1, -1, axes))
     rotations: tuple[Any, ...] = scheme.tokens(positions, dtype=torch.float64).rotations
     of_queries, of_keys = (rotations[0].query, rotations[0].key) if len(rotations) == 1 else (None, None)
-    if isinstance(of_keys, OfKeyHeads):
+    if isinstance(of_keys, OfHeads):
         of_keys = of_keys.turn
     turn = getattr(of_queries, "turn", of_queries)
     if turn is None or not hasattr(turn, "cos") or of_keys is not of_queries:

@@ -40,8 +40,8 @@ def spectrum(
     length make no full turn in training, so longer texts have new angles, unless their frequency is divided by the
     factor.
 
-    ``scalings`` are names (linear, ntk, dynamic, yarn, llama3, proportional with a quarter of the pairs, and
-    longrope:FILE, a JSON file with the lists short_factor and long_factor), or scalings by their labels.
+    ``scalings`` are names (linear, ntk, dynamic, yarn, dynamic_yarn, llama3, proportional with a quarter of the
+    pairs, and longrope:FILE, a JSON file with the lists short_factor and long_factor), or scalings by their labels.
     Source: Peng et al. 2023, "YaRN", section 3.2, for wavelengths against the trained length.
     """
     whole("length", length, least=2)

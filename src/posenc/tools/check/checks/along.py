@@ -13,12 +13,13 @@ from posenc.tools.check.captured import NO_SCORES, captured_in, of_all_tokens, o
 from posenc.tools.check.heads import Attention
 from posenc.tools.check.outcome import Outcome, near
 from posenc.tools.check.subjects import Batch, Subject, require
-from posenc.tools.check.trial import Case, Plan, Trial
+from posenc.tools.check.trial import Case, Plan, Trial, too_long
 
 BLURS = {"conv1d", "conv2d", "lstm", "gru", "rnn_tanh", "rnn_relu"}  # operations that mix neighbouring tokens
 ROUNDING = 64 * torch.finfo(torch.float32).eps  # of scores, within which phases and norms are often of float32
 OF_ALL = 1e-4  # of all that scores differ by
 HIDES = 50.0  # a score this far below the highest of its row has no weight
+AT_THE_ENDS = 12  # tokens of a long row that are compared, at each end
 FEWEST = 4  # tokens that must be alike for a comparison to mean anything
 
 
@@ -102,11 +103,11 @@ def _alike(inputs: list[Tensor], tokens: int, later: bool) -> tuple[list[int], b
 
 
 def by_the_distance_alone(
-    scores: Tensor, tokens: list[int], eps: float, longer: Tensor | None = None
+    scores: Tensor, tokens: list[int], eps: float, longer: Tensor | None = None, *, up_to_a_factor: bool = True
 ) -> tuple[str, Outcome] | None:
     """None where scores[q, k] - scores[q, k'] depends on k - q and k' - q alone; else where it does not. With the
     scores of a ``longer`` row: None where they are the same there. A factor of the whole row, such as a temperature
-    that depends on the length, is ignored."""
+    that depends on the length, is ignored unless ``up_to_a_factor`` is False."""
     seen = scores[scores.isfinite()]
     if not seen.numel():
         return None
@@ -120,7 +121,8 @@ def by_the_distance_alone(
             if both.sum() < 2:
                 continue
             first, second = (x[head][both] - x[head][both][0] for x in (here, there))
-            factor = float(first.norm() / second.norm()) if second.norm() > tolerance < first.norm() else 1.0
+            scaled = up_to_a_factor and second.norm() > tolerance < first.norm()
+            factor = float(first.norm() / second.norm()) if scaled else 1.0
             if not near(first, second, tolerance).ok and not near(first, factor * second, tolerance).ok:
                 worst = int((first - second).abs().argmax())
                 a, b = (ways[int(n)] for n in both.nonzero()[[0, worst], 0])
@@ -164,26 +166,39 @@ def scores_go_by_the_distance(subject: Subject, batch: Batch) -> Outcome:
     return Outcome(True, "the same", "the same")
 
 
-def something_is_absolute(subject: Subject, batch: Batch) -> Outcome:
+def something_is_absolute(subject: Subject, batch: Batch, longer: list[int]) -> Outcome:
     """A row of one repeated token: if scores depend on the distance alone, and all tokens give the same output, nothing
-    is absolute. If the inputs to an attention differ from token to token, something is."""
-    made, eps = subject.make(), max(ROUNDING, 8 * subject.eps(torch.float32))
-    out = subject.run(made, of_one_token(batch).pick(range(batch.tokens), 0)).detach()
-    if not near(out[:, :1].expand_as(out), out, ROUNDING * float(out.abs().max())).ok:
-        return Outcome(True, "something absolute", "something absolute")
-    for name, scores, alike, told_apart in scores_of_one_token(subject, made, batch):
-        if told_apart:
+    is absolute. If the inputs to an attention differ from token to token, something is. What only counts far from the
+    beginning shows in one of the ``longer`` rows, of which the ends are compared."""
+    eps = max(ROUNDING, 8 * subject.eps(torch.float32))
+    row = of_one_token(batch).pick(range(batch.tokens), 0)
+    for one in (row, *(Batch([row.ids[0][:1] * tokens]) for tokens in longer)):
+        if _is_absolute(subject, subject.make(), one, eps):
             return Outcome(True, "something absolute", "something absolute")
-        require(len(alike) == batch.tokens, f"nothing to do: what is absolute comes before {name}")
+    require(not subject.can("positions"), "nothing to do: rows are too short, but moving their positions shows it")
+    came = "scores that go by the distance alone, and one and the same token comes out the same everywhere"
+    longest = max(batch.tokens, *longer, 0)
+    return Outcome(False, f"something that goes by the place of a token in a row of up to {longest} tokens", came)
+
+
+def _is_absolute(subject: Subject, made: Any, row: Batch, eps: float) -> bool:
+    """Whether a row of one repeated token shows that something depends on the place of a token."""
+    out = subject.run(made, row).detach()
+    if not near(out[:, :1].expand_as(out), out, ROUNDING * float(out.abs().max())).ok:
+        return True
+    few = [n for n in range(row.tokens) if min(n, row.tokens - 1 - n) < AT_THE_ENDS]
+    for name, scores, alike, told_apart in scores_of_one_token(subject, made, row):
+        if told_apart:
+            return True
+        require(len(alike) == row.tokens, f"nothing to do: what is absolute comes before {name}")
         level = scores - scores.amax(-1, keepdim=True)
         require(
             float(level[level.isfinite()].abs().max()) > ROUNDING,
             f"give it a `jitter`, for {name} scores all keys the same",
         )
-        if by_the_distance_alone(scores, alike, eps) is not None:
-            return Outcome(True, "something absolute", "something absolute")
-    came = "scores that go by the distance alone, and one and the same token comes out the same everywhere"
-    return Outcome(False, "something that goes by the place of a token in its row", came)
+        if by_the_distance_alone(scores, few, eps, up_to_a_factor=False) is not None:
+            return True
+    return False
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
@@ -195,8 +210,18 @@ def _rows(plan: Plan, claim: bool) -> Iterator[Case]:
     require(subject.relative == claim, f"nothing to do: it claims `relative={subject.relative}`")
     require(subject.axes == 1, "nothing to do: positions have several axes")
     require(not subject.takes("grid"), "nothing to do: call takes a grid, and these are rows of text")
-    for tokens in plan.sizes_above(FEWEST - 1):
-        yield Case(plan.text(1, tokens))
+    sizes = plan.sizes_above(FEWEST - 1)
+    for tokens in sizes if claim else sizes[:1]:
+        yield Case(plan.text(1, tokens), {} if claim else {"longer": _longer(plan, sizes[1:])})
+
+
+def _longer(plan: Plan, sizes: list[int]) -> list[int]:
+    """Further lengths: where no positions can be given, also the longest, and past a threshold."""
+    if plan.subject.can("positions"):
+        return sizes
+    threshold = plan.subject.threshold or 0
+    require(threshold < plan.limit, too_long(plan))
+    return sorted({*sizes, min(plan.limit, threshold + AT_THE_ENDS), plan.limit})
 
 
 MORE = (

@@ -13,7 +13,7 @@ from posenc.tools.check.heads import Rotary
 from posenc.tools.check.measure import claimed, fastest, first_axis, matrices, row_of, sides, unit
 from posenc.tools.check.outcome import Outcome, Outcomes, near
 from posenc.tools.check.subjects import REFUSALS, Batch, Subject, require
-from posenc.tools.check.trial import AT_0_ALONE, Case, Check, Plan, Trial
+from posenc.tools.check.trial import AT_0_ALONE, Case, Check, Plan, Trial, too_long
 
 
 def rotations_are_as_claimed(subject: Rotary, batch: Batch) -> Outcomes:
@@ -64,10 +64,18 @@ def it_is_refused(subject: Subject, batch: Batch, changed: dict[str, Any]) -> Ou
 
 
 def an_option_counts(
-    subject: Subject, batch: Batch, changed: dict[str, Any], starts: list[int], tokens: int, tolerance: float
+    subject: Subject,
+    batch: Batch,
+    changed: dict[str, Any],
+    starts: list[int],
+    tokens: int,
+    tolerance: float,
+    longest: int = 0,
+    unseen: str = "",
 ) -> Outcome:
-    """Another value of an option changes the outputs, for a row at one of the starts at least; where positions have
-    several axes, also for rows off the diagonal, on which all axes are the same."""
+    """Another value of an option changes the outputs, for a row at one of the starts at least, for one whose distances
+    double, or for one of ``longest`` tokens; where positions have several axes, also for rows off the diagonal, on
+    which all axes are the same. ``unseen``: why it may be that no row shows it."""
     shows = batch.tokens >= tokens and len(set(batch.ids[0])) > 1
     require(shows, "nothing to do: a row so short or so plain may not show it")  # keeps shrinking from such rows
     if (found := refusal(subject, changed)) is not None:
@@ -75,6 +83,11 @@ def an_option_counts(
     rows = [batch if start == 0 else _placed(subject, batch, start) for start in starts]
     if subject.axes > 1 and subject.can("positions"):
         rows += [_placed(subject, batch, start, off_the_diagonal=True) for start in starts]
+    if subject.can("positions"):
+        spread = [min(2**n - 1, starts[-1] + n) for n in range(batch.tokens)]
+        rows.append(replace(batch, positions=[[subject.at(p) for p in spread]]))
+    if longest > tokens:
+        rows.append(Batch([[batch.ids[0][n % tokens] for n in range(longest)]]))
     if any(_tell_apart(subject, changed, here, tolerance) for here in rows):
         return Outcome(True, "another output", "another output")
     flat = subject.axes > 1 and not subject.can("positions")
@@ -85,7 +98,9 @@ def an_option_counts(
             "give it a `jitter`, such as 0.02, for parameters begin as zeros, or so small that the option does not show"
         )
         require(not any(_tell_apart(jittered, changed, here, tolerance) for here in rows), hidden)
-    return Outcome(False, f"another output, or an error, with {changed}", "the same output as without")
+    require(not unseen, unseen)
+    said = "the same output as without" + (f", in rows of up to {longest} tokens" if longest else "")
+    return Outcome(False, f"another output, or an error, with {changed}", said)
 
 
 def _placed(subject: Subject, batch: Batch, start: int, off_the_diagonal: bool = False) -> Batch:
@@ -156,7 +171,12 @@ def _counting(plan: Plan) -> Iterator[Case]:
         end = (subject.max_positions or max(STARTS) + batch.tokens) - batch.tokens
         starts = [p for p in STARTS if p <= end and (p == 0 or subject.can("positions"))]
         # The arithmetic is the same, so a change smaller than the rounding of float32 counts too.
-        yield Case(batch, {**values, "starts": starts, "tokens": batch.tokens, "tolerance": plan.noise})
+        threshold = subject.threshold or 0
+        longest = threshold + 1 if threshold else 0 if subject.can("positions") else plan.limit
+        seen = longest <= plan.limit
+        values = {**values, "starts": starts, "tokens": batch.tokens, "longest": plan.room(longest) if seen else 0}
+        values["unseen"] = "" if seen else too_long(plan)
+        yield Case(batch, {**values, "tolerance": plan.noise})
 
 
 def refusals(plan: Plan, known: bool) -> Iterator[Case]:

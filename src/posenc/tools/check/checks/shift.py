@@ -8,6 +8,8 @@ from posenc.tools.check.outcome import Outcome, near
 from posenc.tools.check.subjects import Batch, Subject, require
 from posenc.tools.check.trial import Case, Check, Plan, Trial
 
+GROWS = 16  # how much faster than the amount a rounding of phases may grow, by chance
+
 
 def moving_all_changes_nothing(subject: Subject, batch: Batch, by: int, tolerance: float) -> Outcome:
     """The outputs at positions p and at p + by are the same; and moving only some of the tokens changes them, which
@@ -25,7 +27,7 @@ def moving_all_changes_nothing(subject: Subject, batch: Batch, by: int, toleranc
     return outcome
 
 
-def moving_some_changes_something(subject: Subject, batch: Batch, by: list[int], tolerance: float) -> Outcome:
+def moving_some_changes_something(subject: Subject, batch: Batch, by: list[int], tolerances: list[float]) -> Outcome:
     """Moving the second half of the tokens, or moving one onto the token before it, changes the outputs: one of these
     at least. Parameters that begin as zeros may hide it, so it is tried with jitter too."""
     half = batch.tokens // 2
@@ -37,7 +39,7 @@ def moving_some_changes_something(subject: Subject, batch: Batch, by: list[int],
     for jitter in (subject.jitter, max(subject.jitter, 0.5)):
         tried = replace(subject, jitter=jitter)
         expected = tried.run(tried.make(), batch)
-        for positions in moved:
+        for positions, tolerance in zip(moved, (*tolerances, tolerances[0]), strict=True):
             came = tried.run(tried.make(), replace(batch, positions=positions))
             if not near(expected, came, tolerance).ok:
                 return Outcome(True, "a change", "a change")
@@ -50,14 +52,17 @@ def moving_some_changes_something(subject: Subject, batch: Batch, by: list[int],
 
 def moving_all_changes_something(subject: Subject, batch: Batch, by: list[int], tolerances: list[float]) -> Outcome:
     """The outputs at positions p and at p + by differ, for one of the amounts at least, by more than the rounding for
-    that amount. Parameters that begin as zeros may hide it, so it is tried with jitter too."""
+    that amount, or by far more than rounding can have grown since the smaller amounts, as where something counts only
+    from some position on. Parameters that begin as zeros may hide it, so it is tried with jitter too."""
     several = all(len(set(row)) > 1 for row in batch.ids)
     require(several, "nothing to do: attention to one and the same token gives the same from everywhere")
-    changes = []
+    changes: list[float] = []
     for amount, most in zip(by, tolerances, strict=True):  # further only if needed, since positions may have an end
         change = _change(subject, batch, amount)
         if isinstance(change, Outcome):
             return change
+        grown = [GROWS * earlier * amount / n for n, earlier in zip(by, changes, strict=False)]
+        most = min(most, max(tolerances[0], *grown)) if grown else most
         changes.append(change)
         if change > most:
             return Outcome(True, "a change", "a change")
@@ -85,7 +90,7 @@ def _change(subject: Subject, batch: Batch, by: int) -> float | Outcome:
 
 ABSOLUTE = "Look positions up as they are given, or claim `relative=True`, if this is what it is to be."
 SHIFTS = (1, 1000, 100_000)
-AWAY = (1, 7, 300)
+AWAY = (1, 7, 300, 100_000)
 
 
 def _require(plan: Plan, claim: str) -> None:
@@ -119,20 +124,26 @@ def _some(plan: Plan) -> Iterator[Case]:
     require(subject.can("positions"), plan.lacks("positions"))
     require(not subject.order_free, "nothing to do: it claims to be `order_free`")
     for tokens in plan.sizes_above(3):
-        by = [n for n in AWAY if plan.has(tokens - 1 + n)]
+        by = [n for n in _beyond(AWAY, subject) if plan.has(tokens - 1 + n)]
         if by:
-            tolerance = plan.tolerance(tokens - 1 + by[-1])
+            tolerances = [plan.rounding(tokens - 1 + n) for n in by]
             # If all tokens are the same to it, or a bias begins as zeros, nothing could show.
-            given = isinstance(subject, Rotary | Bias) or plan.effect > tolerance
+            given = isinstance(subject, Rotary | Bias) or plan.effect > plan.tolerance(tokens - 1 + by[0])
             require(given, "nothing to do: outputs do not go by the order of the tokens either")
-            yield Case(plan.line(2, tokens), {"by": by, "tolerance": tolerance})
+            yield Case(plan.line(2, tokens), {"by": by, "tolerances": tolerances})
             return
+
+
+def _beyond(amounts: tuple[int, ...], subject: Subject) -> list[int]:
+    """These amounts, and one that leads well beyond the subject's threshold, from which on something may count."""
+    return sorted({*amounts, 2 * (subject.threshold or 0) or amounts[0]})
 
 
 def _absolute(plan: Plan) -> Iterator[Case]:
     _require(plan, "absolute")
+    subject = plan.subject
     for tokens in plan.sizes_above(1):
-        by = [c for c in SHIFTS if plan.has(tokens - 1 + c)]
+        by = [c for c in _beyond(SHIFTS, subject) if plan.has(tokens - 1 + c)]
         if by:
             tolerances = [plan.rounding(tokens - 1 + c) for c in by]
             yield Case(plan.line(2, tokens), {"by": by, "tolerances": tolerances})

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from posenc.tools.check.checks.cache import cached_equals_at_once, decoded
 from posenc.tools.check.outcome import Outcomes, near
 from posenc.tools.check.subjects import Batch, Subject, require
-from posenc.tools.check.trial import Case, Check, Plan, Trial
+from posenc.tools.check.trial import Case, Check, Plan, Trial, too_long
 
 
 def long_then_short(subject: Subject, batch: Batch, short: int, tolerance: float) -> Outcomes:
@@ -35,11 +35,6 @@ STEPS = 3  # tokens that are generated across the threshold
 AFAR = (0, 1000, 100_000)
 
 
-def _too_long(plan: Plan) -> str:
-    threshold = plan.subject.threshold or 0
-    return f"build it with a lower threshold, or run with `--longest {threshold + 2}`: no row is longer than it"
-
-
 def _across(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
     threshold = plan.subject.threshold or 0
     require(threshold, "claim `threshold=N` if it does something else for longer rows")
@@ -47,7 +42,7 @@ def _across(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
     if with_positions:
         plan.require_that_it_can("positions")
     else:
-        require(threshold < plan.limit, _too_long(plan))
+        require(threshold < plan.limit, too_long(plan))
     for length in (threshold - 1, threshold, threshold + 1):
         if length < 2 or not plan.has(length - 1):
             continue
@@ -59,7 +54,7 @@ def _across(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
 
 def _long(plan: Plan) -> Iterator[Case]:
     limit, threshold = plan.limit, plan.subject.threshold
-    require(threshold is None or threshold < limit, _too_long(plan))
+    require(threshold is None or threshold < limit, too_long(plan))
     for tokens in dict.fromkeys([min((threshold or max(plan.sizes)) + 1, limit), limit]):
         short = min(plan.room(SHORT), tokens - 1)
         if short:

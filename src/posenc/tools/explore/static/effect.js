@@ -26,7 +26,13 @@ export const MOST = 96;
 export const SCORES = Float64Array.from({ length: 201 }, (_, n) => 2 * n - 200);
 
 /** By scheme, what it wants a layer to project beside queries and keys: the feature and its width. */
-export const FEATURES = { fox: () => ["forgotten", 1], inkling: ({ width }) => ["profile", width] };
+export const FEATURES = {
+    carope: () => ["frequency", 1],
+    fox: () => ["forgotten", 1],
+    inkling: ({ width }) => ["profile", width],
+    selective_rope: ({ head_dim }) => ["turned", head_dim / 2],
+    wall: ({ head_dim }) => ["kept", head_dim],
+};
 
 /** Whether keys after a query mean nothing to it. */
 export const isForDecoders = (entry, options) =>
@@ -36,8 +42,8 @@ export const isForDecoders = (entry, options) =>
 export function familyOf(scheme, entry, options) {
     if (scheme instanceof Softcap) return "curve";
     if (scheme.table) return "add";
-    if (!scheme.pieces) return scheme.turnedBy ? "bands" : "rotate";
     if (entry.name in FEATURES) return "content";
+    if (!scheme.pieces) return scheme.turnedBy ? "bands" : "rotate";
     const axes = axesOf(entry);
     const call = callOf(scheme, entry, options, "bias", new Positions([new Array(axes).fill(0)]));
     const pieces = scheme.pieces({

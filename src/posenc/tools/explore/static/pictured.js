@@ -70,7 +70,7 @@ export function named(state) {
             python: [`posenc.AxialRoPE(${dim}, "${form}")`, `scheme.grid(${height}, ${width}, prefix=1)`],
         };
     }
-    const options = { head_dim: dim, shares: null, base };
+    const options = { head_dim: dim, shares: null, base, form: "rotation" };
     return {
         name: "rope_3d",
         options: { head_dim: dim, base },

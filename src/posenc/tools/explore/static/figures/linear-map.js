@@ -65,7 +65,7 @@ export const figure = {
         { name: "k", label: "k, positions on", kind: "range", min: 1, max: 64 },
         { name: "dim", label: "dim", kind: "range", min: 4, max: 32, step: 2 },
         { name: "base", label: "base", kind: "range", min: 2, max: 1000000, log: true, step: 1 },
-        { name: "layout", label: "layout", kind: "choice", choices: ["interleaved", "concatenated"] },
+        { name: "layout", label: "layout", kind: "choice", choices: ["interleaved", "concatenated", "tensor2tensor"] },
         { name: "seed", label: "seed of the learned table", kind: "range", min: 0, max: 20 },
     ],
     values({ dim, k, base, layout, seed }) {

@@ -23,7 +23,7 @@ function made({ rows, columns, row, column, draw }) {
         keys: new Heads(1, rows * columns, DIM),
         patches: Positions.grid(rows, columns),
         parameters: Object.fromEntries(tables),
-        options: { grid: [rows, columns], head_dim: DIM, num_heads: null },
+        options: { grid: [rows, columns], head_dim: DIM, num_heads: null, convention: "botnet" },
     };
 }
 

@@ -13,7 +13,7 @@ const TERMS = [
     { name: "distance", label: "every query to position", formula: "v · W R" },
 ];
 const DIM = 16;
-const OPTIONS = { num_heads: 1, head_dim: DIM, dim: DIM, base: 10000, share_biases: true };
+const OPTIONS = { num_heads: 1, head_dim: DIM, dim: DIM, base: 10000, share_biases: true, segments: false };
 
 /** Tokens and what is learned, the latter of a standard deviation; seeds 8 draw + 1 .. 8 draw + 5. */
 function made({ tokens: N, draw, std }) {

@@ -35,7 +35,8 @@ export class ExponentialDecay {
     }
 }
 
-/** [cos 2 pi B x | sin 2 pi B x], B drawn once or learned; learned, an MLP follows. */
+/** [cos 2 pi B x | sin 2 pi B x], B drawn once or learned; learned, an MLP follows. With bands the sines come first: of
+ * all frequencies ("perceiver"), or of all axes, frequency after frequency ("nerf"). */
 export class FourierFeatures {
     static learned({ dim, axes, sigma, learned, hidden }) {
         if (!learned) {
@@ -51,18 +52,27 @@ export class FourierFeatures {
         };
     }
 
-    constructor({ dim, axes, sigma, learned, hidden, seed }, parameters) {
+    constructor({ dim, axes, sigma, learned, hidden, seed, bands = null, resolution = null }, parameters) {
         const pairs = pairsOf("dim", dim);
         Object.assign(this, { dim, axes: whole("axes", axes), sigma: number("sigma", sigma, 0), learned });
         whole("hidden", hidden);
         whole("seed", seed, Number.MIN_SAFE_INTEGER, Number.MAX_SAFE_INTEGER);
-        this.directions = learned
-            ? matrixOf(parameters.directions)
-            : new Matrix(
-                  pairs,
-                  axes,
-                  drawn(pairs * axes, seed).map((x) => sigma * x),
-              );
+        choice("bands", bands, [null, "perceiver", "nerf"]);
+        must(bands === null || pairs % axes === 0, `dim must be a multiple of 2 axes = ${2 * axes}, got ${dim}`);
+        must(
+            (resolution !== null) === (bands === "perceiver") && (resolution ?? { length: axes }).length === axes,
+            `resolution must be ${axes} numbers for bands perceiver, and null otherwise`,
+        );
+        this.isBanded = bands !== null;
+        this.group = bands === "nerf" ? axes : pairs; // channels of one wave before those of the other
+        if (learned) {
+            this.directions = matrixOf(parameters.directions);
+        } else {
+            const numbers = bands
+                ? alongAxes(pairs / axes, axes, resolution)
+                : drawn(pairs * axes, seed).map((x) => sigma * x);
+            this.directions = new Matrix(pairs, axes, numbers);
+        }
         this.parameters = parameters;
     }
 
@@ -72,8 +82,10 @@ export class FourierFeatures {
         return table(positions, this.dim, (row, token) => {
             for (let k = 0; k < pairs; k++) {
                 const angle = 2 * Math.PI * dot(positions.at(token), this.directions.row(k));
-                row[k] = Math.cos(angle);
-                row[k + pairs] = Math.sin(angle);
+                const [first, second] = this.isBanded ? [Math.sin, Math.cos] : [Math.cos, Math.sin];
+                const c = k + this.group * Math.floor(k / this.group);
+                row[c] = first(angle);
+                row[c + this.group] = second(angle);
             }
             if (this.learned) {
                 row.set(this.#mixed(row.map((x) => x / Math.sqrt(this.dim))));
@@ -88,6 +100,20 @@ export class FourierFeatures {
         };
         return layer(layer(features, 0).map(gelu), 2);
     }
+}
+
+/** Directions along one axis each, in rows: 2^k / 2 pi of all axes for each k or, with a resolution, those of one axis
+ * after another, evenly from 1/2 to resolution / 4. */
+function alongAxes(count, axes, resolution) {
+    const numbers = new Float64Array(count * axes * axes);
+    for (let axis = 0; axis < axes; axis++) {
+        for (let k = 0; k < count; k++) {
+            const row = resolution ? axis * count + k : k * axes + axis;
+            const f = resolution && 1 + (k / Math.max(count - 1, 1)) * (resolution[axis] / 2 - 1);
+            numbers[row * axes + axis] = resolution ? f / 2 : 2 ** k / (2 * Math.PI);
+        }
+    }
+    return numbers;
 }
 
 /** A trainable vector for each position. */
@@ -136,8 +162,10 @@ export class Sinusoidal {
             `dim must be a positive multiple of 2 axes = ${2 * axes}, got ${dim}`,
         );
         Object.assign(this, { dim, axes, base: number("base", base, 1) });
-        this.layout = choice("layout", layout, ["interleaved", "concatenated"]);
-        this.theta = frequencies(dim / axes, base);
+        this.layout = choice("layout", layout, ["interleaved", "concatenated", "tensor2tensor"]);
+        const width = dim / axes;
+        const steeper = layout === "tensor2tensor" ? width / Math.max(width - 2, 1) : 1;
+        this.theta = frequencies(width, base ** steeper);
     }
 
     table(positions) {

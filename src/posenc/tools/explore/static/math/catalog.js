@@ -3,9 +3,11 @@
 import { ExponentialDecay, FourierFeatures, Learned, Segment, Sinusoidal } from "posenc/math/add.js";
 import { NoPE } from "posenc/math/nope.js";
 import { AxialRoPE, MRoPE, RoPE3D } from "posenc/math/rotate/axes.js";
+import { CARoPE, SelectiveRoPE } from "posenc/math/rotate/clocks.js";
+import { Cameras } from "posenc/math/rotate/cameras.js";
 import { LieRE, MixedRoPE, STRING } from "posenc/math/rotate/learned.js";
 import { PoPE, QueryScale, TUPE, XPos } from "posenc/math/rotate/others.js";
-import { LeRoPE, MLA, PartialRoPE, PRoPE, RoPE, RotatedValues } from "posenc/math/rotate/rope.js";
+import { LeRoPE, MLA, PartialRoPE, ProportionalRoPE, RoPE, RotatedValues } from "posenc/math/rotate/rope.js";
 // Pair doors.
 import { DualChunk, ReRoPE, SelfExtend } from "posenc/math/bands.js";
 import { AbsoluteInAttention } from "posenc/math/score/absolute_in_attention.js";
@@ -15,6 +17,7 @@ import { DeBERTa } from "posenc/math/score/deberta.js";
 import { DistanceAware } from "posenc/math/score/distance_aware.js";
 import { FIRE } from "posenc/math/score/fire.js";
 import { FoX } from "posenc/math/score/fox.js";
+import { GRAPEA } from "posenc/math/score/grape_a.js";
 import { Inkling } from "posenc/math/score/inkling.js";
 import { KERPLE } from "posenc/math/score/kerple.js";
 import { Relative1D } from "posenc/math/score/relative_1d.js";
@@ -27,6 +30,7 @@ import { Swin } from "posenc/math/score/swin.js";
 import { SwinV2 } from "posenc/math/score/swin_v2.js";
 import { T5 } from "posenc/math/score/t5.js";
 import { TransformerXL } from "posenc/math/score/transformer_xl.js";
+import { Wall } from "posenc/math/score/wall.js";
 
 export const SCHEMES = {
     nope: NoPE,
@@ -36,18 +40,21 @@ export const SCHEMES = {
     segment: Segment,
     sinusoidal: Sinusoidal,
     axial_rope: AxialRoPE,
+    carope: CARoPE,
+    cameras: Cameras,
     le_rope: LeRoPE,
     lie_re: LieRE,
     mixed_rope: MixedRoPE,
     mla: MLA,
     mrope: MRoPE,
-    p_rope: PRoPE,
+    p_rope: ProportionalRoPE,
     partial_rope: PartialRoPE,
     pope: PoPE,
     query_scale: QueryScale,
     rope: RoPE,
     rope_3d: RoPE3D,
     rotated_values: RotatedValues,
+    selective_rope: SelectiveRoPE,
     string: STRING,
     tupe: TUPE,
     xpos: XPos,
@@ -60,6 +67,7 @@ export const SCHEMES = {
     dual_chunk: DualChunk,
     fire: FIRE,
     fox: FoX,
+    grape_a: GRAPEA,
     inkling: Inkling,
     kerple: KERPLE,
     re_rope: ReRoPE,
@@ -74,4 +82,5 @@ export const SCHEMES = {
     swin_v2: SwinV2,
     t5: T5,
     transformer_xl: TransformerXL,
+    wall: Wall,
 };

@@ -39,6 +39,31 @@ export function timesVector(A, x, made) {
     }
 }
 
+/** A^T. */
+export function transposed(A) {
+    return square(A.rows, (i, j) => A.data[j * A.columns + i]);
+}
+
+/** A^-1, by Gauss and Jordan. */
+export function inverse(A) {
+    const n = A.rows;
+    const rows = Array.from({ length: n }, (_, i) => [...A.row(i), ...Array.from({ length: n }, (_, j) => Number(i === j))]);
+    for (let i = 0; i < n; i++) {
+        let best = i;
+        for (let m = i; m < n; m++) {
+            best = Math.abs(rows[m][i]) > Math.abs(rows[best][i]) ? m : best;
+        }
+        [rows[i], rows[best]] = [rows[best], rows[i]];
+        rows[i] = rows[i].map((x) => x / rows[i][i]);
+        for (let m = 0; m < n; m++) {
+            if (m !== i) {
+                rows[m] = rows[m].map((x, j) => x - rows[m][i] * rows[i][j]);
+            }
+        }
+    }
+    return square(n, (i, j) => rows[i][n + j]);
+}
+
 /** The skew-symmetric matrix U - U^T, U the upper triangle of the entries without the diagonal. */
 export function skew(n, entry) {
     return square(n, (i, j) => (i < j ? entry(i, j) : i > j ? -entry(j, i) : 0));

@@ -30,7 +30,8 @@ export function ofBoth(queryPositions, keyPositions, make) {
 
 /** Turns pairs of channels by angles (tokens, pairs), of all heads alike or of each: (a, b) -> (a cos - b sin, a sin +
  * b cos). Pair k is the channels (k, k + pairs) in the "half" layout and (2k, 2k + 1) in the "interleaved" one, counted
- * from the first channel. cos and sin may be longer by a factor. */
+ * from the first channel; "apart" is "half" of the first and of the second half of the pairs. cos and sin may be longer
+ * by a factor. */
 export class Turn {
     constructor(angles, layout, first = 0, factor = 1) {
         Object.assign(this, { angles: Array.isArray(angles) ? angles : [angles], layout, first, factor });
@@ -68,7 +69,8 @@ export class Turn {
             this.angles[0].rows === x.tokens,
             `the rotation was made for ${this.angles[0].rows} tokens, got ${x.tokens}`,
         );
-        const [step, apart] = this.layout === "half" ? [1, pairs] : [2, 1];
+        const apart = { half: pairs, interleaved: 1, apart: pairs / 2 }[this.layout];
+        const step = this.layout === "interleaved" ? 2 : 1;
         return x.map(x.dim, (made, old, head, token) => {
             made.set(old);
             if (heads !== null && (head < heads[0] || head >= heads[1])) {
@@ -77,6 +79,7 @@ export class Turn {
             const which = Math.floor(head / group);
             const [cos, sin] = [this.cos[which].row(token), this.sin[which].row(token)];
             for (let k = 0, c = this.first; k < pairs; k++, c += step) {
+                c += this.layout === "apart" && k === apart ? apart : 0;
                 const [a, b] = [old[c], old[c + apart]];
                 made[c] = a * cos[k] - b * sin[k];
                 made[c + apart] = a * sin[k] + b * cos[k];

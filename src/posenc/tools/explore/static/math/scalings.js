@@ -28,19 +28,42 @@ function ntk(theta, stretch) {
 /** kept theta + (1 - kept) theta / factor. */
 const blend = (theta, factor, kept) => theta.map((x, k) => kept(x, k) * x + ((1 - kept(x, k)) * x) / factor);
 
+/** 1 for pairs that turn fast times over the length, 0 for slow times, and straight between, along the index k. */
+function byIndex(theta, length, fast, slow, truncate) {
+    const perIndex = Math.log(theta[0] / theta[1]); // 2 ln base / d
+    let [low, high] = [fast, slow].map((turns) => Math.log(length / (2 * Math.PI * turns)) / perIndex);
+    [low, high] = truncate ? [Math.floor(low), Math.ceil(high)] : [low, high];
+    [low, high] = [Math.max(low, 0), Math.min(high, 2 * theta.length - 1)];
+    const width = low < high ? high - low : 0.001;
+    return (_, k) => 1 - clamp((k - low) / width, 0, 1);
+}
+
 const SCALINGS = {
     linear: (theta, { factor }) => ({ theta: theta.map((x) => x / atLeastOne(factor)), factor: 1 }),
 
-    ntk: (theta, { factor }) => ({ theta: ntk(theta, atLeastOne(factor)), factor: 1 }),
+    ntk(theta, { factor, original_length = null }) {
+        const stretched = ntk(theta, atLeastOne(factor));
+        if (original_length === null) {
+            return { theta: stretched, factor: 1 };
+        }
+        const length = whole("original_length", original_length);
+        const [g, h] = [
+            [16, 2],
+            [1.25, 0.75],
+        ].map(([fast, slow]) => byIndex(theta, length, fast, slow, true));
+        const part = (x, k) => h(x, k) * stretched[k] + ((1 - h(x, k)) * x) / factor;
+        return { theta: theta.map((x, k) => g(x, k) * x + (1 - g(x, k)) * part(x, k)), factor: 1 };
+    },
 
     dynamic(theta, { factor, original_length }, length) {
         const stretch = (atLeastOne(factor) * length) / whole("original_length", original_length) - (factor - 1);
         return { theta: ntk(theta, Math.max(stretch, 1)), factor: 1 };
     },
 
-    yarn(theta, { factor, original_length, ...rest }) {
-        const { beta_fast = 32, beta_slow = 1, ramp = "index", truncate = true } = rest;
+    yarn(theta, { factor: least, original_length, ...rest }, tokens) {
+        const { beta_fast = 32, beta_slow = 1, ramp = "index", truncate = true, dynamic = false } = rest;
         const length = whole("original_length", original_length);
+        const factor = dynamic ? Math.max(tokens / length, atLeastOne(least)) : least;
         must(
             number("beta_slow", beta_slow, 0) < number("beta_fast", beta_fast, 0),
             "beta_slow must be below beta_fast",
@@ -48,14 +71,7 @@ const SCALINGS = {
         let kept = (x) => clamp(((length * x) / (2 * Math.PI) - beta_slow) / (beta_fast - beta_slow), 0, 1);
         if (choice("ramp", ramp, ["index", "ratio"]) === "index") {
             must(theta.length > 1, "YaRN needs at least two pairs of channels, got 1");
-            const perIndex = Math.log(theta[0] / theta[1]); // 2 ln base / d
-            let [low, high] = [beta_fast, beta_slow].map(
-                (turns) => Math.log(length / (2 * Math.PI * turns)) / perIndex,
-            );
-            [low, high] = truncate ? [Math.floor(low), Math.ceil(high)] : [low, high];
-            [low, high] = [Math.max(low, 0), Math.min(high, 2 * theta.length - 1)];
-            const width = low < high ? high - low : 0.001;
-            kept = (_, k) => 1 - clamp((k - low) / width, 0, 1);
+            kept = byIndex(theta, length, beta_fast, beta_slow, truncate);
         }
         return { theta: blend(theta, atLeastOne(factor), kept), factor: magnitude(factor, rest) };
     },

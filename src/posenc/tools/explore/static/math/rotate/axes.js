@@ -11,6 +11,7 @@ const CONVENTIONS = {
     pe: { base: 10000, layout: "interleaved", axes: [1, 0], unit: 1 },
     eva: { base: 10000, layout: "interleaved", axes: [0, 1], unit: 1 },
     dinov3: { base: 100, layout: "half", axes: [0, 1], unit: 2 * Math.PI },
+    gemma4: { base: 100, layout: "half", axes: [1, 0], unit: 1, apart: true },
 };
 
 /** Half of the channels turn by the row of a patch and half by its column, under a named convention. */
@@ -33,6 +34,7 @@ export class AxialRoPE extends RoPE {
         const allocation = means.axes.flatMap((axis) => new Array(turning / 4).fill(axis));
         super({ head_dim, base: base ?? means.base, layout: means.layout, rotary_dim: turning, axes: 2, allocation });
         Object.assign(this, { convention, extent, unit: means.unit });
+        this.layout = means.apart ? "apart" : means.layout;
     }
 
     frequencies() {
@@ -46,6 +48,7 @@ export class AxialRoPE extends RoPE {
         const raster = Positions.grid(height, width, { prefix });
         const moved = {
             index: ([i, j]) => [i, j],
+            gemma4: ([i, j]) => [i, j],
             llama4: ([i, j]) => [i + 1, j + 1],
             pe: ([i, j]) => [i + 1, j + 1],
             eva: ([i, j]) => [i * (this.extent[0] / height), j * (this.extent[1] / width)],
@@ -59,14 +62,14 @@ export class AxialRoPE extends RoPE {
 /** The pairs of RoPE, dealt out to time, row and column. */
 export class MRoPE extends RoPE {
     constructor({ head_dim, sections, form, base }) {
-        choice("form", form, ["sections", "interleaved", "ernie"]);
+        choice("form", form, ["sections", "interleaved", "ernie", "videorope"]);
         must(
             sections.length === 3 && sections.reduce((a, b) => a + whole("sections", b, 0), 0) === head_dim / 2,
             `sections must be three numbers with the sum head_dim/2 = ${head_dim / 2}, got ${JSON.stringify(sections)}`,
         );
         must(
-            form !== "ernie" || sections[1] === sections[2],
-            `sections must be as many pairs of row as of column for form ernie, got ${JSON.stringify(sections)}`,
+            !["ernie", "videorope"].includes(form) || sections[1] === sections[2],
+            `sections must be as many pairs of row as of column for form ${form}, got ${JSON.stringify(sections)}`,
         );
         const layout = form === "ernie" ? "interleaved" : "half";
         super({ head_dim, base, layout, axes: 3, allocation: dealt(form, ...sections) });
@@ -79,25 +82,54 @@ function dealt(form, t, h, w) {
     if (form === "sections") {
         return [...line(t, () => 0), ...line(h, () => 1), ...line(w, () => 2)];
     }
-    if (form === "ernie") {
+    if (["ernie", "videorope"].includes(form)) {
         return [...line(2 * h, (k) => 1 + (k % 2)), ...line(t, () => 0)];
     }
     const ends = [0, 3 * h, 3 * w];
     return line(t + h + w, (k) => (k < ends[k % 3] ? k % 3 : 0));
 }
 
-/** Shares of the channels turn by the frame, the row and the column of a patch, each as a RoPE of its own. */
+/** (a, b) -> (a cos_a - b sin_a, a sin_b + b cos_b) for pairs of consecutive channels, where channel c of an axis with
+ * so many pairs has the angle of pair c mod pairs. It is no rotation. */
+class OfEachChannel {
+    constructor(turn, pairs) {
+        Object.assign(this, { turn, pairs });
+    }
+
+    apply(x) {
+        const [cos, sin] = [this.turn.cos[0], this.turn.sin[0]];
+        return x.map(x.dim, (made, old, head, token) => {
+            made.set(old);
+            for (let c = 0; c < 2 * cos.columns; c++) {
+                const at = Math.floor(c / (2 * this.pairs)) * this.pairs + (c % this.pairs);
+                const [ofThis, ofOther] = [cos.row(token)[at], sin.row(token)[at]];
+                made[c] = old[c] * ofThis + (c % 2 ? old[c - 1] : -old[c + 1]) * ofOther;
+            }
+        });
+    }
+}
+
+/** Shares of the channels turn by the frame, the row and the column of a patch, each as a RoPE of its own. In the form
+ * "vjepa2" each channel of a pair has an angle of its own. */
 export class RoPE3D extends RoPE {
-    constructor({ head_dim, shares, base }) {
-        const share = 2 * Math.floor(whole("head_dim", head_dim, 2) / 6);
-        const each = shares ?? [head_dim - 2 * share, share, share];
+    constructor({ head_dim, shares, base, form }) {
+        const isRotation = choice("form", form, ["rotation", "vjepa2"]) === "rotation";
+        const share = 2 * Math.floor(whole("head_dim", head_dim, isRotation ? 2 : 6) / 6);
+        const each = shares ?? [isRotation ? head_dim - 2 * share : share, share, share];
+        const turning = isRotation ? head_dim : 3 * share;
         must(
-            each.length === 3 && each.every((n) => n >= 0 && n % 2 === 0) && each[0] + each[1] + each[2] === head_dim,
+            each.length === 3 && each.every((n) => n >= 0 && n % 2 === 0) && each[0] + each[1] + each[2] === turning,
             `shares must be three even numbers with the sum head_dim = ${head_dim}, got ${JSON.stringify(each)}`,
         );
         const allocation = each.flatMap((n, axis) => new Array(n / 2).fill(axis));
-        super({ head_dim, base, layout: "interleaved", axes: 3, allocation });
+        super({ head_dim, base, layout: "interleaved", rotary_dim: turning, axes: 3, allocation });
         this.shares = each;
+        this.isRotation = isRotation;
+    }
+
+    turn(positions, length) {
+        const turn = super.turn(positions, length);
+        return this.isRotation ? turn : new OfEachChannel(turn, this.shares[0] / 2);
     }
 
     frequencies() {

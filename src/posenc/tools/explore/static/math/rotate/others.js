@@ -92,10 +92,13 @@ const FORMS = {
     inkling: (n, L, a) => 1 + a * Math.log(Math.max(1, n / L)),
     beam: (n, L, a) => (1 + n / L) ** a,
     rerope: (n, L) => Math.max(1, Math.log(n) / Math.log(L)),
+    chunkllama: (n, L, a) => (1 + a * Math.log(Math.max(1, n / L))) ** 2,
+    qwen2_5_1m: (n, L, a) => 1 + a * Math.log(Math.max(1, n / L)),
 };
+const OF_ROWS = ["chunkllama", "qwen2_5_1m"]; // n is the length of the text
 const LENGTHS = { llama4: 8192, ministral3: 16384, beam: 2048 };
 
-/** Queries times a number that grows with the number n of tokens up to them. */
+/** Queries times a number that grows with the number n of tokens up to them, or of the whole text. */
 export class QueryScale {
     static learned({ form, num_heads }) {
         if (form === "mistral_large4") {
@@ -114,7 +117,7 @@ export class QueryScale {
             `strength is not for form ${form}, got ${strength}`,
         );
         this.length = isLearned ? null : whole("length", length ?? LENGTHS[form] ?? null, 2);
-        this.strength = number("strength", strength ?? 0.1);
+        this.strength = number("strength", strength ?? (form === "chunkllama" ? 0.05 : 0.1));
         this.numHeads = num_heads;
         this.parameters = parameters;
     }
@@ -128,16 +131,17 @@ export class QueryScale {
         return s.data[head] * Math.log(n) + (b?.data[head] ?? 0);
     }
 
-    rotate(q, k, positions) {
+    rotate(q, k, positions, keyPositions, { length }) {
         positions.check(1, "QueryScale");
         must(
             this.numHeads === null || q.heads === this.numHeads,
             `QueryScale was made for ${this.numHeads} heads, got ${q.heads}`,
         );
         const scaled = q.map(q.dim, (made, old, head, token) => {
+            const isOfRow = OF_ROWS.includes(this.form);
             const p = positions.document[token] === -1 ? 0 : positions.coords[token];
-            must(p >= 0, `QueryScale encodes positions from 0 on, got ${p}`);
-            const c = this.factor(p + 1, head);
+            must(isOfRow || p >= 0, `QueryScale encodes positions from 0 on, got ${p}`);
+            const c = this.factor(isOfRow ? length : p + 1, head);
             made.forEach((_, n) => (made[n] = c * old[n]));
         });
         return { q: scaled, k };

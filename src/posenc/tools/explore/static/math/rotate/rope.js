@@ -1,5 +1,6 @@
 // RoPE, and the schemes that are RoPE but for one thing.
 
+import { Matrix } from "posenc/math/arrays.js";
 import { choice, must, number, whole } from "posenc/math/check.js";
 import { LAYOUTS, Turn, frequencies, ofBoth, phasesOf } from "posenc/math/phases.js";
 import { scaled } from "posenc/math/scalings.js";
@@ -12,6 +13,7 @@ export class RoPE {
 
     constructor({ head_dim, base, layout = "half", rotary_dim = null, axes = 1, allocation = null, ...rest }) {
         const { scaling = null, first_channel = 0, heads = null, num_heads = null, values = false } = rest;
+        const { imaginary = null } = rest;
         const name = this.constructor.name;
         const room = whole("head_dim", head_dim, 2) - whole("first_channel", first_channel, 0, head_dim - 2);
         const turning = rotary_dim ?? room;
@@ -26,8 +28,8 @@ export class RoPE {
             `allocation must be one axis for each of ${pairs} pairs, got ${JSON.stringify(allocation)}`,
         );
         must(
-            (heads === null) === (num_heads === null),
-            "heads and num_heads must be given together (the rotated heads and the total)",
+            (heads === null || imaginary === null) && ((heads ?? imaginary) === null) === (num_heads === null),
+            "heads or imaginary must be given with num_heads (the rotated or imaginary heads, and the total)",
         );
         must(
             heads === null || (0 <= heads[0] && heads[0] < heads[1] && heads[1] <= num_heads),
@@ -41,6 +43,7 @@ export class RoPE {
             values,
             heads,
             numHeads: num_heads,
+            imaginary,
         });
         this.base = number("base", base, 1);
         this.layout = choice("layout", layout, LAYOUTS);
@@ -63,6 +66,24 @@ export class RoPE {
         return new Turn(phasesOf(positions, theta, this.allocation), this.layout, this.first, values ? 1 : factor);
     }
 
+    /** The turn of queries: by a quarter less in heads from imaginary[0] to below imaginary[1], in steps. */
+    #ofQueries(turn) {
+        if (this.imaginary === null) {
+            return turn;
+        }
+        const [start, stop, step = 1] = this.imaginary;
+        const angles = Array.from({ length: this.numHeads }, (_, h) => {
+            const late = h >= start && h < stop && (h - start) % step === 0 ? Math.PI / 2 : 0;
+            const [{ rows, columns, data }] = turn.angles;
+            return new Matrix(
+                rows,
+                columns,
+                data.map((angle) => angle - late),
+            );
+        });
+        return new Turn(angles, turn.layout, turn.first, turn.factor);
+    }
+
     #apply(turn, x) {
         must(x.dim === this.headDim, `the rotation was made for head_dim ${this.headDim}, got ${x.dim}`);
         if (this.heads === null) {
@@ -78,7 +99,7 @@ export class RoPE {
 
     rotate(q, k, queryPositions, keyPositions, { length }) {
         const [ofQ, ofK] = ofBoth(queryPositions, keyPositions, (positions) => this.turn(positions, length));
-        return { q: this.#apply(ofQ, q), k: this.#apply(ofK, k) };
+        return { q: this.#apply(this.#ofQueries(ofQ), q), k: this.#apply(ofK, k) };
     }
 
     rotateValue(v, keyPositions) {
@@ -102,7 +123,7 @@ export class PartialRoPE extends RoPE {
 }
 
 /** RoPE whose lowest frequencies are 0. */
-export class PRoPE extends RoPE {
+export class ProportionalRoPE extends RoPE {
     constructor({ head_dim, share, base, layout }) {
         super({ head_dim, base, layout, scaling: { kind: "proportional", share } });
     }

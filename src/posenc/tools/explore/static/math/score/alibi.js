@@ -14,7 +14,7 @@ export class ALiBi {
             !halved || num_heads % 2 === 0,
             `num_heads must be even for form='directed', got ${num_heads}`,
         );
-        this.slopes = slopesOf(halved ? num_heads / 2 : num_heads);
+        this.slopes = slopes(halved ? num_heads / 2 : num_heads);
     }
 
     pieces({ heads }) {
@@ -33,7 +33,7 @@ export class ALiBi {
 
 /** Of a power of two of heads 2^(-8h/H), h = 1 .. H. Of others those of the largest power below, then every other slope
  * of twice that many. */
-function slopesOf(heads) {
+export function slopes(heads) {
     const power = 2 ** Math.floor(Math.log2(heads));
     return Array.from(
         { length: heads },

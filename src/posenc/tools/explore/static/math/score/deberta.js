@@ -23,7 +23,7 @@ export class DeBERTa {
         };
     }
 
-    constructor({ num_heads, head_dim, dim, max_distance, num_buckets, normalized }, parameters) {
+    constructor({ num_heads, head_dim, dim, max_distance, num_buckets, normalized, clamp }, parameters) {
         this.numHeads = whole("num_heads", num_heads);
         this.headDim = whole("head_dim", head_dim);
         this.width = whole("dim", dim ?? num_heads * head_dim);
@@ -40,6 +40,8 @@ export class DeBERTa {
         this.span = num_buckets ?? max_distance; // k, half the rows of the table
         this.parameters = parameters;
         this.normalized = choice("normalized", normalized, [true, false]);
+        this.clamp = choice("clamp", clamp, ["index", "distance"]);
+        must(this.clamp === "index" || this.half !== null, "clamp must be 'index' without num_buckets, got 'distance'");
         this.ofKeys = this.projected("key"); // Kr
         this.ofQueries = this.projected("query"); // Qr
     }
@@ -88,7 +90,8 @@ export class DeBERTa {
 
     /** c of a distance r = p_j - p_i. */
     index(r) {
-        let n = -r;
+        const furthest = this.clamp === "distance" ? this.maxDistance - 1 : Infinity;
+        let n = Math.min(Math.max(-r, -furthest), furthest);
         if (this.half !== null && Math.abs(n) > this.half) {
             const share = Math.log(Math.abs(n) / this.half) / Math.log((this.maxDistance - 1) / this.half);
             n = Math.sign(n) * (this.half + Math.ceil(share * (this.half - 1)));

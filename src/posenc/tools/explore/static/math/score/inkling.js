@@ -2,7 +2,8 @@ import { must, number, whole } from "posenc/math/check.js";
 import { checkDistance, entriesOf } from "posenc/math/score/distance.js";
 
 /** s_ij + r_ih . B[p_i - p_j] where 0 <= p_i - p_j < extent: each query mixes a bias for itself out of learned
- * profiles. With a length n, query and bias grow by 1 + strength ln max(1, (p_i + 1) / n).
+ * profiles. With a length n, query and bias grow by 1 + strength ln max(1, (p_i + 1) / n). With a clip, r is first
+ * shortened to it where it is longer.
  *
  * The feature `profile` is r, what the layer projects each query to: (heads, queries, width). */
 export class Inkling {
@@ -10,12 +11,13 @@ export class Inkling {
         return { B: { shape: [extent, width], std: 0.02 } };
     }
 
-    constructor({ num_heads, width, extent, length, strength }, { B }) {
+    constructor({ num_heads, width, extent, length, strength, clip = null }, { B }) {
         this.numHeads = whole("num_heads", num_heads);
         this.width = whole("width", width);
         this.extent = whole("extent", extent);
         this.length = length === null ? null : whole("length", length);
         this.strength = number("strength", strength);
+        this.clip = clip === null ? Infinity : number("clip", clip, 0);
         this.entry = entriesOf(B);
     }
 
@@ -47,7 +49,11 @@ export class Inkling {
         );
         const nothing = new Float64Array(this.width);
         const vector = (head, [r]) => (-r >= 0 && -r < this.extent ? this.entry(head, -r) : nothing);
-        const feature = this.grown(profile, context.queryPositions);
+        const clipped = profile.map(this.width, (made, old) => {
+            const factor = Math.min(1, this.clip / (Math.hypot(...old) + 1e-6));
+            old.forEach((value, c) => (made[c] = value * factor));
+        });
+        const feature = this.grown(clipped, context.queryPositions);
         return [{ kind: "meeting", of: "query", byDistance: true, feature, vector }];
     }
 }

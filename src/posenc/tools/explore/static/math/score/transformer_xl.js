@@ -1,27 +1,34 @@
 import { Matrix, Pairs, dot, linear } from "posenc/math/arrays.js";
-import { choice, number, pairsOf, whole } from "posenc/math/check.js";
+import { choice, must, number, pairsOf, whole } from "posenc/math/check.js";
 import { between } from "posenc/math/distances.js";
 import { frequencies } from "posenc/math/phases.js";
 import { checkDistance, checkWidth, entriesOf } from "posenc/math/score/distance.js";
 
 /** scale (q_i . k_j + q_i . W R_r + u . k_j + v . W R_r), R_r = [sin(-r theta) | cos(-r theta)], r = p_j - p_i:
- * relative attention in four terms. */
+ * relative attention in four terms;
+ * with segments also scale (q_i + w) . e[segment_i != segment_j]. */
 export class TransformerXL {
-    static learned({ num_heads, head_dim, dim }) {
+    static learned({ num_heads, head_dim, dim, segments }) {
         return {
             projection: { shape: [num_heads, head_dim, dim ?? num_heads * head_dim], std: 0.02 },
             "biases.content": { shape: [num_heads, head_dim], std: 0.02 },
             "biases.position": { shape: [num_heads, head_dim], std: 0.02 },
+            ...(segments && {
+                "biases.segment": { shape: [num_heads, head_dim], std: 0.02 },
+                segment: { shape: [2, num_heads, head_dim], std: 0.02 },
+            }),
         };
     }
 
-    constructor({ num_heads, head_dim, dim, base, share_biases }, parameters) {
+    constructor({ num_heads, head_dim, dim, base, share_biases, segments }, parameters) {
         this.numHeads = whole("num_heads", num_heads);
         this.headDim = whole("head_dim", head_dim);
         this.dim = dim ?? num_heads * head_dim;
         pairsOf("dim", this.dim);
         this.theta = frequencies(this.dim, number("base", base, 1));
         choice("share_biases", share_biases, [true, false]); // between layers; in one there is nothing to share
+        this.segments = choice("segments", segments, [true, false]);
+        this.parameters = parameters;
         this.W = new Matrix(num_heads * head_dim, this.dim, parameters.projection.data);
         this.known = new Map(); // W R_r of all heads, by r
         this.u = entriesOf(parameters["biases.content"]);
@@ -48,7 +55,7 @@ export class TransformerXL {
         return R;
     }
 
-    /** The last three terms; the first is the score itself. */
+    /** All terms but the first, which is the score itself. */
     pieces(context) {
         this.check(context);
         const [u, v] = [(head) => this.u(0, head), (head) => this.v(0, head)];
@@ -56,7 +63,19 @@ export class TransformerXL {
         return [
             { kind: "meeting", of: "key", byDistance: true, vector: u },
             { kind: "meeting", of: "query", byDistance: true, shift: v, vector },
+            ...(this.segments ? [this.ofSegments(context)] : []),
         ];
+    }
+
+    ofSegments({ queryPositions, keyPositions }) {
+        const [x, y] = [queryPositions.segment, keyPositions.segment];
+        must(x !== null && y !== null, "TransformerXL needs positions with a segment per token");
+        const [w, e] = [entriesOf(this.parameters["biases.segment"]), this.parameters.segment.data];
+        const vector = (head, _, i, j) => {
+            const start = ((x[i] === y[j] ? 0 : this.numHeads) + head) * this.headDim;
+            return e.subarray(start, start + this.headDim);
+        };
+        return { kind: "meeting", of: "query", shift: (head) => w(0, head), vector };
     }
 
     /** The four terms in the order of the formula, each Pairs (heads, queries, keys) and scaled: their sum is the

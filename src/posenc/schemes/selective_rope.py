@@ -1,0 +1,80 @@
+"""Selective RoPE: rotations by angles that each layer projects from its tokens and sums up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from posenc.arguments import number
+from posenc.encoding.features import Feature
+from posenc.rotary import ClockRotary
+from posenc.rotation.phases import PairLayout, frequencies
+from posenc.schemes.entry import FORMULA, ROTATED_SCORE, Entry, Law, lines
+
+
+class SelectiveRoPE(ClockRotary):
+    """Selective rotary position embedding: tokens say by how much each channel pair is rotated.
+
+    Formula, with a_tk a number that the layer computes from token t, for pair k of a key head:
+
+        pair k of q_i and k_i is rotated by theta_k (a_1k + ... + a_ik),   theta_k = base^(-2k/d)
+
+    so a score depends on what the tokens between key and query say: the angle of a pair is theta_k times the sum of
+    a_tk over t = j + 1 .. i. With a = 1 it is `RoPE` by the order of the tokens. The sum follows the order within
+    each document; coordinates are ignored.
+
+    Each layer provides the feature ``turned``: a projection of its hidden state without bias, d/2 numbers per key head.
+    posenc's models do; for other models see `posenc.models.ForwardPass.features`, which also continues the sum of a
+    cache. In the authors' layer the projection has rank 16, takes the hidden state divided by its norm in each head,
+    and is followed by a causal convolution of 4 tokens in each channel, with an optional sigmoid gate per head: such a
+    layer passes the result as the projection, and keeps the last 3 tokens of its convolution when it decodes.
+
+    The scheme itself has no parameters. A key head that several query heads share has one angle, so ``num_heads`` is
+    the number of *key* heads. Sums and angles are computed in float64; a cache keeps the sums beside the keys.
+    Shapes: turned (batch, num_heads, tokens, head_dim/2); query (batch, heads, tokens, head_dim).
+    Errors: ValueError for an odd head_dim, a base not above 1, an unknown layout, keys of another number of heads, and
+    if the feature is missing or has another shape.
+    Source: Movahedi et al. 2026, "Selective Rotary Position Embedding" (arXiv 2511.17388), and the authors' code,
+    timurcarstensen/selective-rope: ``modules/rotary.py``, with its base and layout as defaults here.
+    """
+
+    def __init__(self, num_heads: int, head_dim: int, base: float = 500_000.0, layout: PairLayout = "half") -> None:
+        super().__init__(num_heads, head_dim, layout)
+        self.base = number("base", base, above=1)
+
+    @property
+    def features(self) -> Mapping[str, Feature]:
+        """``turned``: the cumulative sum of a."""
+        return {"turned": Feature(self.num_heads, self.head_dim // 2, is_clock=True, rotates=True)}
+
+    def frequencies(self, device: torch.device | None = None) -> Float64[Tensor, " pairs"]:
+        """theta."""
+        return frequencies(self.head_dim, self.base, device)
+
+
+ENTRY = Entry(
+    name="selective_rope",
+    scheme=SelectiveRoPE,
+    paper="Movahedi et al. 2026",
+    laws=FORMULA | {Law.RELATIVE, Law.UNIQUE, Law.DIRECTED, Law.DECAYING_BOUND},
+    cost="d/2 numbers per token and key head, and one pass over q and k per layer",
+    build=lambda shape: SelectiveRoPE(shape.key_heads, shape.head_dim),
+    axes="any",
+    learned="d/2 projections per key head, in each layer",
+    does="rotates channel pairs of q and k by angles that are sums of what the tokens so far say",
+    limits="the angle between two tokens is known only after all tokens between them",
+    formula=lines(
+        ROTATED_SCORE,
+        r"\phi_k = \theta_k \sum_{t \le i} a_{tk}, \qquad a_t = W_h x_t, \qquad \theta_k = "
+        r"\mathrm{base}^{-2k/d}",
+    ),
+    example=(
+        'angles = {"turned": torch.randn(2, 12, 64, 32)}\n'
+        "encoding = posenc.SelectiveRoPE(12, 64)(posenc.Positions.arange(64)).with_projected(angles)\n"
+        "posenc.attention(q, k, v, encoding, is_causal=True)"
+    ),
+    url="https://arxiv.org/abs/2511.17388",
+)

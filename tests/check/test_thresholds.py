@@ -1,0 +1,133 @@
+"""What begins to count beyond a length is tried beyond it: correct code is not accused of what no short row shows, and
+wrong code still is."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from posenc.tools.check import Layer, Model, check
+from posenc.tools.check.run import FINDING, NOT_APPLICABLE, PASSED, Report, TrialResult
+from posenc.tools.check.subjects import Subject
+from posenc.tools.kit.decoder import build_decoder, call_decoder
+from tests.rows import with_more
+
+DIM = 8
+
+
+def ended(subject: Subject, number: int, **how: Any) -> tuple[Report, dict[str, TrialResult]]:
+    report = check(subject, checks=[number], **how)
+    return report, {trial.name: trial for trial in report.results[0].trials}
+
+
+class Late(nn.Module):
+    """Causal attention of one head, with a bias by the distance, which also goes by the query's place from ``length``
+    on (as FIRE's); distances from ``far`` on are alike (as in T5 and in windows); and in rows of more than ``length``
+    tokens the bias is multiplied by ``factor`` (as dynamic NTK goes by the length)."""
+
+    def __init__(self, length: int = 40, far: int = 10**6, factor: float = 1.0) -> None:
+        super().__init__()
+        self.length, self.far, self.factor = length, far, factor
+        self.project = nn.Linear(DIM, 3 * DIM)
+
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        query, key, value = self.project(x).chunk(3, -1)
+        at = torch.arange(x.size(1))[None] if positions is None else positions
+        away = (at[:, :, None] - at[:, None]).clamp(0, self.far).to(x.dtype)
+        bias = self.bias(away, (at / self.length).clamp(min=1).to(x.dtype)[..., None])
+        scores = query @ key.mT / DIM**0.5 + bias * (self.factor if x.size(1) > self.length else 1.0)
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), -torch.inf)
+        return scores.softmax(-1) @ value
+
+    def bias(self, away: Tensor, place: Tensor) -> Tensor:
+        return (away / 8 / place).log1p()
+
+
+class Never(Late):
+    """By the distance alone, and by no option."""
+
+    def __init__(self, length: int = 40, far: int = 10**6, factor: float = 1.0) -> None:
+        super().__init__(length)
+
+    def bias(self, away: Tensor, place: Tensor) -> Tensor:
+        return (away / 8).log1p()
+
+
+def by_index(made: nn.Module, x: Tensor) -> Any:
+    return made(x)
+
+
+def by_positions(made: nn.Module, x: Tensor, positions: Tensor | None = None) -> Any:
+    return made(x, positions)
+
+
+def late(build: Any = Late, call: Any = by_index, **claims: Any) -> Layer:
+    return Layer(**{"build": build, "call": call, "dim": DIM, "causal": True, **claims})
+
+
+ABSOLUTE = "along the index, absolute"
+
+
+def test_what_is_absolute_from_some_place_on_is_not_accused() -> None:
+    """The rows of other trials have 23 tokens at most."""
+    _, trials = ended(late(relative=False), 6, longest=150)
+    assert trials[ABSOLUTE].status == PASSED
+
+
+@pytest.mark.more
+def test_what_is_relative_in_the_longest_row_too_is_accused() -> None:
+    wrong = late(Never, relative=False)
+    _, trials = ended(wrong, 6, longest=150, seconds=4.0)
+    assert trials[ABSOLUTE].status == FINDING
+    assert trials[ABSOLUTE].finding is not None
+    assert (
+        trials[ABSOLUTE].finding.expected == "something that goes by the place of a token in a row of up to 150 tokens"
+    )
+
+
+def test_beyond_the_longest_row_it_is_not_tried_and_says_so() -> None:
+    subject = late(options={"length": 2000}, relative=False, threshold=2000)
+    _, trials = ended(subject, 6)
+    assert trials[ABSOLUTE].status == NOT_APPLICABLE
+    assert "run with `--longest 2002`: no row is longer than it" in trials[ABSOLUTE].reason
+
+
+def test_where_positions_are_given_moving_them_shows_it() -> None:
+    """However far: a threshold that is claimed is passed too."""
+    for length, claims in ((40, {}), (50_000, {}), (200_000, {"threshold": 200_000})):
+        _, trials = ended(late(call=by_positions, options={"length": length}, relative=False, **claims), 6)
+        assert trials["absolute"].status == PASSED
+        assert trials[ABSOLUTE].status == NOT_APPLICABLE  # no row of 23 tokens shows it
+        assert trials["some moved"].status == PASSED
+    _, trials = ended(late(Never, by_positions, relative=False), 6, seconds=4.0)
+    assert trials["absolute"].status == FINDING
+
+
+@pytest.mark.more
+def test_a_correct_fire_that_claims_to_be_absolute_is_not_accused() -> None:
+    subject = Model(
+        build=build_decoder, call=call_decoder, options={"name": "fire"}, causal=True, jitter=0.1, relative=False
+    )
+    assert check(subject, checks=[6]).results[0].status == PASSED
+
+
+@pytest.mark.parametrize("call", with_more([by_positions], [by_index]))
+def test_an_option_that_counts_for_far_pairs_is_not_accused(call: Any) -> None:
+    """By distances that double where positions are given, and in long rows where not."""
+    far = 1400 if call is by_index else 60_000
+    subject = late(call=call, options={"length": 10, "far": far}, varied={"far": far // 2})
+    assert ended(subject, 14)[1]["options count"].status == PASSED
+    deaf = late(Never, call, options={"far": far}, varied={"far": far // 2})
+    assert ended(deaf, 14, longest=150, seconds=4.0)[1]["options count"].status == FINDING
+
+
+def test_an_option_that_counts_in_long_rows_alone_is_tried_in_them() -> None:
+    subject = late(call=by_positions, options={"length": 100}, varied={"factor": 2.0})
+    assert ended(subject, 14)[1]["options count"].status == FINDING  # nothing says that rows of 23 tokens are too short
+    assert ended(replace(subject, threshold=100), 14)[1]["options count"].status == PASSED
+    beyond = replace(subject, options={"length": 3000}, threshold=3000)
+    _, trials = ended(beyond, 14)
+    assert trials["options count"].status == NOT_APPLICABLE
+    assert "run with `--longest 3002`" in trials["options count"].reason

@@ -1,0 +1,255 @@
+"""Configurations of tiny models, of sizes that are no powers of two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SIZES = {"vocab_size": 64, "hidden_size": 36, "num_attention_heads": 3, "num_key_value_heads": 1}
+SIZES |= {"num_hidden_layers": 4, "intermediate_size": 24, "max_position_embeddings": 4096, "pad_token_id": 0}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 20_000.0}
+FAST = {"rope_type": "default", "rope_theta": 3e3}
+LONG = [1.0 + k / 4 for k in range(6)]
+"""For head_dim 12: 36 channels on three heads, no power of two."""
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {
+        "head_dim": 20,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 5e5,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 256,
+        },
+    },
+    "llama linear": {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 7_000.0}},
+    "llama dynamic": {
+        "max_position_embeddings": 1000,
+        "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 7_000.0},
+    },
+    "mistral": {"sliding_window": 5, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2, "rope_theta": 1e6},
+    "qwen3": {"head_dim": 20, "rope_parameters": YARN | {"rope_theta": 1e6}},
+    "gemma": {"head_dim": 20},
+    "gemma2": {"head_dim": 20, "sliding_window": 4, "query_pre_attn_scalar": 7, "attn_logit_softcapping": 30.0},
+    "gemma3_text": {
+        "head_dim": 20,
+        "sliding_window": 4,
+        "query_pre_attn_scalar": 7,
+        "sliding_window_pattern": 3,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+    "smollm3": {"no_rope_layers": [1, 0, 1, 1], "use_sliding_window": True, "sliding_window": 4},
+    "llama4_text": EXPERTS
+    | {
+        "head_dim": 20,
+        "intermediate_size_mlp": 24,
+        "attention_chunk_size": 5,
+        "floor_scale": 4,
+        "attn_scale": 0.3,
+        "no_rope_layers": [1, 0, 1, 0],
+        "rope_parameters": FAST,
+    },
+    "ministral3": {
+        "head_dim": 20,
+        "sliding_window": 5,
+        "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3},
+    },
+    "gpt_oss": EXPERTS
+    | {"head_dim": 20, "sliding_window": 4, "rope_parameters": YARN | {"truncate": False, "rope_theta": 150.0}},
+    "deepseek_v3": {
+        "q_lora_rank": None,
+        "kv_lora_rank": 8,
+        "qk_rope_head_dim": 12,
+        "qk_nope_head_dim": 5,
+        "v_head_dim": 7,
+        "num_key_value_heads": 3,
+        "first_k_dense_replace": 9,
+        "rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.7},
+    },
+    "cohere": {"rope_theta": 3e4},
+    "cohere2": {"sliding_window": 4, "sliding_window_pattern": 2, "rope_theta": 3e4},
+    "olmo3": {
+        "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 3e3},
+            "full_attention": YARN | {"attention_factor": 1.25},
+        },
+    },
+    "gpt_neox": {"rotary_pct": 0.5, "rotary_emb_base": 3e4},
+    "phi": {"partial_rotary_factor": 0.5, "rope_theta": 3e4},
+    "glm": {"head_dim": 20, "partial_rotary_factor": 0.4},
+    "phi3": {
+        "original_max_position_embeddings": 64,
+        "sliding_window": 5,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "short_factor": LONG,
+            "long_factor": LONG[::-1],
+            "rope_theta": 3e4,
+        },
+    },
+    "modernbert": {
+        "local_attention": 6,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 160_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 9_000.0},
+        },
+    },
+    "qwen2_vl_text": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [1, 2, 3]},
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "max_window_layers": 3,
+    },
+    "qwen3_vl_text": {
+        "head_dim": 20,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [4, 3, 3]},
+    },
+    "gemma4_text": {
+        "head_dim": 20,
+        "global_head_dim": 28,
+        "sliding_window": 4,
+        "num_key_value_heads": 1,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "vocab_size_per_layer_input": 64,
+        "hidden_size_per_layer_input": 8,
+    },
+}
+"""Families whose attention goes through transformers' table of attention functions, and takes cos and sin."""
+
+PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 3e4}}
+SHARE = {"rope_parameters": {"rope_type": "default", "rope_theta": 3e4, "partial_rotary_factor": 0.5}}
+TYPES = {
+    "head_dim": 20,
+    "sliding_window": 4,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}
+LINEAR = {
+    "head_dim": 20,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+MAMBA = {"mamba_n_heads": 2, "mamba_d_head": 36, "mamba_d_state": 8, "mamba_expand": 2}
+CONVOLVED = {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_dense_layers": 1}
+SHARED = EXPERTS | {
+    "num_experts": 2,
+    "moe_intermediate_size": 8,
+    "shared_expert_intermediate_size": 8,
+    "n_routed_experts": 2,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+MLA = FAMILIES["deepseek_v3"] | {"q_lora_rank": 8}
+VISUAL = {"rope_type": "default", "rope_theta": 3e4, "partial_rotary_factor": 0.6, "mrope_section": [2, 2, 2]}
+NAMED_LIKE_LLAMA = (
+    "aria_text arcee bitnet gte internlm3 iquestcoder jais2 jina_embeddings_v3 jetmoe nomic_bert olmo olmo2 seed_oss"
+)
+ALIKE: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(NAMED_LIKE_LLAMA.split(), PLAIN),
+    **{name: PLAIN | {"head_dim": 20} for name in ("apertus", "ernie4_5", "eurobert")},
+    **dict.fromkeys(("ernie4_5_moe", "flex_olmo", "olmoe"), PLAIN | SHARED),
+    **{name: PLAIN | {"attention_multiplier": 0.3} for name in ("granite", "granitemoeshared", "hyperclovax")},
+    **dict.fromkeys(("hy_v3", "solar_open"), PLAIN | SHARED | {"head_dim": 20}),
+    "afmoe": PLAIN | SHARED | TYPES | {"num_dense_layers": 1, "num_shared_experts": 1},
+    "afmoe alone": PLAIN | SHARED | {"head_dim": 20, "layer_types": ["full_attention"] * 4},
+    "exaone4 alone": PLAIN | {"head_dim": 20, "layer_types": ["full_attention"] * 4},
+    "exaone4 rotating": PLAIN | {"head_dim": 20, "sliding_window": None, "layer_types": ["full_attention"] * 4},
+    "cohere2 alone": PLAIN | {"layer_types": ["full_attention"] * 4},
+    "mellum": TYPES | SHARED | {"rope_parameters": FAMILIES["olmo3"]["rope_parameters"]},
+    "bamba": SHARE | {"attn_layer_indices": [1, 3], "head_dim": 12} | MAMBA,
+    "granitemoehybrid": PLAIN
+    | SHARED
+    | {"layer_types": ["mamba", "attention"] * 2, "position_embedding_type": "rope", "attention_multiplier": 0.3}
+    | MAMBA,
+    "granitemoehybrid still": PLAIN
+    | SHARED
+    | {"layer_types": ["mamba", "attention"] * 2, "position_embedding_type": "nope"}
+    | MAMBA,
+    "minimax": PLAIN | SHARED | {"layer_types": LINEAR["layer_types"], "head_dim": 20, "sliding_window": 5},
+    "olmo_hybrid": PLAIN | LINEAR | {"head_dim": 12},
+    "granitemoe": PLAIN | EXPERTS | {"attention_multiplier": 0.3},
+    "helium": PLAIN | {"head_dim": 12},
+    **dict.fromkeys(("glm4", "persimmon", "stablelm"), SHARE),
+    **{name: SHARE | SHARED | {"head_dim": 20} for name in ("glm4_moe", "minimax_m2", "nemotron")},
+    **{name: PLAIN | EXPERTS | {"sliding_window": 5} for name in ("mixtral", "starcoder2")},
+    "qwen3_moe": PLAIN | SHARED | {"sliding_window": 5, "use_sliding_window": True},
+    "qwen2_moe": PLAIN | SHARED | {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 2},
+    **dict.fromkeys(("cwm", "exaone4", "ministral"), PLAIN | TYPES),
+    **dict.fromkeys(("dots1", "exaone_moe"), PLAIN | SHARED | TYPES),
+    "vaultgemma": TYPES | {"query_pre_attn_scalar": 7, "attn_logit_softcapping": 30.0},
+    "gemma3n_text": TYPES
+    | {
+        "intermediate_size": [24] * 4,
+        "activation_sparsity_pattern": [0.0] * 4,
+        "num_kv_shared_layers": 0,
+        "vocab_size_per_layer_input": 64,
+        "hidden_size_per_layer_input": 8,
+        "laurel_rank": 4,
+        "altup_num_inputs": 2,
+    },
+    "modernbert-decoder": {name: value for name, value in TYPES.items() if name != "head_dim"} | {"local_attention": 8},
+    "lfm2": PLAIN | CONVOLVED,
+    "lfm2_moe": PLAIN | SHARED | CONVOLVED,
+    "qwen3_next": SHARE | SHARED | LINEAR,
+    "qwen2_5_vl_text": FAMILIES["qwen2_vl_text"],
+    "qwen3_vl_moe_text": SHARED | FAMILIES["qwen3_vl_text"],
+    **{name: SHARED | LINEAR | {"rope_parameters": VISUAL} for name in ("qwen3_5_text", "qwen3_5_moe_text")},
+    **dict.fromkeys(("axk1", "deepseek_v2", "glm4_moe_lite", "youtu"), SHARED | MLA),
+    "mistral4": SHARED
+    | MLA
+    | {
+        "qk_nope_head_dim": 12,
+        "rope_parameters": YARN
+        | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3, "partial_rotary_factor": 0.5},
+    },
+    "hunyuan_v1_dense": {
+        "head_dim": 20,
+        "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 3e4},
+    },
+    "hunyuan_v1_moe": PLAIN | EXPERTS | {"head_dim": 20},
+    "hunyuan_v1_moe alpha": EXPERTS
+    | {
+        "head_dim": 20,
+        "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 3e4},
+    },
+}
+"""More families, most of which differ from one above by their name."""
+
+IMAGE = {"image_size": 12, "patch_size": 4, "hidden_size": 36, "num_attention_heads": 3, "num_hidden_layers": 2}
+WITH_TABLES = (
+    "bert camembert data2vec-text distilbert electra ernie gpt2 megatron-bert opt roberta roberta-prelayernorm "
+    "xlm-roberta xlm-roberta-xl"
+)
+OTHERS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(WITH_TABLES.split(), SIZES),
+    **dict.fromkeys(("clip_vision_model", "deit", "dinov2", "siglip_vision_model", "vit"), IMAGE),
+    "bloom": {"n_layer": 2, "n_head": 3, "hidden_size": 36, "vocab_size": 64},
+    "dinov3_vit": IMAGE | {"hidden_size": 60},
+    "distilbert": {"n_layers": 2, "n_heads": 3, "dim": 36, "hidden_dim": 24, "vocab_size": 64, "pad_token_id": 0},
+    "electra": SIZES | {"embedding_size": 20},
+    "esm": SIZES | {"pad_token_id": 1, "vocab_size": 64},
+    "falcon": SIZES | {"alibi": True},
+    "gptj": SIZES | {"rotary_dim": 8},
+    "mpt": {"n_layers": 2, "n_heads": 3, "d_model": 36, "vocab_size": 64, "attn_config": {"softmax_scale": 0.5}},
+    "opt": SIZES | {"word_embed_proj_dim": 36},
+    "swinv2": {
+        "image_size": 32,
+        "patch_size": 2,
+        "embed_dim": 12,
+        "depths": [2, 2],
+        "num_heads": [2, 4],
+        "window_size": 8,
+        "pretrained_window_sizes": [6, 0],
+    },
+    "t5": {"num_heads": 3, "num_layers": 2, "d_model": 36, "d_kv": 12, "d_ff": 24, "vocab_size": 64},
+}
+"""Families with a table, a bias, or a rotation of their own."""

@@ -1,0 +1,165 @@
+"""Learned tables and T5's bias are taken out by name: as a scheme they change nothing, and a model without them is one
+whose table is zero."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("transformers")
+
+import transformers
+
+import posenc
+from posenc.huggingface import from_pretrained, patch, scheme_from_config
+from posenc.huggingface.put_schemes import TABLES
+from tests.huggingface.test_attention import ENCODER, GPT, IDS, TERMS, VOCABULARY, moved, output
+from tests.huggingface.test_patching import refused, same, state
+from tests.rounding import of_sums
+from tests.rows import with_more
+
+SIZES = ENCODER | GPT | {"type_vocab_size": 2, "ffn_dim": 64, "word_embed_proj_dim": 48, "embedding_size": 48}
+SIZES |= {"languages": ["en_XX"], "default_language": "en_XX"}
+IS_TOKEN = torch.arange(13) < torch.tensor([[9], [13]])
+FEW = ("gpt_bigcode", "opt", "roberta")
+
+
+def with_table(name: str) -> Any:
+    kind = transformers.CONFIG_MAPPING[name]
+    takes = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    torch.manual_seed(0)
+    config = kind(**{key: value for key, value in SIZES.items() if key in takes})
+    return moved(transformers.AutoModel.from_config(config).eval()).double()
+
+
+@pytest.mark.parametrize("name", with_more(FEW, sorted(set(TABLES) - set(FEW))))
+def test_a_table_as_a_scheme_changes_nothing(name: str) -> None:
+    model = with_table(name)
+    padding = getattr(model.config, "pad_token_id", None) or 0
+    inputs = {"input_ids": IDS.masked_fill(~IS_TOKEN, padding), "attention_mask": IS_TOKEN.long()}
+    before, plain = state(model), output(model, **inputs)
+    (table,) = (each for each in model.modules() if isinstance(each, nn.Embedding) and is_of(model, each, TABLES[name]))
+    rows = table.weight.detach()
+    first = 2 if name == "opt" else 0 if table.padding_idx is None else table.padding_idx + 1
+    learned = posenc.Learned(len(rows) - first, rows.size(1)).double()
+    learned.weight.data.copy_(rows[first:])
+
+    def check(ours: Tensor, expected: Tensor) -> None:
+        bound = of_sums(torch.float64, TERMS, expected)
+        torch.testing.assert_close(ours[IS_TOKEN], expected[IS_TOKEN], rtol=0, atol=bound)
+
+    with patch(model, learned):
+        check(output(model, **inputs), plain)
+    with patch(model, posenc.NoPE()):
+        without = output(model, **inputs)
+    assert same(state(model), before)
+    with patch(model, bias := posenc.T5(4, bidirectional=name not in ("gpt_bigcode", "gpt2", "opt"))):
+        nn.init.normal_(bias.weight)
+        whole = output(model, **inputs)
+        for row, length in enumerate((9, 13)):  # places are those of tokens, of a row alone too
+            alone = output(model, input_ids=IDS[row : row + 1, :length])[0]
+            torch.testing.assert_close(whole[row, :length], alone, rtol=0, atol=of_sums(torch.float64, TERMS, alone))
+    table.weight.data.zero_()
+    check(without, output(model, **inputs))
+    assert float((without - plain)[IS_TOKEN].abs().max()) > 1e-2
+
+
+def is_of(model: nn.Module, table: nn.Module, name: str) -> bool:
+    return any(each is table and path.endswith(name) for path, each in model.named_modules())
+
+
+def test_terms_of_keys_are_scaled_where_a_model_scales_its_queries_itself() -> None:
+    """OPT hands over queries that are scaled, and a scale of 1."""
+    model = with_table("opt")
+    scheme = posenc.DeBERTa(4, 12, max_distance=8).double()
+    seen = []
+    layer = model.decoder.layers[0]
+    with patch(model, scheme):
+        handle = layer.register_forward_pre_hook(lambda _, args, given: seen.append(args[0]), with_kwargs=True)
+        output(model, input_ids=IDS)
+        handle.remove()
+        x = layer.self_attn_layer_norm(seen[0])
+        out = layer.self_attn(hidden_states=x, position_ids=torch.arange(13)[None], attention_mask=None)[0]
+    q, k, v = (p(x).unflatten(-1, (4, 12)).transpose(1, 2) for p in projections(layer.self_attn))
+    encoding = scheme(posenc.Positions.arange(13), dtype=torch.float64)
+    attended = posenc.attention(q, k, v, encoding, is_causal=True, scale=12**-0.5)
+    assert isinstance(attended, Tensor)
+    expected = layer.self_attn.out_proj(attended.transpose(1, 2).flatten(2))
+    torch.testing.assert_close(out, expected, rtol=0, atol=of_sums(torch.float64, TERMS, expected))
+
+
+def projections(attention: Any) -> list[nn.Module]:
+    return [attention.q_proj, attention.k_proj, attention.v_proj]
+
+
+# -- T5 ---------------------------------------------------------------------------------------------------------------
+
+OFF = "the model's own bias: off"
+STACKED = {"d_model": 48, "d_kv": 10, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": VOCABULARY}
+
+
+def stacked(family: str) -> tuple[Any, dict[str, Tensor], dict[str, posenc.Scheme]]:
+    """A model, inputs with padding, and its own biases as schemes."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**STACKED, decoder_start_token_id=0)
+    model = moved(getattr(transformers, f"{family}ForConditionalGeneration")(config).eval()).double()
+    ids, mask = IDS.masked_fill(~IS_TOKEN, 0), IS_TOKEN.long()
+    inputs = {"input_ids": ids, "decoder_input_ids": ids, "attention_mask": mask, "decoder_attention_mask": mask}
+    biases = {}
+    for name in ("encoder", "decoder"):
+        (scheme,) = (
+            scheme_from_config(model.config, part=name).schedule.schemes
+            if family == "T5"
+            else (posenc.T5(4, bidirectional=name == "encoder"),)
+        )
+        own = getattr(model, name).block[0].layer[0].SelfAttention.relative_attention_bias.weight
+        scheme.double().weight.data.copy_(own)  # type: ignore[union-attr]
+        biases[name] = scheme
+    return model, inputs, biases
+
+
+@pytest.mark.parametrize("family", with_more(["T5"], ["MT5"]))
+def test_the_bias_of_t5_as_a_scheme_changes_nothing(family: str) -> None:
+    model, inputs, biases = stacked(family)
+    before, plain = state(model), output(model, **inputs)
+    bound = of_sums(torch.float64, TERMS, plain)
+    generated = model.generate(IDS, max_new_tokens=5, do_sample=False)
+    with patch(model, biases) as patched:
+        assert [patched.changes[n] for n in (0, 2, 4, 5)] == ["encoder:", OFF, "decoder:", OFF]
+        torch.testing.assert_close(output(model, **inputs)[IS_TOKEN], plain[IS_TOKEN], rtol=0, atol=bound)
+        assert torch.equal(model.generate(IDS, max_new_tokens=5, do_sample=False), generated)
+    for name, scheme in biases.items():
+        with patch(model, {name: scheme}):
+            torch.testing.assert_close(output(model, **inputs)[IS_TOKEN], plain[IS_TOKEN], rtol=0, atol=bound)
+    with patch(model, {"decoder": posenc.Schedule([(posenc.ALiBi(4), 3), (posenc.NoPE(), None)])}):
+        out = output(model, **inputs)
+        assert float((out - plain)[IS_TOKEN].abs().max()) > 1e-2
+        cache, parts = transformers.EncoderDecoderCache(*(transformers.DynamicCache() for _ in range(2))), []
+        for ids in inputs["decoder_input_ids"][1:].split([7, 1, 5], 1):
+            given = {"input_ids": inputs["input_ids"][1:], "decoder_input_ids": ids, "past_key_values": cache}
+            parts.append(output(model, **given))
+        torch.testing.assert_close(torch.cat(parts, 1), out[1:], rtol=0, atol=bound)
+    assert same(state(model), before)
+
+
+def test_a_model_of_two_stacks_is_loaded_again(tmp_path: Any) -> None:
+    model, inputs, biases = stacked("T5")
+    model.float()
+    with patch(model, {"encoder": biases["encoder"].float(), "decoder": posenc.ALiBi(4)}):
+        out = output(model, **inputs)
+        model.save_pretrained(tmp_path)
+    assert torch.equal(output(from_pretrained(tmp_path), **inputs), out)
+
+
+def test_one_scheme_for_two_stacks_is_refused() -> None:
+    model, _, _ = stacked("T5")
+    words = r"what must be \{'encoder': scheme, 'decoder': scheme\}, or one of them, for T5ForConditionalGeneration"
+    refused(posenc.NoPE(), model, words)
+    refused({"encoder": posenc.ALiBi(4)}, model, "ALiBi encodes only keys up to the query, and in T5Stack")
+    refused(
+        posenc.NoPE(), model.encoder, r"model must be the whole, got T5Stack \(t5\), one of its two stacks, whose conf"
+    )

@@ -1,0 +1,145 @@
+"""Cameras with other matrices, or other angles of patches."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from posenc import Cameras, Positions
+from posenc.encoding.rotation import Rotation
+from posenc.rotation.maps import InTurn
+from posenc.schemes import cameras
+from posenc.schemes.cameras import EachFour
+from tests.cases import HEAD_DIM
+from tests.hard.wrong import Row, numbers, sizes
+from tests.mutants import Lawless, Mutant, Untrue, moved, oracles
+from tests.oracles.cameras import IMAGE, lenses, rig
+from tests.schemes import test_cameras
+
+RIGHT, PROJECTIONS, FREQUENCIES = Cameras.rotation, Cameras.projections, cameras.frequencies
+COMPARED = oracles("cameras")
+
+
+def with_maps(**which: str) -> Any:
+    """Some maps are others."""
+
+    def wrong(self: Cameras, *arguments: Any) -> Rotation:
+        made = RIGHT(self, *arguments)
+        return replace(made, **{name: getattr(made, other) for name, other in which.items()})
+
+    return wrong
+
+
+def transposed(turn: Any) -> Any:
+    """The map by the transposed matrices."""
+    first, *rest = turn.maps
+    return InTurn((replace(first, matrices=first.matrices.mT), *rest))
+
+
+def all_transposed(self: Cameras, *arguments: Any) -> Rotation:
+    made = RIGHT(self, *arguments)
+    return Rotation(*(transposed(turn) for turn in (made.query, made.key, made.value, made.output)))
+
+
+def of_channels_apart(self: EachFour, x: Tensor) -> Tensor:
+    """Multiplies channels (k, k + c/4, ..) and not four in a row."""
+    fours = x[..., : self.channels].unflatten(-1, (4, -1)).mT
+    mapped = (fours @ self.matrices.to(x.dtype)[:, None].mT).mT.flatten(-2)
+    return torch.cat((mapped, x[..., self.channels :]), -1)
+
+
+def exchanged(self: Cameras, positions: Positions, *arguments: Any) -> Rotation:
+    """Rows and columns."""
+    return RIGHT(self, moved(positions, lambda coords: coords[..., [0, 2, 1]]), *arguments)
+
+
+def not_centered(self: Cameras) -> Tensor:
+    if self.intrinsics is None:
+        return PROJECTIONS(self)
+    shift = torch.zeros_like(self.intrinsics)
+    height, width = IMAGE
+    shift[..., 0, 2], shift[..., 1, 2] = width / 2, height / 2
+    return PROJECTIONS(Cameras(self.head_dim, self.cameras, self.intrinsics + shift, IMAGE, camera_dim=4, rotary_dim=0))
+
+
+MUTANTS = (
+    Mutant("multiplies the output by the inverse", Cameras, "rotation", with_maps(output="key"), COMPARED),
+    Mutant("multiplies queries as it does keys", Cameras, "rotation", with_maps(query="key"), COMPARED),
+    Mutant("multiplies values as it does queries", Cameras, "rotation", with_maps(value="query"), COMPARED),
+    Mutant("transposes every matrix", Cameras, "rotation", all_transposed, COMPARED),
+    Mutant("leaves out the intrinsics", Cameras, "projections", lambda self: self.cameras.double(), COMPARED),
+    Mutant("does not center the intrinsics", Cameras, "projections", not_centered, COMPARED),
+    Mutant("multiplies channels that are apart", EachFour, "__call__", of_channels_apart, test_cameras.check_maps),
+    Mutant("exchanges rows and columns", Cameras, "rotation", exchanged, test_cameras.check_maps),
+    Mutant(
+        "turns patches the other way",
+        cameras,
+        "frequencies",
+        lambda *sizes: -FREQUENCIES(*sizes),
+        test_cameras.check_maps,
+    ),
+)
+
+
+class StillCameras(Cameras):
+    """Of the first view, whatever the token's."""
+
+    def rotation(self, positions: Positions, *arguments: Any) -> Rotation:
+        return RIGHT(self, moved(positions, torch.zeros_like), *arguments)
+
+
+class TransposedCameras(Cameras):
+    rotation = all_transposed
+
+
+def still(shape: Any) -> Cameras:
+    return StillCameras(shape.head_dim, cameras.around(8), camera_dim=4, rotary_dim=0)
+
+
+LAWLESS = (Lawless("cameras", still, "absolute"),)
+UNTRUE = (Untrue("cameras", lambda: TransposedCameras(HEAD_DIM, rig(3), camera_dim=4, rotary_dim=0)),)
+GOOD = {"head_dim": 8, "cameras": rig(3)}
+BOTH = (
+    "intrinsics and image must be given together, since intrinsics are in the unit of the image's height and width, got"
+)
+REFUSED = {
+    "Cameras": [
+        *sizes(Cameras, GOOD, "head_dim"),
+        *numbers(Cameras, GOOD, "base", 1),
+        *[
+            Row(
+                lambda wrong=wrong: Cameras(8, wrong),
+                "cameras must be a floating tensor (views, 4, 4) or (rows, views, 4, 4), got …",
+            )
+            for wrong in ([[1.0]], torch.eye(4), torch.eye(4).long()[None], torch.zeros(2, 3, 4), torch.zeros(0, 4, 4))
+        ],
+        Row(
+            lambda: Cameras(8, rig(3).mT),
+            "cameras must have the last row (0, 0, 0, 1), got another: they multiply columns from the left",
+        ),
+        Row(
+            lambda: Cameras(8, rig(3) * torch.tensor([1.0, 0.0, 1.0, 1.0])[:, None]),
+            "cameras must have an inverse, got a matrix that has none",
+        ),
+        Row(
+            lambda: Cameras(8, rig(3), lenses(3).mT, IMAGE),
+            "intrinsics must have the last row (0, 0, 1), got another: they multiply columns from the left",
+        ),
+        Row(
+            lambda: Cameras(8, rig(3), lenses(2), IMAGE),
+            "intrinsics must be of as many views as cameras, got torch.float64 (2, 3, 3), torch.float64 (3, 4, 4)",
+        ),
+        Row(lambda: Cameras(8, rig(3), lenses(3)), f"{BOTH} torch.float64 (3, 3, 3) and None"),
+        Row(lambda: Cameras(8, rig(3), image=IMAGE), f"{BOTH} None and (48, 80)"),
+        Row(lambda: Cameras(8, rig(3), lenses(3), 48), "image must be (height, width), got 48"),
+        Row(
+            lambda: Cameras(6, rig(3)),
+            "camera_dim and rotary_dim must be multiples of 4 with a sum of at most head_dim = 6, got 3 and 3",
+        ),
+        Row(
+            lambda: Cameras(8, rig(3), camera_dim=8, rotary_dim=4),
+            "camera_dim and rotary_dim must be multiples of 4 with a sum of at most head_dim = 8, got 8 and 4",
+        ),
+    ],
+}

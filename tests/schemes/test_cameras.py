@@ -1,0 +1,153 @@
+"""Cameras at a width where patches are rotated too, in another world, with gradients, and what is refused at a call."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import Cameras, PositionError, Positions
+from tests.oracles import cameras as oracle
+from tests.rounding import of_sums
+
+HEAD_DIM, VIEWS, BASE = 20, 3, 77.0
+VIDEO = Positions.grid(2, 3, frames=VIEWS)
+DOUBLE = torch.float64
+
+
+def built(cameras: Tensor | None = None, lenses: bool = True) -> Cameras:
+    """For 8 channels of cameras, 8 of patches and 4 that stay."""
+    cameras = oracle.rig(2, VIEWS) if cameras is None else cameras
+    how = (oracle.lenses(VIEWS), oracle.IMAGE) if lenses else (None, None)
+    return Cameras(HEAD_DIM, cameras, *how, camera_dim=8, rotary_dim=8, base=BASE)
+
+
+def heads(seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(3, 2, 2, len(VIDEO), HEAD_DIM, dtype=DOUBLE, generator=generator)
+
+
+def check_maps() -> None:
+    """Queries, keys, values and the output, and the derivatives of these maps, which are linear."""
+    places = VIDEO.expand(2).coords.tolist()
+    encoding = built()(VIDEO, dtype=DOUBLE)
+    x, direction, weight = (t.requires_grad_(n == 0) for n, t in enumerate(heads()))
+    for which, turn in (
+        ("query", encoding.rotate_query),
+        ("key", encoding.rotate_key),
+        ("key", encoding.rotate_value),
+        ("output", encoding.rotate_output),
+    ):
+
+        def truth(t: Tensor, which: str = which) -> Tensor:
+            rig, lenses = oracle.rig(2, VIEWS), oracle.lenses(1, VIEWS)
+            return oracle.of_all(t, places, which, rig, lenses, oracle.IMAGE, (8, 8), BASE)
+
+        found, expected = turn(x), truth(x)
+        # An inverse is off by the condition of the matrix, which is below 100 here.
+        bound = 100 * of_sums(DOUBLE, 4, expected)
+        torch.testing.assert_close(found, expected, rtol=0, atol=bound)
+        (gradient,) = torch.autograd.grad((found * weight).sum(), x)
+        slope = (truth(direction) * weight).sum()
+        torch.testing.assert_close((gradient * direction).sum(), slope, rtol=0, atol=bound * x.numel() ** 0.5)
+
+
+def test_the_maps_are_the_oracles() -> None:
+    assert torch.linalg.cond(built().projections()).max() < 100
+    check_maps()
+
+
+def test_the_choice_of_the_world_changes_nothing() -> None:
+    """T_n G in place of T_n, for any G: not only its axes and origin, also its scale and shear."""
+    world = oracle.rig(1, seed=5)[0]
+    here, there = (
+        posenc.attention(*heads(), built(cameras), query_positions=VIDEO)
+        for cameras in (oracle.rig(VIEWS), oracle.rig(VIEWS) @ world)
+    )
+    assert isinstance(here, Tensor)
+    torch.testing.assert_close(here, there, rtol=0, atol=1e4 * of_sums(DOUBLE, 18, here))  # conditions of 100 each
+    moved = posenc.attention(*heads(), built(oracle.rig(VIEWS, seed=1)), query_positions=VIDEO)
+    assert (here - moved).abs().max() > 0.1
+
+
+def test_a_single_camera_is_an_axial_rotation_of_values_too() -> None:
+    one = Positions.grid(3, 4)
+    video = Positions.grid(3, 4, frames=1)
+    q, k, v = torch.randn(3, 1, 2, 12, 16, dtype=DOUBLE)
+    scheme = Cameras(16, oracle.rig(1), camera_dim=4, rotary_dim=8)
+    found = posenc.attention(q, k, v, scheme(video, dtype=DOUBLE))
+    parts = [
+        posenc.RoPE(16, 100.0, axes=2, rotary_dim=4, first_channel=4 + 4 * n, allocation=(axis, axis), values=True)
+        for n, axis in enumerate((1, 0))
+    ]
+    # Two rotations of the angles p theta_k of a RoPE with 4 channels, the other way round.
+    backwards = Positions(-one.coords)
+    together = posenc.attention(q, k, v, sum(parts)(backwards, dtype=DOUBLE))  # type: ignore[operator]
+    torch.testing.assert_close(found, together, rtol=0, atol=100 * of_sums(DOUBLE, 28, together))
+
+
+def test_gradients_reach_the_cameras() -> None:
+    q, k, v = heads()[..., :3, :8]
+    video = Positions.grid(1, 1, frames=VIEWS)
+
+    def out(cameras: Tensor, intrinsics: Tensor) -> Tensor:
+        scheme = Cameras(8, cameras, intrinsics, oracle.IMAGE, camera_dim=4, rotary_dim=4)
+        found = posenc.attention(q, k, v, scheme(video, dtype=DOUBLE), backend="reference")
+        assert isinstance(found, Tensor)
+        return found
+
+    leaves = oracle.rig(VIEWS).requires_grad_(), oracle.lenses(VIEWS).requires_grad_()
+    (of_cameras, of_lenses) = torch.autograd.grad((out(*leaves) * v).sum(), leaves)
+    step = 1e-6
+    for leaf, gradient, row in ((0, of_cameras, 3), (1, of_lenses, 2)):
+        direction = torch.randn_like(leaves[leaf])
+        direction[..., row, :] = 0  # the last row is constant
+        ends = []
+        for sign in (1, -1):
+            moved = [x.detach() + sign * step * direction if n == leaf else x.detach() for n, x in enumerate(leaves)]
+            ends.append((out(*moved) * v).sum())
+        # By central differences: truncation some 1e-12 and rounding 1e-9 of sums of some hundred.
+        torch.testing.assert_close((gradient * direction).sum(), (ends[0] - ends[1]) / (2 * step), rtol=1e-6, atol=1e-6)
+
+
+def test_half_precision_is_rounded_once_in_each_map() -> None:
+    scheme = Cameras(8, oracle.rig(VIEWS), camera_dim=8, rotary_dim=0)
+    x = heads()[0, ..., :8].bfloat16()
+    encoding = scheme(VIDEO)
+    assert torch.equal(encoding.rotate_key(x), encoding.rotate_key(x.float()).bfloat16())
+
+
+@pytest.mark.parametrize("scheme", [Cameras(8, oracle.rig(VIEWS)), posenc.LieRE(8, 3, 4)])
+def test_autocast_does_not_round_what_a_model_rotates_itself(scheme: posenc.Scheme) -> None:
+    """As for a cache; `attention` disables autocast for itself."""
+    encoding, x = scheme(VIDEO), heads()[0, ..., :8].float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = encoding.rotate_key(x)
+    assert torch.equal(found, encoding.rotate_key(x))
+
+
+def test_padding_has_no_camera() -> None:
+    """Its view may be any number, and it changes nothing."""
+    coords = VIDEO.coords.clone()
+    coords[:, -1] = torch.tensor([-7, 2, 9])
+    document = torch.zeros(1, len(VIDEO), dtype=torch.int64)
+    document[:, -1] = -1
+    q, k, v = heads()
+    padded = posenc.attention(q, k, v, built()(Positions(coords, document=document), dtype=DOUBLE))
+    alone = posenc.attention(q[..., :-1, :], k[..., :-1, :], v[..., :-1, :], built()(VIDEO[:-1], dtype=DOUBLE))
+    assert isinstance(padded, Tensor)
+    assert isinstance(alone, Tensor)
+    torch.testing.assert_close(padded[..., :-1, :], alone, rtol=0, atol=of_sums(DOUBLE, 38, alone, score=128))
+
+
+def test_what_has_no_camera_is_named() -> None:
+    with pytest.raises(PositionError, match="Cameras encodes views 0 to 2, got 3"):
+        built()(Positions.grid(1, 2, frames=4))
+    with pytest.raises(ValueError, match=r"Cameras takes 3 coordinates per token, got positions of 2 axes: make them"):
+        built()(Positions.grid(2, 2))
+    with pytest.raises(ValueError, match=r"Cameras looks cameras up by their view and needs int64 coordinates, got"):
+        built()(Positions(VIDEO.coords / 2))
+    with pytest.raises(ValueError, match="positions must have 1 or 2 rows like the cameras, got 3"):
+        built()(VIDEO.expand(3))
+    encoding = built()(VIDEO, dtype=DOUBLE)
+    with pytest.raises(ValueError, match="the cameras are for head_dim 20, got q, k or v of head_dim 12"):
+        encoding.rotate_key(heads()[0, ..., :12])

@@ -1,0 +1,154 @@
+"""Schemes of images and documents give what transformers' own modules give: scores of SAM, ViTDet, BEiT, LayoutLMv3 and
+UDOP, and rotated vectors of Gemma 4 and V-JEPA 2."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import posenc
+from posenc import T5, Positions, Relative2D, Swin
+from tests.rounding import of_angles, of_sums
+
+transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.more
+
+HEADS, HEAD_DIM = 3, 8
+
+
+def of(model: str, name: str) -> Any:
+    """Something of a model's code; a skip in a transformers that has none."""
+    code = pytest.importorskip(f"transformers.models.{model}.modeling_{model}")
+    return getattr(code, name)
+
+
+def drawn(module: Any) -> Any:
+    """The module with parameters from N(0, 1), in double precision."""
+    for parameter in module.double().eval().requires_grad_(False).parameters():
+        nn.init.normal_(parameter)
+    return module
+
+
+def bias(scheme: posenc.Scheme, positions: Positions) -> Tensor:
+    """What a scheme adds to the scores of zero vectors."""
+    zeros = torch.zeros(1, HEADS, len(positions), HEAD_DIM, dtype=torch.float64)
+    with torch.no_grad():
+        return posenc.logits(zeros, zeros, scheme.double()(positions, dtype=torch.float64))
+
+
+def copied(scheme: Any, tables: dict[str, Tensor]) -> Any:
+    """The scheme with a model's tables."""
+    scheme.double().load_state_dict(tables)
+    return scheme
+
+
+@pytest.mark.parametrize("model", ["sam", "vitdet"])
+@pytest.mark.parametrize("trained", [(4, 4), (3, 3)])
+def test_decomposed_positions(model: str, trained: tuple[int, int]) -> None:
+    """The output of the layer's own attention, on its grid and on another one than it was made for. SAM's softmax is in
+    float32."""
+    dim, height, width = HEADS * HEAD_DIM, 4, 4
+    if model == "sam":
+        config = transformers.SamVisionConfig(
+            hidden_size=dim,
+            num_attention_heads=HEADS,
+            image_size=16 * trained[0],
+            use_rel_pos=True,
+            attn_implementation="eager",
+        )
+        layer = drawn(of("sam", "SamVisionAttention")(config, 0))
+    else:
+        config = transformers.VitDetConfig(
+            hidden_size=dim, num_attention_heads=HEADS, use_relative_position_embeddings=True
+        )
+        layer = drawn(of("vitdet", "VitDetAttention")(config, trained))
+    layer.qkv.weight.mul_(dim**-0.5)
+    x = torch.randn(2, height, width, dim, dtype=torch.float64)
+    scheme = copied(
+        Relative2D(trained, HEAD_DIM, convention="sam"), {"row_table": layer.rel_pos_h, "column_table": layer.rel_pos_w}
+    ).resized((height, width))
+    q, k, v = layer.qkv(x.flatten(1, 2)).unflatten(-1, (3, HEADS, HEAD_DIM)).permute(2, 0, 3, 1, 4)
+    out = posenc.attention(q, k, v, scheme, query_positions=Positions.grid(height, width))
+    found = layer.proj(out.transpose(1, 2).flatten(2)).detach()
+    expected = layer(x)[0].detach()
+    bound = of_sums(torch.float32 if model == "sam" else torch.float64, dim * height * width, expected, score=64.0)
+    assert posenc.logits(q, k, scheme(Positions.grid(height, width), dtype=torch.float64)).abs().max() < 64
+    torch.testing.assert_close(found.view_as(expected), expected, rtol=0, atol=bound)
+
+
+def test_the_class_token_of_beit() -> None:
+    """On a square: for a rectangle, transformers reads its table as one of width rows and height columns."""
+    config = transformers.BeitConfig(
+        hidden_size=HEADS * HEAD_DIM, num_attention_heads=HEADS, image_size=(80, 80), patch_size=16
+    )
+    module = drawn(of("beit", "BeitRelativePositionBias")(config))
+    scheme = copied(Swin((5, 5), HEADS, class_token=True), {"weight": module.relative_position_bias_table})
+    assert torch.equal(bias(scheme, scheme.positions()), module((5, 5)))
+
+
+def test_the_buckets_of_layoutlmv3() -> None:
+    """In its words of up to 512 and boxes of up to 1000; every table is drawn, so another bucket would show."""
+    config = transformers.LayoutLMv3Config(
+        hidden_size=HEADS * HEAD_DIM, num_attention_heads=HEADS, num_hidden_layers=1, visual_embed=False
+    )
+    module = drawn(of("layoutlmv3", "LayoutLMv3Encoder")(config))
+    ids = torch.randint(0, 512, (1, 60))
+    boxes = torch.randint(0, 1000, (1, 60, 4))
+    scheme = sum(
+        copied(T5(HEADS, buckets, longest, True, axis=axis, axes=3, factor=HEAD_DIM**-0.5), {"weight": layer.weight.mT})
+        for axis, (layer, buckets, longest) in enumerate(
+            (
+                (module.rel_pos_bias, config.rel_pos_bins, config.max_rel_pos),
+                (module.rel_pos_x_bias, config.rel_2d_pos_bins, config.max_rel_2d_pos),
+                (module.rel_pos_y_bias, config.rel_2d_pos_bins, config.max_rel_2d_pos),
+            )
+        )
+    )
+    found = bias(scheme, Positions(torch.stack((ids, boxes[..., 0], boxes[..., 3]), -1)))  # type: ignore[arg-type]
+    expected = (module._cal_1d_pos_emb(ids) + module._cal_2d_pos_emb(boxes)) / HEAD_DIM**0.5
+    torch.testing.assert_close(found, expected, rtol=0, atol=of_sums(torch.float64, 3, expected))
+
+
+def test_the_buckets_of_udop() -> None:
+    """Boxes are shares of the page in steps of 1/128, so that neither code rounds a difference before it truncates."""
+    config = transformers.UdopConfig(num_heads=HEADS)
+    modules = of("udop", "RelativePositionBiasAggregated")(of("udop", "create_relative_bias")(config))
+    boxes = torch.randint(0, 128, (1, 60, 4)) / 128
+    middles = 100 * torch.stack((boxes[..., [0, 2]].mean(-1), boxes[..., [1, 3]].mean(-1)), -1)
+    places = torch.cat((torch.arange(60.0)[None, :, None], middles), -1)
+    parts = [
+        copied(
+            T5(HEADS, part.relative_attention_num_buckets, part.max_distance, part.bidirectional, axis=axis, axes=3),
+            {"weight": part.relative_attention_bias.weight},
+        )
+        for axis, part in enumerate(drawn(modules).biases)
+    ]
+    assert len(parts) == 3
+    expected = modules(torch.ones(1, 60), boxes)
+    found = bias(sum(parts), Positions(places))  # type: ignore[arg-type]
+    torch.testing.assert_close(found, expected, rtol=0, atol=of_sums(torch.float64, 3, expected))
+
+
+def test_the_rotation_of_gemma_4() -> None:
+    """Its ids are (column, row); -1 is padding."""
+    config = transformers.Gemma4VisionConfig(hidden_size=2 * 16, num_attention_heads=2, head_dim=16)
+    positions = Positions.grid(3, 5)
+    ids = positions.coords.flip(-1)
+    x = torch.randn(1, 2, 15, 16)
+    cos, sin = of("gemma4", "Gemma4VisionRotaryEmbedding")(config)(x, ids)
+    apply = of("gemma4", "apply_multidimensional_rope")
+    expected = apply(x.transpose(1, 2), cos, sin, ids).transpose(1, 2)
+    found = posenc.AxialRoPE(16, "gemma4")(positions).rotate_key(x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2**0.5 * of_angles(torch.float32, 4, x))
+
+
+def test_the_map_of_v_jepa_2() -> None:
+    config = transformers.VJEPA2Config(
+        hidden_size=2 * 32, num_attention_heads=2, crop_size=64, patch_size=16, frames_per_clip=4, tubelet_size=2
+    )
+    layer = of("vjepa2", "VJEPA2RopeAttention")(config, 2 * 32, 2)
+    x = torch.randn(1, 2, 32, 32)
+    expected = layer.apply_rotary_embeddings(x, layer.get_position_ids(x.transpose(1, 2).flatten(2)))
+    found = posenc.RoPE3D(32, form="vjepa2")(Positions.grid(4, 4, frames=2)).rotate_key(x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2**0.5 * of_angles(torch.float32, 3, x))
