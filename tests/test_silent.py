@@ -309,6 +309,20 @@ def test_a_plan_that_is_kept_does_not_skip_the_check() -> None:
         attention(turned, key, value, encoding)
 
 
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_a_forward_pass_does_not_turn_again_what_was_turned(is_cached: bool) -> None:
+    (query, key, value), positions = qkv(), Positions.arange(TOKENS)
+    for scheme in (RoPE(WIDTH), RoPE(WIDTH, scaling=posenc.DynamicNTK(2, 4))):
+        with (
+            pytest.raises(ValueError, match=TURNED.format("query")),
+            ForwardPass(scheme, positions, KVCache() if is_cached else None) as step,
+        ):
+            step.attention(*step.tokens().rotate(query, key), value)
+        with ForwardPass(scheme, positions, KVCache() if is_cached else None) as step:
+            found = step.attention(query, key, value)
+        torch.testing.assert_close(found, attention(query, key, value, scheme, is_causal=True), rtol=1e-4, atol=1e-5)
+
+
 def test_other_channels_heads_and_maps_may_be_turned_by_attention() -> None:
     (query, key, value), positions = qkv(), Positions.arange(TOKENS)
     low, high = (RoPE(WIDTH, rotary_dim=4, first_channel=first) for first in (0, 4))
@@ -339,6 +353,12 @@ def test_a_buffer_that_is_written_anew_is_not_taken_for_what_it_held() -> None:
     buffer.copy_(query)
     found = attention(buffer, key, value, RoPE(WIDTH))
     torch.testing.assert_close(found, attention(query, key, value, RoPE(WIDTH)))
+    with torch.inference_mode():  # such tensors do not tell that they have changed
+        written = RoPE(WIDTH)(Positions.arange(TOKENS)).rotate_query(query)
+        torch.testing.assert_close(attention(written.copy_(query), key, value, RoPE(WIDTH)), found)
+        encoding, x = Sinusoidal(6)(Positions.arange(TOKENS)), torch.randn(2, TOKENS, 6)
+        added = encoding.add(x)
+        encoding.add(added.add_(x))  # of the next layer, after a residual in place
     del buffer, found
     gc.collect()
     assert not [mark for mark in marks._MARKS.values() if mark[0]() is None]
