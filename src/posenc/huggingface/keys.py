@@ -74,6 +74,10 @@ class Keys:
         """A required key that is a number above 0."""
         return number(f"{self.model_type}'s {name}", self(name), above=0)
 
+    def optional(self, name: str) -> float | None:
+        """A key that is a number above 0 if there is one."""
+        return None if self.get(name) is None else self.number(name)
+
     def list(self, name: str) -> list[Any]:
         """A required key that is a list."""
         value = self(name)
