@@ -108,7 +108,7 @@ def mpt(keys: Keys) -> ModelPositions:
     own.refuse("alibi_bias_max", 8, why="must be 8, since transformers' model ignores it")
     for name in ("prefix_lm", "attn_uses_sequence_id"):
         own.refuse(name, False, why="must be false, since transformers' model ignores it")
-    scale = None if own.get("softmax_scale") is None else own.number("softmax_scale")
+    scale = own.optional("softmax_scale")
     keys.get("learned_pos_emb")  # true by default, but the model has no table
     own.end()
     head_dim = keys.whole("hidden_size") // keys.whole("num_attention_heads")

@@ -131,9 +131,9 @@ def with_sinks(keys: Keys, head_dim: int) -> Layer:
 
 
 def of_gemma(keys: Keys, head_dim: int) -> Layer:
-    """A scale and a softcap; in a model with images, these attend to themselves."""
-    cap = None if keys.get("attn_logit_softcapping") is None else keys.number("attn_logit_softcapping")
+    """A scale and a softcap. In a model with images, tokens of one image attend to each other in both directions."""
     scale = scaled(keys.number("query_pre_attn_scalar") ** -0.5, head_dim)
+    cap = keys.optional("attn_logit_softcapping")
     return Layer(scale=scale, softcap=cap, images=keys.inside in ("gemma3", "shieldgemma2"))
 
 
