@@ -72,3 +72,5 @@ def test_any_scheme_has_a_picture(entry: Entry, figures: Node) -> None:
     assert found["says"].startswith(entry.title)
     assert entry.title in found["line"]
     agrees(found)
+    for change in found["choices"]:
+        agrees(figures("figure", name="scheme", state={"scheme": entry.name}, change=change))
