@@ -233,6 +233,7 @@ def _check_scheme(base: Any, scheme: Any) -> None:
     several = hasattr(config, "qk_rope_head_dim") or "head_dim" in (getattr(config, "per_layer_attributes", None) or ())
     if not several:
         wanted["head_dim"] = getattr(config, "head_dim", None) or config.hidden_size // heads
+    width = getattr(config, "embedding_size", config.hidden_size)  # of ELECTRA's table
     for part in bare_parts(scheme):
         name = type(part).__name__
         if "add" in part.doors and not has_table:
@@ -251,7 +252,7 @@ def _check_scheme(base: Any, scheme: Any) -> None:
                 f"{name} is made for {made} {'key ' * (part.heads_of == 'key')}heads, and {named(base)} has "
                 f"{' or '.join(map(str, sorted(counts)))}"
             )
-        for argument, its in (wanted | ({"dim": config.hidden_size} if "add" in part.doors else {})).items():
+        for argument, its in (wanted | ({"dim": width} if "add" in part.doors else {})).items():
             made = getattr(part, argument, None)
             if made is not None and made != its:
                 raise ValueError(f"{name} is made for {argument} {made}, and {named(base)} has {its}")

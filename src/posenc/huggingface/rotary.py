@@ -83,10 +83,12 @@ def _read(probe: Any, kind: str | None, config: Any, parameters: dict[str, Any])
     if kind is not None and getattr(config, "per_layer_config", None):  # of other heads than the others
         config = config.per_layer_config[kind]
     default, _ = probe.compute_default_rope_parameters(config, device=None, **kinds)
-    rotary_dim = 2 * default.numel()
-    expected = frequencies(rotary_dim, float(base))
+    own_dim = 2 * default.numel()
+    expected = frequencies(own_dim, float(base))
     if not torch.allclose(default.double().cpu(), expected, rtol=1e-5, atol=0):
-        raise ValueError(f"{name} does not rotate by base^(-2k/{rotary_dim}) with base {base:g} from its configuration")
+        raise ValueError(f"{name} does not rotate by base^(-2k/{own_dim}) with base {base:g} from its configuration")
+    # Scalings read partial_rotary_factor where, as in Mistral 4, the module without one does not.
+    rotary_dim = 2 * getattr(probe, "inv_freq" if kind is None else f"{kind}_inv_freq").numel()
     form, allocation = _form(probe, name, kind)
     own, factor = "none" if rope_type == "default" else rope_type, parameters.get("factor")
     own += "" if own == "none" or factor is None else f" by {factor:g}"
