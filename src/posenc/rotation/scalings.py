@@ -255,7 +255,7 @@ class YaRN(_Scaling):
 
     def __call__(
         self, theta: Float64[Tensor, " pairs"], lengths: Float64[Tensor, "rows 1"] | None = None
-    ) -> tuple[Float64[Tensor, "#rows pairs"], float | Float64[Tensor, "rows 1 1"]]:
+    ) -> tuple[Float64[Tensor, "*rows pairs"], float | Float64[Tensor, "rows 1 1"]]:
         """theta' and the factor of cos and sin; with ``dynamic``, of every row."""
         kept = self._kept(theta)
         if not self.dynamic:
