@@ -126,6 +126,9 @@ def test_documents_are_packed_by_lengths_or_by_cu_seqlens(dtype: torch.dtype) ->
         {"lengths": torch.tensor([3, 0, 4], dtype=dtype)},
         {"cu_seqlens": [0, 3, 3, 7]},
         {"cu_seqlens": torch.tensor([0, 3, 3, 7], dtype=dtype)},
+        {"lengths": torch.tensor([3, 0, 4], dtype=dtype).numpy()},
+        {"lengths": [*torch.tensor([3, 0, 4], dtype=dtype).numpy()]},
+        {"cu_seqlens": torch.tensor([0, 3, 3, 7], dtype=dtype).numpy()},
     ):
         found = Positions.packed(**given)
         assert found.layout == expected.layout
@@ -422,3 +425,13 @@ def test_a_cache_goes_on_under_the_scheme_that_filled_it(
     passed(posenc.Schedule([(first, None)]), cache, 1)
     cache.crop(0)
     passed(second, cache, 1)
+
+
+def test_a_scheme_that_is_made_again_with_a_function_goes_on_with_its_cache() -> None:
+    cache, kept = KVCache(), []
+    for n in (3, 1):
+        kept.append(lambda theta: (theta / 2, 1.0))  # another object
+        passed(RoPE(WIDTH, scaling=kept[-1]), cache, n)
+    assert len({id(scaling) for scaling in kept}) == 2
+    with pytest.raises(ValueError, match=FILLED.format(r"RoPE\(.*<lambda>>\)", r"RoPE\(.*\)")):
+        passed(RoPE(WIDTH), cache, 1)
