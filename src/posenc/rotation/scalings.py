@@ -239,7 +239,12 @@ class YaRN(_Scaling):
         if self.attention_factor is not None:
             return self.attention_factor
         of_each, of_all = 1.0 if self.mscale is None else self.mscale, self.mscale_all_dim or 0.0
-        return (of_each * 0.1 * log_factor + 1) / (of_all * 0.1 * log_factor + 1)
+        return ramps.mscale(log_factor, of_each) / ramps.mscale(log_factor, of_all)
+
+    @property
+    def score_factor(self) -> float:
+        """DeepSeek's factor of the softmax scale, (0.1 a ln s + 1)^2; 1 without ``mscale_all_dim``."""
+        return float(ramps.mscale(math.log(self.factor), self.mscale_all_dim or 0.0)) ** 2
 
     def _kept(self, theta: Float64[Tensor, " pairs"]) -> Float64[Tensor, " pairs"]:
         """gamma_k of every pair."""
