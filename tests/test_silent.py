@@ -187,7 +187,7 @@ def test_the_error_for_ids_names_a_mask_that_is_inverted() -> None:
         Positions.from_ids(torch.tensor([[0, 0, 0, 0]]), torch.tensor([[1, 1, 0, 0]]))
 
 
-@pytest.mark.parametrize("kind", [posenc.YaRN, posenc.Llama3, posenc.DynamicNTK])
+@pytest.mark.parametrize("kind", [posenc.YaRN, posenc.NTKAware, posenc.Llama3, posenc.DynamicNTK])
 def test_a_factor_and_a_length_are_not_taken_for_one_another(kind: Any) -> None:
     assert kind(4, 128).factor == 4
     assert kind(2048, 512).factor == 2048  # Mistral Large 4

@@ -54,8 +54,10 @@ def coordinates(distance: Distance, positions: Positions) -> Tensor:
     elif wanted == 1:
         return positions.scalar(scheme)
     if coords.dim() != 3 or axes != wanted:
-        how = ": make them with Positions.grid(height, width)" if (wanted, axes) == (2, 1) else ""
-        raise ValueError(f"{scheme} takes {wanted} coordinates per token, got positions of {axes}{how}")
+        how = "Positions.grid(height, width)" if wanted == 2 else f"Positions(coords), coords (rows, tokens, {wanted})"
+        raise ValueError(
+            f"{scheme} takes {wanted} coordinates per token, got positions of {axes}: make them with {how}"
+        )
     return coords if distance.axis is None else coords[..., distance.axis]
 
 

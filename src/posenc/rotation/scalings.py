@@ -128,11 +128,10 @@ class NTKAware(_Scaling):
     original_length: int | None = None
 
     def __post_init__(self) -> None:
-        length = self.original_length
-        self._set(
-            factor=number("factor", self.factor, least=1),
-            original_length=None if length is None else whole("original_length", length),
-        )
+        if self.original_length is None:
+            self._set(factor=number("factor", self.factor, least=1))
+        else:
+            self._set(**_stretch(self.factor, self.original_length))
 
     def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
         """theta' and 1."""
@@ -192,7 +191,8 @@ class YaRN(_Scaling):
     ``attention_factor`` replaces this number. With ``mscale`` m and ``mscale_all_dim`` a it is (0.1 m ln s + 1) / (0.1
     a ln s + 1), with the defaults m = 1 and a = 0, as in DeepSeek's code. DeepSeek's models have m = a and also
     multiply their softmax scale by (0.1 a ln s + 1)^2, which this class does not do (`MLA` does). transformers ignores
-    one if the other is missing.
+    one if the other is missing. With ``dynamic``, s = max(``factor``, n/L) for a row of n tokens, usually with a factor
+    of 1, and a cache keeps keys unrotated, as for `DynamicNTK`.
     Errors: ValueError for beta_slow not below beta_fast, and for ``dynamic`` with mscale_all_dim, since a softmax scale
     cannot differ from row to row.
     Source: Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large Language Models", section 3.2,
