@@ -12,6 +12,7 @@ pytest.importorskip("transformers")
 
 import transformers
 
+from posenc import NoPE
 from posenc.huggingface import patch
 from posenc.rotation.scalings import DynamicNTK, PositionInterpolation, YaRN
 from tests.huggingface.tiny import config_of
@@ -75,6 +76,15 @@ def test_what_is_no_scaling_of_this_model_is_named() -> None:
     share = "partial_rotary_factor"
     refused(YARN | {share: 0.5}, llama, f"what has {share} = 0.5, " + has.format(1, share))
     refused({"local": YaRN(4.0, 16)}, built("gptj"), r"\(gptj\) has no layer types, got .*: give the scaling alone")
+
+
+def test_a_model_is_refused_without_a_way_that_ends_in_another_refusal() -> None:
+    unknown = "has neither rotary modules nor a learned table or bias"
+    refused(NoPE(), built("whisper"), rf"WhisperModel \(whisper\) {unknown}")
+    gte = built("gte")
+    refused(NoPE(), gte, r"GteModel \(gte\) takes scalings only: its attention layers have no layer_idx")
+    with patch(gte, YARN) as patched:
+        assert "scaled by YaRN" in str(patched.changes)
 
 
 @torch.no_grad()

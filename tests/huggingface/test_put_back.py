@@ -32,7 +32,8 @@ OWN_CODE = "must have layout='half', the pairs of channels of queries and keys i
 REFUSED = {
     **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"), AXES),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), AXES),
-    **dict.fromkeys(("gte", "jina_embeddings_v3", "nomic_bert", "granitemoehybrid still"), UNKNOWN),
+    **dict.fromkeys(("gte", "jina_embeddings_v3", "nomic_bert"), "takes scalings only: its attention layers have no"),
+    "granitemoehybrid still": UNKNOWN,
     **dict.fromkeys(("axk1", "deepseek_v3", "glm4_moe_lite", "mistral4", "youtu"), OWN_CODE),
 }
 """Rows that cannot be put back, and why. Those of one layout in the checkpoint and another in attention can in the

@@ -144,26 +144,30 @@ def _give_back(table: PosencTable, original: nn.Embedding) -> None:
 def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     """Replaces the model's rotation, learned table or bias by a scheme, or by one for each layer with its window."""
     modules, config = attentions(base), text_config(base)
-    if config.is_encoder_decoder and base.get_encoder() is not base.get_decoder():
-        raise ValueError(
-            f"what must be {{'encoder': scheme, 'decoder': scheme}}, or one of them, for {named(base)}, which has two "
-            f"stacks of layers, got {shown(what)}"
-        )
     if config.model_type in ADAPTERS:
         put_adapted(patched, base, what)
         return
     table = TABLES.get(config.model_type)
     found = list(rotaries(base))
     biased = [module for module in modules if hasattr(module, BIASED)]
-    if biased and config.is_encoder_decoder and base is transformer(patched.model):
+    if found and not modules:
         raise ValueError(
-            f"model must be the whole, got {named(base)}, one of its two stacks, whose configuration is not saved: "
-            "patch(model, {'encoder': scheme, 'decoder': scheme}), or one of them"
+            f"{named(base)} takes scalings only: its attention layers have no layer_idx, by which posenc finds them"
         )
     if not modules or not (table or found or biased):
         raise ValueError(
             f"{named(base)} has neither rotary modules nor a learned table or bias that posenc knows, so posenc does "
             "not know what a scheme would replace"
+        )
+    if config.is_encoder_decoder and base.get_encoder() is not base.get_decoder():
+        raise ValueError(
+            f"what must be {{'encoder': scheme, 'decoder': scheme}}, or one of them, for {named(base)}, which has two "
+            f"stacks of layers, got {shown(what)}"
+        )
+    if biased and config.is_encoder_decoder and base is transformer(patched.model):
+        raise ValueError(
+            f"model must be the whole, got {named(base)}, one of its two stacks, whose configuration is not saved: "
+            "patch(model, {'encoder': scheme, 'decoder': scheme}), or one of them"
         )
     if any(turn.allocation is not None for _, _, rotary in found for turn in read_turns(rotary).values()):
         raise ValueError(
