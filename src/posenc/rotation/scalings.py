@@ -128,9 +128,8 @@ class NTKAware(_Scaling):
     original_length: int | None = None
 
     def __post_init__(self) -> None:
-        if self.original_length is None:
-            self._set(factor=number("factor", self.factor, least=1))
-        else:
+        self._set(factor=number("factor", self.factor, least=1))
+        if self.original_length is not None:
             self._set(**_stretch(self.factor, self.original_length))
 
     def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
@@ -357,15 +356,11 @@ class LongRoPE(_Scaling):
         """theta' of every row, and the factor of cos and sin: a number, or one for each row."""
         lengths = self._lengths(lengths)
         if theta.numel() != len(self.short_factor):
-            raise ValueError(
-                f"short_factor and long_factor must have {theta.numel()} numbers, one for each pair, "
-                f"got {len(self.short_factor)}"
-            )
+            wanted = f"{theta.numel()} numbers, one for each pair, got {len(self.short_factor)}"
+            raise ValueError(f"short_factor and long_factor must have {wanted}")
         # Filled number by number: a list would be copied to the GPU in every call, which synchronizes.
-        short, long = (
-            torch.cat([theta.new_full((1,), each) for each in factors])
-            for factors in (self.short_factor, self.long_factor)
-        )
+        lists = self.short_factor, self.long_factor
+        short, long = (torch.cat([theta.new_full((1,), each) for each in factors]) for factors in lists)
         is_long = lengths > self.original_length
         of_short, of_long = self.magnitudes
         factor = (
