@@ -4,6 +4,7 @@
 # mutants are tried always; the tests of models and backends go through them in `make check`.
 ALIKE = {
     *("partial_rope", "p_rope", "le_rope", "mrope", "rope_3d", "axial_rope", "mixed_rope"),  # rope
+    *("fope", "fope with fewer pairs than frequencies"),  # rope
     *("string", "lie_re", "tupe", "swin_v2", "cameras"),  # token maps, as mla, pope and query_scale
     *("self_extend", "dual_chunk"),  # re_rope
     "sandwich",  # kerple

@@ -116,6 +116,7 @@ TRUE: dict[str, Scheme] = {
     "a line with a bend": bias(lambda r: line(r.abs() + (r.abs() - 20).clamp(min=0)), tail="linear", past=20),
     "a line that hides": bias(lambda r: line(r.abs()).masked_fill(r > 0, -torch.inf), hides=True, tail="linear"),
     "a plateau": bias(lambda r: line(r.abs().clamp(max=20)), tail="constant", past=20),
+    "a plateau that is approached": bias(lambda r: line(torch.exp(-r.abs() / 4)), tail="constant", past=80),
     "a plateau, claimed late": bias(lambda r: line(r.abs().clamp(max=20)), tail="constant", past=33),
     "a table": bias(lambda r: TABLE[:, r + 8, 0], integral=True, reach=(9,)),
     "a table with a tail": bias(lambda r: TABLE[:, r.clamp(-8, 8) + 8, 0], integral=True, tail="constant", past=8),

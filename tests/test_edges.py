@@ -267,7 +267,7 @@ def test_imaginary_heads_are_another_heads_with_the_imaginary_part_of_its_scores
     with pytest.raises(ValueError, match=r"^cos_sin needs one rotation of channel pairs"):
         scheme(positions).cos_sin()
     for wrong, words in (
-        ({"imaginary": range(2)}, "imaginary and num_heads must be given together (its heads and the total), got"),
+        ({"imaginary": range(2)}, "imaginary and num_heads must be given together, got"),
         ({"imaginary": range(9, 13), "num_heads": 12}, "imaginary must be a non-empty range within 0..12, got range(9"),
         ({"imaginary": range(3, 3), "num_heads": 12}, "imaginary must be a non-empty range within 0..12, got range(3"),
         ({"imaginary": [1], "num_heads": 12}, "imaginary must be a range or None, got [1]"),

@@ -126,6 +126,9 @@ def test_documents_are_packed_by_lengths_or_by_cu_seqlens(dtype: torch.dtype) ->
         {"lengths": torch.tensor([3, 0, 4], dtype=dtype)},
         {"cu_seqlens": [0, 3, 3, 7]},
         {"cu_seqlens": torch.tensor([0, 3, 3, 7], dtype=dtype)},
+        {"lengths": torch.tensor([3, 0, 4], dtype=dtype).numpy()},
+        {"lengths": [*torch.tensor([3, 0, 4], dtype=dtype).numpy()]},
+        {"cu_seqlens": torch.tensor([0, 3, 3, 7], dtype=dtype).numpy()},
     ):
         found = Positions.packed(**given)
         assert found.layout == expected.layout
@@ -184,7 +187,7 @@ def test_the_error_for_ids_names_a_mask_that_is_inverted() -> None:
         Positions.from_ids(torch.tensor([[0, 0, 0, 0]]), torch.tensor([[1, 1, 0, 0]]))
 
 
-@pytest.mark.parametrize("kind", [posenc.YaRN, posenc.Llama3, posenc.DynamicNTK])
+@pytest.mark.parametrize("kind", [posenc.YaRN, posenc.NTKAware, posenc.Llama3, posenc.DynamicNTK])
 def test_a_factor_and_a_length_are_not_taken_for_one_another(kind: Any) -> None:
     assert kind(4, 128).factor == 4
     assert kind(2048, 512).factor == 2048  # Mistral Large 4
@@ -309,6 +312,20 @@ def test_a_plan_that_is_kept_does_not_skip_the_check() -> None:
         attention(turned, key, value, encoding)
 
 
+@pytest.mark.parametrize("is_cached", [False, True])
+def test_a_forward_pass_does_not_turn_again_what_was_turned(is_cached: bool) -> None:
+    (query, key, value), positions = qkv(), Positions.arange(TOKENS)
+    for scheme in (RoPE(WIDTH), RoPE(WIDTH, scaling=posenc.DynamicNTK(2, 4))):
+        with (
+            pytest.raises(ValueError, match=TURNED.format("query")),
+            ForwardPass(scheme, positions, KVCache() if is_cached else None) as step,
+        ):
+            step.attention(*step.tokens().rotate(query, key), value)
+        with ForwardPass(scheme, positions, KVCache() if is_cached else None) as step:
+            found = step.attention(query, key, value)
+        torch.testing.assert_close(found, attention(query, key, value, scheme, is_causal=True), rtol=1e-4, atol=1e-5)
+
+
 def test_other_channels_heads_and_maps_may_be_turned_by_attention() -> None:
     (query, key, value), positions = qkv(), Positions.arange(TOKENS)
     low, high = (RoPE(WIDTH, rotary_dim=4, first_channel=first) for first in (0, 4))
@@ -339,6 +356,12 @@ def test_a_buffer_that_is_written_anew_is_not_taken_for_what_it_held() -> None:
     buffer.copy_(query)
     found = attention(buffer, key, value, RoPE(WIDTH))
     torch.testing.assert_close(found, attention(query, key, value, RoPE(WIDTH)))
+    with torch.inference_mode():  # such tensors do not tell that they have changed
+        written = RoPE(WIDTH)(Positions.arange(TOKENS)).rotate_query(query)
+        torch.testing.assert_close(attention(written.copy_(query), key, value, RoPE(WIDTH)), found)
+        encoding, x = Sinusoidal(6)(Positions.arange(TOKENS)), torch.randn(2, TOKENS, 6)
+        added = encoding.add(x)
+        encoding.add(added.add_(x))  # of the next layer, after a residual in place
     del buffer, found
     gc.collect()
     assert not [mark for mark in marks._MARKS.values() if mark[0]() is None]
@@ -402,3 +425,13 @@ def test_a_cache_goes_on_under_the_scheme_that_filled_it(
     passed(posenc.Schedule([(first, None)]), cache, 1)
     cache.crop(0)
     passed(second, cache, 1)
+
+
+def test_a_scheme_that_is_made_again_with_a_function_goes_on_with_its_cache() -> None:
+    cache, kept = KVCache(), []
+    for n in (3, 1):
+        kept.append(lambda theta: (theta / 2, 1.0))  # another object
+        passed(RoPE(WIDTH, scaling=kept[-1]), cache, n)
+    assert len({id(scaling) for scaling in kept}) == 2
+    with pytest.raises(ValueError, match=FILLED.format(r"RoPE\(.*<lambda>>\)", r"RoPE\(.*\)")):
+        passed(RoPE(WIDTH), cache, 1)

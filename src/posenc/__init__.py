@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from posenc.schemes.dual_chunk import DualChunk as DualChunk
     from posenc.schemes.exponential_decay import ExponentialDecay as ExponentialDecay
     from posenc.schemes.fire import FIRE as FIRE
+    from posenc.schemes.fope import FoPE as FoPE
     from posenc.schemes.fourier_features import FourierFeatures as FourierFeatures
     from posenc.schemes.fox import FoX as FoX
     from posenc.schemes.grape_a import GRAPEA as GRAPEA
@@ -134,6 +135,7 @@ _HOMES = {
     "XPos": "schemes.xpos",
     "PoPE": "schemes.pope",
     "LeRoPE": "schemes.le_rope",
+    "FoPE": "schemes.fope",
     "SelectiveRoPE": "schemes.selective_rope",
     "CARoPE": "schemes.carope",
     "MLA": "schemes.mla",

@@ -77,18 +77,13 @@ class Rotary(Scheme):
         check_type("imaginary", imaginary, range, None)
         if heads is not None and imaginary is not None:
             raise ValueError(f"imaginary must be None for a rotation of some heads, {heads}, got {imaginary}")
-        some = heads if imaginary is None else imaginary
+        name, some = ("heads", heads) if imaginary is None else ("imaginary", imaginary)
+        every = range(0 if num_heads is None else whole("num_heads", num_heads))
         if (some is None) != (num_heads is None):
-            name, what = ("heads", "the rotated heads") if imaginary is None else ("imaginary", "its heads")
-            raise ValueError(
-                f"{name} and num_heads must be given together ({what} and the total), got {some}, {num_heads}"
-            )
-        if num_heads is not None:
-            whole("num_heads", num_heads)
-        if imaginary is not None and (not imaginary or not set(imaginary) <= set(range(num_heads or 0))):
-            raise ValueError(f"imaginary must be a non-empty range within 0..{num_heads}, got {imaginary}")
-        if heads is not None and (heads.step != 1 or not 0 <= heads.start < heads.stop <= (num_heads or 0)):
-            raise ValueError(f"heads must be a non-empty range within 0..{num_heads}, got {heads}")
+            raise ValueError(f"{name} and num_heads must be given together, got {some}, {num_heads}")
+        fits = some and some[0] in every and some[-1] in every and (some.step == 1 or some is imaginary)
+        if some is not None and not fits:
+            raise ValueError(f"{name} must be a non-empty range within 0..{num_heads}, got {some}")
         check_flag("values", values)
         base = number("base", base, above=1)
         if isinstance(scaling, str | Mapping):

@@ -24,6 +24,7 @@ from posenc import (
     DeBERTa,
     DualChunk,
     DynamicNTK,
+    FoPE,
     FoX,
     LieRE,
     Llama3,
@@ -366,3 +367,11 @@ def vllm(length: int, lengths: list[int]) -> Tensor:
     context = posenc.Context(lengths=torch.tensor(lengths))
     rows = Positions.arange(1).expand(len(lengths))
     return scheme(rows, dtype=DOUBLE, context=context).rotate_query(torch.ones(len(lengths), 1, 1, 1, dtype=DOUBLE))
+
+
+def fope(heads: int, d: int, length: int, base: float, n: int) -> Tensor:
+    """With the number of pairs of their code."""
+    kept = FoPE(heads, d, length, base).series
+    scheme = FoPE(heads, d, length, base, series=min(kept, d // 4)).double()
+    scheme.coefficients.copy_(wave(*scheme.coefficients.shape, seed=2))
+    return rotated(scheme, Positions.arange(n), wave(1, heads, n, d))

@@ -10,6 +10,7 @@ from posenc import (
     Cameras,
     CARoPE,
     ExponentialDecay,
+    FoPE,
     FourierFeatures,
     Learned,
     LeRoPE,
@@ -126,6 +127,10 @@ CASES: dict[str, dict[str, Case]] = {
             )
             for name, scaling in SCALINGS.items()
         },
+    },
+    "fope": {
+        "all pairs": Case(lambda: FoPE(2, 10, 200, 50.0), kv_heads=2, head_dim=10),
+        "fewer pairs": Case(lambda: FoPE(2, 10, 200, 50.0, "interleaved", series=3), kv_heads=2, head_dim=10),
     },
     "le_rope": {
         "over YaRN": Case(lambda: LeRoPE(12, 313.0, "half", 6, scaling=YaRN(4.0, 16), first_channel=4), head_dim=12)

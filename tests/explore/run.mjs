@@ -109,10 +109,11 @@ let content = {};
 JOBS.content = (given) => {
     content = given;
 };
-JOBS.figure = async ({ name, state }) => {
+JOBS.figure = async ({ name, state, change }) => {
     const { figure } = await of(`figures/${name}.js`);
-    const values = { ...figure.defaults, ...(state === "another" ? figure.another : typeof state === "object" ? state : {}) };
+    const begun = { ...figure.defaults, ...(state === "another" ? figure.another : typeof state === "object" ? state : {}) };
     const app = { catalog: content.catalog, data: content };
+    const values = change ? figure.change(begun, ...change, app) : begun;
     const numbers = figure.values(values, app);
     const compared = figure.compared?.(values, app, numbers);
     const controls = typeof figure.controls === "function" ? figure.controls(values, app) : figure.controls;
@@ -124,6 +125,9 @@ JOBS.figure = async ({ name, state }) => {
         compared: compared ? written(compared.shape, compared.data) : null,
         says: figure.describe(values, numbers, app),
         controls: controls.map((control) => control.name),
+        choices: controls
+            .filter((control) => control.name.startsWith("options."))
+            .flatMap(({ name, kind, choices }) => (kind === "check" ? [true, false] : (choices ?? [])).map((x) => [name, x])),
         another: Boolean(figure.another),
     };
 };

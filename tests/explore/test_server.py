@@ -190,3 +190,18 @@ def test_the_server_computes_with_posenc(address: str) -> None:
     wanted = posenc.attention(q[None], k[None], v[None], scheme, query_positions=at, is_causal=True)[0]
     got = torch.tensor(said["out"]["data"], dtype=torch.float64).reshape(said["out"]["shape"])
     torch.testing.assert_close(got, wanted)
+
+
+def test_the_server_has_the_cameras_that_the_page_does_not_send(address: str) -> None:
+    x = torch.randn(1, 4, 8, dtype=torch.float64)
+    array = {"shape": [1, 4, 8], "data": x.flatten().tolist()}
+    body = {
+        "schemes": [{"name": "cameras", "options": {"head_dim": 8}}],
+        **dict.fromkeys(("query", "key", "value"), array),
+        "positions": [[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]],
+    }
+    status, said = ask(address, "attention", body)
+    assert status == 200
+    scheme = posenc.Cameras(8, torch.eye(4)[None])
+    wanted = posenc.attention(*(x[None],) * 3, scheme, query_positions=posenc.Positions.grid(2, 2, frames=1))[0]
+    torch.testing.assert_close(torch.tensor(said["out"]["data"], dtype=torch.float64).reshape(wanted.shape), wanted)

@@ -229,7 +229,11 @@ WITH_TABLES = (
     "bert camembert data2vec-text distilbert electra ernie gpt2 megatron-bert opt roberta roberta-prelayernorm "
     "xlm-roberta xlm-roberta-xl"
 )
+STACKS = {"d_model": 36, "vocab_size": 64, "pad_token_id": 1, "decoder_start_token_id": 2}
+STACKS |= {"encoder_layers": 2, "decoder_layers": 4, "encoder_attention_heads": 3, "decoder_attention_heads": 3}
 OTHERS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("m2m_100", "nllb-moe"), STACKS | {"max_position_embeddings": 90, "num_experts": 2}),
+    "whisper": STACKS | {"max_source_positions": 50, "max_target_positions": 20},
     **dict.fromkeys(WITH_TABLES.split(), SIZES),
     **dict.fromkeys(("clip_vision_model", "deit", "dinov2", "siglip_vision_model", "vit"), IMAGE),
     "bloom": {"n_layer": 2, "n_head": 3, "hidden_size": 36, "vocab_size": 64},

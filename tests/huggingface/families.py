@@ -17,8 +17,9 @@ import transformers
 from torch import Tensor, nn
 
 import posenc
-from posenc import Chunk, NoPE, Positions, QueryScale, RoPE, logits
+from posenc import Chunk, Learned, NoPE, Positions, QueryScale, RoPE, Sinusoidal, logits
 from posenc.huggingface import ModelPositions, adapt, scheme_from_config
+from posenc.huggingface.config import TWO_STACKS
 from posenc.huggingface.families import READERS
 from posenc.huggingface.keys import POSITIONAL, Keys
 from posenc.huggingface.variants import OffsetLearned
@@ -131,6 +132,22 @@ def buckets(name: str) -> Figures:
     return count, worst
 
 
+def sinusoids(name: str) -> Figures:
+    """What is added to the input of the encoder, and of the decoder where it is no learned table."""
+    model, count, worst = transformers.AutoModel.from_config(config_of(name)), 0, 0.0
+    for part in ("encoder", "decoder"):
+        table = scheme_from_config(model.config, part).input
+        theirs: Any = getattr(model, part).embed_positions
+        if isinstance(table, Sinusoidal):
+            added = theirs(IDS) if hasattr(theirs, "weights") else theirs.weight[None]
+            more, off = figures(table.table(Positions.arange(added.size(1))), added)
+            count, worst = count + more, max(worst, off)
+        else:
+            assert isinstance(table, Learned)
+            assert table.weight.shape == theirs.weight.shape
+    return count, worst
+
+
 def rotated(name: str) -> Figures:
     """Rotated vectors, and the table of a configuration that has one."""
     config = config_of(name)
@@ -156,6 +173,7 @@ HOW: dict[str, Callable[[str], Figures]] = {
     **dict.fromkeys(("bloom", "falcon", "gptj", "mpt", "swinv2"), outputs),
     **dict.fromkeys(("clip_vision_model", "deit", "dinov2", "siglip_vision_model", "vit"), patches),
     **dict.fromkeys(("dinov3_vit", "esm"), rotated),
+    **dict.fromkeys(("m2m_100", "nllb-moe", "whisper"), sinusoids),
     "t5": buckets,
 }
 
@@ -181,6 +199,8 @@ def words(said: ModelPositions) -> str:
     found = [] if said.causal else ["an encoder"]
     if isinstance(said.input, OffsetLearned):
         found.append("a learned table, of which the first rows are no positions")
+    elif isinstance(said.input, Sinusoidal):
+        found.append("sinusoids of tensor2tensor")
     elif said.input is not None:
         found.append("a learned table")
     schemes = [scheme for scheme, _ in said.schedule]
@@ -219,7 +239,7 @@ def _of_part(part: Any) -> str:
 def keys_of(name: str) -> list[str]:
     """The keys about positions that are read, beside rope_parameters and sizes."""
     config = config_of(name)
-    keys = Keys(config, "decoder" if name == "t5" else None)
+    keys = Keys(config, "decoder" if config.model_type in TWO_STACKS else None)
     READERS[config.model_type](keys)
     common = {"max_position_embeddings", "rope_parameters", "rope_theta", "rope_type", "partial_rotary_factor"}
     names = {key for key in keys.was_read - common if POSITIONAL.search(key.lower())}
@@ -228,7 +248,9 @@ def keys_of(name: str) -> list[str]:
 
 def described(name: str) -> dict[str, Any]:
     """A row of the table without its figures."""
-    return {"does": words(scheme_from_config(config_of(name))), "keys": keys_of(name)}
+    parts = ("encoder", "decoder") if name == "whisper" else (None,)  # which differ
+    does = "; ".join(words(scheme_from_config(config_of(name), part)) for part in parts)
+    return {"does": does, "keys": keys_of(name)}
 
 
 def written(record: Mapping[str, Any]) -> str:

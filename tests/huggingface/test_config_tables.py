@@ -14,7 +14,8 @@ import posenc
 from posenc import Positions, logits
 from posenc.huggingface import ModelPositions, scheme_from_config
 from tests.huggingface.configs import SIZES
-from tests.huggingface.tiny import model_of, run
+from tests.huggingface.families import sinusoids
+from tests.huggingface.tiny import config_of, model_of, run
 from tests.rounding import of_angles
 
 TWELVE = {"num_hidden_layers": 2, "vocab_size": 64, "hidden_size": 72, "num_attention_heads": 12, "pad_token_id": 0}
@@ -145,6 +146,18 @@ def test_bert_is_an_encoder_unless_it_decodes() -> None:
 
 
 # -- biases -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["m2m_100", "whisper"])
+def test_sinusoids_are_those_of_tensor2tensor(name: str) -> None:
+    """Theirs has angles in float32, up to 50 radians, which are rounded once, as is each frequency."""
+    count, worst = sinusoids(name)
+    assert count > 1000
+    assert worst < 50 * 2.0**-23
+    said = [scheme_from_config(config_of(name), part) for part in ("encoder", "decoder")]
+    assert [each.causal for each in said] == [False, True]
+    assert [len(each.layers) for each in said] == [2, 4]
+    assert [each.length for each in said] == ([90, 90] if name == "m2m_100" else [50, 20])
 
 
 @pytest.mark.parametrize("part", ["encoder", "decoder"])

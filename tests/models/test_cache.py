@@ -44,7 +44,7 @@ def in_chunks(model: Decoder, ids: Tensor, positions: Positions, chunk: int, cac
 
 
 @pytest.mark.parametrize(
-    ("name", "way", "place"), [(*run, place) for run, place in zoo.in_turn(SCHEMES_AND_WAYS, list(PLACES))]
+    ("name", "way", "place"), zoo.half_of((*run, place) for run, place in zoo.in_turn(SCHEMES_AND_WAYS, list(PLACES)))
 )
 def test_chunks_through_the_cache_are_the_full_forward(name: str, way: str, place: str) -> None:
     model, ids, positions = zoo.model(Decoder, name, **WAYS[way]), zoo.tokens(), PLACES[place]
@@ -54,7 +54,7 @@ def test_chunks_through_the_cache_are_the_full_forward(name: str, way: str, plac
         torch.testing.assert_close(in_chunks(model, ids, positions, chunk)[real], full, **CLOSE)
 
 
-@pytest.mark.parametrize(("name", "place"), zoo.in_turn(zoo.SCHEMES, list(PROMPTS), every=3))
+@pytest.mark.parametrize(("name", "place"), zoo.half_of(zoo.in_turn(zoo.SCHEMES, list(PROMPTS), every=3)))
 @torch.no_grad()
 def test_by_default_the_cache_continues_each_rows_last_document(name: str, place: str) -> None:
     """Without positions, what follows a prompt is what follows its last document in a run without any cache."""
@@ -278,7 +278,7 @@ def chosen_without_a_cache(
     return ids[:, start:]
 
 
-@pytest.mark.parametrize(("name", "way"), zoo.one_way_each())
+@pytest.mark.parametrize(("name", "way"), zoo.half_of(zoo.one_way_each()))
 def test_greedy_generation_is_repeated_full_forwards(name: str, way: str) -> None:
     model, ids = zoo.model(Decoder, name, **WAYS[way]), zoo.tokens()
     positions = zoo.segmented(Positions.arange(TOKENS))
@@ -289,7 +289,9 @@ def test_greedy_generation_is_repeated_full_forwards(name: str, way: str) -> Non
         assert torch.equal(model.generate(ids, 9), expected)
 
 
-@pytest.mark.parametrize(("name", "place"), zoo.in_turn(zoo.SCHEMES, [place for place in PROMPTS if place != "plain"]))
+@pytest.mark.parametrize(
+    ("name", "place"), zoo.half_of(zoo.in_turn(zoo.SCHEMES, [place for place in PROMPTS if place != "plain"]))
+)
 def test_each_row_generates_what_it_generates_alone(name: str, place: str) -> None:
     """Padding on any side or inside, and packed prompts, of which the last document goes on."""
     model, ids, positions = zoo.model(Decoder, name), zoo.tokens(), PROMPTS[place]

@@ -21,6 +21,7 @@ BOUND_WITH_GRADIENTS = (
     "absolute_in_attention",
     "deberta",
     "deberta in buckets",
+    "fope",
     "le_rope",
     "lie_re",
     "mixed_rope",

@@ -114,11 +114,11 @@ def gradients(model: nn.Module, objective: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize(
     ("kind", "name", "place"),
-    [
+    zoo.half_of(
         (kind, *run)
         for first, kind in enumerate((Decoder, Encoder))
         for run in zoo.in_turn(SCHEMES, [place for place in PLACES if place != "plain"], first)
-    ],
+    ),
 )
 def test_every_document_is_what_it_is_alone(name: str, place: str, kind: type[Model]) -> None:
     """Packed or padded, in outputs and in the gradient of every parameter; and padding is finite."""
@@ -415,7 +415,7 @@ LOW = [(Decoder, "cast", True), (Encoder, "cast", False), (Decoder, "autocast", 
 
 
 @pytest.mark.parametrize(
-    ("name", "run"), zoo.in_turn([name for name in NAMES if name != "nope"], LOW, every=2), ids=str
+    ("name", "run"), zoo.half_of(zoo.in_turn([name for name in NAMES if name != "nope"], LOW, every=2)), ids=str
 )
 @torch.no_grad()
 def test_bfloat16_loses_no_more_than_the_trunk_does(name: str, run: tuple[type[Model], str, bool]) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from posenc import Encoding, Positions, compat
-from posenc.backends import attention, call, choice, reference, request, sdpa
+from posenc.backends import call, choice, reference, request, sdpa
 from posenc.backends.backend import Backend
 from posenc.backends.call import Call
 from posenc.encoding.encoding import Context
@@ -273,8 +273,8 @@ MUTANTS = (
     ),
     Mutant(
         "autocast rounds the bias",
-        attention,
-        "_without_autocast",
+        compat,
+        "without_autocast",
         lambda x: torch.autocast("cpu", torch.bfloat16),
         partial(test_attention.check_bias_is_not_rounded_under_autocast, "sdpa"),
     ),

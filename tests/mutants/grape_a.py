@@ -44,7 +44,7 @@ def lowered(
             rate = rate + gate((keys * unit(of_key)[:, None]).sum(-1) * scale)[..., None, :]
         if of_query is not None:
             rate = rate + gate((query * unit(of_query)[:, None]).sum(-1) * scale)[..., None]
-        omega = (slopes(self.num_heads) * positive(self.omega))[:, None, None]
+        omega = (slopes(self.num_heads) * positive(self.w))[:, None, None]
         r = (x.coords[:, :, None] - y.coords[:, None]).to(s.dtype)[:, None]
         return s - away(r) * omega * rate
 

@@ -10,20 +10,20 @@ from torch import Tensor
 from posenc import Positions, XPos
 from posenc.scheme import Scheme
 from posenc.schemes import xpos
-from posenc.schemes.xpos import Fading
+from posenc.schemes.xpos import Decaying
 from tests.cases import HEAD_DIM
 from tests.hard.wrong import Row, each, numbers, sizes
 from tests.mutants import Lawless, Mutant, Untrue, oracles
 from tests.schemes import test_rotary_schemes
 
-RIGHT, LENGTHS = XPos._decay, Fading._lengths
+RIGHT, LENGTHS = XPos._decay, Decaying._lengths
 
 
-def queries_alone(self: Fading, p: Tensor) -> Tensor:
+def queries_alone(self: Decaying, p: Tensor) -> Tensor:
     return LENGTHS(self, p if self.side == "query" else 0 * p)
 
 
-def growing(self: Fading, p: Tensor) -> Tensor:
+def growing(self: Decaying, p: Tensor) -> Tensor:
     return LENGTHS(self, torch.where(p.isinf(), p, -p))
 
 
@@ -65,8 +65,8 @@ class Alike(XPos):
 FAR = partial(test_rotary_schemes.check_xpos_far, torch.float32)
 COMPARED = oracles("xpos")
 MUTANTS = (
-    Mutant("does not fade keys", Fading, "_lengths", queries_alone, COMPARED),
-    Mutant("grows with the distance", Fading, "_lengths", growing, COMPARED),
+    Mutant("does not fade keys", Decaying, "_lengths", queries_alone, COMPARED),
+    Mutant("grows with the distance", Decaying, "_lengths", growing, COMPARED),
     Mutant("has another zeta", XPos, "_decay", by_another_number, COMPARED),
     Mutant("has one zeta for all pairs", XPos, "_decay", all_alike, COMPARED),
     Mutant("counts keys from their own middle", XPos, "bind", Scheme.bind, COMPARED),

@@ -119,7 +119,7 @@ CASES = {
         wide=False,  # two such layers make scores in the hundreds, too steep for finite differences
     ),
     "fourier perceiver": Case(
-        lambda FourierFeatures: FourierFeatures(DIM, axes=2, bands="perceiver", resolution=(7, 4.5)),
+        lambda FourierFeatures: FourierFeatures(DIM, axes=2, bands="perceiver", resolution=(7.0, 4.5)),
         add=_in_bands,
         axes=2,
     ),

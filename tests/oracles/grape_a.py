@@ -32,14 +32,14 @@ def gate(direction: Vector, x: Vector) -> float:
 def score(
     query: Tensor,
     key: Tensor,
-    omega: Tensor | Vector,
+    w: Tensor | Vector,
     u: Tensor | Matrix | None,
     v: Tensor | Matrix | None,
     query_positions: Sequence[Sequence[float]],
     key_positions: Sequence[Sequence[float]],
 ) -> Score:
     """The logit less the distance times its rate."""
-    q, k, w = heads(query), heads(key), vector(omega)
+    q, k, w = heads(query), heads(key), vector(w)
     of_keys, of_queries = (None if x is None else matrix(x) for x in (u, v))
     group, m = len(q[0]) // len(k[0]), slopes(len(w))
 
@@ -54,7 +54,7 @@ def score(
 
 def _case(gates: str) -> Case:
     def pairs(s: Any, q: Tensor, k: Tensor, x: Any, y: Any) -> dict[str, Any]:
-        return {"score": score(q, k, s.omega, s.u, s.v, rows(x), rows(y))}
+        return {"score": score(q, k, s.w, s.u, s.v, rows(x), rows(y))}
 
     return Case(lambda GRAPEA: GRAPEA(HEADS, HEAD_DIM, gates), pairs=pairs, refused_by=("sdpa",))
 

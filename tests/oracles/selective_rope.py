@@ -1,4 +1,4 @@
-"""Selective RoPE: what the tokens between key and query say is the angle between them.
+"""Selective RoPE: the angle between key and query is a sum over the tokens between them.
 
     s_ij = sum_k q_ik . R(A_ijk) k_jk / sqrt(d)        A_ijk = -theta_k sum_{t = j+1 .. i} phi_tk
     R(A): (a, b) -> (a cos A - b sin A, a sin A + b cos A)        theta_k = base^(-2k/d)

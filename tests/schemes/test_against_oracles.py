@@ -22,8 +22,8 @@ def places(name: str) -> list[str]:
     first = next(iter(CASES[name].positions().values()))
     encoding = CASES[name].scheme()(first)
     reads = any(isinstance(piece, Row | Clock) for piece in encoding.pieces)
-    is_first = name in {entry.name for entry in CATALOG}  # of the cases of its scheme
-    if reads or (is_first and any(feature.is_clock for feature in encoding.wanted.values())):
+    reads = reads or any(feature.is_clock for feature in encoding.wanted.values())
+    if reads and name in {entry.name for entry in CATALOG}:  # the first of the cases of its scheme
         return every
     others = [where for where in every if where not in ALWAYS]
     return [where for where in every if where in ALWAYS] + [others[[*CASES].index(name) % len(others)]]

@@ -36,6 +36,12 @@ def test_fourier_features_follow_their_seed() -> None:
     assert not torch.isclose(one[:, 1:], other[:, 1:]).all()
 
 
+def test_nerfs_angles_are_exact_in_high_bands() -> None:
+    table = FourierFeatures(64, bands="nerf").table(Positions.arange(12), torch.float64)[0]
+    expected = [[wave(2.0**k * x) for k in range(32) for wave in (math.sin, math.cos)] for x in range(12)]
+    torch.testing.assert_close(table, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=2**-52)
+
+
 def test_distance_aware_overflows_for_neither_sign() -> None:
     scheme = DistanceAware(3)
     with torch.no_grad():

@@ -143,7 +143,9 @@ def test_swin_says_that_patches_are_too_far_apart_beside_a_class_token() -> None
 
 def test_t5_along_an_axis_says_what_it_cannot_take() -> None:
     q = torch.zeros(1, 3, 6, 4)
-    with pytest.raises(ValueError, match="T5 takes 3 coordinates per token, got positions of 2"):
+    with pytest.raises(
+        ValueError, match=r"T5 takes 3 coordinates per token, got positions of 2: make them with Positions\(coords\)"
+    ):
         posenc.attention(q, q, q, T5(3, bidirectional=True, axes=3), query_positions=Positions.grid(2, 3))
     halves = Positions(torch.arange(6)[None] / 2)
     with pytest.raises(ValueError, match="T5 looks distances up in a table and needs int64 coordinates"):

@@ -329,6 +329,7 @@ LENGTH = {"original_max_position_embeddings": 64}
         ({"type": "dynamic", "factor": 4, **LENGTH}, DynamicNTK(4, 64)),
         ({"rope_type": "yarn", "type": "yarn", "factor": 4, **LENGTH, "beta_fast": None}, YaRN(4, 64)),
         ({"rope_type": "yarn", "factor": 4, **LENGTH, "truncate": None}, YaRN(4, 64, truncate=False)),
+        ({"rope_type": "yarn", "factor": 4, **LENGTH, "finetuned": True}, YaRN(4, 64)),
         (
             {"rope_type": "yarn", "factor": 4, **LENGTH, "mscale": 0.7, "mscale_all_dim": 1.0},
             YaRN(4, 64, mscale=0.7, mscale_all_dim=1.0),

@@ -54,8 +54,10 @@ def coordinates(distance: Distance, positions: Positions) -> Tensor:
     elif wanted == 1:
         return positions.scalar(scheme)
     if coords.dim() != 3 or axes != wanted:
-        how = ": make them with Positions.grid(height, width)" if (wanted, axes) == (2, 1) else ""
-        raise ValueError(f"{scheme} takes {wanted} coordinates per token, got positions of {axes}{how}")
+        how = "Positions.grid(height, width)" if wanted == 2 else f"Positions(coords), coords (rows, tokens, {wanted})"
+        raise ValueError(
+            f"{scheme} takes {wanted} coordinates per token, got positions of {axes}: make them with {how}"
+        )
     return coords if distance.axis is None else coords[..., distance.axis]
 
 
@@ -148,7 +150,10 @@ def _off(term: _OfDistance, claimed: Distance, r: Tensor) -> tuple[float, str]:
     rounding = 16 * max(torch.finfo(entries.dtype).eps, 2.0**-23)  # it may compute in float32 whatever it returns
     came, apart = entries.double(), (r - r[0]).abs()[:, None]
     expected, slack = came[:, :1].expand_as(came), came.abs() + came[:, :1].abs()
-    if claimed.tail == "linear":
+    if claimed.tail == "constant":  # also one that the term approaches: what is left is nothing beside its near numbers
+        near = torch.arange(min(claimed.past, NEAR) + 1, device=r.device) * r[-1:].sign().to(torch.int64)
+        slack = slack + _entries(term, near).double().abs().nan_to_num(0.0, 0.0).amax(1, keepdim=True)
+    elif claimed.tail == "linear":
         step = _entries(term, r[:1] + r[-1:].sign()).double() - came[:, :1]
         expected, slack = expected + step * apart, slack + (2 * came[:, :1].abs() + step.abs()) * apart
         expected = torch.where(came == came[:, :1], came, expected)  # also of -inf, times a distance of 0

@@ -37,7 +37,7 @@ from posenc.encoding.features import (
 from posenc.encoding.marks import mark, mark_of
 from posenc.encoding.pieces import Piece, Value, check_sequence
 from posenc.encoding.pytree import closed_over, register, tensors_of
-from posenc.encoding.rotation import Rotation
+from posenc.encoding.rotation import Rotation, check_unrotated
 from posenc.encoding.staleness import MadeWith, check_fresh, is_inference
 from posenc.positions.positions import Positions
 from posenc.rotation.maps import in_bands, kind_of, one_scale
@@ -331,14 +331,7 @@ class Encoding:
                 "the encoding has rotated query and key already, and attention would rotate them again: pass "
                 "encoding.pairs with the rotated tensors, or do not call encoding.rotate"
             )
-        for name, x in (("query", query), ("key", key)):
-            done = mark_of(x) if self.rotations else None
-            if done and any((name, kind_of(getattr(rotation, name))) in done for rotation in self.rotations):
-                raise ValueError(
-                    f"{name} was rotated already, and attention would rotate it again: pass rotated queries and keys "
-                    "with scheme.pairs(query_positions, key_positions), or pass both unrotated; if a second rotation "
-                    f"is meant, pass {name}.clone()"
-                )
+        check_unrotated(self.rotations, query, key)
 
     def _note(self, door: str) -> None:
         if not torch.compiler.is_compiling():

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from posenc.arguments import check_type, whole
 from posenc.encoding.features import Features, missing
-from posenc.rotation.maps import OfHeads, TokenMap
+from posenc.encoding.marks import mark_of
+from posenc.rotation.maps import OfHeads, TokenMap, kind_of
 
 
 @dataclass(frozen=True)
@@ -88,3 +89,15 @@ class Rotation:
             whole("chunk", self.chunk)
             if not self.bands:
                 raise ValueError(f"chunk must be None without bands, got {self.chunk}")
+
+
+def check_unrotated(rotations: tuple[Rotation, ...], query: Tensor, key: Tensor) -> None:
+    """ValueError for a query or a key that is known to have been rotated as these rotations would do."""
+    for name, x in (("query", query), ("key", key)):
+        done = mark_of(x) if rotations else None
+        if done and any((name, kind_of(getattr(rotation, name))) in done for rotation in rotations):
+            raise ValueError(
+                f"{name} was rotated already, and attention would rotate it again: pass rotated queries and keys "
+                "with scheme.pairs(query_positions, key_positions), or pass both unrotated; if a second rotation "
+                f"is meant, pass {name}.clone()"
+            )

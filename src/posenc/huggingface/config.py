@@ -21,7 +21,7 @@ PARTS = {"text": "text_config", "vision": "vision_config"}
 """The keys of the parts that can be read, in a configuration of several models."""
 
 STACKS = ("encoder", "decoder")
-TWO_STACKS = frozenset({"t5"})
+TWO_STACKS = frozenset({"m2m_100", "nllb-moe", "t5", "whisper"})
 
 LIKE_LLAMA = frozenset({"max_position_embeddings", "rope_parameters", "rope_theta", "partial_rotary_factor"})
 UNLIKE_LLAMA = frozenset({"nanochat"})

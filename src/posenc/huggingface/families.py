@@ -17,12 +17,13 @@ from posenc.huggingface.keys import Keys
 from posenc.huggingface.reading import FULL, RECURRENT, SLIDING, described, head_dim_of, scaled, silent
 from posenc.huggingface.rope_parameters import rotary
 from posenc.huggingface.rotating_families import NOT_BOTH_WAYS, Rotating
-from posenc.huggingface.variants import DividedALiBi, OffsetLearned
+from posenc.huggingface.variants import DividedALiBi, OffsetLearned, OffsetSinusoidal
 from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.learned import Learned
 from posenc.schemes.nope import NoPE
 from posenc.schemes.rope import RoPE
+from posenc.schemes.sinusoidal import Sinusoidal
 from posenc.schemes.swin_v2 import SwinV2
 from posenc.schemes.t5 import T5
 
@@ -82,6 +83,32 @@ def vit(keys: Keys, prefix: int = 1) -> ModelPositions:
     return described(keys, NoPE(), input=table, causal=False, length=table.max_positions)
 
 
+# -- sinusoids --------------------------------------------------------------------------------------------------------
+
+
+def whisper(keys: Keys) -> ModelPositions:
+    """Sinusoids in the encoder, and a learned table in the decoder."""
+    sides = {"encoder": "source", "decoder": "target"}
+    lengths = {stack: keys.whole(f"max_{side}_positions") for stack, side in sides.items()}
+    dim, stack = keys.whole("hidden_size"), keys.inside or "encoder"
+    table = Learned(lengths[stack], dim) if stack == "decoder" else Sinusoidal(dim, layout="tensor2tensor")
+    return _of_stack(keys, table, lengths[stack])
+
+
+def m2m_100(keys: Keys) -> ModelPositions:
+    """The same sinusoids in both stacks, of which the first position is the one after that of padding."""
+    table = OffsetSinusoidal(keys.whole("hidden_size"), keys.whole("pad_token_id", 0) + 1)
+    return _of_stack(keys, table, keys.whole("max_position_embeddings"))
+
+
+def _of_stack(keys: Keys, table: Scheme, length: int) -> ModelPositions:
+    """The encoder or the decoder of a model of two, which adds a table to its input."""
+    decodes = keys.inside == "decoder"
+    layers = [Layer()] * keys.whole("decoder_layers" if decodes else "encoder_layers")
+    remarks = ("attention of the decoder to the encoder has no positions",) if decodes else ()
+    return described(keys, NoPE(), None, layers, input=table, causal=decodes, length=length, remarks=remarks)
+
+
 # -- biases -----------------------------------------------------------------------------------------------------------
 
 
@@ -108,7 +135,7 @@ def mpt(keys: Keys) -> ModelPositions:
     own.refuse("alibi_bias_max", 8, why="must be 8, since transformers' model ignores it")
     for name in ("prefix_lm", "attn_uses_sequence_id"):
         own.refuse(name, False, why="must be false, since transformers' model ignores it")
-    scale = None if own.get("softmax_scale") is None else own.number("softmax_scale")
+    scale = own.optional("softmax_scale")
     keys.get("learned_pos_emb")  # true by default, but the model has no table
     own.end()
     head_dim = keys.whole("hidden_size") // keys.whole("num_attention_heads")
@@ -178,6 +205,9 @@ FAMILIES: tuple[tuple[str, Reader], ...] = (
     ("clip_vision_model dinov2 vit", vit),
     ("deit", partial(vit, prefix=2)),
     ("siglip_vision_model", partial(vit, prefix=0)),
+    # sinusoids
+    ("whisper", whisper),
+    ("m2m_100 nllb-moe", m2m_100),
     # a bias
     ("bloom", bloom),
     ("falcon", falcon),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from posenc.arguments import number, shown, whole
+from posenc.rotation.given import Params
 
 POSITIONAL = re.compile(
     "rope|rota|posit|pos_?emb|theta|window|slid|alibi|yarn|mscale|chunk|soft_?cap|softmax|logit_cap|temperature|sink"
@@ -15,9 +16,6 @@ POSITIONAL = re.compile(
     "|(attention|attn|query|key|qk|score)s?_(in_|out_)?(multiplier|re_?scal|scal)"
 )
 """Names of keys that are about positions, or about factors of scores."""
-
-HARMLESS_PARAMETERS = frozenset({"finetuned"})  # of Yarn-Llama-2
-"""Entries of published rope_parameters that no code reads."""
 
 NOT_POSITIONAL = frozenset(
     {
@@ -76,6 +74,10 @@ class Keys:
         """A required key that is a number above 0."""
         return number(f"{self.model_type}'s {name}", self(name), above=0)
 
+    def optional(self, name: str) -> float | None:
+        """A key that is a number above 0 if there is one."""
+        return None if self.get(name) is None else self.number(name)
+
     def list(self, name: str) -> list[Any]:
         """A required key that is a list."""
         value = self(name)
@@ -92,7 +94,7 @@ class Keys:
 
     def parameters(self) -> Params:
         """rope_parameters, whose entries the caller reads."""
-        return Params(self.model_type, "rope_parameters", self("rope_parameters"), self.ignored)
+        return Params(f"{self.model_type}'s rope_parameters", self("rope_parameters"), self.ignored)
 
     def wrong(self, name: str, why: str) -> ValueError:
         """The error for an invalid value of a key."""
@@ -119,56 +121,3 @@ class Keys:
 
     def _own(self, name: str) -> str:
         return str(getattr(self.config, "attribute_map", {}).get(name, name))
-
-
-class Params:
-    """A dictionary of rope_parameters that records which keys were read. ``end()`` raises ValueError for others."""
-
-    def __init__(self, model_type: str, where: str, params: Any, ignored: tuple[str, ...] = ()) -> None:
-        if not isinstance(params, Mapping):
-            raise ValueError(f"{model_type}'s {where} must be a dictionary, got {shown(params)}")
-        self.model_type, self.where, self.params = model_type, where, params
-        self.was_read: set[str] = set(HARMLESS_PARAMETERS.union(ignored))
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The value, or ``default`` where there is none, or None."""
-        self.was_read.add(name)
-        value = self.params.get(name)
-        return default if value is None else value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        """A value that must be a number above 0."""
-        return number(self.named(name), self.get(name, default), above=0)
-
-    def whole(self, name: str, default: int | None = None) -> int:
-        """A value that must be a whole number of at least 1."""
-        return whole(self.named(name), self.get(name, default))
-
-    def named(self, name: str) -> str:
-        """An entry as errors name it."""
-        return f"{self.model_type}'s {self.where}[{name!r}]"
-
-    def wrong(self, name: str, why: str) -> ValueError:
-        """The error for an invalid value of a key."""
-        return ValueError(f"{self.named(name)} {why}, got {shown(self.params.get(name))}")
-
-    def kind(self, aliases: Mapping[str, str]) -> str:
-        """rope_type, which an older ``type`` must not contradict."""
-        new, old = self.get("rope_type"), self.get("type")
-        for name, value in (("rope_type", new), ("type", old)):
-            if not (value is None or isinstance(value, str)):
-                raise self.wrong(name, "must be a string")
-        found = new or old or "default"
-        found = aliases.get(found, found)
-        if old is not None and old != found and aliases.get(old) != found:
-            raise self.wrong("type", f"contradicts rope_type {found!r}")
-        return found
-
-    def end(self, kind: str) -> None:
-        """ValueError for the first key that was not read."""
-        for name, value in self.params.items():
-            if name not in self.was_read and value is not None:
-                raise ValueError(
-                    f"{self.model_type}'s {self.where} has the key {name!r} = {shown(value)}, which rope_type {kind!r} "
-                    f"does not read: if it means nothing, pass ignore=({name!r},)"
-                )

@@ -87,8 +87,7 @@ def rescale(patched: Patched, module: Any, scaling: Any) -> None:
             f"{type(module).__name__} scales its scores by {module.scaling:g}, and not by 1/sqrt(qk_head_dim) with the "
             "mscale of its configuration, so posenc cannot tell the right scale for another scaling"
         )
-    of_all = getattr(scaling, "mscale_all_dim", None) or 0.0
-    new = plain * (0.1 * of_all * math.log(scaling.factor) + 1) ** 2 if of_all else plain
+    new = plain * getattr(scaling, "score_factor", 1.0)
     if math.isclose(new, module.scaling, rel_tol=1e-9):
         return
     said = f"scale of the scores: {new:g} instead of {module.scaling:g}, since mscale_all_dim differs"

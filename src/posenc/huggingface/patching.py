@@ -27,8 +27,9 @@ def patch(model: nn.Module, what: Any) -> Patched:
     """Replaces a model's positional encoding by ``what``, until ``undo()`` or the end of the ``with`` block.
 
     - A *scaling*, such as ``YaRN(4.0, 4096)``, is applied to the model's own rotary frequencies, in every layer that
-      rotates, instead of the scaling of its configuration. A mapping {layer type: scaling} applies only to layers of
-      these types (Gemma 3 has several). If the model's softmax scale includes YaRN's mscale^2 (DeepSeek-V3), it is
+      rotates, instead of the scaling of its configuration; transformers' dictionary, such as ``{"rope_type": "linear",
+      "factor": 4.0}``, is one too. A mapping {layer type: scaling} applies only to layers of these types (Gemma 3 has
+      several). If the model's softmax scale includes YaRN's mscale^2 (DeepSeek-V3), it is
       adapted to the new scaling. A scaling that depends on the length (`DynamicNTK`, `LongRoPE`) is exact with a cache
       and for each row separately: the cache then keeps unrotated keys.
     - A *scheme*, such as ``ALiBi(num_heads)`` or ``NoPE()``, replaces the model's positions: its rotation is switched

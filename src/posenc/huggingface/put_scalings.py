@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from posenc.arguments import shown
+from posenc.arguments import is_number, shown
 from posenc.huggingface.adapters import ADAPTERS, check_rotates
 from posenc.huggingface.config import scheme_from_config
 from posenc.huggingface.divided import ROTARY
@@ -17,12 +17,36 @@ from posenc.huggingface.patched import Patched, named, text_config
 from posenc.huggingface.placing import PLAN, Plan
 from posenc.huggingface.put_schemes import in_words, put_adapted
 from posenc.huggingface.rotary import PosencRotary, Turns, read_turns
+from posenc.rotation.given import scaling_of
 from posenc.schemes.rope import RoPE
 
 
 def is_scaling(what: Any) -> bool:
-    """Whether it may be a scaling: an instance, or a function of theta."""
-    return callable(what) and not isinstance(what, type | nn.Module)
+    """Whether it may be a scaling: an instance, a function of theta, or transformers' dictionary."""
+    return _is_dictionary(what) or (callable(what) and not isinstance(what, type | nn.Module))
+
+
+def _is_dictionary(what: Any) -> bool:
+    return isinstance(what, Mapping) and ("rope_type" in what or isinstance(what.get("type"), str))
+
+
+def _read(base: Any, what: Any, theta: float, rotary_dim: int) -> Any:
+    """The scaling of transformers' dictionary, whose other keys must be those of the model; others as they are."""
+    if not _is_dictionary(what):
+        return what
+    config = text_config(base)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    own = {"rope_theta": (theta, what.get("rope_theta") == theta)}
+    if what.get("rope_type", what.get("type")) != "proportional":
+        share = what.get("partial_rotary_factor")
+        own["partial_rotary_factor"] = rotary_dim / head_dim, is_number(share) and int(head_dim * share) == rotary_dim
+    for name, (value, agrees) in own.items():
+        if what.get(name) is not None and not agrees:
+            raise ValueError(
+                f"what has {name} = {shown(what[name])}, and {named(base)} has {value:g}: only the scaling is "
+                f"replaced, so leave {name} out, or change it in the configuration and load the model again"
+            )
+    return scaling_of({name: value for name, value in what.items() if name not in own}, theta, head_dim, rotary_dim)
 
 
 def put_scaling(patched: Patched, base: Any, what: Any) -> None:
@@ -38,7 +62,10 @@ def put_scaling(patched: Patched, base: Any, what: Any) -> None:
         )
     for parent, name, module in found:
         turns = read_turns(module)
-        scalings = _by_type(base, what, turns)
+        scalings = {
+            kind: _read(base, each, turns[kind].base, turns[kind].rotary_dim)
+            for kind, each in _by_type(base, what, turns).items()
+        }
         ropes: dict[str | None, RoPE | None] = {}
         deferred: dict[str | None, RoPE] = {}
         for kind, turn in turns.items():
@@ -57,9 +84,8 @@ def put_scaling(patched: Patched, base: Any, what: Any) -> None:
             where = "every rotating layer" if kind is None else f"layers of type {kind}"
             own = "" if turn.own == "none" else f", instead of {turn.own}"
             how = "; in attention, with unrotated keys in the cache" if rope.needs_lengths else ""
-            patched.changes.append(
-                f"{where}: base {turn.base:g}, {turn.rotary_dim} channels, scaled by {scalings[kind]!r}{own}{how}"
-            )
+            by = "without a scaling" if scalings[kind] is None else f"scaled by {scalings[kind]!r}"
+            patched.changes.append(f"{where}: base {turn.base:g}, {turn.rotary_dim} channels, {by}{own}{how}")
             patched.changes += _other_length(scalings[kind], module)
         rotary = PosencRotary(module, turns, ropes, text_config(base))
         if deferred:
@@ -76,14 +102,17 @@ def put_scaling(patched: Patched, base: Any, what: Any) -> None:
 
 def _scale_adapted(patched: Patched, base: Any, what: Any) -> None:
     own = scheme_from_config(text_config(base)).schedule
-    if isinstance(what, Mapping) or not any(isinstance(scheme, RoPE) for scheme in own.schemes):
+    ropes = [scheme for scheme in own.schemes if isinstance(scheme, RoPE)]
+    if not ropes:
         raise ValueError(f"{named(base)} has no rotary frequencies to put a scaling on: {', '.join(in_words(own))}")
-    for scheme in own.schemes:
-        if isinstance(scheme, RoPE):
-            scheme.scaling = what
-            _check_scaling(scheme)
+    if not is_scaling(what):  # for layer types
+        raise ValueError(f"{named(base)} has no layer types, got {shown(what)}: give the scaling alone")
+    for rope in ropes:
+        rope.scaling = _read(base, what, rope.base, rope.rotary_dim)
+        _check_scaling(rope)
     put_adapted(patched, base, own)
-    patched.changes.append(f"every rotating layer: scaled by {what!r}")
+    by = "without a scaling" if ropes[0].scaling is None else f"scaled by {ropes[0].scaling!r}"
+    patched.changes.append(f"every rotating layer: {by}")
 
 
 def _other_length(scaling: Any, rotary: Any) -> list[str]:
@@ -104,10 +133,15 @@ def _check_scaling(rope: RoPE) -> None:
 
 
 def _by_type(base: Any, what: Any, turns: Mapping[str | None, Turns]) -> dict[str | None, Any]:
-    if not isinstance(what, Mapping):
+    if is_scaling(what):
         return dict.fromkeys(turns, what)
     if not what:
         raise ValueError("what must name the layer types that it maps to scalings, got {}")
+    if "rope_type" in what:
+        raise ValueError(
+            "what must be a scaling, or map layer types to scalings, got a dictionary of transformers: "
+            "posenc.RoPE(head_dim, scaling=dictionary).scaling is the scaling that it means"
+        )
     for kind, scaling in what.items():
         if kind not in turns and None in turns:
             raise ValueError(

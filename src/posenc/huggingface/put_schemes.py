@@ -144,26 +144,30 @@ def _give_back(table: PosencTable, original: nn.Embedding) -> None:
 def put_scheme(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     """Replaces the model's rotation, learned table or bias by a scheme, or by one for each layer with its window."""
     modules, config = attentions(base), text_config(base)
-    if config.is_encoder_decoder and base.get_encoder() is not base.get_decoder():
-        raise ValueError(
-            f"what must be {{'encoder': scheme, 'decoder': scheme}}, or one of them, for {named(base)}, which has two "
-            f"stacks of layers, got {shown(what)}"
-        )
     if config.model_type in ADAPTERS:
         put_adapted(patched, base, what)
         return
     table = TABLES.get(config.model_type)
     found = list(rotaries(base))
     biased = [module for module in modules if hasattr(module, BIASED)]
-    if biased and config.is_encoder_decoder and base is transformer(patched.model):
+    if found and not modules:
         raise ValueError(
-            f"model must be the whole, got {named(base)}, one of its two stacks, whose configuration is not saved: "
-            "patch(model, {'encoder': scheme, 'decoder': scheme}), or one of them"
+            f"{named(base)} takes scalings only: its attention layers have no layer_idx, by which posenc finds them"
         )
     if not modules or not (table or found or biased):
         raise ValueError(
             f"{named(base)} has neither rotary modules nor a learned table or bias that posenc knows, so posenc does "
             "not know what a scheme would replace"
+        )
+    if config.is_encoder_decoder and base.get_encoder() is not base.get_decoder():
+        raise ValueError(
+            f"what must be {{'encoder': scheme, 'decoder': scheme}}, or one of them, for {named(base)}, which has two "
+            f"stacks of layers, got {shown(what)}"
+        )
+    if biased and config.is_encoder_decoder and base is transformer(patched.model):
+        raise ValueError(
+            f"model must be the whole, got {named(base)}, one of its two stacks, whose configuration is not saved: "
+            "patch(model, {'encoder': scheme, 'decoder': scheme}), or one of them"
         )
     if any(turn.allocation is not None for _, _, rotary in found for turn in read_turns(rotary).values()):
         raise ValueError(
@@ -233,6 +237,7 @@ def _check_scheme(base: Any, scheme: Any) -> None:
     several = hasattr(config, "qk_rope_head_dim") or "head_dim" in (getattr(config, "per_layer_attributes", None) or ())
     if not several:
         wanted["head_dim"] = getattr(config, "head_dim", None) or config.hidden_size // heads
+    width = getattr(config, "embedding_size", config.hidden_size)  # of ELECTRA's table
     for part in bare_parts(scheme):
         name = type(part).__name__
         if "add" in part.doors and not has_table:
@@ -251,7 +256,7 @@ def _check_scheme(base: Any, scheme: Any) -> None:
                 f"{name} is made for {made} {'key ' * (part.heads_of == 'key')}heads, and {named(base)} has "
                 f"{' or '.join(map(str, sorted(counts)))}"
             )
-        for argument, its in (wanted | ({"dim": config.hidden_size} if "add" in part.doors else {})).items():
+        for argument, its in (wanted | ({"dim": width} if "add" in part.doors else {})).items():
             made = getattr(part, argument, None)
             if made is not None and made != its:
                 raise ValueError(f"{name} is made for {argument} {made}, and {named(base)} has {its}")

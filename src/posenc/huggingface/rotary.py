@@ -16,15 +16,12 @@ from torch import Tensor, nn
 from posenc.huggingface.attention import check_runs
 from posenc.models.forward_pass import EXCHANGES
 from posenc.positions.positions import Positions
+from posenc.rotation.given import KINDS
 from posenc.rotation.phases import frequencies
 from posenc.schemes.rope import RoPE
 
 Form: TypeAlias = Literal["twice", "each twice", "once", "complex"]
 """The order of pairs in cos and sin: all pairs twice, each pair twice in a row, once, or one complex number each."""
-
-SCALABLE = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
-"""Types of rotation that another scaling can replace. "proportional" leaves most pairs unturned, and is part of the
-model."""
 
 PROBE = (3, 1, 7)  # positions that distinguish the forms, small enough for precise angles in float32
 CLOSE = 1e-5  # far above the rounding of angles up to 7 in float32, 1e-6, and far below the error of another form
@@ -77,16 +74,18 @@ def read_turns(module: nn.Module) -> dict[str | None, Turns]:
 def _read(probe: Any, kind: str | None, config: Any, parameters: dict[str, Any]) -> Turns:
     name = type(probe).__name__ if kind is None else f"{type(probe).__name__} of {kind}"
     rope_type, base = parameters.get("rope_type", "default"), parameters.get("rope_theta")
-    if rope_type not in (*SCALABLE, "proportional") or base is None:
-        raise ValueError(f"{name} has rope_type {rope_type!r} of base {base}, and posenc knows {', '.join(SCALABLE)}")
+    if rope_type not in KINDS or base is None:
+        raise ValueError(f"{name} has rope_type {rope_type!r} of base {base}, and posenc knows {', '.join(KINDS)}")
     kinds = {} if kind is None else {"layer_type": kind}
     if kind is not None and getattr(config, "per_layer_config", None):  # of other heads than the others
         config = config.per_layer_config[kind]
     default, _ = probe.compute_default_rope_parameters(config, device=None, **kinds)
-    rotary_dim = 2 * default.numel()
-    expected = frequencies(rotary_dim, float(base))
+    own_dim = 2 * default.numel()
+    expected = frequencies(own_dim, float(base))
     if not torch.allclose(default.double().cpu(), expected, rtol=1e-5, atol=0):
-        raise ValueError(f"{name} does not rotate by base^(-2k/{rotary_dim}) with base {base:g} from its configuration")
+        raise ValueError(f"{name} does not rotate by base^(-2k/{own_dim}) with base {base:g} from its configuration")
+    # Scalings read partial_rotary_factor where, as in Mistral 4, the module without one does not.
+    rotary_dim = 2 * getattr(probe, "inv_freq" if kind is None else f"{kind}_inv_freq").numel()
     form, allocation = _form(probe, name, kind)
     own, factor = "none" if rope_type == "default" else rope_type, parameters.get("factor")
     own += "" if own == "none" or factor is None else f" by {factor:g}"

@@ -26,6 +26,7 @@ from posenc.huggingface.reading import (
 )
 from posenc.huggingface.rope_parameters import rotary
 from posenc.positions.tiles import Chunk, Window
+from posenc.rotation import ramps
 from posenc.rotation.phases import PairLayout
 from posenc.rotation.scalings import NTKAware
 from posenc.schedule import Schedule, ranges
@@ -131,9 +132,9 @@ def with_sinks(keys: Keys, head_dim: int) -> Layer:
 
 
 def of_gemma(keys: Keys, head_dim: int) -> Layer:
-    """A scale and a softcap; in a model with images, these attend to themselves."""
-    cap = None if keys.get("attn_logit_softcapping") is None else keys.number("attn_logit_softcapping")
+    """A scale and a softcap. In a model with images, tokens of one image attend to each other in both directions."""
     scale = scaled(keys.number("query_pre_attn_scalar") ** -0.5, head_dim)
+    cap = keys.optional("attn_logit_softcapping")
     return Layer(scale=scale, softcap=cap, images=keys.inside in ("gemma3", "shieldgemma2"))
 
 
@@ -299,8 +300,7 @@ def deepseek(keys: Keys) -> ModelPositions:
     scale, params = whole_head**-0.5, keys.parameters()
     if params.get("mscale_all_dim") and params.get("rope_type", "default") != "default":
         of_all, factor = params.number("mscale_all_dim"), params.number("factor")
-        grown = 0.1 * of_all * math.log(factor) + 1 if factor > 1 else 1.0
-        scale *= grown * grown
+        scale *= ramps.mscale(math.log(max(factor, 1.0)), of_all) ** 2
     scheme = rope + _by_position(keys) if is_mistral else rope
     return described(keys, scheme, None, Layer(scale=scaled(scale, whole_head)))
 

@@ -20,6 +20,7 @@ from posenc.scheme import Scheme
 from posenc.schemes.alibi import ALiBi
 from posenc.schemes.deberta import DeBERTa
 from posenc.schemes.learned import Learned
+from posenc.schemes.sinusoidal import Sinusoidal
 from posenc.schemes.swin_v2 import SwinV2
 
 
@@ -47,6 +48,27 @@ class OffsetLearned(Learned):
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         row = table_index(positions, "OffsetLearned", self.max_positions - self.offset)
         return self.weight[self.offset :][row].to(dtype)
+
+
+class OffsetSinusoidal(Sinusoidal):
+    """tensor2tensor's sinusoids whose first position is not 0: x_i <- x_i + P[p_i + offset].
+
+    In M2M100 and in fairseq's models position 0 is pad_token_id + 1. Errors: as for `Sinusoidal`.
+    Source: the code of M2M100 in transformers.
+    """
+
+    def __init__(self, dim: int, offset: int) -> None:
+        super().__init__(dim, layout="tensor2tensor")
+        self.offset = whole("offset", offset, 0)
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return f"{self.dim}, offset={self.offset}"
+
+    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Float[Tensor, "rows tokens dim"]:
+        """The vectors P[p + offset]."""
+        check_type("positions", positions, Positions)
+        return super().table(positions.with_coords(positions.coords + self.offset), dtype)
 
 
 class DividedALiBi(ALiBi):

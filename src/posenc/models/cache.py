@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from posenc.positions.positions import Positions
 from posenc.scheme import Scheme, bare_parts
 
 NORMS = "posenc's norms of keys"  # kept with a layer's features
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # in what Python writes of a function
 
 
 class KVCache:
@@ -136,8 +138,9 @@ class KVCache:
 
 
 def written(scheme: Scheme | str) -> str:
-    """A scheme as its constructors are called, wherever it is wrapped."""
-    return scheme if isinstance(scheme, str) else " + ".join(map(repr, bare_parts(scheme)))
+    """A scheme as its constructors are called, wherever it is wrapped, and wherever in memory functions and objects
+    among its arguments are."""
+    return scheme if isinstance(scheme, str) else ADDRESS.sub("", " + ".join(map(repr, bare_parts(scheme))))
 
 
 def grown(held: Tensor | None, new: Tensor, start: int, stop: int) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from posenc.arguments import check_flag, check_type
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.features import NOTHING, Features, Projected, check_wanted, continued, made
-from posenc.encoding.rotation import Rotation
+from posenc.encoding.rotation import Rotation, check_unrotated
 from posenc.models.cache import NORMS, KVCache
 from posenc.models.layer_call import LayerCall
 from posenc.positions.positions import Positions
@@ -260,6 +260,7 @@ class ForwardPass:
                 token_doors = token_doors.with_features(features)
             if is_kept_rotated and (self.cache is not None or token_doors.rotations):
                 token_doors.check(query, key)
+                check_unrotated(token_doors.rotations, query, key)
                 query, key, value = (
                     token_doors.rotate_query(query),
                     token_doors.rotate_key(key),

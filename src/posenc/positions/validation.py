@@ -109,7 +109,7 @@ def lengths_of_documents(lengths: Any, cu_seqlens: Any) -> list[list[int]]:
         raise ValueError(f"lengths or cu_seqlens must be given, got {which}")
     if cu_seqlens is not None:
         ends = _numbers(cu_seqlens)
-        steps = [b - a for a, b in pairwise(ends)] if all(type(n) is int for n in ends) else [-1]
+        steps = [int(b - a) for a, b in pairwise(ends)] if all(map(_is_whole, ends)) else [-1]
         if ends[:1] != [0] or min(steps, default=0) < 0:
             raise ValueError(
                 f"cu_seqlens must be whole numbers that begin at 0 and do not decrease, got {shown(cu_seqlens)}: for "
@@ -117,18 +117,22 @@ def lengths_of_documents(lengths: Any, cu_seqlens: Any) -> list[list[int]]:
             )
         return [steps]
     listed = _numbers(lengths)
-    rows = [listed] if all(isinstance(n, int) for n in listed) else [_numbers(row) for row in listed]
-    if not all(type(n) is int for row in rows for n in row):
+    rows = [listed] if all(isinstance(n, Integral) for n in listed) else [_numbers(row) for row in listed]
+    if not all(_is_whole(n) for row in rows for n in row):
         raise ValueError(f"lengths must be whole numbers, or a sequence of them for each row, got {lengths!r}")
     if any(n < 0 for row in rows for n in row):
         raise ValueError(f"lengths must not be negative, got {listed}")
-    return rows
+    return [[int(n) for n in row] for row in rows]
+
+
+def _is_whole(n: object) -> bool:
+    return isinstance(n, Integral) and not isinstance(n, bool)
 
 
 def _numbers(given: Any) -> list[Any]:
-    """A sequence or a tensor as a list; one that is neither in a list of its own."""
-    if isinstance(given, Tensor) and given.dim() > 0 and not given.is_meta:
-        return given.tolist()
+    """A sequence, a tensor or an array of NumPy as a list; for anything else, a list that holds no number."""
+    if getattr(given, "ndim", 0) > 0 and hasattr(given, "tolist") and not getattr(given, "is_meta", False):
+        return list(given.tolist())
     return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [None]
 
 

@@ -3,31 +3,127 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any, TypeAlias
 
-from posenc.arguments import number, shown
+from posenc.arguments import number, shown, whole
 from posenc.rotation.scalings import DynamicNTK, Llama3, LongRoPE, PositionInterpolation, Proportional, Scaling, YaRN
 
 Given: TypeAlias = Scaling | Mapping[str, Any] | str
 """What ``scaling=`` accepts."""
 
-KINDS: Mapping[str, tuple[type | None, tuple[str, ...]]] = {
-    "default": (None, ()),
-    "linear": (PositionInterpolation, ("factor",)),
-    "dynamic": (DynamicNTK, ("factor", "original_max_position_embeddings")),
-    "yarn": (YaRN, ("factor", "original_max_position_embeddings")),
-    "llama3": (
-        Llama3,
-        ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"),
-    ),
-    "longrope": (LongRoPE, ("short_factor", "long_factor", "original_max_position_embeddings")),
-    "proportional": (Proportional, ("partial_rotary_factor",)),
-}
-"""The class of each rope_type, and the keys that it needs."""
+KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
+HARMLESS = frozenset({"finetuned"})  # of Yarn-Llama-2
+"""Entries of published dictionaries that no code reads."""
+NO_ALIASES: Mapping[str, str] = {}
 
-RENAMED = {"original_length": "original_max_position_embeddings", "share": "partial_rotary_factor"}
-OURS = ("ramp", "dynamic")  # arguments of YaRN that transformers does not have
+
+class Params:
+    """A dictionary with a rope_type that records which keys were read. ``end()`` raises ValueError for others.
+
+    ``where`` is what errors call it; ``ignored`` are the keys that mean nothing, if the caller can name some.
+    """
+
+    def __init__(self, where: str, params: Any, ignored: tuple[str, ...] | None = None) -> None:
+        if not isinstance(params, Mapping):
+            raise ValueError(f"{where} must be a dictionary, got {shown(params)}")
+        self.where, self.params, self.ignored = where, params, ignored
+        self.was_read: set[str] = set(HARMLESS.union(ignored or ()))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value, or ``default`` where there is none, or None."""
+        self.was_read.add(name)
+        value = self.params.get(name)
+        return default if value is None else value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A value that must be a number above 0."""
+        return number(self.named(name), self.get(name, default), above=0)
+
+    def optional(self, name: str, default: float | None = None) -> float | None:
+        """A value that must be a number above 0 if there is one."""
+        return None if self.get(name, default) is None else self.number(name, default)
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """A value that must be a whole number of at least 1."""
+        return whole(self.named(name), self.get(name, default))
+
+    def named(self, name: str) -> str:
+        """An entry as errors name it."""
+        return f"{self.where}[{name!r}]"
+
+    def wrong(self, name: str, why: str) -> ValueError:
+        """The error for an invalid value of a key."""
+        return ValueError(f"{self.named(name)} {why}, got {shown(self.params.get(name))}")
+
+    def kind(self, aliases: Mapping[str, str] = NO_ALIASES) -> str:
+        """rope_type, which an older ``type`` must not contradict."""
+        new, old = self.get("rope_type"), self.get("type")
+        for name, value in (("rope_type", new), ("type", old)):
+            if not (value is None or isinstance(value, str)):
+                raise self.wrong(name, "must be a string")
+        found = new or old or "default"
+        found = aliases.get(found, found)
+        if old is not None and old != found and aliases.get(old) != found:
+            raise self.wrong("type", f"contradicts rope_type {found!r}")
+        return found
+
+    def scaling(self, kind: str, share: float = 1.0, longest: int | None = None) -> Scaling | None:
+        """The scaling of this rope_type; None for "default".
+
+        ``share`` is that of the channels that "proportional" rotates. ``longest`` is max_position_embeddings, from
+        which transformers takes lengths and factors that are not in the dictionary.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"{self.named('rope_type')} must be one of {', '.join(KINDS)}, got {kind!r}")
+        if kind == "default":
+            return None
+        if kind == "linear":
+            return PositionInterpolation(self.number("factor"))
+        if kind == "proportional":
+            return Proportional(share, self.number("factor", 1.0))
+        if kind == "dynamic" and longest is not None:  # the only length that transformers' model reads
+            return DynamicNTK(self.number("factor"), longest)
+        original = self.whole("original_max_position_embeddings", longest)
+        if kind == "dynamic":
+            return DynamicNTK(self.number("factor"), original)
+        if kind == "llama3":
+            low, high = self.number("low_freq_factor"), self.number("high_freq_factor")
+            return Llama3(self.number("factor"), original, low, high)
+        factor = self.optional("factor", None if longest is None else longest / original)
+        attention_factor = self.optional("attention_factor")
+        if kind == "longrope":
+            short, long = self.get("short_factor"), self.get("long_factor")
+            if factor is not None and factor < 1 and attention_factor is None:
+                attention_factor = 1.0  # a model for shorter texts than in training: cos and sin are not scaled
+            return LongRoPE(short, long, original, None if (factor or 0) < 1 else factor, attention_factor)
+        self.was_read.add("truncate")
+        truncate = self.params.get("truncate", True)
+        if not (truncate is None or isinstance(truncate, bool)):
+            raise self.wrong("truncate", "must be true or false")
+        mscales = {}
+        if attention_factor is None:  # else they are not read
+            mscales = {name: value for name in ("mscale", "mscale_all_dim") if (value := self.get(name)) is not None}
+            if mscales and (len(mscales) == 1 or 0 in mscales.values()):
+                raise self.wrong(next(iter(mscales)), "is only read if both mscale and mscale_all_dim are above 0")
+        fast, slow = self.number("beta_fast", 32.0), self.number("beta_slow", 1.0)
+        return YaRN(
+            self.number("factor", factor),
+            original,
+            fast,
+            slow,
+            truncate=bool(truncate),  # transformers takes null for false
+            attention_factor=attention_factor,
+            **mscales,
+        )
+
+    def end(self, kind: str) -> None:
+        """ValueError for the first key that was not read."""
+        for name, value in self.params.items():
+            if name not in self.was_read and value is not None:
+                hint = "" if self.ignored is None else f": if it means nothing, pass ignore=({name!r},)"
+                raise ValueError(
+                    f"{self.where} has the key {name!r} = {shown(value)}, which rope_type {kind!r} does not read{hint}"
+                )
 
 
 def scaling_of(given: Mapping[str, Any] | str, base: float, head_dim: int, rotary_dim: int) -> Scaling | None:
@@ -47,51 +143,23 @@ def scaling_of(given: Mapping[str, Any] | str, base: float, head_dim: int, rotar
                 f"'original_max_position_embeddings': 4096}}, or a scaling such as YaRN(4.0, 4096), got {given!r}"
             )
         return Llama3() if given == "llama3" else None
-    told = {name: value for name, value in given.items() if value is not None or name == "truncate"}
-    kind = _kind(told)
-    if told.get("rope_theta", base) != base:
+    read = Params("scaling", given)
+    if read.get("rope_type", read.get("type")) is None:
+        for name, value in given.items():
+            if isinstance(value, Mapping):
+                names = ", ".join(map(str, given))
+                raise ValueError(f"scaling must be of one type of layers, got {names}: pass scaling[{name!r}]")
+        raise read.wrong("rope_type", f"must be one of {', '.join(KINDS)}")
+    kind, share = read.kind(), read.optional("partial_rotary_factor")
+    if read.get("rope_theta", base) != base:
         raise ValueError(
-            f"scaling['rope_theta'] must be the base, {base:g}, got {told['rope_theta']}: pass it as base="
+            f"scaling['rope_theta'] must be the base, {base:g}, got {given['rope_theta']}: pass it as base="
         )
-    share = told.get("partial_rotary_factor")
-    share = None if share is None else number("scaling['partial_rotary_factor']", share)
     if kind != "proportional" and share is not None and int(head_dim * share) != rotary_dim:
         raise ValueError(
             f"scaling['partial_rotary_factor'] must be the share of rotated channels, {rotary_dim} of {head_dim}, got "
             f"{share}: pass rotary_dim={int(head_dim * share)}"
         )
-    read = {name: value for name, value in told.items() if name not in ("rope_type", "type", "rope_theta")}
-    made, needed = KINDS[kind]
-    of_fields = {RENAMED.get(f.name, f.name): f.name for f in (fields(made) if made else ()) if f.name not in OURS}
-    for name in read:
-        if name not in of_fields and name != "partial_rotary_factor":
-            raise ValueError(f"scaling has the key {name!r} = {shown(read[name])}, which {kind!r} does not read")
-    for name in needed:
-        if name not in read:
-            raise ValueError(
-                f"scaling of type {kind!r} needs the key {name!r}, got {', '.join(map(str, read)) or 'none'}"
-            )
-    if made is None:
-        return None
-    if ("mscale" in read) != ("mscale_all_dim" in read):
-        raise ValueError("scaling must have both mscale and mscale_all_dim, or none: transformers ignores one alone")
-    if "truncate" in read:
-        read["truncate"] = read["truncate"] or False  # transformers takes null for false
-    found: Scaling = made(**{of_fields[name]: value for name, value in read.items() if name in of_fields})
-    return found
-
-
-def _kind(told: Mapping[str, Any]) -> str:
-    """rope_type, which an older ``type`` must not contradict."""
-    new, old = told.get("rope_type"), told.get("type")
-    if new is None and old is None and any(isinstance(each, Mapping) for each in told.values()):
-        first = next(name for name, each in told.items() if isinstance(each, Mapping))
-        raise ValueError(
-            f"scaling must be of one type of layers, got {', '.join(map(str, told))}: pass scaling[{first!r}]"
-        )
-    kind = old if new is None else new
-    if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(f"scaling['rope_type'] must be one of {', '.join(KINDS)}, got {shown(kind)}")
-    if old is not None and old != kind:
-        raise ValueError(f"scaling['type'] contradicts rope_type {kind!r}, got {shown(old)}")
-    return kind
+    scaling = read.scaling(kind, 1.0 if share is None else share)
+    read.end(kind)
+    return scaling

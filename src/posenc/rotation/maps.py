@@ -71,8 +71,8 @@ class OfHeads:
 
 
 def kind_of(turn: TokenMap) -> Hashable:
-    """What a map does, as far as its name and the channels and heads that it changes tell: two maps of a kind undo,
-    double or distort one another."""
+    """What a map does, by its name and the channels and heads that it changes. Queries and keys must not be mapped by
+    two maps of a kind."""
     inside = turn.turn if isinstance(turn, OfHeads) else turn
     name, told = getattr(inside, "__qualname__", type(inside).__qualname__), getattr(inside, "__dict__", {})
     return name, *(told[part] for part in ("first", "heads") if isinstance(told.get(part), int | range))

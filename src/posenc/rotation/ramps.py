@@ -1,4 +1,4 @@
-"""Functions of theta (pairs,) that scalings share: stretched frequencies, and ramps between two kinds of them."""
+"""What scalings share: mscale, and functions of theta (pairs,), stretched frequencies and ramps between two of them."""
 
 from __future__ import annotations
 
@@ -35,6 +35,11 @@ def ends(theta: Tensor, length: int, fast: float, slow: float, truncate: bool = 
     if truncate:
         low, high = low.floor(), high.ceil()
     return low.clamp(min=0), high.clamp(max=2 * theta.numel() - 1)
+
+
+def mscale(log_factor: Any, m: float) -> Any:
+    """0.1 m ln s + 1, as in YaRN and DeepSeek's code, for ln s, a number or a tensor."""
+    return 0.1 * m * log_factor + 1
 
 
 def by_index(theta: Tensor, low: Tensor, high: Tensor) -> Tensor:

@@ -128,11 +128,9 @@ class NTKAware(_Scaling):
     original_length: int | None = None
 
     def __post_init__(self) -> None:
-        length = self.original_length
-        self._set(
-            factor=number("factor", self.factor, least=1),
-            original_length=None if length is None else whole("original_length", length),
-        )
+        self._set(factor=number("factor", self.factor, least=1))
+        if self.original_length is not None:
+            self._set(**_stretch(self.factor, self.original_length))
 
     def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
         """theta' and 1."""
@@ -192,7 +190,8 @@ class YaRN(_Scaling):
     ``attention_factor`` replaces this number. With ``mscale`` m and ``mscale_all_dim`` a it is (0.1 m ln s + 1) / (0.1
     a ln s + 1), with the defaults m = 1 and a = 0, as in DeepSeek's code. DeepSeek's models have m = a and also
     multiply their softmax scale by (0.1 a ln s + 1)^2, which this class does not do (`MLA` does). transformers ignores
-    one if the other is missing.
+    one if the other is missing. With ``dynamic``, s = max(``factor``, n/L) for a row of n tokens, usually with a factor
+    of 1, and a cache keeps keys unrotated, as for `DynamicNTK`.
     Errors: ValueError for beta_slow not below beta_fast, and for ``dynamic`` with mscale_all_dim, since a softmax scale
     cannot differ from row to row.
     Source: Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large Language Models", section 3.2,
@@ -239,7 +238,12 @@ class YaRN(_Scaling):
         if self.attention_factor is not None:
             return self.attention_factor
         of_each, of_all = 1.0 if self.mscale is None else self.mscale, self.mscale_all_dim or 0.0
-        return (of_each * 0.1 * log_factor + 1) / (of_all * 0.1 * log_factor + 1)
+        return ramps.mscale(log_factor, of_each) / ramps.mscale(log_factor, of_all)
+
+    @property
+    def score_factor(self) -> float:
+        """DeepSeek's factor of the softmax scale, (0.1 a ln s + 1)^2; 1 without ``mscale_all_dim``."""
+        return float(ramps.mscale(math.log(self.factor), self.mscale_all_dim or 0.0)) ** 2
 
     def _kept(self, theta: Float64[Tensor, " pairs"]) -> Float64[Tensor, " pairs"]:
         """gamma_k of every pair."""
@@ -255,7 +259,7 @@ class YaRN(_Scaling):
 
     def __call__(
         self, theta: Float64[Tensor, " pairs"], lengths: Float64[Tensor, "rows 1"] | None = None
-    ) -> tuple[Float64[Tensor, "#rows pairs"], float | Float64[Tensor, "rows 1 1"]]:
+    ) -> tuple[Float64[Tensor, "*rows pairs"], float | Float64[Tensor, "rows 1 1"]]:
         """theta' and the factor of cos and sin; with ``dynamic``, of every row."""
         kept = self._kept(theta)
         if not self.dynamic:
@@ -352,15 +356,11 @@ class LongRoPE(_Scaling):
         """theta' of every row, and the factor of cos and sin: a number, or one for each row."""
         lengths = self._lengths(lengths)
         if theta.numel() != len(self.short_factor):
-            raise ValueError(
-                f"short_factor and long_factor must have {theta.numel()} numbers, one for each pair, "
-                f"got {len(self.short_factor)}"
-            )
+            wanted = f"{theta.numel()} numbers, one for each pair, got {len(self.short_factor)}"
+            raise ValueError(f"short_factor and long_factor must have {wanted}")
         # Filled number by number: a list would be copied to the GPU in every call, which synchronizes.
-        short, long = (
-            torch.cat([theta.new_full((1,), each) for each in factors])
-            for factors in (self.short_factor, self.long_factor)
-        )
+        lists = self.short_factor, self.long_factor
+        short, long = (torch.cat([theta.new_full((1,), each) for each in factors]) for factors in lists)
         is_long = lengths > self.original_length
         of_short, of_long = self.magnitudes
         factor = (

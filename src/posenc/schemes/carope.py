@@ -1,4 +1,4 @@
-"""CARoPE: RoPE whose frequency is a number that tokens say."""
+"""CARoPE: RoPE whose frequency each layer projects from the token."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class FIRE(Scheme):
     def _share(self, x: Tensor) -> Float64[Tensor, "..."]:
         return 1 / (self._psi(torch.maximum(x.double(), self._threshold(torch.float64))) + EPSILON)
 
-    def _lines(self) -> tuple[Float64[Tensor, " hidden+1"], Float64[Tensor, "heads hidden+2 2"]]:
+    def _lines(self) -> tuple[Float64[Tensor, "{self.hidden}+1"], Float64[Tensor, "heads {self.hidden}+2 2"]]:
         w1, b1, w2, b2 = (p.double() for layer in (self.inner, self.outer) for p in (layer.weight, layer.bias))
         w1 = w1[:, 0]
         with torch.no_grad():

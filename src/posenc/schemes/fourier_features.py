@@ -94,7 +94,7 @@ class FourierFeatures(Scheme):
                 layer.reset_parameters()
 
     def _directions(self, device: torch.device) -> Tensor:
-        """B, one row per sine."""
+        """B, one row per sine; for "nerf" 2 pi B, whose products with positions are exact."""
         if self.directions is not None:
             return in_double(self.directions)
         if self.bands is None:
@@ -102,7 +102,7 @@ class FourierFeatures(Scheme):
             return self.sigma * drawn(count, self.seed, device).view(self.dim // 2, self.axes)
         count, each = self.dim // (2 * self.axes), torch.eye(self.axes, dtype=torch.float64, device=exact(device))
         if self.resolution is None:  # band after band, each with all axes
-            octaves = 2.0 ** torch.arange(count, dtype=torch.float64, device=each.device) / (2 * math.pi)
+            octaves = 2.0 ** torch.arange(count, dtype=torch.float64, device=each.device)
             return torch.kron(octaves[:, None], each)
         ends = torch.tensor(self.resolution, dtype=torch.float64, device=each.device) / 2
         share = torch.arange(count, dtype=torch.float64, device=each.device) / max(count - 1, 1)
@@ -112,7 +112,8 @@ class FourierFeatures(Scheme):
         """The vectors P[x]."""
         check_choice("dtype", dtype, (torch.float32, torch.float64))
         coords = coords_of(positions, self.axes, "FourierFeatures")
-        angle = 2 * math.pi * in_double(coords) @ self._directions(coords.device).mT
+        unit = 1.0 if self.bands == "nerf" else 2 * math.pi
+        angle = unit * in_double(coords) @ self._directions(coords.device).mT
         waves = (angle.cos(), angle.sin()) if self.bands is None else (angle.sin(), angle.cos())
         group = self.axes if self.bands == "nerf" else self.dim // 2  # channels of one wave before those of the other
         features = torch.cat([wave.unflatten(-1, (-1, group)) for wave in waves], -1).flatten(-2)

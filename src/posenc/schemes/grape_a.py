@@ -35,7 +35,7 @@ class GRAPEA(Scheme):
     have no distance, so attention without a causal mask raises ValueError.
 
     It reads queries and keys, so attention runs in blocks of queries, and a cache needs nothing besides the keys.
-    Parameters: omega, the w_h, with softplus(w_h) = 1; u and v (heads x head_dim), from N(0, 1/d).
+    Parameters: w (heads), with softplus(w) = 1; u and v (heads x head_dim), from N(0, 1/d).
     Shapes: query (batch, num_heads, queries, head_dim); coordinates of one axis, real.
     Errors: ValueError for sizes below 1, other gates, and queries of another head_dim or number of heads.
     Source: Zhang et al. 2025, "Group Representational Position Encoding" (arXiv 2512.07805), and the authors'
@@ -50,7 +50,7 @@ class GRAPEA(Scheme):
         self.num_heads, self.head_dim = whole("num_heads", num_heads), whole("head_dim", head_dim)
         check_choice("gates", gates, ("key", "query", "both"))
         self.gates: Literal["key", "query", "both"] = gates
-        self.omega = nn.Parameter(torch.empty(self.num_heads))
+        self.w = nn.Parameter(torch.empty(self.num_heads))
         self.u, self.v = (
             nn.Parameter(torch.empty(self.num_heads, self.head_dim)) if gates in (side, "both") else None
             for side in ("key", "query")
@@ -58,8 +58,8 @@ class GRAPEA(Scheme):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """softplus(omega) = 1; u and v from N(0, 1/head_dim)."""
-        nn.init.constant_(self.omega, math.log(math.expm1(1.0)))
+        """softplus(w) = 1; u and v from N(0, 1/head_dim)."""
+        nn.init.constant_(self.w, math.log(math.expm1(1.0)))
         for vectors in (self.u, self.v):
             if vectors is not None:
                 nn.init.normal_(vectors, std=self.head_dim**-0.5)
@@ -80,7 +80,7 @@ class GRAPEA(Scheme):
         query_positions: Positions,
         key_positions: Positions,
     ) -> Tensor:
-        omega = alibi_slopes(self.num_heads, scores.dtype, scores.device) * F.softplus(self.omega.to(scores.dtype))
+        omega = alibi_slopes(self.num_heads, scores.dtype, scores.device) * F.softplus(self.w.to(scores.dtype))
         omega = context.of_heads(omega, 0)
         if query.size(1) != omega.size(0) or query.size(-1) != self.head_dim:
             raise ValueError(

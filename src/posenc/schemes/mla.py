@@ -88,9 +88,7 @@ class MLA(Rotary):
     def scale(self) -> float:
         """The softmax scale, with YaRN's ``mscale_all_dim`` if set."""
         scale = 1 / math.sqrt(self.head_dim)
-        if isinstance(self.scaling, YaRN) and self.scaling.mscale_all_dim is not None:
-            scale *= (0.1 * self.scaling.mscale_all_dim * math.log(self.scaling.factor) + 1) ** 2
-        return scale
+        return scale * self.scaling.score_factor if isinstance(self.scaling, YaRN) else scale
 
     def rotation(
         self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None

@@ -142,8 +142,8 @@ ENTRY = Entry(
     build=lambda shape: MRoPE(shape.head_dim, _shares(shape.head_dim // 2)),
     axes="three",
     does=(
-        'RoPE whose pairs are allocated to time, row and column: `"sections"`, `"interleaved"`, `"ernie"`; on text it '
-        "is RoPE"
+        'RoPE whose pairs are allocated to time, row and column: `"sections"`, `"interleaved"`, `"ernie"`, '
+        '`"videorope"`; on text it is RoPE'
     ),
     limits="each axis has only some of the frequencies",
     formula=lines(

@@ -16,14 +16,14 @@ from posenc.schemes.entry import FORMULA, ROTATED_SCORE, Entry, Law, lines
 
 
 class SelectiveRoPE(ClockRotary):
-    """Selective rotary position embedding: tokens say by how much each channel pair is rotated.
+    """Selective rotary position embedding: rotates channel pairs by angles that depend on the contents of the tokens.
 
     Formula, with a_tk a number that the layer computes from token t, for pair k of a key head:
 
         pair k of q_i and k_i is rotated by theta_k (a_1k + ... + a_ik),   theta_k = base^(-2k/d)
 
-    so a score depends on what the tokens between key and query say: the angle of a pair is theta_k times the sum of
-    a_tk over t = j + 1 .. i. With a = 1 it is `RoPE` by the order of the tokens. The sum follows the order within
+    so a score depends on the tokens between key and query: the angle of a pair is theta_k times the sum of a_tk over
+    t = j + 1 .. i. With a = 1 it is `RoPE` by the order of the tokens. The sum follows the order within
     each document; coordinates are ignored.
 
     Each layer provides the feature ``turned``: a projection of its hidden state without bias, d/2 numbers per key head.
@@ -64,7 +64,7 @@ ENTRY = Entry(
     build=lambda shape: SelectiveRoPE(shape.key_heads, shape.head_dim),
     axes="any",
     learned="d/2 projections per key head, in each layer",
-    does="rotates channel pairs of q and k by angles that are sums of what the tokens so far say",
+    does="rotates channel pairs of q and k by sums of angles that each layer projects from the tokens so far",
     limits="the angle between two tokens is known only after all tokens between them",
     formula=lines(
         ROTATED_SCORE,

@@ -33,8 +33,9 @@ class Swin(Scheme):
     Represent windows, shifted or not, as documents: patches attend only within their own document.
 
     With ``class_token`` the token at (-1, -1) is a class token, as in BEiT, and the last three rows of the table are
-    the bias of the class token for a patch, of a patch for the class token, and of the class token for itself. `grid`
-    makes these positions: `Positions.grid` with ``prefix=1`` would put the class token on the first patch.
+    the bias of the class token for a patch, of a patch for the class token, and of the class token for itself. The
+    method `positions` makes these positions: `Positions.grid` with ``prefix=1`` would put the class token on the first
+    patch, without an error.
 
     Parameters: (2h - 1)(2w - 1) x H, and 3 x H with ``class_token``, from N(0, 0.02^2), as in the authors' code (from
     memory; transformers initializes to zeros). In the paper every layer has its own.

@@ -30,7 +30,7 @@ def reach_of(dtype: torch.dtype, fastest: float) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Fading:
+class Decaying:
     """Rotates pairs by their angles, and multiplies queries by e^(-decay p) and keys by e^(decay p), with p relative to
     an origin.
 
@@ -145,10 +145,12 @@ class XPos(PairwiseRotary):
         fastest = math.log(1.4 / 0.4) / self.scale_base
         asking = _places(queries, origin)
 
-        def side(name: Literal["query", "key"], positions: Positions) -> Fading:
+        def side(name: Literal["query", "key"], positions: Positions) -> Decaying:
             coords = coords_of(positions, 1, "XPos")[..., 0]
             place = asking if positions is queries else _places(positions, origin)
-            return Fading(name, self.turned_to(coords, dtype), self._decay(place.device), place, asking, fastest, span)
+            return Decaying(
+                name, self.turned_to(coords, dtype), self._decay(place.device), place, asking, fastest, span
+            )
 
         of_queries, of_keys = side("query", queries), side("key", keys)
         return Rotation(of_queries, of_keys, scale=self.scale, for_each_other=True)

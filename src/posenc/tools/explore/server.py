@@ -27,6 +27,7 @@ import posenc
 from posenc.arguments import check_name
 from posenc.rotation import scalings
 from posenc.scheme import Scheme
+from posenc.schemes.cameras import around
 from posenc.schemes.catalog import CATALOG
 from posenc.tools.explore.page import STATIC, explorer, policy
 from posenc.tools.kit.command import words
@@ -148,6 +149,8 @@ def build(named: Named) -> Scheme:
         _bounded(name, value)
     try:
         options = {name: _option(name, value) for name, value in named.options.items()}
+        if entry.scheme is posenc.Cameras:  # the page has no others than those of the catalog
+            options["cameras"] = around(1)
         with torch.device("meta"):  # counts the parameters without allocating memory
             learned = sum(parameter.numel() for parameter in entry.scheme(**options).parameters())
         if learned > MOST_NUMBERS:

@@ -83,7 +83,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "scalings": {
         "nargs": "+",
         "metavar": "NAME",
-        "help": "linear, ntk, dynamic, yarn, llama3, proportional or longrope:FILE",
+        "help": "linear, ntk, dynamic, yarn, dynamic_yarn, llama3, proportional or longrope:FILE",
     },
     "base": {"type": float, "metavar": "B", "help": "base of the rotary frequencies"},
     "factor": {"type": float, "metavar": "S", "help": "target length divided by trained length"},

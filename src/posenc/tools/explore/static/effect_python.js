@@ -99,8 +99,10 @@ const FAMILIES = {
         "posenc.logits(scores, one, scheme, query_positions=positions, key_positions=positions[:1], scale=1.0)[0, 0, :, 0]",
     ],
     content({ scheme, entry, options, family }, { heads, dim, N, at }) {
-        const [feature] = Object.keys(callOf(scheme, entry, options, family, Positions.arange(2)).features);
-        const projected = `{"${feature}": torch.zeros(1, ${heads}, ${N}, ${DOUBLE})}`;
+        const [[feature, { dim: width } = {}] = []] = Object.entries(
+            callOf(scheme, entry, options, family, Positions.arange(2)).features,
+        );
+        const projected = `{"${feature}": torch.zeros(1, ${heads}, ${N}${width > 1 ? `, ${width}` : ""}, ${DOUBLE})}`;
         return [
             "# In the picture tokens are Gaussian; here all are 0.",
             `x = torch.zeros(1, ${heads}, ${N}, ${dim}, ${DOUBLE})`,

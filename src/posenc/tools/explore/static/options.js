@@ -137,6 +137,9 @@ export function parametersOf(entry, options, { seed = 0, spread = 0 } = {}) {
     return made;
 }
 
+// What a scheme requires and is no option: a camera, where one frame is shown, whose scores any camera leaves as they are.
+const DATA = { cameras: "torch.eye(4)[None]" };
+
 /** How one writes the scheme in Python: what differs from the defaults of its class, and what it requires. */
 export function python(entry, options) {
     const given = entry.options
@@ -144,7 +147,7 @@ export function python(entry, options) {
             ({ name, required, default: usual }) =>
                 options[name] !== undefined && (required || JSON.stringify(options[name]) !== JSON.stringify(usual)),
         )
-        .map(({ name }) => `${name}=${literal(options[name])}`);
+        .map(({ name }) => `${name}=${options[name] === null ? (DATA[name] ?? "None") : literal(options[name])}`);
     return `posenc.${entry.title}(${given.join(", ")})`;
 }
 

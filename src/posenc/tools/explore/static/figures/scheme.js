@@ -37,6 +37,8 @@ const BESIDE = {
         form: (form) =>
             ["ssmax", "mistral_large4"].includes(form) ? "num_heads:4 length:None" : "num_heads:None length:16",
     },
+    deberta: { clamp: (clamp) => `num_buckets:${clamp === "distance" ? 32 : "None"}` },
+    rope_3d: { form: () => "shares:None" },
     axial_rope: { convention: (convention) => `extent:${convention === "eva" ? "9,9" : "None"}` },
 };
 
@@ -101,7 +103,7 @@ export const figure = {
         const { entry, options, axes, heads, most, family } = one;
         return [
             given.schemeControl(app),
-            ...given.optionControls(entry, options),
+            ...given.optionControls(entry, options, ["segments"]), // here tokens have none
             ...(most === 0
                 ? []
                 : [

@@ -64,6 +64,7 @@ export class FourierFeatures {
             `resolution must be ${axes} numbers for bands perceiver, and null otherwise`,
         );
         this.isBanded = bands !== null;
+        this.unit = bands === "nerf" ? 1 : 2 * Math.PI;
         this.group = bands === "nerf" ? axes : pairs; // channels of one wave before those of the other
         if (learned) {
             this.directions = matrixOf(parameters.directions);
@@ -81,7 +82,7 @@ export class FourierFeatures {
         const { rows: pairs } = this.directions;
         return table(positions, this.dim, (row, token) => {
             for (let k = 0; k < pairs; k++) {
-                const angle = 2 * Math.PI * dot(positions.at(token), this.directions.row(k));
+                const angle = this.unit * dot(positions.at(token), this.directions.row(k));
                 const [first, second] = this.isBanded ? [Math.sin, Math.cos] : [Math.cos, Math.sin];
                 const c = k + this.group * Math.floor(k / this.group);
                 row[c] = first(angle);
@@ -102,7 +103,7 @@ export class FourierFeatures {
     }
 }
 
-/** Directions along one axis each, in rows: 2^k / 2 pi of all axes for each k or, with a resolution, those of one axis
+/** Directions along one axis each, in rows: 2^k of all axes for each k or, with a resolution, those of one axis
  * after another, evenly from 1/2 to resolution / 4. */
 function alongAxes(count, axes, resolution) {
     const numbers = new Float64Array(count * axes * axes);
@@ -110,7 +111,7 @@ function alongAxes(count, axes, resolution) {
         for (let k = 0; k < count; k++) {
             const row = resolution ? axis * count + k : k * axes + axis;
             const f = resolution && 1 + (k / Math.max(count - 1, 1)) * (resolution[axis] / 2 - 1);
-            numbers[row * axes + axis] = resolution ? f / 2 : 2 ** k / (2 * Math.PI);
+            numbers[row * axes + axis] = resolution ? f / 2 : 2 ** k;
         }
     }
     return numbers;

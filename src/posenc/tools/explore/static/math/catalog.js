@@ -5,7 +5,7 @@ import { NoPE } from "posenc/math/nope.js";
 import { AxialRoPE, MRoPE, RoPE3D } from "posenc/math/rotate/axes.js";
 import { CARoPE, SelectiveRoPE } from "posenc/math/rotate/clocks.js";
 import { Cameras } from "posenc/math/rotate/cameras.js";
-import { LieRE, MixedRoPE, STRING } from "posenc/math/rotate/learned.js";
+import { FoPE, LieRE, MixedRoPE, STRING } from "posenc/math/rotate/learned.js";
 import { PoPE, QueryScale, TUPE, XPos } from "posenc/math/rotate/others.js";
 import { LeRoPE, MLA, PartialRoPE, ProportionalRoPE, RoPE, RotatedValues } from "posenc/math/rotate/rope.js";
 // Pair doors.
@@ -42,6 +42,7 @@ export const SCHEMES = {
     axial_rope: AxialRoPE,
     carope: CARoPE,
     cameras: Cameras,
+    fope: FoPE,
     le_rope: LeRoPE,
     lie_re: LieRE,
     mixed_rope: MixedRoPE,

@@ -23,7 +23,7 @@ export class Cameras {
         );
         this.base = number("base", base, 1);
         must((intrinsics === null) === (image === null), "intrinsics and image must be given together");
-        Object.assign(this, { cameras, intrinsics, image });
+        Object.assign(this, { cameras, intrinsics, image, values: true });
     }
 
     /** P of a view, a matrix. */

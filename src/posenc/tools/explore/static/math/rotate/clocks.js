@@ -1,4 +1,4 @@
-// Turns by angles that are sums of what tokens say.
+// Turns by angles that are sums of numbers that a layer projects from tokens.
 
 import { Matrix } from "posenc/math/arrays.js";
 import { choice, must, number, whole } from "posenc/math/check.js";
@@ -37,7 +37,7 @@ class ClockRotary {
     }
 }
 
-/** Tokens say by how much each pair is turned. */
+/** Each token has a number for each pair; their sums turn it. */
 export class SelectiveRoPE extends ClockRotary {
     constructor({ num_heads, head_dim, base, layout }) {
         super({ num_heads, head_dim, layout });
@@ -51,7 +51,7 @@ export class SelectiveRoPE extends ClockRotary {
     }
 }
 
-/** Tokens say a frequency f between 0 and 1; pair k is turned by the sum of f^k. */
+/** Each token has a frequency f between 0 and 1; pair k is turned by the sum of f^k. */
 export class CARoPE extends ClockRotary {
     constructor({ num_heads, head_dim, layout }) {
         super({ num_heads, head_dim, layout });

@@ -3,7 +3,7 @@
 import { Matrix, dot } from "posenc/math/arrays.js";
 import { choice, must, number, whole } from "posenc/math/check.js";
 import { exponential, skew, solve, square, timesVector } from "posenc/math/linear.js";
-import { Turn, ofBoth } from "posenc/math/phases.js";
+import { LAYOUTS, Turn, frequencies, ofBoth } from "posenc/math/phases.js";
 
 const size = (shape) => shape.reduce((a, b) => a * b, 1);
 
@@ -31,6 +31,66 @@ function anglesOf(positions, heads, frequenciesOf) {
             positions.at(token).forEach((p, axis) => row.forEach((_, k) => (row[k] += p * each[axis][k])));
         }
         return angles;
+    });
+}
+
+/** Pairs are mapped by sums of all frequencies that turn once within the training length, the others by 1 and 1. */
+export class FoPE {
+    static learned({ num_heads, head_dim, length, base, series, strength }) {
+        const kept = keptOf(head_dim, base, length).length;
+        const shape = [2, num_heads, kept, series];
+        return { coefficients: { shape, draw: (random) => mainAndOthers(shape, strength, random) } };
+    }
+
+    constructor({ num_heads, head_dim, length, base, layout, series }, parameters) {
+        must(whole("head_dim", head_dim, 2) % 2 === 0, `head_dim must be even, got ${head_dim}`);
+        Object.assign(this, { numHeads: whole("num_heads", num_heads), all: head_dim / 2, series: whole("series", series) });
+        this.layout = choice("layout", layout, LAYOUTS);
+        this.theta = keptOf(head_dim, number("base", base, 1), whole("length", length, 7));
+        this.coefficients = parameters.coefficients;
+    }
+
+    turn(positions) {
+        positions.check(1, "FoPE");
+        const { all, numHeads, series, theta } = this;
+        const turn = new Turn(Array.from({ length: numHeads }, () => new Matrix(positions.length, all)), this.layout);
+        for (const [which, waves, wave] of [
+            [0, turn.cos, Math.cos],
+            [1, turn.sin, Math.sin],
+        ]) {
+            waves.forEach((made, head) => {
+                const of = part(this.coefficients, which, head, numHeads, theta.length * series);
+                for (let token = 0; token < positions.length; token++) {
+                    const [row, p] = [made.row(token), positions.at(token)[0]];
+                    row.fill(1);
+                    for (let m = 0; m < series; m++) {
+                        row[m] = theta.reduce((sum, each, k) => sum + of[k * series + m] * wave(p * each), 0);
+                    }
+                }
+            });
+        }
+        return turn;
+    }
+
+    rotate(q, k, queryPositions, keyPositions) {
+        checkKeyHeads(k, this.numHeads);
+        const [ofQ, ofK] = ofBoth(queryPositions, keyPositions, (positions) => this.turn(positions));
+        return { q: ofQ.apply(q), k: ofK.apply(k) };
+    }
+}
+
+/** The frequencies that turn once within the length. */
+function keptOf(headDim, base, length) {
+    return frequencies(headDim, base).filter((theta) => theta >= (2 * Math.PI) / length);
+}
+
+/** 1 for the main frequency of each pair, plus normal numbers. */
+function mainAndOthers([, heads, kept, pairs], strength, random) {
+    const step = Math.ceil(kept / pairs);
+    const std = strength * Math.sqrt(2 / ((heads + kept) * pairs));
+    return random.normals(2 * heads * kept * pairs, std).map((x, n) => {
+        const [m, k] = [n % pairs, Math.floor(n / pairs) % kept];
+        return x + (k === m * step ? 1 : 0);
     });
 }
 

@@ -11,17 +11,17 @@ export class GRAPEA {
     static learned({ num_heads, head_dim, gates }) {
         const vectors = { shape: [num_heads, head_dim], std: head_dim ** -0.5 };
         return {
-            omega: { shape: [num_heads], fill: Math.log(Math.expm1(1)) },
+            w: { shape: [num_heads], fill: Math.log(Math.expm1(1)) },
             ...(gates !== "query" && { u: vectors }),
             ...(gates !== "key" && { v: vectors }),
         };
     }
 
-    constructor({ num_heads, head_dim, gates }, { omega, u, v }) {
+    constructor({ num_heads, head_dim, gates }, { w, u, v }) {
         this.numHeads = whole("num_heads", num_heads);
         this.headDim = whole("head_dim", head_dim);
         choice("gates", gates, ["key", "query", "both"]);
-        this.omega = slopes(num_heads).map((m, head) => m * softplus(omega.data[head]));
+        this.omega = slopes(num_heads).map((m, head) => m * softplus(w.data[head]));
         [this.u, this.v] = [u, v].map((vectors) => (vectors ? entriesOf(vectors) : null));
     }
 
