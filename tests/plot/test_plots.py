@@ -450,6 +450,8 @@ def test_the_bar_says_whose_rows_need_not_sum_to_one() -> None:
 def test_what_is_neither_a_bias_nor_a_factor_is_an_error() -> None:
     with pytest.raises(ValueError, match="add to the score or multiply it, got one that does both"):
         pairs.bias("alibi+distance_aware")
+    with pytest.raises(ValueError, match="or the contents: posenc plot overview draws it"):
+        pairs.bias("wall")
     with pytest.raises(ValueError, match="must open the score door"):
         pairs.bias("nope")
 

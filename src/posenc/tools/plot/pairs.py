@@ -17,7 +17,7 @@ from torch import Tensor
 
 from posenc.arguments import check_flag, number, shown, whole
 from posenc.encoding.features import projected_at_random
-from posenc.encoding.pieces import Bias, Meeting
+from posenc.encoding.pieces import Bias, Fading, Meeting
 from posenc.lowering.block import Block
 from posenc.lowering.forms import dense
 from posenc.positions.positions import Positions
@@ -43,14 +43,15 @@ def effect(scheme: Scheme, query_positions: Positions, key_positions: Positions,
 
     The keys are zero vectors, so the content of a term with the query vanishes and the position remains. Features are
     projected from a fixed vector, the same at every position. ValueError for a scheme that depends on the whole row of
-    scores, or both adds and multiplies: its effect is neither a bias nor a factor.
+    scores or on the channels of query and key, or both adds and multiplies: its effect is neither a bias nor a factor.
     """
     encoding = scheme(query_positions, key_positions, doors=("score", "value"))
     pieces = encoding.pieces
-    kinds = {None if piece.reads_rows else piece.adds for piece in pieces}
+    kinds = {None if piece.reads_rows or isinstance(piece, Fading) else piece.adds for piece in pieces}
     if kinds not in ({True}, {False}):
         raise ValueError(
-            "schemes must add to the score or multiply it, got one that does both, neither, or needs the whole row"
+            "schemes must add to the score or multiply it, got one that does both, neither, or needs the whole row or "
+            "the contents: posenc plot overview draws it"
         )
     tables = [_table_at_zero(piece) for piece in pieces if isinstance(piece, Bias | Meeting)]
     heads = panels.size_of(scheme, "num_heads", max((table.size(0) for table in tables), default=1))
