@@ -68,9 +68,13 @@ def refused(what: Any, model: Any, words: str) -> None:
 
 def test_what_is_no_scaling_of_this_model_is_named() -> None:
     llama = built("llama linear")
-    refused({"rope_type": "yarn", "factor": 4.0}, llama, "of type 'yarn' needs the key 'original_max_position_embed")
+    refused(
+        {"rope_type": "yarn", "factor": 4.0},
+        llama,
+        r"scaling\['original_max_position_embeddings'\] must be a whole number of at least 1, got None",
+    )
     refused({"rope_type": "su"}, llama, r"scaling\['rope_type'\] must be one of default, linear, .* got 'su'")
-    refused(YARN | {"fastor": 2}, llama, "scaling has the key 'fastor' = 2, which 'yarn' does not read")
+    refused(YARN | {"fastor": 2}, llama, "scaling has the key 'fastor' = 2, which rope_type 'yarn' does not read")
     has = r"and LlamaModel \(llama\) has {}: only the scaling is replaced, so leave {} out, or change it in the conf"
     refused(YARN | {"rope_theta": 5e5}, llama, "what has rope_theta = 500000.0, " + has.format(7000, "rope_theta"))
     share = "partial_rotary_factor"

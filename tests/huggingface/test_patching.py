@@ -543,9 +543,6 @@ def test_what_is_not_understood_is_refused_by_name() -> None:
     llama = built("llama")
     refused("yarn", llama, "what must be a scaling, a scheme, a Schedule .* got 'yarn'")
     refused({"local": YaRN(4.0, 16)}, llama, r"of type 'local', and LlamaForCausalLM \(llama\) has no layer types")
-    refused(
-        {"rope_type": "linear", "factor": 4.0}, llama, r"dictionary of transformers: posenc\.RoPE\(head_dim, scaling="
-    )
     refused(posenc.Sinusoidal(48), llama, r"Sinusoidal adds to the input, and LlamaForCausalLM \(llama\) has no table")
     refused(posenc.ALiBi(8), llama, r"ALiBi is made for 8 heads, and LlamaForCausalLM \(llama\) has 4")
     refused(posenc.RoPE(64), llama, r"RoPE is made for head_dim 64, and LlamaForCausalLM \(llama\) has ")

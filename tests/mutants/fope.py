@@ -47,6 +47,7 @@ def planted(bug: str, name: str, wrong: object) -> Mutant:
 
 
 MUTANTS = (
+    Mutant("takes positions from the start of the text", FoPE, "rotation", shifted, COMPARED),
     planted("has sines with the coefficients of cosines", "in_double", of_one_series),
     planted("keeps the low frequencies", "frequencies", one_lower),
     planted("mixes the frequencies in reverse", "in_double", across),

@@ -137,11 +137,6 @@ def _by_type(base: Any, what: Any, turns: Mapping[str | None, Turns]) -> dict[st
         return dict.fromkeys(turns, what)
     if not what:
         raise ValueError("what must name the layer types that it maps to scalings, got {}")
-    if "rope_type" in what:
-        raise ValueError(
-            "what must be a scaling, or map layer types to scalings, got a dictionary of transformers: "
-            "posenc.RoPE(head_dim, scaling=dictionary).scaling is the scaling that it means"
-        )
     for kind, scaling in what.items():
         if kind not in turns and None in turns:
             raise ValueError(

@@ -128,9 +128,9 @@ class NTKAware(_Scaling):
     original_length: int | None = None
 
     def __post_init__(self) -> None:
-        self._set(factor=number("factor", self.factor, least=1))
         if self.original_length is not None:
             self._set(**_stretch(self.factor, self.original_length))
+        self._set(factor=number("factor", self.factor, least=1))
 
     def __call__(self, theta: Float64[Tensor, " pairs"]) -> tuple[Float64[Tensor, " pairs"], float]:
         """theta' and 1."""
