@@ -6,6 +6,7 @@ the guards.
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Generator
 
@@ -17,6 +18,8 @@ from tests.alike import ALIKE
 
 if os.environ.get("POSENC_SHAPES") == "1":
     install_import_hook("posenc", "beartype.beartype")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell has put into the background; tests send it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
