@@ -49,7 +49,10 @@ maximum_signature_line_length = 100
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(torch|jaxtyping|collections|transformers|tokenizers|types|optional)\b.*"),
-    (r"py:.*", r"Tensor|Float|Float64|Bool|Int|Shaped|Window|Features|Projected|Method|Order|dict\[str"),
+    (
+        r"py:.*",
+        r"Tensor|Float|Float64|Bool|Int|Shaped|Window|Features|Projected|Method|Order|Align|pathlib\.Path|dict\[str",
+    ),
     (r"py:class", r"posenc\.(\w+\.)*_\w+"),  # private bases
     (
         r"py:class",

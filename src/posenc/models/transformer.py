@@ -283,7 +283,7 @@ class Decoder(_TokenModel):
 
     ``position`` is any scheme, composition or `Schedule` (None: NoPE); see `Trunk` for ``inject`` and ``per_layer``.
     ``pad_token`` is the id that rows are padded with: such tokens are padding wherever no positions are given, but not
-    after a cache. Without it a model cannot tell padding from text, and `Positions.padded(mask)` says which is which.
+    after a cache. Without it a model cannot tell padding from text, and ``Positions.padded(mask)`` says which is which.
     Raises ValueError for sizes that do not fit together, or a scheme made for other sizes.
 
     >>> model = Decoder(256, dim=128, num_layers=4, num_heads=4, position=posenc.ALiBi(4))

@@ -44,7 +44,7 @@ class FoPE(Scheme):
     Errors: ValueError for an odd head_dim, a length below 7, in which no frequency turns once, series above K, a base
     not above 1, a negative strength, an unknown layout, and keys of another number of heads.
     Source: Hua et al. 2024, "Fourier Position Embedding: Enhancing Attention's Periodic Extension for Length
-    Generalization", section 4; `FourierEmbedding` of the authors' code (TsinghuaC3I/Fourier-Position-Embedding,
+    Generalization", section 4; ``FourierEmbedding`` of the authors' code (TsinghuaC3I/Fourier-Position-Embedding,
     olmo/model.py), which conventions and initial values follow.
     """
 
@@ -77,7 +77,8 @@ class FoPE(Scheme):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """1 for the main frequency of each pair, plus small random numbers."""
-        made = torch.empty_like(self.coefficients)
+        mine = self.coefficients  # which may be divided among processes
+        made = torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)
         for part in made:
             nn.init.xavier_normal_(part, gain=self.strength)
         kept = made.size(2)
@@ -100,7 +101,8 @@ class FoPE(Scheme):
         mine = self.coefficients if context is None else context.of_heads(self.coefficients, 1)
         theta = frequencies(self.head_dim, self.base, coords.device)[: mine.size(2)]
         angle = phases(coords[..., 0], theta)[:, None]
-        waves = (wave @ each for wave, each in zip((angle.cos(), angle.sin()), in_double(mine), strict=True))
+        coefficients = in_double(mine)
+        waves = (angle.cos() @ coefficients[0], angle.sin() @ coefficients[1])
         rest = self.head_dim // 2 - self.series
         cos, sin = (F.pad(wave, (0, rest), value=1.0).to(dtype=dtype, device=coords.device) for wave in waves)
         turn = PairRotation(cos, sin, self.layout, self.head_dim)

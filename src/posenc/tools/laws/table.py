@@ -39,8 +39,8 @@ class Audit:
 
 def audit(names: str, shape: Shape = SHAPE) -> Audit:
     """Measures a scheme of the catalog, ``"rope"``, or a composition, ``"rope+alibi"``. ValueError for an unknown name,
-    or a shape of fewer than 64 positions, which are too few to measure; `ClaimError`, before anything is measured, for
-    a term that is not what its `Distance` declares.
+    or a shape of fewer than 64 positions, which are too few to measure; ``ClaimError``, before anything is measured,
+    for a term that is not what its `Distance` declares.
 
     >>> audit("rope").findings["relative"].holds
     True
