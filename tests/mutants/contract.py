@@ -33,7 +33,7 @@ def seen(query: Positions, key: Positions, visibility: Visibility, *, wrong: str
 
 
 def first_of_the_keys(
-    query: Tensor, key: Tensor, query_positions: Positions | None, key_positions: Positions | None
+    query: Tensor, key: Tensor, query_positions: Positions | None, key_positions: Positions | None, align: object
 ) -> tuple[Positions, Positions]:
     key_positions = Positions.arange(key.size(2)) if key_positions is None else key_positions
     return key_positions[: query.size(2)] if query_positions is None else query_positions, key_positions
