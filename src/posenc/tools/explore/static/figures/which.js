@@ -89,7 +89,7 @@ function source({ source: who, url, command, doc, second_hand: isSecondHand }) {
 const ground = (fact) => (fact.record ? source(fact.record) : [code(fact.source)]);
 
 /** Where the questions lead: with what to begin, what to compare it with, and on what evidence. */
-function firstChoice({ begin, compare_with: other, command, why, claims, unknown }, tables, untested) {
+export function firstChoice({ begin, compare_with: other, command, why, claims, unknown }, tables, untested) {
     const told = ({ about, published, source: who, url, ours }) =>
         element(
             "li",
