@@ -1,4 +1,5 @@
-"""``python -m study.pages``: docs/study, every table, figure and sentence of it made from the records.
+"""``python -m study.pages``: docs/study, every table, figure and sentence of it made from the records, and what of them
+ships with the explorer.
 
 The words are in ``templates``, with a template for each page; the numbers are those of `study.found`.
 """
@@ -14,11 +15,11 @@ import posenc.tools.choose
 from posenc.tools.choose.evidence import TEXTS as CLAIMED
 from posenc.tools.choose.evidence import claims
 from posenc.tools.compare import pictures
-from posenc.tools.compare.summary import Estimate
 from posenc.tools.kit import style
 from posenc.tools.kit.files import write_whole
-from study.found import LENGTHS, MEASURE, Contrast, Text, contrasts, exploratory, label, task, text, tuning
+from study.found import LENGTHS, MEASURE, Contrast, Text, contrasts, exploratory, interval, label, task, text, tuning
 from study.run import SCHEMES, TASKS, TEXTS
+from study.shipped import FILE, shipped
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
@@ -40,6 +41,7 @@ def main() -> None:
         "lengths": LENGTHS,
     }
     write_whole(CLAIMS, _claims(found).encode())
+    write_whole(FILE, shipped(texts, TITLES).encode())
     write_whole(DOCS / "study" / "plan.md", (HERE / "plan.md").read_bytes())
     for name in ("index", "tuning", "contrasts", "tasks"):
         _write(name, name, **known)
@@ -76,13 +78,6 @@ def number(value: float | None) -> str:
     if value is None:
         return "undefined"
     return f"{value:.3f}" if math.isfinite(value) else "diverged"
-
-
-def interval(value: Estimate | None) -> str:
-    """A difference with its interval."""
-    if value is None:
-        return "not measured"
-    return f"{value.mean:+.3f} ({value.low:+.3f} to {value.high:+.3f})".replace("-", "−")
 
 
 def rows(of: Text) -> list[tuple[str, int, list[str], str]]:

@@ -11,7 +11,7 @@ const { SCHEMES } = await of("math/catalog.js");
 const { Positions } = await of("math/positions.js");
 const { Random, drawnParameters } = await of("random.js");
 const { answerOf, choose, needsOf } = await of("choosing.js");
-const { summary } = await of("records.js");
+const { source, summary } = await of("records.js");
 
 const read = ({ shape, data }) => {
     const bytes = Uint8Array.from(Buffer.from(data, "base64"));
@@ -77,6 +77,7 @@ const JOBS = {
 };
 
 JOBS.records = ({ name, text, measures }) => summary(name, text, measures);
+JOBS.source = ({ set }) => source(set);
 
 JOBS.choose = ({ asked }) => {
     const { groups, out } = choose(asked, content.catalog, content.evidence);

@@ -10,6 +10,7 @@ from posenc.schemes.entry import Shape
 from posenc.tools.choose.evidence import described
 from posenc.tools.choose.questions import answers, questions
 from posenc.tools.choose.said import UNTESTED, claims_of
+from posenc.tools.explore import data
 from posenc.tools.explore.catalog import catalog
 from posenc.tools.explore.compositions import refused
 from posenc.tools.explore.page import looks
@@ -22,10 +23,11 @@ from posenc.tools.plot.minilm import weights_file
 
 def content(schemes: Sequence[str] = (), records: Sequence[Path] = ()) -> dict[str, Any]:
     """The page's data. ``schemes`` are compositions, or the user's own, ``my.py:MyScheme``; ``records`` folders of
-    posenc compare or extend. ValueError for a name or a folder that cannot be read."""
+    posenc compare or extend, which stand before the records that ship with the page. ValueError for a name or a folder
+    that cannot be read."""
     known = catalog()
     entries = known.pop("entries")
-    recorded = [summary(folder) for folder in records]
+    recorded = [*(summary(folder) for folder in records), *data.records()]
     drawn = [entry.name for entry in CATALOG] + [scheme for each in recorded for scheme in each["schemes"]]
     return {
         **known,
