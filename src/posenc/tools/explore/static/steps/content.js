@@ -39,8 +39,8 @@ function parts(picked) {
 
 export const figure = {
     name: "content",
-    title: "Clocks that the content winds",
-    see: "Press words to pick them. Each number is between that word and the last one, “slept”.",
+    title: "Between each word and the last one",
+    see: "Press words to pick them: CoPE counts them, and FoX forgets at them.",
     defaults: { picked: "" },
     another: { picked: "2-6" },
     controls: [], // the words in the picture are the control

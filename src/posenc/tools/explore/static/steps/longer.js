@@ -83,12 +83,14 @@ export const figure = {
         };
     },
     line: ({ tokens }) =>
-        `rope, alibi, far = posenc.RoPE(${DIM}), posenc.ALiBi(${HEADS}), ${tokens - 1}\n` +
-        "turns = far * rope.frequencies()[0][0] / (2 * torch.pi)\n" +
-        "torch.cat((turns, torch.tensor([-alibi.slopes[-1] * far])))",
+        `rope, alibi, t5 = posenc.RoPE(${DIM}), posenc.ALiBi(${HEADS}), posenc.T5(${HEADS})\n` +
+        `t5.weight.data[:] = torch.arange(${BUCKETS})[:, None]  # so that its bias is the number of the bucket\n` +
+        `first, last, q = posenc.Positions.arange(1), posenc.Positions.arange(1, start=${tokens - 1}), torch.zeros(1, ${HEADS}, 1, ${DIM})\n` +
+        "biases = [posenc.logits(q, q, scheme, query_positions=last, key_positions=first)[0, -1, 0] for scheme in (alibi, t5)]\n" +
+        `torch.cat((${tokens - 1} / (2 * torch.pi) * rope.frequencies()[0][0], *biases))`,
     compared(state) {
-        const { shown, bias } = figure.values(state);
-        return { shape: [DIM / 2 + 1], data: Float64Array.from([...shown, bias]) };
+        const { shown, bias, bucket } = figure.values(state);
+        return { shape: [DIM / 2 + 2], data: Float64Array.from([...shown, bias, bucket]) };
     },
     check: (state, { far, shown }, app) =>
         checkAngles({ dim: DIM, base: BASE, position: far, angles: shown.map((x) => 2 * Math.PI * x) }, app),
@@ -97,10 +99,9 @@ export const figure = {
         box.append(curves);
         const clocks = dials(box, app);
         const said = element("p", { class: "ends" });
-        const beneath = element("div", { class: "wide" }, said);
-        box.append(beneath);
+        app.beneath().append(said);
         const axes = { xLabel: "tokens", yLabel: "", logX: true, height: 200 };
-        const chart = measured(app) && app.lines(beneath, { label: "measured loss by length", ...axes });
+        const chart = measured(app) && app.lines(app.beneath(), { label: "measured loss by length", ...axes });
         let now = null;
         const paint = atEachWidth(curves, (width) => {
             if (!now) return;
@@ -154,8 +155,10 @@ function drawMeasured(chart, said, tokens, app) {
         return { name: title, color: palette[[4, 3, 6][n]], y: of(0), low: of(1), high: of(2), markers: true };
     });
     const times = Number((tokens / TRAINED).toFixed(2));
+    const trainings = Math.min(...SCHEMES.map((name) => set.seeds[name]));
     said.textContent =
-        `Measured (${set.name}): small models, trained on ${count(set.trained)} tokens. The mark: texts of ${times} times that length.`;
+        `Measured (${set.name}): small models, trained on texts of ${count(set.trained)} tokens, ${trainings === 1 ? "once" : `${trainings} times`} each. ` +
+        `The mark is at ${times} times that length. Bands are 95 % intervals.`;
     chart.draw(lengths, series, {
         marks: [{ x: Math.min(times * set.trained, lengths.at(-1)) }],
         x: [lengths[0] / 1.15, lengths.at(-1) * 1.15],

@@ -62,9 +62,8 @@ export const figure = {
     mount(box, app) {
         const clocks = dials(box, app);
         const said = element("p", { class: "ends" });
-        const layers = element("div", { class: "wide" }, said);
-        box.append(layers);
-        const drawLayers = MODELS.map((name) => strip(layers, name, app));
+        box.append(element("div", { class: "wide" }, said));
+        const drawLayers = MODELS.map((name) => strip(app.beneath(), name, app));
         return (state, { shown, trained, next, divided, fresh, kept, factor }) => {
             clocks(
                 `${NAMES[state.way]}: pairs kept: ${kept} of ${DIM / 2}, with new angles: ${fresh}`,
