@@ -16,10 +16,15 @@ export const figure = {
         return { answer, tables, untested: choosing.untested };
     },
     line: (given, { data }) => answerOf(given, data.choosing).code,
-    mount(box) {
-        const shown = element("div", { class: "wide" });
-        box.append(shown);
-        return (given, { answer, tables, untested }) => shown.replaceChildren(...firstChoice(answer, tables, untested));
+    mount(box, app) {
+        const head = element("div", { class: "wide decided" });
+        box.append(head);
+        return (given, { answer, tables, untested }) => {
+            const [start, ...evidence] = firstChoice(answer, tables, untested);
+            const code = element("pre", { tabindex: "0" }, element("code", {}, answer.code));
+            head.replaceChildren(start, code);
+            app.beneath().replaceChildren(...evidence);
+        };
     },
     describe: (given, { answer }) => `${answer.case}: begin with ${answer.begin}.`,
 };

@@ -23,9 +23,11 @@ const t5 = new T5(
 const LAST = t5.edges.at(-1); // the distance from which on all have the last bucket
 const flattest = slopes(HEADS).at(-1);
 
-/** The first comparison of these schemes by length on text, of those that the page has; undefined without one. */
-export function measured(app) {
-    const set = every(app).find(({ task, schemes }) => task === "text" && SCHEMES.every((name) => schemes.includes(name)));
+/** The first comparison of these schemes by length among the records that ship with the page; undefined without one. */
+function measured(app) {
+    const set = every(app).find(
+        ({ shipped, task, schemes }) => shipped && task === "text" && SCHEMES.every((name) => schemes.includes(name)),
+    );
     const measure = set?.measures.find(({ kind }) => kind === "sliding");
     return measure && { set, ...measure, task: app.data.measures[set.task] };
 }
