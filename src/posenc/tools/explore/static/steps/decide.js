@@ -10,38 +10,41 @@ export const figure = {
     see: "Answer the questions: the first choice, its evidence and its line of code change with them.",
     defaults: which.defaults,
     controls: which.controls, // five choices, since it takes five questions to decide
-    values: (given, { data: { choosing, evidence } }) => {
+    values(given, { data: { choosing, evidence } }) {
         const answer = answerOf(given, choosing);
         const tables = evidence.filter(({ name }) => answer.evidence.includes(name));
-        return { answer, tables, untested: choosing.untested };
+        return { answer, tables, strengths: choosing.strengths };
     },
     line: (given, { data }) => answerOf(given, data.choosing).code,
     mount(box, app) {
         const head = element("div", { class: "wide decided" });
         box.append(head);
-        return (given, { answer, tables, untested }) => {
-            const [start, ...evidence] = firstChoice(answer, tables, untested);
+        return (given, { answer, tables, strengths }) => {
+            const [start, ...evidence] = firstChoice(answer, tables, strengths);
             const code = element("pre", { tabindex: "0" }, element("code", {}, answer.code));
-            head.replaceChildren(start, code);
+            const strength = element("p", { class: "ends" }, `Strength of the evidence: ${strengths[answer.strength]}.`);
+            head.replaceChildren(start, code, strength);
             app.beneath().replaceChildren(...evidence);
         };
     },
-    describe: (given, { answer }) => `${answer.case}: begin with ${answer.begin}.`,
+    describe: (given, { answer, strengths }) =>
+        `${answer.case}: begin with ${answer.begin}. Evidence for it: ${strengths[answer.strength]}.`,
 };
 
 export const question = {
     judge(given, { answer }) {
-        if (answer.name === "far_decoder") return "right";
-        if (given.weights === "yes") return "weights";
+        if (answer.name === "code_decoder") return "right";
+        if (given.weights !== "no") return "weights";
         if (given.tokens !== "line" || given.for !== "decoder") return "model";
-        return { yes: "loss", rules: "rules" }[given.longer] ?? "within";
+        return { no: "within", yes: "loss", far: "far" }[given.longer] ?? "other";
     },
     examples: {
-        right: { ...which.defaults, longer: "far" },
+        right: { ...which.defaults, longer: "code" },
         within: which.defaults,
         loss: { ...which.defaults, longer: "yes" },
-        rules: { ...which.defaults, longer: "rules" },
-        model: { ...which.defaults, for: "encoder", longer: "far" },
-        weights: { ...which.defaults, weights: "yes", longer: "far" },
+        far: { ...which.defaults, longer: "far" },
+        other: { ...which.defaults, longer: "rules" },
+        model: { ...which.defaults, for: "encoder", longer: "code" },
+        weights: { ...which.defaults, weights: "tune", longer: "code" },
     },
 };
