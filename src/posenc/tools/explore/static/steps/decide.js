@@ -6,7 +6,7 @@ import { figure as which, firstChoice } from "posenc/figures/which.js";
 
 export const figure = {
     name: "decide",
-    title: "Which one?",
+    title: "A first choice, and its line of code",
     see: "Answer the questions: the first choice, its evidence and its line of code change with them.",
     defaults: which.defaults,
     controls: which.controls, // five choices, since it takes five questions to decide
