@@ -9,6 +9,7 @@ import torch
 import posenc
 from posenc.schemes.t5 import T5
 from posenc.tools.explore import data, lesson
+from tests.explore.browser import Watched, executable
 
 TEXT = {step.name: " ".join([step.text, *step.answers.values()]) for step in lesson.lesson()}
 
@@ -70,13 +71,43 @@ def test_what_each_scaling_divides_by() -> None:
 def test_the_layers_of_llama_4_and_gemma_3() -> None:
     llama, gemma = posenc.schedules.llama4(), posenc.schedules.gemma3()
     far = [layer for layer, (_, window) in enumerate(llama) if window is None]
-    assert far[:3] == [3, 7, 11] and "Every fourth (3, 7, 11, ...) has no position" in TEXT["stretch"]
+    assert far[:3] == [3, 7, 11]
+    assert "Every fourth (3, 7, 11, ...) has no position" in TEXT["stretch"]
     assert {window.size for _, window in llama if isinstance(window, posenc.Chunk)} == {8192}
     bases = [scheme.base for scheme, _ in gemma][:6]
     assert bases == [10_000] * 5 + [1_000_000]
-    assert "five layers with a window and base 10,000, then one with the whole text and base 1,000,000" in TEXT["stretch"]
+    assert (
+        "five layers with a window and base 10,000, then one with the whole text and base 1,000,000" in TEXT["stretch"]
+    )
 
 
 def test_the_gates_of_a_picked_word() -> None:
     counted, kept = torch.tensor([6.0, -6.0]).sigmoid().tolist()
     assert f"$g$ = {counted:.3f} and $f$ = {kept:.3f}" in TEXT["content"]
+
+
+@pytest.mark.more
+@pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
+def test_words_are_picked_and_questions_answered_by_keyboard(page: Watched, address: str) -> None:
+    said = page.page.locator(".judged")
+
+    def checked() -> str:
+        page.page.locator(".check-answer").focus()
+        page.page.keyboard.press("Enter")
+        return said.inner_text()[:9]
+
+    page.open(f"{address}#step=content")
+    page.until_drawn("content")
+    for word, verdict in ((3, "Not yet. "), (7, "Right. Th")):
+        page.page.locator(".wound button").nth(word).focus()
+        page.page.keyboard.press("Space")
+        page.page.wait_for_function("() => document.querySelector('.judged').textContent === ''")
+        page.page.wait_for_function("n => location.hash.endsWith(n)", arg=str(word))
+        assert checked() == verdict
+    page.open(f"{address}#step=longer")
+    page.until_drawn("longer")
+    page.page.locator(".controls input").focus()
+    for _ in range(34):  # steps of 128 tokens, from 2,048 to 6,400
+        page.page.keyboard.press("ArrowRight")
+    page.page.wait_for_function("() => location.hash.endsWith('longer.tokens=6400')")
+    assert checked() == "Right. Pa"

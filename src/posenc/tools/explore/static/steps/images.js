@@ -12,6 +12,8 @@ const [TRAINED, MOST, DIM, BASE] = [14, 32, 16, 100];
 const [ROW, COLUMN] = [6, 6]; // of the patch that is the query
 const OPTIONS = { head_dim: DIM, base: BASE, rotary_dim: null, extent: null, shift: null, jitter: null, rescale: null };
 
+const signed = (x) => x.toFixed(2).replace("-", "−");
+
 /** The three ways of numbering: what it is called, the scheme as JavaScript has it and the server takes it. */
 const WAYS = [
     {
@@ -102,12 +104,12 @@ export const figure = {
             );
             const units = [`${away[0]} numbers`, "1 row", `${Number(away[2].toFixed(2))} of a row`];
             maps.forEach(({ said }, n) => {
-                said.textContent = `To the patch below: ${units[n]}, score ${below[n].toFixed(2)}`;
+                said.textContent = `To the patch below: ${units[n]}, score ${signed(below[n])}`;
             });
         };
     },
     describe: ({ side }, { below, away }) =>
-        `${side} × ${side} patches. From the marked patch, the one below is ${away[0]} numbers, 1 row, or ${Number(away[2].toFixed(2))} rescaled rows away, with the scores ${below.map((x) => x.toFixed(2)).join(", ")}.`,
+        `${side} × ${side} patches. From the marked patch, the one below is ${away[0]} numbers, 1 row, or ${Number(away[2].toFixed(2))} rescaled rows away, with the scores ${below.map(signed).join(", ")}.`,
     async check({ side }, { ways }, app) {
         let most = 0;
         for (const [n, { positions, at, scores }] of ways.entries()) {
