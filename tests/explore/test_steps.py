@@ -98,16 +98,16 @@ def test_words_are_picked_and_questions_answered_by_keyboard(page: Watched, addr
 
     page.open(f"{address}#step=content")
     page.until_drawn("content")
-    for word, verdict in ((3, "Not yet. "), (7, "Right. Th")):
+    for word, verdict, picked in ((5, "Not yet. ", ""), (3, "Not yet. ", "3"), (7, "Right. Th", "3-7")):
         page.page.locator(".wound button").nth(word).focus()
         page.page.keyboard.press("Space")
         page.page.wait_for_function("() => document.querySelector('.judged').textContent === ''")
-        page.page.wait_for_function("n => location.hash.endsWith(n)", arg=str(word))
+        page.page.wait_for_function("n => location.hash.endsWith(`content.picked=${n}`)", arg=picked)
         assert checked() == verdict
     page.open(f"{address}#step=longer")
     page.until_drawn("longer")
     page.page.locator(".controls input").focus()
-    for _ in range(34):  # steps of 128 tokens, from 2,048 to 6,400
+    for _ in range(18):  # steps of 128 tokens, from 4,096 to 6,400
         page.page.keyboard.press("ArrowRight")
     page.page.wait_for_function("() => location.hash.endsWith('longer.tokens=6400')")
     assert checked() == "Right. Pa"

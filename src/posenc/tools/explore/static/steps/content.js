@@ -41,7 +41,7 @@ export const figure = {
     name: "content",
     title: "Between each word and the last one",
     see: "Press words to pick them: CoPE counts them, and FoX forgets at them.",
-    defaults: { picked: "" },
+    defaults: { picked: "5" },
     another: { picked: "2-6" },
     controls: [], // the words in the picture are the control
     values(state) {

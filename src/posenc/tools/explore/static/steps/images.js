@@ -57,7 +57,7 @@ export const figure = {
     name: "images",
     title: "Patches of an image",
     see: `Every patch has the same content, so the scores of the marked patch show its position alone. The model was trained on ${TRAINED} × ${TRAINED} patches. Make the grid larger.`,
-    defaults: { side: TRAINED },
+    defaults: { side: 16 },
     another: { side: 20 },
     controls: [{ name: "side", label: "rows and columns", kind: "range", min: 10, max: MOST }],
     values({ side }) {

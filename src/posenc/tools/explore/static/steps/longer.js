@@ -67,7 +67,7 @@ export const figure = {
     name: "longer",
     title: "A text longer than in training",
     see: `The model was trained on texts of ${count(TRAINED)} tokens. Make the text longer: what is new to each scheme between its first and its last token?`,
-    defaults: { tokens: TRAINED },
+    defaults: { tokens: 2 * TRAINED },
     another: { tokens: 8192 },
     controls: [{ name: "tokens", label: "tokens of the text", kind: "range", min: 1024, max: MOST, step: 128 }],
     values({ tokens }) {
