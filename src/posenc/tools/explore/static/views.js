@@ -29,8 +29,17 @@ import { figure as vectorTable } from "posenc/figures/vector-table.js";
 import { figure as vectors2d } from "posenc/figures/vectors-2d.js";
 import { figure as which } from "posenc/figures/which.js";
 import { figure as windows } from "posenc/figures/windows.js";
+import * as why from "posenc/steps/why.js";
+
+/** The steps of the lesson, each with a figure and a question. */
+export const STEPS = [why];
 
 export const VIEWS = [
+    {
+        name: "start",
+        title: "Start here",
+        figures: STEPS.map(({ figure }) => figure),
+    },
     {
         name: "where",
         title: "Where position enters",
