@@ -24,11 +24,16 @@ export function shown(steps, step, page) {
     // What was said of one state is not of the next.
     const write = (...how) => (verdict.replaceChildren(), page.write(...how));
     const card = new Card(step.figure, { ...page, write });
+    const { section, canvas, controls, said } = card;
+    // The control stands right below the picture, and both beside the text. What follows them is of less haste.
+    const instrument = element("div", { class: "instrument" });
     const proof = element("div", { class: "proof" });
-    card.controls.before(card.canvas);
-    while (card.said.nextSibling) proof.append(card.said.nextSibling);
-    card.section.append(asked(article, step, card, verdict), goingOn(steps, step));
-    article.append(card.section, proof);
+    while (said.nextSibling) proof.append(said.nextSibling);
+    instrument.append(...section.childNodes);
+    controls.before(canvas);
+    const [text, on] = [".text", ".on"].map((one) => article.querySelector(one) ?? "");
+    section.append(text, instrument, asked(article, step, card, verdict), on, goingOn(steps, step));
+    article.append(section, proof);
     return { nodes: [numbered(steps, step), article], card };
 }
 
@@ -82,7 +87,7 @@ function goingOn(steps, step) {
     const before = step.of ? main.find(({ name }) => name === step.of) : main[at - 1];
     const after = step.of ? undefined : main[at + 1];
     const link = ({ name, title }, words, attributes) =>
-        element("a", { href: `#step=${name}`, ...attributes }, `${words}: ${title}`);
+        element("a", { href: `#step=${name}`, ...attributes }, words, element("span", { class: "name" }, `: ${title}`));
     const aside = steps.filter(({ of }) => of && (of === step.name || (at >= 0 && !after)));
     return element(
         "nav",

@@ -104,19 +104,20 @@ document.querySelector(".skip").addEventListener("click", (event) => {
     document.querySelector("main").focus();
 });
 addEventListener("keydown", lesson.onArrow);
-addEventListener("hashchange", () => {
-    const { theme: kept } = state;
-    state = address.read(location.hash);
-    state.theme ||= kept;
-    show();
-    scrollTo(0, 0);
-    (document.querySelector("main .step h2") ?? document.querySelector("main")).focus({ preventScroll: true });
-});
-addEventListener("popstate", () => {
+
+/** Shows what the address says. Links name no theme: that which was chosen stays. */
+function follow() {
     const now = address.read(location.hash);
+    now.theme ||= state.theme;
     if (JSON.stringify(now) === JSON.stringify(state)) return;
     state = now;
     show();
+}
+addEventListener("popstate", follow);
+addEventListener("hashchange", () => {
+    follow();
+    scrollTo(0, 0);
+    (document.querySelector("main .step h2") ?? document.querySelector("main")).focus({ preventScroll: true });
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => state.theme || show());
 if (data.start && !location.hash) state = address.read(data.start);

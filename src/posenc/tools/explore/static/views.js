@@ -29,14 +29,16 @@ import { figure as vectorTable } from "posenc/figures/vector-table.js";
 import { figure as vectors2d } from "posenc/figures/vectors-2d.js";
 import { figure as which } from "posenc/figures/which.js";
 import { figure as windows } from "posenc/figures/windows.js";
+import * as add from "posenc/steps/add.js";
 import * as beside from "posenc/steps/beside.js";
 import * as bias from "posenc/steps/bias.js";
+import * as clockwork from "posenc/steps/clockwork.js";
 import * as table from "posenc/steps/table.js";
 import * as turn from "posenc/steps/turn.js";
 import * as why from "posenc/steps/why.js";
 
 /** The steps of the lesson, each with a figure and a question. */
-export const STEPS = [why, table, turn, bias, beside];
+export const STEPS = [why, add, clockwork, table, turn, bias, beside];
 
 export const VIEWS = [
     {
