@@ -98,7 +98,7 @@ export const figure = {
     },
     mount(box, app) {
         return drawing(box, (width, state, { scores, added, weights }) => {
-            const [left, right, top, high, gap] = [34, 8, 24, 80, 28];
+            const [left, right, top, high, gap] = [34, 8, 24, width < 480 ? 80 : 104, 28];
             const fills = SCHEMES.map(({ name }, n) => (n ? colorOf(app, name) : "var(--faint)"));
             const plots = [
                 { title: "score without position", yTicks: [-1, 0], rows: [[scores[0], fills[0]]] },

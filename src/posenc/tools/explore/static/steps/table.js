@@ -74,11 +74,11 @@ export const figure = {
     mount(box, app) {
         const cellsOf = remembered((width, dark, place) => cellsIn(app.theme(), place));
         return drawing(box, (width, state, numbers) => {
-            const [left, right] = [34, 10];
+            const [left, right, high] = width < 480 ? [34, 10, 96] : [34, 10, 128];
             const place = { left, width: width - left - right, x: [-0.5, SHOWN - 0.5] };
-            const cells = { ...place, top: 22, height: 96, y: [0, DIM] };
+            const cells = { ...place, top: 22, height: high, y: [0, DIM] };
             const top = cells.top + cells.height + 26;
-            const below = { ...place, top, height: 130, y: [-0.6, 1.05] };
+            const below = { ...place, top, height: 1.36 * high, y: [-0.6, 1.05] };
             const looks = { learned: colorOf(app, "learned"), sinusoid: colorOf(app, "sinusoidal") };
             return {
                 height: top + below.height + 34,

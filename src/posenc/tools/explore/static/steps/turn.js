@@ -81,7 +81,7 @@ export const figure = {
     },
     mount(box, app) {
         return drawing(box, (width, state, numbers) => {
-            const side = 150;
+            const side = width < 480 ? 150 : 174;
             const top = 24; // of the first row
             const below = top + side + 66;
             const height = below + 100 + 34;
@@ -138,11 +138,13 @@ function arrowsIn({ palette }, { left, top, side }, { query, key }, { arrows, be
             ...(look ? [] : [svg("path", { d: `M${barb(0.45)} L${to} L${barb(-0.45)}`, fill: color[name] })]),
         ];
     };
+    const isLeft = arrows.k[0] * arrows.q[1] - arrows.k[1] * arrows.q[0] > 0; // from k to q against the clock
     const name = (which) => {
         const [a, b] = arrows[which];
         const [px, py] = tip([a, b], (radius / longest) * 0.62);
         const turn = Math.atan2(-b, a);
-        const [dx, dy] = [-12 * Math.sin(turn), 12 * Math.cos(turn)];
+        const off = isLeft === (which === "q") ? -12 : 12; // on the side away from the other arrow
+        const [dx, dy] = [-off * Math.sin(turn), off * Math.cos(turn)];
         return words(px + dx, py + dy + 4, which, {
             fill: color[which],
             "font-size": 15,
@@ -152,7 +154,6 @@ function arrowsIn({ palette }, { left, top, side }, { query, key }, { arrows, be
     };
     const near = 0.35 * radius;
     const along = (vector) => tip(vector, near / Math.hypot(...vector));
-    const isLeft = arrows.k[0] * arrows.q[1] - arrows.k[1] * arrows.q[0] > 0; // from k to q against the clock
     const arc = `M${along(arrows.k)} A${near} ${near} 0 0 ${isLeft ? 0 : 1} ${along(arrows.q)}`;
     const angles = `q turned by ${turned(query)}, k by ${turned(key)}; between them ${degrees(between)}`;
     return [
