@@ -44,7 +44,7 @@ const whole = (x) => x.toLocaleString("en");
 
 export const figure = {
     name: "add",
-    title: `The codes of positions 0 to ${COUNT - 1}, and the distance between every two`,
+    title: "The codes of positions 0 to 15, and the distance between every two",
     see: "Choose a code. At the left each row is the vector of one position; at the right is how far apart two positions are.",
     defaults: { code: "counting" },
     another: { code: "binary" },

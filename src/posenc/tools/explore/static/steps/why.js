@@ -115,7 +115,7 @@ export const figure = {
                 "table",
                 { class: "orders" },
                 element("tbody", {}, row("given", WORDS, "th"), ...rows(given)),
-                element("tbody", {}, row("your order", buttons, "th"), ...rows(now)),
+                element("tbody", {}, row("drag the words", buttons, "th"), ...rows(now)),
             ),
         );
         const vector = (numbers) =>
