@@ -68,7 +68,7 @@ export const figure = {
     name: "bias",
     title: "The bias, and the weights after the softmax",
     see: "Two words ask from the same place. Choose what is added to their scores.",
-    defaults: { scheme: "none" },
+    defaults: { scheme: "gentle" },
     another: { scheme: "shaw" },
     controls: [{ name: "scheme", label: "added to the score", kind: "choice", choices: CHOICES }],
     values,
@@ -104,7 +104,7 @@ export const figure = {
     },
     mount(box, app) {
         return drawing(box, (width, state, numbers) => {
-            const [left, right, top, high] = [40, 12, 24, width < 480 ? 104 : 140];
+            const [left, right, top, high] = [44, 14, 24, width < 480 ? 104 : 140];
             const { palette } = app.theme();
             const looks = [{ stroke: palette[2] }, { stroke: palette[1], "stroke-dasharray": "7 5" }];
             const named = QUERIES.map((name, n) => ({ name, ...looks[n], dash: looks[n]["stroke-dasharray"] }));
