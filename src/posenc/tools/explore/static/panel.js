@@ -3,7 +3,7 @@
 import { element } from "posenc/elements.js";
 import { atEachWidth, svg } from "posenc/svg.js";
 
-export const LETTERS = 12; // pixels
+const LETTERS = 12; // pixels
 
 /** A drawing in box. draw(width, ...given) gives {height, parts, label}, `label` what a screen reader says. Gives a
  * function of `given` that draws. */

@@ -50,14 +50,14 @@ function values({ query }) {
 }
 
 /** The ends of each plot's axis: what the slider can reach, so that bars alone move. */
-const ENDS = (() => {
+function endsOfAxes() {
     const all = Array.from({ length: LAST - OPENS + 1 }, (_, n) => values({ query: OPENS + n }));
     return ["scores", "added", "weights"].map((name) => {
         const shown = all.flatMap((one) => (name === "scores" ? [one.scores[0]] : one[name]));
         const numbers = shown.flatMap((row) => Array.from(row));
         return [Math.min(0, ...numbers), Math.max(0, ...numbers)].map((end) => 1.05 * end);
     });
-})();
+}
 
 export const figure = {
     name: "beside",
@@ -97,6 +97,7 @@ export const figure = {
         return agreed(SCHEMES.length * WORDS.length, most);
     },
     mount(box, app) {
+        const ends = endsOfAxes();
         return drawing(box, (width, state, { scores, added, weights }) => {
             const [left, right, top, high, gap] = [34, 8, 24, width < 480 ? 80 : 104, 28];
             const fills = SCHEMES.map(({ name }, n) => (n ? colorOf(app, name) : "var(--faint)"));
@@ -111,7 +112,7 @@ export const figure = {
                     top: top + n * (high + gap),
                     height: high,
                     x: [-0.5, WORDS.length - 0.5],
-                    y: ENDS[n],
+                    y: ends[n],
                     ...how,
                 }),
                 rows,

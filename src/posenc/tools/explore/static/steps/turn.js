@@ -2,6 +2,7 @@
 // Two controls, where other steps have one: that both arrows turn and the angle between them stays is seen only by
 // moving both.
 
+import { repeated } from "posenc/fixed.js";
 import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
@@ -24,8 +25,9 @@ const NEAR = 0.1; // scores that one may take for the same
 const at = (position) => new Positions([position]);
 const score = (query, key) => logits(ROPE, Q, K, { positions: at(query), keyPositions: at(key) }).data[0];
 
+const queries = repeated(LAST + 1, Q.data);
 /** The score at the distances 0 .. LAST. */
-const curve = Float64Array.from({ length: LAST + 1 }, (_, distance) => score(distance, 0));
+const curve = logits(ROPE, queries, K, { positions: Positions.arange(LAST + 1), keyPositions: at(0) }).data;
 
 function values({ query, key }) {
     const { q, k } = ROPE.rotate(Q, K, at(query), at(key), { length: 0 });
