@@ -41,14 +41,14 @@ function arc(from, to, attributes) {
 }
 
 /** What colours mean, in a row: pairs of a colour and words. */
-export function legend(marks) {
+export function swatches(marks) {
     const each = ([color, words]) =>
         element("span", {}, element("i", { style: `background: ${color}` }), words);
     return element("p", { class: "legend" }, ...marks.map(each));
 }
 
 /**
- * Clocks in box, one for each pair. draw(title, pairs, marks), of each pair {trained, shown, words, next}: the turns
+ * Clocks in box, one for each pair. draw(title, pairs, marks), of each pair {trained, turns, words, next}: the turns
  * that it makes from the first token to the last in training and in the text that is shown, what stands under it, and
  * where it stands one token later, if that is to be marked; marks: more colours for the legend.
  */
@@ -59,16 +59,16 @@ export function dials(box, app) {
     return (title, pairs, marks = []) => {
         const { palette } = app.theme();
         const [known, fresh] = [palette[2], palette[1]];
-        key.replaceChildren(legend([[known, "angles seen in training"], [fresh, "new angles"], ...marks]));
+        key.replaceChildren(swatches([[known, "angles seen in training"], [fresh, "new angles"], ...marks]));
         rows.setAttribute("aria-label", title);
         rows.replaceChildren(...pairs.map((pair, k) => dial(pair, k, { known, fresh })));
     };
 }
 
-function dial({ trained, shown, words, next }, k, { known, fresh }) {
-    const [seen, most] = [Math.min(trained, 1), Math.min(shown, 1)];
-    const at = (turns, radius) => [radius * Math.cos(2 * Math.PI * turns), -radius * Math.sin(2 * Math.PI * turns)];
-    const [x, y] = at(shown, 15);
+function dial({ trained, turns, words, next }, k, { known, fresh }) {
+    const [seen, most] = [Math.min(trained, 1), Math.min(turns, 1)];
+    const at = (place, radius) => [radius * Math.cos(2 * Math.PI * place), -radius * Math.sin(2 * Math.PI * place)];
+    const [x, y] = at(turns, 15);
     const [cx, cy] = at(next ?? 0, RADIUS);
     return element(
         "div",

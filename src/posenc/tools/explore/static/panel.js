@@ -36,8 +36,8 @@ export const shown = (value, digits) => value.toFixed(digits).replace("-", "−"
  * A rectangle of a drawing with a scale for x and for y, a title above it, and ticks.
  * @param {{left, top, width, height, x: [number, number], y: [number, number], title?: string, xTicks?: number[],
  *   yTicks?: number[], xLabel?: string}} options
- * @returns {{parts: SVGElement[], X: Function, Y: Function, path: Function, dots: Function}} path(ys, look): a line
- *   through the values at x = 0, 1, ..; dots(ys, fill): a dot at each
+ * @returns {{parts: SVGElement[], X: Function, Y: Function, path: Function, dots: Function}} path(ys, look, step): a
+ *   line through the values at x = 0, step, 2 step, ..; dots(ys, fill): a dot at each of 0, 1, ..
  */
 export function panel({ left, top, width, height, x, y, title = "", xTicks = [], yTicks = [], xLabel = "" }) {
     const X = (value) => left + ((value - x[0]) / (x[1] - x[0])) * width;
@@ -56,9 +56,9 @@ export function panel({ left, top, width, height, x, y, title = "", xTicks = [],
         words(left, top - 6, title, { fill: "var(--ink)" }),
         words(left + width, top + height + 6 + 2 * LETTERS, xLabel, { "text-anchor": "end" }),
     ];
-    const path = (ys, look) =>
+    const path = (ys, look, step = 1) =>
         svg("polyline", {
-            points: Array.from(ys, (value, n) => `${X(n).toFixed(1)},${Y(value).toFixed(1)}`).join(" "),
+            points: Array.from(ys, (value, n) => `${X(n * step).toFixed(1)},${Y(value).toFixed(1)}`).join(" "),
             fill: "none",
             "stroke-width": 1.8,
             "stroke-linejoin": "round",

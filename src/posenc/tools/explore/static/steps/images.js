@@ -7,12 +7,11 @@ import { Positions } from "posenc/math/positions.js";
 import { AxialRoPE } from "posenc/math/rotate/axes.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
 import { agreed, apart, array } from "posenc/options.js";
+import { shown } from "posenc/panel.js";
 
 const [TRAINED, MOST, DIM, BASE] = [14, 32, 16, 100];
 const [ROW, COLUMN] = [6, 6]; // of the patch that is the query
 const OPTIONS = { head_dim: DIM, base: BASE, rotary_dim: null, extent: null, shift: null, jitter: null, rescale: null };
-
-const signed = (x) => x.toFixed(2).replace("-", "−");
 
 /** The three ways of numbering: what it is called, the scheme as JavaScript has it and the server takes it. */
 const WAYS = [
@@ -104,12 +103,12 @@ export const figure = {
             );
             const units = [`${away[0]} numbers`, "1 row", `${Number(away[2].toFixed(2))} of a row`];
             maps.forEach(({ said }, n) => {
-                said.textContent = `To the patch below: ${units[n]}, score ${signed(below[n])}`;
+                said.textContent = `To the patch below: ${units[n]}, score ${shown(below[n], 2)}`;
             });
         };
     },
     describe: ({ side }, { below, away }) =>
-        `${side} × ${side} patches. From the marked patch, the one below is ${away[0]} numbers, 1 row, or ${Number(away[2].toFixed(2))} rescaled rows away, with the scores ${below.map(signed).join(", ")}.`,
+        `${side} × ${side} patches. From the marked patch, the one below is ${away[0]} numbers, 1 row, or ${Number(away[2].toFixed(2))} rescaled rows away, with the scores ${below.map((x) => shown(x, 2)).join(", ")}.`,
     async check({ side }, { ways }, app) {
         let most = 0;
         for (const [n, { positions, at, scores }] of ways.entries()) {

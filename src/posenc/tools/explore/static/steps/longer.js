@@ -6,22 +6,22 @@ import { slopes } from "posenc/math/score/alibi.js";
 import { T5 } from "posenc/math/score/t5.js";
 import { frequencies } from "posenc/math/phases.js";
 import { entryOf } from "posenc/options.js";
+import { drawing, panel, shown } from "posenc/panel.js";
 import { every } from "posenc/records.js";
-import { atEachWidth, svg } from "posenc/svg.js";
+import { svg } from "posenc/svg.js";
 
 export const [TRAINED, DIM, BASE] = [2048, 16, 10000]; // 8 pairs: few enough to see each
-const [MOST, HEADS, BUCKETS] = [8 * TRAINED, 8, 32];
+const [MOST, STEP, HEADS, BUCKETS] = [8 * TRAINED, 128, 8, 32];
 const PAIR = 6; // the one that the question asks for
 const SCHEMES = ["rope", "alibi", "t5"];
 
 const count = (x) => x.toLocaleString("en");
-const signed = (x) => x.toFixed(1).replace("-", "−");
 const t5 = new T5(
     { num_heads: 1, num_buckets: BUCKETS, max_distance: 128, bidirectional: false, axis: 0, axes: 1, factor: 1 },
     { weight: { shape: [BUCKETS, 1], data: new Float64Array(BUCKETS) } },
 );
 const LAST = t5.edges.at(-1); // the distance from which on all have the last bucket
-const flattest = slopes(HEADS).at(-1);
+const biasOf = (distance) => -slopes(HEADS).at(-1) * distance; // of the flattest head
 
 /** The first comparison of these schemes by length among the records that ship with the page; undefined without one. */
 function measured(app) {
@@ -32,34 +32,38 @@ function measured(app) {
     return measure && { set, ...measure, task: app.data.measures[set.task] };
 }
 
-/** A curve against the distance up to MOST, drawn up to `far`, with training shaded. `isNew` where the values past
- * training are. */
-function panel(width, { name, at, far, low, high, isNew }, palette) {
-    const [left, top, height] = [4, 18, 76];
-    const reach = width - left - 4;
-    const x = (distance) => left + (reach * distance) / MOST;
-    const y = (value) => top + height * (1 - (value - low) / (high - low));
-    const known = isNew ? Math.min(far, TRAINED - 1) : far;
-    const line = (from, to, color) =>
-        svg("polyline", {
-            points: Array.from({ length: 129 }, (_, n) => from + Math.round(((to - from) * n) / 128))
-                .map((distance) => `${x(distance)},${y(at(distance))}`)
-                .join(" "),
-            fill: "none",
-            stroke: color,
-            "stroke-width": 3,
-        });
-    const word = (place, anchor, words) =>
-        svg("text", { x: place, y: top + height + 14, "font-size": 11, "text-anchor": anchor, fill: "var(--faint)" }, words);
+/** ALiBi's bias and T5's bucket up to the distance `far`, on scales that do not move. Training is shaded, and what is new
+ * past it has a colour of its own. */
+function curves(width, { far, bias, bucket }, palette) {
+    const room = width / 2;
+    const one = (left, { title, at, y, yTicks, color }) => {
+        const box = { left: left + 28, top: 18, width: room - 48, height: 72 };
+        const { parts, X, Y, path } = panel({ ...box, x: [0, MOST], y, title, xTicks: [0, TRAINED, MOST], yTicks });
+        const upTo = (distance) => Array.from({ length: 1 + Math.round(distance / STEP) }, (_, n) => at(n * STEP));
+        const seen = { x: X(0), y: box.top, width: X(TRAINED) - X(0), height: box.height, fill: "var(--rule)" };
+        return [
+            svg("rect", seen),
+            ...parts,
+            path(upTo(far), { stroke: color, "stroke-width": 3 }, STEP),
+            path(upTo(Math.min(far, TRAINED)), { stroke: palette[2], "stroke-width": 3 }, STEP),
+            svg("circle", { cx: X(far), cy: Y(at(far)), r: 4.5, fill: far < TRAINED ? palette[2] : color }),
+        ];
+    };
     return [
-        svg("text", { x: left, y: 12, "font-size": 12, fill: "var(--ink)" }, name),
-        svg("rect", { x: left, y: top, width: x(TRAINED) - left, height, fill: "var(--rule)" }),
-        svg("line", { x1: left, x2: left + reach, y1: top + height, y2: top + height, stroke: "var(--faint)" }),
-        line(0, known, palette[2]),
-        line(known, far, palette[1]),
-        svg("circle", { cx: x(far), cy: y(at(far)), r: 4.5, fill: palette[far > known ? 1 : 2] }),
-        word(left, "start", "distance 0"),
-        word(left + reach, "end", count(MOST)),
+        ...one(0, {
+            title: `ALiBi's bias: ${shown(bias, 1)}`,
+            at: biasOf,
+            y: [biasOf(MOST), 0],
+            yTicks: [biasOf(MOST), 0],
+            color: palette[1],
+        }),
+        ...one(room, {
+            title: `T5's bucket: ${bucket}`,
+            at: (distance) => t5.bucket(-distance),
+            y: [0, BUCKETS],
+            yTicks: [0, BUCKETS - 1],
+            color: palette[2],
+        }),
     ];
 }
 
@@ -69,18 +73,17 @@ export const figure = {
     see: `The model was trained on texts of ${count(TRAINED)} tokens. Make the text longer: what is new to each scheme between its first and its last token?`,
     defaults: { tokens: 2 * TRAINED },
     another: { tokens: 8192 },
-    controls: [{ name: "tokens", label: "tokens of the text", kind: "range", min: 1024, max: MOST, step: 128 }],
+    controls: [{ name: "tokens", label: "tokens of the text", kind: "range", min: 1024, max: MOST, step: STEP }],
     values({ tokens }) {
         const theta = frequencies(DIM, BASE);
-        const turns = (distance) => theta.map((x) => (distance * x) / (2 * Math.PI));
-        const [far, trained] = [tokens - 1, turns(TRAINED - 1)];
-        const shown = turns(far);
+        const far = tokens - 1;
+        const [trained, turns] = [TRAINED - 1, far].map((distance) => theta.map((x) => (distance * x) / (2 * Math.PI)));
         return {
             far,
             trained,
-            shown,
-            fresh: trained.filter((x, k) => x < 1 && shown[k] > x).length,
-            bias: -flattest * far,
+            turns,
+            fresh: trained.filter((x, k) => x < 1 && turns[k] > x).length,
+            bias: biasOf(far),
             bucket: t5.bucket(-far),
         };
     },
@@ -91,46 +94,31 @@ export const figure = {
         "biases = [posenc.logits(q, q, scheme, query_positions=last, key_positions=first)[0, -1, 0] for scheme in (alibi, t5)]\n" +
         `torch.cat((${tokens - 1} / (2 * torch.pi) * rope.frequencies()[0][0], *biases))`,
     compared(state) {
-        const { shown, bias, bucket } = figure.values(state);
-        return { shape: [DIM / 2 + 2], data: Float64Array.from([...shown, bias, bucket]) };
+        const { turns, bias, bucket } = figure.values(state);
+        return { shape: [DIM / 2 + 2], data: Float64Array.from([...turns, bias, bucket]) };
     },
-    check: (state, { far, shown }, app) =>
-        checkAngles({ dim: DIM, base: BASE, position: far, angles: shown.map((x) => 2 * Math.PI * x) }, app),
+    check: (state, { far, turns }, app) =>
+        checkAngles({ dim: DIM, base: BASE, position: far, angles: turns.map((x) => 2 * Math.PI * x) }, app),
     mount(box, app) {
-        const curves = element("div", { class: "wide", role: "img" });
-        box.append(curves);
+        const plots = drawing(box, (width, numbers) => ({
+            height: 108,
+            parts: curves(width, numbers, app.theme().palette),
+            label: `ALiBi's bias and T5's bucket up to distance ${count(numbers.far)}`,
+        }));
         const clocks = dials(box, app);
         const said = element("p", { class: "ends" });
         app.beneath().append(said);
         const axes = { xLabel: "tokens", yLabel: "", logX: true, height: 200 };
         const chart = measured(app) && app.lines(app.beneath(), { label: "measured loss by length", ...axes });
-        let now = null;
-        const paint = atEachWidth(curves, (width) => {
-            if (!now) return;
-            const { far, bias, bucket } = now;
-            const half = (width - 16) / 2;
-            const alibi = { at: (distance) => -flattest * distance, low: -flattest * MOST, high: 0, isNew: true };
-            const t5s = { at: (distance) => t5.bucket(-distance), low: 0, high: BUCKETS, isNew: false };
-            const both = [
-                { ...alibi, name: `ALiBi's bias: ${signed(bias)}`, far },
-                { ...t5s, name: `T5's bucket: ${bucket}`, far },
-            ];
-            const drawn = both.map((one, n) =>
-                svg("g", { transform: `translate(${n * (half + 16)} 0)` }, ...panel(half, one, app.theme().palette)),
-            );
-            curves.replaceChildren(svg("svg", { width, height: 112, style: "display: block" }, ...drawn));
-        });
         return ({ tokens }, numbers) => {
-            now = numbers;
-            curves.setAttribute("aria-label", `ALiBi's bias and T5's bucket up to distance ${count(numbers.far)}`);
-            paint();
-            const turns = (x) => (x < 10 ? x.toFixed(2) : count(Math.round(x)));
+            plots(numbers);
+            const short = (x) => (x < 10 ? x.toFixed(2) : count(Math.round(x)));
             clocks(
                 `RoPE's ${DIM / 2} pairs, with new angles: ${numbers.fresh}`,
-                Array.from(numbers.shown, (shown, k) => ({
+                Array.from(numbers.turns, (turns, k) => ({
                     trained: numbers.trained[k],
-                    shown,
-                    words: `${turns(shown)} turns`,
+                    turns,
+                    words: `${short(turns)} turns`,
                 })),
                 [["var(--rule)", "distances in training"]],
             );
@@ -138,7 +126,7 @@ export const figure = {
         };
     },
     describe: ({ tokens }, { far, fresh, bias, bucket }) =>
-        `In a text of ${count(tokens)} tokens the farthest key is at distance ${count(far)}. ALiBi's flattest head adds ${signed(bias)} to its score, ` +
+        `In a text of ${count(tokens)} tokens the farthest key is at distance ${count(far)}. ALiBi's flattest head adds ${shown(bias, 1)} to its score, ` +
         `T5 takes bucket ${bucket}, the last of which begins at distance ${LAST}, and of RoPE's ${DIM / 2} pairs ${fresh} have angles that training did not show.`,
 };
 
@@ -171,10 +159,10 @@ function drawMeasured(chart, said, tokens, app) {
 }
 
 export const question = {
-    judge({ tokens }, { shown }) {
+    judge({ tokens }, { turns }) {
         if (tokens <= TRAINED) return "trained";
-        if (shown[PAIR] < 1) return "gap";
-        return shown[PAIR] < 1.06 ? "right" : "long";
+        if (turns[PAIR] < 1) return "gap";
+        return turns[PAIR] < 1.06 ? "right" : "long";
     },
     examples: {
         right: { tokens: 6400 },

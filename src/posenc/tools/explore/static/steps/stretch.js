@@ -1,13 +1,14 @@
 // Step 9: RoPE's frequencies changed so that a longer text shows no new angles, and models that mix layers instead.
 
-import { checkAngles, dials, legend } from "posenc/angles.js";
+import { checkAngles, dials, swatches } from "posenc/angles.js";
 import { element } from "posenc/elements.js";
 import { built, python, SCALINGS } from "posenc/figures/scalings.js";
 import { frequencies } from "posenc/math/phases.js";
 import { scaled } from "posenc/math/scalings.js";
 import { entryOf } from "posenc/options.js";
+import { drawing } from "posenc/panel.js";
 import { BASE, DIM, TRAINED } from "posenc/steps/longer.js";
-import { atEachWidth, svg } from "posenc/svg.js";
+import { svg } from "posenc/svg.js";
 
 const FACTOR = 4;
 const TOKENS = FACTOR * TRAINED;
@@ -36,16 +37,16 @@ export const figure = {
     values({ way }) {
         const plain = frequencies(DIM, BASE);
         const { theta, factor } = scaled(scalingOf(way), plain, TOKENS);
-        const turns = (distance, of) => of.map((x) => (distance * x) / (2 * Math.PI));
-        const [trained, shown] = [turns(TRAINED - 1, plain), turns(TOKENS - 1, theta)];
+        const made = (distance, of) => of.map((x) => (distance * x) / (2 * Math.PI));
+        const [trained, turns] = [made(TRAINED - 1, plain), made(TOKENS - 1, theta)];
         return {
             theta,
             factor,
             trained,
-            shown,
-            next: turns(1, theta),
+            turns,
+            next: made(1, theta),
             divided: plain.map((x, k) => x / theta[k]),
-            fresh: trained.filter((x, k) => x < 1 && shown[k] > x * (1 + 1e-3)).length, // but for one token of 2,048
+            fresh: trained.filter((x, k) => x < 1 && turns[k] > x * (1 + 1e-3)).length, // but for one token of 2,048
             kept: plain.filter((x, k) => theta[k] === x).length,
         };
     },
@@ -64,12 +65,12 @@ export const figure = {
         const said = element("p", { class: "ends" });
         box.append(element("div", { class: "wide" }, said));
         const drawLayers = MODELS.map((name) => strip(app.beneath(), name, app));
-        return (state, { shown, trained, next, divided, fresh, kept, factor }) => {
+        return (state, { turns, trained, next, divided, fresh, kept, factor }) => {
             clocks(
                 `${NAMES[state.way]}: pairs kept: ${kept} of ${DIM / 2}, with new angles: ${fresh}`,
-                Array.from(shown, (turns, k) => ({
-                    trained: trained[k],
-                    shown: turns,
+                Array.from(trained, (most, k) => ({
+                    trained: most,
+                    turns: turns[k],
                     next: next[k],
                     words: divided[k] === 1 ? "kept" : `÷ ${divided[k].toFixed(2)}`,
                 })),
@@ -92,11 +93,10 @@ function strip(box, name, app) {
         const schemes = names.map((each) => SAID[each] ?? entryOf(app, each).title).join(" + ");
         return `${layers.length} layers: ${schemes}, ${window}`;
     };
-    const row = element("div", { role: "img", "aria-label": `${title}: ${kinds.map(wordsOf).join("; ")}` });
-    const key = element("div");
-    box.append(element("p", { class: "map-title" }, element("b", {}, title), ", the first layer at the left"), row, key);
     const colors = () => [3, 6].map((n) => app.theme().palette[n]);
-    const paint = atEachWidth(row, (width) => {
+    const key = element("div");
+    box.append(element("p", { class: "map-title" }, element("b", {}, title), ", the first layer at the left"));
+    const draw = drawing(box, (width) => {
         const each = width / total;
         const cell = (layer, n) =>
             svg("rect", {
@@ -106,12 +106,13 @@ function strip(box, name, app) {
                 height: n ? 18 : 10,
                 fill: colors()[n],
             });
-        const cells = kinds.flatMap(({ layers }, n) => layers.map((layer) => cell(layer, n)));
-        row.replaceChildren(svg("svg", { width, height: 18, style: "display: block" }, ...cells));
+        const parts = kinds.flatMap(({ layers }, n) => layers.map((layer) => cell(layer, n)));
+        return { height: 18, parts, label: `${title}: ${kinds.map(wordsOf).join("; ")}` };
     });
+    box.append(key);
     return () => {
-        key.replaceChildren(legend(kinds.map((kind, n) => [colors()[n], wordsOf(kind)])));
-        paint();
+        key.replaceChildren(swatches(kinds.map((kind, n) => [colors()[n], wordsOf(kind)])));
+        draw();
     };
 }
 
