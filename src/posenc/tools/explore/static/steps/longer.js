@@ -38,7 +38,7 @@ function curves(width, { far, bias, bucket }, palette) {
     const room = width / 2;
     const one = (left, { title, at, y, yTicks, color }) => {
         const box = { left: left + 28, top: 18, width: room - 48, height: 72 };
-        const { parts, X, Y, path } = panel({ ...box, x: [0, MOST], y, title, xTicks: [0, TRAINED, MOST], yTicks });
+        const { parts, X, Y, path } = panel({ ...box, x: [0, MOST], y, title, xTicks: [TRAINED, MOST], yTicks });
         const upTo = (distance) => Array.from({ length: 1 + Math.round(distance / STEP) }, (_, n) => at(n * STEP));
         const seen = { x: X(0), y: box.top, width: X(TRAINED) - X(0), height: box.height, fill: "var(--rule)" };
         return [
