@@ -8,7 +8,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 
-from posenc.tools.explore.lesson import Step, lesson
+from posenc.tools.explore.lesson import STEPS, Step, lesson
 
 DOCS = Path(__file__).parents[1]
 PAGES = DOCS / "learn"
@@ -69,7 +69,7 @@ def page(step: Step, steps: list[Step]) -> str:
             raise ExtensionError(f"{PICTURES / name} is not there: python -m tests.explore.screenshots makes it")
     near = {
         "Back": [one for one in steps if one.name == step.of],
-        "Side path": [one for one in steps if one.of == step.name],
+        "Side path": [one for one in steps if one.of and step.name in (one.of, STEPS[-1])],
         "Next": [one for one in steps if step.number and one.number == step.number + 1],
     }
     onward = [f"{word}: {link(one)}" for word, found in near.items() for one in found]

@@ -167,6 +167,7 @@ def test_the_text_is_shown_without_javascript(browser: Any, address: str) -> Non
     context = browser.new_context(java_script_enabled=False, viewport=TELEPHONE)
     page = context.new_page()
     page.goto(address)
+    assert page.locator("main > noscript").inner_text().startswith("The figures need JavaScript.")
     tops = [
         page.locator(f'[data-step="{name}"] .text').bounding_box()["y"]
         for name in NAMES

@@ -58,7 +58,7 @@ export const figure = {
             element(
                 "table",
                 { class: "clockwork" },
-                element("thead", {}, row("", speeds, "th")),
+                element("thead", {}, row("speed", speeds, "th")),
                 element("tbody", {}, ...FROM.map((p, n) => row(names[n], clocks[n].map((one) => one.box)))),
                 element("tfoot", {}, row("turns", turned), row("Mₖ", blocks)),
             ),
