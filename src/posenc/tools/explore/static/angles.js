@@ -1,4 +1,5 @@
-// The angles of RoPE's pairs: drawn as clocks with the part of the circle that a text shows, and compared with posenc's.
+// The angles of RoPE's pairs: drawn as clocks with the part of the circle that a text shows, and compared with
+// posenc's.
 
 import { element } from "posenc/elements.js";
 import { Heads } from "posenc/math/arrays.js";

@@ -47,8 +47,8 @@ function scoresOf(side) {
         const scheme = build(options);
         const positions = grid(scheme, side);
         const at = positions.at(ROW * side + COLUMN);
-        const scores = logits(scheme, query, patches(side), { positions: new Positions([at]), keyPositions: positions });
-        return { positions, at, scores: scores.data };
+        const where = { positions: new Positions([at]), keyPositions: positions };
+        return { positions, at, scores: logits(scheme, query, patches(side), where).data };
     });
 }
 

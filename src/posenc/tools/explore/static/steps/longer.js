@@ -32,8 +32,8 @@ function measured(app) {
     return measure && { set, ...measure, task: app.data.measures[set.task] };
 }
 
-/** ALiBi's bias and T5's bucket up to the distance `far`, on scales that do not move. Training is shaded, and what is new
- * past it has a colour of its own. */
+/** ALiBi's bias and T5's bucket up to the distance `far`, on scales that do not move. Training is shaded, and what is
+ * new past it has a colour of its own. */
 function curves(width, { far, bias, bucket }, palette) {
     const room = width / 2;
     const one = (left, { title, at, y, yTicks, color }) => {

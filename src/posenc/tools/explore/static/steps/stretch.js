@@ -58,7 +58,8 @@ export const figure = {
     check({ way }, { theta, factor }, app) {
         const position = TOKENS - 1;
         const scaling = way === "none" ? null : { ...scalingOf(way), kind: SCALINGS[way].of };
-        return checkAngles({ dim: DIM, base: BASE, scaling, position, angles: theta.map((x) => x * position), factor }, app);
+        const angles = theta.map((x) => x * position);
+        return checkAngles({ dim: DIM, base: BASE, scaling, position, angles, factor }, app);
     },
     mount(box, app) {
         const clocks = dials(box, app);
