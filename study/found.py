@@ -38,6 +38,13 @@ def label(scheme: str) -> str:
     return LABELS.get(scheme, scheme)
 
 
+def interval(value: Estimate | None) -> str:
+    """A difference with its interval."""
+    if value is None:
+        return "not measured"
+    return f"{value.mean:+.3f} ({value.low:+.3f} to {value.high:+.3f})".replace("-", "−")
+
+
 def records(part: str) -> list[Record]:
     """Those of all schemes, in their order; none where nothing was measured."""
     return [record for folder in SCHEMES for record in read(RECORDS / part / folder, check)]

@@ -1,4 +1,5 @@
-"""``python -m study.pages``: docs/study, every table, figure and sentence of it made from the records.
+"""``python -m study.pages``: docs/study, every table, figure and sentence of it made from the records, and what of them
+ships with the explorer.
 
 The words are in ``templates``, with a template for each page; the numbers are those of `study.found`.
 """
@@ -7,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -14,15 +16,25 @@ import posenc.tools.choose
 from posenc.tools.choose.evidence import TEXTS as CLAIMED
 from posenc.tools.choose.evidence import claims
 from posenc.tools.compare import pictures
-from posenc.tools.compare.summary import Estimate
 from posenc.tools.kit import style
 from posenc.tools.kit.files import write_whole
-from study.found import LENGTHS, MEASURE, Contrast, Text, contrasts, exploratory, label, task, text, tuning
+from study.found import LENGTHS, MEASURE, Contrast, Text, contrasts, exploratory, interval, label, task, text, tuning
 from study.run import SCHEMES, TASKS, TEXTS
+from study.shipped import FILE, shipped
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
-CLAIMS = Path(posenc.tools.choose.__path__[0]) / "claims.json"
+CHOOSE = Path(posenc.tools.choose.__path__[0])
+NEAR = (
+    "Bits per byte over sliding windows, which score the same bytes at every length",
+    "How small decoders extrapolate to eight times their length. A low loss does not show that far text is used.",
+    "longer than in training",
+)
+FAR = (
+    "Loss of the same final bytes after up to 1,024 bytes less that after exactly 128, in bits per byte",
+    "Below zero, text further back than a model was trained on helps it; around zero it makes no use of it.",
+    "what far text is worth",
+)
 TITLES = {"python": "Python's packages", "plays": "Shakespeare's works", "larger": "Four times as many steps"}
 
 
@@ -39,7 +51,9 @@ def main() -> None:
         "tasks": [task(name, seeds) for name, seeds in TASKS.items()],
         "lengths": LENGTHS,
     }
-    write_whole(CLAIMS, _claims(found).encode())
+    write_whole(CHOOSE / "claims.json", _claims(found).encode())
+    write_whole(CHOOSE / "study.json", _tables([of for of in texts if of.name in CLAIMED and of.trained]).encode())
+    write_whole(FILE, shipped(texts, TITLES).encode())
     write_whole(DOCS / "study" / "plan.md", (HERE / "plan.md").read_bytes())
     for name in ("index", "tuning", "contrasts", "tasks"):
         _write(name, name, **known)
@@ -62,6 +76,46 @@ def _claims(found: Mapping[str, Sequence[Contrast]]) -> str:
     return '{"claims": [\n' + ",\n".join(made) + "\n]}\n"
 
 
+def _tables(texts: Sequence[Text]) -> str:
+    """The file of what each text has shown, as `posenc.tools.choose` takes tables: a table in a line, and its rows."""
+    made = [json.dumps(_table(of, far), ensure_ascii=False) for of in texts for far in (False, True)]
+    lines = (
+        ",\n".join(made).replace(' {"label"', '\n  {"label"').replace('[{"label"', '[\n  {"label"').replace("**", "")
+    )
+    return f'{{"records": [\n{lines}\n]}}\n'
+
+
+def _table(of: Text, far: bool) -> dict[str, Any]:
+    """The losses of all schemes from the trained length on, or what far text is worth to each."""
+    shown = rows(of)
+    few, most = (end(seeds for _, seeds, _, _ in shown) for end in (min, max))
+    counted = "one seed" if most == 1 else f"{most} seeds" if few == most else f"{few} to {most} seeds"
+    longer = [f"{n:,}" for n in of.summary.lengths(MEASURE) if n > LENGTHS[0]]
+    heads = ["far text"] if far else [f"{LENGTHS[0]} (trained)", *longer]
+    measured, shows, what = FAR if far else NEAR
+    return {
+        "name": f"study_{of.name}{'_far' * far}",
+        "question": "far" if far else "length",
+        "title": f"The study, {TITLES[of.name]}: {what}",
+        "measured": f"{measured}, of decoders of 384 thousand parameters trained 600 steps on 128 bytes; {counted}.",
+        "shows": shows,
+        "heads": heads,
+        "rows": [
+            {
+                "label": label(scheme),
+                "schemes": [scheme] if label(scheme) == scheme else [],  # a schedule is none of the catalog
+                "figures": [gain] if far else cells[-len(heads) :],
+            }
+            for scheme, _, cells, gain in shown
+        ],
+        "better": "lower",
+        "source": "posenc",
+        "command": "make study",
+        "doc": f"docs/study/{of.name}.md",
+        "too_few": "" if of.complete else counted,
+    }
+
+
 def _write(name: str, template: str, **known: object) -> None:
     environment = Environment(  # of Markdown, in which nothing is to be escaped
         loader=FileSystemLoader(HERE / "templates"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -76,13 +130,6 @@ def number(value: float | None) -> str:
     if value is None:
         return "undefined"
     return f"{value:.3f}" if math.isfinite(value) else "diverged"
-
-
-def interval(value: Estimate | None) -> str:
-    """A difference with its interval."""
-    if value is None:
-        return "not measured"
-    return f"{value.mean:+.3f} ({value.low:+.3f} to {value.high:+.3f})".replace("-", "−")
 
 
 def rows(of: Text) -> list[tuple[str, int, list[str], str]]:

@@ -1,6 +1,7 @@
 """The study: what its jobs are, and what its pages say of records, made up here."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,14 @@ from posenc.tools.compare.config import Rate
 from posenc.tools.compare.summary import Estimate
 from posenc.tools.kit.files import digest_of
 from posenc.tools.kit.statistics import mean_of
-from study import found, pages, run
+from study import found, pages, run, shipped
 from study.found import AT_ONE_RATE, Contrast, judged
 from tests.compare import made_up
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 def contrast(mean: float, spread: float, seeds: int = 10, published: str = "tied") -> Contrast:
@@ -140,7 +146,8 @@ def test_tuning_says_who_gains_and_who_moves(monkeypatch: pytest.MonkeyPatch) ->
 def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without records, with some, and with all of a text, and what is said is what they hold."""
     monkeypatch.setattr(pages, "DOCS", tmp_path)
-    monkeypatch.setattr(pages, "CLAIMS", tmp_path / "claims.json")
+    monkeypatch.setattr(pages, "CHOOSE", tmp_path)
+    monkeypatch.setattr(pages, "FILE", tmp_path / "records.json")
     monkeypatch.setattr(found, "records", lambda part: [])
     pages.main()
     assert "No scheme has had all of its trials yet." in (tmp_path / "study" / "tuning.md").read_text()
@@ -168,8 +175,42 @@ def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPat
     assert all(claim["ours"]["python"] and not claim["ours"]["plays"] for claim in told)
     for claim in told:
         check(claim)
+    python, plays, *others = json.loads((tmp_path / "records.json").read_text())["records"]
+    assert (python["name"], plays["name"]) == ("Python's packages", "Shakespeare's works")
+    assert python["source"].startswith("the Python files of Django 5.2.8 and SQLAlchemy 2.0.44 (1,234,567 bytes)")
+    assert python["seeds"] == {found.label(scheme): 3 for scheme in schemes}
+    for each in found.contrasts(of):
+        assert f": {pages.interval(each.found)}, {each.verdict}" in python["verdict"]
+    assert plays["verdict"] == "Undecided: 15 of 42 trainings are there, and the study gives verdicts after the last."
+    assert all("shipped" in each for each in others)
+    tables = {each["name"]: each for each in json.loads((tmp_path / "study.json").read_text())["records"]}
+    assert {name: table["too_few"] for name, table in tables.items()} == {
+        "study_python": "",
+        "study_python_far": "",
+        "study_plays": "3 seeds",
+        "study_plays_far": "3 seeds",
+    }
+    for text in parts:
+        for row, worth in zip(*(tables[f"study_{text}{far}"]["rows"] for far in ("", "_far")), strict=True):
+            cells = [*row["figures"], *worth["figures"]]  # as the page has them, from the trained length on
+            line = next(line for line in page[text].splitlines() if line.startswith(f"| {row['label']} |"))
+            assert line.replace("**", "").endswith(f"| {' | '.join(cells)} |")
     names = {f"study-{part}{dark}.png" for part in parts for dark in ("", "-dark")}
     assert {path.name for path in (tmp_path / "images").iterdir()} == names
+
+
+def test_what_ships_of_an_extension_is_what_its_page_says() -> None:
+    page = (found.HERE.parent / "docs" / "extend.md").read_text()
+    given = tomllib.loads((found.HERE / "extend.toml").read_text())
+    for scheme, numbers in given["curves"].items():
+        cells = (f"{each[0]:.3f} ± {each[1]:.3f}" if each else "as none" for each in numbers)
+        row = " | ".join(cell.replace("0.", ".") for cell in cells)
+        assert f"| {scheme} | {row} |" in page
+    made = shipped.extension(given)
+    (measure,) = made["measures"]
+    assert measure["baselines"] == {"cropped": measure["curves"]["none"][1]}
+    assert measure["curves"]["yarn"][2][:3] == pytest.approx([0.58, 0.345, 0.815])
+    assert measure["curves"]["dynamic"][0] == [None, None, None, "missing"]
 
 
 def test_what_was_found_is_kept_with_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from posenc.tools.compare.compare import compare
 from posenc.tools.compare.summary import Summary as Compared
+from posenc.tools.explore import data
 from posenc.tools.explore.content import content
 from posenc.tools.explore.records import measures, summary
 from posenc.tools.extend.summary import Summary as Extended
@@ -159,7 +161,9 @@ def test_curves_are_those_of_the_report(tmp_path: Path) -> None:
     folder = written(tmp_path / "run", made_up.records(seeds=(0, 1)))
     found, report = summary(folder), Compared(read(folder))
     sliding = found["measures"][0]
-    assert (sliding["kind"], found["trained"], found["seeds"]) == ("sliding", made_up.TRAIN_LENGTH, 2)
+    assert (sliding["kind"], found["trained"]) == ("sliding", made_up.TRAIN_LENGTH)
+    assert (found["seeds"], found["steps"]) == (dict.fromkeys(made_up.SCHEMES, 2), 400)
+    assert found["source"].startswith("poems: 1,234,567 bytes")
     for scheme in report.schemes:
         for length, point in zip(sliding["lengths"], sliding["curves"][scheme], strict=True):
             value = report.bits("sliding", scheme, length)
@@ -202,6 +206,57 @@ def test_of_puzzles_the_share_that_was_found_is_drawn(javascript: Node, tmp_path
     final, passkey = (javascript("figure", name="length-curves", state={"measure": n})["says"] for n in ("0", "1"))
     assert "bits per byte at 256 tokens shown, lower is better" in final
     assert "share found at 256 tokens shown, higher is better: none missing, yarn 0.667, ntk missing" in passkey
+
+
+# --- what ships -------------------------------------------------------------------------------------------------------
+
+
+def test_the_records_of_the_user_stand_before_those_that_ship(tmp_path: Path) -> None:
+    shipped = data.records()
+    assert shipped
+    first, *rest = content(records=[written(tmp_path / "run", made_up.records())])["records"]
+    assert (first["name"], rest) == (str(tmp_path / "run"), shipped)
+    assert content()["records"] == shipped
+
+
+def test_what_ships_has_the_form_of_a_summary_and_is_small(tmp_path: Path) -> None:
+    form = summary(written(tmp_path / "run", made_up.records(seeds=(0, 1)))).keys()
+    shipped = data.records()
+    assert len({each["name"] for each in shipped}) == len(shipped)
+    for each in shipped:
+        assert each.keys() - form == {"shipped", "verdict", "command"}, each["name"]
+        assert form - each.keys() == set()
+        assert each["source"]
+        assert each["verdict"]
+        assert each["task"] in measures()
+        for measure in each["measures"]:
+            assert list(measure["curves"]) == each["schemes"]
+            points = [point for curve in measure["curves"].values() for point in curve]
+            assert all(len(curve) == len(measure["lengths"]) for curve in measure["curves"].values())
+            assert all(point[3] or point[1] <= point[0] <= point[2] for point in points)
+    assert files(data).joinpath("records.json").stat().st_size < 300_000  # type: ignore[attr-defined]
+
+
+def test_every_set_that_ships_is_drawn_with_its_source(javascript: Node) -> None:
+    javascript("content", **content())
+    for n, each in enumerate(data.records()):
+        for measure in range(len(each["measures"])):
+            state = {"records": str(n), "measure": str(measure)}
+            drawn = javascript("figure", name="length-curves", state=state)
+            assert drawn["says"].startswith(f"{each['name']}, ")
+        assert javascript("figure", name="length-cost", state={"records": str(n)})["says"].startswith(each["name"])
+
+
+def test_seeds_steps_and_text_are_said_and_what_they_decide(javascript: Node, tmp_path: Path) -> None:
+    def said(seeds: tuple[int, ...]) -> str:
+        found = summary(written(tmp_path / "run", made_up.records(seeds=seeds)))
+        return str(javascript("source", set=found))
+
+    text = "poems: 1,234,567 bytes in 3 files, 123,456 held out (whole files)"
+    assert said((0,)) == f"Your records: 1 seed, 400 steps, {text}. Undecided: a verdict needs 3 seeds."
+    assert said((0, 1, 2)).endswith("The report that posenc compare wrote beside the records has the verdicts.")
+    few = {**data.records()[0], "seeds": {"rope": 2, "nope": 10}, "schemes": ["rope", "nope"]}
+    assert javascript("source", set=few).startswith("Measured for this page: 2 to 10 seeds, ")
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ from typing import Any
 
 from posenc.schemes.catalog import CATALOG, entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
-from posenc.tools.choose.evidence import described
+from posenc.tools.choose.evidence import STRENGTHS, described
 from posenc.tools.choose.questions import answers, questions
-from posenc.tools.choose.said import UNTESTED, claims_of
+from posenc.tools.choose.said import claims_of, statements_of
+from posenc.tools.explore import data
 from posenc.tools.explore.catalog import catalog
 from posenc.tools.explore.compositions import refused
 from posenc.tools.explore.page import looks
@@ -22,10 +23,11 @@ from posenc.tools.plot.minilm import weights_file
 
 def content(schemes: Sequence[str] = (), records: Sequence[Path] = ()) -> dict[str, Any]:
     """The page's data. ``schemes`` are compositions, or the user's own, ``my.py:MyScheme``; ``records`` folders of
-    posenc compare or extend. ValueError for a name or a folder that cannot be read."""
+    posenc compare or extend, which stand before the records that ship with the page. ValueError for a name or a folder
+    that cannot be read."""
     known = catalog()
     entries = known.pop("entries")
-    recorded = [summary(folder) for folder in records]
+    recorded = [*(summary(folder) for folder in records), *data.records()]
     drawn = [entry.name for entry in CATALOG] + [scheme for each in recorded for scheme in each["schemes"]]
     return {
         **known,
@@ -47,9 +49,15 @@ def _choosing() -> dict[str, Any]:
     return {
         "questions": [asdict(question) for question in questions()],
         "answers": [
-            {**asdict(answer), "claims": [described(claim) for claim in claims_of(answer)]} for answer in answers()
+            {
+                **asdict(answer),
+                "claims": [described(claim) for claim in claims_of(answer)],
+                "statements": [asdict(each) for each in statements_of(answer)],
+                "strength": answer.strength,
+            }
+            for answer in answers()
         ],
-        "untested": UNTESTED,
+        "strengths": STRENGTHS,
     }
 
 

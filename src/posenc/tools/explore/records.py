@@ -26,7 +26,6 @@ COSTS = {
     "step": ("speed", "step_ratio"),
     "seconds": ("speed", "step_seconds"),
     "bytes": ("training", "peak_bytes"),
-    "tokens": ("training", "tokens_per_second"),
     "parameters": ("training", "parameters"),
     "position": ("training", "position_parameters"),
 }
@@ -78,8 +77,8 @@ def summary(folder: Path) -> dict[str, Any]:
     """The curves and costs in the records of a folder.
 
     A point of a curve is (mean, low, high, why): null without a number, with the reason. ``baselines`` are points that
-    every longer context is compared with. ValueError for a folder without records of either command, or with a damaged
-    record.
+    every longer context is compared with; ``seeds`` counts the tested trainings of each scheme. ValueError for a folder
+    without records of either command, or with a damaged record.
     """
     if not (folder / FILE).is_file():
         raise ValueError(f"records must be folders of posenc compare or posenc extend, with a {FILE}; got {folder}")
@@ -87,10 +86,15 @@ def summary(folder: Path) -> dict[str, Any]:
     known = {kind for each in measures().values() for kind in each["kinds"]} | {kind for kind, _ in COSTS.values()}
     if not any(record["kind"] in known for record in records):
         raise ValueError(f"{folder / FILE} holds nothing that posenc compare or posenc extend measured")
-    return {"name": str(folder), **(_extension(records) if _of_extend(records[-1]) else _comparison(records))}
+    return {"name": str(folder), **summarised(records)}
 
 
-def _of_extend(record: Record) -> bool:
+def summarised(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The same of records that are read and checked, without a name."""
+    return _extension(records) if _of_extend(records[-1]) else _comparison(records)
+
+
+def _of_extend(record: Mapping[str, Any]) -> bool:
     about = record.get("configuration")
     return isinstance(about, dict) and "scalings" in about
 
@@ -99,7 +103,7 @@ def _check(record: Record) -> None:
     (extended if _of_extend(record) else compared).check(record)
 
 
-def _comparison(records: Sequence[Record]) -> dict[str, Any]:
+def _comparison(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found = comparison.Summary(records)
     task = str(found.configuration.get("task", "text"))
     return {
@@ -108,7 +112,9 @@ def _comparison(records: Sequence[Record]) -> dict[str, Any]:
         "schemes": list(found.schemes),
         "against": found.timed_against,
         "left_out": found.left_out,
-        "seeds": max((len(found.measured(scheme)) for scheme in found.schemes), default=0),
+        "seeds": {scheme: len(found.measured(scheme)) for scheme in found.schemes},
+        "steps": int(found.configuration.get("steps", 0)),
+        "source": _text(records),
         "measures": [
             {
                 "kind": kind,
@@ -136,7 +142,7 @@ def _baselines(found: comparison.Summary, kind: str) -> dict[str, list[Any]]:
     return {s: _point(found, kind, s, found.train_length) for s in found.schemes if found.lengths(kind)}
 
 
-def _extension(records: Sequence[Record]) -> dict[str, Any]:
+def _extension(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     found = extension.Summary(records)
     measured = []
     for kind in EXTEND["kinds"]:
@@ -156,10 +162,17 @@ def _extension(records: Sequence[Record]) -> dict[str, Any]:
         "schemes": list(found.scalings),
         "against": "",
         "left_out": 0,
-        "seeds": 1,
+        "seeds": {},
+        "steps": 0,
+        "source": _text(records),
         "measures": measured,
         "costs": {},
     }
+
+
+def _text(records: Sequence[Mapping[str, Any]]) -> str:
+    """What the last record was measured on, in words."""
+    return str((records[-1].get("text") or {}).get("about", ""))
 
 
 def _share(solved: tuple[int, int] | None) -> list[Any]:

@@ -1,4 +1,5 @@
-"""Reads the stored measurements of laws for the page. ``python -m posenc.tools.explore.data`` measures them again."""
+"""Reads what is stored for the page: measurements of laws, which ``python -m posenc.tools.explore.data`` makes again,
+and summaries of records, which ``python -m study.pages`` makes."""
 
 from typing import Any
 
@@ -9,6 +10,13 @@ from posenc.tools.laws.table import Audit, cell
 def laws() -> dict[str, Any]:
     """The measurements by scheme and law. ValueError for a damaged file."""
     return packaged(__name__, "laws.json")
+
+
+def records() -> list[dict[str, Any]]:
+    """The records that ship with the page, as `posenc.tools.explore.records.summary` has those of a folder, each with
+    ``shipped``, and its ``verdict`` in words. ValueError for a damaged file."""
+    found: list[dict[str, Any]] = packaged(__name__, "records.json")["records"]
+    return found
 
 
 def shown(audit: Audit) -> dict[str, dict[str, Any]]:

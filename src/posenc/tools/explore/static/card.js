@@ -39,11 +39,13 @@ export class Card {
             heat: (box, options) => heat(box, page.theme, options),
             lines: (box, options) => lines(box, page.theme, options),
             set: (patch) => this.set(patch),
+            beneath: () => this.beneath,
             server: data.server,
         };
         const alone = state.figure === figure.name;
         this.controls = element("div", { class: "controls" });
         this.canvas = element("div", { class: "picture" });
+        this.beneath = element("div", { class: "beneath" }); // what need not be in sight while a control moves
         this.error = element("p", { class: "error", role: "alert", hidden: true });
         this.said = element("p", { class: "said", "aria-live": "polite" });
         this.time = element("span", { class: "time" });
@@ -81,6 +83,7 @@ export class Card {
             this.controls,
             this.error,
             this.canvas,
+            this.beneath,
             this.said,
             element("div", { class: "below" }, this.formula, this.line),
             this.agreed,

@@ -13,7 +13,6 @@ const COSTS = {
     step: ["speed", "step_ratio"],
     seconds: ["speed", "step_seconds"],
     bytes: ["training", "peak_bytes"],
-    tokens: ["training", "tokens_per_second"],
     parameters: ["training", "parameters"],
     position: ["training", "position_parameters"],
 };
@@ -125,7 +124,7 @@ const rising = (numbers) => unique(numbers).sort((a, b) => a - b);
 
 function comparison(given, measures) {
     const records = given.filter(({ fingerprint }) => fingerprint === given.at(-1).fingerprint);
-    const { train_length: trained = 0, reference } = records.at(-1).configuration || {};
+    const { train_length: trained = 0, reference, steps = 0 } = records.at(-1).configuration || {};
     const task = taskOf(records.at(-1));
     const { score, kinds } = measures[task];
     const asked = records.flatMap(({ configuration: c }) =>
@@ -175,7 +174,9 @@ function comparison(given, measures) {
             [reference, "nope", ...schemes].find((name) => schemes.includes(name)) ??
             "",
         left_out: given.length - records.length,
-        seeds: Math.max(0, ...schemes.map(measured)),
+        seeds: by(schemes, measured),
+        steps,
+        source: textOf(records),
         measures: Object.keys(kinds)
             .filter((kind) => !Object.values(BASELINE).includes(kind))
             .map((kind) => ({ kind, lengths: lengthsOf(kind) }))
@@ -192,6 +193,7 @@ function comparison(given, measures) {
     };
 }
 
+const textOf = (records) => String(records.at(-1).text?.about ?? "");
 const by = (names, what) => Object.fromEntries(names.map((name) => [name, what(name)]));
 const nothing = (why) => [null, null, null, why];
 
@@ -233,7 +235,8 @@ function extension(records, measures) {
         const baselines = isCropped ? { [CROPPED]: bits(CROPPED, trained) } : {};
         measured.push({ kind, lengths, curves, baselines });
     }
-    return { task: "extend", trained, schemes, against: "", left_out: 0, seeds: 1, measures: measured, costs: {} };
+    const about = { task: "extend", trained, schemes, against: "", left_out: 0, seeds: {}, steps: 0 };
+    return { ...about, source: textOf(records), measures: measured, costs: {} };
 }
 
 // --- what was dropped -----------------------------------------------------------------------------------------------
@@ -269,13 +272,14 @@ export function chosen(app, number) {
 /** The control that chooses among them. */
 export function control(app) {
     const all = every(app);
+    const named = ({ name, shipped }) => (shipped ? `${name} (shipped)` : name);
     return all.length > 1
         ? [
               {
                   name: "records",
                   label: "records",
                   kind: "choice",
-                  choices: all.map(({ name }, n) => ({ value: String(n), name })),
+                  choices: all.map((set, n) => ({ value: String(n), name: named(set) })),
               },
           ]
         : [];
@@ -285,5 +289,23 @@ export function control(app) {
 export const command = (app, number) => {
     const set = every(app)[Number(number)];
     if (dropped.includes(set)) return "";
+    if (set?.shipped) return `# ${set.command}`;
     return set ? `# posenc explore --records ${set.name}` : "# make demo\n# posenc compare --out runs/mine";
 };
+
+const LEAST_SEEDS = 3; // fewer give no verdict
+
+/** Where records come from, and what they decide: seeds, steps and text, and the verdict or why there is none. */
+export function source({ shipped, schemes, seeds, steps, source: text, verdict, task }) {
+    const counts = rising(schemes.map((scheme) => seeds[scheme] ?? 0));
+    const [least, most] = [counts[0], counts.at(-1)];
+    const trainings = task === "extend" ? [] : [`${least === most ? "" : `${least} to `}${most} ${most === 1 ? "seed" : "seeds"}`];
+    const about = [...trainings, ...(steps ? [`${steps.toLocaleString("en")} steps`] : []), ...(text ? [text] : [])];
+    const why =
+        task === "extend"
+            ? "The report that posenc extend wrote beside the records has the verdicts."
+            : most < LEAST_SEEDS
+              ? `Undecided: a verdict needs ${LEAST_SEEDS} seeds.`
+              : "The report that posenc compare wrote beside the records has the verdicts.";
+    return `${shipped ? "Measured for this page" : "Your records"}: ${about.join(", ")}. ${verdict ?? why}`;
+}

@@ -29,8 +29,28 @@ import { figure as vectorTable } from "posenc/figures/vector-table.js";
 import { figure as vectors2d } from "posenc/figures/vectors-2d.js";
 import { figure as which } from "posenc/figures/which.js";
 import { figure as windows } from "posenc/figures/windows.js";
+import * as add from "posenc/steps/add.js";
+import * as beside from "posenc/steps/beside.js";
+import * as bias from "posenc/steps/bias.js";
+import * as clockwork from "posenc/steps/clockwork.js";
+import * as content from "posenc/steps/content.js";
+import * as decide from "posenc/steps/decide.js";
+import * as images from "posenc/steps/images.js";
+import * as longer from "posenc/steps/longer.js";
+import * as stretch from "posenc/steps/stretch.js";
+import * as table from "posenc/steps/table.js";
+import * as turn from "posenc/steps/turn.js";
+import * as why from "posenc/steps/why.js";
+
+/** The steps of the lesson, each with a figure and a question. */
+export const STEPS = [why, add, clockwork, table, turn, bias, beside, longer, stretch, decide, images, content];
 
 export const VIEWS = [
+    {
+        name: "start",
+        title: "Start here",
+        figures: STEPS.map(({ figure }) => figure),
+    },
     {
         name: "where",
         title: "Where position enters",

@@ -1,9 +1,8 @@
 // RoPE's pairs of channels as hands, each of which turns at its own speed.
 
+import { checkAngles } from "posenc/angles.js";
 import { element } from "posenc/elements.js";
-import { Heads } from "posenc/math/arrays.js";
 import { frequencies } from "posenc/math/phases.js";
-import { agreed, apart, array } from "posenc/options.js";
 import { svg } from "posenc/svg.js";
 import { ordered } from "posenc/theme.js";
 
@@ -33,29 +32,7 @@ export const figure = {
     line: ({ dim, base, position }) =>
         `theta, _ = posenc.RoPE(${dim}, base=${base}).frequencies()\n${position} * theta[0]`,
     compared: (state) => ({ shape: [state.dim / 2], data: figure.values(state).main }),
-    async check({ dim, base, position }, { main }, app) {
-        // In head k the query is channel k, turned, and the keys are the two channels of pair k: cos and sin.
-        const pairs = dim / 2;
-        const [q, keys] = [new Heads(pairs, 1, dim), new Heads(pairs, 2, dim)];
-        for (let k = 0; k < pairs; k++) q.at(k, 0)[k] = keys.at(k, 0)[k] = keys.at(k, 1)[k + pairs] = 1;
-        const sent = array([pairs, 2, dim], keys.data);
-        const said = await app.ask("attention", {
-            schemes: [{ name: "rope", options: { head_dim: dim, base } }],
-            query: array([pairs, 1, dim], q.data),
-            key: sent,
-            value: sent,
-            positions: [[position]],
-            key_positions: [[0], [0]],
-        });
-        const ours = Array.from(main, (x) => [Math.cos(x), Math.sin(x)]).flat();
-        return agreed(
-            dim,
-            apart(
-                ours.map((x) => x / Math.sqrt(dim)),
-                said.logits.data,
-            ),
-        );
-    },
+    check: ({ dim, base, position }, { main }, app) => checkAngles({ dim, base, position, angles: main }, app),
     mount(box, app) {
         const clocks = element("div", {
             style: "display: grid; grid-template-columns: repeat(auto-fill, minmax(66px, 1fr)); gap: 6px; width: 100%",

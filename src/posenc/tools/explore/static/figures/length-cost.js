@@ -2,7 +2,7 @@
 
 import { dropping } from "posenc/dropping.js";
 import { element } from "posenc/elements.js";
-import { chosen, command, control } from "posenc/records.js";
+import { chosen, command, control, source } from "posenc/records.js";
 
 export const figure = {
     name: "length-cost",
@@ -38,6 +38,7 @@ export const figure = {
                 ...(set
                     ? rows.length
                         ? [
+                              element("p", { class: "ends" }, source(set)),
                               element(
                                   "div",
                                   {
@@ -79,20 +80,20 @@ export const figure = {
 const short = (value, scale, unit) =>
     value === null
         ? undefined
-        : `${(scale * value).toLocaleString("en", { maximumSignificantDigits: 3 })} ${unit}`.trim();
+        : `${(scale * value).toLocaleString("en", { maximumSignificantDigits: 3 })}\u00a0${unit}`;
 
 const COLUMNS = [
-    ["step time", ({ step }) => step?.toFixed(2).concat(" ×")],
-    ["memory", ({ memory }) => memory?.toFixed(2).concat(" ×")],
+    ["step time", ({ step }) => step?.toFixed(2).concat("\u00a0×")],
+    ["memory", ({ memory }) => memory?.toFixed(2).concat("\u00a0×")],
     ["step", ({ seconds }) => short(seconds, 1e3, "ms")],
     ["peak", ({ bytes }) => short(bytes, 1e-6, "MB")],
-    ["tokens a second", ({ tokens }) => short(tokens, 1, "")],
     ["parameters", ({ parameters }) => parameters?.toLocaleString("en")],
     ["of these, position", ({ position }) => position?.toLocaleString("en")],
 ];
 
 function table({ name, against }, rows) {
     const th = (scope, words) => element("th", { scope }, words);
+    const columns = COLUMNS.filter(([, shown]) => rows.some((row) => shown(row) !== undefined));
     return element(
         "table",
         {},
@@ -101,7 +102,7 @@ function table({ name, against }, rows) {
             {},
             `${name}: a training step at the trained length; × is over ${against}; the median where there are several seeds`,
         ),
-        element("thead", {}, element("tr", {}, th("col", "scheme"), ...COLUMNS.map(([head]) => th("col", head)))),
+        element("thead", {}, element("tr", {}, th("col", "scheme"), ...columns.map(([head]) => th("col", head)))),
         element(
             "tbody",
             {},
@@ -110,7 +111,7 @@ function table({ name, against }, rows) {
                     "tr",
                     {},
                     th("row", row.scheme),
-                    ...COLUMNS.map(([, shown]) => element("td", {}, shown(row) ?? "missing")),
+                    ...columns.map(([, shown]) => element("td", {}, shown(row) ?? "missing")),
                 ),
             ),
         ),

@@ -2,7 +2,7 @@
 
 import { dropping } from "posenc/dropping.js";
 import { element } from "posenc/elements.js";
-import { chosen, command, control } from "posenc/records.js";
+import { chosen, command, control, source } from "posenc/records.js";
 
 const LIMITS = {
     text: "A loss that stays low past the trained length does not show that the far context is used: only a loss of the final tokens below its dashed line shows that. These are small models, trained briefly on one text; the order can be another in yours.",
@@ -45,6 +45,8 @@ export const figure = {
     mount(box, app) {
         const place = element("div", { class: "wide" });
         const shown = element("div", { class: "wide" });
+        const from = element("p", { class: "ends" });
+        shown.append(from);
         const chart = app.lines(shown, {
             label: "the loss by length",
             xLabel: "tokens",
@@ -107,12 +109,15 @@ export const figure = {
                 yLabel: task.unit,
             });
             const trained = set.trained.toLocaleString("en");
+            from.textContent = source(set);
             ends.textContent = `${level.length ? (DASHED[set.task] ?? DASHED.text)(trained) : ""}${ending(measure, task)}`;
             numbers.replaceChildren(table(set, measure, task));
             const left = set.left_out
                 ? ` ${set.left_out} records of earlier comparisons in this folder are left out.`
                 : "";
-            limits.textContent = `${LIMITS[set.task] ?? LIMITS.answers}${set.task !== "extend" && set.seeds < 2 ? " There is one seed: the intervals say nothing of how much another training would differ." : ""}${left}`;
+            const alone = Object.values(set.seeds).filter((count) => count === 1).length;
+            const once = alone ? ` Of ${alone === set.schemes.length ? "each scheme" : "some schemes"} there is one seed: its intervals do not cover how much another training would differ.` : "";
+            limits.textContent = `${LIMITS[set.task] ?? LIMITS.answers}${once}${left}`;
         };
     },
     describe(values, { set, measure, task }) {
@@ -143,7 +148,14 @@ function ending({ lengths, curves }, task) {
     return notes.length ? `${notes.join("; ")} (${task.lengths}). ${undefinedSome ? UNDEFINED : ""}` : "";
 }
 
-function table({ name, trained }, { kind, lengths, curves, baselines }, task) {
+/** Names, the best at the longest length first; last those that have no number there. */
+function sorted(curves, { better }, names) {
+    const last = (name) => curves[name]?.at(-1)[0] ?? (better === "lower" ? Infinity : -Infinity);
+    const sign = better === "lower" ? 1 : -1;
+    return [...new Set(names)].sort((a, b) => (last(a) === last(b) ? 0 : sign * (last(a) - last(b))));
+}
+
+function table({ name, trained, seeds }, { kind, lengths, curves, baselines }, task) {
     const cell = ([mean, low, high, why] = [null, null, null, ""]) =>
         element(
             "td",
@@ -174,9 +186,10 @@ function table({ name, trained }, { kind, lengths, curves, baselines }, task) {
         element(
             "tbody",
             {},
-            ...Object.keys({ ...curves, ...baselines }).map((scheme) => {
+            ...sorted(curves, task, [...Object.keys(curves), ...Object.keys(baselines)]).map((scheme) => {
                 const points = [...(curves[scheme] ?? lengths.map(() => undefined)), ...(isDashed ? [baselines[scheme]] : [])];
-                return element("tr", {}, element("th", { scope: "row" }, scheme), ...points.map((point) => cell(point)));
+                const count = seeds[scheme] ? [element("br"), element("small", {}, `${seeds[scheme]} ${seeds[scheme] === 1 ? "seed" : "seeds"}`)] : [];
+                return element("tr", {}, element("th", { scope: "row" }, scheme, ...count), ...points.map((point) => cell(point)));
             }),
         ),
     );

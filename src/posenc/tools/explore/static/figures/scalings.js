@@ -9,7 +9,7 @@ import { scaled } from "posenc/math/scalings.js";
 import { agreed, apart, array } from "posenc/options.js";
 
 /** Of each scaling its class in posenc, and its arguments. */
-const SCALINGS = {
+export const SCALINGS = {
     linear: { of: "PositionInterpolation", given: ({ factor }) => ({ factor }) },
     ntk: { of: "NTKAware", given: ({ factor }) => ({ factor }) },
     dynamic: { of: "DynamicNTK", given: ({ length }) => ({ factor: 1, original_length: length }) },
@@ -45,8 +45,8 @@ const chosen = (state) =>
     Object.keys(SCALINGS).filter((name) => (name === "longrope" ? state.longrope.trim() : state[name]));
 
 /** A scaling as JavaScript has it, and as Python writes it. */
-const built = (name, state) => ({ kind: name, ...SCALINGS[name].given(state) });
-const python = (name, state) =>
+export const built = (name, state) => ({ kind: name, ...SCALINGS[name].given(state) });
+export const python = (name, state) =>
     `posenc.scalings.${SCALINGS[name].of}(${Object.entries(SCALINGS[name].given(state))
         .map(([key, value]) => `${key}=${JSON.stringify(value)}`)
         .join(", ")})`;

@@ -1,0 +1,90 @@
+// Small plots of a step of the lesson, several in one drawing of the width of its box.
+
+import { element } from "posenc/elements.js";
+import { atEachWidth, svg } from "posenc/svg.js";
+
+const LETTERS = 12; // pixels
+
+/** A drawing in box. draw(width, ...given) gives {height, parts, label}, `label` what a screen reader says. Gives a
+ * function of `given` that draws. */
+export function drawing(box, draw) {
+    const sheet = svg("svg", { role: "img", style: "display: block; width: 100%" });
+    const frame = element("div", { style: "flex: 1 1 100%" }, sheet);
+    box.append(frame);
+    let given = null;
+    const redraw = atEachWidth(frame, (width) => {
+        if (!given) return;
+        const { height, parts, label } = draw(width, ...given);
+        sheet.setAttribute("viewBox", `0 0 ${width} ${height}`);
+        sheet.setAttribute("aria-label", label);
+        sheet.replaceChildren(...parts);
+    });
+    return (...now) => {
+        given = now;
+        redraw();
+    };
+}
+
+/** Words at a place; `more` are attributes. */
+export const words = (x, y, text, more = {}) =>
+    svg("text", { x, y, "font-size": LETTERS, fill: "var(--faint)", ...more }, text);
+
+/** A number as it stands in words: with so many digits after the point, and a true minus. */
+export const shown = (value, digits) => value.toFixed(digits).replace("-", "−");
+
+/**
+ * A rectangle of a drawing with a scale for x and for y, a title above it, and ticks.
+ * @param {{left, top, width, height, x: [number, number], y: [number, number], title?: string, xTicks?: number[],
+ *   yTicks?: number[], xLabel?: string}} options
+ * @returns {{parts: SVGElement[], X: Function, Y: Function, path: Function, dots: Function}} path(ys, look, step): a
+ *   line through the values at x = 0, step, 2 step, ..; dots(ys, fill): a dot at each of 0, 1, ..
+ */
+export function panel({ left, top, width, height, x, y, title = "", xTicks = [], yTicks = [], xLabel = "" }) {
+    const X = (value) => left + ((value - x[0]) / (x[1] - x[0])) * width;
+    const Y = (value) => top + height - ((value - y[0]) / (y[1] - y[0])) * height;
+    const line = (x1, y1, x2, y2) => svg("line", { x1, y1, x2, y2, stroke: "var(--rule)" });
+    const tick = (value) => String(value).replace("-", "−");
+    const parts = [
+        ...xTicks.flatMap((value) => [
+            line(X(value), top, X(value), top + height + 4),
+            words(X(value), top + height + 4 + LETTERS, tick(value), { "text-anchor": "middle" }),
+        ]),
+        ...yTicks.flatMap((value) => [
+            line(left, Y(value), left + width, Y(value)),
+            words(left - 5, Y(value) + LETTERS / 3, tick(value), { "text-anchor": "end" }),
+        ]),
+        words(left, top - 6, title, { fill: "var(--ink)" }),
+        words(left + width, top + height + 6 + 2 * LETTERS, xLabel, { "text-anchor": "end" }),
+    ];
+    const path = (ys, look, step = 1) =>
+        svg("polyline", {
+            points: Array.from(ys, (value, n) => `${X(n * step).toFixed(1)},${Y(value).toFixed(1)}`).join(" "),
+            fill: "none",
+            "stroke-width": 1.8,
+            "stroke-linejoin": "round",
+            ...look,
+        });
+    const dots = (ys, fill, r = 2.2) =>
+        Array.from(ys, (value, n) => svg("circle", { cx: X(n), cy: Y(value), r, fill }));
+    return { parts, X, Y, path, dots };
+}
+
+const LETTER = 0.54 * LETTERS; // the mean width of one, near enough to place words by
+
+/** What is which, in a row that ends at `right`: a sample of each look, {name, stroke, dash?}, and its name. */
+export function legend(right, y, looks) {
+    const sizes = looks.map(({ name }) => 24 + LETTER * name.length + 10);
+    let x = right - sizes.reduce((a, b) => a + b, -10);
+    return looks.flatMap(({ name, stroke, dash }, n) => {
+        const at = x;
+        x += sizes[n];
+        const look = { stroke, "stroke-width": 3, "stroke-dasharray": dash };
+        return [
+            svg("line", { x1: at, x2: at + 18, y1: y - 4, y2: y - 4, ...look }),
+            words(at + 23, y, name, { fill: "var(--ink)" }),
+        ];
+    });
+}
+
+/** The colour of a scheme, the same in all figures. */
+export const colorOf = (app, scheme) => app.data.looks[scheme][app.theme().dark ? "dark" : "light"].color;

@@ -1,0 +1,176 @@
+// Step 6: a number is added to the score, by the distance, and the softmax makes weights of it.
+
+import { Heads } from "posenc/math/arrays.js";
+import { logits } from "posenc/math/attend.js";
+import { SCHEMES } from "posenc/math/catalog.js";
+import { Positions } from "posenc/math/positions.js";
+import { drawn } from "posenc/math/special.js";
+import { agreed, apart, array, entryOf, literal, named, optionsOf, python } from "posenc/options.js";
+import { drawing, legend, panel, words } from "posenc/panel.js";
+import { svg } from "posenc/svg.js";
+import { weighed } from "posenc/weighed.js";
+
+const [FAR, BACK, DIM, HEADS] = [40, 6, 16, 8]; // the distances shown, and the one that the question asks of
+const QUERIES = ["dog", "man"]; // two words that ask, at the same place
+const SPREAD = 0.5; // of learned numbers, as they may begin
+
+const SHAW = { num_heads: null, max_distance: 16, values: false };
+const T5 = { num_buckets: 8, max_distance: 32, bidirectional: false };
+const ALIBI = { form: "causal" };
+const CHOICES = [
+    { value: "none", name: "No bias", scheme: "nope" },
+    { value: "steep", name: "ALiBi, head of slope 1/2", scheme: "alibi", options: ALIBI },
+    { value: "gentle", name: "ALiBi, head of slope 1/16", scheme: "alibi", options: ALIBI, head: 3 },
+    { value: "buckets", name: "T5, 8 buckets", scheme: "t5", options: T5, learns: "weight" },
+    { value: "shaw", name: "Shaw, up to 16 tokens", scheme: "shaw", options: SHAW, learns: "key_table" },
+];
+
+/** The scheme of a choice, and the call: both queries at the position FAR, and keys from 0 on, all of zeros, so that no
+ * score comes from what they say. */
+function call({ scheme: value }, app) {
+    const { scheme: name, options: own = {}, head = 0, learns } = CHOICES.find((one) => one.value === value);
+    const entry = entryOf(app, name);
+    const options = { ...optionsOf(entry, "", { num_heads: HEADS, head_dim: DIM }), ...own };
+    const shape = SCHEMES[name].learned(options)[learns]?.shape;
+    const parameters = shape ? { [learns]: { shape, data: drawn(shape[0] * shape[1], 1).map((x) => SPREAD * x) } } : {};
+    const vectors = drawn(QUERIES.length * DIM, 0);
+    const q = new Heads(HEADS, QUERIES.length, DIM).map(DIM, (to, _, head, n) =>
+        to.set(vectors.subarray(n * DIM, (n + 1) * DIM)),
+    );
+    return { entry, options, parameters, head, learns, shape, q, k: new Heads(HEADS, FAR + 1, DIM) };
+}
+
+function values(state, app) {
+    const { entry, options, parameters, head, q, k } = call(state, app);
+    const scheme = new SCHEMES[entry.name](options, parameters);
+    const scores = logits(scheme, q, k, {
+        positions: new Positions(QUERIES.map(() => FAR)),
+        keyPositions: Positions.arange(FAR + 1),
+    });
+    const biases = QUERIES.map((_, n) => scores.row(head, n).slice());
+    return { biases, weights: biases.map((bias) => weighed(bias)) };
+}
+
+const short = (x) => String(Number(x.toPrecision(2))).replace("-", "−");
+
+/** Ends of an axis for these rows of numbers, 0 among them, and ticks: round numbers. */
+function scaleOf(rows) {
+    const all = rows.flatMap((row) => Array.from(row));
+    const [low, high] = [Math.min(0, ...all), Math.max(0, ...all)];
+    const unit = 10 ** Math.floor(Math.log10(high - low || 1));
+    const step = [1, 2, 5].map((n) => (n * unit) / 2).find((one) => (high - low || 1) / one <= 4);
+    const [first, last] = [Math.floor(low / step + 1e-9), Math.ceil(high / step - 1e-9)];
+    const yTicks = Array.from({ length: last - first + 1 }, (_, n) => Number(((first + n) * step).toPrecision(3)));
+    return { y: [first === last ? -step : first * step, last * step], yTicks };
+}
+
+export const figure = {
+    name: "bias",
+    title: "The bias, and the weights after the softmax",
+    see: "Two words ask from the same place. Choose what is added to their scores.",
+    defaults: { scheme: "gentle" },
+    another: { scheme: "shaw" },
+    controls: [{ name: "scheme", label: "added to the score", kind: "choice", choices: CHOICES }],
+    values,
+    line(state, app) {
+        const { entry, options, head, learns, shape } = call(state, app);
+        const scheme = `scheme = ${python(entry, options)}`;
+        const numbers = `scheme.${learns}.data = ${SPREAD} * drawn(${shape?.[0] * shape?.[1]}, 1).view${literal(shape ?? null)}`;
+        return (
+            `from posenc.rotation.phases import drawn  # Gaussian numbers of a seed\n` +
+            `q = drawn(${QUERIES.length * DIM}, 0).view(2, 1, 1, ${DIM}).expand(2, ${HEADS}, ${FAR + 1}, ${DIM})  # ${QUERIES.join(", ")}\n` +
+            (learns ? `${scheme}.double()\n${numbers}\n` : `${scheme}\n`) +
+            `posenc.logits(q, 0 * q, scheme)[:, ${head}, -1]  # with .softmax(-1) the weights`
+        );
+    },
+    compared(state, app) {
+        const { biases } = values(state, app);
+        return { shape: [QUERIES.length, FAR + 1], data: biases.flatMap((x) => Array.from(x)) };
+    },
+    async check(state, { biases }, app) {
+        const { entry, options, parameters, head, q, k } = call(state, app);
+        const shaped = ({ heads, tokens, dim, data }) => array([heads, tokens, dim], data);
+        const { logits: theirs } = await app.ask("attention", {
+            schemes: [named(entry, options, parameters)],
+            query: shaped(q),
+            key: shaped(k),
+            value: shaped(k),
+            positions: [[FAR], [FAR]],
+            key_positions: Array.from({ length: FAR + 1 }, (_, n) => [n]),
+            causal: true,
+        });
+        const ours = biases.flatMap((bias) => Array.from(bias));
+        return agreed(ours.length, apart(ours, theirs.data.slice(head * ours.length, (head + 1) * ours.length)));
+    },
+    mount(box, app) {
+        return drawing(box, (width, state, numbers) => {
+            const [left, right, top, high] = [44, 14, 24, width < 480 ? 104 : 140];
+            const { palette } = app.theme();
+            const looks = [{ stroke: palette[2] }, { stroke: palette[1], "stroke-dasharray": "7 5" }];
+            const named = QUERIES.map((name, n) => ({ name, ...looks[n], dash: looks[n]["stroke-dasharray"] }));
+            const place = { left, width: width - left - right, height: high, x: [0, FAR] };
+            const second = top + high + 30;
+            const panels = [
+                { ...place, top, title: "bias b, where the query is", ...scaleOf(numbers.biases) },
+                {
+                    ...place,
+                    top: second,
+                    title: "weights, if all keys are equal",
+                    ...scaleOf(numbers.weights),
+                    xTicks: [0, BACK, 10, 20, 30, FAR],
+                    xLabel: "tokens back",
+                },
+            ].map(panel);
+            const [{ X }] = panels;
+            const upright = { x1: X(BACK), x2: X(BACK), y1: top, y2: second + high };
+            const curves = [numbers.biases, numbers.weights].flatMap((rows, at) =>
+                rows.flatMap((row, n) => [
+                    panels[at].path(row.slice().reverse(), looks[n]),
+                    ...panels[at].dots(row.slice().reverse(), looks[n].stroke, 1.6),
+                    svg("circle", { cx: X(BACK), cy: panels[at].Y(row[FAR - BACK]), r: 4, fill: looks[n].stroke }),
+                ]),
+            );
+            const lines = width < 480 ? said(numbers) : [said(numbers).join(" ")];
+            return {
+                height: second + high + 40 + 17 * lines.length,
+                parts: [
+                    ...panels.flatMap(({ parts }) => parts),
+                    svg("line", { ...upright, stroke: "var(--faint)", "stroke-dasharray": "2 3" }),
+                    ...legend(width - right, top - 6, named),
+                    ...curves,
+                    ...lines.map((line, n) =>
+                        words(left, second + high + 48 + 17 * n, line, { fill: "var(--ink)", "font-size": 13 }),
+                    ),
+                ],
+                label: figure.describe(state, numbers),
+            };
+        });
+    },
+    describe({ scheme }, numbers) {
+        const { name } = CHOICES.find(({ value }) => value === scheme);
+        return `${name}: ${said(numbers).join(" ")}`;
+    },
+};
+
+/** The bias of the key BACK tokens ago, for each query. */
+const ago = ({ biases }) => biases.map((bias) => bias[FAR - BACK]);
+
+const isForAll = (numbers) => Math.max(...ago(numbers)) - Math.min(...ago(numbers)) < 1e-9;
+
+/** The numbers of that key in two parts of a sentence, once where all queries have the same. */
+function said(numbers) {
+    const rows = isForAll(numbers) ? ago(numbers).slice(0, 1) : ago(numbers);
+    const [bias, factor] = [rows, rows.map(Math.exp)].map((all) => all.map(short).join(" and "));
+    return [`${BACK} tokens back the bias is ${bias},`, `so the weight is multiplied by ${factor}.`];
+}
+
+export const question = {
+    judge({ scheme }, numbers) {
+        const isRight = isForAll(numbers) && Math.abs(Math.exp(ago(numbers)[0]) - 0.05) < 0.005;
+        return isRight ? "right" : scheme;
+    },
+    examples: {
+        right: { scheme: "steep" },
+        ...Object.fromEntries(["none", "gentle", "buckets", "shaw"].map((scheme) => [scheme, { scheme }])),
+    },
+};

@@ -1,0 +1,173 @@
+// Step 8: a text longer than those of training. What is new to ALiBi, to T5 and to RoPE.
+
+import { checkAngles, dials } from "posenc/angles.js";
+import { element } from "posenc/elements.js";
+import { slopes } from "posenc/math/score/alibi.js";
+import { T5 } from "posenc/math/score/t5.js";
+import { frequencies } from "posenc/math/phases.js";
+import { entryOf } from "posenc/options.js";
+import { drawing, panel, shown } from "posenc/panel.js";
+import { every } from "posenc/records.js";
+import { svg } from "posenc/svg.js";
+
+export const [TRAINED, DIM, BASE] = [2048, 16, 10000]; // 8 pairs: few enough to see each
+const [MOST, STEP, HEADS, BUCKETS] = [8 * TRAINED, 128, 8, 32];
+const PAIR = 6; // the one that the question asks for
+const SCHEMES = ["rope", "alibi", "t5"];
+
+const count = (x) => x.toLocaleString("en");
+const t5 = new T5(
+    { num_heads: 1, num_buckets: BUCKETS, max_distance: 128, bidirectional: false, axis: 0, axes: 1, factor: 1 },
+    { weight: { shape: [BUCKETS, 1], data: new Float64Array(BUCKETS) } },
+);
+const LAST = t5.edges.at(-1); // the distance from which on all have the last bucket
+const biasOf = (distance) => -slopes(HEADS).at(-1) * distance; // of the flattest head
+
+/** The first comparison of these schemes by length among the records that ship with the page; undefined without one. */
+function measured(app) {
+    const set = every(app).find(
+        ({ shipped, task, schemes }) => shipped && task === "text" && SCHEMES.every((name) => schemes.includes(name)),
+    );
+    const measure = set?.measures.find(({ kind }) => kind === "sliding");
+    return measure && { set, ...measure, task: app.data.measures[set.task] };
+}
+
+/** ALiBi's bias and T5's bucket up to the distance `far`, on scales that do not move. Training is shaded, and what is
+ * new past it has a colour of its own. */
+function curves(width, { far, bias, bucket }, palette) {
+    const room = width / 2;
+    const one = (left, { title, at, y, yTicks, color }) => {
+        const box = { left: left + 28, top: 18, width: room - 48, height: 72 };
+        const { parts, X, Y, path } = panel({ ...box, x: [0, MOST], y, title, xTicks: [TRAINED, MOST], yTicks });
+        const upTo = (distance) => Array.from({ length: 1 + Math.round(distance / STEP) }, (_, n) => at(n * STEP));
+        const seen = { x: X(0), y: box.top, width: X(TRAINED) - X(0), height: box.height, fill: "var(--rule)" };
+        return [
+            svg("rect", seen),
+            ...parts,
+            path(upTo(far), { stroke: color, "stroke-width": 3 }, STEP),
+            path(upTo(Math.min(far, TRAINED)), { stroke: palette[2], "stroke-width": 3 }, STEP),
+            svg("circle", { cx: X(far), cy: Y(at(far)), r: 4.5, fill: far < TRAINED ? palette[2] : color }),
+        ];
+    };
+    return [
+        ...one(0, {
+            title: `ALiBi's bias: ${shown(bias, 1)}`,
+            at: biasOf,
+            y: [biasOf(MOST), 0],
+            yTicks: [biasOf(MOST), 0],
+            color: palette[1],
+        }),
+        ...one(room, {
+            title: `T5's bucket: ${bucket}`,
+            at: (distance) => t5.bucket(-distance),
+            y: [0, BUCKETS],
+            yTicks: [0, BUCKETS - 1],
+            color: palette[2],
+        }),
+    ];
+}
+
+export const figure = {
+    name: "longer",
+    title: "A text longer than in training",
+    see: `The model was trained on texts of ${count(TRAINED)} tokens. Make the text longer: what is new to each scheme between its first and its last token?`,
+    defaults: { tokens: 2 * TRAINED },
+    another: { tokens: 8192 },
+    controls: [{ name: "tokens", label: "tokens of the text", kind: "range", min: 1024, max: MOST, step: STEP }],
+    values({ tokens }) {
+        const theta = frequencies(DIM, BASE);
+        const far = tokens - 1;
+        const [trained, turns] = [TRAINED - 1, far].map((distance) => theta.map((x) => (distance * x) / (2 * Math.PI)));
+        return {
+            far,
+            trained,
+            turns,
+            fresh: trained.filter((x, k) => x < 1 && turns[k] > x).length,
+            bias: biasOf(far),
+            bucket: t5.bucket(-far),
+        };
+    },
+    line: ({ tokens }) =>
+        `rope, alibi, t5 = posenc.RoPE(${DIM}), posenc.ALiBi(${HEADS}), posenc.T5(${HEADS})\n` +
+        `t5.weight.data[:] = torch.arange(${BUCKETS})[:, None]  # so that its bias is the number of the bucket\n` +
+        `first, last, q = posenc.Positions.arange(1), posenc.Positions.arange(1, start=${tokens - 1}), torch.zeros(1, ${HEADS}, 1, ${DIM})\n` +
+        "biases = [posenc.logits(q, q, scheme, query_positions=last, key_positions=first)[0, -1, 0] for scheme in (alibi, t5)]\n" +
+        `torch.cat((${tokens - 1} / (2 * torch.pi) * rope.frequencies()[0][0], *biases))`,
+    compared(state) {
+        const { turns, bias, bucket } = figure.values(state);
+        return { shape: [DIM / 2 + 2], data: Float64Array.from([...turns, bias, bucket]) };
+    },
+    check: (state, { far, turns }, app) =>
+        checkAngles({ dim: DIM, base: BASE, position: far, angles: turns.map((x) => 2 * Math.PI * x) }, app),
+    mount(box, app) {
+        const plots = drawing(box, (width, numbers) => ({
+            height: 108,
+            parts: curves(width, numbers, app.theme().palette),
+            label: `ALiBi's bias and T5's bucket up to distance ${count(numbers.far)}`,
+        }));
+        const clocks = dials(box, app);
+        const said = element("p", { class: "ends" });
+        app.beneath().append(said);
+        const axes = { xLabel: "tokens", yLabel: "", logX: true, height: 200 };
+        const chart = measured(app) && app.lines(app.beneath(), { label: "measured loss by length", ...axes });
+        return ({ tokens }, numbers) => {
+            plots(numbers);
+            const short = (x) => (x < 10 ? x.toFixed(2) : count(Math.round(x)));
+            clocks(
+                `RoPE's ${DIM / 2} pairs, with new angles: ${numbers.fresh}`,
+                Array.from(numbers.turns, (turns, k) => ({
+                    trained: numbers.trained[k],
+                    turns,
+                    words: `${short(turns)} turns`,
+                })),
+                [["var(--rule)", "distances in training"]],
+            );
+            drawMeasured(chart, said, tokens, app);
+        };
+    },
+    describe: ({ tokens }, { far, fresh, bias, bucket }) =>
+        `In a text of ${count(tokens)} tokens the farthest key is at distance ${count(far)}. ALiBi's flattest head adds ${shown(bias, 1)} to its score, ` +
+        `T5 takes bucket ${bucket}, the last of which begins at distance ${LAST}, and of RoPE's ${DIM / 2} pairs ${fresh} have angles that training did not show.`,
+};
+
+/** The curves of the records, with a mark where the text is as many times longer than trained. */
+function drawMeasured(chart, said, tokens, app) {
+    const found = measured(app);
+    if (!found) {
+        said.textContent = "No measurements of these schemes are on this page.";
+        return;
+    }
+    const { set, lengths, curves, task } = found;
+    const { palette } = app.theme();
+    const series = SCHEMES.map((name, n) => {
+        const of = (part) => curves[name].map((point) => point[part] ?? NaN);
+        const { title } = entryOf(app, name);
+        return { name: title, color: palette[[4, 3, 6][n]], y: of(0), low: of(1), high: of(2), markers: true };
+    });
+    const times = Number((tokens / TRAINED).toFixed(2));
+    const trainings = Math.min(...SCHEMES.map((name) => set.seeds[name]));
+    said.textContent =
+        `Measured (${set.name}): small models, trained on texts of ${count(set.trained)} tokens, ${trainings === 1 ? "once" : `${trainings} times`} each. ` +
+        `The mark is at ${times} times that length. Bands are 95 % intervals.`;
+    chart.draw(lengths, series, {
+        marks: [{ x: Math.min(times * set.trained, lengths.at(-1)) }],
+        x: [lengths[0] / 1.15, lengths.at(-1) * 1.15],
+        ticks: lengths,
+        xLabel: task.lengths,
+        yLabel: `${task.unit}, ${task.better} is better`,
+    });
+}
+
+export const question = {
+    judge({ tokens }, { turns }) {
+        if (tokens <= TRAINED) return "trained";
+        if (turns[PAIR] < 1) return "gap";
+        return turns[PAIR] < 1.06 ? "right" : "long";
+    },
+    examples: {
+        right: { tokens: 6400 },
+        trained: { tokens: TRAINED },
+        gap: { tokens: 5120 },
+        long: { tokens: MOST },
+    },
+};

@@ -1,0 +1,112 @@
+"""The records that ship with the explorer: summaries of the study's, and of what was measured beside it."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from posenc.tools.choose.evidence import TEXTS as CLAIMED
+from posenc.tools.compare import accuracy, tables
+from posenc.tools.compare.results import check
+from posenc.tools.compare.summary import Summary
+from posenc.tools.explore import data
+from posenc.tools.explore.records import summarised
+from posenc.tools.extend.settings import CROPPED
+from posenc.tools.extend.verdicts import LEAST_PIECES
+from posenc.tools.kit.records import read
+from study.found import HERE, Text, contrasts, interval, label, records, task
+from study.run import RECORDS, TASKS
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE = Path(data.__path__[0]) / "records.json"
+OF_TEXTS = {**CLAIMED, "larger": CLAIMED["python"]}
+"""What each text of the study is, in words."""
+
+EXTENDED = (
+    "make smollm2; posenc extend smollm2 --scalings none,yarn,linear,ntk,dynamic --factor 2 --lengths 4096,8192,12288 "
+    "--tasks text --windows 4 --final 512"
+)
+
+
+def shipped(texts: Sequence[Text], titles: Mapping[str, str]) -> str:
+    """The file: a line for each set of records. A set without records is left out."""
+    lines = (json.dumps(each, ensure_ascii=False, allow_nan=False) for each in _sets(texts, titles))
+    return '{"records": [\n' + ",\n".join(lines) + "\n]}\n"
+
+
+def _sets(texts: Sequence[Text], titles: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    for of in texts:
+        if of.trained:
+            size = re.search(r"[\d,]+ bytes", str(of.summary.records[-1]["text"]["about"]))
+            source = f"{OF_TEXTS[of.name]}{f' ({size[0]})' if size else ''}"
+            yield _one(titles[of.name], summarised(of.summary.records) | {"source": source}, verdicts(of))
+    for name, seeds in TASKS.items():
+        made = [record for record in records(name) if record["kind"] != "trial"]
+        if made:
+            progress = task(name, seeds).progress
+            yield _one(f"Puzzle: {name}", summarised(made), f"Described, not tested: {progress}.")
+    if made := read(RECORDS / "digits" / "all", check):
+        found = Summary(made)
+        yield _one("Images: digits", summarised(made), " ".join(accuracy.observed(found)), tables.command(found))
+    few = f"Undecided: four pieces of text are too few for a verdict, which needs {LEAST_PIECES}."
+    yield _one("SmolLM2-135M, extended", extension(tomllib.loads((HERE / "extend.toml").read_text())), few, EXTENDED)
+
+
+def _one(name: str, found: Mapping[str, Any], verdict: str, command: str = "make study") -> dict[str, Any]:
+    """A summary under its name, with schemes named as the study's tables have them."""
+    told = {**found, "schemes": [label(scheme) for scheme in found["schemes"]]}
+    for part in ("seeds", "costs"):
+        told[part] = _labelled(found[part])
+    told["measures"] = [
+        {**measure, "curves": _labelled(measure["curves"]), "baselines": _labelled(measure["baselines"])}
+        for measure in found["measures"]
+    ]
+    return {"name": name, "shipped": True, "verdict": verdict, "command": command, **rounded(told)}
+
+
+def _labelled(of: Mapping[str, Any]) -> dict[str, Any]:
+    return {label(scheme): value for scheme, value in of.items()}
+
+
+def extension(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers of extend.toml as a summary. The plain model at its trained length is what longer texts are compared
+    with."""
+    curves = {scheme: [_point(*numbers) for numbers in each] for scheme, each in given["curves"].items()}
+    cropped = curves["none"][given["lengths"].index(given["trained"])]
+    measure = {"kind": "final", "lengths": given["lengths"], "curves": curves, "baselines": {CROPPED: cropped}}
+    named = {"task": "extend", "trained": given["trained"], "schemes": list(curves), "source": given["source"]}
+    return {**named, "against": "", "left_out": 0, "seeds": {}, "steps": 0, "measures": [measure], "costs": {}}
+
+
+def _point(mean: float | None = None, half: float = 0.0) -> list[Any]:
+    return [None, None, None, "missing"] if mean is None else [mean, mean - half, mean + half, ""]
+
+
+def verdicts(of: Text) -> str:
+    """What the study's tests say of a text, in words; why they say nothing where they do not."""
+    if of.name not in CLAIMED:
+        return f"Described, not tested: {of.progress}."
+    if not of.complete:
+        return f"Undecided: {of.progress}, and the study gives verdicts after the last."
+    told = (
+        f"{label(scheme)} less {label(other)} at {each.claim['length']:,}: {interval(each.found)}, {each.verdict}"
+        for each in contrasts(of)
+        for scheme, other in [each.claim["contrast"]]
+        if each.verdict
+    )
+    return f"Tested, with Holm's correction: {'; '.join(told)}."
+
+
+def rounded(value: Any) -> Any:
+    """Numbers with six significant digits."""
+    if isinstance(value, dict):
+        return {name: rounded(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [rounded(part) for part in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
