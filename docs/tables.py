@@ -90,10 +90,10 @@ def _choices() -> str:
         return f"[{of.title}]({Path(of.doc).name})" if isinstance(of, evidence.Table) else f"`{of.command}`"
 
     rows = [
-        (a.case, code(a.begin), code(a.compare_with), f"**{a.strength}**: {'; '.join(map(ground, a.rests_on))}")
+        (a.case, code(a.begin), f"**{a.strength}**: {'; '.join(map(ground, a.rests_on))}", code(a.compare_with))
         for a in answers()
     ]
-    return _table(("your case", "start with", "compare with", "evidence"), *rows)
+    return _table(("your case", "start with", "evidence", "compare with"), *rows)
 
 
 def _strengths() -> str:
@@ -104,7 +104,10 @@ def _study() -> str:
     """What the study has found of each scheme on Python's packages: the loss, and what far text is worth."""
     found = {each.name: each for each in evidence.tables()}
     of, far = found["study_python"], found["study_python_far"]
-    rows = [(row.label, *row.figures, *worth.figures) for row, worth in zip(of.rows, far.rows, strict=True)]
+    rows = [
+        (row.label, *(figure.partition(" ±")[0] for figure in row.figures), *worth.figures)
+        for row, worth in zip(of.rows, far.rows, strict=True)
+    ]
     return _table(("scheme, in the study", *of.heads, *far.heads), *rows)
 
 

@@ -278,7 +278,7 @@ def test_the_page_has_the_same_answers() -> None:
     table = re.search(r"^\| your case .*\n\|.*\n((?:\|.*\n)+)", PAGE, re.M)
     assert table
     rows = [re.sub(r"[`*]|\]\(.*?\)|\[", "", line).strip("|").split("|") for line in table[1].splitlines()]
-    written = {case.strip(): (begin.strip(), compare.strip()) for case, begin, compare, _ in rows}
+    written = {case.strip(): (begin.strip(), compare.strip()) for case, begin, _, compare in rows}
     assert written == {answer.case: (answer.begin, answer.compare_with) for answer in ANSWERS}
 
 

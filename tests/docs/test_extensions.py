@@ -1,6 +1,7 @@
 """What the site's own extensions make of docstrings, formulas and Markdown."""
 
 import importlib
+import inspect
 import re
 import sys
 from io import StringIO
@@ -9,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+import posenc
 from tests.docs.pages import ROOT
 
 pytest.importorskip("sphinx", reason="the site is built with Python 3.11 or later")
@@ -34,6 +36,34 @@ def test_a_docstring_is_restructured(extension: ModuleType) -> None:
         *(".. code-block:: text", "", "    s_ij - m_h |r|", ""),
         *("", ":Shapes: score (batch,", "    queries)", "", ":Errors: none."),
     ]
+
+
+@pytest.mark.parametrize("extension", ["docstrings"], indirect=True)
+def test_parameters_results_and_errors_stand_apart(extension: ModuleType) -> None:
+    lines = [
+        *(
+            "Adds a bias. Returns (batch, heads) in float32. Raises ValueError for",
+            "a `scale` of 0. Nothing is learned.",
+            "",
+        ),
+        *("- ``scale`` (heads,): of which", "  one is enough.", "- ``bias``: any. Raises no error.", ""),
+        *("One line of it.", "Errors: ValueError for a bias of 1."),
+        *("", ">>> f(*x)"),
+    ]
+    assert extension.restructured(lines) == [
+        *("Adds a bias. Nothing is learned.", "", ":returns: (batch, heads) in float32."),
+        *("", ":raises ValueError: for a `scale` of 0.", ""),
+        *("", ":param scale: (heads,): of which", "    one is enough.", ":param bias: any. Raises no error.", ""),
+        *("One line of it.", "", ":raises ValueError: for a bias of 1.", "", ">>> f(*x)"),
+    ]
+
+
+@pytest.mark.parametrize("extension", ["docstrings"], indirect=True)
+def test_the_names_used_daily_say_what_they_take_and_raise(extension: ModuleType) -> None:
+    said = "\n".join(extension.restructured((inspect.getdoc(posenc.attention) or "").splitlines()))
+    assert re.findall(r"^:param (\w+):", said, re.M) == [*inspect.signature(posenc.attention).parameters]
+    assert "\n:returns: (batch, heads, queries, value_dim)" in said
+    assert "\n:raises ValueError: for shapes" in said
 
 
 @pytest.mark.parametrize("extension", ["mathml"], indirect=True)

@@ -26,7 +26,10 @@ def explorer(page: Watched, address: str) -> bytes:
     page.until_drawn("scheme")
     page.page.wait_for_selector(".agreed:not([hidden]):not(:empty)", state="attached")
     page.page.evaluate("scrollTo(0, 0)")
-    return page.page.screenshot()
+    picture = page.page.locator(".picture").first.bounding_box()
+    assert picture
+    whole = {"x": 0.0, "y": 0.0, "width": 1100.0, "height": picture["y"] + picture["height"]}
+    return page.page.screenshot(full_page=True, clip=whole)  # type: ignore[arg-type]
 
 
 def step(page: Watched, address: str, name: str) -> bytes:

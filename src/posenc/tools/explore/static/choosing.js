@@ -144,7 +144,8 @@ export function answerOf(given, { answers }) {
     return answers.find(({ when }) => Object.entries(when).every(([name, values]) => values.includes(given[name])));
 }
 
-/** What these values ask of the schemes, as `choose` takes it; null where no scheme is to be looked for: order means nothing, or weights have theirs. */
+/** What these values ask of the schemes, as `choose` takes it; null where a list says nothing: order
+ * means nothing, weights have their scheme, or the evidence of longer texts is not of what is asked. */
 export function needsOf(given, { questions: all }) {
     const needs = all.map(({ name, options }) => options.find(({ value }) => value === given[name]).needs);
     return needs.includes(null) ? null : Object.assign({}, ...needs);
