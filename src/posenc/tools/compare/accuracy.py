@@ -134,10 +134,9 @@ def not_concluded(summary: Summary) -> list[str]:
 def numbers(summary: Summary) -> list[Part]:
     """The part of the page that is specific to these tasks."""
     kinds = answers(summary).kinds
-    lead = (
-        "The share of right answers, with 95 % intervals, and how many seeds solve the task. Shaded (with three seeds "
-        "or more): the schemes that no other is shown to beat, if they are above chance."
-    )
+    lead = "The share of right answers, with 95 % intervals, and how many seeds solve the task."
+    if summary.enough_seeds()[1:]:
+        lead += " Shaded: the schemes that no other is shown to beat, if they are above chance."
     costs: list[Row] = [[scheme, *tables.costs(summary, scheme)] for scheme in summary.schemes]
     every = [
         Paragraph(lead),
