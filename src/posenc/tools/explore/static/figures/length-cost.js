@@ -38,7 +38,7 @@ export const figure = {
                 ...(set
                     ? rows.length
                         ? [
-                              element("p", { class: "ends" }, source(set)),
+                              element("p", { class: "ends" }, `${source(set)}${isTimed(rows) ? "" : UNTIMED}`),
                               element(
                                   "div",
                                   {
@@ -52,7 +52,7 @@ export const figure = {
                               element(
                                   "p",
                                   { class: "ends" },
-                                  "Times and memory are those of that machine and of a small model at the trained length. What a scheme costs in a large model, or on longer inputs, they do not say: posenc bench measures that.",
+                                  "A small model at the trained length, on the machine that made the records: what a scheme costs in a large model, or on longer inputs, posenc bench measures.",
                               ),
                           ]
                         : [
@@ -68,14 +68,16 @@ export const figure = {
     },
     describe(values, { set, rows }) {
         if (!set) return "No records are here: make demo and posenc compare make some.";
-        const words = rows
-            .filter(({ step }) => step !== null)
-            .map(({ scheme, step }) => `${scheme} ${step.toFixed(2)}`);
-        return words.length
-            ? `${set.name}: time of a training step over that of ${set.against}: ${words.join(", ")}.`
-            : `${set.name} has no step times.`;
+        const [part, words] = isTimed(rows) ? ["step", "time"] : ["memory", "peak memory"];
+        const told = rows.filter((row) => row[part] !== null).map((row) => `${row.scheme} ${row[part].toFixed(2)}`);
+        return told.length
+            ? `${set.name}: ${words} of a training step over that of ${set.against}: ${told.join(", ")}.`
+            : `${set.name} has no times and no memory.`;
     },
 };
+
+const isTimed = (rows) => rows.some(({ step }) => step !== null);
+const UNTIMED = " Steps were not timed. posenc compare times them beside the scheme without positions, and posenc bench times attention.";
 
 const short = (value, scale, unit) =>
     value === null
