@@ -7,7 +7,7 @@ import { Positions } from "posenc/math/positions.js";
 import { drawn } from "posenc/math/special.js";
 import * as options from "posenc/options.js";
 
-const MINILM = "minilm"; // the table of all-MiniLM-L6-v2, which posenc reads where its package is installed
+export const MINILM = "minilm"; // the table of all-MiniLM-L6-v2, which posenc reads where its package is installed
 const MINILM_SIZES = { tokens: 512, dim: 384 };
 const FORMULAS = ["sinusoidal", "fourier_features", "exponential_decay"];
 const HIDDEN = ["dim", "axes", "learned", "hidden", "max_positions"]; // options that these figures set themselves
