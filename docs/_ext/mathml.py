@@ -1,8 +1,5 @@
 """Formulas become MathML when the site is built, so that a page needs no script and no network to show them."""
 
-from collections.abc import Callable
-from functools import partial
-
 from docutils import nodes
 from latex2mathml.converter import convert
 from sphinx.application import Sphinx
@@ -12,10 +9,10 @@ from sphinx.writers.html5 import HTML5Translator
 from posenc.tools.explore.mathml import mathml as in_rows
 
 
-def mathml(latex: str, made_by: Callable[[str], str]) -> str:
+def mathml(latex: str, display: str) -> str:
     """The MathML of a formula. ExtensionError for one that cannot be read to its end."""
     try:
-        made = made_by(latex)
+        made = in_rows(latex) if display == "block" else convert(latex, display=display)
     except Exception as error:  # it has an error of its own for each thing that can be wrong
         raise ExtensionError(f"the formula {latex!r} is not understood: {type(error).__name__} {error}") from error
     if "\\" in made:  # an unknown command is left as it stands
@@ -24,12 +21,12 @@ def mathml(latex: str, made_by: Callable[[str], str]) -> str:
 
 
 def inline(self: HTML5Translator, node: nodes.math) -> None:
-    self.body.append(mathml(node.astext(), partial(convert, display="inline")))
+    self.body.append(mathml(node.astext(), "inline"))
     raise nodes.SkipNode
 
 
 def block(self: HTML5Translator, node: nodes.math_block) -> None:
-    self.body.append(f'<div class="formula" tabindex="0" role="group">{mathml(node.astext(), in_rows)}</div>\n')
+    self.body.append(f'<div class="formula" tabindex="0" role="group">{mathml(node.astext(), "block")}</div>\n')
     raise nodes.SkipNode
 
 

@@ -238,7 +238,7 @@ export function ofGrid(scheme, entry, options, family, side, seed = 0) {
             frame.slice(middle * side, (middle + 1) * side),
         ];
         return [
-            ...(times ? [{ name: "frames apart", y: of(times, head) }] : []),
+            ...(times ? [{ name: entry.name === "cameras" ? "views apart" : "frames apart", y: of(times, head) }] : []),
             { name: "rows apart", y: row },
             { name: "columns apart", y: column },
         ];
