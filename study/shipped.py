@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.tools.choose.evidence import TEXTS as CLAIMED
-from posenc.tools.compare import accuracy, tables
+from posenc.tools.compare import accuracy
 from posenc.tools.compare.results import check
 from posenc.tools.compare.summary import Summary
 from posenc.tools.compare.task import listed
@@ -54,7 +54,9 @@ def _sets(texts: Sequence[Text], titles: Mapping[str, str]) -> Iterator[dict[str
             yield _one(f"Puzzle: {name}", summarised(made), f"Described, not tested: {progress}.")
     if made := read(RECORDS / "digits" / "all", check):
         found = Summary(made)
-        yield _one("Images: digits", summarised(made), unbeaten(found), tables.command(found))
+        seeds = ",".join(map(str, found.seeds(found.schemes[0])))
+        command = f"posenc compare --task digits --schemes {','.join(found.schemes)} --seeds {seeds}"
+        yield _one("Images: digits", summarised(made), unbeaten(found), command)
     few = f"Undecided: four pieces of text are too few for a verdict, which needs {LEAST_PIECES}."
     yield _one("SmolLM2-135M, extended", extension(tomllib.loads((HERE / "extend.toml").read_text())), few, EXTENDED)
 

@@ -42,7 +42,7 @@ export const figure = {
                               element(
                                   "div",
                                   {
-                                      class: "scroll",
+                                      class: "scroll numbers",
                                       tabindex: "0",
                                       role: "region",
                                       "aria-label": "time and memory by scheme",

@@ -14,13 +14,14 @@ const DASHED = {
     text: (trained) => `Dashed: each of the final tokens from exactly the last ${trained}. `,
     extend: (trained) => `Dashed: the plain model, on text cropped to the last ${trained}. `,
 };
+const FIRST = ["nope", "sinusoidal", "rope", "alibi"]; // of many schemes, those in colour at first
 const BASELINE = [3, 3]; // dashes of a line that every longer context is held against
 const UNDEFINED = "Undefined is not a bad number: the scheme has no such positions.";
 
 export const figure = {
     name: "length-curves",
     title: "Measured: the loss against the length",
-    see: "Right of the mark, inputs are longer than any in training. Which curve stays level, and which leaves? Bands are 95 % intervals; the table has the numbers.",
+    see: "Right of the mark, inputs are longer than any in training. Which curve stays level, and which leaves? Bands are 95 % intervals: where two overlap, the picture decides nothing. The table has the numbers, the best at the longest length first.",
     defaults: { records: "0", measure: "0" },
     controls({ records }, app) {
         const set = chosen(app, records);
@@ -56,7 +57,7 @@ export const figure = {
         });
         const ends = element("p", { class: "ends" });
         const numbers = element("div", {
-            class: "scroll",
+            class: "scroll numbers",
             tabindex: "0",
             role: "region",
             "aria-label": "the numbers of the curves",
@@ -87,6 +88,7 @@ export const figure = {
                     low: of(1),
                     high: of(2),
                     markers: true,
+                    isChosen: FIRST.includes(name),
                 };
             });
             const colors = Object.fromEntries(series.map(({ name, color }) => [name, color]));
@@ -95,6 +97,7 @@ export const figure = {
             const level = Object.entries(baselines).filter(([, [mean]]) => mean !== null);
             const dashed = level.map(([name, [mean]]) => ({
                 name: name in curves ? `${name}, dashed` : name,
+                of: name,
                 color: colors[name] ?? ink,
                 dash: BASELINE,
                 width: 1.2,
