@@ -54,8 +54,8 @@ def _sets(texts: Sequence[Text], titles: Mapping[str, str]) -> Iterator[dict[str
             yield _one(f"Puzzle: {name}", summarised(made), f"Described, not tested: {progress}.")
     if made := read(RECORDS / "digits" / "all", check):
         found = Summary(made)
-        seeds = ",".join(map(str, found.seeds(found.schemes[0])))
-        command = f"posenc compare --task digits --schemes {','.join(found.schemes)} --seeds {seeds}"
+        seeds_of = ",".join(map(str, found.seeds(found.schemes[0])))
+        command = f"posenc compare --task digits --schemes {','.join(found.schemes)} --seeds {seeds_of}"
         yield _one("Images: digits", summarised(made), unbeaten(found), command)
     few = f"Undecided: four pieces of text are too few for a verdict, which needs {LEAST_PIECES}."
     yield _one("SmolLM2-135M, extended", extension(tomllib.loads((HERE / "extend.toml").read_text())), few, EXTENDED)
