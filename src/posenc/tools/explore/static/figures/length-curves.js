@@ -25,8 +25,8 @@ export const figure = {
     defaults: { records: "0", measure: "0" },
     controls({ records }, app) {
         const set = chosen(app, records);
-        const { kinds } = app.data.measures?.[set?.task] ?? {};
-        const choices = (set?.measures ?? []).map(({ kind }, n) => ({ value: String(n), name: kinds[kind] }));
+        const { kinds } = app.data.measures[set.task];
+        const choices = set.measures.map(({ kind }, n) => ({ value: String(n), name: kinds[kind] }));
         return [
             ...control(app),
             ...(choices.length > 1 ? [{ name: "measure", label: "measured on", kind: "choice", choices }] : []),
@@ -35,7 +35,6 @@ export const figure = {
     change: (values, name, value) => ({ ...values, ...(name === "records" ? { measure: "0" } : {}), [name]: value }),
     values({ records, measure: number }, app) {
         const set = chosen(app, records);
-        if (!set) return { set: null, measure: null };
         const measure = set.measures[Number(number)] ?? null;
         if (!measure && set.measures.length)
             throw new RangeError(`measure must be from 0 to ${set.measures.length - 1}, got ${number}`);
@@ -65,9 +64,8 @@ export const figure = {
         const limits = element("p", { class: "ends" });
         shown.append(ends, numbers, limits);
         box.append(shown, place);
-        const showPlace = dropping(place, app, this.name);
+        dropping(place, app, this.name);
         return (values, { set, measure, task }) => {
-            showPlace();
             shown.hidden = !measure;
             if (!measure) return;
             const { lengths, curves, baselines } = measure;
@@ -97,11 +95,11 @@ export const figure = {
             const level = Object.entries(baselines).filter(([, [mean]]) => mean !== null);
             const dashed = level.map(([name, [mean]]) => ({
                 name: name in curves ? `${name}, dashed` : name,
-                of: name,
                 color: colors[name] ?? ink,
                 dash: BASELINE,
                 width: 1.2,
                 isUnlisted: name in curves,
+                of: name,
                 y: lengths.map((length) => (length >= begin ? mean : NaN)),
             }));
             chart.draw(lengths, [...series, ...dashed], {
@@ -124,7 +122,6 @@ export const figure = {
         };
     },
     describe(values, { set, measure, task }) {
-        if (!set) return "No records are here: make demo and posenc compare make some.";
         if (!measure) return `${set.name} has nothing that was measured by length.`;
         const last = measure.lengths.length - 1;
         const words = Object.entries(measure.curves).map(
