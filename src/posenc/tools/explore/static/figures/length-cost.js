@@ -48,7 +48,7 @@ const none = ({ name }) =>
     `${name} has no times and no memory: posenc compare measures them, and posenc extend does not.`;
 
 const measured = (set, rows) => [
-    element("p", { class: "ends" }, `${source(set)}${isTimed(rows) ? "" : UNTIMED}`),
+    element("p", { class: "ends" }, `${source(set)}${isTimed(rows) ? "" : untimed(set)}`),
     element(
         "div",
         { class: "scroll numbers", tabindex: "0", role: "region", "aria-label": "time and memory by scheme" },
@@ -62,7 +62,8 @@ const measured = (set, rows) => [
 ];
 
 const isTimed = (rows) => rows.some(({ step }) => step !== null);
-const UNTIMED = " Steps were not timed. posenc compare times them beside the scheme without positions, and posenc bench times attention.";
+const untimed = ({ shipped }) =>
+    ` ${shipped ? "There are no times of steps, since the machine had other work" : "Steps were not timed"}. posenc compare times them beside the scheme without positions, and posenc bench times attention.`;
 
 const short = (value, scale, unit) =>
     value === null
