@@ -15,10 +15,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 import posenc.tools.choose
 from posenc.tools.choose.evidence import TEXTS as CLAIMED
 from posenc.tools.choose.evidence import claims
-from posenc.tools.compare import pictures
-from posenc.tools.kit import style
 from posenc.tools.kit.files import write_whole
 from study.found import LENGTHS, MEASURE, Contrast, Text, contrasts, exploratory, interval, label, task, text, tuning
+from study.pictures import png
 from study.run import SCHEMES, TASKS, TEXTS
 from study.shipped import FILE, shipped
 
@@ -62,8 +61,9 @@ def main() -> None:
         _write(of.name, "text", of=of, rows=rows(of), explored=explored, **known)
         if of.trained:
             for dark in (False, True):
-                figure = style.saved(pictures.sliding(of.summary, dark), dark=dark)
-                write_whole(DOCS / "images" / f"study-{of.name}{'-dark' if dark else ''}.png", figure)
+                title = f"{TITLES[of.name]}: trained on {LENGTHS[0]} bytes, tested on up to {LENGTHS[1]:,}"
+                path = DOCS / "images" / f"study-{of.name}{'-dark' if dark else ''}.png"
+                write_whole(path, png(of.summary, title, dark))
 
 
 def _claims(found: Mapping[str, Sequence[Contrast]]) -> str:

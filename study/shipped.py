@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from posenc.tools.choose.evidence import TEXTS as CLAIMED
-from posenc.tools.compare import accuracy, tables
+from posenc.tools.compare import accuracy
 from posenc.tools.compare.results import check
 from posenc.tools.compare.summary import Summary
+from posenc.tools.compare.task import listed
 from posenc.tools.explore import data
 from posenc.tools.explore.records import summarised
 from posenc.tools.extend.settings import CROPPED
@@ -53,7 +54,9 @@ def _sets(texts: Sequence[Text], titles: Mapping[str, str]) -> Iterator[dict[str
             yield _one(f"Puzzle: {name}", summarised(made), f"Described, not tested: {progress}.")
     if made := read(RECORDS / "digits" / "all", check):
         found = Summary(made)
-        yield _one("Images: digits", summarised(made), " ".join(accuracy.observed(found)), tables.command(found))
+        seeds_of = ",".join(map(str, found.seeds(found.schemes[0])))
+        command = f"posenc compare --task digits --schemes {','.join(found.schemes)} --seeds {seeds_of}"
+        yield _one("Images: digits", summarised(made), unbeaten(found), command)
     few = f"Undecided: four pieces of text are too few for a verdict, which needs {LEAST_PIECES}."
     yield _one("SmolLM2-135M, extended", extension(tomllib.loads((HERE / "extend.toml").read_text())), few, EXTENDED)
 
@@ -61,8 +64,9 @@ def _sets(texts: Sequence[Text], titles: Mapping[str, str]) -> Iterator[dict[str
 def _one(name: str, found: Mapping[str, Any], verdict: str, command: str = "make study") -> dict[str, Any]:
     """A summary under its name, with schemes named as the study's tables have them."""
     told = {**found, "schemes": [label(scheme) for scheme in found["schemes"]]}
-    for part in ("seeds", "costs"):
-        told[part] = _labelled(found[part])
+    told["seeds"] = _labelled(found["seeds"])
+    # Times of steps are left out: the machine had other work at the time.
+    told["costs"] = _labelled({s: {**cost, "step": None, "seconds": None} for s, cost in found["costs"].items()})
     told["measures"] = [
         {**measure, "curves": _labelled(measure["curves"]), "baselines": _labelled(measure["baselines"])}
         for measure in found["measures"]
@@ -101,6 +105,19 @@ def verdicts(of: Text) -> str:
         if each.verdict
     )
     return f"Tested, with Holm's correction: {'; '.join(told)}."
+
+
+def unbeaten(found: Summary) -> str:
+    """Which schemes no other is shown to beat, at the trained length and at the longest, of answers that were not
+    tuned."""
+    task, trained = accuracy.answers(found), found.train_length
+    asked = [(kind, n) for kind in task.kinds for n in (trained, found.test_lengths[-1]) if n in found.lengths(kind)]
+    told = (
+        f"{task.where(kind, n, trained).lower()}, {listed(top)}"
+        for kind, n in asked
+        if (top := accuracy.highest(found, kind, n))
+    )
+    return f"Not tuned, so the order can be that of the learning rate. No scheme is shown to beat: {'; '.join(told)}."
 
 
 def rounded(value: Any) -> Any:

@@ -12,12 +12,13 @@ import pytest
 
 from posenc.tools.choose.evidence import check, claims
 from posenc.tools.compare.config import Rate
-from posenc.tools.compare.summary import Estimate
+from posenc.tools.compare.summary import Estimate, Summary
 from posenc.tools.kit.files import digest_of
 from posenc.tools.kit.statistics import mean_of
 from study import found, pages, run, shipped
 from study.found import AT_ONE_RATE, Contrast, judged
-from tests.compare import made_up
+from study.pictures import panels
+from tests.compare import made_up, test_accuracy, test_summary
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -211,6 +212,27 @@ def test_what_ships_of_an_extension_is_what_its_page_says() -> None:
     assert measure["baselines"] == {"cropped": measure["curves"]["none"][1]}
     assert measure["curves"]["yarn"][2][:3] == pytest.approx([0.58, 0.345, 0.815])
     assert measure["curves"]["dynamic"][0] == [None, None, None, "missing"]
+
+
+def test_a_text_is_drawn_in_a_panel_for_each_scheme() -> None:
+    records = [r for r in made_up.records(seeds=(0, 1)) if (r["scheme"], r["seed"]) != ("rope", 1)]
+    figure = panels(Summary(made_up.diverge(records, "nope")), "A text")
+    texts = [[text.get_text() for text in axes.texts] for axes in figure.axes]
+    means = {n: f"{test_summary.bits(records, 'sliding', 'alibi', n).mean():.2f}" for n in (128, 1024)}
+    assert texts[0] == ["alibi", f"2 seeds: {means[128]} → {means[1024]}"]
+    assert texts[-1][0] == "learned"
+    assert texts[-1][1].endswith(" → undefined")
+    assert [words[0] for words in texts].count("rope") == 1
+    assert next(words[1] for words in texts if words[0] == "rope").startswith("1 seed: ")
+    assert panels(Summary([]), "Nothing").axes == []
+
+
+def test_of_images_the_best_are_said_and_that_none_was_tuned() -> None:
+    assert shipped.unbeaten(Summary(test_accuracy.records("digits", (0, 1, 2)))) == (
+        "Not tuned, so the order can be that of the learning rate. No scheme is shown to beat: at the training grid of "
+        "8 × 8 patches, learned, sinusoidal and relative_2d; at 16 × 16 patches, sinusoidal; at 16 × 16 patches with "
+        "fitted positions, sinusoidal and relative_2d."
+    )
 
 
 def test_what_was_found_is_kept_with_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:

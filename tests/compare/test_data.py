@@ -121,6 +121,40 @@ def test_text_that_is_not_there(tmp_path: Path) -> None:
         data.load([str(tmp_path / "empty.txt")])
 
 
+def test_what_is_no_text_is_said_and_what_was_found(tmp_path: Path) -> None:
+    (tmp_path / "none" / "deeper").mkdir(parents=True)
+    (tmp_path / "none" / ".hidden").write_text("hidden")
+    (tmp_path / "binary").mkdir()
+    for n in range(2):
+        (tmp_path / "binary" / f"{n}.bin").write_bytes(b"\x7fELF\0" * 100)
+    rng = np.random.default_rng(0)
+    (tmp_path / "random.txt").write_bytes(rng.integers(1, 256, size=20_000, dtype=np.uint8).tobytes())
+    write_text(tmp_path / "text.txt")
+    zero = r"with a zero byte among the first 8,192$"
+    for name, words in {
+        "none": r"text must be of text files, got '.*none', a folder without files$",
+        "binary": rf"text must be of text files, got '.*binary': 2 binary files, {zero}",
+        "binary/*.bin": rf"got '.*': 2 binary files, {zero}",
+        "binary/0.bin": rf"got '.*0.bin': a binary file, {zero}",
+        "random.txt": r"text must be text, got .*random.txt, whose bytes look random, compressed or encrypted: 7.99",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            data.load([str(tmp_path / name)])
+    (tmp_path / "binary" / "text.txt").write_bytes((tmp_path / "text.txt").read_bytes())
+    for name in ("binary", "binary/*"):  # what is binary beside text is left out
+        assert "1 file," in data.load([str(tmp_path / name)]).about
+
+
+def test_text_of_other_scripts_and_encodings_is_text(tmp_path: Path) -> None:
+    """Letters of three bytes, evenly frequent, which is more than a text has; and one byte for each."""
+    rng = np.random.default_rng(0)
+    letters = "".join(chr(0x4E00 + n) for n in rng.integers(20_000, size=20_000))
+    (tmp_path / "utf8.txt").write_text(letters, encoding="utf-8")
+    (tmp_path / "latin1.txt").write_bytes(("déjà vu, où çà? " * 2000).encode("latin-1"))
+    for name in ("utf8.txt", "latin1.txt"):
+        assert data.load([str(tmp_path / name)]).train.data.size
+
+
 def test_the_standard_library_is_text_enough() -> None:
     corpus = data.load(held_out=64 * 1025)
     assert "standard library" in corpus.about

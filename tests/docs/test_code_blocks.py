@@ -37,6 +37,7 @@ DRAWN_BY = {
     "peers": "make bench",
     "price": "make bench",
     "extend": "posenc extend",
+    "study-python": "make study",
     "explorer": "posenc explore",
     "house": "docs/house.py",
 }

@@ -152,6 +152,16 @@ JOBS.question = ({ name, states = [] }) => {
     return { opening: judged({}), examples: each(question.examples, judged), states: states.map(judged) };
 };
 
+// How far each curve of a figure is from the numbers that it goes through.
+JOBS.waves = async ({ name, state }) => {
+    const { figure } = await of(`figures/${name}.js`);
+    const begun = { ...figure.defaults, ...(state === "another" ? figure.another : state === "defaults" ? {} : state) };
+    const app = { catalog: content.catalog, data: content };
+    const numbers = figure.values(begun, app);
+    const all = [numbers.series, numbers.lines, numbers.curves].flatMap((some) => some ?? []).filter(({ wave }) => wave);
+    return all.map(({ wave, y }) => Math.max(...Array.from(y, (value, n) => Math.abs(wave(numbers.x?.[n] ?? n) - value))));
+};
+
 for await (const line of createInterface({ input: process.stdin })) {
     const { what, ...job } = JSON.parse(line);
     let answer;

@@ -31,14 +31,15 @@ CURVES, COST = ('[data-figure="length-curves"]', '[data-figure="length-cost"]')
 
 
 @pytest.mark.more
-def test_without_records_nothing_is_drawn_and_files_that_are_chosen_are(page: Watched, tmp_path: Path) -> None:
+def test_what_ships_is_drawn_and_then_the_files_that_are_chosen(page: Watched, tmp_path: Path) -> None:
     """From disk, without a server: both figures show what was chosen in one, and a wrong file is named in place."""
+    shipped = content()["records"]
     page.open(f"{exported(tmp_path)}#view=length")
     page.until_drawn("length-curves", "length-cost")
     curves = page.page.locator(CURVES)
-    assert "make demo" in curves.inner_text()
-    assert not curves.locator("canvas").first.is_visible()
-    assert curves.locator("table").count() == 0
+    assert curves.locator("canvas").first.is_visible()
+    assert curves.locator("caption").inner_text().startswith(f"{shipped[0]['name']}, sliding windows")
+    assert shipped[0]["verdict"] in curves.inner_text()
 
     good = saved(tmp_path, "one", made_up.records())
     wrong = tmp_path / "wrong.jsonl"
@@ -50,14 +51,16 @@ def test_without_records_nothing_is_drawn_and_files_that_are_chosen_are(page: Wa
     assert said.inner_text() == "wrong.jsonl, line 1, is not a record (kind is missing)"
 
     chooser.set_input_files([str(good), str(saved(tmp_path, "two", made_up.records(seeds=(0, 1))))])
-    page.page.wait_for_selector(f"{CURVES} table")
+    page.page.wait_for_function(
+        f"() => document.querySelector('{CURVES} caption').textContent.startsWith('records.jsonl (2), ')"
+    )
     assert not said.is_visible()
     assert curves.locator("canvas").first.is_visible()
     assert "records.jsonl (2), sliding windows" in curves.locator("caption").inner_text()
     row = curves.locator("tbody tr", has_text="learned").inner_text()
     assert row.count("undefined") == 3
     assert page.page.locator(f"{COST} tbody tr").count() == len(made_up.SCHEMES)
-    curves.locator(".controls select").first.select_option("0")
+    curves.locator(".controls select").first.select_option(str(len(shipped)))
     page.page.wait_for_function(
         f"() => document.querySelector('{CURVES} caption').textContent.startsWith('records.jsonl, ')"
     )
@@ -73,7 +76,9 @@ def test_a_file_that_is_dropped_is_drawn(page: Watched, tmp_path: Path) -> None:
         text,
     )
     page.page.dispatch_event(f"{CURVES} .drop", "drop", {"dataTransfer": given})
-    page.page.wait_for_selector(f"{CURVES} table")
+    page.page.wait_for_function(
+        f"() => document.querySelector('{CURVES} caption').textContent.startsWith('records.jsonl, ')"
+    )
 
 
 @pytest.mark.more
@@ -91,9 +96,12 @@ def test_records_that_are_named_are_drawn(page: Watched, tmp_path: Path) -> None
     page.page.wait_for_function(
         f"() => document.querySelector('{CURVES} caption').textContent.includes('final tokens')"
     )
-    page.open(f"{at}#figure=length-curves&length-curves.records=7")
+    page.open(f"{at}#figure=length-curves&length-curves.records=99")
     page.page.wait_for_selector(".error:not([hidden])")
-    assert "records must be from 0 to 0, got 7" in page.page.locator(".error:visible").inner_text()
+    assert (
+        f"records must be from 0 to {len(content()['records'])}, got 99"
+        in page.page.locator(".error:visible").inner_text()
+    )
 
 
 @pytest.mark.more

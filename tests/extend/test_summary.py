@@ -124,9 +124,11 @@ def test_few_pieces_are_given_no_verdict(tmp_path: Path) -> None:
     )
     page = report.write(compared(4), tmp_path).read_text()
     table = page[page.index('<table id="scalings">') :].partition("</table>")[0]
-    assert "−0.100 (−0.118 to −0.082) too few pieces to say<" in table
-    assert not any(word in table for word in ("tied", "lower", "higher", "undecided"))
+    assert "−0.100 (−0.118 to −0.082)<" in table
+    assert not any(word in table for word in ("tied", "lower", "higher", "undecided", "too few"))
     assert "too few pieces to say: fewer than 8, so that nothing is known of other text" in page
+    assert page.count("too few pieces to say: ") == 2  # what it is of, and what it means
+    assert "excludes zero" not in page
     table = report.terminal_table(compared(4))
     assert str(table.caption) == (
         "?: too few pieces of text; nothing can be said on 4 of them, a verdict takes 8 (--windows)."
@@ -173,12 +175,12 @@ def test_puzzles_have_an_interval_and_are_paired_with_those_of_none() -> None:
 
 
 def test_how_to_read_it_says_what_is_there() -> None:
-    text, puzzle = report.reading(Summary(compared(2))), report.reading(Summary(puzzles("yarn", "01")))
+    text, puzzle = report.reading(Summary(compared(8))), report.reading(Summary(puzzles("yarn", "01")))
     assert text[0].startswith(
         "lower and higher: the 95 % interval of the paired difference (Student's t) excludes zero."
     )
     assert "tied: its 90 % interval lies within ±0.02 bits per byte" in text[0]
-    assert not any("Wilson" in line for line in text)
+    assert not any("Wilson" in line or "too few pieces to say" in line for line in text)
     assert puzzle[0] == "Puzzles: the share found has Wilson's 95 % interval."
     both = report.reading(Summary([*puzzles("none", "01"), *puzzles("yarn", "01")]))
     assert "the scaling found three that none did not, and missed one that it found" in both[0]

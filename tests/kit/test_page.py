@@ -54,7 +54,7 @@ REPORT = Report(
         ),
         Section("Script", [Facts([("seed", "0")]), Code("python <file>")]),
     ],
-    command="posenc anything",
+    command="posenc anything --with 'two words' --and-more",
     environment=[("torch", "2.0")],
 )
 IMAGES = {"loss": {False: b"light", True: b"dark"}}
@@ -75,7 +75,9 @@ def test_a_page_has_every_part_and_escapes_all_of_it() -> None:
     assert sources == [f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in (b"dark", b"light")]
     heads = [a for tag, a in parsed.tags if tag == "th" and a["scope"] == "row"]
     assert heads == [{"scope": "row"}, {"scope": "row"}]
-    assert parsed.text.rstrip().endswith("To repeat it\nposenc anything\n\ntorch2.0")
+    assert parsed.text.rstrip().endswith("To repeat it\nposenc anything --with 'two words' --and-more\n\ntorch2.0")
+    # A line breaks only between options.
+    assert "<span>posenc anything</span> <span>--with &#39;two words&#39;</span> <span>--and-more</span></code>" in text
 
 
 def test_only_a_page_with_links_to_folded_parts_has_a_script() -> None:

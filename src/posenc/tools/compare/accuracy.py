@@ -134,10 +134,9 @@ def not_concluded(summary: Summary) -> list[str]:
 def numbers(summary: Summary) -> list[Part]:
     """The part of the page that is specific to these tasks."""
     kinds = answers(summary).kinds
-    lead = (
-        "The share of right answers, with 95 % intervals, and how many seeds solve the task. Shaded (with three seeds "
-        "or more): the schemes that no other is shown to beat, if they are above chance."
-    )
+    lead = "The share of right answers, with 95 % intervals, and how many seeds solve the task."
+    if summary.enough_seeds()[1:]:
+        lead += " Shaded: the schemes that no other is shown to beat, if they are above chance."
     costs: list[Row] = [[scheme, *tables.costs(summary, scheme)] for scheme in summary.schemes]
     every = [
         Paragraph(lead),
@@ -175,14 +174,18 @@ def _order(summary: Summary, kind: str, length: int) -> str:
     top = highest(summary, kind, length)
     between = sorted((s for s in means if s not in (*guessing, *top)), key=lambda s: -means[s].mean)
 
+    solves = {s: solved(summary, kind, s, length) for s in (*top, *between)}
+    alike = len(set(solves.values())) == 1 and len(solves) > 1  # then it is said once
+
     def share(scheme: str) -> str:
-        return f"{means[scheme].mean:.2f}" + (f"; {words}" if (words := solved(summary, kind, scheme, length)) else "")
+        return f"{means[scheme].mean:.2f}" + (f"; {solves[scheme]}" if solves[scheme] and not alike else "")
 
     parts = []
     if top:
         named = listed(f"{s} ({share(s)})" for s in top)
         parts.append(f"no scheme is shown to beat any of {named}" if top[1:] else f"{named} is the highest")
     parts += [listed(f"{s} has {share(s)}" for s in between)] if between else []
+    parts += [f"of each, {words}" for words in set(solves.values()) if words and alike]
     parts += [f"{_are(guessing)} no better than guessing"] if guessing else []
     undefined = [s for s in summary.schemes if summary.undefined(s, length, kind)]
     parts += [f"{_are(undefined)} undefined"] if undefined else []

@@ -21,7 +21,7 @@ from posenc.tools.compare.config import CompareConfig, Rate
 from posenc.tools.compare.folder import CHECKPOINTS, VERSIONS, check_folder, clear, made_names, name_of
 from posenc.tools.compare.job import Build, Training, follow
 from posenc.tools.compare.layers import position_from
-from posenc.tools.compare.task import Loaded, Task
+from posenc.tools.compare.task import Loaded, Task, listed
 from posenc.tools.compare.tasks import complete, task_of
 from posenc.tools.compare.train import TRAINING, TUNING, DivergedError, batch, optimizer_for, rate_of, step_of
 from posenc.tools.compare.tuning import chosen, losses, trials
@@ -125,7 +125,7 @@ def _compare(config: CompareConfig, out: Path, progress: Progress, build: Build,
         lab = _Lab(config, out, task, loaded, device, about, records, progress, stop, lead, build)
         progress.begin(lab.work)  # errors from here on leave a partial report
         saved.save(out, config, made_with)
-        without = (f"{name} is left out: {reason}" for name, reason in left_out.items())
+        without = (f"left out: {listed(names)}, as {reason}" for reason, names in left_out.items())
         for line in filter(None, (records.notice, *clear(out, made), loaded.about, loaded.notice, *without)):
             progress.say(line)
         # Given rates first, so that errors come before hours of tuning.

@@ -30,6 +30,8 @@ Bytes = NDArray[np.uint8]
 
 HELD_OUT = 1 / 10  # of the text, or more where the evaluation needs it
 MOST_HELD_OUT = 1 / 3
+HEAD = 8192  # bytes of a file; a zero among them shows that it is binary
+MOST_BITS = 7.5  # of entropy per byte: Python's own sources have 4.7, random and compressed bytes nearly 8
 PIECE = 50  # bytes; equal sequences of this length are hardly chance
 
 Least: TypeAlias = Sequence[tuple[int, int]]
@@ -101,7 +103,8 @@ def load(text: Sequence[str] = (), *, held_out: int = 0, tuned: int = 0, least: 
     end of the largest one if only that leaves room for ``least`` on both sides. Of the rest, ``tuned`` bytes are split
     off for tuning in the same way, at most a third of it.
 
-    Raises ValueError if a name matches no file or there is nothing to split, OSError for unreadable files.
+    Raises ValueError for what is not text: a name that matches no file, a folder without files, binary files, random
+    bytes, or nothing to split; OSError for unreadable files.
     """
     paths = _files(text) if text else _standard_library()
     root = os.path.commonpath([path.parent for path in paths])
@@ -114,6 +117,7 @@ def load(text: Sequence[str] = (), *, held_out: int = 0, tuned: int = 0, least: 
     wanted = max(int(total * HELD_OUT), min(held_out, int(total * MOST_HELD_OUT)))
     if not wanted:
         raise ValueError(f"text must be of some bytes to split, got {total} in {' '.join(text) or 'the library'}")
+    _require_text(files, text)
     train, validation, how = _split(files, wanted, least[:2])
     tuning: list[bytes] = []
     if tuned:
@@ -234,29 +238,49 @@ def _files(text: Iterable[str]) -> list[Path]:
     for name in text:
         path = Path(name).expanduser()
         if path.is_file():
-            new = [path]
+            there = [path]
         elif path.is_dir():
-            new = _below(path)
+            there = _below(path)
         else:
-            new = [p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file()]
-        if not new:
+            there = [p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file()]
+        if not there:
+            if path.is_dir():
+                raise ValueError(f"text must be of text files, got {name!r}, a folder without files")
             raise ValueError(f"text must be of files, folders or globs that match some, got {name!r}")
+        new = [p for p in there if not _is_binary(p)]
+        if not new:
+            count = "a binary file" if len(there) == 1 else f"{len(there):,} binary files"
+            raise ValueError(
+                f"text must be of text files, got {name!r}: {count}, with a zero byte among the first {HEAD:,}"
+            )
         found.update(p.resolve() for p in new)
     return sorted(found)
 
 
+def _require_text(files: Sequence[bytes], names: Sequence[str]) -> None:
+    """ValueError for bytes of which all values are about equally frequent, as no text has them."""
+    counts = np.bincount(np.frombuffer(b"".join(files), dtype=np.uint8), minlength=256)
+    shares = counts[counts > 0] / counts.sum()
+    bits = float(-(shares * np.log2(shares)).sum())
+    if bits > MOST_BITS:
+        raise ValueError(
+            f"text must be text, got {' '.join(names) or 'the library'}, whose bytes look random, compressed or "
+            f"encrypted: {bits:.2f} bits per byte by their frequencies alone, where text has at most {MOST_BITS:g}"
+        )
+
+
 def _below(folder: Path, suffix: str = "", skip: Set[str] = frozenset()) -> list[Path]:
-    """The text files below a folder, without hidden ones and those with a zero byte near the beginning."""
+    """The files below a folder, without hidden ones."""
     found: list[Path] = []
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in skip]
         found += [Path(parent, name) for name in files if not name.startswith(".") and name.endswith(suffix)]
-    return sorted(path for path in found if path.is_file() and b"\0" not in _head(path))
+    return sorted(path for path in found if path.is_file())
 
 
-def _head(path: Path) -> bytes:
+def _is_binary(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.read(8192)
+        return b"\0" in file.read(HEAD)
 
 
 def _standard_library() -> list[Path]:

@@ -13,10 +13,9 @@ from rich.text import Text
 
 from posenc.tools.compare import accuracy, pictures, sentences, tables, trials
 from posenc.tools.compare.summary import Record, Summary
-from posenc.tools.compare.task import Answers, Task
+from posenc.tools.compare.task import Answers, Task, listed
 from posenc.tools.kit import page
 from posenc.tools.kit.report import Items, Paragraph, Part, Report, Section, Warn
-from posenc.tools.kit.statistics import LEAST_SEEDS
 
 
 def write(records: Sequence[Record], out: str | Path) -> Path:
@@ -67,10 +66,9 @@ def _lead(summary: Summary) -> str:
     else:
         tested = f" and tested at up to {lengths[-1]:,}" if lengths else ""
         said = f" Text: {about}." if about else ""
-    return (
-        f"{len(summary.schemes)} positional encodings in the same small model, trained at {summary.train_length:,} "
-        f"{task.lengths}{tested}.{said}"
-    )
+    several = len(summary.schemes) != 1
+    count = f"{len(summary.schemes)} positional encodings" if several else "One positional encoding"
+    return f"{count} in the same small model, trained at {summary.train_length:,} {task.lengths}{tested}.{said}"
 
 
 def _warnings(summary: Summary) -> list[Part]:
@@ -86,7 +84,7 @@ def _warnings(summary: Summary) -> list[Part]:
 
 
 def _left_out(summary: Summary) -> list[Part]:
-    left_out = "; ".join(f"{name} ({reason})" for name, reason in summary.task.left_out().items())
+    left_out = "; ".join(f"{listed(names)} ({reason})" for reason, names in summary.task.left_out().items())
     said = f"Schemes of the catalog that do not apply to this task: {left_out}."
     return [Paragraph(said, faint=True)] if left_out else []
 
@@ -110,13 +108,12 @@ def _fill_bits(table: Table, summary: Summary) -> str:
     lengths = _few(summary.test_lengths, summary.train_length)
     table.title = f"Bits per byte at each test length (sliding windows), trained at {summary.train_length:,} tokens"
     table.add_column("scheme", overflow="fold", max_width=16)
-    for name in ("params", "tokens/s", "step", "MB", *(f"{length:,} " for length in lengths)):
+    for name in ("params", "step", "MB", *(f"{length:,} " for length in lengths)):
         table.add_column(name, justify="right", overflow="fold")
     lowest = {length: summary.best(tables.KIND, length) for length in lengths}
     for scheme in summary.schemes:
         once = (
             summary.shown("training", scheme, "parameters", "{:.0f}k", 1e-3) or "–",
-            summary.shown("training", scheme, "tokens_per_second", "{:,.0f}k", 1e-3) or "–",
             summary.shown("speed", scheme, "step_ratio", "{:.2f}×") or "–",
             summary.shown("training", scheme, "peak_bytes", "{:,.0f}", 1e-6) or "–",
         )
@@ -149,8 +146,7 @@ def _fill_accuracy(table: Table, summary: Summary) -> str:
 
 def _star(summary: Summary) -> str:
     """The legend of the star, if there may be one."""
-    judged = sum(len(summary.measured(scheme)) >= LEAST_SEEDS for scheme in summary.schemes)
-    return "*: no other scheme is shown to be better; " if judged > 1 else ""
+    return "*: no other scheme is shown to be better; " if summary.enough_seeds()[1:] else ""
 
 
 def _cell(words: str, best: bool) -> Text:

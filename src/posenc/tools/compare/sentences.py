@@ -54,15 +54,16 @@ def how_to_read(summary: Summary) -> list[str]:
 
 
 def how_verdicts_are_made(summary: Summary) -> list[str]:
-    """The meaning of "lower", "tied" and the best at a length."""
-    margin = summary.task.margin
-    return [
-        f"Verdicts need {LEAST_SEEDS} seeds. Lower or higher: the 95 % interval of the paired difference excludes "
-        f"zero. Tied: its 90 % interval lies within ±{margin:g}, so a difference that matters is ruled out. Within the "
-        "margin: both. Undecided: neither; more seeds or windows could decide.",
+    """The meaning of "lower", "tied" and the best at a length; nothing where there are no verdicts."""
+    margin, enough = summary.task.margin, summary.enough_seeds()
+    made = [
+        "Lower or higher: the 95 % interval of the paired difference excludes zero. Tied: its 90 % interval lies "
+        f"within ±{margin:g}, so a difference that matters is ruled out. Within the margin: both. Undecided: neither; "
+        "more seeds or windows could decide.",
         "The best at a length are the schemes that no other is shown to beat. All pairs are tested with Holm's "
         "correction: among equal schemes, one is excluded in at most 5 % of comparisons.",
     ]
+    return made if enough[1:] else made[: len(enough)]
 
 
 def of_few_seeds(summary: Summary) -> list[str]:
@@ -96,8 +97,8 @@ def not_concluded(summary: Summary) -> list[str]:
         "A low loss beyond the training length does not show that the model uses the far context: a scheme that "
         "attends only to near tokens has it too. Compare the final tokens with their dashed lines.",
         "Undefined does not mean a high loss: the scheme does not define positions there.",
-        "Speed and memory are of this machine and this model size. Tokens per second depend on the load of the "
-        f"machine; step times are interleaved with {summary.timed_against}'s, which cancels that.",
+        f"Speed and memory are of this machine and this model size; step times are interleaved with "
+        f"{summary.timed_against}'s, so the load of the machine cancels.",
     ]
     if any(map(summary.diverged, summary.schemes)):
         found.append(
@@ -143,7 +144,8 @@ def _use_of_context(summary: Summary, length: int) -> str:
     for scheme, effect in effects.items():
         verdict = summary.verdict(effect)
         if not verdict:
-            form, words = "changes the loss of {} (no verdict)", f"{scheme} by {_signed(effect.mean)}"
+            without = " (no verdict)" if summary.enough_seeds() else ""  # else said of all
+            form, words = f"changes the loss of {{}}{without}", f"{scheme} by {_signed(effect.mean)}"
         elif verdict in ("tied", "undecided"):
             form = "does not change the loss of {}" if verdict == "tied" else "has an undecided effect on {}"
             words = scheme

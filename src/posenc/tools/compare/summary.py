@@ -213,6 +213,10 @@ class Summary:
         """What the intervals are over: the units of a test, and seeds if there are several."""
         return f"{units} and over seeds" if any(len(self.measured(s)) > 1 for s in self.schemes) else units
 
+    def enough_seeds(self) -> tuple[str, ...]:
+        """The schemes that were tested with enough seeds for a verdict."""
+        return tuple(scheme for scheme in self.schemes if len(self.measured(scheme)) >= LEAST_SEEDS)
+
     def few_seeds(self) -> tuple[str, ...]:
         """The schemes that were tested with too few seeds for a verdict."""
         return tuple(scheme for scheme in self.schemes if 0 < len(self.measured(scheme)) < LEAST_SEEDS)
@@ -241,11 +245,17 @@ class Summary:
         return self.task.plan(scheme, self.test_lengths, self.train_length) if self.test_lengths else []
 
     def missing(self) -> list[str]:
-        """The missing measurements in words, one line for schemes that miss the same at a seed."""
+        """The missing measurements in words, one line for the schemes and seeds that miss the same."""
         groups: dict[tuple[int, str], list[str]] = {}
         for (scheme, seed), what in self.lacking().items():
             groups.setdefault((seed, what), []).append(scheme)
-        return [f"{listed(schemes)}, seed {seed}: {what}" for (seed, what), schemes in groups.items()]
+        alike: dict[tuple[str, str], list[str]] = {}
+        for (seed, what), schemes in groups.items():
+            alike.setdefault((listed(schemes), what), []).append(str(seed))
+        return [
+            f"{schemes}, {'seeds' if seeds[1:] else 'seed'} {listed(seeds)}: {what}"
+            for (schemes, what), seeds in alike.items()
+        ]
 
     def _rows(self, kind: str, scheme: str, length: int) -> dict[int, NDArray[np.float64]]:
         """Bits (or accuracy) per window, by seed; NaN where the record has null, which was not finite."""

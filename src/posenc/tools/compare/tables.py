@@ -10,7 +10,6 @@ from posenc.tools.kit.command import command_of
 from posenc.tools.kit.page import joined, strong
 from posenc.tools.kit.records import made_with
 from posenc.tools.kit.report import Cell, Column, Figures, Paragraph, Part, Row, Section, Table
-from posenc.tools.kit.statistics import LEAST_SEEDS
 
 # The measurement shown in the tables: it scores the same bytes at every length.
 KIND = "sliding"
@@ -40,10 +39,9 @@ def numbers(summary: Summary) -> list[Part]:
     """The part of the page that is specific to text."""
     header: list[str | Column] = ["scheme", *columns(summary), *costs_of(summary)]
     rows = [row(summary, scheme) for scheme in summary.schemes]
-    lead = (
-        "Bits per byte over sliding windows at each test length, with 95 % intervals. Shaded (with three seeds or "
-        "more): the schemes that no other is shown to beat at that length."
-    )
+    lead = "Bits per byte over sliding windows at each test length, with 95 % intervals."
+    if summary.enough_seeds()[1:]:
+        lead += " Shaded: the schemes that no other is shown to beat at that length."
     means = Table("", "", ["scheme", "measurement", *columns(summary)], _means(summary), id="means")
     return [
         figures("sliding", "windows"),
@@ -73,7 +71,6 @@ def costs_of(summary: Summary) -> list[Column]:
     """The columns of `costs`."""
     return [
         Column("parameters", "positional"),
-        Column("tokens/s", "training"),
         Column("step time", f"÷ {summary.timed_against}'s"),
         Column("memory", "peak of a step"),
     ]
@@ -87,7 +84,6 @@ def costs(summary: Summary, scheme: str) -> list[Cell]:
     ends = filter(None, (summary.shown("speed", scheme, end, "{:.2f}") for end in ("low", "high")))
     return [
         Cell(shown("training", "parameters", "{:,.0f}"), [shown("training", "position_parameters", "{:,.0f}")]),
-        Cell(shown("training", "tokens_per_second", "{:,.0f}")),
         Cell(shown("speed", "step_ratio", "{:.2f}×"), ["–".join(ends)]),
         Cell(shown("training", "peak_bytes", "{:,.0f} MB", 1e-6)),
     ]
@@ -140,12 +136,7 @@ def _differences(summary: Summary) -> list[Part]:
     lead = joined(
         f"Each scheme's bits per byte minus {reference}'s, on the same windows{' and with the same seeds' * (most > 1)}"
         f"; below zero is better than {reference}. ",
-        "The intervals cover windows and seeds. "
-        if most > 1
-        else joined(
-            strong("Over windows, with one seed"), ": the intervals do not cover the variance between training runs. "
-        ),
-        "There are no verdicts below three seeds." if most < LEAST_SEEDS else "",
+        "The intervals cover windows and seeds." if most > 1 else strong("Over windows, with one seed."),
     )
     caption = (
         f"Difference from {reference} in bits per byte against test length, over sliding windows, with paired 95 % "

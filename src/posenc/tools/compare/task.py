@@ -125,9 +125,13 @@ class Task(ABC):
         """The names of the catalog's schemes that apply to this task."""
         return tuple(entry.name for entry in catalog() if not self.refusal(entry))
 
-    def left_out(self) -> dict[str, str]:
-        """The catalog's schemes that do not apply to this task, with the reasons."""
-        return {entry.name: f"schemes must {reason}" for entry in catalog() if (reason := self.refusal(entry))}
+    def left_out(self) -> dict[str, list[str]]:
+        """The catalog's schemes that do not apply to this task, by the reason."""
+        found: dict[str, list[str]] = {}
+        for entry in catalog():
+            if reason := self.refusal(entry):
+                found.setdefault(f"schemes must {reason}", []).append(entry.name)
+        return found
 
     def check(self, config: CompareConfig) -> None:  # noqa: B027 - most accept any
         """`ConfigError` for sizes that do not fit the task."""

@@ -125,11 +125,12 @@ def _row(summary: Summary, scaling: str) -> Row:
 
 
 def _difference(gain: Gain) -> str:
-    """A paired difference with its interval and its verdict."""
+    """A paired difference with its interval and its verdict, if there are enough pieces for one."""
     if not math.isfinite(gain.mean):
         return gain.verdict
     interval = f" ({gain.low:+.3f} to {gain.high:+.3f})" if math.isfinite(gain.high) else ""
-    return f"{gain.mean:+.3f}{interval} {gain.verdict}".strip().replace("-", "−")
+    verdict = "" if gain.verdict == TOO_FEW else gain.verdict  # which the observations say of all at once
+    return f"{gain.mean:+.3f}{interval} {verdict}".strip().replace("-", "−")
 
 
 def _puzzle_rows(summary: Summary, kind: str) -> list[Row]:
@@ -176,11 +177,16 @@ def _scores(summary: Summary) -> list[str]:
 def reading(summary: Summary) -> list[str]:
     """Sentences on how the verdicts are made."""
     sentences = []
-    if summary.lengths_of("final"):
+    longer = [length for length in summary.lengths_of("final") if length > summary.trained]
+    gains = [gain for s in summary.scalings for n in longer if (gain := summary.gain(s, n))]
+    if any(gain.verdict != TOO_FEW for gain in gains):
         sentences += [
             f"lower and higher: the 95 % interval of the paired difference (Student's t) excludes zero. tied: its 90 % "
             f"interval lies within ±{MARGIN:g} bits per byte (two one-sided tests at 5 %). undecided: neither; the "
             "pieces are too few or differ too much.",
+        ]
+    if any(gain.verdict == TOO_FEW for gain in gains):
+        sentences += [
             f"{TOO_FEW}: fewer than {LEAST_PIECES}, so that nothing is known of other text, however large the "
             "difference: a property of a third of all text is absent from all of them in over 5 of 100 cases.",
         ]

@@ -6,6 +6,7 @@ import { heat } from "posenc/heat.js";
 import { lines } from "posenc/lines.js";
 import { Differs } from "posenc/options.js";
 import { valuesOf } from "posenc/state.js";
+import { symbols } from "posenc/symbols.js";
 
 /** Asks the server, which runs posenc. Rejects with its words where it refuses, and where the page has no server. */
 async function ask(data, path, body) {
@@ -55,6 +56,8 @@ export class Card {
         this.formula = element("div", { class: "formula", tabindex: "0", role: "group", "aria-label": "formula" });
         this.formula.innerHTML = data.formulas[figure.name] ?? "";
         this.lineOf = element("span");
+        const symbolValues = element("p", { class: "symbols" });
+        this.showSymbols = symbols(this.controls, this.formula, symbolValues);
         this.line = element(
             "div",
             { class: "line" },
@@ -85,7 +88,7 @@ export class Card {
             this.canvas,
             this.beneath,
             this.said,
-            element("div", { class: "below" }, this.formula, this.line),
+            element("div", { class: "below" }, this.formula, symbolValues, this.line),
             this.agreed,
             this.time,
         );
@@ -142,6 +145,7 @@ export class Card {
             const waits = figure.waits?.(values) ?? false; // for an answer, which these lines would give away
             this.line.hidden = waits || !this.code.textContent;
             if (figure.formula) this.showFormula(figure.formula(values, this.app));
+            this.showSymbols({ ...values, ...figure.shown?.(values, this.app) });
             const drawn = performance.now();
             this.fail(this.refused ?? "");
             clearTimeout(this.later);

@@ -1,11 +1,11 @@
 // Where files of records are dropped, or chosen; every figure that draws records has one, and all show what was added.
 
 import { element } from "posenc/elements.js";
-import { add, every } from "posenc/records.js";
+import { add } from "posenc/records.js";
 
 const figures = new Map(); // by name: what shows records by their number
 
-/** Builds the place into box. Gives a function that shows it large where there are no records yet. */
+/** Builds the place into box. */
 export function dropping(box, app, name) {
     figures.set(name, (records) => app.set({ records, measure: "0" }));
     const wrong = element("p", { class: "wrong", role: "alert", hidden: true });
@@ -26,25 +26,9 @@ export function dropping(box, app, name) {
         onclick: () => (input.value = ""), // or a file that has grown could not be chosen again
         onchange: () => take([...input.files]),
     });
-    const none = element(
-        "p",
-        {},
-        "There are no records yet, so nothing is drawn. ",
-        element("code", {}, "make demo"),
-        " measures five schemes on Python's sources into ",
-        element("code", {}, "runs/demo"),
-        " (about 5 minutes), ",
-        element("code", {}, "posenc compare --out runs/mine"),
-        " the schemes and the text that you name, and ",
-        element("code", {}, "posenc extend"),
-        " a checkpoint past its length. Then ",
-        element("code", {}, "posenc explore --records runs/demo"),
-        " opens this page with them.",
-    );
     const place = element(
         "div",
         { class: "drop" },
-        none,
         element(
             "label",
             {},
@@ -68,5 +52,4 @@ export function dropping(box, app, name) {
         take([...event.dataTransfer.files]);
     });
     box.append(place);
-    return () => (none.hidden = every(app).length > 0);
 }

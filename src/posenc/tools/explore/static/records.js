@@ -260,12 +260,10 @@ export async function add(files, app) {
     return every(app).length - 1;
 }
 
-/** The records that a figure's state names; undefined where there are none at all. RangeError for a number past
- * them. */
+/** The records that a figure's state names. RangeError for a number past them. */
 export function chosen(app, number) {
     const all = every(app);
-    if (all.length && !all[Number(number)])
-        throw new RangeError(`records must be from 0 to ${all.length - 1}, got ${number}`);
+    if (!all[Number(number)]) throw new RangeError(`records must be from 0 to ${all.length - 1}, got ${number}`);
     return all[Number(number)];
 }
 
@@ -289,8 +287,8 @@ export function control(app) {
 export const command = (app, number) => {
     const set = every(app)[Number(number)];
     if (dropped.includes(set)) return "";
-    if (set?.shipped) return `# ${set.command}`;
-    return set ? `# posenc explore --records ${set.name}` : "# make demo\n# posenc compare --out runs/mine";
+    if (set.shipped) return `# ${set.command}`;
+    return `# posenc explore --records ${set.name}`;
 };
 
 const LEAST_SEEDS = 3; // fewer give no verdict

@@ -84,7 +84,7 @@ export const VIEWS = [
     {
         name: "length",
         title: "Length",
-        about: "What models do past the length that they were trained at: curves of your own records, measured by posenc compare and posenc extend.",
+        about: "What models do past the length that they were trained at, measured by posenc compare and posenc extend: the study's curves, and those of your own records.",
         figures: [lengthCurves, lengthCost],
     },
     {

@@ -12,12 +12,12 @@ export const figure = {
     controls: (values, app) => control(app),
     values({ records }, app) {
         const set = chosen(app, records);
-        const rows = Object.entries(set?.costs ?? {}).filter(([, cost]) =>
+        const rows = Object.entries(set.costs).filter(([, cost]) =>
             Object.values(cost).some((value) => value !== null),
         );
-        const unit = set?.costs[set.against]?.bytes;
+        const unit = set.costs[set.against]?.bytes;
         return {
-            set: set ?? null,
+            set,
             rows: rows.map(([scheme, cost]) => ({
                 scheme,
                 ...cost,
@@ -30,52 +30,40 @@ export const figure = {
         const shown = element("div", { class: "wide" });
         const place = element("div", { class: "wide" });
         box.append(shown, place);
-        const showPlace = dropping(place, app, this.name);
+        dropping(place, app, this.name);
         return (values, { set, rows }) => {
-            showPlace();
-            shown.hidden = !set;
-            shown.replaceChildren(
-                ...(set
-                    ? rows.length
-                        ? [
-                              element("p", { class: "ends" }, source(set)),
-                              element(
-                                  "div",
-                                  {
-                                      class: "scroll",
-                                      tabindex: "0",
-                                      role: "region",
-                                      "aria-label": "time and memory by scheme",
-                                  },
-                                  table(set, rows),
-                              ),
-                              element(
-                                  "p",
-                                  { class: "ends" },
-                                  "Times and memory are those of that machine and of a small model at the trained length. What a scheme costs in a large model, or on longer inputs, they do not say: posenc bench measures that.",
-                              ),
-                          ]
-                        : [
-                              element(
-                                  "p",
-                                  {},
-                                  `${set.name} has no times and no memory: posenc compare measures them, and posenc extend does not.`,
-                              ),
-                          ]
-                    : []),
-            );
+            shown.replaceChildren(...(rows.length ? measured(set, rows) : [element("p", {}, none(set))]));
         };
     },
     describe(values, { set, rows }) {
-        if (!set) return "No records are here: make demo and posenc compare make some.";
-        const words = rows
-            .filter(({ step }) => step !== null)
-            .map(({ scheme, step }) => `${scheme} ${step.toFixed(2)}`);
-        return words.length
-            ? `${set.name}: time of a training step over that of ${set.against}: ${words.join(", ")}.`
-            : `${set.name} has no step times.`;
+        const [part, words] = isTimed(rows) ? ["step", "time"] : ["memory", "peak memory"];
+        const told = rows.filter((row) => row[part] !== null).map((row) => `${row.scheme} ${row[part].toFixed(2)}`);
+        return told.length
+            ? `${set.name}: ${words} of a training step over that of ${set.against}: ${told.join(", ")}.`
+            : none(set);
     },
 };
+
+const none = ({ name }) =>
+    `${name} has no times and no memory: posenc compare measures them, and posenc extend does not.`;
+
+const measured = (set, rows) => [
+    element("p", { class: "ends" }, `${source(set)}${isTimed(rows) ? "" : untimed(set)}`),
+    element(
+        "div",
+        { class: "scroll numbers", tabindex: "0", role: "region", "aria-label": "time and memory by scheme" },
+        table(set, rows),
+    ),
+    element(
+        "p",
+        { class: "ends" },
+        "A small model at the trained length, on the machine that made the records: what a scheme costs in a large model, or on longer inputs, posenc bench measures.",
+    ),
+];
+
+const isTimed = (rows) => rows.some(({ step }) => step !== null);
+const untimed = ({ shipped }) =>
+    ` ${shipped ? "There are no times of steps, since the machine had other work" : "Steps were not timed"}. posenc compare times them beside the scheme without positions, and posenc bench times attention.`;
 
 const short = (value, scale, unit) =>
     value === null

@@ -14,18 +14,19 @@ const DASHED = {
     text: (trained) => `Dashed: each of the final tokens from exactly the last ${trained}. `,
     extend: (trained) => `Dashed: the plain model, on text cropped to the last ${trained}. `,
 };
+const FIRST = ["nope", "sinusoidal", "rope", "alibi"]; // of many schemes, those in colour at first
 const BASELINE = [3, 3]; // dashes of a line that every longer context is held against
 const UNDEFINED = "Undefined is not a bad number: the scheme has no such positions.";
 
 export const figure = {
     name: "length-curves",
     title: "Measured: the loss against the length",
-    see: "Right of the mark, inputs are longer than any in training. Which curve stays level, and which leaves? Bands are 95 % intervals; the table has the numbers.",
+    see: "Right of the mark, inputs are longer than any in training. Which curve stays level, and which leaves? Bands are 95 % intervals: where two overlap, the picture decides nothing. The table has the numbers, the best at the longest length first.",
     defaults: { records: "0", measure: "0" },
     controls({ records }, app) {
         const set = chosen(app, records);
-        const { kinds } = app.data.measures?.[set?.task] ?? {};
-        const choices = (set?.measures ?? []).map(({ kind }, n) => ({ value: String(n), name: kinds[kind] }));
+        const { kinds } = app.data.measures[set.task];
+        const choices = set.measures.map(({ kind }, n) => ({ value: String(n), name: kinds[kind] }));
         return [
             ...control(app),
             ...(choices.length > 1 ? [{ name: "measure", label: "measured on", kind: "choice", choices }] : []),
@@ -34,7 +35,6 @@ export const figure = {
     change: (values, name, value) => ({ ...values, ...(name === "records" ? { measure: "0" } : {}), [name]: value }),
     values({ records, measure: number }, app) {
         const set = chosen(app, records);
-        if (!set) return { set: null, measure: null };
         const measure = set.measures[Number(number)] ?? null;
         if (!measure && set.measures.length)
             throw new RangeError(`measure must be from 0 to ${set.measures.length - 1}, got ${number}`);
@@ -56,7 +56,7 @@ export const figure = {
         });
         const ends = element("p", { class: "ends" });
         const numbers = element("div", {
-            class: "scroll",
+            class: "scroll numbers",
             tabindex: "0",
             role: "region",
             "aria-label": "the numbers of the curves",
@@ -64,9 +64,8 @@ export const figure = {
         const limits = element("p", { class: "ends" });
         shown.append(ends, numbers, limits);
         box.append(shown, place);
-        const showPlace = dropping(place, app, this.name);
+        dropping(place, app, this.name);
         return (values, { set, measure, task }) => {
-            showPlace();
             shown.hidden = !measure;
             if (!measure) return;
             const { lengths, curves, baselines } = measure;
@@ -87,6 +86,7 @@ export const figure = {
                     low: of(1),
                     high: of(2),
                     markers: true,
+                    isChosen: FIRST.includes(name),
                 };
             });
             const colors = Object.fromEntries(series.map(({ name, color }) => [name, color]));
@@ -99,6 +99,7 @@ export const figure = {
                 dash: BASELINE,
                 width: 1.2,
                 isUnlisted: name in curves,
+                of: name,
                 y: lengths.map((length) => (length >= begin ? mean : NaN)),
             }));
             chart.draw(lengths, [...series, ...dashed], {
@@ -121,7 +122,6 @@ export const figure = {
         };
     },
     describe(values, { set, measure, task }) {
-        if (!set) return "No records are here: make demo and posenc compare make some.";
         if (!measure) return `${set.name} has nothing that was measured by length.`;
         const last = measure.lengths.length - 1;
         const words = Object.entries(measure.curves).map(

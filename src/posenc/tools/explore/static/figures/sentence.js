@@ -79,6 +79,7 @@ export const figure = {
     },
     shown: (state, app) => given.optionValues(given.optionsOf(given.entryOf(app, state.scheme), state.options, SIZES)),
     values,
+    formula: ({ scheme }, app) => app.data.formulas.sentence + given.entryOf(app, scheme).formula,
     line: (state, app) => python(state, chosen(state, app)),
     compared(state, app) {
         const { shown, words } = values(state, app);

@@ -2,6 +2,7 @@
 
 import * as options from "posenc/options.js";
 import {
+    MINILM,
     READ_BY_POSENC,
     fromPosenc,
     limits,
@@ -49,6 +50,7 @@ export const figure = {
         const { rows, columns, data, missing } = vectors(values, app);
         return { rows, columns, main: data, missing };
     },
+    formula: ({ scheme }, app) => options.entryOf(app, scheme === MINILM ? "learned" : scheme).formula,
     line: (values, app) => `${python(values, app)}\nP`,
     compared(values, app) {
         const { rows, columns, main } = figure.values(values, app);
