@@ -49,6 +49,9 @@ def test_what_stands_beside_docs_is_no_dead_link(extension: ModuleType) -> None:
     source = ["[how](../CONTRIBUTING.md), [all](../README.md#which), [these](../examples), [it](../examples/window.py)"]
     extension.exchange(None, "page", source)
     assert source == ["[how](contributing.md), [all](index.md), these, [it](../examples/window.py)"]
+    inside = ["[how](../caches.md#packing)"]
+    extension.exchange(None, "recipes/page", inside)
+    assert inside == ["[how](../caches.md#packing)"]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
