@@ -125,4 +125,5 @@ ENTRY = Entry(
     formula=r"s_{ij} = \frac{q_i \cdot k_j + (P_{p_i} U_Q) \cdot (P_{p_j} U_K)}{\sqrt{2d}}",
     example="posenc.attention(q, k, v, posenc.TUPE(12, 64, max_positions=512))",
     url="https://arxiv.org/abs/2006.15595",
+    avoid="**Narrow attention.** Heads are twice as wide, since positions stand beside contents.",
 )
