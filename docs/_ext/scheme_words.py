@@ -1,6 +1,7 @@
 """What the page of a scheme says beside its entry: a whole model with it, and when not to use it."""
 
 import ast
+import re
 
 import torch
 
@@ -8,6 +9,7 @@ import posenc
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, Shape
 
+CODE = re.compile(r"[A-Z]\w*[A-Z0-9]\w*|\w+=[\w']+")
 GRIDS = {1: None, 2: (8, 8), 3: (2, 4, 4)}
 OPTIONS = "dim=96, num_layers=2, num_heads=6, position=scheme"
 TEXT = """import torch
@@ -106,7 +108,7 @@ def when_not(entry: Entry) -> str:
     scheme, laws = _scheme(entry), entry.laws
     order = Law.ORDER_FREE not in laws
     blind = order and Law.DIRECTED not in laws
-    instead = f"; use {scheme.looks_back} instead" if scheme.looks_back else ""
+    instead = "; use " + CODE.sub(r"`\g<0>`", scheme.looks_back) + " instead" if scheme.looks_back else ""
     cases = (
         (
             Law.LENGTH_FREE not in laws,

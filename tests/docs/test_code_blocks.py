@@ -29,8 +29,9 @@ COMMANDS = [
     for words in block.commands
 ]
 QUICK = ("laws", "plot", "schemes")
-# They compile, load transformers, form a group of processes, or export.
-LONG = ("in-your-model.md", "huggingface.md", "patched-model.md", "rl-padding.md", "ddp-and-fsdp.md", "onnx.md")
+# They compile, load transformers, or form a group of processes.
+LONG = ("in-your-model.md", "huggingface.md", "patched-model.md", "rl-padding.md", "ddp-and-fsdp.md")
+WEEKLY = ("onnx.md",)  # as test_export.py, which `make check` runs, exports the same
 NEEDED = {"onnx.md": ("onnx", "onnxscript", "onnxruntime")}  # packages that are for some Pythons only
 # What draws the pictures that are no figures of `posenc plot`.
 DRAWN_BY = {
@@ -41,6 +42,11 @@ DRAWN_BY = {
     "explorer": "posenc explore",
     "house": "docs/house.py",
 }
+
+
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    """When a page is run."""
+    return [pytest.mark.more] * (name in LONG) + [pytest.mark.survey] * (name in WEEKLY)
 
 
 def run(block: Block, names: dict[str, Any]) -> None:
@@ -77,9 +83,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")  # of torch's exporter, as the next
 @pytest.mark.filterwarnings("ignore:# The axis name. past will not be used:UserWarning")
 @pytest.mark.filterwarnings("ignore:posenc.huggingface.patch had put:UserWarning")  # which the page speaks of
-@pytest.mark.parametrize(
-    "page", [pytest.param(p, id=p.name, marks=[pytest.mark.more] * (p.name in LONG)) for p in WITH_CODE]
-)
+@pytest.mark.parametrize("page", [pytest.param(p, id=p.name, marks=marks(p.name)) for p in WITH_CODE])
 def test_the_code_of_a_page_runs_from_top_to_bottom(
     page: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,6 +98,8 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(
                 run(block, names)
                 printed.append(capsys.readouterr().out)
     pyplot.close("all")
+    if page.parent.name == "recipes":
+        assert [said for said in printed if said not in page.read_text(encoding="utf-8")] == []
     if page.name == "huggingface.md":
         _check_huggingface(names, printed, page.read_text(encoding="utf-8"))
     for words in [words for block in blocks(page, "console") for words in block.commands]:
