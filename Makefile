@@ -61,7 +61,8 @@ field: $(FIELD) kernel ## set up with other libraries, run the checks on them, w
 
 # Hours; it goes on where it was stopped, with the records that are here. STUDY="--processes 1" leaves a core alone.
 study: $(LAB) kernel ## set up, go on with the study of which scheme is best, write docs/study from its records
-	$(BIN)/python -m study.run $(STUDY); status=$$?; $(BIN)/python -m study.pages && exit $$status
+	$(BIN)/python -m study.run $(STUDY); status=$$?; $(BIN)/python -m study.pages && \
+		$(BIN)/python docs/tables.py && exit $$status
 
 tables: $(DEV) ## write the tables of schemes into README.md and docs/schemes.md, and that of docs/authors.md
 	$(BIN)/python docs/tables.py

@@ -1,6 +1,7 @@
-"""The tables of schemes in README.md and docs/schemes.md, generated from the catalog, and that of kinds in
-docs/design.md, from the backends, by ``make tables``."""
+"""Tables that ``make tables`` writes: of schemes, in README.md and docs/schemes.md, from the catalog; of kinds, in
+docs/design.md, from the backends; in docs/choose.md, of what `posenc choose` recommends, and of the study."""
 
+import re
 from pathlib import Path
 
 from posenc.backends.backend import Backend
@@ -8,6 +9,8 @@ from posenc.backends.choice import BACKENDS
 from posenc.encoding.pieces import Term
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry, Law
+from posenc.tools.choose import evidence
+from posenc.tools.choose.questions import answers
 
 ROOT = Path(__file__).parents[1]
 
@@ -68,11 +71,52 @@ def _conditions(backend: Backend, kind: type[Term]) -> set[str]:
     return {reason for reason, _ in (backend.kinds or {})[kind]} if backend.supports(kind) else set()
 
 
+NAMES = [*(entry.title for entry in CATALOG), "Schedule", "YaRN", "NTKAware", "DynamicNTK"]
+CALL = re.compile(rf"(\b(?:{'|'.join(sorted(NAMES, key=len, reverse=True))})\b(?:\([^)]*\))?|extent=)")
+
+
+def _choices() -> str:
+    """What `posenc choose` recommends, and on what evidence: its strength, and where it stands."""
+    found: dict[str, evidence.Table | evidence.Statement] = {each.name: each for each in evidence.tables()}
+    found |= {each.name: each for each in evidence.statements()}
+
+    def code(words: str) -> str:
+        return CALL.sub(r"`\1`", words)
+
+    def ground(name: str) -> str:
+        of = found[name]
+        if of.url:
+            return f"[{of.source}]({of.url})" + ", second-hand" * of.second_hand
+        return f"[{of.title}]({Path(of.doc).name})" if isinstance(of, evidence.Table) else f"`{of.command}`"
+
+    rows = [
+        (a.case, code(a.begin), f"**{a.strength}**: {'; '.join(map(ground, a.rests_on))}", code(a.compare_with))
+        for a in answers()
+    ]
+    return _table(("your case", "start with", "evidence", "compare with"), *rows)
+
+
+def _strengths() -> str:
+    return _table(("strength", "what it means"), *((f"**{name}**", says) for name, says in evidence.STRENGTHS.items()))
+
+
+def _study() -> str:
+    """What the study has found of each scheme on Python's packages: the loss, and what far text is worth."""
+    found = {each.name: each for each in evidence.tables()}
+    of, far = found["study_python"], found["study_python_far"]
+    rows = [
+        (row.label, *(figure.partition(" ±")[0] for figure in row.figures), *worth.figures)
+        for row, worth in zip(of.rows, far.rows, strict=True)
+    ]
+    return _table(("scheme, in the study", *of.heads, *far.heads), *rows)
+
+
 def tables() -> dict[str, list[str]]:
     """Each file's tables, as Markdown."""
     claims = {entry.name: ", ".join(_word(law) for law in MAIN if law in entry.laws) for entry in CATALOG}
     return {
         "docs/design.md": [_kinds()],
+        "docs/choose.md": [_choices(), _strengths(), _study()],
         "README.md": [_table(("door", "what happens there", "schemes"), *map(_of_door, HAPPENS))],
         "docs/schemes.md": [
             _table(

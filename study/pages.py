@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -22,7 +23,17 @@ from study.run import SCHEMES, TASKS, TEXTS
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
-CLAIMS = Path(posenc.tools.choose.__path__[0]) / "claims.json"
+CHOOSE = Path(posenc.tools.choose.__path__[0])
+NEAR = (
+    "Bits per byte over sliding windows, which score the same bytes at every length",
+    "How small decoders extrapolate to eight times their length. A low loss does not show that far text is used.",
+    "longer than in training",
+)
+FAR = (
+    "Loss of the same final bytes after up to 1,024 bytes less that after exactly 128, in bits per byte",
+    "Below zero, text further back than a model was trained on helps it; around zero it makes no use of it.",
+    "what far text is worth",
+)
 TITLES = {"python": "Python's packages", "plays": "Shakespeare's works", "larger": "Four times as many steps"}
 
 
@@ -39,7 +50,8 @@ def main() -> None:
         "tasks": [task(name, seeds) for name, seeds in TASKS.items()],
         "lengths": LENGTHS,
     }
-    write_whole(CLAIMS, _claims(found).encode())
+    write_whole(CHOOSE / "claims.json", _claims(found).encode())
+    write_whole(CHOOSE / "study.json", _tables([of for of in texts if of.name in CLAIMED and of.trained]).encode())
     write_whole(DOCS / "study" / "plan.md", (HERE / "plan.md").read_bytes())
     for name in ("index", "tuning", "contrasts", "tasks"):
         _write(name, name, **known)
@@ -60,6 +72,46 @@ def _claims(found: Mapping[str, Sequence[Contrast]]) -> str:
         lines = (f"    {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in parts.items())
         made.append("  {\n" + ",\n".join(lines) + "\n  }")
     return '{"claims": [\n' + ",\n".join(made) + "\n]}\n"
+
+
+def _tables(texts: Sequence[Text]) -> str:
+    """The file of what each text has shown, as `posenc.tools.choose` takes tables: a table in a line, and its rows."""
+    made = [json.dumps(_table(of, far), ensure_ascii=False) for of in texts for far in (False, True)]
+    lines = (
+        ",\n".join(made).replace(' {"label"', '\n  {"label"').replace('[{"label"', '[\n  {"label"').replace("**", "")
+    )
+    return f'{{"records": [\n{lines}\n]}}\n'
+
+
+def _table(of: Text, far: bool) -> dict[str, Any]:
+    """The losses of all schemes from the trained length on, or what far text is worth to each."""
+    shown = rows(of)
+    few, most = (end(seeds for _, seeds, _, _ in shown) for end in (min, max))
+    counted = "one seed" if most == 1 else f"{most} seeds" if few == most else f"{few} to {most} seeds"
+    longer = [f"{n:,}" for n in of.summary.lengths(MEASURE) if n > LENGTHS[0]]
+    heads = ["far text"] if far else [f"{LENGTHS[0]} (trained)", *longer]
+    measured, shows, what = FAR if far else NEAR
+    return {
+        "name": f"study_{of.name}{'_far' * far}",
+        "question": "far" if far else "length",
+        "title": f"The study, {TITLES[of.name]}: {what}",
+        "measured": f"{measured}, of decoders of 384 thousand parameters trained 600 steps on 128 bytes; {counted}.",
+        "shows": shows,
+        "heads": heads,
+        "rows": [
+            {
+                "label": label(scheme),
+                "schemes": [scheme] if label(scheme) == scheme else [],  # a schedule is none of the catalog
+                "figures": [gain] if far else cells[-len(heads) :],
+            }
+            for scheme, _, cells, gain in shown
+        ],
+        "better": "lower",
+        "source": "posenc",
+        "command": "make study",
+        "doc": f"docs/study/{of.name}.md",
+        "too_few": "" if of.complete else counted,
+    }
 
 
 def _write(name: str, template: str, **known: object) -> None:

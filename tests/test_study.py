@@ -140,7 +140,7 @@ def test_tuning_says_who_gains_and_who_moves(monkeypatch: pytest.MonkeyPatch) ->
 def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without records, with some, and with all of a text, and what is said is what they hold."""
     monkeypatch.setattr(pages, "DOCS", tmp_path)
-    monkeypatch.setattr(pages, "CLAIMS", tmp_path / "claims.json")
+    monkeypatch.setattr(pages, "CHOOSE", tmp_path)
     monkeypatch.setattr(found, "records", lambda part: [])
     pages.main()
     assert "No scheme has had all of its trials yet." in (tmp_path / "study" / "tuning.md").read_text()
@@ -168,6 +168,18 @@ def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPat
     assert all(claim["ours"]["python"] and not claim["ours"]["plays"] for claim in told)
     for claim in told:
         check(claim)
+    tables = {each["name"]: each for each in json.loads((tmp_path / "study.json").read_text())["records"]}
+    assert {name: table["too_few"] for name, table in tables.items()} == {
+        "study_python": "",
+        "study_python_far": "",
+        "study_plays": "3 seeds",
+        "study_plays_far": "3 seeds",
+    }
+    for text in parts:
+        for row, worth in zip(*(tables[f"study_{text}{far}"]["rows"] for far in ("", "_far")), strict=True):
+            cells = [*row["figures"], *worth["figures"]]  # as the page has them, from the trained length on
+            line = next(line for line in page[text].splitlines() if line.startswith(f"| {row['label']} |"))
+            assert line.replace("**", "").endswith(f"| {' | '.join(cells)} |")
     names = {f"study-{part}{dark}.png" for part in parts for dark in ("", "-dark")}
     assert {path.name for path in (tmp_path / "images").iterdir()} == names
 

@@ -1,7 +1,8 @@
 """The house's docstrings as reStructuredText.
 
 They are plain text: an indented block is a formula or code, ``Shapes:``, ``Errors:`` and ``Source:`` begin what is said
-of these, a single backtick names something of the library, and |x| and q_i are mathematics.
+of these, a single backtick names something of the library, and |x| and q_i are mathematics. Parameters are a list, each
+with its name in double backticks. Sentences "Returns ..." and "Raises ValueError ..." become fields of their own.
 """
 
 import re
@@ -13,9 +14,14 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 from sphinx.util.nodes import make_refnode
 
-HEADS = ("Shapes", "Errors", "Source", "Sources", "Bytes", "Example")
+HEADS = ("Returns", "Raises", "Shapes", "Errors", "Source", "Sources", "Bytes", "Example")
 SECTION = re.compile(rf"({'|'.join(HEADS)}): (.*)")
 MARKUP = re.compile(r"(``.+?``|`[^`]+`|(?<![\w*])\*\*?\w(?:[^*]*[\w.])?\*\*?(?![\w*]))")  # code, names and *emphasis*
+
+
+ITEM = re.compile(r"- ``(\w+)``(?P<shape>[^:`]*): (?P<words>.*)")
+FIELD = re.compile(r"(?:^|(?<=[.)`] ))(?P<verb>Raises|Returns) (?P<words>.*?[.])(?= [A-Z`]|$)")
+RAISED = re.compile(r"(?P<error>\w+(?:Error|Exception))(?:, naming the argument,)? (?P<words>.*)")
 
 
 def plain(text: str) -> str:
@@ -31,8 +37,37 @@ def indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
+def parted(lines: list[str]) -> list[str]:
+    """The lines with each sentence on what is returned or raised as a section of its own, after its paragraph."""
+    out: list[str] = []
+    paragraph: list[str] = []
+    is_prose = True
+    for line in [*lines, ""]:
+        is_prose = (is_prose or not line.strip()) and not SECTION.match(line) and not ITEM.match(line)
+        if is_prose and line.strip() and not line.startswith((" ", ">>>", "...")):
+            paragraph.append(line)
+            continue
+        text = " ".join(paragraph)
+        if found := list(FIELD.finditer(text)):
+            rest = FIELD.sub("", text).split()
+            paragraph = [" ".join(rest)] if rest else []
+            paragraph += [f"{each['verb']}: {each['words']}" for each in found]
+        out += [*paragraph, line]
+        paragraph = []
+    return out[:-1]
+
+
+def field(head: str, words: str) -> str:
+    """The beginning of a field, as Sphinx names those of parameters, results and errors."""
+    if head == "Returns":
+        return f":returns: {plain(words)}"
+    raised = RAISED.match(words) if head in ("Errors", "Raises") else None
+    return f":raises {raised['error']}: {plain(raised['words'])}" if raised else f":{head}: {plain(words)}"
+
+
 def restructured(lines: list[str]) -> list[str]:
     """The lines of a docstring, as reStructuredText."""
+    lines = parted(lines)
     out: list[str] = []
     literal = section = False
     for n, line in enumerate(lines):
@@ -48,12 +83,19 @@ def restructured(lines: list[str]) -> list[str]:
         if literal:
             out += [".. code-block:: text", "", line]
             continue
-        found = SECTION.match(line)
-        if found:
+        item, found = ITEM.match(line), SECTION.match(line)
+        if item:
+            out += [] if section else [""]
             section = True
-            out += ["", f":{found[1]}: {plain(found[2])}"]
+            shape = f"{plain(item['shape'].strip())}: " if item["shape"].strip() else ""
+            out.append(f":param {item[1]}: {shape}{plain(item['words'])}")
+        elif found:
+            section = True
+            out += ["", field(found[1], found[2])]
         elif section:
             out.append("    " + plain(line.strip()))
+        elif line.startswith((">>>", "...")):
+            out.append(line)
         else:
             out.append(plain(line))
     return out

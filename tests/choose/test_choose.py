@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+import posenc
 from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import GIVEN
 from posenc.tools import cli
 from posenc.tools.choose import questions as asking
-from posenc.tools.choose.said import NO_TABLE, UNTESTED, claims_of, tables_of
+from posenc.tools.choose.evidence import STRENGTHS, tables
+from posenc.tools.choose.said import NO_TABLE, UNTESTED, claims_of, statements_of, tables_of
 from posenc.tools.compare.command import _configuration
 from posenc.tools.compare.compare import check as check_comparison
 from posenc.tools.extend.resolve import check as check_extension
@@ -67,6 +69,34 @@ def test_a_question_is_asked_only_where_it_matters() -> None:
         assert set(so_far) == set(asking.answer_to(given, ANSWERS).when)
 
 
+def test_weights_keep_their_scheme_and_no_other_is_recommended(choose: Any) -> None:
+    """Where nothing is to be changed, neither the line of Python nor a command names another scheme."""
+    for weights in ("yes", "tune"):
+        out = choose("--weights", weights, "--longer", "no")[1]
+        assert "Start with its own scheme:\n\n    posenc.huggingface.scheme_from_config" in out
+        assert not [word for word in ("Compare it", "posenc compare", "posenc extend", "YaRN", "RoPE(") if word in out]
+
+
+def test_strength_is_that_of_the_strongest_evidence_that_speaks_for_it() -> None:
+    found = {answer.name: answer.strength for answer in ANSWERS}
+    assert set(found.values()) == set(STRENGTHS)
+    assert (found["set"], found["cheap_decoder"], found["long_decoder"]) == ("certain", "measured", "published")
+    assert (found["encoder"], found["video"]) == ("once", "used")
+    (video,) = (answer for answer in ANSWERS if answer.name == "video")
+    assert replace(video, rests_on=["video_models", "classify"]).strength == "once"
+    assert replace(video, rests_on=["classify", "vit_resolution"]).strength == "published"
+
+
+def test_in_a_window_a_stream_is_never_further_than_in_training() -> None:
+    """What the statement `window` says: what was before the window changes nothing."""
+    (answer,) = (answer for answer in ANSWERS if answer.name == "stream_decoder")
+    assert "window=1024" in answer.code
+    q, k, v = torch.randn(3, 1, 2, 40, 8, dtype=torch.float64)
+    last = posenc.attention(q, k, v, posenc.RoPE(8), is_causal=True, window=6)[:, :, -1:]
+    alone = posenc.attention(q[:, :, -1:], k[:, :, -6:], v[:, :, -6:], posenc.RoPE(8), is_causal=True)
+    torch.testing.assert_close(last, alone, rtol=1e-10, atol=1e-10)
+
+
 @pytest.fixture
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The configuration of a model at path/to/model."""
@@ -92,12 +122,18 @@ def test_the_python_of_an_answer_runs(answer: asking.Answer) -> None:
     elif "huggingface" in last:
         assert len(eval(last, names).schedule) > 0
     else:
-        assert eval(last, names).shape == names["q"].shape
+        (*lead, tokens, channels), of_all = eval(last, names).shape, names["q"].shape
+        assert (*lead, channels) == (*of_all[:2], of_all[3])
+        assert tokens == (1 if "q[:, :, -1:]" in last else of_all[2])
 
 
 @EACH
 @pytest.mark.usefixtures("checkpoint")
 def test_the_command_of_an_answer_is_one_that_works(answer: asking.Answer) -> None:
+    assert bool(answer.command) == bool(answer.compare_with)
+    if not answer.command:
+        assert "weights" in answer.when  # whose scheme is kept, so that there is nothing to compare
+        return
     program, *words = shlex.split(answer.command)
     assert program == "posenc"
     arguments = cli._parsers()[0].parse_args(words)
@@ -127,8 +163,13 @@ def test_an_answer_says_all_that_it_should(answer: asking.Answer, choose: Any) -
     for claim in claims_of(answer):
         assert claim["published"]["claim"] in flat
         assert claim["published"]["url"] in flat
-    assert (NO_TABLE in flat) == (not answer.evidence)
-    assert (UNTESTED in flat) == (not answer.claims)
+    is_open = answer.strength != "certain"
+    assert (NO_TABLE in flat) == (is_open and not answer.evidence)
+    assert (UNTESTED in flat) == (is_open and not answer.claims)
+    for statement in statements_of(answer):
+        assert statement.says in flat
+        assert statement.where in flat
+    assert f"Strength of the evidence for it: {STRENGTHS[answer.strength]}." in flat
     nulls = sum(found is None for claim in claims_of(answer) for found in claim["ours"].values())
     assert flat.count("not measured here yet") == nulls
 
@@ -143,6 +184,9 @@ def test_an_answer_says_all_that_it_should(answer: asking.Answer, choose: Any) -
         ),
         ({"evidence": ["rumour"]}, "decoder: evidence must name some of alibi_length, "),
         ({"claims": ["rumour"]}, "decoder: claims must name some of pope_rope_longer, "),
+        ({"statements": ["rumour"]}, "decoder: statements must name some of base_bound, "),
+        ({"rests_on": ["digits"]}, "decoder: rests_on must name some of alibi_length, "),
+        ({"rests_on": []}, "decoder: rests_on must name some of its evidence, got none"),
     ],
 )
 def test_answers_that_cannot_be_are_refused(changed: dict[str, Any], message: str) -> None:
@@ -174,7 +218,7 @@ def test_b_goes_back(choose: Any) -> None:
     code, out, err = choose(typed="b\n2\nb\n1\n3\n")
     assert code == 0
     assert "posenc.RoPE3D(64)" in out
-    assert "must be 1 to 2, Enter for 1, b or q: there is nothing to go back to" in err
+    assert "must be 1 to 3, Enter for 1, b or q: there is nothing to go back to" in err
     assert err.count("Do you have trained weights?") == 2
 
 
@@ -197,7 +241,7 @@ def test_without_a_terminal_what_is_missing_is_named(choose: Any) -> None:
     code, out, err = choose("--for", "decoder", "--weights", "no", "--tokens", "line")
     assert (code, out) == (2, "")
     assert err == (
-        "posenc: error: stdin is not a terminal: give --longer no|yes|far|rules, --cost some|least "
+        "posenc: error: stdin is not a terminal: give --longer no|yes|far|code|stream|rules, --cost some|least "
         "(see posenc choose --help)\n"
     )
 
@@ -234,5 +278,25 @@ def test_the_page_has_the_same_answers() -> None:
     table = re.search(r"^\| your case .*\n\|.*\n((?:\|.*\n)+)", PAGE, re.M)
     assert table
     rows = [re.sub(r"[`*]|\]\(.*?\)|\[", "", line).strip("|").split("|") for line in table[1].splitlines()]
-    written = {case.strip(): (begin.strip(), compare.strip()) for case, begin, compare, _ in rows}
+    written = {case.strip(): (begin.strip(), compare.strip()) for case, begin, _, compare in rows}
     assert written == {answer.case: (answer.begin, answer.compare_with) for answer in ANSWERS}
+
+
+def test_the_worked_case_says_what_the_study_shows() -> None:
+    """Without training at the longer length RoPE's loss more than doubles; others stay flat, and gain nothing from far
+    text."""
+    found = {table.name: table for table in tables()}
+    loss = {row.label: row.figures for row in found["study_python"].rows}
+    trained, *_, longest = map(number, loss["rope"])
+    assert longest > 2 * trained
+    far = {row.label: row.figures[0] for row in found["study_python_far"].rows}
+    for label in ("t5", "alibi", "RoPE in windows, NoPE"):
+        trained, *_, longest = map(number, loss[label])
+        assert longest < 1.05 * trained
+        assert number(far[label].partition(" to ")[2]) > 0  # the upper end: nothing is shown to be gained
+    assert "far text none of them is below zero" in " ".join(PAGE.replace("*", "").split())
+
+
+def number(figure: str) -> float:
+    """The first number of a figure of the study."""
+    return float(re.findall(r"[+−]?\d+\.\d+", figure)[0].replace("−", "-"))

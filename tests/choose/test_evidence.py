@@ -143,3 +143,31 @@ def test_a_record_of_evidence_has_no_names_of_its_own(monkeypatch: pytest.Monkey
     monkeypatch.setattr(evidence, "packaged", lambda *_: {"records": [record]})
     with pytest.raises(ValueError, match=r"^a record of evidence must have better, command, .*, got colour$"):
         evidence.tables()
+
+
+def test_a_statement_has_a_sentence_and_where_it_stands() -> None:
+    said = {"name": "rumour", "says": "It works."}
+    source = {"source": "Somebody 2024", "url": "https://example.org"}
+    assert evidence.Statement(**said, strength="used", **source).where == "Somebody 2024, https://example.org"
+    for wrong in ({}, {"source": "Somebody 2024"}, {"command": "posenc laws"}):
+        with pytest.raises(ValueError, match=r"^rumour: must have a sentence, and a source with its url or a command$"):
+            evidence.Statement(**said, strength="published", **wrong)
+    with pytest.raises(ValueError, match=r"^rumour: must have a sentence"):
+        evidence.Statement(**said, strength="certain", **source)
+    with pytest.raises(ValueError, match=r"^strength must be 'certain', 'published' or 'used', got 'measured'$"):
+        evidence.Statement(**said, strength="measured", **source)
+
+
+def test_a_claim_is_as_strong_as_what_was_found() -> None:
+    assert (
+        evidence.strength_of(claim()) == evidence.strength_of(claim({"status": "not run", "why": "?"})) == "published"
+    )
+    assert evidence.strength_of(claim(FOUND)) == "measured"
+
+
+def test_the_study_gives_no_verdict_before_its_last_training() -> None:
+    tables = {table.name: table for table in evidence.tables() if table.name.startswith("study_")}
+    assert {*tables} >= {"study_python", "study_python_far", "study_plays"}
+    for table in tables.values():
+        assert table.strength == ("once" if table.too_few else "measured")
+        assert (PLAN.parents[1] / table.doc).is_file()

@@ -33,11 +33,6 @@ def apply_rotary(query, key, cos, sin):
 """
 
 
-def readme() -> dict[str, Any]:
-    q, k, v = torch.randn(3, 1, 12, 9, 64)
-    return {"q": q, "k": k, "v": v}
-
-
 def conformance() -> dict[str, Any]:
     Path("my_model.py").write_text(ROTARY_EMBEDDING)
     from posenc.tools.check import Layer as OfLayer
@@ -56,7 +51,6 @@ def huggingface() -> dict[str, Any]:
 
 
 PRESUPPOSED: dict[str, Callable[[], dict[str, Any]]] = {
-    "README.md": readme,
     "conformance.md": conformance,
     "huggingface.md": huggingface,
 }

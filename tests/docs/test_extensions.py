@@ -1,6 +1,7 @@
 """What the site's own extensions make of docstrings, formulas and Markdown."""
 
 import importlib
+import inspect
 import re
 import sys
 from io import StringIO
@@ -39,6 +40,34 @@ def test_a_docstring_is_restructured(extension: ModuleType) -> None:
     ]
 
 
+@pytest.mark.parametrize("extension", ["docstrings"], indirect=True)
+def test_parameters_results_and_errors_stand_apart(extension: ModuleType) -> None:
+    lines = [
+        *(
+            "Adds a bias. Returns (batch, heads) in float32. Raises ValueError for",
+            "a `scale` of 0. Nothing is learned.",
+            "",
+        ),
+        *("- ``scale`` (heads,): of which", "  one is enough.", "- ``bias``: any. Raises no error.", ""),
+        *("One line of it.", "Errors: ValueError for a bias of 1."),
+        *("", ">>> f(*x)"),
+    ]
+    assert extension.restructured(lines) == [
+        *("Adds a bias. Nothing is learned.", "", ":returns: (batch, heads) in float32."),
+        *("", ":raises ValueError: for a `scale` of 0.", ""),
+        *("", ":param scale: (heads,): of which", "    one is enough.", ":param bias: any. Raises no error.", ""),
+        *("One line of it.", "", ":raises ValueError: for a bias of 1.", "", ">>> f(*x)"),
+    ]
+
+
+@pytest.mark.parametrize("extension", ["docstrings"], indirect=True)
+def test_the_names_used_daily_say_what_they_take_and_raise(extension: ModuleType) -> None:
+    said = "\n".join(extension.restructured((inspect.getdoc(posenc.attention) or "").splitlines()))
+    assert re.findall(r"^:param (\w+):", said, re.M) == [*inspect.signature(posenc.attention).parameters]
+    assert "\n:returns: (batch, heads, queries, value_dim)" in said
+    assert "\n:raises ValueError: for shapes" in said
+
+
 @pytest.mark.parametrize("extension", ["mathml"], indirect=True)
 def test_a_formula_that_is_not_understood_is_an_error(extension: ModuleType) -> None:
     assert "<mfrac>" in extension.mathml(r"\frac{1}{2}", "inline")
@@ -52,9 +81,9 @@ def test_what_stands_beside_docs_is_no_dead_link(extension: ModuleType) -> None:
     source = ["[how](../CONTRIBUTING.md), [all](../README.md#which), [these](../examples), [it](../examples/window.py)"]
     extension.exchange(None, "page", source)
     assert source == ["[how](contributing.md), [all](index.md), these, [it](../examples/window.py)"]
-    inside = ["[how](../caches.md#packing)"]
-    extension.exchange(None, "recipes/page", inside)
-    assert inside == ["[how](../caches.md#packing)"]
+    source = ["[explorer](../explorer.md)"]
+    extension.exchange(None, "learn/page", source)
+    assert source == ["[explorer](../explorer.md)"]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
@@ -134,3 +163,27 @@ def test_a_page_says_when_not_to_use_its_scheme(extension: ModuleType) -> None:
         assert entry.avoid in said[entry.name]
         # A scheme that the words name is there.
         assert set(re.findall(r"`([A-Z]\w+)`", entry.avoid)) <= set(posenc.__all__)
+
+
+@pytest.mark.parametrize("extension", ["lesson"], indirect=True)
+def test_the_lesson_has_a_page_for_each_step(
+    extension: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the step's text, question, answers and figure, in the order of the lesson; what is no step's page goes."""
+    monkeypatch.setattr(extension, "PAGES", tmp_path)
+    (tmp_path / "index.md").write_text("# Learn")
+    (tmp_path / "gone.md").write_text("# A step that is no more")
+    extension.write(None)
+    steps = extension.lesson()
+    assert {path.stem for path in tmp_path.glob("*.md")} == {"index", *(step.name for step in steps)}
+    for step in steps:
+        page = (tmp_path / f"{step.name}.md").read_text()
+        assert all(said in page for said in (step.title, step.text, step.question, *step.answers.values(), step.next))
+        assert f"```{{explorer}} {step.name}\n" in page
+    assert f"Next: [2. {steps[1].title}](add.md)" in (tmp_path / "why.md").read_text()
+    source = ["# Learn"]
+    extension.listed(None, "learn/index", source)
+    assert source[0].endswith("\n".join(step.name for step in steps) + "\n```\n")
+    monkeypatch.setattr(extension, "PICTURES", tmp_path / "none")
+    with pytest.raises(ExtensionError, match=r"why.png is not there: python -m tests.explore.screenshots makes it"):
+        extension.page(steps[0], steps)

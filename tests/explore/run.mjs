@@ -12,6 +12,7 @@ const { Positions } = await of("math/positions.js");
 const { Random, drawnParameters } = await of("random.js");
 const { answerOf, choose, needsOf } = await of("choosing.js");
 const { summary } = await of("records.js");
+const { STEPS, VIEWS } = await of("views.js");
 
 const read = ({ shape, data }) => {
     const bytes = Uint8Array.from(Buffer.from(data, "base64"));
@@ -109,8 +110,8 @@ let content = {};
 JOBS.content = (given) => {
     content = given;
 };
-JOBS.figure = async ({ name, state, change }) => {
-    const { figure } = await of(`figures/${name}.js`);
+JOBS.figure = ({ name, state, change }) => {
+    const figure = VIEWS.flatMap(({ figures }) => figures).find((one) => one.name === name);
     const begun = { ...figure.defaults, ...(state === "another" ? figure.another : typeof state === "object" ? state : {}) };
     const app = { catalog: content.catalog, data: content };
     const values = change ? figure.change(begun, ...change, app) : begun;
@@ -130,6 +131,19 @@ JOBS.figure = async ({ name, state, change }) => {
             .flatMap(({ name, kind, choices }) => (kind === "check" ? [true, false] : (choices ?? [])).map((x) => [name, x])),
         another: Boolean(figure.another),
     };
+};
+
+// Of the lesson: the steps in their order; what the question of one says to the state it opens with, its own examples, and
+// other states.
+JOBS.steps = () => STEPS.map(({ figure }) => figure.name);
+JOBS.question = ({ name, states = [] }) => {
+    const { figure, question } = STEPS.find((step) => step.figure.name === name);
+    const app = { catalog: content.catalog, data: content };
+    const judged = (state) => {
+        const values = { ...figure.defaults, ...state };
+        return question.judge(values, figure.values(values, app), app);
+    };
+    return { opening: judged({}), examples: each(question.examples, judged), states: states.map(judged) };
 };
 
 for await (const line of createInterface({ input: process.stdin })) {

@@ -48,12 +48,23 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Scaled dot product attention with a positional encoding: softmax(scores) value.
 
-    The encoding may rotate query and key, modify the scores, and add to the output. The arguments are those of
-    `torch.nn.functional.scaled_dot_product_attention`, plus:
+    The encoding may rotate query and key, modify the scores, and add to the output. The arguments of
+    `torch.nn.functional.scaled_dot_product_attention` mean what they mean there, but for is_causal with fewer queries
+    than keys.
 
-    - ``encoding``: an `Encoding`, or a scheme, which is then bound to ``query_positions`` and ``key_positions``. By
-      default keys are at 0 .. N-1 and queries are the last M of them. If only ``query_positions`` is given, and there
-      are as many keys as queries, the keys use it too. Without an encoding, positions still determine the mask.
+    - ``query`` (batch, heads, queries, head_dim): what each token asks for.
+    - ``key`` (batch, kv_heads, keys, head_dim): with fewer key and value heads than query heads, query heads share
+      them, with or without ``enable_gqa``.
+    - ``value`` (batch, kv_heads, keys, value_dim): what is averaged.
+    - ``encoding``: an `Encoding`, or a scheme, which is then bound to ``query_positions`` and ``key_positions``.
+    - ``query_positions``: the positions of the queries, by default the last M of 0 .. N-1. Without an encoding they
+      still determine the mask.
+    - ``key_positions``: those of the keys, by default 0 .. N-1, or ``query_positions`` if these alone are given and
+      there are as many keys as queries.
+    - ``attn_mask``: broadcasts to (batch, heads, queries, keys): bool, True = may attend, or float, added to the
+      scores. A float mask is not supported where scores are logarithms of weights, as in stick-breaking.
+    - ``is_causal``: whether a query attends only to keys whose order is not above its own. Order is compared, not
+      coordinates or indices: with fewer queries than keys, the last query attends to every key.
     - ``align``: which keys the queries are, where no positions are given: ``"lower_right"``, the default, the last of
       them, as with a cache; or ``"upper_left"``, the first, as PyTorch's ``is_causal`` takes them. The names are those
       of `torch.nn.attention.bias`. It matters with fewer queries than keys; positions say it themselves.
@@ -62,9 +73,14 @@ def attention(
       only to keys of its own chunk: coordinates 0 .. n-1, n .. 2n-1, and so on.
     - ``sinks`` (heads,) or (batch, heads, queries): an extra logit in every row's softmax, per head or also per
       query. It has no value. The log-sum-exp includes it.
+    - ``dropout_p``: the probability of dropping a weight, applied whenever it is above 0.
+    - ``scale``: the factor of the scores, by default 1/sqrt(head_dim).
+    - ``enable_gqa``: accepted for PyTorch's sake, and changes nothing.
     - ``backend``: ``"auto"`` (`explain` returns the choice), or one of ``"sdpa"``, ``"native"``, ``"triton"``,
       ``"tiled"``, ``"flex"``, ``"chunked"`` and ``"reference"``. A named backend runs or raises ValueError; it never
       falls back.
+    - ``return_lse``: also return the log-sum-exp of each row of scores, (batch, heads, queries), which `merge` needs.
+      Where scores are logarithms of unnormalized weights, as in stick-breaking, it is the logarithm of their sum.
     - ``skip_below``: the fraction of a row's attention weight that may be skipped. Where a term decays with distance,
       distant keys whose total weight is at most this fraction, whatever the queries and keys, are not computed and
       their values are not read: NaN in them does not propagate. A distant key with a larger score is computed.
@@ -72,22 +88,19 @@ def attention(
       256th of float32 rounding (2**-61 for float64 inputs); ``0.0`` computes everything.
     - ``key_norms`` (batch, kv_heads, keys): the norms of the rotated keys, if the caller has them, as `KVCache` does. A
       few queries then need not read the keys that they skip. Norms that are too small skip keys that count.
-    - ``return_lse``: also return the log-sum-exp of each row of scores, (batch, heads, queries), which `merge` needs.
-      Where scores are logarithms of unnormalized weights, as in stick-breaking, it is the logarithm of their sum.
 
-    The model itself calls ``x = encoding.add(x)``, before query, key and value are projected from x. An encoding that
-    adds and whose ``add`` was not called raises ValueError, and so does an unbound scheme that adds.
-
-    ``is_causal`` compares order, not coordinates or indices: with fewer queries than keys, the last query attends to
-    every key. Tokens attend only within their own document. Padding attends to nothing. A query without any visible key
-    returns zeros, also in every gradient. With fewer key and value heads than query heads, query heads share them, with
-    or without ``enable_gqa``. ``attn_mask`` broadcasts to (batch, heads, queries, keys): bool, True = may attend, or
-    float, added to the scores; a float mask is not supported where scores are logarithms of weights, as in
-    stick-breaking. ``dropout_p`` is applied whenever it is above 0.
+    The model itself calls ``x = encoding.add(x)``, before query, key and value are projected from x. Tokens attend only
+    within their own document. Padding attends to nothing. A query without any visible key gets zeros, also in every
+    gradient.
 
     Fused kernels have only a first derivative: for a second one, or under `torch.func`, use ``backend="reference"``.
 
-    Returns (batch, heads, queries, value_dim) in the query's dtype. Scores are float32 for half-precision inputs.
+    Scores are float32 for half-precision inputs.
+
+    Returns (batch, heads, queries, value_dim) in the query's dtype; with ``return_lse`` that and the log-sum-exp.
+
+    Raises ValueError for shapes that do not fit, for an encoding that adds vectors and whose ``add`` was not called,
+    for an unbound scheme that adds, and for a named backend that does not support the call.
     """
     asked = Request(
         query,

@@ -1,4 +1,7 @@
-"""Evidence about schemes: tables of figures, and published claims with our own results."""
+"""Evidence about schemes: tables of figures, published claims with our own results, and statements without figures.
+
+Each piece has a strength, one of `STRENGTHS`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -9,6 +12,15 @@ from posenc.tools.kit.files import packaged, require
 
 TEXTS = {"python": "the Python files of Django 5.2.8 and SQLAlchemy 2.0.44", "plays": "Shakespeare's works"}
 """The texts on which claims are tested, and what each is."""
+
+STRENGTHS = {
+    "certain": "follows from the mathematics, and is tested here",
+    "measured": "measured here repeatedly, with intervals",
+    "published": "published, and not measured here",
+    "once": "measured here once or too seldom for a verdict",
+    "used": "released models use it; nobody compared it here",
+}
+"""How strong evidence is, the strongest first, and what each strength means."""
 
 LEAST_SEEDS = 3  # fewer give no verdict
 PUBLISHED = ("lower", "higher", "tied")
@@ -37,7 +49,7 @@ class Table:
     few for a verdict, such as "one seed"."""
 
     name: str
-    question: Literal["length", "order", "images", "cost", "stretch", "distance"]
+    question: Literal["length", "far", "order", "images", "cost", "stretch", "distance"]
     title: str
     measured: str
     shows: str
@@ -61,6 +73,11 @@ class Table:
             raise ValueError(f"{self.name}: must have rows, a source, and a url or a command with its page")
 
     @property
+    def strength(self) -> str:
+        """One of `STRENGTHS`."""
+        return "published" if self.url else "once" if self.too_few else "measured"
+
+    @property
     def where(self) -> str:
         """The source of the figures, in words."""
         words = f"{self.source}, {self.url}" if self.url else f"posenc's own, by {self.command}"
@@ -69,8 +86,12 @@ class Table:
 
 
 def tables() -> tuple[Table, ...]:
-    """The records of ``evidence.json``. ValueError for an incomplete one or one without a source."""
-    return tuple(_table(record) for record in packaged(__package__, "evidence.json")["records"])
+    """The records of ``evidence.json``, and those of ``study.json``, which ``python -m study.pages`` writes.
+
+    ValueError for an incomplete one or one without a source."""
+    return tuple(
+        _table(each) for name in ("evidence", "study") for each in packaged(__package__, f"{name}.json")["records"]
+    )
 
 
 def _table(record: Mapping[str, Any]) -> Table:
@@ -79,6 +100,42 @@ def _table(record: Mapping[str, Any]) -> Table:
         raise ValueError(f"a record of evidence must have {', '.join(sorted(names))}, got {', '.join(sorted(unknown))}")
     rows = tuple(Row(row["label"], tuple(row["schemes"]), tuple(row["figures"])) for row in record["rows"])
     return Table(**{**record, "heads": tuple(record["heads"]), "rows": rows})
+
+
+@dataclass(frozen=True)
+class Statement:
+    """Evidence without figures, in a sentence: what follows from the mathematics, "certain", with the ``command`` that
+    tests it; what was "published", or what released models "used", with its ``source`` and ``url``."""
+
+    name: str
+    strength: Literal["certain", "published", "used"]
+    says: str
+    source: str = ""
+    url: str = ""
+    command: str = ""
+    second_hand: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("strength", self.strength, ("certain", "published", "used"))
+        if not self.says or not (self.command if self.strength == "certain" else self.source and self.url):
+            raise ValueError(f"{self.name}: must have a sentence, and a source with its url or a command")
+
+    @property
+    def where(self) -> str:
+        """The source, in words."""
+        words = f"{self.source}, {self.url}" if self.url else f"tested by {self.command}"
+        return f"{words}, read second-hand" if self.second_hand else words
+
+
+def statements() -> tuple[Statement, ...]:
+    """The statements of ``evidence.json``. ValueError for an incomplete one."""
+    return tuple(Statement(**record) for record in packaged(__package__, "evidence.json")["statements"])
+
+
+def strength_of(claim: Mapping[str, Any]) -> str:
+    """ "measured" once the claim was tested here on a text, else "published"."""
+    is_measured = any(found and found["status"] == "measured" for found in claim["ours"].values())
+    return "measured" if is_measured else "published"
 
 
 # --- claims ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -35,7 +36,8 @@ class Question:
 @dataclass(frozen=True)
 class Answer:
     """A recommendation. ``when`` maps questions to the values that lead to it, ``code`` is Python that runs with the
-    variables of the catalog's examples, ``command`` measures it; ``evidence`` names tables, ``claims`` claims."""
+    variables of the catalog's examples, ``command`` measures it; ``evidence`` names tables, ``claims`` claims and
+    ``statements`` statements. ``rests_on`` names those of them that speak for the recommendation."""
 
     name: str
     case: str
@@ -47,11 +49,28 @@ class Answer:
     why: str
     evidence: Sequence[str]
     claims: Sequence[str]
+    statements: Sequence[str]
+    rests_on: Sequence[str]
     unknown: str
+
+    @property
+    def strength(self) -> str:
+        """That of the strongest evidence that it rests on, one of `posenc.tools.choose.evidence.STRENGTHS`."""
+        return min((strengths()[name] for name in self.rests_on), key=list(evidence.STRENGTHS).index)
 
     def fits(self, given: Mapping[str, str]) -> bool:
         """Whether the answers given so far may lead here."""
         return all(name not in given or given[name] in values for name, values in self.when.items())
+
+
+@cache
+def strengths() -> Mapping[str, str]:
+    """The strength of each piece of evidence, by name."""
+    return {
+        **{table.name: table.strength for table in evidence.tables()},
+        **{each.name: each.strength for each in evidence.statements()},
+        **{claim["name"]: evidence.strength_of(claim) for claim in evidence.claims()},
+    }
 
 
 def questions() -> tuple[Question, ...]:
@@ -76,8 +95,12 @@ def check(asked: Sequence[Question], found: Sequence[Answer]) -> None:
         "when": {question.name for question in asked},
         "evidence": {table.name for table in evidence.tables()},
         "claims": {claim["name"] for claim in evidence.claims()},
+        "statements": {each.name for each in evidence.statements()},
     }
     for answer in found:
+        known["rests_on"] = {*answer.evidence, *answer.claims, *answer.statements}
+        if not answer.rests_on:
+            raise ValueError(f"{answer.name}: rests_on must name some of its evidence, got none")
         for part, names in known.items():
             if unknown := set(getattr(answer, part)) - names:
                 raise ValueError(f"{answer.name}: {part} must name some of {', '.join(sorted(names))}, got {unknown}")

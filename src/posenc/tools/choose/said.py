@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from posenc.tools.choose.evidence import Table, claims, described, tables
+from posenc.tools.choose.evidence import STRENGTHS, Statement, Table, claims, described, statements, tables
 from posenc.tools.choose.questions import Answer
 
 WIDTH = 100
@@ -26,13 +26,21 @@ def claims_of(answer: Answer) -> list[dict[str, Any]]:
     return [named[name] for name in answer.claims]
 
 
+def statements_of(answer: Answer) -> list[Statement]:
+    """The statements of an answer."""
+    named = {each.name: each for each in statements()}
+    return [named[name] for name in answer.statements]
+
+
 def as_json(answer: Answer, given: Mapping[str, str]) -> str:
     """The answer with its tables and claims in full, and the answers given."""
     whole = {
         "given": dict(given),
         **asdict(answer),
+        "strength": answer.strength,
         "evidence": [asdict(table) for table in tables_of(answer)],
         "claims": claims_of(answer),
+        "statements": [asdict(each) for each in statements_of(answer)],
     }
     return json.dumps(whole, ensure_ascii=False, allow_nan=False, indent=2)
 
@@ -40,18 +48,21 @@ def as_json(answer: Answer, given: Mapping[str, str]) -> str:
 def as_text(answer: Answer, given: Mapping[str, str]) -> str:
     """The answer for reading."""
     options = " ".join(f"--{name} {value}" for name, value in given.items())
-    compare = f"Compare it with {answer.compare_with}:" if answer.compare_with else "Measure it:"
+    is_certain = answer.strength == "certain"
+    measure = [f"Compare it with {answer.compare_with}:\n\n    {answer.command}"] if answer.command else []
     parts = [
         f"{answer.case[0].upper()}{answer.case[1:]}  ({options})",
         f"Start with {answer.begin}:\n\n{textwrap.indent(answer.code, '    ')}",
-        f"{compare}\n\n    {answer.command}",
+        *measure,
         _wrapped(f"Why: {answer.why}"),
+        f"Strength of the evidence for it: {STRENGTHS[answer.strength]}.",
         "Evidence:",
+        *(_wrapped(f"{each.says} ({each.where}; {STRENGTHS[each.strength]})", 2) for each in statements_of(answer)),
         *(_table(table) for table in tables_of(answer)),
-        *([] if answer.evidence else [f"  {NO_TABLE}"]),
-        "What was published, and what we found:",
+        *([] if answer.evidence or is_certain else [f"  {NO_TABLE}"]),
+        *([] if is_certain and not answer.claims else ["What was published, and what we found:"]),
         *(_claim(described(claim)) for claim in claims_of(answer)),
-        *([] if answer.claims else [f"  {UNTESTED}"]),
+        *([] if answer.claims or is_certain else [f"  {UNTESTED}"]),
         _wrapped(f"Not known: {answer.unknown}"),
     ]
     return "\n\n".join(parts)
@@ -60,7 +71,7 @@ def as_text(answer: Answer, given: Mapping[str, str]) -> str:
 def _table(table: Table) -> str:
     rows = [("", *table.heads), *((row.label, *row.figures) for row in table.rows)]
     lines = [
-        _wrapped(f"{table.title} ({table.where})", 2),
+        _wrapped(f"{table.title} ({table.where}; {STRENGTHS[table.strength]})", 2),
         _wrapped(f"{table.measured} {table.better.capitalize()} is better.", 4),
         *_columns(rows),
         _wrapped(table.shows, 4),

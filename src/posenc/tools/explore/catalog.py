@@ -47,7 +47,7 @@ def catalog(names: Iterable[str] = ()) -> dict[str, Any]:
         "entries": [_entry(entry, measured.get(entry.name)) for entry in entries],
         "laws": {law: {"head": head(law), "says": says} for law, says in meanings.items()},
         "schedules": families(),
-        "evidence": [asdict(one) for one in evidence()],
+        "evidence": [{**asdict(one), "strength": one.strength} for one in evidence()],
     }
 
 

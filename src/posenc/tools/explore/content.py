@@ -7,9 +7,9 @@ from typing import Any
 
 from posenc.schemes.catalog import CATALOG, entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
-from posenc.tools.choose.evidence import described
+from posenc.tools.choose.evidence import STRENGTHS, described
 from posenc.tools.choose.questions import answers, questions
-from posenc.tools.choose.said import UNTESTED, claims_of
+from posenc.tools.choose.said import claims_of, statements_of
 from posenc.tools.explore.catalog import catalog
 from posenc.tools.explore.compositions import refused
 from posenc.tools.explore.page import looks
@@ -47,9 +47,15 @@ def _choosing() -> dict[str, Any]:
     return {
         "questions": [asdict(question) for question in questions()],
         "answers": [
-            {**asdict(answer), "claims": [described(claim) for claim in claims_of(answer)]} for answer in answers()
+            {
+                **asdict(answer),
+                "claims": [described(claim) for claim in claims_of(answer)],
+                "statements": [asdict(each) for each in statements_of(answer)],
+                "strength": answer.strength,
+            }
+            for answer in answers()
         ],
-        "untested": UNTESTED,
+        "strengths": STRENGTHS,
     }
 
 

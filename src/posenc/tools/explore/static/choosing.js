@@ -15,13 +15,12 @@ const TAKES = {
 };
 
 /** The questions to evidence that a state asks: as records name them, and in words. */
-export function questions({ tokens, longer, cheap, direction, checkpoint }) {
+export function questions({ tokens, longer, cheap, direction }) {
     const asked = [];
     if (tokens === "line" && longer) asked.push({ name: "length", words: "texts longer than in training" });
     if (tokens === "image") asked.push({ name: "images", words: "images" });
     if (tokens === "video") asked.push({ name: "videos", words: "videos" });
     if (direction) asked.push({ name: "order", words: "which of two words comes first" });
-    if (checkpoint && longer) asked.push({ name: "stretch", words: "trained models past their length" });
     if (cheap) asked.push({ name: "cost", words: "what it costs" });
     return asked;
 }
@@ -29,7 +28,7 @@ export function questions({ tokens, longer, cheap, direction, checkpoint }) {
 /** What laws and catalog say of a scheme about what is asked, {passes, words, source}; one that does not pass rules it
  * out. */
 export function facts(entry, asked, evidence) {
-    const { model, tokens, longer, cheap, free, direction, checkpoint } = asked;
+    const { model, tokens, longer, cheap, free, direction } = asked;
     const catalog = `posenc schemes ${entry.name}`;
     const measured = `posenc laws --schemes ${entry.name}`;
     const found = [];
@@ -52,12 +51,6 @@ export function facts(entry, asked, evidence) {
     if (longer) law("length_free", "Any length");
     if (free) law("parameter_free", "Nothing learned");
     if (direction) law("directed", "Direction");
-    if (checkpoint)
-        fact(
-            Boolean(entry.users),
-            entry.users ? `There are weights trained with it: ${entry.users}` : "The catalog knows no model with it",
-            catalog,
-        );
     if (cheap) {
         const dear = lines(entry, "cost", evidence).find(({ verdict }) => verdict === "against");
         if (dear) found.push({ passes: false, words: `Over plain attention: ${dear.words}`, record: dear.record });
@@ -151,7 +144,8 @@ export function answerOf(given, { answers }) {
     return answers.find(({ when }) => Object.entries(when).every(([name, values]) => values.includes(given[name])));
 }
 
-/** What these values ask of the schemes, as `choose` takes it; null where order means nothing, so that none is asked. */
+/** What these values ask of the schemes, as `choose` takes it; null where a list says nothing: order
+ * means nothing, weights have their scheme, or the evidence of longer texts is not of what is asked. */
 export function needsOf(given, { questions: all }) {
     const needs = all.map(({ name, options }) => options.find(({ value }) => value === given[name]).needs);
     return needs.includes(null) ? null : Object.assign({}, ...needs);

@@ -21,7 +21,7 @@ export const figure = {
         return {
             answer,
             tables: evidence.filter(({ name }) => answer.evidence.includes(name)),
-            untested: choosing.untested,
+            strengths: choosing.strengths,
             ...(needs ? choose(needs, catalog, evidence) : { groups: [], out: [], used: [], wanted: [] }),
         };
     },
@@ -29,10 +29,10 @@ export const figure = {
     mount(box) {
         const shown = element("div", { class: "wide" });
         box.append(shown);
-        return (given, { answer, tables, untested, groups, out, used }) => {
+        return (given, { answer, tables, strengths, groups, out, used }) => {
             const isOpen = shown.querySelector(".left-out")?.open ?? false;
             shown.replaceChildren(
-                ...firstChoice(answer, tables, untested),
+                ...firstChoice(answer, tables, strengths),
                 ...groups.flatMap(({ name, title, answers }) => [
                     element(
                         "p",
@@ -51,7 +51,7 @@ export const figure = {
                 ...(used.length
                     ? [
                           element("p", { class: "group" }, "What was measured, and what it does not say"),
-                          element("ul", { class: "answers" }, ...used.map(measured)),
+                          element("ul", { class: "answers" }, ...used.map((record) => measured(record))),
                       ]
                     : []),
                 ...(out.length
@@ -67,11 +67,13 @@ export const figure = {
             );
         };
     },
-    describe(given, { answer, groups, out }) {
+    describe(given, { answer, strengths, groups, out }) {
         const words = groups.map(
             ({ title, answers }) => `${title}: ${answers.map(({ entry }) => entry.title).join(", ")}`,
         );
-        return [`${answer.case}: begin with ${answer.begin}`, ...words, `Left out: ${out.length}.`].join(". ");
+        const left = out.length ? [`Left out: ${out.length}`] : [];
+        const evidence = `Evidence for it: ${strengths[answer.strength]}`;
+        return `${[`${answer.case}: begin with ${answer.begin}`, evidence, ...words, ...left].join(". ")}.`;
     },
 };
 
@@ -89,7 +91,10 @@ function source({ source: who, url, command, doc, second_hand: isSecondHand }) {
 const ground = (fact) => (fact.record ? source(fact.record) : [code(fact.source)]);
 
 /** Where the questions lead: with what to begin, what to compare it with, and on what evidence. */
-function firstChoice({ begin, compare_with: other, command, why, claims, unknown }, tables, untested) {
+function firstChoice(answer, tables, strengths) {
+    const { begin, compare_with: other, command, why, claims, statements, strength, unknown } = answer;
+    const stated = ({ says, strength: of, ...from }) =>
+        element("li", {}, `${says} (${strengths[of]}: `, ...(from.url ? source(from) : [code(from.command)]), ")");
     const told = ({ about, published, source: who, url, ours }) =>
         element(
             "li",
@@ -105,9 +110,11 @@ function firstChoice({ begin, compare_with: other, command, why, claims, unknown
             "ul",
             { class: "answers", "aria-label": "First choice" },
             element("li", {}, `Why: ${why}`),
-            element("li", {}, other ? `Compare it with ${other}: ` : "Measure it: ", code(command)),
-            ...tables.map(measured),
-            ...(claims.length ? claims.map(told) : [element("li", {}, untested)]),
+            element("li", {}, element("strong", {}, "Strength of the evidence: "), `${strengths[strength]}.`),
+            ...(command ? [element("li", {}, `Compare it with ${other}: `, code(command))] : []),
+            ...statements.map(stated),
+            ...tables.map((table) => measured(table, strengths[table.strength])),
+            ...claims.map(told),
             element("li", {}, `Not known: ${unknown}`),
         ),
     ];
@@ -144,11 +151,46 @@ function passing({ entry, facts, lines, without }, isOpen) {
 const leftOut = ({ entry, ...fact }) =>
     element("li", {}, element("strong", {}, entry.title), `: ${plain(fact.words)}. `, ...ground(fact));
 
-const measured = (record) =>
+/** A record in words, and its figures where they are opened. */
+const measured = (record, strength) =>
     element(
         "li",
         {},
         element("strong", {}, `${record.title}. `),
-        `${record.measured} ${record.shows} `,
+        `${record.measured} ${record.shows} (${strength ? `${strength}: ` : ""}`,
         ...source(record),
+        ")",
+        ...(strength ? [element("details", {}, element("summary", {}, "The figures"), figuresOf(record))] : []),
+    );
+
+const figuresOf = ({ title, heads, rows }) =>
+    element(
+        "div",
+        { class: "scroll", tabindex: "0", role: "group", "aria-label": `Figures: ${title}` },
+        element(
+            "table",
+            {},
+            element(
+                "thead",
+                {},
+                element(
+                    "tr",
+                    {},
+                    element("th", { scope: "col" }, "scheme"),
+                    ...heads.map((head) => element("th", { scope: "col" }, head)),
+                ),
+            ),
+            element(
+                "tbody",
+                {},
+                ...rows.map(({ label, figures }) =>
+                    element(
+                        "tr",
+                        {},
+                        element("th", { scope: "row" }, label),
+                        ...figures.map((one) => element("td", {}, one)),
+                    ),
+                ),
+            ),
+        ),
     );
