@@ -120,7 +120,11 @@ def when_not(entry: Entry) -> str:
             "as they are in [RoPE](rope.md#when-not-to-use-it).",
         ),
         (entry.for_decoders, f"**Encoders.** It is for causal attention{instead}."),
-        (blind, "**Encoders that must tell before from after.** Two equal tokens have the same score both ways."),
+        (
+            blind,
+            "**Encoders that must tell before from after.** Two equal tokens have the same score both ways"
+            + (" before it is trained." if "until" in entry.limits else "."),
+        ),
         (
             order and Law.ABSOLUTE in laws,
             "**Phrases that must mean the same everywhere.** Scores change when a text is shifted, so padding must not "
@@ -139,7 +143,10 @@ def when_not(entry: Entry) -> str:
             order and entry.axes == "one",
             "**Rows and columns, or frames.** A token has one coordinate.",
         ),
-        (entry.axes in ("two", "three"), f"**Plain text.** A token must have {entry.axes} coordinates."),
+        (
+            entry.axes in ("two", "three"),
+            f"**Positions of one number**, as in plain text. A token must have {entry.axes}.",
+        ),
         (
             bool(scheme.features),
             "**Layers that you cannot change.** Each layer projects "
