@@ -4,9 +4,11 @@ A page is made anew when posenc or this folder is newer than it is, so that what
 """
 
 import re
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import matplotlib
+from scheme_words import when_not, whole_model
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.util.display import status_iterator
@@ -61,10 +63,30 @@ In the [explorer](../explorer.md), live, with controls for its options:
 ## Example
 
 {example}
+## A whole model
+
+The model is the same on the page of every scheme with as many coordinates, and only the line of the scheme differs.
+It is run when this page is made. For a model of your own see [Use a scheme in your model](../in-your-model.md).
+
+```python
+{model}```
+
+## When not to use it
+
+These follow from the laws below, which are tested, or from the formula; a number has its source.
+
+{when_not}
+## Trained and tested
+
+{study}
 ## Laws
 
 What holds is claimed in the catalog, and the tests hold the scheme to it. What was measured is of this version, in a
 model of six heads of 16 channels, by `posenc laws --schemes {name} --html laws.html`.
+
+*How to read it.* Numbers are differences of scores in double precision, with random queries and keys. What should
+be zero is a rounding of it, such as 1e-15 for a few operations and 1e-11 for angles of 100,000 radians: then the
+law holds. A law says what the scheme does to scores, and not how good a model with it is.
 
 {laws}
 **What does not hold, or does not apply:**
@@ -84,6 +106,18 @@ model of six heads of 16 channels, by `posenc laws --schemes {name} --html laws.
    :show-inheritance:
 ```
 """
+RATIOS = """*How to read it.* 1.00 is causal attention without positions, on the same tensors. Below 1 is faster: keys
+of negligible weight are skipped, or posenc's kernel is faster than PyTorch's. Differences below 0.10 mean nothing,
+and a GPU has other ratios."""
+STUDIED = {"python": "Python's packages", "plays": "Shakespeare's works"}
+READ = """Bits per byte, by length of the text, of small decoders that were trained on texts of 128 bytes
+([the study](../study/index.md)). Lower is better.
+
+*How to read it.* Compare a column with the same column of another scheme. ± is half of the 95 % interval. With 1
+seed it does not include how much two trainings differ; [contrasts](../study/contrasts.md) say which differences are
+sure. If the loss rises after 128, the model is worse on texts longer than in training. *Far text* is the change of
+the loss of the same bytes as more text comes before them: below 0 the model uses it, near 0 it does not, above 0
+the text harms."""
 LISTED = """
 ```{toctree}
 :hidden:
@@ -140,14 +174,42 @@ def _price(entry: Entry) -> str:
     return (
         "By tokens, on two cores ([how, and by which command](../performance.md#the-price-of-position)):\n\n"
         + table(*rows)
+        + f"\n{RATIOS}\n"
     )
+
+
+def _compared(entry: Entry) -> str:
+    """The command that trains it beside others."""
+    if entry.axes == "three":
+        return "`posenc compare` has no task with three coordinates, so nothing was measured."
+    beside = "--task digits --schemes axial_rope" if entry.axes == "two" else "--schemes rope"
+    return f"Train it beside others by `posenc compare {beside},{entry.name} --seeds 0,1,2` ([how](../compare.md))."
+
+
+def _study(entry: Entry) -> str:
+    """Its rows of the study's tables of losses."""
+    rows: list[tuple[str, ...]] = []
+    for page, text in STUDIED.items():
+        lines = (DOCS / "study" / f"{page}.md").read_text(encoding="utf-8").splitlines()
+        cells = {c[0]: c for c in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines) if c}
+        if entry.name in cells:
+            rows = rows or [("text", *cells["scheme"][1:])]
+            rows.append((f"[{text}](../study/{page}.md)", *cells[entry.name][1:]))
+    if not rows:
+        return f"It is not one of the schemes of [the study](../study/index.md). {_compared(entry)}\n"
+    return f"{READ}\n\n{table(*rows)}"
+
+
+def _runs(code: str, name: str) -> str:
+    """The code, once it has run."""
+    with redirect_stdout(None):
+        exec(compile(code, f"the code of {name}", "exec"), {})
+    return code
 
 
 def _example(entry: Entry) -> str:
     """Its example, with what it begins with, once it has run."""
-    code = f"{GIVEN}\n\n{entry.example}"
-    exec(compile(code, f"the example of {entry.name}", "exec"), {})
-    return f"```python\n{code}\n```\n"
+    return "```python\n" + _runs(f"{GIVEN}\n\n{entry.example}\n", entry.name) + "```\n"
 
 
 def page(entry: Entry) -> str:
@@ -172,6 +234,9 @@ def page(entry: Entry) -> str:
         others=others,
         cost=sentence(entry.cost),
         price=_price(entry),
+        model=_runs(whole_model(entry), entry.name),
+        when_not=when_not(entry),
+        study=_study(entry),
     )
 
 
@@ -185,7 +250,8 @@ def _picture(entry: Entry, dark: bool) -> bytes:
 
 def _newest() -> float:
     """When what pages are made of was last changed."""
-    files = [*Path(posenc.__file__).parent.rglob("*.py"), *Path(__file__).parent.glob("*.py"), DOCS / "performance.md"]
+    pages = [DOCS / "performance.md", *(DOCS / "study" / f"{page}.md" for page in STUDIED)]
+    files = [*Path(posenc.__file__).parent.rglob("*.py"), *Path(__file__).parent.glob("*.py"), *pages]
     return max(file.stat().st_mtime for file in files)
 
 

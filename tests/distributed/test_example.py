@@ -1,12 +1,16 @@
 """The examples train and generate the same for any number of processes."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.distributed.processes import in_processes
+from tests.examples.scripts import load
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,6 +62,23 @@ def test_generated_tokens_do_not_depend_on_the_number_of_processes() -> None:
         assert len(shares) == processes
         assert sum(shares) == 215
         assert max(shares) - min(shares) <= 2
+
+
+def trained(fsdp: bool) -> list[tuple[float, ...]]:
+    return load("ddp_fsdp").train(3, fsdp)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("fsdp", [False, True])
+def test_what_positions_learn_does_not_depend_on_the_number_of_processes(fsdp: bool, tmp_path: Path) -> None:
+    (alone,) = in_processes(1, tmp_path, trained, fsdp)
+    page = (ROOT / "docs" / "recipes" / "ddp-and-fsdp.md").read_text(encoding="utf-8")
+    said = re.findall(r"step \d: loss (\S+), gradients of the table and the biases (\S+) (\S+)", page)
+    for here, numbers in zip(alone, said, strict=True):
+        assert here == pytest.approx([float(number) for number in numbers], abs=2e-5)  # five digits are printed
+    for found in in_processes(2, tmp_path, trained, fsdp):
+        for here, there in zip(found, alone, strict=True):
+            assert here == pytest.approx(there, rel=1e-4)  # float32, whose sums are in another order
 
 
 def test_the_slurm_script_starts_a_torchrun_on_each_node(tmp_path: Path) -> None:

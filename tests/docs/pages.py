@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), ROOT / "benchmarks" / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted(path for folder in (".", "benchmarks", "docs", "docs/recipes") for path in (ROOT / folder).glob("*.md"))
 TARGETS = set(re.findall(r"^([a-z0-9]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
 FENCE = re.compile(
     r"(?:<!-- not run: (?P<reason>.*?) -->\s*)?^(?P<fence>`{3,})(?P<kind>\S*)[^\n]*\n(?P<text>.*?)^(?P=fence)$",
@@ -41,11 +41,24 @@ class Block:
         return [words for words in (shlex.split(line.removeprefix("$ "), comments=True) for line in lines) if words]
 
 
-def blocks(page: Path, kind: str) -> list[Block]:
-    """Those of a kind, in order."""
+def blocks(page: Path, *kinds: str) -> list[Block]:
+    """Those of some kinds, in order."""
     text = page.read_text(encoding="utf-8")
     return [
-        Block(page, text.count("\n", 0, found.start("fence")) + 2, kind, found["text"], found["reason"])
+        Block(page, text.count("\n", 0, found.start("fence")) + 2, found["kind"], found["text"], found["reason"])
         for found in FENCE.finditer(text)
-        if found["kind"] == kind
+        if found["kind"] in kinds
     ]
+
+
+def patched(text: str, diff: str) -> str:
+    """A file after a unified diff of it. AssertionError for lines that are not where the diff says."""
+    lines, offset = text.splitlines(), 0
+    for start, old, new, hunk in re.findall(r"^@@ -(\d+),(\d+) \+\d+,(\d+) @@\n((?:[ +-].*\n?)+)", diff, re.M):
+        before, after = ([line[1:] for line in hunk.splitlines() if line[0] in kind] for kind in (" -", " +"))
+        assert (len(before), len(after)) == (int(old), int(new))
+        first = int(start) - 1 + offset
+        assert lines[first : first + len(before)] == before
+        lines[first : first + len(before)] = after
+        offset += len(after) - len(before)
+    return "\n".join(lines) + "\n"

@@ -17,7 +17,7 @@ from matplotlib import pyplot
 
 from posenc.tools import cli
 from posenc.tools.plot.command import FIGURES
-from tests.docs.pages import PAGES, ROOT, TARGETS, Block, blocks
+from tests.docs.pages import PAGES, ROOT, TARGETS, Block, blocks, patched
 from tests.docs.presupposed import PRESUPPOSED
 
 WITH_CODE = [page for page in PAGES if blocks(page, "python")]
@@ -29,7 +29,10 @@ COMMANDS = [
     for words in block.commands
 ]
 QUICK = ("laws", "plot", "schemes")
-LONG = ("in-your-model.md", "huggingface.md")  # they compile, and load transformers
+# They compile, load transformers, or form a group of processes.
+LONG = ("in-your-model.md", "huggingface.md", "patched-model.md", "rl-padding.md", "ddp-and-fsdp.md")
+WEEKLY = ("onnx.md",)  # as test_export.py, which `make check` runs, exports the same
+NEEDED = {"onnx.md": ("onnx", "onnxscript", "onnxruntime")}  # packages that are for some Pythons only
 PRINTED = ("getting-started.md", "huggingface.md", "long-context.md")  # all that their blocks print stands in them
 # What draws the pictures that are no figures of `posenc plot`.
 DRAWN_BY = {
@@ -43,8 +46,17 @@ DRAWN_BY = {
 }
 
 
+def marks(name: str) -> list[pytest.MarkDecorator]:
+    """When a page is run."""
+    return [pytest.mark.more] * (name in LONG) + [pytest.mark.survey] * (name in WEEKLY)
+
+
 def run(block: Block, names: dict[str, Any]) -> None:
-    """Runs it in the current folder. AssertionError where it does not raise what it says."""
+    """Runs it in the current folder; a diff is applied. AssertionError where it does not raise what it says."""
+    if block.kind == "diff":
+        before, after = re.findall(r"^(?:---|\+\+\+) (.+)$", block.text, re.M)
+        Path(after).write_text(patched(Path(before).read_text(encoding="utf-8"), block.text), encoding="utf-8")
+        return
     if block.file:
         Path(block.file).write_text(block.text, encoding="utf-8")
         sys.modules.pop(Path(block.file).stem, None)
@@ -70,22 +82,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft's
-@pytest.mark.parametrize(
-    "page", [pytest.param(p, id=p.name, marks=[pytest.mark.more] * (p.name in LONG)) for p in WITH_CODE]
-)
+@pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning")  # of torch's exporter, as the next
+@pytest.mark.filterwarnings("ignore:# The axis name. past will not be used:UserWarning")
+@pytest.mark.filterwarnings("ignore:posenc.huggingface.patch had put:UserWarning")  # which the page speaks of
+@pytest.mark.parametrize("page", [pytest.param(p, id=p.name, marks=marks(p.name)) for p in WITH_CODE])
 def test_the_code_of_a_page_runs_from_top_to_bottom(
     page: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for package in NEEDED.get(page.name, ()):
+        pytest.importorskip(package)
     printed = []
     with torch.random.fork_rng(), torch.enable_grad():  # which a page may turn off
         names = {"__name__": "__main__", **(PRESUPPOSED[page.name]() if page.name in PRESUPPOSED else {})}
         capsys.readouterr()
-        for block in blocks(page, "python"):
+        for block in blocks(page, "python", "diff"):
             if block.reason is None:
                 run(block, names)
                 printed.append(capsys.readouterr().out)
     pyplot.close("all")
-    if page.name in PRINTED:
+    if page.name in PRINTED or page.parent.name == "recipes":
         assert [said for said in printed if said not in page.read_text(encoding="utf-8")] == []
     if page.name == "huggingface.md":
         _check_huggingface(names)

@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 
 import posenc
+from posenc.schemes.catalog import CATALOG
+from posenc.schemes.entry import Law
 from tests.docs.pages import ROOT
 
 pytest.importorskip("sphinx", reason="the site is built with Python 3.11 or later")
@@ -121,6 +123,46 @@ def test_a_figure_that_there_is_not_is_a_warning(extension: ModuleType, name: st
     warned = StringIO()
     Sphinx(tmp_path, tmp_path, tmp_path / "out", tmp_path / "cache", "html", status=None, warning=warned).build()
     assert re.search(said, warned.getvalue())
+
+
+@pytest.mark.parametrize("extension", ["scheme_words"], indirect=True)
+def test_a_model_is_written_with_what_need_be_said(extension: ModuleType) -> None:
+    schemes = {
+        "posenc.RoPE(16)": posenc.RoPE(16, base=10_000.0, layout="half"),
+        "posenc.RoPE(16, base=500.0, axes=2)": posenc.RoPE(16, base=500.0, axes=2),
+        "posenc.ALiBi(6, form='bidirectional')": posenc.ALiBi(6, "bidirectional"),
+        "posenc.TransformerXL(6, 16)": posenc.TransformerXL(6, 16),
+    }
+    assert [extension.call(scheme) for scheme in schemes.values()] == [*schemes]
+    models = {entry.name: extension.whole_model(entry) for entry in CATALOG}  # which run when the site is built
+    for name, line in (
+        ("alibi", "scheme = posenc.ALiBi(6)"),
+        ("softcap", "scheme = posenc.RoPE(16) + posenc.Softcap(50.0)"),
+        ("swin", "model = ImageClassifier("),
+        ("segment", "positions=posenc.Positions.arange(64).with_segment("),
+        ("rope_3d", "posenc.Positions.grid(4, 4, frames=2)"),
+    ):
+        assert line in models[name]
+
+
+@pytest.mark.parametrize("extension", ["scheme_words"], indirect=True)
+def test_a_page_says_when_not_to_use_its_scheme(extension: ModuleType) -> None:
+    said = {entry.name: extension.when_not(entry) for entry in CATALOG}
+    cases = {
+        "Longer or larger": {entry.name for entry in CATALOG if Law.LENGTH_FREE not in entry.laws},
+        "**Encoders.** It is for": {entry.name for entry in CATALOG if entry.for_decoders},
+        "before from after": {"pope", "distance_aware", "kerple", "sandwich"},
+        "Layers that you cannot change": {"carope", "selective_rope", "fox", "inkling", "wall"},
+        "Cheap decoding": {"dual_chunk", "re_rope", "self_extend", "xpos"},
+    }
+    for words, names in cases.items():
+        assert {name for name, page in said.items() if words in page} == names
+    for entry in CATALOG:
+        cases = re.findall(r"^- \*\*(.+?)\*\*", said[entry.name], re.M)
+        assert len(cases) == len(set(cases)) == said[entry.name].count("\n") > 0
+        assert entry.avoid in said[entry.name]
+        # A scheme that the words name is there.
+        assert set(re.findall(r"`([A-Z]\w+)`", entry.avoid)) <= set(posenc.__all__)
 
 
 @pytest.mark.parametrize("extension", ["lesson"], indirect=True)

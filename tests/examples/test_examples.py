@@ -58,6 +58,7 @@ def test_there_is_one_script_per_document() -> None:
             [
                 *documents,
                 "context_parallel",
+                "ddp_fsdp",
                 "decoder_layer",
                 "finetune_long_context",
                 "sharded_decoding",

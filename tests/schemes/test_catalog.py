@@ -147,7 +147,7 @@ def test_an_entry_is_true_of_the_scheme_it_builds(entry: Entry) -> None:
     assert entry.doors == scheme.doors
     # The records of the study know p-RoPE by its name in the paper. As a class it would be PRoPE, which is another's.
     assert entry.name.replace("_", "") == {"ProportionalRoPE": "prope"}.get(entry.title, entry.title.lower())
-    assert all((entry.paper, entry.cost, entry.learned, entry.does, entry.limits))
+    assert all((entry.paper, entry.cost, entry.learned, entry.does, entry.limits, entry.avoid))
     assert (entry.learned == "nothing") <= (Law.PARAMETER_FREE in entry.laws)
 
 

@@ -59,4 +59,8 @@ ENTRY = Entry(
     formula=r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot R_{p_j}}{\sqrt{d}}",
     example="posenc.attention(q, k, v, posenc.AbsoluteInAttention(1024, 64), is_causal=True)",
     url="https://arxiv.org/abs/2101.11605",
+    avoid=(
+        "**Cheap positions.** It adds a vector to every key in every layer; `Learned` adds its vectors once, to the "
+        "input."
+    ),
 )

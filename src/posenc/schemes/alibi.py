@@ -102,4 +102,9 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.ALiBi(12), is_causal=True)",
     users="BLOOM, MPT, Falcon-RW",
     url="https://arxiv.org/abs/2108.12409",
+    avoid=(
+        "**Order in an encoder.** The causal form is an error there, and the bidirectional one is blind to direction: "
+        'it guessed which of two words comes first ([accuracy .50](../choose.md#encoders)). Use `"directed"`, `RoPE` '
+        "or `Shaw`."
+    ),
 )

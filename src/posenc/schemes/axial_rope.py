@@ -206,4 +206,5 @@ ENTRY = Entry(
     example=("rope = posenc.AxialRoPE(64)\nposenc.attention(q, k, v, rope, query_positions=rope.grid(8, 8))"),
     users="DINOv3, Perception Encoder, EVA-02, the vision encoders of Llama 4 and Gemma 4",
     url="https://arxiv.org/abs/2403.13298",
+    avoid="**Diagonals.** A score is a part by rows plus a part by columns. `MixedRoPE` rotates each pair by both.",
 )

@@ -235,4 +235,5 @@ ENTRY = Entry(
     ),
     users="LVSM with PRoPE, GTA",
     url="https://arxiv.org/abs/2507.10496",
+    avoid="**One camera, or unknown ones.** Use `AxialRoPE` for an image, and `RoPE3D` for a video.",
 )

@@ -78,4 +78,8 @@ ENTRY = Entry(
         "posenc.attention(q, k, v, encoding, is_causal=True)"
     ),
     url="https://arxiv.org/abs/2507.23083",
+    avoid=(
+        "**Comparison with the authors' results.** They have published no code, so posenc's was compared with the "
+        "paper alone."
+    ),
 )

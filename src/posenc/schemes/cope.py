@@ -99,4 +99,5 @@ ENTRY = Entry(
     ),
     example="posenc.attention(q, k, v, posenc.CoPE(64, max_positions=64), is_causal=True)",
     url="https://arxiv.org/abs/2405.18719",
+    avoid="**Fast attention.** It needs whole rows of scores, so no fused kernel runs it.",
 )

@@ -216,4 +216,8 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.DeBERTa(12, 64, max_distance=512))",
     users="DeBERTa, versions 1 to 3",
     url="https://arxiv.org/abs/2006.03654",
+    avoid=(
+        "**Attention that must cost little.** Queries and keys both meet a vector for each distance. `T5` adds one "
+        "number."
+    ),
 )

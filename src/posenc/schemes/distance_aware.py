@@ -91,4 +91,8 @@ ENTRY = Entry(
     ),
     example="posenc.attention(q, k, v, posenc.DistanceAware(12))",
     url="https://arxiv.org/abs/2010.06925",
+    avoid=(
+        "**Keys that must get no weight.** Scores below 0 become 0, and fade to 0 with distance, so far keys keep "
+        "some weight."
+    ),
 )

@@ -89,4 +89,8 @@ ENTRY = Entry(
     "posenc.attention(q, k, v, scheme, is_causal=True)",
     users="ChunkLlama and Qwen2.5-1M, with `QueryScale`",
     url="https://arxiv.org/abs/2402.17463",
+    avoid=(
+        "**Training from scratch.** It is made to run trained weights of `RoPE` on longer texts, and costs more. Keys "
+        "two or more chunks back all have the same query position."
+    ),
 )

@@ -145,6 +145,7 @@ class Entry:
     example: str = ""
     users: str = ""  # models and codebases that use it
     url: str = ""  # of the paper or other source
+    avoid: str = ""  # for its page, in Markdown: a case that it is not for, and does not follow from its laws
     rate: float = 1.0  # multiplies the model's learning rate for the scheme's parameters, unless it is tuned
     why_rate: str = ""  # the reason for the rate, and its source
 

@@ -64,4 +64,8 @@ ENTRY = Entry(
         r"\tau_k = \mathrm{longest}^{(k + 1) / \mathrm{dim}}, \qquad k = 0, \ldots, \mathrm{dim} - 1"
     ),
     example=("encoding = posenc.ExponentialDecay(768)(posenc.Positions.arange(64))\nx = encoding.add(x)"),
+    avoid=(
+        "**Long texts.** A channel is near 0 after a few times its τ. It is here as an example of a linear and "
+        "monotone code; we know of no model that uses it."
+    ),
 )

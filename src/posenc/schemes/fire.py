@@ -125,4 +125,8 @@ ENTRY = Entry(
     symbols={"length": "L"},
     example="posenc.attention(q, k, v, posenc.FIRE(12), is_causal=True)",
     url="https://arxiv.org/abs/2310.04418",
+    avoid=(
+        "**Fast attention outside the CPU kernel.** A network runs for every pair of tokens. `KERPLE` is a formula "
+        "with two learned numbers."
+    ),
 )

@@ -128,4 +128,8 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.FoPE(12, 64, length=4096), is_causal=True)",
     users="Intern-S1-Pro",
     url="https://arxiv.org/abs/2412.17739",
+    avoid=(
+        "**Weights of RoPE.** Other pairs rotate, and those that turn less than once in `length` do not, so `length` "
+        "must be that of training."
+    ),
 )

@@ -157,4 +157,8 @@ ENTRY = Entry(
     example=("encoding = posenc.FourierFeatures(768, axes=2)(posenc.Positions.grid(8, 8))\nx = encoding.add(x)"),
     users="Perceiver and NeRF, with `bands`",
     url="https://arxiv.org/abs/2006.10739",
+    avoid=(
+        "**Coordinates of unknown scale.** `sigma` sets which distances look near; try several values. On text, "
+        "`Sinusoidal` has fixed frequencies from fast to slow."
+    ),
 )

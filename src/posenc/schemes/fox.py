@@ -74,4 +74,5 @@ ENTRY = Entry(
         "posenc.attention(q, k, v, encoding, is_causal=True)"
     ),
     url="https://arxiv.org/abs/2503.02130",
+    avoid="**Trained weights of another model.** Its gates are projections that must be trained.",
 )

@@ -119,4 +119,5 @@ ENTRY = Entry(
     ),
     example="posenc.attention(q, k, v, posenc.GRAPEA(12, 64), is_causal=True)",
     url="https://arxiv.org/abs/2512.07805",
+    avoid="**Fast attention.** Slopes read queries and keys, so no fused kernel runs it. `ALiBi` has fixed slopes.",
 )

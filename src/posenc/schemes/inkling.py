@@ -143,4 +143,5 @@ ENTRY = Entry(
         "posenc.attention(q, k, v, encoding, is_causal=True)"
     ),
     users="Inkling 1 and 2",
+    avoid="**Distances beyond `extent`.** There is no bias there, so contents alone decide.",
 )

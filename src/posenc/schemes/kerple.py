@@ -88,4 +88,5 @@ ENTRY = Entry(
     ),
     example="posenc.attention(q, k, v, posenc.KERPLE(12), is_causal=True)",
     url="https://arxiv.org/abs/2205.09921",
+    avoid="**Use without training.** How fast each head fades is learned. In `ALiBi` it is fixed.",
 )

@@ -74,4 +74,5 @@ ENTRY = Entry(
     ),
     example="posenc.attention(q, k, v, posenc.LeRoPE(64), is_causal=True)",
     users="Mistral Large 4",
+    avoid="**Use without training.** As it begins it is `RoPE`; only its trained factors differ.",
 )

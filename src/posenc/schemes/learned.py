@@ -56,4 +56,8 @@ ENTRY = Entry(
     example=("encoding = posenc.Learned(1024, 768)(posenc.Positions.arange(64))\nx = encoding.add(x)"),
     users="GPT-2, BERT, RoBERTa, OPT",
     url="https://arxiv.org/abs/1705.03122",
+    avoid=(
+        "**Contexts that will be extended.** A longer table must be interpolated (`posenc.huggingface.resize_line`) "
+        "or trained; `RoPE` has scalings."
+    ),
 )

@@ -125,4 +125,8 @@ ENTRY = Entry(
     ),
     example="posenc.attention(q, k, v, posenc.LieRE(64, axes=2), query_positions=posenc.Positions.grid(8, 8))",
     url="https://arxiv.org/abs/2406.10322",
+    avoid=(
+        "**Scores that depend on differences only, on several axes.** Its generators need not commute. Those of "
+        "`STRING` do."
+    ),
 )

@@ -117,4 +117,8 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.MLA(64, rope_dim=32), is_causal=True)",
     users="DeepSeek-V2 and V3, Kimi K2",
     url="https://arxiv.org/abs/2405.04434",
+    avoid=(
+        "**Attention whose keys have no part for positions.** It is for multi-head latent attention; `PartialRoPE` "
+        "rotates a share of the channels of any attention."
+    ),
 )

@@ -157,4 +157,8 @@ ENTRY = Entry(
     ),
     users="Qwen2-VL, Qwen3-VL, ERNIE 4.5 VL, VideoRoPE",
     url="https://arxiv.org/abs/2409.12191",
+    avoid=(
+        "**Text or images alone.** On text it is `RoPE`. On images each axis has some of the frequencies, and "
+        "`AxialRoPE` gives each the whole range."
+    ),
 )

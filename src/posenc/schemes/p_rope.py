@@ -60,4 +60,8 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.ProportionalRoPE(64, share=0.25), is_causal=True)",
     users="Gemma 4, LFM3",
     url="https://arxiv.org/abs/2410.06205",
+    avoid=(
+        "**Weights of partial RoPE.** Both leave channels unrotated, and the others have different frequencies: such "
+        "weights load, and are wrong."
+    ),
 )

@@ -79,4 +79,8 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.PartialRoPE(64, share=0.5), is_causal=True)",
     users="GPT-J, GPT-NeoX, Phi, GLM, Qwen3.5",
     url="https://github.com/kingoflolz/mesh-transformer-jax",
+    avoid=(
+        "**Weights of proportional RoPE.** Both leave channels unrotated, and the others have different frequencies: "
+        "such weights load, and are wrong."
+    ),
 )

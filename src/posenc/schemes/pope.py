@@ -132,4 +132,5 @@ ENTRY = Entry(
     ),
     example="posenc.attention(q, k, v, posenc.PoPE(64, 12), is_causal=True)",
     url="https://arxiv.org/abs/2509.10534",
+    avoid="**Little memory.** Queries, keys and the cache are twice as wide in attention.",
 )

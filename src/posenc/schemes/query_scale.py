@@ -194,4 +194,5 @@ ENTRY = Entry(
     users="Llama 4 in its layers without RoPE, Ministral 3, Mistral 4, Mistral Large 4, Inkling, Beam; "
     "ChunkLlama and Qwen2.5-1M, with dual chunk attention",
     url="https://arxiv.org/abs/2501.19399",
+    avoid="**By itself.** It encodes where a query is, and not where the keys are. Compose it with `RoPE`.",
 )

@@ -88,4 +88,8 @@ ENTRY = Entry(
     symbols={"window": "w"},
     example="posenc.attention(q, k, v, posenc.ReRoPE(64, window=32), is_causal=True)",
     url="https://kexue.fm/archives/9708",
+    avoid=(
+        "**Training from scratch.** It is made to run trained weights of `RoPE` on longer texts, and costs more. All "
+        "keys a `window` or more away look equally far."
+    ),
 )

@@ -123,4 +123,8 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.Relative2D((8, 8), 64), query_positions=posenc.Positions.grid(8, 8))",
     users="BoTNet, SAM, ViTDet, GOT-OCR 2",
     url="https://arxiv.org/abs/1906.05909",
+    avoid=(
+        "**Images of several sizes.** Its tables are of one grid; `resized(grid)` interpolates them. `AxialRoPE` has "
+        "no table."
+    ),
 )

@@ -76,4 +76,8 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.RoPE(64), is_causal=True)",
     users="Llama, Mistral, Qwen2 and 3, Gemma 1 to 3, gpt-oss, OLMo 3, ModernBERT",
     url="https://arxiv.org/abs/2104.09864",
+    avoid=(
+        "**Texts several times longer than in training, as it is.** Perplexity rose from 20.07 at 512 tokens to 79.25 "
+        "at 15,512 in Press et al. 2022 (table 2). Add a [scaling](../long-context.md), or use `ALiBi`."
+    ),
 )

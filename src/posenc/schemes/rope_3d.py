@@ -159,4 +159,5 @@ ENTRY = Entry(
     ),
     users="Wan 2.1, CogVideoX, HunyuanVideo, V-JEPA 2",
     url="https://arxiv.org/abs/2503.20314",
+    avoid="**Text between frames.** `MRoPE` has positions for both.",
 )

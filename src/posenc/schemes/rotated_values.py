@@ -59,4 +59,5 @@ ENTRY = Entry(
     ),
     example="posenc.attention(q, k, v, posenc.RotatedValues(64, rotary_dim=32), is_causal=True)",
     users="DeepSeek-V4",
+    avoid="**Weights of RoPE**, whose values are not rotated, and values that are not as wide as keys.",
 )

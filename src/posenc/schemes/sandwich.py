@@ -76,4 +76,5 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.Sandwich(12), is_causal=True)",
     users="NeMo",
     url="https://arxiv.org/abs/2212.10356",
+    avoid="**Heads that should learn how far they look.** Nothing is learned here; in `KERPLE` and `T5` it is.",
 )

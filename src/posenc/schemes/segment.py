@@ -63,4 +63,5 @@ ENTRY = Entry(
     ),
     users="BERT",
     url="https://arxiv.org/abs/1810.04805",
+    avoid="**By itself.** It says which segment a token is in, and not where. Compose it with a scheme of positions.",
 )

@@ -76,4 +76,5 @@ ENTRY = Entry(
         "posenc.attention(q, k, v, encoding, is_causal=True)"
     ),
     url="https://arxiv.org/abs/2511.17388",
+    avoid="**Fixed meanings of distance.** The angle between two tokens depends on all tokens between them.",
 )

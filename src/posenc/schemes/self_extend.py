@@ -76,4 +76,8 @@ ENTRY = Entry(
     symbols={"window": "w", "group": "G"},
     example="posenc.attention(q, k, v, posenc.SelfExtend(64, group=4, window=32), is_causal=True)",
     url="https://arxiv.org/abs/2401.01325",
+    avoid=(
+        "**Training from scratch.** It is made to run trained weights of `RoPE` on longer texts, and costs more. "
+        "Distant keys of one group look equally far."
+    ),
 )

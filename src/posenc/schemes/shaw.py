@@ -114,4 +114,5 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.Shaw(64, max_distance=16), is_causal=True)",
     users="tensor2tensor",
     url="https://arxiv.org/abs/1803.02155",
+    avoid="**Differences between far distances.** All beyond `max_distance` have one vector. `RoPE` tells them apart.",
 )

@@ -73,4 +73,5 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.RoPE(64) + posenc.Softcap(50.0), is_causal=True)",
     users="Gemma 2",
     url="https://arxiv.org/abs/2408.00118",
+    avoid="**By itself.** It bounds scores and encodes no positions. Compose it with `RoPE`, as Gemma 2 does.",
 )

@@ -88,4 +88,8 @@ ENTRY = Entry(
     ),
     example="posenc.attention(q, k, v, posenc.StickBreaking(), is_causal=True)",
     url="https://arxiv.org/abs/2410.17980",
+    avoid=(
+        "**Weights of a model with a softmax.** Its weights are another function of the scores. A token attends to "
+        "earlier ones only, and not to itself."
+    ),
 )

@@ -186,4 +186,5 @@ ENTRY = Entry(
     ),
     example="posenc.attention(q, k, v, posenc.STRING(64, axes=2), query_positions=posenc.Positions.grid(8, 8))",
     url="https://arxiv.org/abs/2502.02562",
+    avoid="**Compositions with terms that read queries and keys**, such as `Shaw`: it changes their basis.",
 )

@@ -146,4 +146,8 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.Swin((8, 8), 12), query_positions=posenc.Positions.grid(8, 8))",
     users="Swin Transformer, BEiT, Data2Vec for images",
     url="https://arxiv.org/abs/2103.14030",
+    avoid=(
+        "**Images of several sizes.** Its table is of one window; `resized(grid)` interpolates it. `AxialRoPE` has no "
+        "table."
+    ),
 )

@@ -139,4 +139,5 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.SwinV2((8, 8), 12), query_positions=posenc.Positions.grid(8, 8))",
     users="Swin Transformer V2",
     url="https://arxiv.org/abs/2111.09883",
+    avoid="**Weights that were trained with scaled products.** It takes the cosine of query and key instead.",
 )

@@ -164,4 +164,8 @@ ENTRY = Entry(
         "a bias changes by about the learning rate per step. T5 was trained with a rate of 0.01 in its first 10,000 "
         "steps (section 3.1.2, with Adafactor), so a bias can change some sixty times as much as in 600 steps of 0.005"
     ),
+    avoid=(
+        "**Differences between far distances.** All near `max_distance` and beyond share a bucket, so set it before "
+        "training."
+    ),
 )

@@ -154,4 +154,8 @@ ENTRY = Entry(
     example="posenc.attention(q, k, v, posenc.TransformerXL(12, 64), is_causal=True)",
     users="Transformer-XL; XLNet, with `segments`",
     url="https://arxiv.org/abs/1901.02860",
+    avoid=(
+        "**Cheap attention.** Each score has a product as wide as the model. `Shaw` has one vector for each clipped "
+        "distance."
+    ),
 )

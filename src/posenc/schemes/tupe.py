@@ -129,4 +129,5 @@ ENTRY = Entry(
     ),
     example="posenc.attention(q, k, v, posenc.TUPE(12, 64, max_positions=512))",
     url="https://arxiv.org/abs/2006.15595",
+    avoid="**Narrow attention.** Heads are twice as wide, since positions stand beside contents.",
 )

@@ -85,4 +85,5 @@ ENTRY = Entry(
         "posenc.attention(q, k, v, encoding, is_causal=True)"
     ),
     url="https://blog.tilderesearch.com/blog/wall-attn",
+    avoid="**Cheap attention.** Scores need a second product of queries and keys. `FoX` has one gate per head.",
 )
