@@ -113,7 +113,7 @@ STUDIED = {"python": "Python's packages", "plays": "Shakespeare's works"}
 READ = """Bits per byte, by length of the text, of small decoders that were trained on texts of 128 bytes
 ([the study](../study/index.md)). Lower is better.
 
-*How to read it.* Compare a column with the same column of another scheme. ± is half of the 95 % interval. With 1
+*How to read it.* Compare a number with that of another scheme in the same place. ± is half of the 95 % interval. With 1
 seed it does not include how much two trainings differ; [contrasts](../study/contrasts.md) say which differences are
 sure. If the loss rises after 128, the model is worse on texts longer than in training. *Far text* is the change of
 the loss of the same bytes as more text comes before them: below 0 the model uses it, near 0 it does not, above 0
@@ -193,11 +193,11 @@ def _study(entry: Entry) -> str:
         lines = (DOCS / "study" / f"{page}.md").read_text(encoding="utf-8").splitlines()
         cells = {c[0]: c for c in ([cell.strip() for cell in line.strip("|").split("|")] for line in lines) if c}
         if entry.name in cells:
-            rows = rows or [("text", *cells["scheme"][1:])]
+            rows = rows or [("length", *cells["scheme"][1:])]
             rows.append((f"[{text}](../study/{page}.md)", *cells[entry.name][1:]))
     if not rows:
         return f"It is not one of the schemes of [the study](../study/index.md). {_compared(entry)}\n"
-    return f"{READ}\n\n{table(*rows)}"
+    return f"{READ}\n\n{table(*zip(*rows, strict=True))}"  # a column for each text, for narrow screens
 
 
 def _runs(code: str, name: str) -> str:
