@@ -139,7 +139,8 @@ JOBS.waves = async ({ name, state }) => {
     const app = { catalog: content.catalog, data: content };
     const numbers = figure.values(begun, app);
     const all = [numbers.series, numbers.lines, numbers.curves].flatMap((some) => some ?? []).filter(({ wave }) => wave);
-    return all.map(({ wave, y }) => Math.max(...Array.from(y, (value, n) => Math.abs(wave(numbers.x?.[n] ?? n) - value))));
+    const apart = ({ x = numbers.x, y, wave }) => Array.from(y, (value, n) => Math.abs(wave(x?.[n] ?? n) - value));
+    return all.map((one) => Math.max(...apart(one)));
 };
 
 for await (const line of createInterface({ input: process.stdin })) {

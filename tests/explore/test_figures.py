@@ -56,7 +56,7 @@ def agrees(found: Any) -> None:
     torch.testing.assert_close(computed[finite], shown[finite], rtol=0, atol=1e-5 * max(most, 1e-30))
 
 
-WAVES = {"vector-lines": 4, "predict-channel": 3, "predict-far": 2, "pair-layouts": 2, "rope-decay": 1}
+WAVES = {"vector-lines": 4, "predict-channel": 3, "predict-far": 2, "pair-layouts": 2, "rope-decay": 1, "product": 2, "similarity": 1}
 
 
 @pytest.mark.parametrize("figure", WAVES)
@@ -68,6 +68,9 @@ def test_a_curve_goes_through_its_dots(figure: str, figures: Node) -> None:
         states += [{"options": "layout:tensor2tensor"}]
     for state in states:
         found = figures("waves", name=figure, state=state)
+        if (figure, state) == ("similarity", "another"):  # of a table, which has nothing between
+            assert found == []
+            continue
         assert len(found) == (2 if (figure, state) == ("vector-lines", "another") else WAVES[figure])
         assert max(found) < 1e-9
 

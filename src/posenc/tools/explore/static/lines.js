@@ -118,7 +118,7 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         const bands = [];
         for (const [n, one] of series.entries()) {
             const place = all.length;
-            const color = () => (key.isGrey(shown.series[n]) ? theme().grid : one.color);
+            const color = () => (key.isGrey(shown.series[n]) ? `${theme().faint}73` : one.color);
             const isDotted = Boolean(one.dots || one.wave);
             const hasPoints = Boolean(one.points || one.markers);
             all.push({

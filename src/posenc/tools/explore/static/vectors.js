@@ -9,7 +9,7 @@ import * as options from "posenc/options.js";
 
 export const MINILM = "minilm"; // the table of all-MiniLM-L6-v2, which posenc reads where its package is installed
 const MINILM_SIZES = { tokens: 512, dim: 384 };
-const FORMULAS = ["sinusoidal", "fourier_features", "exponential_decay"];
+export const FORMULAS = ["sinusoidal", "fourier_features", "exponential_decay"];
 const HIDDEN = ["dim", "axes", "learned", "hidden", "max_positions"]; // options that these figures set themselves
 
 /** The control that chooses the scheme: formulas, and tables with `tables`, in the words of the catalog. */

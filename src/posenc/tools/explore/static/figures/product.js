@@ -2,9 +2,10 @@
 
 import { element } from "posenc/elements.js";
 import { fixedInPython, fixedPair, repeated } from "posenc/fixed.js";
-import { Heads } from "posenc/math/arrays.js";
+import { Heads, dot } from "posenc/math/arrays.js";
 import { Sinusoidal } from "posenc/math/add.js";
 import { logits } from "posenc/math/attend.js";
+import { frequencies, turnedOn } from "posenc/math/phases.js";
 import { Positions } from "posenc/math/positions.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
 import { agreed, apart, array } from "posenc/options.js";
@@ -40,6 +41,20 @@ const scored = remembered((tokens, dim, base, shift, seed) => {
     return { rope, added, differences: { rope: alongDiagonals(rope, tokens), added: alongDiagonals(added, tokens) } };
 });
 
+/** Both along one diagonal: the scores at whole positions of the query, and what lies between. */
+function along({ tokens, dim, base, shift, distance, seed }, { rope, added }) {
+    const [q, k] = fixedPair(dim, seed);
+    const scheme = new Sinusoidal({ dim, base, layout: "interleaved", axes: 1 });
+    const moved = (x, p) => scheme.table(new Positions([p])).row(0).map((y, c) => y + x[c]);
+    const x = Float64Array.from({ length: tokens - distance }, (_, j) => j + distance + shift);
+    const y = (scores) => x.map((_, j) => scores[(j + distance) * tokens + j]);
+    const turned = turnedOn(q, k, frequencies(dim, base))(distance) / Math.sqrt(dim);
+    return [
+        { x, y: y(rope), wave: () => turned },
+        { x, y: y(added), wave: (p) => dot(moved(q, p), moved(k, p - distance)) / Math.sqrt(dim) },
+    ];
+}
+
 export const figure = {
     name: "product",
     title: "The product is a function of the distance",
@@ -63,7 +78,10 @@ export const figure = {
         [name]: value,
         ...(name === "tokens" && { distance: Math.min(values.distance, value - 2) }),
     }),
-    values: ({ tokens, dim, base, shift, seed }) => scored(tokens, dim, base, shift, seed),
+    values(state) {
+        const found = scored(state.tokens, state.dim, state.base, state.shift, state.seed);
+        return { ...found, curves: along(state, found) };
+    },
     line: ({ tokens, dim, base, shift, seed }) =>
         `${fixedInPython(dim, seed)}p = posenc.Positions.arange(${tokens}, start=${shift})\n` +
         `turned = posenc.RoPE(${dim}, base=${base})(p, dtype=torch.float64)\n` +
@@ -97,9 +115,10 @@ export const figure = {
             yLabel: "score (in logits)",
             height: 240,
         });
-        return ({ tokens, shift, distance }, { rope, added, differences }) => {
+        return ({ tokens, shift, distance }, { rope, added, differences, curves }) => {
             const rest = tokens - distance;
             const looks = {
+                from: shift,
                 rowName: (i) => `query at ${i + shift}`,
                 columnName: (j) => `key at ${j + shift}`,
                 rows: tokens,
@@ -110,13 +129,11 @@ export const figure = {
             [differences.rope, differences.added].forEach((x, n) => {
                 maps[n].told.textContent = `a diagonal differs by up to ${Number(x.toPrecision(2))}`;
             });
-            const diagonal = (scores) =>
-                Float64Array.from({ length: rest }, (_, j) => scores[(j + distance) * tokens + j]);
-            const x = Array.from({ length: rest }, (_, j) => j + distance + shift);
-            chart.draw(x, [
-                { name: "RoPE", y: diagonal(rope) },
-                { name: "a sinusoid added", y: diagonal(added) },
-            ]);
+            const names = ["RoPE", "a sinusoid added"];
+            chart.draw(
+                curves[0].x,
+                curves.map((curve, n) => ({ name: names[n], ...curve })),
+            );
         };
     },
     describe: ({ tokens, shift }, { differences }) =>

@@ -58,6 +58,7 @@ export const figure = {
                     name: `${chosen.what}, query ${middle}`,
                     y: main.slice(middle * keys, (middle + 1) * keys),
                     always: true,
+                    dots: true,
                 },
             ]);
         };
