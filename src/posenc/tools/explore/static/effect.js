@@ -148,7 +148,7 @@ export function ofLine(scheme, entry, options, family, N, seed = 0) {
             for (let i = 0; i < N; i++) made.set(y.subarray(N - 1 - i, 2 * N - 1 - i), i * N);
             return made;
         };
-        const isFine = entry.claims.includes("fractional") && N <= MOST && N > 1 && family !== "bands";
+        const isFine = entry.claims.includes("fractional") && N <= FINE_TOKENS && N > 1 && family !== "bands";
         const between = isFine ? betweenOf(scheme, entry, options, family, N, seed) : () => undefined;
         return { by, heads, matrix, along, between };
     }
@@ -165,7 +165,8 @@ export function ofLine(scheme, entry, options, family, N, seed = 0) {
     };
 }
 
-const FINE = 8; // numbers from one whole distance to the next
+const FINE = 4; // numbers from one whole distance to the next
+const FINE_TOKENS = 64; // with more of them a wave is seen without these
 
 /** A head's numbers between whole distances, a function of the distance; of a scheme that takes any real position. */
 function betweenOf(scheme, entry, options, family, N, seed) {

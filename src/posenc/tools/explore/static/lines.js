@@ -10,6 +10,7 @@ const DASHES = [[], [9, 3], [2, 3], [9, 3, 2, 3], [5, 2], [12, 4, 4, 4]];
 /** Steps between ticks of what is counted: tokens, positions, heads. */
 const WHOLE = [1, 2, 5].flatMap((x) => Array.from({ length: 8 }, (_, power) => x * 10 ** power)).sort((a, b) => a - b);
 const CLOSE = 24; // pixels from a line at which one points at it
+const SAMPLES = 256; // of a curve, for how far it reaches beyond its dots
 const ROOM = 5; // pixels that a dot needs
 
 /**
@@ -22,7 +23,7 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
     const frame = element("div", { class: "lines", role: "group", tabindex: "0", "aria-label": label });
     const read = element("output", { class: "lines-read", "aria-live": "polite" });
     box.append(element("div", { class: "lines-box" }, list, frame, read));
-    let [plot, made, shown, marks, spans, at] = [null, "", null, [], [], null];
+    let [plot, made, shown, marks, spans, at, reach] = [null, "", null, [], [], null, []];
     const key = keyOf(list, (isOther) => {
         if (isOther) redo();
         else plot?.redraw(false, false);
@@ -30,7 +31,7 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
     });
 
     const say = (to) => {
-        at = to ?? null;
+        at = to ?? at; // a plot that is made anew points at nothing
         if (!shown || at === null || shown.x[at] === undefined) return;
         const words = shown.series
             .filter((one) => Number.isFinite(one.y[at]) && !key.isGrey(one))
@@ -158,7 +159,9 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
                     },
                     y: {
                         distr: logY ? 3 : 1,
-                        range: (u, low, high) => ranges.y ?? (logY ? [low / 1.2, high * 1.2] : pad(low, high)),
+                        range: (u, low, high) => 
+                            ranges.y ??
+                            (logY ? [low / 1.2, high * 1.2] : pad(Math.min(low, ...reach), Math.max(high, ...reach))),
                     },
                 },
                 axes: [
@@ -222,6 +225,9 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
             series.sort((a, b) => Number(key.isGrey(b)) - Number(key.isGrey(a))); // what is in colour lies above
             options = { ...options, isWhole: Array.prototype.every.call(x, Number.isInteger) };
             shown = { x, series, xLabel: options.xLabel ?? xLabel };
+            const waves = options.y ? [] : series.flatMap(({ wave }) => wave ?? []);
+            const places = Array.from({ length: SAMPLES + 1 }, (_, n) => x[0] + ((x.at(-1) - x[0]) * n) / SAMPLES);
+            reach = waves.flatMap((wave) => places.map(wave));
             [marks, spans] = [options.marks ?? [], options.spans ?? []];
             const signature = JSON.stringify([
                 series.map(({ name, color, dash, low, points, markers, width, wave, dots }) => [

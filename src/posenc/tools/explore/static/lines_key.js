@@ -31,9 +31,12 @@ export function keyOf(box, changed) {
         for (const [key, button] of buttons) button.classList.toggle("pointed", key === name);
         changed(false);
     };
+    const press = () => {
+        for (const [name, button] of buttons) button.setAttribute("aria-pressed", String(chosen.has(name)));
+    };
     const choose = (name) => {
         if (!chosen.delete(name)) chosen.add(name);
-        buttons.get(name).setAttribute("aria-pressed", String(chosen.has(name)));
+        press();
         changed(true);
     };
     const button = (one) => {
@@ -58,11 +61,12 @@ export function keyOf(box, changed) {
     return {
         show(series) {
             const listed = series.filter(({ isUnlisted }) => !isUnlisted);
-            const names = JSON.stringify(listed.map(nameOf));
+            const names = JSON.stringify(listed.map((one) => [nameOf(one), Boolean(one.isChosen)]));
             if (names !== known) {
                 const first = listed.filter(({ isChosen }) => isChosen);
                 chosen = new Set((first.length ? first : listed.slice(0, 1)).map(nameOf));
                 known = names;
+                press();
             }
             const looks = JSON.stringify(listed.map(({ name, color, dash, points }) => [name, color, dash, points]));
             if (looks === made) return;

@@ -97,6 +97,7 @@ export const figure = {
                 dash: BASELINE,
                 width: 1.2,
                 isUnlisted: name in curves,
+                of: name,
                 y: lengths.map((length) => (length >= begin ? mean : NaN)),
             }));
             chart.draw(lengths, [...series, ...dashed], {

@@ -24,8 +24,7 @@ import * as given from "posenc/options.js";
 import { remembered } from "posenc/remembered.js";
 import { ordered } from "posenc/theme.js";
 
-const DASHES = [[], [12, 3], [12, 3, 3, 3], [3, 3]];
-const MOST_LINES = 4;
+const DASHES = [[], [12, 3], [12, 3, 3, 3], [3, 3], [6, 2, 2, 2], [1, 3]];
 
 /** Tokens that are drawn at most of what goes by the distance alone. DeBERTa projects a row of its table, as wide as all
  * heads, for each distance and head: of more tokens a step would take longer than 50 ms. */
@@ -242,8 +241,8 @@ function line(one, { tokens: N, head, causal }) {
     const isDistance = by === "distance";
     const count = isDistance && !isCausal ? 2 * N - 1 : N;
     const x = Float64Array.from({ length: count }, (_, n) => (isDistance ? n + 1 - N : n));
-    const shown = [...new Set([...Array.from({ length: Math.min(heads, MOST_LINES) }, (_, n) => n), which])];
-    const series = shown.map((n) => ({
+    const series = Array.from({ length: heads }, (_, n) => ({
+        isChosen: n === which,
         name: heads > 1 ? `head ${n + 1}` : WHAT[family],
         width: n === which && heads > 1 ? 3.5 : 2,
         dots: true,
