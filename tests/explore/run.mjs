@@ -122,6 +122,7 @@ JOBS.figure = async ({ name, state, change }) => {
         see: figure.see,
         values,
         line: figure.line(values, app),
+        use: figure.use?.(values, app) ?? "",
         compared: compared ? written(compared.shape, compared.data) : null,
         says: figure.describe(values, numbers, app),
         controls: controls.map((control) => control.name),

@@ -13,7 +13,7 @@ if __name__ == "__main__":
             with watched(browser, width=1100, height=800, dark=dark) as page:
                 page.open(f"{address}#view=scores&scheme.tokens=64")
                 page.until_drawn("scheme")
-                page.page.wait_for_selector(".agreed:not([hidden])")
+                page.page.wait_for_selector(".agreed:not(:empty)", state="attached")
                 page.page.evaluate("scrollTo(0, 0)")
                 path = IMAGES / f"explorer{'-dark' if dark else ''}.png"
                 page.page.screenshot(path=path)

@@ -1,6 +1,7 @@
 """Each figure: the Python that stands under it computes the numbers that it shows."""
 
 import ast
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,10 @@ from posenc.schemes.entry import Entry
 from posenc.tools.explore.content import content
 from tests.explore.browser import FIGURES
 from tests.explore.node import Node
+
+# A tensor of the reader's, in what a figure gives to copy: "# x: (batch, tokens, dim), here (2, 33, 16)".
+TENSORS = re.compile(r"^# (?P<names>[\w, ]+): \([\w, ]+\), here \((?P<shape>[\d, ]+)\)$", re.MULTILINE)
+WITHOUT_USE = {"seen", "length-curves", "length-cost", "laws"}  # commands
 
 # What posenc measured itself, records of the user's, and words: nothing that a line of Python could compute again.
 WITHOUT_NUMBERS = {"seen", "length-curves", "length-cost", "laws", "which"}
@@ -31,6 +36,39 @@ def run(line: str) -> Any:
     names: dict[str, Any] = {"posenc": posenc, "torch": torch}
     exec(compile(ast.Module(before, []), "<figure>", "exec"), names)
     return eval(compile(ast.Expression(last.value), "<figure>", "eval"), names)
+
+
+def copied(code: str) -> None:
+    """Runs what a figure gives to copy, with tensors of the shapes that its comments say. AssertionError unless its
+    result, ``out`` or ``x``, is a new tensor of the shape of what went in."""
+    before = {}
+    for given in TENSORS.finditer(code):
+        shape = [int(size) for size in given["shape"].split(",")]
+        make = torch.zeros if "whole numbers" in given["names"] else torch.randn
+        dtype = torch.long if "whole numbers" in given["names"] else torch.float
+        before |= {name: make(shape, dtype=dtype) for name in given["names"].split(", ") if " " not in name}
+    after: dict[str, Any] = {"posenc": posenc, "torch": torch, **before}
+    exec(code, after)
+    name, like = ("out", "q") if "q" in before else ("x", "x")
+    assert name in after, f"nothing comes out: {code}"
+    assert after[name] is not before.get(name)
+    assert after[name].shape == before[like].shape
+    assert after[name].isfinite().all()
+
+
+@pytest.mark.parametrize("figure", [name for name in FIGURES if name not in WITHOUT_USE])
+def test_what_one_copies_runs(figure: str, figures: Node) -> None:
+    for state in ("defaults", "another"):
+        copied(figures("figure", name=figure, state=state)["use"])
+
+
+def test_what_one_copies_can_fail() -> None:
+    tensors = "# q, k, v: (batch, heads, tokens, head_dim), here (1, 4, 3, 8)\n"
+    copied(f"{tensors}out = posenc.attention(q, k, v, posenc.ALiBi(4), is_causal=True)")
+    with pytest.raises(AssertionError, match="nothing comes out"):
+        copied(f"{tensors}posenc.ALiBi(4)")
+    with pytest.raises(ValueError, match="heads"):
+        copied(f"{tensors}out = posenc.attention(q, k, v, posenc.ALiBi(6), is_causal=True)")
 
 
 @pytest.mark.parametrize("state", ["defaults", "another"])
@@ -71,6 +109,8 @@ def test_any_scheme_has_a_picture(entry: Entry, figures: Node) -> None:
     found = figures("figure", name="scheme", state={"scheme": entry.name})
     assert found["says"].startswith(entry.title)
     assert entry.title in found["line"]
+    assert f"posenc.{entry.title}(" in found["use"]
+    copied(found["use"])
     agrees(found)
     for change in found["choices"]:
         agrees(figures("figure", name="scheme", state={"scheme": entry.name}, change=change))

@@ -81,7 +81,20 @@ function show() {
     const head = alone ? [] : [element("h2", {}, view.title), element("p", { class: "about" }, view.about)];
     main.replaceChildren(...notes, ...head, ...cards.map((card) => card.section));
     for (const card of cards) watcher.observe(card.section);
+    mountInTurn();
 }
+
+/** Draws the figures that are not in sight one by one, as the page has time, so that none is blank in a picture of the
+ * whole page. */
+function mountInTurn() {
+    (window.requestIdleCallback ?? setTimeout)(() => {
+        const next = cards.find((card) => !card.draw);
+        if (!next) return;
+        next.mount();
+        mountInTurn();
+    });
+}
+addEventListener("beforeprint", () => cards.forEach((card) => card.mount()));
 
 document
     .querySelector("nav")

@@ -6,6 +6,7 @@ import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
 import { drawn } from "posenc/math/special.js";
 import * as options from "posenc/options.js";
+import { added } from "posenc/use.js";
 
 const MINILM = "minilm"; // the table of all-MiniLM-L6-v2, which posenc reads where its package is installed
 const MINILM_SIZES = { tokens: 512, dim: 384 };
@@ -57,6 +58,18 @@ export function python(values, app, grid = null) {
     const { entry, options: given } = setting(values, app, grid ? 2 : 1);
     const positions = grid ? `grid(${grid.rows}, ${grid.columns})` : `arange(${tokens})`;
     return `scheme = ${options.python(entry, given)}\nP = scheme.table(posenc.Positions.${positions}, torch.float64)[0]`;
+}
+
+/** The vectors added to the tokens of a model, in Python. */
+export function use(values, app, grid = null) {
+    if (values.scheme === MINILM) {
+        const { tokens, dim } = MINILM_SIZES;
+        return added(`posenc.Learned(max_positions=${tokens}, dim=${dim})`, { tokens: values.tokens, dim });
+    }
+    const { entry, options: given } = setting(values, app, grid ? 2 : 1);
+    const positions = grid && `posenc.Positions.grid(${grid.rows}, ${grid.columns})`;
+    const tokens = grid ? grid.rows * grid.columns : values.tokens;
+    return added(options.python(entry, given), { tokens, dim: given.dim, ...(grid && { positions }) });
 }
 
 /** posenc's own numbers for up to `most` of the positions: {rows, data}; null where those drawn came from posenc. */

@@ -7,6 +7,7 @@ import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
 import { agreed, apart, array, entryOf, named, optionsOf, parametersOf, python } from "posenc/options.js";
 import { Random } from "posenc/random.js";
+import { use } from "posenc/use.js";
 
 const FREE = ["alibi", "sandwich"]; // nothing is learned
 const NAMES = [...FREE, "kerple", "t5", "fire", "fox", "inkling", "shaw", "relative_1d", "transformer_xl", "deberta"];
@@ -106,6 +107,10 @@ export const figure = {
                 y: biasOf(name, state, app),
             })),
         };
+    },
+    use(state, app) {
+        const name = NAMES.find((one) => state[one]);
+        return name ? use([call(name, app, state)], { tokens: state.distance + 1, causal: true }) : "";
     },
     line(state, app) {
         const names = FREE.filter((name) => state[name]);

@@ -3,6 +3,7 @@
 import { element } from "posenc/elements.js";
 import * as options from "posenc/options.js";
 import { atEachWidth, svg } from "posenc/svg.js";
+import { use } from "posenc/use.js";
 
 const DOORS = { add: "the input", rotate: "queries and keys", score: "the logits", value: "the output" };
 const NONE = "none";
@@ -198,6 +199,11 @@ export const figure = {
         );
         return { entries, open };
     },
+    use: (values, app) =>
+        use(
+            figure.values(values, app).entries.map((entry) => ({ entry, options: options.optionsOf(entry) })),
+            { causal: true },
+        ),
     line(values, app) {
         const { entries } = figure.values(values, app);
         const schemes = entries.map((entry) => options.python(entry, options.optionsOf(entry)));

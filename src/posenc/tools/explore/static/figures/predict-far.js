@@ -5,6 +5,7 @@ import { Positions } from "posenc/math/positions.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
 import { agreed, apart, array } from "posenc/options.js";
 import { checkState, question } from "posenc/question.js";
+import { rope } from "posenc/use.js";
 import { NORMALS, normals } from "posenc/words.js";
 
 const DRAWS = 64; // Gaussian keys
@@ -91,6 +92,7 @@ export const figure = {
         }
         return { keys, mine, other, mean, spread };
     },
+    use: ({ dim, base }) => rope(dim, { base }),
     line({ dim, base, length, key, peak }) {
         const yours = {
             equal: `torch.ones(${dim}, dtype=torch.float64)`,

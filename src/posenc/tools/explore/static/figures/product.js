@@ -9,6 +9,7 @@ import { Positions } from "posenc/math/positions.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
 import { agreed, apart, array } from "posenc/options.js";
 import { remembered } from "posenc/remembered.js";
+import { attended } from "posenc/use.js";
 
 /** The largest difference between two numbers of one diagonal. */
 function alongDiagonals(scores, n) {
@@ -64,6 +65,12 @@ export const figure = {
         ...(name === "tokens" && { distance: Math.min(values.distance, value - 2) }),
     }),
     values: ({ tokens, dim, base, shift, seed }) => scored(tokens, dim, base, shift, seed),
+    use: ({ tokens, dim, base, shift }) =>
+        attended(`posenc.RoPE(head_dim=${dim}, base=${base})`, {
+            tokens,
+            dim,
+            more: [...(shift ? [`query_positions=posenc.Positions.arange(${tokens}, start=${shift})`] : []), "is_causal=True"],
+        }),
     line: ({ tokens, dim, base, shift, seed }) =>
         `${fixedInPython(dim, seed)}p = posenc.Positions.arange(${tokens}, start=${shift})\n` +
         `turned = posenc.RoPE(${dim}, base=${base})(p, dtype=torch.float64)\n` +

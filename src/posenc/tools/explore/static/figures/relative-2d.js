@@ -6,6 +6,7 @@ import { logits } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
 import { Relative2D } from "posenc/math/score/relative_2d.js";
 import { agreed, apart, array } from "posenc/options.js";
+import { attended } from "posenc/use.js";
 
 const DIM = 16;
 const PARTS = ["row_table", "column_table"];
@@ -63,6 +64,11 @@ export const figure = {
         const one = made(state);
         return { at: one.at, parts: PARTS.map((part) => biasOf(one, part)), main: biasOf(one) };
     },
+    use: ({ rows, columns }) =>
+        attended(`posenc.Relative2D((${rows}, ${columns}), head_dim=64)`, {
+            tokens: rows * columns,
+            more: [`query_positions=posenc.Positions.grid(${rows}, ${columns})`],
+        }),
     line(state) {
         const { rows, columns, draw } = state;
         const [row, column] = made(state).at;

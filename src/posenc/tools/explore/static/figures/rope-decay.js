@@ -4,6 +4,7 @@ import { frequencies } from "posenc/math/phases.js";
 import { agreed, apart, array } from "posenc/options.js";
 import { Random } from "posenc/random.js";
 import { remembered } from "posenc/remembered.js";
+import { rope } from "posenc/use.js";
 
 const DRAWS = 128; // of Gaussian queries and keys
 
@@ -98,6 +99,7 @@ export const figure = {
         const { bound, mean, spread } = curves(dim, base, length, seed);
         return { bound, mean, spread, built };
     },
+    use: ({ dim, base }) => rope(dim, { base }),
     line: ({ dim, base, length, peak }) =>
         `from posenc.tools.laws.decay import rotary_bound\n` +
         `rope = posenc.RoPE(${dim}, base=${base})\n` +

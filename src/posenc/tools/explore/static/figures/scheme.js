@@ -23,6 +23,7 @@ import { Positions } from "posenc/math/positions.js";
 import * as given from "posenc/options.js";
 import { remembered } from "posenc/remembered.js";
 import { ordered } from "posenc/theme.js";
+import { use } from "posenc/use.js";
 
 const DASHES = [[], [12, 3], [12, 3, 3, 3], [3, 3]];
 const MOST_LINES = 4;
@@ -135,6 +136,10 @@ export const figure = {
         const one = chosen(state, app);
         const made = one.family === "curve" ? curve(one) : one.axes === 1 ? line(one, state) : grid(one, state);
         return { ...one, what: WHAT[one.family], ...made };
+    },
+    use(state, app) {
+        const one = chosen(state, app);
+        return use([one], { ...state, causal: state.causal || seesBack(one) });
     },
     line: (state, app) => pythonOf(chosen(state, app), state),
     compared: (state, app) => comparedOf(chosen(state, app), state),

@@ -6,6 +6,7 @@ import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
 import * as given from "posenc/options.js";
 import { FIXED, HEADS, MOST, SIZES, chosen, python, shifted, shuffled, takes, values } from "posenc/sentence.js";
+import { use } from "posenc/use.js";
 import { wordsOf } from "posenc/words.js";
 
 export const figure = {
@@ -79,6 +80,7 @@ export const figure = {
     },
     shown: (state, app) => given.optionValues(given.optionsOf(given.entryOf(app, state.scheme), state.options, SIZES)),
     values,
+    use: (state, app) => use([chosen(state, app)], { tokens: wordsOf(state.text).length, causal: state.causal }),
     line: (state, app) => python(state, chosen(state, app)),
     compared(state, app) {
         const { shown, words } = values(state, app);

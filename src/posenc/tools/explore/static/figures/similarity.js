@@ -12,6 +12,7 @@ import {
     schemeControl,
     shown,
     unit,
+    use,
     vectors,
 } from "posenc/vectors.js";
 
@@ -53,6 +54,7 @@ export const figure = {
         }
         return { tokens, main: kept.main, along: kept.main.subarray(position * tokens, (position + 1) * tokens) };
     },
+    use,
     line: (values, app) =>
         `${python(values, app)}\n${values.measure === "cosine" ? "P = P / P.norm(dim=1, keepdim=True)\n" : ""}P @ P.T`,
     compared(values, app) {

@@ -5,6 +5,7 @@ import { Heads } from "posenc/math/arrays.js";
 import { Positions } from "posenc/math/positions.js";
 import { TransformerXL } from "posenc/math/score/transformer_xl.js";
 import { agreed, apart, array } from "posenc/options.js";
+import { attended, causalArgument } from "posenc/use.js";
 
 const TERMS = [
     { name: "content", label: "content to content", formula: "q · k" },
@@ -76,6 +77,8 @@ export const figure = {
         ...TERMS.map(({ name, label, formula }) => ({ name, label: `${label}, ${formula}`, kind: "check" })),
     ],
     values,
+    use: ({ tokens, causal }) =>
+        attended("posenc.TransformerXL(num_heads=8, head_dim=64)", { tokens, more: causalArgument(causal) }),
     line(state) {
         const { tokens: N, draw, std } = state;
         const seed = 8 * draw;

@@ -10,6 +10,7 @@ import {
     python,
     schemeControl,
     shown,
+    use,
     vectors,
 } from "posenc/vectors.js";
 
@@ -49,6 +50,7 @@ export const figure = {
         const { rows, columns, data, missing } = vectors(values, app);
         return { rows, columns, main: data, missing };
     },
+    use,
     line: (values, app) => `${python(values, app)}\nP`,
     compared(values, app) {
         const { rows, columns, main } = figure.values(values, app);
