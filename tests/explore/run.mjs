@@ -12,6 +12,7 @@ const { Positions } = await of("math/positions.js");
 const { Random, drawnParameters } = await of("random.js");
 const { answerOf, choose, needsOf } = await of("choosing.js");
 const { summary } = await of("records.js");
+const { weighed } = await of("weighed.js");
 
 const read = ({ shape, data }) => {
     const bytes = Uint8Array.from(Buffer.from(data, "base64"));
@@ -61,6 +62,10 @@ const JOBS = {
     table(job) {
         const { rows, columns, data } = scheme(job.scheme).table(positions(job.positions));
         return written([rows, columns], data);
+    },
+    weighed({ scores, causal }) {
+        const { shape, data } = read(scores);
+        return written(shape, weighed(data, { keys: shape[1], causal }));
     },
     begin({ name, options, draws }) {
         const learned = SCHEMES[name].learned(options);
