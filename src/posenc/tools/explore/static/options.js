@@ -12,19 +12,31 @@ export function entryOf(app, name) {
     return entry;
 }
 
-/** A control to choose a scheme, in groups by door, of the entries that pass a filter. */
-export function schemeControl(app, { name = "scheme", label = "scheme", filter = () => true } = {}) {
+const FIRST = ["nope", "sinusoidal", "learned", "rope", "alibi", "t5"]; // what is used most
+const FEW = 8; // choices that a plain list shows well
+const DOORS = { add: "Added to the input", rotate: "Turns queries and keys", score: "Changes the score" };
+
+/** A control to choose a scheme of the entries that pass a filter: those used most, the user's own, and the rest by
+ * their first door. `missing` says of an entry why it cannot be chosen here, or nothing. */
+export function schemeControl(app, { name = "scheme", label = "scheme", filter = () => true, missing = () => "" } = {}) {
     const chosen = app.catalog.filter(filter);
-    return {
-        name,
-        label,
-        kind: "choice",
-        choices: chosen.map((entry) => ({
-            value: entry.name,
-            name: entry.title,
-            group: entry.doors.join(", ") || "no door",
-        })),
-    };
+    const often = FIRST.flatMap((first) => chosen.filter((entry) => entry.name === first));
+    const own = chosen.filter((entry) => entry.own);
+    const rest = Object.keys(DOORS).flatMap((door) =>
+        chosen.filter((entry) => entry.doors[0] === door && !often.includes(entry) && !own.includes(entry)),
+    );
+    const group = (entry) =>
+        often.includes(entry) ? "Used most" : own.includes(entry) ? "Your own" : DOORS[entry.doors[0]];
+    const kind = chosen.length > FEW ? "chooser" : "choice";
+    const choices = [...often, ...own, ...rest].map((entry) => ({
+        value: entry.name,
+        name: entry.title,
+        group: kind === "chooser" ? group(entry) : "",
+        about: entry.does.replaceAll("`", ""),
+        finds: `${entry.users} ${entry.does}`,
+        missing: missing(entry) || undefined,
+    }));
+    return { name, label, kind, choices };
 }
 
 /** The options of an entry: as the catalog builds it, with `sizes` {num_heads, head_dim, dim, …} put in where it takes

@@ -181,7 +181,8 @@ export const figure = {
             label: "and",
             filter: ({ name }) => !refusal(values.first, name, app),
         });
-        return [first, { ...second, choices: [{ value: NONE, name: "nothing else" }, ...second.choices] }];
+        const none = { value: NONE, name: "nothing else", group: second.choices[0]?.group ?? "" };
+        return [first, { ...second, choices: [none, ...second.choices] }];
     },
     change(values, name, value, app) {
         const made = { ...values, [name]: value };
