@@ -52,7 +52,12 @@ export class Card {
         this.facts = element(
             "details",
             { class: "facts" },
-            element("summary", { title: "Speed and precision" }, element("span", { "aria-hidden": "true" }, "i"), hidden("Speed and precision")),
+            element(
+                "summary",
+                { title: "Speed and precision" },
+                element("span", { "aria-hidden": "true" }, "i"),
+                hidden("Speed and precision"),
+            ),
             element("div", {}, this.time, this.agreed),
         );
         this.formula = element("div", { class: "formula", tabindex: "0", role: "group", "aria-label": "formula" });
@@ -214,7 +219,8 @@ const hidden = (words) => element("span", { class: "hidden" }, words);
 /** Python with the imports that it needs. */
 function imported(line) {
     if (!line || /^import .*posenc/m.test(line)) return line;
-    return `import ${/\btorch\./.test(line) ? "torch, " : ""}posenc\n\n${line}`;
+    const between = line.startsWith("from ") ? "\n" : "\n\n";
+    return `import ${/\btorch\./.test(line) ? "torch, " : ""}posenc${between}${line}`;
 }
 
 /** A box of code under a heading, with a button that copies it: {box, show(heading, text)}. */

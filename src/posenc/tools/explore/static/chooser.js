@@ -7,8 +7,7 @@ let count = 0; // of choosers, for ids
 
 /**
  * {label, update({label, choices}), show(value)}, as the other controls. A choice is {value, name, group, about, finds,
- * missing}: `about` stands beside the name, `finds` are further words to find it by, and `missing` says why it cannot be
- * chosen here.
+ * missing}: `about` stands beside the name, `finds` are further words to find it by, `missing` says why it is no choice.
  */
 export function chooser(change) {
     const id = `chooser-${(count += 1)}`;
@@ -81,7 +80,9 @@ export function chooser(change) {
                     ...all.map(option),
                 ),
             ),
-            ...(found.length ? [] : [element("div", { role: "option", "aria-disabled": "true" }, `Nothing is named “${words}”`)]),
+            ...(found.length
+                ? []
+                : [element("div", { role: "option", "aria-disabled": "true" }, `Nothing is named “${words}”`)]),
         );
         options = found.length ? [...list.querySelectorAll("[role=option]")] : [];
         list.hidden = false;
@@ -127,8 +128,7 @@ export function chooser(change) {
     };
 }
 
-/** Those with the words in their name, the ones that begin with them first; where there are none, those that are found by
- * them. */
+/** Those with the words in their name, the ones that begin with them first; or else those that are found by them. */
 function matching(choices, words) {
     const wanted = words.toLowerCase();
     if (!wanted) return choices;

@@ -1,6 +1,7 @@
 // A scheme of the catalog, chosen and set by controls: its options live in one value of a figure, `options`, as
 // "num_heads:12 form:directed", which holds only what is not as the catalog builds it.
 
+import { Kept } from "posenc/kept.js";
 import { SCHEMES } from "posenc/math/catalog.js";
 import { drawnParameters, Random } from "posenc/random.js";
 
@@ -40,10 +41,13 @@ export function schemeControl(app, { name = "scheme", label = "scheme", filter =
 }
 
 /** The options of an entry: as the catalog builds it, with `sizes` {num_heads, head_dim, dim, …} put in where it takes
- * them, and what `text` says put over both. Names what the scheme does not take. */
+ * them and is not one of the user's own, and what `text` says put over both. Names what the scheme does not take. */
 export function optionsOf(entry, text = "", sizes = {}) {
     const options = Object.fromEntries(
-        entry.options.map(({ name, built }) => [name, name in sizes && built !== null ? sizes[name] : built]),
+        entry.options.map(({ name, built }) => [
+            name,
+            name in sizes && built !== null && !entry.own ? sizes[name] : built,
+        ]),
     );
     for (const part of text.split(" ").filter(Boolean)) {
         const [name, ...rest] = part.split(":");
@@ -130,18 +134,22 @@ export function change(values, name, value) {
     return { ...values, options: [...parts, `${key}:${value}`].join(" ") };
 }
 
-/** The scheme in JavaScript, with learned numbers drawn from a seed; `spread` moves those that begin as a constant, such
- * as tables of zeros, so that there is something to see. */
-export function build(entry, options, { seed = 0, spread = 0 } = {}) {
-    const Class = SCHEMES[entry.name];
-    return new Class(options, parametersOf(entry, options, { seed, spread }));
+/** The scheme in JavaScript, with these learned numbers; one of the user's own as posenc computed it. */
+export function schemeOf(entry, options, parameters = {}) {
+    return entry.own ? new Kept(entry) : new SCHEMES[entry.name](options, parameters);
 }
+
+/** What the scheme learns, by name; nothing of one of the user's own, which is kept with its numbers. */
+export const learnedOf = (entry, options) => (entry.own ? {} : SCHEMES[entry.name].learned(options));
+
+/** The sentence of a `check` that has nothing to compare. */
+export const OWN = "posenc computed what this scheme adds, turns and biases, and the page goes on from there";
 
 /** {name: {shape, data}} of what the scheme learns, as it is before training, and `spread` about what begins as a
  * constant. */
 export function parametersOf(entry, options, { seed = 0, spread = 0 } = {}) {
     const random = new Random(seed);
-    const learned = SCHEMES[entry.name].learned(options);
+    const learned = learnedOf(entry, options);
     const made = drawnParameters(learned, random);
     for (const [name, { fill }] of Object.entries(learned)) {
         if (spread && fill !== undefined) made[name].data = made[name].data.map((x) => x + random.normal(spread));
@@ -154,6 +162,7 @@ const DATA = { cameras: "torch.eye(4)[None]" };
 
 /** How one writes the scheme in Python: what differs from the defaults of its class, and what it requires. */
 export function python(entry, options) {
+    if (entry.own) return entry.own.call.includes(" + ") ? `(${entry.own.call})` : entry.own.call;
     const given = entry.options
         .filter(
             ({ name, required, default: usual }) =>
@@ -162,6 +171,13 @@ export function python(entry, options) {
         .map(({ name }) => `${name}=${options[name] === null ? (DATA[name] ?? "None") : literal(options[name])}`);
     return `posenc.${entry.title}(${given.join(", ")})`;
 }
+
+/** The imports of the user's own schemes among these, and the seed of what they learn. */
+export const imports = (entries) =>
+    entries
+        .filter(({ own }) => own)
+        .map(({ own }) => `${own.imports}${own.imports && "\n"}torch.manual_seed(0)\n`)
+        .join("");
 
 /** A value as Python writes it. */
 export function literal(value) {

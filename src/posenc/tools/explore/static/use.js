@@ -26,8 +26,13 @@ export const causalArgument = (causal) => (causal ? ["is_causal=True"] : []);
 
 /** The scheme, or several added, {entry, options}[], in a model with their sizes: in a line of tokens, or in a picture of
  * `side` patches to a side. */
-export function use(parts, { tokens = 64, side = 8, causal = false } = {}) {
-    const scheme = parts.map(({ entry, options }) => python(entry, options)).join(" + ");
+export function use(parts, sizes) {
+    const imports = [...new Set(parts.map(({ entry }) => entry.own?.imports).filter(Boolean))];
+    return [...imports, ...(imports.length ? [""] : []), called(parts, sizes)].join("\n");
+}
+
+function called(parts, { tokens = 64, side = 8, causal = false } = {}) {
+    const scheme = parts.map(({ entry, options }) => entry.own?.call ?? python(entry, options)).join(" + ");
     const options = Object.assign({}, ...parts.map((part) => part.options));
     const doors = parts.flatMap(({ entry }) => entry.doors);
     const axes = Math.max(...parts.map(({ entry }) => axesOf(entry)));
@@ -42,15 +47,15 @@ export function use(parts, { tokens = 64, side = 8, causal = false } = {}) {
             : `posenc.Positions.arange(${N})${isSegment ? ".with_segment(segment)" : ""}`;
     const segment = isSegment ? [takes("segment, whole numbers", "batch, tokens", [1, N])] : [];
     if (doors.length && doors.every((door) => door === "add"))
-        return [...segment, added(parts.length > 1 ? `(${scheme})` : scheme, { tokens: N, dim: width, positions })].join(
-            "\n",
-        );
+        return [
+            ...segment,
+            added(scheme.includes(" + ") ? `(${scheme})` : scheme, { tokens: N, dim: width, positions }),
+        ].join("\n");
     const more = causalArgument(causal);
     const sizes = { heads, tokens: N, dim };
-    const features = parts.flatMap(({ entry, options: own }) => {
-        const [name, each] = FEATURES[entry.name]?.(own) ?? [];
-        return name ? [[name, each]] : [];
-    });
+    const features = parts.flatMap(({ entry, options: own }) =>
+        entry.name.split("+").flatMap((name) => (FEATURES[name] ? [FEATURES[name](own)] : [])),
+    );
     if (!features.length && !doors.includes("add")) {
         if (axes === 1) return attended(scheme, { ...sizes, more });
         if (!hasOwnGrid) return attended(scheme, { ...sizes, more: [`query_positions=${positions}`, ...more] });
@@ -75,9 +80,8 @@ export function use(parts, { tokens = 64, side = 8, causal = false } = {}) {
     return attended("encoding", { ...sizes, before, more });
 }
 
-/** RoPE of a head in one call, with what differs from its defaults. */
-export const rope = (dim, options, { name = "RoPE", tokens = 64, heads = 8 } = {}) => {
-    const given = Object.entries(options).map(([key, value]) => `${key}=${literal(value)}`);
-    const scheme = `posenc.${name}(${[`head_dim=${dim}`, ...given].join(", ")})`;
-    return attended(scheme, { heads, tokens, dim, more: causalArgument(true) });
-};
+/** RoPE in a decoder. */
+export function rope(dim, options) {
+    const given = Object.entries(options).map(([key, value]) => `, ${key}=${literal(value)}`);
+    return attended(`posenc.RoPE(head_dim=${dim}${given.join("")})`, { dim, more: causalArgument(true) });
+}

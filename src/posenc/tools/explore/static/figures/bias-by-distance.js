@@ -3,9 +3,8 @@
 import { callOf } from "posenc/effect.js";
 import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
-import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
-import { agreed, apart, array, entryOf, named, optionsOf, parametersOf, python } from "posenc/options.js";
+import { agreed, apart, array, entryOf, named, optionsOf, parametersOf, python, schemeOf } from "posenc/options.js";
 import { Random } from "posenc/random.js";
 import { use } from "posenc/use.js";
 
@@ -26,7 +25,7 @@ function call(name, app, { distance, gate, draw }) {
     const options = optionsOf(entry, "", { num_heads: HEADS, max_positions: distance + 1 });
     const parameters = parametersOf(entry, options, { seed: draw });
     const keys = Positions.arange(distance + 1);
-    const scheme = new SCHEMES[name](options, parameters);
+    const scheme = schemeOf(entry, options, parameters);
     const made = callOf(scheme, entry, options, "bias", keys.slice(distance), keys, draw);
     const forgotten = new Heads(HEADS, distance + 1, 1).map(1, (to) => to.fill(Math.log(gate / (1 - gate))));
     const profile = new Heads(HEADS, 1, options.width ?? 1, new Random(draw).normals(HEADS * (options.width ?? 1)));
@@ -60,6 +59,22 @@ function told(looks) {
     });
 }
 
+/** The user's own schemes that add a bias by the distance, and do no more. */
+const biased = ({ catalog }) =>
+    catalog.filter(({ own, doors }) => own?.bias?.shape.length === 2 && doors.join() === "score");
+
+/** Their bias, as far as posenc has computed it. */
+function ownBiases({ distance, head, own }, app) {
+    return (own ? biased(app) : []).map((entry) => {
+        const { tokens, bias } = entry.own;
+        const start = (Math.min(head, bias.shape[0]) - 1) * (2 * tokens - 1);
+        const y = Float64Array.from({ length: distance + 1 }, (_, n) =>
+            n < tokens ? (bias.data[start + tokens - 1 - n] ?? -Infinity) : NaN,
+        );
+        return { scheme: entry.name, name: entry.title, y };
+    });
+}
+
 export const figure = {
     name: "bias-by-distance",
     title: "Bias against distance",
@@ -74,6 +89,7 @@ export const figure = {
         log: false,
         gate: 0.95,
         draw: 0,
+        own: true,
         ...Object.fromEntries(
             NAMES.map((name) => [name, ["alibi", "sandwich", "kerple", "t5", "fire", "fox"].includes(name)]),
         ),
@@ -94,6 +110,7 @@ export const figure = {
         ...(values.fox
             ? [{ name: "gate", label: "FoX's gates, all", kind: "range", min: 0.5, max: 0.99, step: 0.01 }]
             : []),
+        ...(biased(app).length ? [{ name: "own", label: "your own", kind: "check" }] : []),
         ...NAMES.map((name) => ({ name, label: entryOf(app, name).title, kind: "check" })),
     ],
     values(state, app) {
@@ -101,11 +118,14 @@ export const figure = {
         const x = Float64Array.from({ length: state.distance + 1 }, (_, n) => n);
         return {
             x,
-            series: shown.map((name) => ({
-                scheme: name,
-                name: entryOf(app, name).title,
-                y: biasOf(name, state, app),
-            })),
+            series: [
+                ...shown.map((name) => ({
+                    scheme: name,
+                    name: entryOf(app, name).title,
+                    y: biasOf(name, state, app),
+                })),
+                ...ownBiases(state, app),
+            ],
         };
     },
     use(state, app) {
@@ -147,7 +167,8 @@ export const figure = {
         };
     },
     describe({ distance, head }, { series }) {
-        const words = series.map(({ name, y }) => `${name} ${Number(y[distance].toPrecision(3))}`);
+        const number = (x) => (Number.isNaN(x) ? "not computed so far" : Number(x.toPrecision(3)));
+        const words = series.map(({ name, y }) => `${name} ${number(y[distance])}`);
         return series.length
             ? `Bias in head ${head} at a distance of ${distance}: ${words.join(", ")}.`
             : "No scheme is chosen.";

@@ -208,7 +208,7 @@ export const figure = {
     line(values, app) {
         const { entries } = figure.values(values, app);
         const schemes = entries.map((entry) => options.python(entry, options.optionsOf(entry)));
-        return `from posenc.encoding.encoding import DOORS  # ${Object.keys(DOORS).join(", ")}\nscheme = ${schemes.join(" + ")}\ntorch.tensor([float(door in scheme.doors) for door in DOORS])`;
+        return `${options.imports(entries)}from posenc.encoding.encoding import DOORS  # ${Object.keys(DOORS).join(", ")}\nscheme = ${schemes.join(" + ")}\ntorch.tensor([float(door in scheme.doors) for door in DOORS])`;
     },
     compared(values, app) {
         const { open } = figure.values(values, app);

@@ -18,10 +18,10 @@ import {
 import { comparedOf, isDrawn, pythonOf } from "posenc/effect_python.js";
 import { Heads } from "posenc/math/arrays.js";
 import { attend } from "posenc/math/attend.js";
-import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
 import * as given from "posenc/options.js";
 import { remembered } from "posenc/remembered.js";
+import { gridOf, lineOf } from "posenc/seen.js";
 import { ordered } from "posenc/theme.js";
 import { use } from "posenc/use.js";
 
@@ -44,8 +44,24 @@ const BESIDE = {
 };
 
 /** {entry, options, scheme, family, axes, parameters} of a state. */
-const chosen = ({ scheme, options, tokens, side, draw }, app) =>
-    built(given.entryOf(app, scheme), options, Math.max(tokens, 64), side, draw);
+function chosen({ scheme, options, tokens, side, draw }, app) {
+    const entry = given.entryOf(app, scheme);
+    return entry.own ? ofOwn(entry, app) : built(entry, options, Math.max(tokens, 64), side, draw);
+}
+
+const kept = new WeakMap(); // by entry: what its numbers give
+
+/** The same of a scheme of the user's own, which posenc has computed. */
+function ofOwn(entry, app) {
+    if (!kept.has(entry)) {
+        const seen = app.data.seen.find(({ name }) => name === entry.name);
+        const found = seen.axes === 1 ? lineOf(seen) : gridOf(seen);
+        kept.set(entry, { found, axes: seen.axes, what: seen.what, tokens: seen.shape[1], side: found.side });
+    }
+    const { found, ...one } = kept.get(entry);
+    const all = () => found;
+    return { entry, options: given.optionsOf(entry), scheme: {}, parameters: {}, family: "own", few: all, all, ...one };
+}
 
 /** The same, with what the scheme does to a few tokens and to `all`, so many of them (or patches to a side). Another
  * head is drawn of the same numbers. */
@@ -53,12 +69,12 @@ const built = remembered((entry, text, max_positions, side, draw) => {
     const axes = axesOf(entry);
     const options = given.optionsOf(entry, text, axes === 1 ? { max_positions } : { grid: [side, side] });
     const parameters = given.parametersOf(entry, options, { seed: draw, spread: entry.name === "cope" ? 1 : 0 });
-    const scheme = new SCHEMES[entry.name](options, parameters);
+    const scheme = given.schemeOf(entry, options, parameters);
     const family = familyOf(scheme, entry, options);
     const of = axes === 1 ? ofLine : ofGrid;
     const seen = (size) => of(scheme, entry, options, family, size, draw);
     const few = remembered(() => seen(axes === 1 ? 9 : 3));
-    return { entry, options, parameters, scheme, axes, family, few, all: remembered(seen) };
+    return { entry, options, parameters, scheme, axes, family, what: WHAT[family], few, all: remembered(seen) };
 });
 
 const seesBack = ({ family, entry, options }) =>
@@ -69,6 +85,7 @@ function extent(values, app) {
     const one = chosen(values, app);
     if (one.family === "curve") return { ...one, heads: 1, most: 0 };
     const { heads, by } = one.few();
+    if (one.entry.own) return { ...one, heads, most: 0 };
     return { ...one, heads, most: by === "distance" ? mostOf(one.entry) : MOST };
 }
 
@@ -134,15 +151,22 @@ export const figure = {
     },
     values(state, app) {
         const one = chosen(state, app);
-        const made = one.family === "curve" ? curve(one) : one.axes === 1 ? line(one, state) : grid(one, state);
-        return { ...one, what: WHAT[one.family], ...made };
+        const sizes = one.entry.own ? { ...state, ...one } : state;
+        const made = one.family === "curve" ? curve(one) : one.axes === 1 ? line(one, sizes) : grid(one, sizes);
+        return { ...one, ...made };
     },
     use(state, app) {
         const one = chosen(state, app);
-        return use([one], { ...state, causal: state.causal || seesBack(one) });
+        return use([one], { ...state, ...(one.entry.own && { tokens: one.tokens, side: one.side }), causal: state.causal || seesBack(one) });
     },
-    line: (state, app) => pythonOf(chosen(state, app), state),
-    compared: (state, app) => comparedOf(chosen(state, app), state),
+    line(state, app) {
+        const one = chosen(state, app);
+        return one.entry.own ? `# posenc plot overview --schemes ${one.entry.name}` : pythonOf(one, state);
+    },
+    compared(state, app) {
+        const one = chosen(state, app);
+        return one.entry.own ? null : comparedOf(one, state);
+    },
     mount(box, app) {
         const matrix = app.heat(box, { label: "what the scheme does to each query and key" });
         const along = app.lines(box, { label: "the same as lines", xLabel: "key − query", yLabel: "" });
@@ -165,7 +189,8 @@ export const figure = {
         const words = heads > 1 ? `, head ${head} of ${heads}` : "";
         return `${entry.title}${words}: ${what} from ${Number(low.toPrecision(3))} to ${Number(high.toPrecision(3))}. ${goes}`;
     },
-    async check(state, { family, axes }, app) {
+    async check(state, { entry, family, axes }, app) {
+        if (entry.own) return "posenc computed all of these numbers: this scheme is yours";
         const small = { ...state, tokens: Math.min(state.tokens, 32), side: Math.min(state.side, 5) };
         const one = chosen(small, app);
         const positions =
@@ -248,7 +273,7 @@ function line(one, { tokens: N, head, causal }) {
     const x = Float64Array.from({ length: count }, (_, n) => (isDistance ? n + 1 - N : n));
     const shown = [...new Set([...Array.from({ length: Math.min(heads, MOST_LINES) }, (_, n) => n), which])];
     const series = shown.map((n) => ({
-        name: heads > 1 ? `head ${n + 1}` : WHAT[family],
+        name: heads > 1 ? `head ${n + 1}` : one.what,
         width: n === which && heads > 1 ? 3.5 : 2,
         y: along(n).slice(0, count),
     }));

@@ -5,7 +5,7 @@ export const figure = {
     title: "Your scheme, as posenc computes it",
     see: "What the scheme does to every two tokens. These numbers come from posenc and not from the page.",
     defaults: { scheme: "0", head: 1 },
-    present: ({ data }) => Boolean(data.seen?.length),
+    present: ({ data }) => !data.catalog && Boolean(data.seen?.length), // in a notebook
     controls(values, app) {
         const all = app.data.seen ?? [];
         const heads = all[values.scheme]?.shape[0] ?? 1;

@@ -10,7 +10,8 @@ import {
     python,
     schemeControl,
     shown,
-    use,
+    sizesOf,
+    useOf,
     vectors,
 } from "posenc/vectors.js";
 
@@ -23,25 +24,27 @@ export const figure = {
     defaults: { scheme: "sinusoidal", dim: 64, tokens: 64, position: 20, dimension: 12, options: "" },
     another: { scheme: "learned", dim: 32, tokens: 48, position: 5, dimension: 3, options: "" },
     controls(values, app) {
-        const most = limits(values, MOST);
+        const most = limits(values, MOST, app);
         return [
             schemeControl(app, { tables: true }),
             { name: "position", label: "position", kind: "range", min: 0, max: values.tokens - 1 },
             { name: "dimension", label: "dimension", kind: "range", min: 0, max: values.dim - 1 },
             { name: "tokens", label: "positions", kind: "range", min: 16, max: most.tokens, step: 16 },
-            ...(values.scheme === "minilm"
+            ...(sizesOf(values, app)
                 ? []
                 : [{ name: "dim", label: "dim", kind: "range", min: 16, max: most.dim, step: 16 }]),
             ...ownControls(values, app),
         ];
     },
     shown,
-    change(values, name, value) {
+    change(values, name, value, app) {
         const made = options.change(values, name, value);
-        const { tokens, dim } = { tokens: made.tokens, dim: made.scheme === "minilm" ? limits(made).dim : made.dim };
+        const most = limits(made, MOST, app);
+        const [tokens, dim] = [Math.min(made.tokens, most.tokens), sizesOf(made, app)?.dim ?? made.dim];
         return {
             ...made,
             dim,
+            tokens,
             position: Math.min(made.position, tokens - 1),
             dimension: Math.min(made.dimension, dim - 1),
         };
@@ -50,7 +53,7 @@ export const figure = {
         const { rows, columns, data, missing } = vectors(values, app);
         return { rows, columns, main: data, missing };
     },
-    use,
+    use: useOf,
     line: (values, app) => `${python(values, app)}\nP`,
     compared(values, app) {
         const { rows, columns, main } = figure.values(values, app);
