@@ -94,6 +94,29 @@ def agrees(found: Any) -> None:
     torch.testing.assert_close(computed[finite], shown[finite], rtol=0, atol=1e-5 * max(most, 1e-30))
 
 
+@pytest.mark.parametrize(
+    ("figure", "state"),
+    [
+        *[(name, {}) for name in ("bias-by-distance", "product", "relative-2d", "rope-decay", "transformer-xl")],
+        ("transformer-xl", {"causal": False}),
+        *[("scheme", {"scheme": name}) for name in ("alibi", "rope", "sandwich", "xpos", "axial_rope")],
+        ("scheme", {"scheme": "rope", "causal": True, "tokens": 12}),
+    ],
+)
+def test_the_switch_shows_the_weights_of_the_scores(figure: str, state: dict[str, Any], figures: Node) -> None:
+    scores, weights = (figures("figure", name=figure, state={**state, "weighed": on}) for on in (False, True))
+    assert "weighed" in weights["controls"]
+    assert "softmax" in weights["line"]
+    assert not torch.equal(scores["compared"], weights["compared"])
+    agrees(weights)
+
+
+@pytest.mark.parametrize("scheme", ["nope", "sinusoidal", "fox", "softcap", "distance_aware"])
+def test_what_is_no_score_has_no_weights(scheme: str, figures: Node) -> None:
+    found = figures("figure", name="scheme", state={"scheme": scheme})
+    assert ("weighed" in found["controls"]) == (scheme == "nope")
+
+
 @pytest.mark.parametrize("figure", FIGURES)
 def test_a_figure_says_what_it_is(figure: str, figures: Node) -> None:
     found = figures("figure", name=figure, state="defaults")

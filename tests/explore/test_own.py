@@ -93,7 +93,7 @@ def test_the_bias_of_an_own_scheme_stands_beside_the_others(figures: Node, known
     bias = posenc.logits(zeros, zeros, scheme)[0, 2, -1, 0].item()
     assert f"Plateau {bias:.3g}." in found["says"]
     far = figures("figure", name="bias-by-distance", state={"distance": 100})
-    assert "Plateau not computed so far." in far["says"]
+    assert "Plateau not computed that far." in far["says"]
 
 
 def test_a_position_that_was_not_computed_is_named(figures: Node) -> None:

@@ -131,7 +131,7 @@ def _heads(x: Tensor) -> dict[str, Any]:
 
 def _flat(x: Tensor) -> list[float | None]:
     """The numbers; None for a key that a bias hides."""
-    return [round(number, 9) if number > -torch.inf else None for number in x.reshape(-1).tolist()]
+    return [round(number, 12) if number > -torch.inf else None for number in x.reshape(-1).tolist()]
 
 
 def built(names: str) -> Scheme:

@@ -1,5 +1,5 @@
-// A scheme of the user's own, or a composition, as numbers that posenc computed of it and the page keeps: vectors that are
-// added, matrices that turn queries and keys, and the bias of every score, at the positions 0 .. tokens - 1.
+// A scheme of the user's own, or a composition, as numbers that posenc computed of it: vectors that are added, matrices
+// that turn queries and keys, and the bias of every score, at the positions 0 .. tokens - 1.
 
 import { Heads, Matrix } from "posenc/math/arrays.js";
 import { must } from "posenc/math/check.js";

@@ -163,10 +163,13 @@ const DATA = { cameras: "torch.eye(4)[None]" };
 /** How one writes the scheme in Python: what differs from the defaults of its class, and what it requires. */
 export function python(entry, options) {
     if (entry.own) return entry.own.call.includes(" + ") ? `(${entry.own.call})` : entry.own.call;
+    const isWhole = (name) => name === "rotary_dim" && options.rotary_dim === options.head_dim;
     const given = entry.options
         .filter(
             ({ name, required, default: usual }) =>
-                options[name] !== undefined && (required || JSON.stringify(options[name]) !== JSON.stringify(usual)),
+                options[name] !== undefined &&
+                !isWhole(name) &&
+                (required || JSON.stringify(options[name]) !== JSON.stringify(usual)),
         )
         .map(({ name }) => `${name}=${options[name] === null ? (DATA[name] ?? "None") : literal(options[name])}`);
     return `posenc.${entry.title}(${given.join(", ")})`;

@@ -1,4 +1,4 @@
-// What a scheme of the user's own does to every two tokens, as posenc has computed it: the same as effect.js gives of the
+// What a scheme of the user's own does to every two tokens, as posenc has computed it: as effect.js gives it of the
 // catalog's.
 
 import { goesBy } from "posenc/effect.js";

@@ -8,7 +8,7 @@ import { literal, python } from "posenc/options.js";
 /** A comment that says what a tensor of the caller's is. */
 export const takes = (names, dims, shape) => `# ${names}: (${dims}), here (${shape.join(", ")})`;
 
-/** A call of attention with a scheme, in Python; `before` are lines that it needs, `more` arguments after the scheme. */
+/** A call of attention with a scheme in Python; `before` are lines that it needs, `more` arguments after the scheme. */
 export function attended(scheme, { heads = 8, tokens = 64, dim = 64, before = [], more = [] } = {}) {
     const call = ["q", "k", "v", scheme, ...more].filter(Boolean).join(", ");
     return [
@@ -24,7 +24,7 @@ export const added = (scheme, { tokens, dim, positions = `posenc.Positions.arang
 
 export const causalArgument = (causal) => (causal ? ["is_causal=True"] : []);
 
-/** The scheme, or several added, {entry, options}[], in a model with their sizes: in a line of tokens, or in a picture of
+/** The scheme, or several added, {entry, options}[], in a model with their sizes: in a line of tokens, or a picture of
  * `side` patches to a side. */
 export function use(parts, sizes) {
     const imports = [...new Set(parts.map(({ entry }) => entry.own?.imports).filter(Boolean))];

@@ -7,6 +7,7 @@ import { Positions } from "posenc/math/positions.js";
 import { agreed, apart, array, entryOf, named, optionsOf, parametersOf, python, schemeOf } from "posenc/options.js";
 import { Random } from "posenc/random.js";
 import { use } from "posenc/use.js";
+import { WEIGHED, weighed } from "posenc/weighed.js";
 
 const FREE = ["alibi", "sandwich"]; // nothing is learned
 const NAMES = [...FREE, "kerple", "t5", "fire", "fox", "inkling", "shaw", "relative_1d", "transformer_xl", "deberta"];
@@ -90,6 +91,7 @@ export const figure = {
         gate: 0.95,
         draw: 0,
         own: true,
+        weighed: false,
         ...Object.fromEntries(
             NAMES.map((name) => [name, ["alibi", "sandwich", "kerple", "t5", "fire", "fox"].includes(name)]),
         ),
@@ -106,6 +108,7 @@ export const figure = {
         { name: "distance", label: "up to distance", kind: "range", min: 16, max: 512, step: 1, log: true },
         { name: "head", label: `head (of ${HEADS})`, kind: "range", min: 1, max: HEADS },
         { name: "log", label: "logarithmic distance", kind: "check" },
+        WEIGHED,
         { name: "draw", label: "random numbers, draw", kind: "range", min: 0, max: 20 },
         ...(values.fox
             ? [{ name: "gate", label: "FoX's gates, all", kind: "range", min: 0.5, max: 0.99, step: 0.01 }]
@@ -141,7 +144,7 @@ export const figure = {
             `# Distances, and there the bias of the schemes that learn nothing:\nschemes = [${schemes.join(", ")}]\nkeys = posenc.Positions.arange(${N})\n` +
             `q, k = (torch.zeros(1, ${HEADS}, n, 64, dtype=torch.float64) for n in (1, ${N}))\n` +
             'places = {"query_positions": keys[-1:], "key_positions": keys}\n' +
-            `rows = [posenc.logits(q, k, scheme, **places)[0, ${state.head - 1}, 0].flip(0) for scheme in schemes]\n` +
+            `rows = [posenc.logits(q, k, scheme, **places)[0, ${state.head - 1}, 0].flip(0)${state.weighed ? ".softmax(-1)" : ""} for scheme in schemes]\n` +
             `torch.stack([torch.arange(${N}, dtype=torch.float64), *rows])`
         );
     },
@@ -150,7 +153,8 @@ export const figure = {
         const N = state.distance + 1;
         const data = new Float64Array((names.length + 1) * N);
         for (let n = 0; n < N; n++) data[n] = n;
-        names.forEach((name, row) => data.set(biasOf(name, state, app), (row + 1) * N));
+        const shown = (name) => (state.weighed ? weighed(biasOf(name, state, app)) : biasOf(name, state, app));
+        names.forEach((name, row) => data.set(shown(name), (row + 1) * N));
         return { shape: [names.length + 1, N], data };
     },
     mount(box, app) {
@@ -158,16 +162,17 @@ export const figure = {
         const charts = [false, true].map((logX) =>
             app.lines(box, { label, xLabel: "distance (tokens)", yLabel: "bias", logX, height: 360 }),
         );
-        return ({ log }, { x, series }) => {
+        return ({ log, weighed: isWeighed }, { x, series: biases }) => {
+            const series = biases.map((one) => (isWeighed ? { ...one, y: weighed(one.y) } : one));
             charts.forEach(({ frame }, n) => (frame.parentElement.style.display = n === Number(log) ? "" : "none"));
             const looks = told(series.map(({ scheme }) => app.data.looks[scheme][app.theme().dark ? "dark" : "light"]));
             const from = log ? 1 : 0;
             const lines = series.map(({ name, y }, n) => ({ name, y: y.subarray(from), ...looks[n], always: true }));
-            charts[Number(log)].draw(x.subarray(from), lines);
+            charts[Number(log)].draw(x.subarray(from), lines, { yLabel: isWeighed ? "attention weight" : "bias" });
         };
     },
     describe({ distance, head }, { series }) {
-        const number = (x) => (Number.isNaN(x) ? "not computed so far" : Number(x.toPrecision(3)));
+        const number = (x) => (Number.isNaN(x) ? "not computed that far" : Number(x.toPrecision(3)));
         const words = series.map(({ name, y }) => `${name} ${number(y[distance])}`);
         return series.length
             ? `Bias in head ${head} at a distance of ${distance}: ${words.join(", ")}.`

@@ -9,6 +9,7 @@ import { Positions } from "posenc/math/positions.js";
 import { OWN, agreed, apart, array, entryOf, imports, optionsOf, python, schemeOf } from "posenc/options.js";
 import { remembered } from "posenc/remembered.js";
 import { attended, use } from "posenc/use.js";
+import { WEIGHED, weighed } from "posenc/weighed.js";
 
 /** The largest difference between two numbers of one diagonal. */
 function alongDiagonals(scores, n) {
@@ -62,7 +63,7 @@ export const figure = {
         "diagonal, which is one distance, has one score; with a sinusoid added to q and k it has many. Move all " +
         "tokens by c: only the second map changes. " +
         "Squares mark the ends of the diagonal that the lines follow.",
-    defaults: { scheme: "rope", tokens: 64, dim: 32, base: 10000, shift: 0, distance: 8, seed: 0 },
+    defaults: { scheme: "rope", tokens: 64, dim: 32, base: 10000, shift: 0, distance: 8, seed: 0, weighed: false },
     another: { scheme: "rope", tokens: 20, dim: 12, base: 100, shift: 37, distance: 3, seed: 2 },
     controls({ scheme, tokens }, app) {
         const entry = entryOf(app, scheme);
@@ -70,8 +71,8 @@ export const figure = {
         const named = choices.map((value) => ({ value, name: entryOf(app, value).title }));
         return [
             ...(named.length > 1 ? [{ name: "scheme", label: "rotation", kind: "choice", choices: named }] : []),
-            { name: "shift", label: "c, added to every position", kind: "range", min: 0, max: most(entry).shift, step: 1 },
-            { name: "distance", label: "distance i − j of the lines", kind: "range", min: 0, max: tokens - 2, step: 1 },
+            { name: "shift", label: "c, added to every position", kind: "range", min: 0, max: most(entry).shift },
+            { name: "distance", label: "distance i − j of the lines", kind: "range", min: 0, max: tokens - 2 },
             { name: "tokens", label: "tokens", kind: "range", min: 8, max: most(entry).tokens, step: 4 },
             ...(entry.own
                 ? []
@@ -79,6 +80,7 @@ export const figure = {
                       { name: "dim", label: "head_dim", kind: "range", min: 4, max: 64, step: 4 },
                       { name: "base", label: "base", kind: "range", min: 10, max: 1_000_000, log: true, step: 1 },
                   ]),
+            WEIGHED,
             { name: "seed", label: "Other q and k", kind: "button", value: (seed) => (seed + 1) % 20 },
         ];
     },
@@ -96,7 +98,8 @@ export const figure = {
     values(state, app) {
         const { scheme, dim } = turning(state, app);
         const { tokens, base, shift, seed } = state;
-        return { ...scored(state.scheme, scheme, tokens, dim, base, shift, seed), title: entryOf(app, state.scheme).title };
+        const found = scored(state.scheme, scheme, tokens, dim, base, shift, seed);
+        return { ...found, title: entryOf(app, state.scheme).title };
     },
     use(state, app) {
         const { tokens, shift } = state;
@@ -113,12 +116,14 @@ export const figure = {
             `turned = ${python(entry, options)}(p, dtype=torch.float64)\n` +
             `rope = posenc.logits(q.expand(1, 1, ${tokens}, -1), k.expand(1, 1, ${tokens}, -1), turned)[0, 0]\n` +
             `table = posenc.Sinusoidal(${dim}, base=${base}).table(p, torch.float64)[0]\n` +
-            `added = (q + table) @ (k + table).T / ${dim}**0.5\ntorch.stack((rope, added))`
+            `added = (q + table) @ (k + table).T / ${dim}**0.5\ntorch.stack((rope, added))${state.weighed ? ".softmax(-1)" : ""}`
         );
     },
     compared(state, app) {
         const { rope, added } = figure.values(state, app);
-        return { shape: [2, state.tokens, state.tokens], data: Float64Array.from([...rope, ...added]) };
+        const both = Float64Array.from([...rope, ...added]);
+        const data = state.weighed ? weighed(both, { keys: state.tokens }) : both;
+        return { shape: [2, state.tokens, state.tokens], data };
     },
     async check({ scheme, tokens, dim, base, shift, seed }, { rope }, app) {
         if (entryOf(app, scheme).own) return OWN;
@@ -145,27 +150,31 @@ export const figure = {
             yLabel: "score (in logits)",
             height: 240,
         });
-        return ({ tokens, shift, distance }, { title, rope, added, differences }) => {
+        return ({ tokens, shift, distance, weighed: isWeighed }, { title, differences, ...scores }) => {
+            const [rope, added] = [scores.rope, scores.added].map((x) => (isWeighed ? weighed(x, { keys: tokens }) : x));
+            const scale = isWeighed ? { low: 0, centre: null } : { low: undefined, centre: undefined };
             maps[0].heading.textContent = title;
             const rest = tokens - distance;
             const looks = {
                 rowName: (i) => `query at ${i + shift}`,
                 columnName: (j) => `key at ${j + shift}`,
+                ...scale,
                 rows: tokens,
                 columns: tokens,
                 marks: [0, rest - 1].map((column) => ({ row: column + distance, column })),
             };
             [rope, added].forEach((scores, n) => maps[n].map.draw(scores, looks));
             [differences.rope, differences.added].forEach((x, n) => {
-                maps[n].told.textContent = `a diagonal differs by up to ${Number(x.toPrecision(2))}`;
+                maps[n].told.textContent = `scores of a diagonal differ by up to ${Number(x.toPrecision(2))}`;
             });
             const diagonal = (scores) =>
                 Float64Array.from({ length: rest }, (_, j) => scores[(j + distance) * tokens + j]);
             const x = Array.from({ length: rest }, (_, j) => j + distance + shift);
-            chart.draw(x, [
+            const series = [
                 { name: title, y: diagonal(rope) },
                 { name: "a sinusoid added", y: diagonal(added) },
-            ]);
+            ];
+            chart.draw(x, series, { yLabel: isWeighed ? "attention weight" : "score (in logits)" });
         };
     },
     describe: ({ tokens, shift }, { title, differences }) =>

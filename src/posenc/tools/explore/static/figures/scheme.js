@@ -24,6 +24,7 @@ import { remembered } from "posenc/remembered.js";
 import { gridOf, lineOf } from "posenc/seen.js";
 import { ordered } from "posenc/theme.js";
 import { use } from "posenc/use.js";
+import { WEIGHED, weighed } from "posenc/weighed.js";
 
 const DASHES = [[], [12, 3], [12, 3, 3, 3], [3, 3]];
 const MOST_LINES = 4;
@@ -77,6 +78,9 @@ const built = remembered((entry, text, max_positions, side, draw) => {
     return { entry, options, parameters, scheme, axes, family, what: WHAT[family], few, all: remembered(seen) };
 });
 
+/** Whether what is drawn is a score, or added to one. */
+const isScore = ({ family, what }) => ["bias", "rotate"].includes(family) || ["bias", "score"].includes(what);
+
 const seesBack = ({ family, entry, options }) =>
     ["content", "weights", "bands"].includes(family) || isForDecoders(entry, options);
 
@@ -114,7 +118,7 @@ export const figure = {
         "Choose a scheme and its options. A diagonal pattern goes by the distance alone; rows or columns that " +
         "differ say where the tokens stand. What a scheme learns is drawn as it begins, before any training.",
     formula: ({ scheme }, app) => given.entryOf(app, scheme).formula,
-    defaults: { scheme: "alibi", options: "", tokens: 33, side: 9, head: 1, causal: false, draw: 0 },
+    defaults: { scheme: "alibi", options: "", tokens: 33, side: 9, head: 1, causal: false, weighed: false, draw: 0 },
     another: { scheme: "rope", options: "base:100", tokens: 24, side: 9, head: 1, causal: true, draw: 0 },
     controls(values, app) {
         const one = extentOr(values, app);
@@ -131,6 +135,7 @@ export const figure = {
                   ]),
             ...(heads > 1 ? [{ name: "head", label: "head", kind: "range", min: 1, max: heads }] : []),
             ...(axes === 1 && most > 0 && !seesBack(one) ? [{ name: "causal", label: "causal", kind: "check" }] : []),
+            ...(isScore(one) ? [WEIGHED] : []),
             ...(family !== "" && (isDrawn(one) || ["content", "weights"].includes(family))
                 ? [{ name: "draw", label: "random numbers, draw", kind: "range", min: 0, max: 20 }]
                 : []),
@@ -153,7 +158,7 @@ export const figure = {
         const one = chosen(state, app);
         const sizes = one.entry.own ? { ...state, ...one } : state;
         const made = one.family === "curve" ? curve(one) : one.axes === 1 ? line(one, sizes) : grid(one, sizes);
-        return { ...one, ...made };
+        return { ...one, ...made, ...(state.weighed && isScore(one) && { what: "attention weight" }) };
     },
     use(state, app) {
         const one = chosen(state, app);
@@ -161,11 +166,18 @@ export const figure = {
     },
     line(state, app) {
         const one = chosen(state, app);
-        return one.entry.own ? `# posenc plot overview --schemes ${one.entry.name}` : pythonOf(one, state);
+        if (one.entry.own) return `# posenc plot overview --schemes ${one.entry.name}`;
+        const lines = pythonOf(one, state);
+        return state.weighed && isScore(one) && !isDrawn(one) ? weights(lines, one, state) : lines;
     },
     compared(state, app) {
         const one = chosen(state, app);
-        return one.entry.own ? null : comparedOf(one, state);
+        if (one.entry.own) return null;
+        const found = comparedOf(one, state);
+        if (!state.weighed || !isScore(one) || isDrawn(one)) return found;
+        const { shape, data } = found;
+        const keys = state.tokens;
+        return { shape, data: one.axes > 1 ? weighed(data) : weighed(hidden(data, keys, one, state), { keys }) };
     },
     mount(box, app) {
         const matrix = app.heat(box, { label: "what the scheme does to each query and key" });
@@ -234,24 +246,44 @@ export const figure = {
     },
 };
 
-function line(one, { tokens: N, head, causal }) {
+/** The scores without those of keys that a query does not see. */
+function hidden(data, N, one, { causal }) {
+    if (causal || seesBack(one)) for (let i = 0; i < N; i++) data.fill(NaN, i * N + i + 1, (i + 1) * N);
+    return data;
+}
+
+/** Lines of Python whose last is a score, with the weights in its place. */
+function weights(lines, one, { tokens: N, side, causal }) {
+    const at = lines.lastIndexOf("\n") + 1;
+    const scores = `${lines.slice(0, at)}scores = ${lines.slice(at)}\n`;
+    if (one.axes > 1) return `${scores}scores.flatten().softmax(-1).view(${side}, ${side})`;
+    if (!causal && !seesBack(one)) return `${scores}scores.softmax(-1)`;
+    return (
+        `${scores}hidden = torch.ones(${N}, ${N}, dtype=torch.bool).triu(1)\n` +
+        "scores.masked_fill(hidden, -torch.inf).softmax(-1).masked_fill(hidden, torch.nan)"
+    );
+}
+
+function line(one, { tokens: N, head, causal, weighed: asWeights }) {
     const { options, scheme, family } = one;
     const { by, heads, matrix, along } = one.all(N);
     const which = Math.min(head, heads) - 1;
     const isCausal = causal || seesBack(one);
-    const data = matrix(which);
-    if (isCausal) for (let i = 0; i < N; i++) data.fill(NaN, i * N + i + 1, (i + 1) * N);
+    const isWeighed = asWeights && isScore(one);
+    const scores = hidden(matrix(which), N, one, { causal });
+    const data = isWeighed ? weighed(scores, { keys: N }) : scores;
     const map = {
         rows: N,
         columns: N,
         data,
         centre: family === "factor" ? 1 : undefined,
+        low: isWeighed ? 0 : undefined,
         rowLabel: "query",
         columnLabel: "key",
         said: `each query and key of ${N}`,
     };
     const made = { heads, map, main: data };
-    if (!by) {
+    if (!by || isWeighed) {
         const queries = [N >> 2, N >> 1, N - 1];
         const x = Float64Array.from({ length: isCausal ? N : 2 * N - 1 }, (_, n) => n + 1 - N);
         const series = queries.map((i) => ({
@@ -265,7 +297,9 @@ function line(one, { tokens: N, head, causal }) {
             series,
             goes: ["content", "weights"].includes(family)
                 ? "It goes by what the tokens are."
-                : "It goes by more than the distance.",
+                : isWeighed
+                  ? "The weights of a query sum to 1."
+                  : "It goes by more than the distance.",
         };
     }
     const isDistance = by === "distance";
@@ -287,10 +321,12 @@ function line(one, { tokens: N, head, causal }) {
     };
 }
 
-function grid({ axes, all }, { side, head }) {
+function grid(one, { side, head, weighed: asWeights }) {
+    const { axes, all } = one;
     const { x, middle, heads, matrix, lines } = all(side);
     const which = Math.min(head, heads) - 1;
-    const data = matrix(which);
+    const isWeighed = asWeights && isScore(one);
+    const data = isWeighed ? weighed(matrix(which)) : matrix(which);
     const marks = [{ row: middle, column: middle }];
     const map = {
         rows: side,
@@ -301,7 +337,11 @@ function grid({ axes, all }, { side, head }) {
         columnLabel: "column (patch)",
         said: `the query in row ${middle}, column ${middle} and every patch`,
     };
-    const series = lines(which);
+    const across = [
+        { name: "rows apart", y: x.map((_, n) => data[n * side + middle]) },
+        { name: "columns apart", y: data.slice(middle * side, (middle + 1) * side) },
+    ];
+    const series = isWeighed ? across : lines(which);
     return {
         heads,
         map,
