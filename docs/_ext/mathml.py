@@ -6,11 +6,13 @@ from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.writers.html5 import HTML5Translator
 
+from posenc.tools.explore.mathml import mathml as in_rows
+
 
 def mathml(latex: str, display: str) -> str:
-    """The <math> of a formula. ExtensionError for one that cannot be read to its end."""
+    """The MathML of a formula. ExtensionError for one that cannot be read to its end."""
     try:
-        made = convert(latex, display=display)
+        made = in_rows(latex) if display == "block" else convert(latex, display=display)
     except Exception as error:  # it has an error of its own for each thing that can be wrong
         raise ExtensionError(f"the formula {latex!r} is not understood: {type(error).__name__} {error}") from error
     if "\\" in made:  # an unknown command is left as it stands

@@ -138,6 +138,17 @@ JOBS.figure = async ({ name, state, change }) => {
     };
 };
 
+// How far each curve of a figure is from the numbers that it goes through.
+JOBS.waves = async ({ name, state }) => {
+    const { figure } = await of(`figures/${name}.js`);
+    const begun = { ...figure.defaults, ...(state === "another" ? figure.another : state === "defaults" ? {} : state) };
+    const app = { catalog: content.catalog, data: content };
+    const numbers = figure.values(begun, app);
+    const all = [numbers.series, numbers.lines, numbers.curves].flatMap((some) => some ?? []).filter(({ wave }) => wave);
+    const apart = ({ x = numbers.x, y, wave }) => Array.from(y, (value, n) => Math.abs(wave(x?.[n] ?? n) - value));
+    return all.map((one) => Math.max(...apart(one)));
+};
+
 for await (const line of createInterface({ input: process.stdin })) {
     const { what, ...job } = JSON.parse(line);
     let answer;

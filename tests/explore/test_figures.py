@@ -117,6 +117,42 @@ def test_what_is_no_score_has_no_weights(scheme: str, figures: Node) -> None:
     assert ("weighed" in found["controls"]) == (scheme == "nope")
 
 
+WAVES = {
+    "vector-lines": 4,
+    "predict-channel": 3,
+    "predict-far": 2,
+    "pair-layouts": 2,
+    "rope-decay": 1,
+    "product": 2,
+    "similarity": 1,
+}
+
+
+@pytest.mark.parametrize("figure", WAVES)
+def test_a_curve_goes_through_its_dots(figure: str, figures: Node) -> None:
+    """A curve has a formula of its own, for any position. Its dots, at whole ones, are compared with posenc."""
+    states: list[Any] = ["defaults", "another"]
+    if figure == "vector-lines":
+        states += [{"scheme": "fourier_features"}, {"options": "layout:concatenated base:500"}]
+        states += [{"options": "layout:tensor2tensor"}]
+    for state in states:
+        found = figures("waves", name=figure, state=state)
+        if (figure, state) == ("similarity", "another"):  # of a table, which has nothing between
+            assert found == []
+            continue
+        assert len(found) == (2 if (figure, state) == ("vector-lines", "another") else WAVES[figure])
+        assert max(found) < 1e-9
+
+
+def test_schemes_have_curves_where_they_take_any_position(figures: Node) -> None:
+    for entry in CATALOG:
+        found = figures("waves", name="scheme", state={"scheme": entry.name, "tokens": 12, "side": 3})
+        assert max(found, default=0) < 1e-9, entry.name
+    assert len(figures("waves", name="scheme", state={"scheme": "alibi"})) == 4
+    assert len(figures("waves", name="scheme", state={"scheme": "rope"})) == 1
+    assert figures("waves", name="scheme", state={"scheme": "t5"}) == []
+
+
 @pytest.mark.parametrize("figure", FIGURES)
 def test_a_figure_says_what_it_is(figure: str, figures: Node) -> None:
     found = figures("figure", name=figure, state="defaults")

@@ -13,7 +13,7 @@ from posenc.encoding.pieces import Bias, Distance
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import alibi_slopes, widest
 from posenc.scheme import Scheme
-from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.schemes.entry import FORMULA, Entry, Law, lines
 
 
 class ALiBi(Scheme):
@@ -91,9 +91,13 @@ ENTRY = Entry(
         "to each side)"
     ),
     limits="the bidirectional form is blind to direction",
-    formula=(
-        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - m_h (p_i - p_j), \qquad "
-        r"m_h = 2^{-8h/H} \mbox{ for } h = 1, \ldots, H \mbox{ and } H \mbox{ a power of two}"
+    formula=lines(
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - m_h \, n_{ij}, \qquad "
+        r"n_{ij} = \begin{cases} p_i - p_j & \mbox{causal} \\ |p_i - p_j| & \mbox{bidirectional} \end{cases}",
+        r"m_h = \begin{cases} 2^{-8h/N} & h \le N \\ 2^{-4(2(h - N) - 1)/N} & h > N \end{cases} \qquad "
+        r"h = 1, \ldots, H, \qquad N = 2^{\lfloor \log_2 H \rfloor}",
+        r"\mbox{directed} \mbox{: as bidirectional, and} \allowbreak \mbox{half of the heads see no later key,} "
+        r"\allowbreak \mbox{half no earlier one; } H \mbox{ counts a half}",
     ),
     example="posenc.attention(q, k, v, posenc.ALiBi(12), is_causal=True)",
     users="BLOOM, MPT, Falcon-RW",

@@ -199,8 +199,9 @@ ENTRY = Entry(
     limits="cannot encode diagonals: rows and columns rotate different channels",
     formula=lines(
         ROTATED_SCORE,
-        r"\phi_k = u \, y \, \theta_k \mbox{ in half of the pairs, } \; u \, x \, \theta_k \mbox{ in the others}, "
-        r"\qquad \theta_k = \mathrm{base}^{-4k/d}",
+        r"\phi_k = u \, y \, \theta_k \mbox{ in half of the pairs,} "
+        r"\allowbreak u \, x \, \theta_k \mbox{ in the others}, \qquad \theta_k = \mathrm{base}^{-4k/n}, \qquad "
+        r"n = \mathrm{rotary\_dim}, \qquad u = 2 \pi \mbox{ for } \mbox{dinov3}, \mbox{ else } 1",
     ),
     example=("rope = posenc.AxialRoPE(64)\nposenc.attention(q, k, v, rope, query_positions=rope.grid(8, 8))"),
     users="DINOv3, Perception Encoder, EVA-02, the vision encoders of Llama 4 and Gemma 4",

@@ -19,7 +19,7 @@ from posenc.positions.visibility import check_index
 from posenc.rotation.maps import InTurn, TokenMap, check_fits
 from posenc.rotation.phases import PairRotation, coords_of, frequencies, in_double, phases
 from posenc.scheme import Scheme
-from posenc.schemes.entry import Entry, Law
+from posenc.schemes.entry import Entry, Law, lines
 
 
 class Cameras(Scheme):
@@ -219,9 +219,14 @@ ENTRY = Entry(
         "and intrinsics: PRoPE of Li et al., GTA"
     ),
     limits="needs the cameras of all views; not p-RoPE, which is ProportionalRoPE",
-    formula=(
-        r"s_{ij} = \frac{q_i^{T} \, D(P_i P_j^{-1}) \, k_j}{\sqrt{d}}, \qquad o_i = \sum_j a_{ij} \, D(P_i P_j^{-1}) "
-        r"\, v_j, \qquad P_n = \mathrm{diag}(K_n, 1) \, T_n"
+    formula=lines(
+        r"s_{ij} = \frac{q_i^{T} D_{ij} \, k_j}{\sqrt{d}}, \qquad o_i = \sum_j a_{ij} \, D_{ij} \, v_j, \qquad "
+        r"P_n = \mathrm{diag}(K_n, 1) \, T_n \mbox{ of view } n",
+        r"D_{ij} \mbox{ multiplies by } P_{n_i} P_{n_j}^{-1} "
+        r"\allowbreak \mbox{each four of the first channels} \qquad "
+        r"\mbox{and turns pairs of the next } c \mbox{ channels} "
+        r"\allowbreak \mbox{by } (x_i - x_j) \, \theta_m \mbox{ or } (y_i - y_j) \, \theta_m, \qquad "
+        r"\theta_m = \mathrm{base}^{-4m/c}, \qquad c = \mathrm{rotary\_dim}",
     ),
     example=(
         "cameras = torch.eye(4).repeat(4, 1, 1)  # world to camera, for each of 4 views\n"

@@ -90,10 +90,12 @@ ENTRY = Entry(
     does="counts tokens, gated by the query, and multiplies the query with a vector of the count",
     limits="needs whole rows of scores; uses only the order of tokens, no coordinates",
     formula=lines(
-        r"s_{ij} = s + c \, q_i \cdot ((1 - f) \, e_{\lfloor p_{ij} \rfloor} + f \, e_{\lceil p_{ij} \rceil}), "
-        r"\qquad s = q_i \cdot k_j / \sqrt{d}, \quad f = p_{ij} - \lfloor p_{ij} \rfloor",
-        r"p_{ij} = \min \Bigl( \sum_{t = j}^{i} \sigma(q_i \cdot k_t / \sqrt{d}), \; \mathrm{max\_positions} - 1 "
-        r"\Bigr), \qquad c = 1 / \sqrt{d}",
+        r"s_{ij} = u_{ij} \allowbreak + c \, q_i "
+        r"\cdot \bigl( (1 - f) \, e_{\lfloor p_{ij} \rfloor} + f \, e_{\lceil p_{ij} \rceil} \bigr), \qquad "
+        r"u_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}}, \qquad f = p_{ij} - \lfloor p_{ij} \rfloor",
+        r"p_{ij} = \min \Bigl( \sum_{t = j}^{i} \sigma(u_{it}), "
+        r"\allowbreak \mathrm{max\_positions} - 1 \Bigr), \qquad "
+        r"c = \frac{1}{\sqrt{d}} \mbox{ if } \mathrm{scaled}, \mbox{ else } 1",
     ),
     example="posenc.attention(q, k, v, posenc.CoPE(64, max_positions=64), is_causal=True)",
     url="https://arxiv.org/abs/2405.18719",

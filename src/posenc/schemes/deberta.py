@@ -19,7 +19,7 @@ from posenc.positions.positions import Positions
 from posenc.rotation.maps import unchanged
 from posenc.rotation.phases import in_double
 from posenc.scheme import Scheme, uninitialized, uninitialized_table
-from posenc.schemes.entry import Entry, Law
+from posenc.schemes.entry import Entry, Law, lines
 
 
 class DeBERTa(Scheme):
@@ -203,10 +203,16 @@ ENTRY = Entry(
         "`of_layer(query, key)` for a layer's own projections"
     ),
     limits="all distances beyond the last are the same",
-    formula=(
-        r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot W_K R_c + k_j \cdot W_Q R_c}{\sqrt{3d}}, \qquad c = \min(\max(p_i "
-        r"- p_j + D, 0), 2D - 1)"
+    formula=lines(
+        r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot W_K R_c + k_j \cdot W_Q R_c}{\sqrt{3d}}, \qquad "
+        r"c = \min(\max(b(n) + M, 0), 2M - 1), \qquad n = p_i - p_j",
+        r"b(n) = n, \quad M = D; \qquad \mbox{with } B = 2m \mbox{ buckets } M = B \mbox{ and} "
+        r"\allowbreak b(n) = n \mbox{ for } |n| \le m, \allowbreak \mbox{else } \mathrm{sign}(n) \bigl( m + "
+        r"\allowbreak \lceil (m - 1) \ln(|n| / m) / \ln((D - 1) / m) \rceil \bigr)",
+        r"\mbox{normalized} \mbox{: } R \mbox{ after a layer norm}; \qquad "
+        r"\mbox{clamp} = \mbox{distance} \mbox{: } n \mbox{ first within } \pm (D - 1)",
     ),
+    symbols={"max_distance": "D", "num_buckets": "B"},
     example="posenc.attention(q, k, v, posenc.DeBERTa(12, 64, max_distance=512))",
     users="DeBERTa, versions 1 to 3",
     url="https://arxiv.org/abs/2006.03654",

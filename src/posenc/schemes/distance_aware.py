@@ -86,8 +86,8 @@ ENTRY = Entry(
     does="multiplies the ReLU of the score by a learned sigmoid of the distance",
     limits="blind to direction; scores decay to 0, not to −∞",
     formula=(
-        r"s_{ij} = \mathrm{ReLU} \Bigl( \frac{q_i \cdot k_j}{\sqrt{d}} \Bigr) \frac{1 + e^{v_h}}{1 + e^{v_h - w_h "
-        r"|r|}}"
+        r"s_{ij} = \mathrm{ReLU} \Bigl( \frac{q_i "
+        r"\cdot k_j}{\sqrt{d}} \Bigr) \frac{1 + e^{v_h}}{1 + e^{v_h - w_h |p_i - p_j|}}"
     ),
     example="posenc.attention(q, k, v, posenc.DistanceAware(12))",
     url="https://arxiv.org/abs/2010.06925",

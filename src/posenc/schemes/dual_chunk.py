@@ -78,10 +78,12 @@ ENTRY = Entry(
     "all earlier ones at `chunk`",
     limits="for causal attention; keys two or more chunks back all have the same query position",
     formula=lines(
-        r"s_{ij} = q_i \cdot R_{a_{ij}} R_{p_j \bmod c} \, k_j / \sqrt{d}, \qquad n_{ij} = \lfloor p_i / c \rfloor "
-        r"- \lfloor p_j / c \rfloor, \qquad c = \mathrm{chunk} - \mathrm{local}",
-        r"-a_{ij} = p_i \bmod c \; (n_{ij} \le 0), \quad \min(p_i \bmod c + c, \mathrm{chunk}) \; (n_{ij} = 1), "
-        r"\quad \min(2c - 1, \mathrm{chunk}) \; (n_{ij} \ge 2)",
+        r"s_{ij} = q_i \cdot R_{a_{ij}} R_{p_j \bmod c} \, k_j / \sqrt{d}, \qquad "
+        r"c = \mathrm{chunk} - \mathrm{local}, \qquad n_{ij} = \lfloor p_i / c \rfloor - \lfloor p_j / c \rfloor",
+        r"-a_{ij} = \begin{cases} p_i \bmod c & n_{ij} \le 0 \\ "
+        r"\min(p_i \bmod c + c, \mathrm{chunk}) & n_{ij} = 1 \\ "
+        r"\min(2c - 1, \mathrm{chunk}) & n_{ij} \ge 2 \end{cases} \qquad "
+        r"R_a \mbox{ turns pair } k \mbox{ by } a \, \mathrm{base}^{-2k/d}",
     ),
     example='scheme = posenc.DualChunk(64, chunk=48, local=8) + posenc.QueryScale("chunkllama", length=64)\n'
     "posenc.attention(q, k, v, scheme, is_causal=True)",

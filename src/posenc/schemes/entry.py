@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
@@ -64,7 +64,8 @@ ROTARY = frozenset({Law.RELATIVE, Law.UNIQUE, Law.LINEAR, Law.ORTHOGONAL, Law.BO
 """The laws of a rotation of channel pairs by angles that are linear in the position."""
 
 ROTATED_PAIRS = (
-    r"R_p: \; (a, b)_k \mapsto (a \, \cos \phi_k - b \, \sin \phi_k, \; a \, \sin \phi_k + b \, \cos \phi_k)"
+    r"R_p: \; (a, b)_k \mapsto \allowbreak (a \, \cos \phi_k - b \, \sin \phi_k, \allowbreak "
+    r"a \, \sin \phi_k + b \, \cos \phi_k)"
 )
 """In LaTeX: R_p rotates pair k by the angle phi_k, which an entry's formula defines."""
 
@@ -123,8 +124,9 @@ class Entry:
 
     ``laws`` are claims about the scheme that ``build`` returns; `posenc.tools.laws` measures them, tests check them.
     ``learned``, ``does`` and ``limits`` are texts for the documentation's tables. ``formula`` is in LaTeX: i is a query
-    and j a key, p a position and r = p_j - p_i, d is head_dim, h one of H heads, s a score, o an output, x the input.
-    ``example`` is Python code that runs after `GIVEN`.
+    and j a key, p a position, d is head_dim, h one of H heads, s a score, o an output, x the input. It holds for
+    all options; an option has its name as symbol (``\\mathrm{base}``), or that of ``symbols``, and a line may end at
+    ``\\allowbreak``. ``example`` is Python code that runs after `GIVEN`.
     """
 
     name: str  # the name of its file
@@ -139,6 +141,7 @@ class Entry:
     does: str = ""
     limits: str = ""
     formula: str = ""
+    symbols: Mapping[str, str] = field(default_factory=dict, hash=False)
     example: str = ""
     users: str = ""  # models and codebases that use it
     url: str = ""  # of the paper or other source

@@ -60,8 +60,8 @@ ENTRY = Entry(
     does="channels that decay with the position, each at its own rate",
     limits="positions from 0 on; those beyond `longest` are nearly equal",
     formula=(
-        r"x_i \leftarrow x_i + P_{p_i}, \qquad P_{p,k} = e^{-p / \tau_k}, \qquad \tau_k = \mathrm{longest}^{(k + 1) "
-        r"/ \mathrm{dim}}"
+        r"x_i \leftarrow x_i + P_{p_i}, \qquad P_{p,k} = e^{-p / \tau_k}, \qquad "
+        r"\tau_k = \mathrm{longest}^{(k + 1) / \mathrm{dim}}, \qquad k = 0, \ldots, \mathrm{dim} - 1"
     ),
     example=("encoding = posenc.ExponentialDecay(768)(posenc.Positions.arange(64))\nx = encoding.add(x)"),
 )

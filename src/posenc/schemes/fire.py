@@ -118,9 +118,11 @@ ENTRY = Entry(
     does="a learned function of the distance, normalized by the query's position",
     limits="the MLP runs for every pair, except in the CPU kernel",
     formula=(
-        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + f_h \Bigl( \frac{\psi(\max(p_i - p_j, 0))}{\psi(\max(|m L|, "
-        r"p_i)) + 10^{-6}} \Bigr), \qquad \psi(x) = \ln(|c| x + 1)"
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} "
+        r"\allowbreak + f_h \Bigl( \frac{\psi(\max(p_i - p_j, 0))}{\psi(\max(|m L|, p_i)) + 10^{-6}} \Bigr), \qquad "
+        r"\psi(x) = \ln(|c| x + 1), \qquad f(x) = W_2 \, \mathrm{relu}(w_1 x + b_1) + b_2"
     ),
+    symbols={"length": "L"},
     example="posenc.attention(q, k, v, posenc.FIRE(12), is_causal=True)",
     url="https://arxiv.org/abs/2310.04418",
 )

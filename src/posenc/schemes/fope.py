@@ -120,10 +120,11 @@ ENTRY = Entry(
     does="maps channel pairs of q and k by Fourier series of the frequencies that turn once in the training length",
     limits="scores are no function of the distance; heads that share keys share their coefficients",
     formula=lines(
-        r"(a, b)_m \mapsto (a C_m - b S_m, \; a S_m + b C_m), \qquad "
-        r"C_m = \sum_k A_{hkm} \cos p \theta_k, \quad S_m = \sum_k B_{hkm} \sin p \theta_k",
-        r"\theta_k = \mathrm{base}^{-2k/d} \ge 2 \pi / L, \qquad C = S = 1 \mbox{ for other pairs}",
+        r"(a, b)_m \mapsto \allowbreak (a \, C_m - b \, S_m, \; a \, S_m + b \, C_m), \qquad "
+        r"C_m = \sum_k A_{hkm} \cos p \theta_k, \qquad S_m = \sum_k B_{hkm} \sin p \theta_k",
+        r"\theta_k = \mathrm{base}^{-2k/d} \ge \frac{2 \pi}{L}, \qquad C_m = S_m = 1 \mbox{ for the other pairs}",
     ),
+    symbols={"length": "L"},
     example="posenc.attention(q, k, v, posenc.FoPE(12, 64, length=4096), is_causal=True)",
     users="Intern-S1-Pro",
     url="https://arxiv.org/abs/2412.17739",

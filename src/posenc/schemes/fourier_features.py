@@ -14,7 +14,7 @@ from posenc.arguments import check_choice, check_flag, number, shown, whole
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import coords_of, drawn, exact, in_double
 from posenc.scheme import Scheme
-from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.schemes.entry import FORMULA, Entry, Law, lines
 
 
 class FourierFeatures(Scheme):
@@ -144,7 +144,16 @@ ENTRY = Entry(
         "Perceiver and NeRF"
     ),
     limits="`sigma` sets the length scale of similarity",
-    formula=r"x_i \leftarrow x_i + [\, \cos 2 \pi B p_i \mid \sin 2 \pi B p_i \,], \qquad B \sim N(0, \sigma^2)",
+    formula=lines(
+        r"x_i \leftarrow x_i + P_{p_i}, \qquad P_p = [\, \cos 2 \pi B p \mid \sin 2 \pi B p \,], \qquad "
+        r"B \sim N(0, \sigma^2)",
+        r"\mbox{learned} \mbox{: } P_p = W_2 \, \mathrm{gelu} \Bigl( \frac{W_1}{\sqrt{\mathrm{dim}}} "
+        r"\allowbreak [\, \cos 2 \pi B p \mid \sin 2 \pi B p \,] \Bigr)",
+        r"\mbox{perceiver} \mbox{: } [\, \sin \pi f_k p \mid \cos \pi f_k p \,], "
+        r"\allowbreak f_k \mbox{ evenly from 1 to resolution/2} \qquad "
+        r"\mbox{nerf} \mbox{: } [\, \sin 2^k p \mid \cos 2^k p \,]",
+    ),
+    symbols={"sigma": "σ"},
     example=("encoding = posenc.FourierFeatures(768, axes=2)(posenc.Positions.grid(8, 8))\nx = encoding.add(x)"),
     users="Perceiver and NeRF, with `bands`",
     url="https://arxiv.org/abs/2006.10739",

@@ -65,8 +65,8 @@ ENTRY = Entry(
     does="lowers scores by the log forget gates of the tokens between key and query",
     limits="for decoders: without a causal mask later keys are rewarded",
     formula=(
-        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + \sum_{t = j + 1}^{i} \ln f_t, \qquad f_t = \sigma(w_h \cdot x_t "
-        r"+ b_h)"
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} \allowbreak + \sum_{t = j + 1}^{i} \ln f_t, \qquad "
+        r"f_t = \sigma(w_h \cdot x_t + b_h)"
     ),
     example=(
         'gates = {"forgotten": torch.randn(2, 12, 64)}\n'

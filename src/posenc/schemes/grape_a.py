@@ -111,9 +111,11 @@ ENTRY = Entry(
     does="ALiBi whose slopes are gated by the contents of keys, queries or both",
     limits="for decoders; reads queries and keys, so no fused kernel runs it",
     formula=lines(
-        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - (p_i - p_j) \, \omega_h \, \mathrm{softplus} \Bigl( "
-        r"\frac{u_h \cdot k_j}{\sqrt{d}} \Bigr) \mbox{ for } p_j \le p_i",
-        r"\omega_h = m_h \, \mathrm{softplus}(w_h), \qquad |u_h| = 1",
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - \max(p_i - p_j, 0) \, \omega_h \, g_{ij}, \qquad "
+        r"g_{ij} = \begin{cases} \mathrm{softplus}(u_h \cdot k_j / \sqrt{d}) & \mbox{key} \\ "
+        r"\mathrm{softplus}(v_h \cdot q_i / \sqrt{d}) & \mbox{query} \\ \mbox{their sum} & \mbox{both} \end{cases}",
+        r"\omega_h = m_h \, \mathrm{softplus}(w_h), \qquad |u_h| = |v_h| = 1, \qquad "
+        r"m_h \mbox{ the slopes of ALiBi}",
     ),
     example="posenc.attention(q, k, v, posenc.GRAPEA(12, 64), is_causal=True)",
     url="https://arxiv.org/abs/2512.07805",

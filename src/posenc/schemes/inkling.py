@@ -17,7 +17,7 @@ from posenc.positions.positions import Positions
 from posenc.rotation.maps import Scaled, unchanged
 from posenc.rotation.phases import grown, in_double
 from posenc.scheme import Scheme
-from posenc.schemes.entry import Entry, Law
+from posenc.schemes.entry import Entry, Law, lines
 
 
 class Inkling(Scheme):
@@ -129,10 +129,14 @@ ENTRY = Entry(
     learned="extent × width, and width per head in each layer",
     does="each query mixes a bias by distance from learned profiles, with weights that the layer projects",
     limits="no bias beyond the extent",
-    formula=(
-        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + (W_h x_i) \cdot B_{p_i - p_j} \mbox{ for } 0 \le p_i - p_j < "
-        r"\mathrm{extent}, \; \mbox{ else } \frac{q_i \cdot k_j}{\sqrt{d}}"
+    formula=lines(
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} "
+        r"\allowbreak + \begin{cases} (W_h x_i) \cdot B_n & 0 \le n < \mathrm{extent} \\ "
+        r"0 & \mbox{else} \end{cases} \qquad n = p_i - p_j",
+        r"\mbox{with length } L \mbox{: both terms times} "
+        r"\allowbreak 1 + \mathrm{strength} \cdot \ln \max(1, (p_i + 1) / L)",
     ),
+    symbols={"length": "L"},
     example=(
         'profile = {"profile": torch.randn(2, 12, 64, 16)}\n'
         "encoding = posenc.Inkling(12)(posenc.Positions.arange(64)).with_projected(profile)\n"

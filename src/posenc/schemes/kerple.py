@@ -82,8 +82,9 @@ ENTRY = Entry(
     does='a penalty that grows with distance, with learned parameters of each head: `"log"` or `"power"`',
     limits="blind to direction",
     formula=(
-        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} - p_h \, \ln(1 + a_h |r|) \; (\mathrm{log}), \qquad \frac{q_i "
-        r"\cdot k_j}{\sqrt{d}} - a_h |r|^{p_h} \; (\mathrm{power})"
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} "
+        r"\allowbreak - \begin{cases} p_h \, \ln(1 + a_h |p_i - p_j|) & \mbox{log} \\ "
+        r"a_h |p_i - p_j|^{p_h} & \mbox{power} \end{cases}"
     ),
     example="posenc.attention(q, k, v, posenc.KERPLE(12), is_causal=True)",
     url="https://arxiv.org/abs/2205.09921",

@@ -69,8 +69,8 @@ ENTRY = Entry(
     limits="angles beyond the training length are new to the model",
     formula=lines(
         ROTATED_SCORE,
-        r"\phi_k = p \, \theta_k e^{\alpha_k}, \qquad \theta_k = \mathrm{base}^{-2k/d}, \qquad \alpha \mbox{ "
-        r"learned}",
+        r"\phi_k = p \, \theta_k e^{\alpha_k}, \qquad \theta_k = \mathrm{base}^{-2k/n}, \qquad "
+        r"n = \mathrm{rotary\_dim}, \qquad \alpha \mbox{ learned}",
     ),
     example="posenc.attention(q, k, v, posenc.LeRoPE(64), is_causal=True)",
     users="Mistral Large 4",

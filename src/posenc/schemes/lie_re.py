@@ -119,8 +119,9 @@ ENTRY = Entry(
     does="rotates blocks of channels by the exponential of a learned matrix, linear in the coordinates",
     limits="relative on one axis; on several only if the generators commute",
     formula=(
-        r"s_{ij} = \frac{(R_{p_i} q_i) \cdot (R_{p_j} k_j)}{\sqrt{d}}, \qquad R_p = \exp \Bigl( \sum_a p_a A_a "
-        r"\Bigr), \qquad A_a^{T} = -A_a \mbox{ learned}"
+        r"s_{ij} = \frac{(R_{p_i} q_i) \cdot (R_{p_j} k_j)}{\sqrt{d}}, \qquad "
+        r"R_p = \exp \Bigl( \sum_a p_a A_a \Bigr), \qquad A_a^{T} = -A_a \mbox{ learned,} "
+        r"\allowbreak \mbox{in blocks of } \mathrm{block} \mbox{ channels}"
     ),
     example="posenc.attention(q, k, v, posenc.LieRE(64, axes=2), query_positions=posenc.Positions.grid(8, 8))",
     url="https://arxiv.org/abs/2406.10322",

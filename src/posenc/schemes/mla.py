@@ -110,9 +110,9 @@ ENTRY = Entry(
     does="rotates the last channels of q and k, or only that slice, which all key heads share: DeepSeek, Kimi",
     limits="angles beyond the training length are new to the model",
     formula=lines(
-        r"s_{ij} = \bigl( q_i^{\mathrm{nope}} \cdot k_j^{\mathrm{nope}} + (R_{p_i} q_i^{\mathrm{pe}}) \cdot "
-        r"(R_{p_j} k_j^{\mathrm{pe}}) \bigr) / \sqrt{d}",
-        ROTATED_PAIRS + r", \qquad \phi_k = p \, \mathrm{base}^{-2k/n}, \quad n = \mathrm{rope\_dim}",
+        r"s_{ij} = \bigl( q_i^{\mathrm{nope}} \cdot k_j^{\mathrm{nope}} "
+        r"\allowbreak + (R_{p_i} q_i^{\mathrm{pe}}) \cdot (R_{p_j} k_j^{\mathrm{pe}}) \bigr) / \sqrt{d}",
+        ROTATED_PAIRS + r", \qquad \phi_k = p \, \mathrm{base}^{-2k/n}, \qquad n = \mathrm{rope\_dim}",
     ),
     example="posenc.attention(q, k, v, posenc.MLA(64, rope_dim=32), is_causal=True)",
     users="DeepSeek-V2 and V3, Kimi K2",

@@ -53,8 +53,9 @@ ENTRY = Entry(
     limits="angles beyond the training length are new to the model; incompatible with weights of partial RoPE",
     formula=lines(
         ROTATED_SCORE,
-        r"\phi_k = p \, \theta_k, \qquad \theta_k = \mathrm{base}^{-2k/d} \mbox{ for } k < \lfloor \mathrm{share} "
-        r"\cdot d / 2 \rfloor, \; \mbox{ else } 0",
+        r"\phi_k = p \, \theta_k, \qquad "
+        r"\theta_k = \begin{cases} \mathrm{base}^{-2k/d} & k < \lfloor \mathrm{share} \cdot d / 2 \rfloor \\ "
+        r"0 & \mbox{else} \end{cases}",
     ),
     example="posenc.attention(q, k, v, posenc.ProportionalRoPE(64, share=0.25), is_causal=True)",
     users="Gemma 4, LFM3",

@@ -73,8 +73,8 @@ ENTRY = Entry(
     limits="angles beyond the training length are new to the model; incompatible with weights of proportional RoPE",
     formula=lines(
         ROTATED_SCORE,
-        r"\phi_k = p \, \mathrm{base}^{-2k/n}, \; k < n / 2, \qquad n = \lfloor \mathrm{share} \cdot d \rfloor "
-        r"\mbox{ channels turn, the others do not}",
+        r"\phi_k = p \, \mathrm{base}^{-2k/n}, \qquad k < n / 2, \qquad "
+        r"n = \lfloor \mathrm{share} \cdot d \rfloor \mbox{ channels turn,} \allowbreak \mbox{the others do not}",
     ),
     example="posenc.attention(q, k, v, posenc.PartialRoPE(64, share=0.5), is_causal=True)",
     users="GPT-J, GPT-NeoX, Phi, GLM, Qwen3.5",

@@ -127,8 +127,8 @@ ENTRY = Entry(
     does="the magnitude of a channel is a softplus of the content, its phase the position",
     limits="q and k are twice as wide in attention and in the cache; blind to direction until its phases are learned",
     formula=(
-        r"s_{ij} = \frac{1}{\sqrt{d}} \sum_{c} \mathrm{softplus}(q_{ic}) \, \mathrm{softplus}(k_{jc}) \, \cos(r "
-        r"\theta_c + \delta_c), \qquad \theta_c = \mathrm{base}^{-c/d}"
+        r"s_{ij} = \frac{1}{\sqrt{d}} \sum_{c} \mathrm{softplus}(q_{ic}) \, \mathrm{softplus}(k_{jc}) "
+        r"\allowbreak \cdot \cos((p_j - p_i) \theta_c + \delta_{hc}), \qquad \theta_c = \mathrm{base}^{-c/d}"
     ),
     example="posenc.attention(q, k, v, posenc.PoPE(64, 12), is_causal=True)",
     url="https://arxiv.org/abs/2509.10534",

@@ -179,10 +179,17 @@ ENTRY = Entry(
     "nine models",
     limits="encodes the query's position, not the keys'",
     formula=lines(
-        r"s_{ij} = c(p_i + 1) \, q_i \cdot k_j / \sqrt{d}",
-        r"c(n) = s_h \, \ln n \; (\mathrm{ssmax}), \qquad 1 + a \, \ln(1 + \lfloor n / L \rfloor) \; "
-        r"(\mathrm{llama4}), \qquad \ldots",
+        r"s_{ij} = c(n) \, \frac{q_i \cdot k_j}{\sqrt{d}}, \qquad n = p_i + 1",
+        r"c(n) = \allowbreak \begin{cases} 1 + a \, \ln(1 + \lfloor n / L \rfloor) & \mbox{llama4} \\ "
+        r"1 + a \, \ln(1 + \lfloor (n - 1) / L \rfloor) & \mbox{ministral3} \\ "
+        r"1 + a \, \ln \max(1, n / L) & \mbox{inkling} \\ (1 + n / L)^a & \mbox{beam} \\ "
+        r"\max(1, \ln n / \ln L) & \mbox{rerope} \\ s_h \, \ln n + b_h & \mbox{mistral\_large4} \\ "
+        r"s_h \, \ln n & \mbox{ssmax} \end{cases}",
+        r"\mbox{with } n \mbox{ the length of the text: } c(n) = "
+        r"\allowbreak \begin{cases} (1 + a \, \ln \max(1, n / L))^2 & \mbox{chunkllama} \\ "
+        r"1 + a \, \ln \max(1, n / L) & \mbox{qwen2\_5\_1m} \end{cases}",
     ),
+    symbols={"length": "L", "strength": "a"},
     example='posenc.attention(q, k, v, posenc.RoPE(64) + posenc.QueryScale("llama4", length=8192), is_causal=True)',
     users="Llama 4 in its layers without RoPE, Ministral 3, Mistral 4, Mistral Large 4, Inkling, Beam; "
     "ChunkLlama and Qwen2.5-1M, with dual chunk attention",

@@ -81,9 +81,11 @@ ENTRY = Entry(
     does="RoPE for near pairs; all pairs a `window` or more apart are treated as `window` apart; `leak`",
     limits="for causal attention; distant keys cannot be distinguished by distance",
     formula=lines(
-        r"s_{ij} = q_i \cdot R_{-f(p_i - p_j)} k_j / \sqrt{d}",
-        r"f(n) = n \mbox{ for } n < w, \quad w + \mathrm{leak} \cdot (n - w) \mbox{ for } n \ge w",
+        r"s_{ij} = q_i \cdot R_{-f(p_i - p_j)} k_j / \sqrt{d}, \qquad "
+        r"R_a \mbox{ turns pair } k \mbox{ by } a \, \mathrm{base}^{-2k/d}",
+        r"f(n) = \begin{cases} n & n < w \\ w + \mathrm{leak} \cdot (n - w) & n \ge w \end{cases}",
     ),
+    symbols={"window": "w"},
     example="posenc.attention(q, k, v, posenc.ReRoPE(64, window=32), is_causal=True)",
     url="https://kexue.fm/archives/9708",
 )

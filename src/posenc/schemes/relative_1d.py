@@ -57,8 +57,8 @@ ENTRY = Entry(
     does="a trainable vector per signed distance, shared or per head",
     limits="undefined beyond the table",
     formula=(
-        r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot R_{r + N - 1}}{\sqrt{d}}, \qquad r = p_j - p_i, \quad N = "
-        r"\mathrm{max\_positions}"
+        r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot R_{p_j - p_i + N - 1}}{\sqrt{d}}, \qquad "
+        r"N = \mathrm{max\_positions}"
     ),
     example="posenc.attention(q, k, v, posenc.Relative1D(1024, 64), is_causal=True)",
     url="https://arxiv.org/abs/1904.09925",

@@ -14,7 +14,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Distance, Meeting
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
-from posenc.schemes.entry import Entry, Law
+from posenc.schemes.entry import Entry, Law, lines
 
 Name = Literal["botnet", "sam"]
 
@@ -114,9 +114,11 @@ ENTRY = Entry(
         '`"botnet"`, `"sam"`'
     ),
     limits="undefined beyond the tables",
-    formula=(
-        r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot (R^{h}_{y_j - y_i + h - 1} + R^{w}_{x_j - x_i + w - "
-        r"1})}{\sqrt{d}}"
+    formula=lines(
+        r"\mbox{botnet} \mbox{: } s_{ij} = \bigl( q_i \cdot k_j "
+        r"\allowbreak + q_i \cdot (R^{h}_{y_j - y_i + h - 1} + R^{w}_{x_j - x_i + w - 1}) \bigr) / \sqrt{d}",
+        r"\mbox{sam} \mbox{: } s_{ij} = q_i \cdot k_j / \sqrt{d} "
+        r"\allowbreak + q_i \cdot (R^{h}_{y_i - y_j + h - 1} + R^{w}_{x_i - x_j + w - 1})",
     ),
     example="posenc.attention(q, k, v, posenc.Relative2D((8, 8), 64), query_positions=posenc.Positions.grid(8, 8))",
     users="BoTNet, SAM, ViTDet, GOT-OCR 2",

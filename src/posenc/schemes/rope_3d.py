@@ -145,7 +145,13 @@ ENTRY = Entry(
     ),
     limits="angles beyond the training size are new to the model",
     formula=lines(
-        ROTATED_SCORE, r"\phi_k = p_a \, \mathrm{base}^{-2k/d_a} \mbox{ in the } d_a \mbox{ channels of the axis } a"
+        ROTATED_SCORE,
+        r"\phi_k = p_a \, \mathrm{base}^{-2k/d_a} \mbox{ in the } d_a \mbox{ channels} "
+        r"\allowbreak \mbox{of the axis } a",
+        r"\mbox{vjepa2} \mbox{: } (a, b)_k \mapsto "
+        r"\allowbreak (a \, \cos \phi_{2k \bmod n} - b \, \sin \phi_{2k \bmod n}, "
+        r"\allowbreak a \, \sin \phi_{(2k + 1) \bmod n} + b \, \cos \phi_{(2k + 1) \bmod n}), \qquad "
+        r"n = d_a / 2 = \lfloor d / 6 \rfloor",
     ),
     example=(
         "positions = posenc.Positions.grid(4, 4, frames=4)\n"

@@ -53,9 +53,9 @@ ENTRY = Entry(
     does="rotates the last channels of q, k and v, and the output back, so that values encode their distance",
     limits="angles beyond the training length are new to the model; values must be as wide as keys",
     formula=lines(
-        r"o_i = R_{-p_i} \sum_j a_{ij} R_{p_j} v_j, \qquad a_i = \mathrm{softmax}_j (R_{p_i} q_i) \cdot (R_{p_j} "
-        r"k_j) / \sqrt{d}",
-        ROTATED_PAIRS + r", \qquad \phi_k = p \, \mathrm{base}^{-2k/n}, \quad n = \mathrm{rotary\_dim}",
+        r"o_i = R_{-p_i} \sum_j a_{ij} R_{p_j} v_j, \qquad "
+        r"a_i = \mathrm{softmax}_j (R_{p_i} q_i) \cdot (R_{p_j} k_j) / \sqrt{d}",
+        ROTATED_PAIRS + r", \qquad \phi_k = p \, \mathrm{base}^{-2k/n}, \qquad n = \mathrm{rotary\_dim}",
     ),
     example="posenc.attention(q, k, v, posenc.RotatedValues(64, rotary_dim=32), is_causal=True)",
     users="DeepSeek-V4",

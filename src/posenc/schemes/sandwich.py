@@ -68,8 +68,10 @@ ENTRY = Entry(
     does="the inner product of two sinusoids as a bias, with a different factor per head",
     limits="blind to direction",
     formula=(
-        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + \frac{H}{8h} \Bigl( \sum_{k = 1}^{D/2} \cos(r \, "
-        r"\mathrm{base}^{-2k/D}) - \frac{D}{2} \Bigr)"
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} \allowbreak + \frac{H}{8h} "
+        r"\Bigl( \sum_{k = 1}^{\mathrm{dim}/2} \cos \frac{p_i - p_j}{\mathrm{base}^{2k/\mathrm{dim}}} "
+        r"- \frac{\mathrm{dim}}{2} \Bigr), \qquad "
+        r"h = 1, \ldots, H"
     ),
     example="posenc.attention(q, k, v, posenc.Sandwich(12), is_causal=True)",
     users="NeMo",

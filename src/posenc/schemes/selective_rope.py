@@ -68,8 +68,7 @@ ENTRY = Entry(
     limits="the angle between two tokens is known only after all tokens between them",
     formula=lines(
         ROTATED_SCORE,
-        r"\phi_k = \theta_k \sum_{t \le i} a_{tk}, \qquad a_t = W_h x_t, \qquad \theta_k = "
-        r"\mathrm{base}^{-2k/d}",
+        r"\phi_k = \theta_k \sum_{t \le i} a_{tk}, \qquad a_t = W_h x_t, \qquad \theta_k = \mathrm{base}^{-2k/d}",
     ),
     example=(
         'angles = {"turned": torch.randn(2, 12, 64, 32)}\n'

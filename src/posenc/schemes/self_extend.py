@@ -68,10 +68,12 @@ ENTRY = Entry(
     does="RoPE for pairs closer than a `window`; rotates all others by the positions of groups of `group` tokens",
     limits="for causal attention; distant keys of one group cannot be distinguished",
     formula=lines(
-        r"s_{ij} = q_i \cdot R_{-f_{ij}} k_j / \sqrt{d}",
-        r"f_{ij} = p_i - p_j \mbox{ if } p_i - p_j < w, \; \mbox{ else } \lfloor p_i / G \rfloor - \lfloor p_j / G "
-        r"\rfloor + w - \lfloor w / G \rfloor",
+        r"s_{ij} = q_i \cdot R_{-f_{ij}} k_j / \sqrt{d}, \qquad "
+        r"R_a \mbox{ turns pair } k \mbox{ by } a \, \mathrm{base}^{-2k/d}",
+        r"f_{ij} = p_i - p_j \mbox{ for } p_i - p_j < w, \qquad "
+        r"\mbox{else } \lfloor p_i / G \rfloor - \lfloor p_j / G \rfloor \allowbreak + w - \lfloor w / G \rfloor",
     ),
+    symbols={"window": "w", "group": "G"},
     example="posenc.attention(q, k, v, posenc.SelfExtend(64, group=4, window=32), is_causal=True)",
     url="https://arxiv.org/abs/2401.01325",
 )

@@ -107,9 +107,10 @@ ENTRY = Entry(
     ),
     limits="all distances beyond the window are the same",
     formula=(
-        r"s_{ij} = \frac{q_i \cdot (k_j + K_c)}{\sqrt{d}}, \qquad o_i = \sum_j a_{ij} (v_j + V_c), \qquad c = "
-        r"\min(\max(r, -k), k) + k"
+        r"s_{ij} = \frac{q_i \cdot (k_j + K_c)}{\sqrt{d}}, \qquad o_i = \sum_j a_{ij} (v_j + V_c), \qquad "
+        r"c = \min(\max(p_j - p_i, -m), m) + m"
     ),
+    symbols={"max_distance": "m", "keys": "K", "values": "V"},
     example="posenc.attention(q, k, v, posenc.Shaw(64, max_distance=16), is_causal=True)",
     users="tensor2tensor",
     url="https://arxiv.org/abs/1803.02155",

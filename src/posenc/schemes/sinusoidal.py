@@ -14,7 +14,7 @@ from posenc.arguments import check_choice, number, shown, whole
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import coords_of, frequencies, phases
 from posenc.scheme import Scheme
-from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.schemes.entry import FORMULA, Entry, Law, lines
 
 
 class Sinusoidal(Scheme):
@@ -114,9 +114,13 @@ ENTRY = Entry(
         "`axes=3` for video; `linear_map(offset)` returns the matrix of a shift"
     ),
     limits="any position has a vector, but those beyond the training length are new to the model",
-    formula=(
-        r"x_i \leftarrow x_i + P_{p_i}, \qquad P_{p,2k} = \sin p \theta_k, \quad P_{p,2k+1} = \cos p \theta_k, "
-        r"\qquad \theta_k = \mathrm{base}^{-2k/\mathrm{dim}}"
+    formula=lines(
+        r"x_i \leftarrow x_i + P_{p_i}",
+        r"\mbox{interleaved} \mbox{: } P_{p,2k} = \sin p \theta_k, \quad P_{p,2k+1} = \cos p \theta_k, \qquad "
+        r"\theta_k = \mathrm{base}^{-2k/\mathrm{dim}}",
+        r"\mbox{concatenated} \mbox{: } P_{p,k} = \sin p \theta_k, \quad "
+        r"P_{p,k+\mathrm{dim}/2} = \cos p \theta_k, \qquad \mbox{tensor2tensor} \mbox{: the same,} "
+        r"\allowbreak \theta_k = \mathrm{base}^{-k/(\mathrm{dim}/2 - 1)}",
     ),
     example=("encoding = posenc.Sinusoidal(768)(posenc.Positions.arange(64))\nx = encoding.add(x)"),
     users="the first Transformer; MAE, on two axes; Whisper, M2M100 and Marian, of which the first two use the layout "

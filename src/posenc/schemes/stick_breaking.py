@@ -12,7 +12,7 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Row
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme
-from posenc.schemes.entry import FORMULA, Entry, Law
+from posenc.schemes.entry import FORMULA, Entry, Law, lines
 
 
 class StickBreaking(Scheme):
@@ -81,9 +81,10 @@ ENTRY = Entry(
     axes="any",
     does="gives each key a share of the weight that nearer keys have left, in place of a softmax",
     limits="needs whole rows of scores; attends only to earlier keys",
-    formula=(
-        r"a_{ij} = b_{ij} \prod_{t = j + 1}^{i - 1} (1 - b_{it}), \qquad b_{ij} = \sigma \Bigl( \frac{q_i \cdot "
-        r"k_j}{\sqrt{d}} \Bigr), \qquad o_i = \sum_{j < i} a_{ij} v_j"
+    formula=lines(
+        r"a_{ij} = b_{ij} \prod_{t = j + 1}^{i - 1} (1 - b_{it}), \qquad "
+        r"b_{ij} = \sigma \Bigl( \frac{q_i \cdot k_j}{\sqrt{d}} \Bigr), \qquad o_i = \sum_{j < i} a_{ij} v_j",
+        r"\mathrm{sees\_itself} \mbox{: the product up to } t = i, \allowbreak \mbox{the sum over } j \le i",
     ),
     example="posenc.attention(q, k, v, posenc.StickBreaking(), is_causal=True)",
     url="https://arxiv.org/abs/2410.17980",

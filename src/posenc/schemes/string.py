@@ -19,7 +19,7 @@ from posenc.positions.positions import Positions
 from posenc.rotation.maps import OfHeads, shared_by
 from posenc.rotation.phases import PairRotation, coords_of, in_double
 from posenc.scheme import Scheme
-from posenc.schemes.entry import ROTARY, Entry, Law, lines
+from posenc.schemes.entry import ROTARY, Entry, Law
 
 
 class STRING(Scheme):
@@ -179,9 +179,10 @@ ENTRY = Entry(
         '`"circulant"`'
     ),
     limits="rotated q and k are in another basis, which other terms of a composition see",
-    formula=lines(
-        r"s_{ij} = \Bigl( e^{\sum_a p_{ia} L_a} q_i \Bigr) \cdot \Bigl( e^{\sum_a p_{ja} L_a} k_j \Bigr) / \sqrt{d}",
-        r"L_a^{T} = -L_a \mbox{ learned}, \qquad L_a L_b = L_b L_a",
+    formula=(
+        r"s_{ij} = \Bigl( e^{\sum_a p_{ia} L_a} q_i \Bigr) "
+        r"\cdot \Bigl( e^{\sum_a p_{ja} L_a} k_j \Bigr) / \sqrt{d}, \qquad L_a^{T} = -L_a \mbox{ learned}, \qquad "
+        r"L_a L_b = L_b L_a"
     ),
     example="posenc.attention(q, k, v, posenc.STRING(64, axes=2), query_positions=posenc.Positions.grid(8, 8))",
     url="https://arxiv.org/abs/2502.02562",

@@ -142,7 +142,7 @@ ENTRY = Entry(
         "that of BEiT"
     ),
     limits="undefined beyond the window",
-    formula=r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + B_{h, \, y_i - y_j, \, x_i - x_j}",
+    formula=(r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} \allowbreak + B_{h, \, y_i - y_j, \, x_i - x_j}"),
     example="posenc.attention(q, k, v, posenc.Swin((8, 8), 12), query_positions=posenc.Positions.grid(8, 8))",
     users="Swin Transformer, BEiT, Data2Vec for images",
     url="https://arxiv.org/abs/2103.14030",

@@ -130,9 +130,11 @@ ENTRY = Entry(
     does="cosine attention with a bias from an MLP of log-spaced differences; `resized(grid)` for another window",
     limits="undefined beyond the window it is built for",
     formula=lines(
-        r"s_{ij} = \cos(q_i, k_j) \, e^{\min(\tau_h, \ln 100)} + 16 \, \sigma(W_2 \, \mathrm{relu}(W_1 u + b_1))_h",
-        r"u = \Bigl( g \Bigl( \frac{y_i - y_j}{h - 1} \Bigr), \, g \Bigl( \frac{x_i - x_j}{w - 1} \Bigr) \Bigr), "
-        r"\qquad g(t) = \mathrm{sign}(t) \, \log_2(8 |t| + 1) / 3",
+        r"s_{ij} = \cos(q_i, k_j) \, e^{\min(\tau_h, \ln 100)} "
+        r"\allowbreak + 16 \, \sigma(W_2 \, \mathrm{relu}(W_1 u + b_1))_h",
+        r"u = "
+        r"\Bigl( g \Bigl( \frac{y_i - y_j}{h - 1} \Bigr), \, g \Bigl( \frac{x_i - x_j}{w - 1} \Bigr) \Bigr), \qquad "
+        r"g(t) = \mathrm{sign}(t) \, \log_2(8 |t| + 1) / 3",
     ),
     example="posenc.attention(q, k, v, posenc.SwinV2((8, 8), 12), query_positions=posenc.Positions.grid(8, 8))",
     users="Swin Transformer V2",

@@ -148,10 +148,14 @@ ENTRY = Entry(
     ),
     limits="all distances from the last bucket on are the same",
     formula=lines(
-        r"s_{ij} = q_i \cdot k_j / \sqrt{d} + W_{\mathrm{bucket}(p_i - p_j), h}, \qquad e = \lfloor B / 2 \rfloor",
-        r"\mathrm{bucket}(n) = \max(n, 0) \mbox{ for } n < e, \quad \min(B - 1, \; e + \lfloor (B - e) \, \ln(n / "
-        r"e) / \ln(D / e) \rfloor) \mbox{ for } n \ge e",
+        r"s_{ij} = \frac{q_i \cdot k_j}{\sqrt{d}} + W_{\mathrm{bucket}(p_i - p_j), h}, \qquad "
+        r"e = \lfloor B / 2 \rfloor",
+        r"\mathrm{bucket}(n) = \max(n, 0) \mbox{ for } n < e, \qquad \mbox{else } \min \Bigl( B - 1, "
+        r"\allowbreak e + \lfloor (B - e) \, \frac{\ln(n / e)}{\ln(D / e)} \rfloor \Bigr)",
+        r"\mathrm{bidirectional} \mbox{: the same of } |n| \allowbreak \mbox{with } B / 2 \mbox{ in place of } B, "
+        r"\allowbreak \mbox{plus } B / 2 \mbox{ where } n < 0",
     ),
+    symbols={"num_buckets": "B", "max_distance": "D"},
     example="posenc.attention(q, k, v, posenc.T5(12), is_causal=True)",
     users="T5, mT5, Flan-T5; along several axes LayoutLMv2, LayoutLMv3, UDOP",
     url="https://arxiv.org/abs/1910.10683",

@@ -17,7 +17,7 @@ from posenc.lowering.forms import added
 from posenc.positions.positions import Positions
 from posenc.rotation.phases import frequencies, phases
 from posenc.scheme import Scheme
-from posenc.schemes.entry import Entry, Law
+from posenc.schemes.entry import Entry, Law, lines
 
 
 class TransformerXL(Scheme):
@@ -143,9 +143,13 @@ ENTRY = Entry(
         "each; `segments` for XLNet's fifth, by whether two tokens are of one segment"
     ),
     limits="a product as wide as the model for every score",
-    formula=(
-        r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot W S_n + u \cdot k_j + v \cdot W S_n}{\sqrt{d}}, \qquad n = p_i - "
-        r"p_j, \quad S_n = [\, \sin n \theta_k \mid \cos n \theta_k \,]"
+    formula=lines(
+        r"s_{ij} = \frac{q_i \cdot k_j + q_i \cdot W S_n + u \cdot k_j + v \cdot W S_n}{\sqrt{d}}, \qquad "
+        r"n = p_i - p_j, \qquad S_n = [\, \sin n \theta_k \mid \cos n \theta_k \,], \qquad "
+        r"\theta_k = \mathrm{base}^{-2k/\mathrm{dim}}",
+        r"\mathrm{segments} \mbox{: in the numerator also} "
+        r"\allowbreak (q_i + w) \cdot e_0 \mbox{ in the same segment,} "
+        r"\allowbreak (q_i + w) \cdot e_1 \mbox{ in another}",
     ),
     example="posenc.attention(q, k, v, posenc.TransformerXL(12, 64), is_causal=True)",
     users="Transformer-XL; XLNet, with `segments`",

@@ -15,7 +15,7 @@ from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
 from posenc.positions.visibility import table_index
 from posenc.scheme import Scheme, uninitialized, uninitialized_table
-from posenc.schemes.entry import Entry, Law
+from posenc.schemes.entry import Entry, Law, lines
 
 
 class TUPE(Scheme):
@@ -122,7 +122,11 @@ ENTRY = Entry(
     learned="(max_positions + 2 dim) × dim",
     does="adds an inner product of learned positions, separate from contents; `untie_cls` for a class token",
     limits="undefined beyond the table",
-    formula=r"s_{ij} = \frac{q_i \cdot k_j + (P_{p_i} U_Q) \cdot (P_{p_j} U_K)}{\sqrt{2d}}",
+    formula=lines(
+        r"s_{ij} = \frac{q_i \cdot k_j + (P_{p_i} U_Q) \cdot (P_{p_j} U_K)}{\sqrt{2d}}",
+        r"\mathrm{untie\_cls} \mbox{: the second product is } \theta_1 \mbox{ for } p_i = 0, "
+        r"\allowbreak \theta_2 \mbox{ for } p_j = 0 < p_i",
+    ),
     example="posenc.attention(q, k, v, posenc.TUPE(12, 64, max_positions=512))",
     url="https://arxiv.org/abs/2006.15595",
 )

@@ -76,8 +76,8 @@ ENTRY = Entry(
     does="multiplies each channel of q · k by the forget gates of the tokens between key and query",
     limits="for decoders only",
     formula=(
-        r"s_{ij} = \frac{1}{\sqrt{d}} \sum_{c} q_{ic} \, k_{jc} \prod_{t = j + 1}^{i} f_{tc}, \qquad f_t = "
-        r"\sigma(W_h x_t + b_h)"
+        r"s_{ij} = \frac{1}{\sqrt{d}} \sum_{c} q_{ic} \, k_{jc} \prod_{t = j + 1}^{i} f_{tc}, \qquad "
+        r"f_t = \sigma(W_h x_t + b_h)"
     ),
     example=(
         'gates = {"kept": torch.randn(2, 12, 64, 64) + 8}\n'

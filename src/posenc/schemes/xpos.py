@@ -17,7 +17,7 @@ from posenc.positions.positions import PADDING, Positions
 from posenc.positions.validation import is_readable
 from posenc.rotary import PairwiseRotary
 from posenc.rotation.phases import PairLayout, PairRotation, coords_of, in_double
-from posenc.schemes.entry import FORMULA, Entry, Law, lines
+from posenc.schemes.entry import FORMULA, Entry, Law
 
 ROOM = {torch.float16: 10.0, torch.float64: 640.0}
 """The allowed range of exponents in one block of queries, by the dtype of q and k: e^5 and e^-5 are within float16, and
@@ -188,11 +188,10 @@ ENTRY = Entry(
     build=lambda shape: XPos(shape.head_dim),
     does="RoPE whose pairs also decay with distance, high frequencies fastest; for causal attention",
     limits="a cache keeps unrotated keys; scores grow for keys after the query, so it needs a causal mask",
-    formula=lines(
-        r"s_{ij} = \frac{1}{\sqrt{d}} \sum_k \zeta_k^{(p_i - p_j) / \mathrm{scale\_base}} \, (R_{p_i} q_i)_k \cdot "
-        r"(R_{p_j} k_j)_k",
-        r"R_p \mbox{ turns pair } k \mbox{ by } p \, \mathrm{base}^{-2k/d}, \qquad \zeta_k = \frac{2k / d + "
-        r"0.4}{1.4}",
+    formula=(
+        r"s_{ij} = \frac{1}{\sqrt{d}} \sum_k \zeta_k^{(p_i - p_j) / \mathrm{scale\_base}} "
+        r"\allowbreak \, (R_{p_i} q_i)_k \cdot (R_{p_j} k_j)_k, \qquad \zeta_k = \frac{2k / d + 0.4}{1.4}, \qquad "
+        r"R_p \mbox{ turns pair } k \mbox{ by } p \, \mathrm{base}^{-2k/d}"
     ),
     example="posenc.attention(q, k, v, posenc.XPos(64), is_causal=True)",
     users="torchscale",

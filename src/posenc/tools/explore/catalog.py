@@ -117,6 +117,12 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float) else None
 
 
+def formula(entry: Entry) -> str:
+    """Its formula, in which the page finds the symbols of its options and of the head."""
+    symbols = {option.name: "|".join(option.choices) or option.name for option in options(entry)}
+    return mathml(entry.formula, symbols | {"head": "h", "num_heads": "H"} | dict(entry.symbols))
+
+
 def _entry(entry: Entry, measured: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "name": entry.name,
@@ -131,7 +137,7 @@ def _entry(entry: Entry, measured: dict[str, Any] | None) -> dict[str, Any]:
         "limits": entry.limits,
         "learned": entry.learned,
         "cost": entry.cost,
-        "formula": mathml(entry.formula),
+        "formula": formula(entry),
         "example": entry.example,
         "paper": entry.paper,
         "url": entry.url,

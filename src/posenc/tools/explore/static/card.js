@@ -6,6 +6,7 @@ import { heat } from "posenc/heat.js";
 import { lines } from "posenc/lines.js";
 import { Differs } from "posenc/options.js";
 import { valuesOf } from "posenc/state.js";
+import { symbols } from "posenc/symbols.js";
 
 /** Asks the server, which runs posenc. Rejects with its words where it refuses, and where the page has no server. */
 async function ask(data, path, body) {
@@ -62,6 +63,8 @@ export class Card {
         );
         this.formula = element("div", { class: "formula", tabindex: "0", role: "group", "aria-label": "formula" });
         this.formula.innerHTML = data.formulas[figure.name] ?? "";
+        const symbolValues = element("p", { class: "symbols" });
+        this.showSymbols = symbols(this.controls, this.formula, symbolValues);
         [this.use, this.line] = [code(), code()];
         this.checked = element(
             "details",
@@ -90,9 +93,7 @@ export class Card {
             this.canvas,
             this.said,
             this.doubt,
-            this.formula,
-            this.use.box,
-            this.checked,
+            element("div", { class: "below" }, this.formula, symbolValues, this.use.box, this.checked),
         );
         this.pending = 0;
         this.showControls = controls(this.controls, (name, value) => this.move(name, value));
@@ -145,6 +146,7 @@ export class Card {
             this.keepingFocus(() => this.draw(values, numbers));
             this.showLines();
             if (figure.formula) this.showFormula(figure.formula(values, this.app));
+            this.showSymbols({ ...values, ...figure.shown?.(values, this.app) });
             const drawn = performance.now();
             this.fail(this.refused ?? "");
             clearTimeout(this.later);

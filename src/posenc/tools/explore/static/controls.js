@@ -19,6 +19,7 @@ export function controls(box, change) {
                 );
             const one = made.get(key);
             one.update(spec);
+            one.label.dataset.name = spec.name;
             if (spec.name in values) one.show(values[spec.name]);
             return one.label;
         });

@@ -125,10 +125,10 @@ function alike({ heads, data }) {
     return data.every((x, n) => close(x, data[n % each], 1e-12));
 }
 
-/** What it does to the tokens 0 .. N - 1 of a line: {by, heads, matrix(head), along(head)}. `by` says what it goes by,
+/** What it does to the tokens 0 .. N - 1 of a line: {by, heads, matrix(head), along(head), between(head)}. `by` says what it goes by,
  * the "distance", the "key" or the "query", which is read off a few rows; "" where by more than one of these. Of what
  * goes by the distance only those rows are computed. along(head) has its numbers by that: for the distances
- * 1 - N .. N - 1, or for each token. */
+ * 1 - N .. N - 1, or for each token; between(head) is what lies between these, where that is something. */
 export function ofLine(scheme, entry, options, family, N, seed = 0) {
     const tooMany = `${entry.title} goes by more than the distance: it is drawn for up to ${MOST} tokens, got ${N}`;
     const isWhole = ["content", "weights"].includes(family);
@@ -148,7 +148,9 @@ export function ofLine(scheme, entry, options, family, N, seed = 0) {
             for (let i = 0; i < N; i++) made.set(y.subarray(N - 1 - i, 2 * N - 1 - i), i * N);
             return made;
         };
-        return { by, heads, matrix, along };
+        const isFine = entry.claims.includes("fractional") && N <= MOST && N > 1 && family !== "bands";
+        const between = isFine ? betweenOf(scheme, entry, options, family, N, seed) : () => undefined;
+        return { by, heads, matrix, along, between };
     }
     must(N <= MOST, tooMany);
     const { data } = whole ?? all();
@@ -159,6 +161,22 @@ export function ofLine(scheme, entry, options, family, N, seed = 0) {
         heads,
         matrix,
         along: (head) => Float64Array.from({ length: N }, (_, n) => data[head * N * N + n * step]),
+        between: () => undefined,
+    };
+}
+
+const FINE = 8; // numbers from one whole distance to the next
+
+/** A head's numbers between whole distances, a function of the distance; of a scheme that takes any real position. */
+function betweenOf(scheme, entry, options, family, N, seed) {
+    const places = new Positions(Array.from({ length: FINE * (N - 1) + 1 }, (_, n) => n / FINE));
+    const ends = [N - 1, 0].map((end) => numbersOf(scheme, entry, options, family, new Positions([end]), places, seed));
+    return (head) => (r) => {
+        const { data, keys } = ends[r > 0 ? 1 : 0];
+        const at = FINE * (r > 0 ? r : r + N - 1);
+        const below = Math.min(Math.floor(at), keys - 2);
+        const [low, high] = data.subarray(head * keys + below, head * keys + below + 2);
+        return low + (high - low) * (at - below);
     };
 }
 
@@ -238,7 +256,7 @@ export function ofGrid(scheme, entry, options, family, side, seed = 0) {
             frame.slice(middle * side, (middle + 1) * side),
         ];
         return [
-            ...(times ? [{ name: "frames apart", y: of(times, head) }] : []),
+            ...(times ? [{ name: entry.name === "cameras" ? "views apart" : "frames apart", y: of(times, head) }] : []),
             { name: "rows apart", y: row },
             { name: "columns apart", y: column },
         ];

@@ -1,24 +1,16 @@
 // Lines against a number, by uPlot: with a list of what is which, intervals, and values read by mouse or arrow keys.
 
 import { element } from "posenc/elements.js";
+import { keyOf } from "posenc/lines_key.js";
 import uPlot from "posenc/vendor/uPlot.esm.js";
 
 /** A line's look: what tells it apart without colour too. */
 const DASHES = [[], [9, 3], [2, 3], [9, 3, 2, 3], [5, 2], [12, 4, 4, 4]];
 
-/** A sample of a line, for the list of what is which. */
-export function sample(color, dash, marker = false) {
-    const drawing = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-    for (const [key, value] of Object.entries({ width: 28, height: 10, "aria-hidden": "true" }))
-        drawing.setAttribute(key, value);
-    const line = document.createElementNS("http://www.w3.org/2000/svg", marker ? "circle" : "line");
-    const shape = marker
-        ? { cx: 14, cy: 5, r: 3.5, fill: color }
-        : { x1: 0, x2: 28, y1: 5, y2: 5, stroke: color, "stroke-width": 2.5, "stroke-dasharray": dash.join(" ") };
-    for (const [key, value] of Object.entries(shape)) line.setAttribute(key, value);
-    drawing.append(line);
-    return drawing;
-}
+/** Steps between ticks of what is counted: tokens, positions, heads. */
+const WHOLE = [1, 2, 5].flatMap((x) => Array.from({ length: 8 }, (_, power) => x * 10 ** power)).sort((a, b) => a - b);
+const CLOSE = 24; // pixels from a line at which one points at it
+const ROOM = 5; // pixels that a dot needs
 
 /**
  * @param {HTMLElement} box
@@ -26,18 +18,32 @@ export function sample(color, dash, marker = false) {
  * @param {{label: string, xLabel: string, yLabel: string, height?: number, logX?: boolean, logY?: boolean}} options
  */
 export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = false, logY = false }) {
-    const key = element("ul", { class: "lines-key" });
+    const list = element("ul", { class: "lines-key" });
     const frame = element("div", { class: "lines", role: "group", tabindex: "0", "aria-label": label });
     const read = element("output", { class: "lines-read", "aria-live": "polite" });
-    box.append(element("div", { class: "lines-box" }, key, frame, read));
-    let [plot, made, shown, marks, spans] = [null, "", null, [], []];
+    box.append(element("div", { class: "lines-box" }, list, frame, read));
+    let [plot, made, shown, marks, spans, at] = [null, "", null, [], [], null];
+    const key = keyOf(list, (isOther) => {
+        if (isOther) redo();
+        else plot?.redraw(false, false);
+        say(at);
+    });
 
-    const say = (at) => {
-        if (!shown || at === null || at === undefined || shown.x[at] === undefined) return;
+    const say = (to) => {
+        at = to ?? null;
+        if (!shown || at === null || shown.x[at] === undefined) return;
         const words = shown.series
-            .filter((one) => Number.isFinite(one.y[at]))
+            .filter((one) => Number.isFinite(one.y[at]) && !key.isGrey(one))
             .map((one) => `${one.name} ${Number(one.y[at].toPrecision(4))}`);
         read.textContent = `${shown.xLabel} ${Number(shown.x[at].toPrecision(6))}: ${words.join(", ")}`;
+    };
+    /** The line that is pointed at, of many. */
+    const pointAt = (u) => {
+        const { left, top, idx } = u.cursor;
+        if (!key.isMany() || left === null) return;
+        const away = (one) => Math.abs(u.valToPos(one.y[idx], "y") - top);
+        const near = left < 0 || top < 0 ? [] : shown.series.filter((one) => away(one) < CLOSE);
+        key.point(near.sort((a, b) => away(a) - away(b))[0] ?? null);
     };
     const axis = (words, log) => ({
         label: words,
@@ -94,28 +100,46 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         }
         pen.restore();
     };
+    /** A curve through every pixel of the plot, of a line that is known between its numbers. */
+    const wave = (n) => (u, _, from, to) => {
+        const path = new Path2D();
+        const [left, right] = [from, to].map((index) => u.valToPos(u.data[0][index], "x", true));
+        for (let x = left; ; x = Math.min(x + 1, right)) {
+            path.lineTo(x, u.valToPos(shown.series[n].wave(u.posToVal(x, "x", true)), "y", true));
+            if (!(x < right)) break;
+        }
+        return { stroke: path, fill: null, clip: null, band: null, gaps: null, flags: 1 };
+    };
+    const hasRoom = (u, _, from, to) => u.bbox.width / uPlot.pxRatio >= ROOM * (to - from);
     const build = (series, ranges) => {
         plot?.destroy();
         frame.replaceChildren();
         const all = [{}];
         const bands = [];
-        for (const one of series) {
-            const at = all.length;
+        for (const [n, one] of series.entries()) {
+            const place = all.length;
+            const color = () => (key.isGrey(shown.series[n]) ? `${theme().faint}73` : one.color);
+            const isDotted = Boolean(one.dots || one.wave);
+            const hasPoints = Boolean(one.points || one.markers);
             all.push({
                 label: one.name,
-                stroke: one.color,
+                stroke: color,
                 width: one.points ? 0 : (one.width ?? 2),
                 dash: one.dash,
                 spanGaps: false,
-                points: { show: Boolean(one.points || one.markers), size: 7, fill: one.color, stroke: one.color },
-                paths: one.points ? () => null : undefined,
+                points: { show: isDotted ? hasRoom : hasPoints, size: isDotted ? 5 : 7, fill: color, stroke: color },
+                paths: one.points ? () => null : one.wave && wave(n),
             });
             if (one.low) {
                 all.push(
                     { stroke: "transparent", points: { show: false } },
                     { stroke: "transparent", points: { show: false } },
                 );
-                bands.push({ series: [at + 2, at + 1], fill: one.fill ?? `${one.color}33` });
+                const fill = one.fill ?? `${one.color}33`;
+                bands.push({
+                    series: [place + 2, place + 1],
+                    fill: () => (key.isGrey(shown.series[n]) ? "transparent" : fill),
+                });
             }
         }
         plot = new uPlot(
@@ -142,12 +166,13 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
                         ...axis(ranges.xLabel ?? xLabel, logX),
                         size: 30,
                         labelSize: 18,
+                        ...(ranges.isWhole && !logX && { incrs: WHOLE }),
                         ...(ranges.ticks && { splits: () => ranges.ticks, filter: (u, splits) => splits }),
                     },
                     { ...axis(ranges.yLabel ?? yLabel, logY), size: 62 },
                 ],
                 cursor: { drag: { x: false, y: false }, points: { size: 7 } },
-                hooks: { setCursor: [(u) => say(u.cursor.idx)], drawAxes: [underlay] },
+                hooks: { setCursor: [pointAt, (u) => say(u.cursor.idx)], drawAxes: [underlay] },
             },
             [[]],
             frame,
@@ -158,9 +183,9 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         const step = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 }[event.key];
         if (!step || !shown || !plot) return;
         event.preventDefault();
-        const at = Math.min(Math.max((plot.cursor.idx ?? 0) + step, 0), shown.x.length - 1);
-        plot.setCursor({ left: plot.valToPos(shown.x[at], "x"), top: 10 });
-        say(at);
+        const to = Math.min(Math.max((plot.cursor.idx ?? 0) + step, 0), shown.x.length - 1);
+        plot.setCursor({ left: plot.valToPos(shown.x[to], "x"), top: -10 });
+        say(to);
     });
     // A frame that leaves the page is told of as a change of its size. uPlot keeps every plot, with its listeners on the
     // window, until it is destroyed.
@@ -173,32 +198,37 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         }
     }).observe(frame);
 
-    return {
+    let redo = () => {};
+    const drawn = {
         frame,
         /**
          * @param {ArrayLike<number>} x rising numbers, common to all
-         * @param {{name, y, color?, dash?, low?, high?, points?, markers?, width?, isUnlisted?}[]} series y: as long as x; NaN: a gap
+         * @param {{name, y, wave?, dots?, color?, dash?, low?, high?, points?, markers?, width?, isUnlisted?, of?, isChosen?}[]} series
+         *   y: as long as x; NaN: a gap; dots: each number is a dot where there is room; wave: the curve through them, a
+         *   function of x; of: the name of the line it belongs to;
+         *   isChosen: of more than six lines, those in colour at first
          * @param {{marks?: {x, name?}[], spans?: {from, to, name?, color?}[], x?: [number, number], y?: [number, number],
          *   xLabel?: string, yLabel?: string, ticks?: number[]}} options: of x, where ticks are to stand
          */
         draw(x, series, options = {}) {
+            const given = [x, series, options];
+            redo = () => drawn.draw(...given);
             series = series.map((one, n) => ({
                 ...one,
                 color: one.color ?? theme().palette[n % theme().palette.length],
                 dash: one.dash ?? DASHES[n % DASHES.length],
             }));
+            key.show(series);
+            series.sort((a, b) => Number(key.isGrey(b)) - Number(key.isGrey(a))); // what is in colour lies above
+            options = { ...options, isWhole: Array.prototype.every.call(x, Number.isInteger) };
             shown = { x, series, xLabel: options.xLabel ?? xLabel };
             [marks, spans] = [options.marks ?? [], options.spans ?? []];
             const signature = JSON.stringify([
-                series.map(({ name, color, dash, low, points, markers, width }) => [
-                    name,
-                    color,
-                    dash,
-                    Boolean(low),
-                    points,
-                    markers,
-                    width,
+                series.map(({ name, color, dash, low, points, markers, width, wave, dots }) => [
+                    ...[name, color, dash, points, markers, width],
+                    ...[Boolean(low), Boolean(wave), dots],
                 ]),
+                options.isWhole,
                 options.x,
                 options.y,
                 options.xLabel,
@@ -209,13 +239,6 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
             if (signature !== made || !plot) {
                 build(series, options);
                 made = signature;
-                key.replaceChildren(
-                    ...(series.length > 1 || series[0]?.always
-                        ? series
-                              .filter(({ isUnlisted }) => !isUnlisted)
-                              .map((one) => element("li", {}, sample(one.color, one.dash, one.points), one.name))
-                        : []),
-                );
             }
             const finite = (y) => Array.from(y, (value) => (Number.isFinite(value) ? value : null));
             plot.setData([
@@ -226,6 +249,7 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
             ]);
         },
     };
+    return drawn;
 }
 
 function pad(low, high) {

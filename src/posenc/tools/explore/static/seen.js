@@ -13,7 +13,7 @@ export function lineOf({ shape: [heads, N], values }) {
         key: (head) => row(head, N - 1),
         query: (head) => Float64Array.from({ length: N }, (_, n) => row(head, n)[0]),
     }[by];
-    return { by, heads, matrix: (head) => data.slice(head * N * N, (head + 1) * N * N), along };
+    return { by, heads, matrix: (head) => data.slice(head * N * N, (head + 1) * N * N), along, between: () => undefined };
 }
 
 /** Of a patch in the middle of a frame and every other one, as `ofGrid`. */

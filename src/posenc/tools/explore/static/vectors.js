@@ -7,9 +7,9 @@ import { drawn } from "posenc/math/special.js";
 import * as options from "posenc/options.js";
 import { added, use } from "posenc/use.js";
 
-const MINILM = "minilm"; // the table of all-MiniLM-L6-v2, which posenc reads where its package is installed
+export const MINILM = "minilm"; // the table of all-MiniLM-L6-v2, which posenc reads where its package is installed
 const MINILM_SIZES = { tokens: 512, dim: 384 };
-const FORMULAS = ["sinusoidal", "fourier_features", "exponential_decay"];
+export const FORMULAS = ["sinusoidal", "fourier_features", "exponential_decay"];
 const HIDDEN = ["dim", "axes", "learned", "hidden", "max_positions"]; // options that these figures set themselves
 
 /** The control that chooses the scheme: formulas, and tables with `tables`, in the words of the catalog. */
@@ -51,12 +51,17 @@ function setting({ scheme, dim, tokens, options: text }, app, axes = 1) {
     return { entry, options: options.optionsOf(entry, text, { dim, axes, max_positions: tokens }) };
 }
 
+/** The scheme, with one coordinate of a token or two. */
+export function schemeOf(values, app, axes = 1) {
+    const { entry, options: given } = setting(values, app, axes);
+    return options.schemeOf(entry, given, entry.name === "learned" ? { weight: before(given) } : {});
+}
+
 /** The table, a Matrix (tokens, dim): of the first positions, or of the patches of a grid {rows, columns}. */
 export function vectors(values, app, grid = null) {
     if (values.scheme === MINILM) return ofMiniLM(values, app);
-    const { entry, options: given } = setting(values, app, grid ? 2 : 1);
-    const scheme = options.schemeOf(entry, given, entry.name === "learned" ? { weight: before(given) } : {});
-    return scheme.table(grid ? Positions.grid(grid.rows, grid.columns) : Positions.arange(values.tokens));
+    const positions = grid ? Positions.grid(grid.rows, grid.columns) : Positions.arange(values.tokens);
+    return schemeOf(values, app, grid ? 2 : 1).table(positions);
 }
 
 /** Python that makes the same table, named P. */

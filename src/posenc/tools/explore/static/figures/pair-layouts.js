@@ -3,7 +3,7 @@
 import { element } from "posenc/elements.js";
 import { fixedInPython, fixedPair, repeated } from "posenc/fixed.js";
 import { logits } from "posenc/math/attend.js";
-import { LAYOUTS } from "posenc/math/phases.js";
+import { LAYOUTS, frequencies, turnedOn } from "posenc/math/phases.js";
 import { Positions } from "posenc/math/positions.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
 import { agreed, apart, array } from "posenc/options.js";
@@ -18,6 +18,14 @@ const other = (layout) => LAYOUTS.find((one) => one !== layout);
 /** The two channels of each pair. */
 function pairsOf(dim, layout) {
     return Array.from({ length: dim / 2 }, (_, k) => (layout === "half" ? [k, k + dim / 2] : [2 * k, 2 * k + 1]));
+}
+
+/** The same between whole distances: a function of the distance. */
+function waveOf(q, k, base, layout) {
+    const [first, second] = [0, 1].map((part) => pairsOf(q.length, layout).map((places) => places[part]));
+    const inHalves = (x) => [...first, ...second].map((place) => x[place]);
+    const product = turnedOn(inHalves(q), inHalves(k), frequencies(q.length, base));
+    return (r) => product(r) / Math.sqrt(q.length);
 }
 
 /** Which channel comes to each place, for a rotation in the layout `to`: pair k must find its two numbers there. */
@@ -58,7 +66,11 @@ export const figure = {
         const right = scoresOf(q, k, base, trained);
         const wrong = scoresOf(q, k, base, other(trained));
         const repaired = scoresOf(moved(q), moved(k), base, other(trained));
-        return { order, right, wrong, repaired, unrepairedBy: apart(right, wrong), repairedTo: apart(right, repaired) };
+        const curves = [
+            { y: right, wave: waveOf(q, k, base, trained) },
+            { y: wrong, wave: waveOf(q, k, base, other(trained)) },
+        ];
+        return { order, curves, right, wrong, repaired, unrepairedBy: apart(right, wrong), repairedTo: apart(right, repaired) };
     },
     use: ({ trained, dim, base }) => rope(dim, { base, layout: trained }),
     line: ({ trained, dim, base, seed }) =>
@@ -109,7 +121,7 @@ export const figure = {
         const arcs = () =>
             diagrams.forEach(({ layout, drawing }) => dim && drawArcs(drawing, dim, layout, app.theme()));
         new ResizeObserver(arcs).observe(diagrams[0].drawing.parentElement);
-        return (state, { right, wrong, repaired, order: rows }) => {
+        return (state, { curves, repaired, order: rows }) => {
             dim = state.dim;
             arcs();
             for (const { layout, name } of diagrams) {
@@ -121,8 +133,8 @@ export const figure = {
             chart.draw(
                 Array.from({ length: DISTANCES }, (_, r) => r),
                 [
-                    { name: `as trained: ${state.trained}`, y: right },
-                    { name: `the same weights under ${other(state.trained)}`, y: wrong },
+                    { name: `as trained: ${state.trained}`, ...curves[0] },
+                    { name: `the same weights under ${other(state.trained)}`, ...curves[1] },
                     { name: `permuted, under ${other(state.trained)}`, y: repaired, points: true },
                 ],
             );

@@ -48,6 +48,7 @@ export const figure = {
         const lines = drawn(state).map((pair) => ({
             pair,
             y: Float64Array.from({ length }, (_, p) => table.row(p)[2 * pair]),
+            wave: (p) => Math.sin(p * theta[pair]),
             wavelength: (2 * Math.PI) / theta[pair],
         }));
         return { table, lines };
@@ -81,9 +82,10 @@ export const figure = {
             const x = Array.from({ length: state.length }, (_, p) => p);
             plot.draw(
                 x,
-                lines.map(({ pair, y, wavelength }, n) => ({
+                lines.map(({ pair, y, wave, wavelength }, n) => ({
                     name: `pair ${pair}: a turn in ${tokens(wavelength)}`,
                     y,
+                    wave,
                     dash: DASHES[n],
                 })),
                 { y: [-1.05, 1.05] },

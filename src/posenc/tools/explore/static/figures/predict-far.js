@@ -2,6 +2,7 @@
 
 import { Heads, dot } from "posenc/math/arrays.js";
 import { Positions } from "posenc/math/positions.js";
+import { frequencies, turnedOn } from "posenc/math/phases.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
 import { agreed, apart, array } from "posenc/options.js";
 import { checkState, question } from "posenc/question.js";
@@ -90,7 +91,11 @@ export const figure = {
             mean[r] = drawn.reduce((sum, x) => sum + x, 0) / DRAWS;
             spread[r] = Math.sqrt(drawn.reduce((sum, x) => sum + (x - mean[r]) ** 2, 0) / (DRAWS - 1));
         }
-        return { keys, mine, other, mean, spread };
+        const curves = [mine, other].map((y, n) => {
+            const product = turnedOn(ones.at(0, 0), keys[n], frequencies(dim, base));
+            return { y, wave: (r) => product(r) / Math.sqrt(dim) };
+        });
+        return { keys, mine, other, mean, spread, curves };
     },
     use: ({ dim, base }) => rope(dim, { base }),
     line({ dim, base, length, key, peak }) {
@@ -138,14 +143,14 @@ export const figure = {
             xLabel: "distance (query − key, tokens)",
             yLabel: "score (in logits)",
         });
-        return (state, { mine, other, mean, spread }) => {
+        return (state, { mean, spread, curves }) => {
             if (!asked.draw(state, ASK)) return;
             const x = Array.from({ length: state.length }, (_, r) => r);
             plot.draw(
                 x,
                 [
-                    { name: `your key: ${KEYS[state.key]}`, y: mine },
-                    { name: `the query turned by ${state.peak} positions`, y: other },
+                    { name: `your key: ${KEYS[state.key]}`, ...curves[0] },
+                    { name: `the query turned by ${state.peak} positions`, ...curves[1] },
                     {
                         name: `${DRAWS} Gaussian keys: mean ± standard deviation`,
                         y: mean,

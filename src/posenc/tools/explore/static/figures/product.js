@@ -2,9 +2,10 @@
 
 import { element } from "posenc/elements.js";
 import { fixedInPython, fixedPair, repeated } from "posenc/fixed.js";
-import { Heads } from "posenc/math/arrays.js";
+import { Heads, dot } from "posenc/math/arrays.js";
 import { Sinusoidal } from "posenc/math/add.js";
 import { logits } from "posenc/math/attend.js";
+import { frequencies, turnedOn } from "posenc/math/phases.js";
 import { Positions } from "posenc/math/positions.js";
 import { OWN, agreed, apart, array, entryOf, imports, optionsOf, python, schemeOf } from "posenc/options.js";
 import { remembered } from "posenc/remembered.js";
@@ -55,6 +56,20 @@ function turning({ scheme: name, dim, base }, app) {
 /** How many tokens, and how far on. */
 const most = ({ own }) => (own ? { tokens: own.tokens / 2, shift: own.tokens / 2 } : { tokens: 128, shift: 1000 });
 
+/** Both along one diagonal: the scores at whole positions of the query, and what lies between, but of the user's own. */
+function along({ tokens, base, shift, distance, seed }, { rope, added }, { dim, entry }) {
+    const [q, k] = fixedPair(dim, seed);
+    const scheme = new Sinusoidal({ dim, base, layout: "interleaved", axes: 1 });
+    const moved = (x, p) => scheme.table(new Positions([p])).row(0).map((y, c) => y + x[c]);
+    const x = Float64Array.from({ length: tokens - distance }, (_, j) => j + distance + shift);
+    const y = (scores) => x.map((_, j) => scores[(j + distance) * tokens + j]);
+    const one = entry.own ? null : turnedOn(q, k, frequencies(dim, base))(distance) / Math.sqrt(dim);
+    return [
+        { x, y: y(rope), wave: entry.own ? undefined : () => one },
+        { x, y: y(added), wave: (p) => dot(moved(q, p), moved(k, p - distance)) / Math.sqrt(dim) },
+    ];
+}
+
 export const figure = {
     name: "product",
     title: "The product is a function of the distance",
@@ -96,10 +111,10 @@ export const figure = {
         };
     },
     values(state, app) {
-        const { scheme, dim } = turning(state, app);
+        const turned = turning(state, app);
         const { tokens, base, shift, seed } = state;
-        const found = scored(state.scheme, scheme, tokens, dim, base, shift, seed);
-        return { ...found, title: entryOf(app, state.scheme).title };
+        const found = scored(state.scheme, turned.scheme, tokens, turned.dim, base, shift, seed);
+        return { ...found, title: turned.entry.title, curves: along(state, found, turned) };
     },
     use(state, app) {
         const { tokens, shift } = state;
@@ -150,12 +165,13 @@ export const figure = {
             yLabel: "score (in logits)",
             height: 240,
         });
-        return ({ tokens, shift, distance, weighed: isWeighed }, { title, differences, ...scores }) => {
+        return ({ tokens, shift, distance, weighed: isWeighed }, { title, differences, curves, ...scores }) => {
             const [rope, added] = [scores.rope, scores.added].map((x) => (isWeighed ? weighed(x, { keys: tokens }) : x));
             const scale = isWeighed ? { low: 0, centre: null } : { low: undefined, centre: undefined };
             maps[0].heading.textContent = title;
             const rest = tokens - distance;
             const looks = {
+                from: shift,
                 rowName: (i) => `query at ${i + shift}`,
                 columnName: (j) => `key at ${j + shift}`,
                 ...scale,
@@ -167,14 +183,14 @@ export const figure = {
             [differences.rope, differences.added].forEach((x, n) => {
                 maps[n].told.textContent = `scores of a diagonal differ by up to ${Number(x.toPrecision(2))}`;
             });
-            const diagonal = (scores) =>
-                Float64Array.from({ length: rest }, (_, j) => scores[(j + distance) * tokens + j]);
-            const x = Array.from({ length: rest }, (_, j) => j + distance + shift);
-            const series = [
-                { name: title, y: diagonal(rope) },
-                { name: "a sinusoid added", y: diagonal(added) },
-            ];
-            chart.draw(x, series, { yLabel: isWeighed ? "attention weight" : "score (in logits)" });
+            const names = [title, "a sinusoid added"];
+            const weights = (scores) => curves[0].x.map((_, j) => scores[(j + distance) * tokens + j]);
+            const series = isWeighed ? [rope, added].map((scores) => ({ y: weights(scores) })) : curves;
+            chart.draw(
+                curves[0].x,
+                series.map((curve, n) => ({ name: names[n], ...curve })),
+                { yLabel: isWeighed ? "attention weight" : "score (in logits)" },
+            );
         };
     },
     describe: ({ tokens, shift }, { title, differences }) =>

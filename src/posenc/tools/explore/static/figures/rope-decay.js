@@ -94,12 +94,10 @@ export const figure = {
         const { dim, base, length, peak, seed } = state;
         const theta = frequencies(dim, base);
         // The query is of ones, and the key is the query turned to the peak: sum of 2 cos((r - peak) theta_k) / sqrt(d)
-        const built = Float64Array.from(
-            { length },
-            (_, r) => theta.reduce((sum, x) => sum + 2 * Math.cos((r - peak) * x), 0) / Math.sqrt(dim),
-        );
+        const wave = (r) => theta.reduce((sum, x) => sum + 2 * Math.cos((r - peak) * x), 0) / Math.sqrt(dim);
+        const built = Float64Array.from({ length }, (_, r) => wave(r));
         const { bound, mean, spread } = curves(dim, base, length, seed);
-        return { bound, mean, spread, built };
+        return { bound, mean, spread, built, curves: [{ y: built, wave }] };
     },
     use: ({ dim, base }) => rope(dim, { base }),
     line: ({ dim, base, length, peak, weighed: isWeighed }) =>
@@ -152,7 +150,7 @@ export const figure = {
             yLabel: "score (in logits)",
             height: 260,
         });
-        return ({ length, peak, weighed: isWeighed }, { bound, mean, spread, built }) => {
+        return ({ length, peak, weighed: isWeighed }, { bound, mean, spread, built, curves: [curve] }) => {
             const x = Array.from({ length }, (_, r) => r);
             const [ink, orange, blue] = app.theme().palette;
             above.draw(x, [{ name: "B(r): a bound, not behaviour", y: bound, color: ink, dash: [], always: true }]);
@@ -165,7 +163,7 @@ export const figure = {
             below.draw(
                 x,
                 [
-                    { name: "a key built for the peak", y: built, color: orange, dash: [9, 3] },
+                    { name: "a key built for the peak", ...curve, color: orange, dash: [9, 3] },
                     {
                         name: `mean of ${DRAWS} Gaussian queries and keys, ± 1 standard deviation`,
                         y: mean,

@@ -266,7 +266,7 @@ function weights(lines, one, { tokens: N, side, causal }) {
 
 function line(one, { tokens: N, head, causal, weighed: asWeights }) {
     const { options, scheme, family } = one;
-    const { by, heads, matrix, along } = one.all(N);
+    const { by, heads, matrix, along, between } = one.all(N);
     const which = Math.min(head, heads) - 1;
     const isCausal = causal || seesBack(one);
     const isWeighed = asWeights && isScore(one);
@@ -288,6 +288,7 @@ function line(one, { tokens: N, head, causal, weighed: asWeights }) {
         const x = Float64Array.from({ length: isCausal ? N : 2 * N - 1 }, (_, n) => n + 1 - N);
         const series = queries.map((i) => ({
             name: `query ${i}`,
+            dots: true,
             y: x.map((r) => (i + r >= 0 && i + r < N ? data[i * N + i + r] : NaN)),
         }));
         return {
@@ -309,7 +310,9 @@ function line(one, { tokens: N, head, causal, weighed: asWeights }) {
     const series = shown.map((n) => ({
         name: heads > 1 ? `head ${n + 1}` : one.what,
         width: n === which && heads > 1 ? 3.5 : 2,
+        dots: true,
         y: along(n).slice(0, count),
+        wave: between(n),
     }));
     if (scheme.values === true) series.push({ name: "of a value, how much arrives", y: ofValues(scheme, options, x) });
     return {

@@ -66,6 +66,7 @@ export const figure = {
                     name: `${what}, query ${middle}`,
                     y: main.slice(middle * keys, (middle + 1) * keys),
                     always: true,
+                    dots: true,
                 },
             ]);
         };

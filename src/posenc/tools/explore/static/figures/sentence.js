@@ -83,6 +83,7 @@ export const figure = {
         const one = chosen(state, app);
         return use([one], { tokens: one.words.length, causal: isCausal(state, one) });
     },
+    formula: ({ scheme }, app) => app.data.formulas.sentence + given.entryOf(app, scheme).formula,
     line: (state, app) => python(state, chosen(state, app)),
     compared(state, app) {
         const { shown, words } = values(state, app);

@@ -1,20 +1,28 @@
 // Single dimensions of the vectors over positions.
 
 import * as options from "posenc/options.js";
-import { fromPosenc, ownControls, python, schemeControl, shown, useOf, vectors } from "posenc/vectors.js";
+import { fromPosenc, ownControls, python, schemeControl, schemeOf, shown, useOf, vectors } from "posenc/vectors.js";
 
 /** The dimensions to draw, and what each is: both of a pair, or one where channels stand alone. */
 function dimensionsOf({ scheme, dim, first, second, options: text }) {
     const numbers = first === second ? [first] : [first, second];
     if (scheme === "exponential_decay") return numbers.map((k) => ({ k, dimension: k, what: `channel ${k}` }));
-    const isSideBySide = scheme === "sinusoidal" && !text.includes("layout:concatenated");
+    const isSideBySide = scheme === "sinusoidal" && !/layout:(concatenated|tensor2tensor)/.test(text);
     const order = scheme === "sinusoidal" ? ["sine", "cosine"] : ["cosine", "sine"];
     return numbers.flatMap((k) =>
         order.map((wave, n) => {
             const dimension = isSideBySide ? 2 * k + n : k + (n * dim) / 2;
-            return { k, dimension, what: `pair ${k}, ${wave} (dimension ${dimension})` };
+            return { k, wave, dimension, what: `pair ${k}, ${wave} (dimension ${dimension})` };
         }),
     );
+}
+
+/** What lies between the positions of one dimension. Undefined where the scheme is another function of them. */
+function waveOf(scheme, { k, wave }) {
+    if (scheme.longest) return (p) => Math.exp(-p * scheme.longest ** (-(k + 1) / scheme.dim));
+    const speed = scheme.theta?.[k] ?? scheme.unit * scheme.directions.row(k)[0];
+    const turning = wave === "sine" ? Math.sin : Math.cos;
+    return scheme.learned || scheme.isBanded ? undefined : (p) => turning(p * speed);
 }
 
 const last = ({ scheme, dim }) => (scheme === "exponential_decay" ? dim : dim / 2) - 1;
@@ -33,7 +41,7 @@ const short = (x) => Number(x.toPrecision(3)).toLocaleString("en");
 export const figure = {
     name: "vector-lines",
     title: "Single dimensions of the vectors",
-    see: "In the sinusoid pair 0 is the fastest, and each further pair is slower by the same factor. Move a pair up, and it hardly changes over a whole text.",
+    see: "Dots are what tokens get, at whole positions. In the sinusoid pair 0 is the fastest, and each further pair is slower by the same factor. Move a pair up, and it hardly changes over a whole text.",
     defaults: { scheme: "sinusoidal", dim: 64, tokens: 100, first: 0, second: 8, options: "" },
     another: { scheme: "exponential_decay", dim: 32, tokens: 64, first: 3, second: 20, options: "longest:500" },
     controls(values, app) {
@@ -55,9 +63,11 @@ export const figure = {
     },
     values(values, app) {
         const { rows, columns, data } = vectors(values, app);
+        const scheme = schemeOf(values, app);
         const series = dimensionsOf(values).map((one) => ({
             ...one,
             y: Float64Array.from({ length: rows }, (_, p) => data[p * columns + one.dimension]),
+            wave: waveOf(scheme, one),
         }));
         return { series, tokens: rows };
     },
@@ -85,9 +95,10 @@ export const figure = {
         return (values, { series, tokens }) => {
             const { palette } = app.theme();
             const colors = new Map([...new Set(series.map(({ k }) => k))].map((k, n) => [k, palette[n]]));
-            const drawn = series.map(({ k, what, y }, n) => ({
+            const drawn = series.map(({ k, what, y, wave }, n) => ({
                 name: what,
                 y,
+                wave,
                 color: colors.get(k),
                 dash: n > 0 && series[n - 1].k === k ? [6, 4] : [],
                 always: true,

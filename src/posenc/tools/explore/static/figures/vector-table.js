@@ -2,6 +2,7 @@
 
 import * as options from "posenc/options.js";
 import {
+    MINILM,
     READ_BY_POSENC,
     fromPosenc,
     limits,
@@ -54,6 +55,7 @@ export const figure = {
         return { rows, columns, main: data, missing };
     },
     use: useOf,
+    formula: ({ scheme }, app) => options.entryOf(app, scheme === MINILM ? "learned" : scheme).formula,
     line: (values, app) => `${python(values, app)}\nP`,
     compared(values, app) {
         const { rows, columns, main } = figure.values(values, app);

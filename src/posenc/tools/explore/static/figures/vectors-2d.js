@@ -92,9 +92,9 @@ export const figure = {
             const steps = Float64Array.from({ length: 2 * reach + 1 }, (_, n) => n - reach);
             const at = (r, c) => (r >= 0 && r < rows && c >= 0 && c < columns ? main[r * columns + c] : NaN);
             lines.draw(steps, [
-                { name: "along its row", y: steps.map((n) => at(row, column + n)) },
-                { name: "along its column", y: steps.map((n) => at(row + n, column)) },
-                { name: "along the diagonal", y: steps.map((n) => at(row + n, column + n)) },
+                { name: "along its row", dots: true, y: steps.map((n) => at(row, column + n)) },
+                { name: "along its column", dots: true, y: steps.map((n) => at(row + n, column)) },
+                { name: "along the diagonal", dots: true, y: steps.map((n) => at(row + n, column + n)) },
             ]);
         };
     },

@@ -139,8 +139,8 @@ export const figure = {
             matrix.draw(seen, { rows: N, columns: N, low: 0, high: 1, centre: null });
             const x = Float64Array.from(keys, (_, i) => i);
             const each = keys.map((count, i) => (count ? (1 - taken[i]) / count : NaN));
-            const series = [{ name: "each key that is seen", y: each, always: true }];
-            chart.draw(x, sink ? [{ name: "the sink", y: taken }, ...series] : series, { y: [0, 1.05] });
+            const series = [{ name: "each key that is seen", y: each, always: true, dots: true }];
+            chart.draw(x, sink ? [{ name: "the sink", y: taken, dots: true }, ...series] : series, { y: [0, 1.05] });
         };
     },
     async check(state, { main }, app) {

@@ -1,0 +1,200 @@
+"""Formulas: whole on every screen, and each control that has a symbol marks it."""
+
+import re
+from typing import Any
+
+import pytest
+
+from posenc.schemes.catalog import CATALOG
+from posenc.tools.explore.catalog import formula, options
+from posenc.tools.explore.content import content
+from posenc.tools.explore.mathml import mathml
+from posenc.tools.explore.page import formulas
+from tests.explore.browser import VIEWS, executable, watched
+from tests.explore.node import Node
+
+# --- from LaTeX -----------------------------------------------------------------------------------------------------
+
+
+def test_rows_parts_and_pieces() -> None:
+    """Separators within braces or an environment are no separators."""
+    made = mathml(r"a = b, \qquad c \allowbreak + d \\ \text{e \quad f} \quad \begin{cases} g \\ h \end{cases}")
+    assert [row.count('class="part"') for row in made.split("</p>")] == [2, 2, 0]
+    assert made.count("<math ") == 5
+    assert 'class="cases"' in made
+    assert mathml("a\n\nb").count("<p>") == 2
+    assert mathml(r"\begin{array}{l} a \\ b \end{array}").count("<p>") == 2
+
+
+def test_a_piece_may_begin_with_an_operator() -> None:
+    """Which would be a sign, without space, at the beginning."""
+    assert "<mrow><mrow /><mo>+</mo><mi>b</mi></mrow>" in mathml(r"a \allowbreak + b")
+
+
+def test_a_symbol_is_a_whole_token() -> None:
+    made = mathml("% base: base\n% dim: d\n" + r"\mathrm{base}^{-2k/d} \mathrm{dim}")
+    assert '<mi data-control="base">base</mi>' in made
+    assert '<mi data-control="dim">d</mi>' in made
+    assert "<mi>dim</mi>" in made
+    assert "%" not in made
+
+
+def test_words_of_a_choice_and_symbols_of_several_controls() -> None:
+    made = mathml(r"\mbox{log} \mbox{ for } k", {"form": "log|power", "first": "k", "second": "k"})
+    assert marked(made) == {"form", "first", "second"}
+    assert made.count('data-control="first second"') == 1
+
+
+def test_names_of_functions_stand_apart() -> None:
+    made = mathml(r"a \sin b + \sin(c) |x|")
+    assert made.count('<mspace width="0.167em" />') == 2
+    assert made.count('lspace="0"') == 2
+
+
+# --- symbols of controls --------------------------------------------------------------------------------------------
+
+
+def marked(made: str) -> set[str]:
+    """The controls that a formula has symbols of."""
+    return set(" ".join(re.findall(r'data-control="([^"]*)"', made)).split())
+
+
+@pytest.fixture(scope="module")
+def figures(javascript: Node) -> Node:
+    javascript("content", **content([]))
+    return javascript
+
+
+def controls(figures: Node, figure: str, *states: Any) -> set[str]:
+    """Its controls in these states."""
+    found = (figures("figure", name=figure, state=state)["controls"] for state in states)
+    return {name.removeprefix("options.") for names in found for name in names}
+
+
+# What the formula of a figure is not about: how much is drawn, of what, and other random numbers.
+DRAWN = {"tokens", "length", "seed", "draw", "scheme", "measure", "rows", "columns", "side", "causal"}
+
+# Controls without a symbol, though the formula has others.
+WITHOUT = {
+    "allocation": {"each", "height", "width", "text", "token"},
+    "bias-by-distance": {
+        "log",
+        "deberta",
+        "fire",
+        "inkling",
+        "relative_1d",
+        "sandwich",
+        "shaw",
+        "t5",
+        "transformer_xl",
+    },
+    "linear-map": {"layout"},
+    "product": {"distance"},
+    "schedule": {"family", "layer"},
+    "similarity": {"layout"},
+    "transformer-xl": {"content", "position", "key", "distance"},
+    "vectors-2d": {"layout"},
+    "windows": {"layout"},
+}
+
+
+@pytest.mark.parametrize("figure", [name for name in formulas() if name not in ("doors", "fox", "sentence")])
+def test_a_control_finds_its_symbol_and_a_symbol_its_control(figure: str, figures: Node) -> None:
+    states: list[Any] = ["defaults", "another"]
+    if figure in ("similarity", "vector-lines"):
+        states += [{"scheme": "fourier_features"}, {"scheme": "exponential_decay"}]
+    if figure == "windows":
+        states += [{"causal": False}]
+    there = controls(figures, figure, *states)
+    symbols = marked(formulas()[figure])
+    assert symbols <= there, "a symbol of a control that there is not"
+    assert there - symbols - DRAWN == WITHOUT.get(figure, set())
+
+
+# Options that only say which channels are which, how many heads there are, or how a scheme begins.
+UNNAMED = {"head", "layout", "num_heads", "seed"}
+OPTIONS = {
+    "lie_re": {"extent"},
+    "mixed_rope": {"base"},
+    "mrope": {"form"},
+    "string": {"base", "form"},
+    "swin": {"class_token"},
+    "transformer_xl": {"share_biases"},
+}
+
+
+def test_options_of_schemes_find_their_symbols(figures: Node) -> None:
+    for entry in CATALOG:
+        there = controls(figures, "scheme", {"scheme": entry.name})
+        missing = there - marked(formula(entry)) - DRAWN - UNNAMED
+        assert missing == OPTIONS.get(entry.name, set()), entry.name
+        names = {option.name for option in options(entry)}
+        assert set(entry.symbols) <= names, f"{entry.name}: symbols of options that there are not"
+        assert set(entry.symbols) <= marked(formula(entry)), f"{entry.name}: a symbol that its formula does not have"
+
+
+# --- in the browser -------------------------------------------------------------------------------------------------
+
+BROWSER = pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
+CUT = """all => all.filter(one => one.scrollWidth > one.clientWidth)
+    .map(one => `${one.closest("[data-figure]").dataset.figure}: ${one.scrollWidth} of ${one.clientWidth}`)"""
+EACH = """(one, made) => made
+    .filter(([, formula]) => ((one.innerHTML = formula), one.scrollWidth > one.clientWidth)).map(([name]) => name)"""
+FRAMES = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+@BROWSER
+@pytest.mark.survey
+@pytest.mark.parametrize("width", [1280, 390])
+def test_formulas_of_figures_are_whole(width: int, browser: Any, address: str) -> None:
+    with watched(browser, width=width) as page:
+        for view in VIEWS:
+            page.open(f"{address}#view={view}")
+            page.page.wait_for_selector("[data-figure]")
+            page.until_drawn(*page.shown())
+            assert page.page.locator(".formula:visible").evaluate_all(CUT) == []
+
+
+@BROWSER
+@pytest.mark.more
+@pytest.mark.parametrize("width", [1280, 390])
+def test_formulas_of_schemes_are_whole(width: int, browser: Any, address: str) -> None:
+    """The formula of each, put where the figure has its own: measured without drawing all of them."""
+    with watched(browser, width=width) as page:
+        page.open(f"{address}#view=scores")
+        page.until_drawn("scheme")
+        made = [[entry.name, formula(entry)] for entry in CATALOG] + [["too long", mathml("x_1 + " * 60 + "x")]]
+        cut = page.page.locator('[data-figure="scheme"] .formula').evaluate(EACH, made)
+        assert cut == ["too long"]
+
+
+@BROWSER
+@pytest.mark.more
+def test_a_symbol_lights_up_while_its_control_is_used(browser: Any, address: str) -> None:
+    with watched(browser) as page:
+        page.open(f"{address}#figure=clocks")
+        page.until_drawn("clocks")
+        lit = page.page.locator("math .lit")
+        assert lit.count() == 0
+        page.page.locator('[data-name="base"] input').focus()
+        assert set(lit.all_text_contents()) == {"base"}
+        page.page.keyboard.press("ArrowRight")
+        page.page.evaluate(FRAMES)
+        assert page.page.locator(".symbols .lit").inner_text().startswith("base = 10,")
+        page.page.locator('[data-name="position"] input').focus()
+        assert set(lit.all_text_contents()) == {"p"}
+        page.page.locator(".copy").first.focus()
+        assert lit.count() == 0
+        assert page.errors == []
+
+
+@BROWSER
+@pytest.mark.more
+def test_the_chosen_form_is_bold_in_the_formula(browser: Any, address: str) -> None:
+    with watched(browser) as page:
+        page.open(f"{address}#figure=scheme&scheme.scheme=kerple")
+        page.until_drawn("scheme")
+        assert page.page.locator("math .chosen").all_text_contents() == ["log"]
+        page.page.locator('[data-name="options.form"] select').select_option("power")
+        page.page.evaluate(FRAMES)
+        assert page.page.locator("math .chosen").all_text_contents() == ["power"]
