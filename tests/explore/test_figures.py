@@ -12,11 +12,12 @@ from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry
 from posenc.tools.explore.content import content
 from tests.explore.browser import FIGURES
-from tests.explore.node import Node
+from tests.explore.node import STATIC, Node
 
 # A tensor of the reader's, in what a figure gives to copy: "# x: (batch, tokens, dim), here (2, 33, 16)".
 TENSORS = re.compile(r"^# (?P<names>[\w, ]+): \([\w, ]+\), here \((?P<shape>[\d, ]+)\)$", re.MULTILINE)
-WITHOUT_USE = {"seen", "length-curves", "length-cost", "laws"}  # commands
+COMMANDS = {"seen", "length-curves", "length-cost", "laws"}
+COPIED = [name for name in FIGURES if (STATIC / "figures" / f"{name}.js").exists() and name not in COMMANDS]
 
 # What posenc measured itself, records of the user's, and words: nothing that a line of Python could compute again.
 WITHOUT_NUMBERS = {"seen", "length-curves", "length-cost", "laws", "which"}
@@ -56,7 +57,7 @@ def copied(code: str) -> None:
     assert after[name].isfinite().all()
 
 
-@pytest.mark.parametrize("figure", [name for name in FIGURES if name not in WITHOUT_USE])
+@pytest.mark.parametrize("figure", COPIED)
 def test_what_one_copies_runs(figure: str, figures: Node) -> None:
     for state in ("defaults", "another"):
         copied(figures("figure", name=figure, state=state)["use"])

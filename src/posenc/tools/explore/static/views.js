@@ -29,8 +29,19 @@ import { figure as vectorTable } from "posenc/figures/vector-table.js";
 import { figure as vectors2d } from "posenc/figures/vectors-2d.js";
 import { figure as which } from "posenc/figures/which.js";
 import { figure as windows } from "posenc/figures/windows.js";
+import * as add from "posenc/steps/add.js";
+import * as clockwork from "posenc/steps/clockwork.js";
+import * as why from "posenc/steps/why.js";
+
+/** The steps of the lesson, each with a figure and a question. */
+export const STEPS = [why, add, clockwork];
 
 export const VIEWS = [
+    {
+        name: "start",
+        title: "Start here",
+        figures: STEPS.map(({ figure }) => figure),
+    },
     {
         name: "where",
         title: "Where position enters",

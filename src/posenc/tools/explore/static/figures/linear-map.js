@@ -12,7 +12,7 @@ const FITTED = 64; // pairs of positions that a matrix is fitted to
 const TOKENS = 160;
 
 /** M with P[p + k] = M P[p]: each sine and cosine of one frequency are turned by k theta. */
-function rotation({ dim, theta, layout }, k) {
+export function rotation({ dim, theta, layout }, k) {
     const M = new Matrix(dim, dim);
     theta.forEach((one, n) => {
         const [sin, cos] = layout === "interleaved" ? [2 * n, 2 * n + 1] : [n, n + theta.length];
