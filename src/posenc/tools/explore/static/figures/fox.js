@@ -107,7 +107,7 @@ function bars(box, theme, set) {
         element("span", {}, "gates: a full bar forgets nothing"),
         element("span", {}, `token ${TOKENS - 1}`),
     );
-    box.append(element("div", { style: "flex:1 1 100%" }, element("div", { style: "max-width:46rem" }, frame, words)));
+    box.append(element("div", { style: "flex:1 1 100%" }, frame, words));
     return (now) => {
         gates = now;
         each.forEach(({ bar, fill }, n) => {

@@ -1,5 +1,6 @@
 // The whole table of vectors as a picture.
 
+import { element } from "posenc/elements.js";
 import * as options from "posenc/options.js";
 import {
     MINILM,
@@ -67,12 +68,26 @@ export const figure = {
             label: "the table of vectors",
             rowLabel: "position",
             columnLabel: "dimension",
-            size: 640,
+            size: 560,
             onPick: (position, dimension) => app.set({ position, dimension }),
         });
+        const beside = element("div", { class: "beside" });
+        parts.append(beside);
+        const chart = (label, xLabel) => app.lines(beside, { label, xLabel, yLabel: "value", height: 220 });
+        const vector = chart("the vector of the chosen position", "dimension");
+        const wave = chart("the chosen dimension by position", "position");
         return ({ position, dimension }, { rows, columns, main, missing }) => {
             show(missing);
             if (missing) return;
+            const at = (n) => Float64Array.from({ length: n }, (_, x) => x);
+            const row = main.slice(position * columns, (position + 1) * columns);
+            const column = at(rows).map((n) => main[n * columns + dimension]);
+            vector.draw(at(columns), [{ name: `position ${position}`, y: row, dots: true, always: true }], {
+                marks: [{ x: dimension, name: `dimension ${dimension}` }],
+            });
+            wave.draw(at(rows), [{ name: `dimension ${dimension}`, y: column, dots: true, always: true }], {
+                marks: [{ x: position, name: `position ${position}` }],
+            });
             table.draw(main, {
                 rows,
                 columns,
