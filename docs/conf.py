@@ -24,6 +24,7 @@ extensions = [
     "docstrings",
     "repository",
     "explorer",
+    "lesson",
     "scheme_pages",
 ]
 exclude_patterns = ["_*", "images", "**/.ipynb_checkpoints"]

@@ -20,7 +20,7 @@ EXPORT = Path(__file__).parents[1] / "_static" / "explorer.html"
 ADDRESS = re.compile(r"(?P<figure>[\w-]+)(?P<state>(&[\w.-]+=[\w.,:%+-]+)*)")
 TITLE = re.compile(r'^    title:\s*"([^"]+)"', re.MULTILINE)
 FRAME = """<iframe class="explorer" src="{address}" title="Explorer: {title}" loading="lazy"></iframe>
-<p class="explorer-link"><a href="{address}">Open “{title}” in the explorer</a></p>
+<p class="explorer-link"><a href="{link}">Open “{title}” in the explorer</a></p>
 """
 
 
@@ -36,10 +36,10 @@ class Explorer(SphinxDirective):
         found = ADDRESS.fullmatch(name)
         if not found:
             raise self.error(f"explorer must name a figure, with its state after '&', got {name!r}")
-        module = STATIC / "figures" / f"{found['figure']}.js"
-        if not module.is_file():
-            known = ", ".join(sorted(path.stem for path in module.parent.glob("*.js")))
-            raise self.error(f"explorer must name one of {known}, got {found['figure']!r}")
+        modules = {path.stem: path for folder in ("figures", "steps") for path in (STATIC / folder).glob("*.js")}
+        if found["figure"] not in modules:
+            raise self.error(f"explorer must name one of {', '.join(sorted(modules))}, got {found['figure']!r}")
+        module = modules[found["figure"]]
         if not EXPORT.is_file():
             raise ExtensionError(
                 f"{self.env.docname}: the explorer's figure {name!r} needs {EXPORT}, which is not there: "
@@ -50,7 +50,9 @@ class Explorer(SphinxDirective):
             raise ExtensionError(f"{module} must have its title in quotes, in a line of its own, got none")
         page = self.env.app.builder.get_target_uri(self.env.docname)
         address = relative_uri(page, "_static/explorer.html") + "#figure=" + name
-        frame = FRAME.format(address=html.escape(address), title=html.escape(titled[1]))
+        # A step's figure is framed alone; the link leads to the whole step, which checks an answer.
+        link = address.replace("#figure=", "#step=") if module.parent.name == "steps" else address
+        frame = FRAME.format(address=html.escape(address), link=html.escape(link), title=html.escape(titled[1]))
         return [nodes.raw("", frame, format="html")]
 
 

@@ -32,7 +32,7 @@ def _link(found: re.Match[str]) -> str:
 
 def exchange(app: Sphinx, docname: str, source: list[str]) -> None:
     text = PICTURE.sub(lambda found: IMAGES.format(**found.groupdict()), source[0])
-    source[0] = OUTSIDE.sub(_link, text)
+    source[0] = text if "/" in docname else OUTSIDE.sub(_link, text)  # from a folder of docs, ../ is docs
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

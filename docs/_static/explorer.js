@@ -16,6 +16,8 @@ function fit({ target: frame }) {
     if (shown) new ResizeObserver(() => (frame.style.height = `${shown.scrollHeight + 2}px`)).observe(shown);
 }
 
+// A picture that stands for a figure is for readers without JavaScript, and for paper.
+document.documentElement.classList.add("live");
 new MutationObserver(follow).observe(document.body, { attributeFilter: ["data-theme"] });
 follow();
 for (const frame of frames) frame.addEventListener("load", fit);

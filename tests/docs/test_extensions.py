@@ -49,6 +49,9 @@ def test_what_stands_beside_docs_is_no_dead_link(extension: ModuleType) -> None:
     source = ["[how](../CONTRIBUTING.md), [all](../README.md#which), [these](../examples), [it](../examples/window.py)"]
     extension.exchange(None, "page", source)
     assert source == ["[how](contributing.md), [all](index.md), these, [it](../examples/window.py)"]
+    source = ["[explorer](../explorer.md)"]
+    extension.exchange(None, "learn/page", source)
+    assert source == ["[explorer](../explorer.md)"]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::PendingDeprecationWarning")
@@ -88,3 +91,27 @@ def test_a_figure_that_there_is_not_is_a_warning(extension: ModuleType, name: st
     warned = StringIO()
     Sphinx(tmp_path, tmp_path, tmp_path / "out", tmp_path / "cache", "html", status=None, warning=warned).build()
     assert re.search(said, warned.getvalue())
+
+
+@pytest.mark.parametrize("extension", ["lesson"], indirect=True)
+def test_the_lesson_has_a_page_for_each_step(
+    extension: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the step's text, question, answers and figure, in the order of the lesson; what is no step's page goes."""
+    monkeypatch.setattr(extension, "PAGES", tmp_path)
+    (tmp_path / "index.md").write_text("# Learn")
+    (tmp_path / "gone.md").write_text("# A step that is no more")
+    extension.write(None)
+    steps = extension.lesson()
+    assert {path.stem for path in tmp_path.glob("*.md")} == {"index", *(step.name for step in steps)}
+    for step in steps:
+        page = (tmp_path / f"{step.name}.md").read_text()
+        assert all(said in page for said in (step.title, step.text, step.question, *step.answers.values(), step.next))
+        assert f"```{{explorer}} {step.name}\n" in page
+    assert f"Next: [2. {steps[1].title}](add.md)" in (tmp_path / "why.md").read_text()
+    source = ["# Learn"]
+    extension.listed(None, "learn/index", source)
+    assert source[0].endswith("\n".join(step.name for step in steps) + "\n```\n")
+    monkeypatch.setattr(extension, "PICTURES", tmp_path / "none")
+    with pytest.raises(ExtensionError, match=r"why.png is not there: python -m tests.explore.screenshots makes it"):
+        extension.page(steps[0], steps)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Views are lists of figures in views.js; the file of a figure has its name.
 VIEWS = re.findall(r'^        name: "([a-z]+)"', (STATIC / "views.js").read_text(encoding="utf-8"), re.MULTILINE)
-FIGURES = re.findall(r'"posenc/figures/([\w-]+)\.js"', (STATIC / "views.js").read_text(encoding="utf-8"))
+FIGURES = re.findall(r'"posenc/(?:figures|steps)/([\w-]+)\.js"', (STATIC / "views.js").read_text(encoding="utf-8"))
 
 # Without these chromium asks its maker's hosts for updates and the like.
 QUIET = (

@@ -12,6 +12,8 @@ const { Positions } = await of("math/positions.js");
 const { Random, drawnParameters } = await of("random.js");
 const { answerOf, choose, needsOf } = await of("choosing.js");
 const { summary } = await of("records.js");
+const { weighed } = await of("weighed.js");
+const { STEPS, VIEWS } = await of("views.js");
 
 const read = ({ shape, data }) => {
     const bytes = Uint8Array.from(Buffer.from(data, "base64"));
@@ -62,6 +64,10 @@ const JOBS = {
         const { rows, columns, data } = scheme(job.scheme).table(positions(job.positions));
         return written([rows, columns], data);
     },
+    weighed({ scores, causal }) {
+        const { shape, data } = read(scores);
+        return written(shape, weighed(data, { keys: shape[1], causal }));
+    },
     begin({ name, options, draws }) {
         const learned = SCHEMES[name].learned(options);
         const made = Array.from({ length: draws }, (_, seed) => drawnParameters(learned, new Random(seed)));
@@ -109,8 +115,8 @@ let content = {};
 JOBS.content = (given) => {
     content = given;
 };
-JOBS.figure = async ({ name, state, change }) => {
-    const { figure } = await of(`figures/${name}.js`);
+JOBS.figure = ({ name, state, change }) => {
+    const figure = VIEWS.flatMap(({ figures }) => figures).find((one) => one.name === name);
     const begun = { ...figure.defaults, ...(state === "another" ? figure.another : typeof state === "object" ? state : {}) };
     const app = { catalog: content.catalog, data: content };
     const values = change ? figure.change(begun, ...change, app) : begun;
@@ -122,6 +128,7 @@ JOBS.figure = async ({ name, state, change }) => {
         see: figure.see,
         values,
         line: figure.line(values, app),
+        use: figure.use?.(values, app) ?? "",
         compared: compared ? written(compared.shape, compared.data) : null,
         says: figure.describe(values, numbers, app),
         controls: controls.map((control) => control.name),
@@ -141,6 +148,18 @@ JOBS.waves = async ({ name, state }) => {
     const all = [numbers.series, numbers.lines, numbers.curves].flatMap((some) => some ?? []).filter(({ wave }) => wave);
     const apart = ({ x = numbers.x, y, wave }) => Array.from(y, (value, n) => Math.abs(wave(x?.[n] ?? n) - value));
     return all.map((one) => Math.max(...apart(one)));
+};
+
+// Of the lesson: the steps in their order; what the question of one says to its own examples and to the state it opens with.
+JOBS.steps = () => STEPS.map(({ figure }) => figure.name);
+JOBS.question = ({ name }) => {
+    const { figure, question } = STEPS.find((step) => step.figure.name === name);
+    const app = { catalog: content.catalog, data: content };
+    const judged = (state) => {
+        const values = { ...figure.defaults, ...state };
+        return question.judge(values, figure.values(values, app), app);
+    };
+    return { opening: judged({}), examples: each(question.examples, judged) };
 };
 
 for await (const line of createInterface({ input: process.stdin })) {

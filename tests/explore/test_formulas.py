@@ -72,7 +72,7 @@ def controls(figures: Node, figure: str, *states: Any) -> set[str]:
 
 
 # What the formula of a figure is not about: how much is drawn, of what, and other random numbers.
-DRAWN = {"tokens", "length", "seed", "draw", "scheme", "measure", "rows", "columns", "side", "causal"}
+DRAWN = {"weighed", "tokens", "length", "seed", "draw", "scheme", "measure", "rows", "columns", "side", "causal"}
 
 # Controls without a symbol, though the formula has others.
 WITHOUT = {

@@ -141,6 +141,16 @@ def test_schemes_compose_in_their_order(javascript: Node, words: str) -> None:
         assert (left_of_sinks > 0.0).all() if sinks else left_of_sinks.abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_scores_become_weights(javascript: Node, causal: bool) -> None:
+    scores = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    scores[1, 0] = torch.nan  # not seen
+    hidden = scores.isnan() | (torch.ones_like(scores).triu(5 - 3 + 1).bool() if causal else torch.tensor(False))
+    expected = scores.masked_fill(hidden, -torch.inf).softmax(-1).masked_fill(hidden, torch.nan)
+    found = javascript("weighed", scores=scores, causal=causal)
+    torch.testing.assert_close(found, expected, rtol=1e-14, atol=0, equal_nan=True)
+
+
 @torch.no_grad()
 def test_positions_left_out_are_those_of_the_last_queries(javascript: Node) -> None:
     case = Case(lambda: posenc.ALiBi(5), heads=5, kv_heads=1)

@@ -93,3 +93,11 @@ def _join(row: Element) -> None:
         word = "".join(letter.text or "" for letter in row)
         row.clear()
         ElementTree.SubElement(row, "mi").text = word
+
+
+def inline(tex: str) -> str:
+    """The MathML of a formula within a line. ValueError for a command that is not known."""
+    made = convert(tex, display="inline")
+    if "\\" in made:  # an unknown command is left as it stands
+        raise ValueError(f"the formula {tex!r} has a command that is not understood: {made}")
+    return made

@@ -11,6 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 import posenc
+from posenc.tools.explore import lesson
 from posenc.tools.explore.mathml import mathml
 from posenc.tools.kit import style
 from posenc.tools.kit.page import page
@@ -26,7 +27,7 @@ def modules() -> dict[str, Path]:
 
 def formulas() -> dict[str, str]:
     """The formula of each figure that has one, as MathML, from ``NAME.tex`` beside its module."""
-    return {path.stem: mathml(path.read_text(encoding="utf-8")) for path in sorted((STATIC / "figures").glob("*.tex"))}
+    return {path.stem: mathml(path.read_text(encoding="utf-8")) for path in sorted(STATIC.rglob("*.tex"))}
 
 
 def explorer(content: Mapping[str, Any], *, server: bool, start: str = "") -> str:
@@ -36,7 +37,10 @@ def explorer(content: Mapping[str, Any], *, server: bool, start: str = "") -> st
     return page(
         "posenc.tools.explore",
         "explorer.html.j2",
-        style=Markup((STATIC / "style.css").read_text(encoding="utf-8")),
+        style=Markup("".join((STATIC / f"{name}.css").read_text(encoding="utf-8") for name in ("style", "lesson"))),
+        steps=lesson.lesson(),
+        html=lesson.html,
+        html_of_line=lesson.html_of_line,
         data=_script(data),
         imports=Markup(import_map(server)),
         policy="" if server else policy(server),

@@ -117,7 +117,7 @@ function products(P, Q) {
     return { heads: 1, queries: P.rows, keys: Q.rows, data };
 }
 
-const close = (a, b, slack) => a === b || Math.abs(a - b) <= slack;
+const close = (a, b, slack) => Object.is(a, b) || a === b || Math.abs(a - b) <= slack;
 
 /** Whether all heads are alike. */
 function alike({ heads, data }) {
@@ -199,8 +199,8 @@ export function withSegments(N) {
     return new Positions(line, { segment: line.map((n) => Number(n >= N / 2)) });
 }
 
-/** What these queries' rows go by. */
-function goesBy({ heads, data }, queries, N) {
+/** What these queries' rows go by: the "distance", the "key", the "query", or "" where by more than one of these. */
+export function goesBy({ heads, data }, queries, N) {
     let [low, high] = [Infinity, -Infinity];
     for (const x of data) if (Number.isFinite(x)) [low, high] = [Math.min(low, x), Math.max(high, x)];
     const slack = 1e-7 * (high - low) + 1e-12;

@@ -2,23 +2,27 @@
 
 import { Card } from "posenc/card.js";
 import { element } from "posenc/elements.js";
+import * as lesson from "posenc/lesson.js";
 import * as address from "posenc/state.js";
 import { isDark, themeOf } from "posenc/theme.js";
-import { VIEWS } from "posenc/views.js";
+import { STEPS, VIEWS } from "posenc/views.js";
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const figures = Object.fromEntries(VIEWS.flatMap((view) => view.figures).map((figure) => [figure.name, figure]));
 const defaults = Object.fromEntries(Object.values(figures).map((figure) => [figure.name, figure.defaults]));
+const steps = lesson.stepsOf(document.getElementById("lesson"), STEPS);
 const timings = {}; // by figure: milliseconds of the last step, and all of them
 window.posenc = { timings, drawn: new Set() }; // what the tests read
 
 let state = address.read(location.hash);
+let isPrinted = false; // paper is light
 let theme = themeOf(data, isDark(state.theme));
 let cards = []; // the figures on the page
 
 function applyTheme() {
-    document.documentElement.dataset.theme = isDark(state.theme) ? "dark" : "light";
-    theme = themeOf(data, isDark(state.theme));
+    const dark = isDark(state.theme) && !isPrinted;
+    document.documentElement.dataset.theme = dark ? "dark" : "light";
+    theme = themeOf(data, dark);
 }
 
 /** Puts the address in line with what is shown: at once when one goes elsewhere, later when a control moves. */
@@ -58,30 +62,57 @@ function show() {
     watcher.disconnect();
     const main = document.querySelector("main");
     const alone = Object.hasOwn(figures, state.figure) ? figures[state.figure] : null;
-    const unknown = (state.figure && !alone) || (state.view && !VIEWS.some((view) => view.name === state.view));
-    const view = alone ? viewOf(alone) : (VIEWS.find((one) => one.name === state.view) ?? VIEWS[0]);
-    state.view = alone ? "" : view.name;
+    const unknown =
+        (state.figure && !alone) ||
+        (state.view && !VIEWS.some((view) => view.name === state.view)) ||
+        (state.step && !steps.some((step) => step.name === state.step));
+    const view = alone ? viewOf(alone) : (VIEWS.find((one) => !state.step && one.name === state.view) ?? VIEWS[0]);
+    const step = !alone && view === VIEWS[0] ? (steps.find(({ name }) => name === state.step) ?? steps[0]) : null;
+    state.view = alone || step ? "" : view.name;
+    state.step = step ? step.name : "";
     document.body.classList.toggle("alone", Boolean(alone));
-    document.title = `${alone ? alone.title : view.title} · posenc`;
+    document.title = `${(alone ?? step ?? view).title} · posenc`;
     for (const tab of document.querySelectorAll("nav a")) {
         if (tab.dataset.view === view.name) tab.setAttribute("aria-current", "page");
         else tab.removeAttribute("aria-current");
     }
     const present = view.figures.filter((figure) => figure.present?.({ data }) ?? true);
-    cards = (alone ? [alone] : present).map((figure) => new Card(figure, page));
+    const one = step && lesson.shown(steps, step, page);
+    cards = one ? [one.card] : (alone ? [alone] : present).map((figure) => new Card(figure, page));
     const notes = unknown
         ? [
               element(
                   "p",
                   { class: "error", role: "alert" },
-                  `The address names a view or a figure that there is not; there are ${[...VIEWS.map((one) => one.name), ...Object.keys(figures)].join(", ")}.`,
+                  `The address names a view, a step or a figure that there is not; there are ${[...VIEWS.map((one) => one.name), ...Object.keys(figures)].join(", ")}.`,
               ),
           ]
         : [];
     const head = alone ? [] : [element("h2", {}, view.title), element("p", { class: "about" }, view.about)];
-    main.replaceChildren(...notes, ...head, ...cards.map((card) => card.section));
+    main.replaceChildren(...notes, ...(one ? one.nodes : [...head, ...cards.map((card) => card.section)]));
     for (const card of cards) watcher.observe(card.section);
+    mountInTurn();
 }
+
+/** Draws the figures that are not in sight one by one, as the page has time, so that none is blank in a picture of the
+ * whole page. */
+function mountInTurn() {
+    (window.requestIdleCallback ?? setTimeout)(() => {
+        const next = cards.find((card) => !card.draw);
+        if (!next) return;
+        next.mount();
+        mountInTurn();
+    });
+}
+addEventListener("beforeprint", () => {
+    isPrinted = true;
+    if (theme.dark) show();
+    for (const card of cards) card.mount();
+});
+addEventListener("afterprint", () => {
+    isPrinted = false;
+    if (isDark(state.theme)) show();
+});
 
 document
     .querySelector("nav")
@@ -95,17 +126,21 @@ document.querySelector(".skip").addEventListener("click", (event) => {
     event.preventDefault(); // what stands after the "#" is the state
     document.querySelector("main").focus();
 });
-addEventListener("hashchange", () => {
-    state = address.read(location.hash);
-    show();
-    scrollTo(0, 0);
-    document.querySelector("main").focus({ preventScroll: true });
-});
-addEventListener("popstate", () => {
+addEventListener("keydown", lesson.onArrow);
+
+/** Shows what the address says. Links name no theme: that which was chosen stays. */
+function follow() {
     const now = address.read(location.hash);
+    now.theme ||= state.theme;
     if (JSON.stringify(now) === JSON.stringify(state)) return;
     state = now;
     show();
+}
+addEventListener("popstate", follow);
+addEventListener("hashchange", () => {
+    follow();
+    scrollTo(0, 0);
+    (document.querySelector("main .step h2") ?? document.querySelector("main")).focus({ preventScroll: true });
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => state.theme || show());
 if (data.start && !location.hash) state = address.read(data.start);

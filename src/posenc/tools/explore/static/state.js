@@ -1,10 +1,11 @@
-// What is shown lives in the address, after the "#": which view, which figure alone, and every control that is not at
-// its default, as "clocks.dim=128". So a picture can be sent to someone, embedded, and reached by the back button.
+// What is shown lives in the address, after the "#": which view, which step of the lesson or which figure alone, and every
+// control that is not at its default, as "clocks.dim=128". So a picture can be sent to someone, embedded, and reached by
+// the back button.
 
-/** @returns {{view: string, figure: string, theme: string, figures: Object<string, Object<string, string>>}} */
+/** @returns {{view: string, step: string, figure: string, theme: string, figures: Object<string, Object<string, string>>}} */
 export function read(hash) {
     // An address is anyone's: without prototypes a figure "constructor" or "__proto__" is only one that there is not.
-    const state = { view: "", figure: "", theme: "", figures: Object.create(null) };
+    const state = { view: "", step: "", figure: "", theme: "", figures: Object.create(null) };
     for (const [key, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
         const dot = key.indexOf(".");
         if (dot > 0) {
@@ -17,9 +18,9 @@ export function read(hash) {
 }
 
 /** The address of a state; of the figures only what differs from their defaults. */
-export function written({ view, figure, theme, figures }, defaults) {
+export function written({ view, step, figure, theme, figures }, defaults) {
     const query = new URLSearchParams();
-    for (const [key, value] of Object.entries({ view, figure, theme })) {
+    for (const [key, value] of Object.entries({ view, step, figure, theme })) {
         if (value) query.set(key, value);
     }
     for (const [name, values] of Object.entries(figures)) {
@@ -66,8 +67,9 @@ export function check(figure, { name, kind, min, max, choices, longest = 400 }, 
     if (kind === "range" && !(value >= min && value <= max)) {
         throw new RangeError(`${figure}.${name} must be from ${min} to ${max}, got ${value}`);
     }
-    if (kind === "choice") {
-        const known = choices.map((choice) => (typeof choice === "object" ? choice.value : choice));
+    if (kind === "choice" || kind === "chooser") {
+        const open = choices.filter(({ missing }) => !missing);
+        const known = open.map((choice) => (typeof choice === "object" ? choice.value : choice));
         if (!known.includes(value)) {
             throw new RangeError(`${figure}.${name} must be one of ${known.join(", ")}, got "${value}"`);
         }

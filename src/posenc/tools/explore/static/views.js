@@ -29,13 +29,24 @@ import { figure as vectorTable } from "posenc/figures/vector-table.js";
 import { figure as vectors2d } from "posenc/figures/vectors-2d.js";
 import { figure as which } from "posenc/figures/which.js";
 import { figure as windows } from "posenc/figures/windows.js";
+import * as add from "posenc/steps/add.js";
+import * as clockwork from "posenc/steps/clockwork.js";
+import * as why from "posenc/steps/why.js";
+
+/** The steps of the lesson, each with a figure and a question. */
+export const STEPS = [why, add, clockwork];
 
 export const VIEWS = [
+    {
+        name: "start",
+        title: "Start here",
+        figures: STEPS.map(({ figure }) => figure),
+    },
     {
         name: "where",
         title: "Where position enters",
         about: "Attention sees a set of tokens. What tells it their places comes in through four doors, and not in every layer alike.",
-        figures: [doors, schedule],
+        figures: [doors, predictOrder, schedule],
     },
     {
         name: "vectors",
@@ -47,7 +58,7 @@ export const VIEWS = [
         name: "rotation",
         title: "Rotation",
         about: "Queries and keys turned by their positions, pair by pair, so that their product goes by the distance.",
-        figures: [clocks, pairLayouts, product, ropeDecay, allocation, scalings],
+        figures: [predictChannel, clocks, pairLayouts, product, predictFar, ropeDecay, allocation, scalings],
     },
     {
         name: "scores",
@@ -58,8 +69,8 @@ export const VIEWS = [
     {
         name: "sentence",
         title: "Sentence",
-        about: "Attention between the words of a sentence, with a scheme and without one, and three questions to answer before the picture is shown.",
-        figures: [sentence, predictChannel, predictFar, predictOrder],
+        about: "Attention between the words of a sentence, with a scheme and without one.",
+        figures: [sentence],
     },
     {
         name: "length",

@@ -7,6 +7,7 @@ import { Positions } from "posenc/math/positions.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
 import { scaled } from "posenc/math/scalings.js";
 import { agreed, apart, array } from "posenc/options.js";
+import { attended } from "posenc/use.js";
 
 /** Of each scaling its class in posenc, and its arguments. */
 const SCALINGS = {
@@ -142,6 +143,14 @@ export const figure = {
             wavelength: theta.map((x) => (2 * Math.PI) / x),
             past: theta.filter((x) => (2 * Math.PI) / x > state.length).length,
         };
+    },
+    use(state) {
+        const [name] = chosen(state);
+        const scaling = name ? `, scaling=${python(name, state)}` : "";
+        return attended(`posenc.RoPE(head_dim=${state.dim}, base=${state.base}${scaling})`, {
+            dim: state.dim,
+            more: ["is_causal=True"],
+        });
     },
     line: (state) =>
         `scalings = [\n    None,\n${chosen(state)

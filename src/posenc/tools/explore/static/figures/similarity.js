@@ -15,7 +15,9 @@ import {
     schemeControl,
     schemeOf,
     shown,
+    sizesOf,
     unit,
+    useOf,
     vectors,
 } from "posenc/vectors.js";
 
@@ -43,22 +45,23 @@ export const figure = {
     defaults: { scheme: "sinusoidal", measure: "cosine", dim: 128, tokens: 128, position: 40, options: "" },
     another: { scheme: "learned", measure: "inner product", dim: 32, tokens: 48, position: 5, options: "" },
     controls(values, app) {
-        const most = limits(values, MOST);
+        const most = limits(values, MOST, app);
         return [
             schemeControl(app, { tables: true }),
             { name: "measure", label: "measure", kind: "choice", choices: MEASURES },
             { name: "position", label: "position", kind: "range", min: 0, max: values.tokens - 1 },
             { name: "tokens", label: "positions", kind: "range", min: 16, max: most.tokens, step: 16 },
-            ...(values.scheme === "minilm"
+            ...(sizesOf(values, app)
                 ? []
                 : [{ name: "dim", label: "dim", kind: "range", min: 8, max: most.dim, step: 8 }]),
             ...ownControls(values, app),
         ];
     },
     shown,
-    change(values, name, value) {
+    change(values, name, value, app) {
         const made = options.change(values, name, value);
-        return { ...made, position: Math.min(made.position, made.tokens - 1) };
+        const tokens = Math.min(made.tokens, limits(made, MOST, app).tokens);
+        return { ...made, tokens, position: Math.min(made.position, tokens - 1) };
     },
     values(values, app) {
         const { scheme, measure, dim, tokens, position } = values;
@@ -72,6 +75,7 @@ export const figure = {
         const x = Float64Array.from(along, (_, j) => j - position);
         return { tokens, main: kept.main, along, curves: [{ x, y: along, wave: waveOf(values, app) }] };
     },
+    use: useOf,
     line: (values, app) =>
         `${python(values, app)}\n${values.measure === "cosine" ? "P = P / P.norm(dim=1, keepdim=True)\n" : ""}P @ P.T`,
     compared(values, app) {

@@ -2,7 +2,7 @@
 
 import { dot } from "posenc/math/arrays.js";
 import * as options from "posenc/options.js";
-import { fromPosenc, ownControls, python, schemeControl, shown, unit, vectors } from "posenc/vectors.js";
+import { fromPosenc, ownControls, python, schemeControl, shown, unit, useOf, vectors } from "posenc/vectors.js";
 
 const grid = ({ rows, columns }) => ({ rows, columns });
 
@@ -55,6 +55,7 @@ export const figure = {
         const P = vectors(values, app, grid(values));
         return { rows, columns, main: alike(measure === "cosine" ? unit(P) : P, row * columns + column) };
     },
+    use: (values, app) => useOf(values, app, grid(values)),
     line(values, app) {
         const { rows, columns, row, column, measure } = values;
         const unit = measure === "cosine" ? "P = P / P.norm(dim=1, keepdim=True)\n" : "";

@@ -2,6 +2,7 @@
 
 import { answerOf, choose, needsOf } from "posenc/choosing.js";
 import { element } from "posenc/elements.js";
+import { takes } from "posenc/use.js";
 
 export const figure = {
     name: "which",
@@ -24,6 +25,14 @@ export const figure = {
             untested: choosing.untested,
             ...(needs ? choose(needs, catalog, evidence) : { groups: [], out: [], used: [], wanted: [] }),
         };
+    },
+    use(given, { data }) {
+        const { code: lines } = answerOf(given, data.choosing);
+        return [
+            ...(lines.includes("(q, k, v") ? [takes("q, k, v", "batch, heads, tokens, head_dim", [2, 12, 64, 64])] : []),
+            ...(lines.includes("(x)") ? [takes("x", "batch, tokens, dim", [2, 64, 768])] : []),
+            lines.replace(/^posenc\.attention/m, "out = posenc.attention"),
+        ].join("\n");
     },
     line: (given, { data }) => `${data.given}\n\n${answerOf(given, data.choosing).code}`,
     mount(box) {

@@ -44,7 +44,7 @@ export function attend(schemes, q, k, v, options = {}) {
     const { queryPositions, keyPositions } = context;
     const { scores, values, gives } = scored(schemes, context);
     must(!gives || !options.sinks, "sinks take a share of weights that sum to 1, and the scheme's weights do not");
-    const weights = weighed(scores, context.visible, gives, options.sinks ?? null);
+    const weights = softmax(scores, context.visible, gives, options.sinks ?? null);
     for (const scheme of schemes) {
         v = scheme.rotateValue?.(v, keyPositions) ?? v;
     }
@@ -138,7 +138,7 @@ function picked(made, bands, chunk, { queryPositions, keyPositions }) {
 }
 
 /** The softmax of what is visible. A query that sees nothing has no weights; a sink takes its share of a row. */
-function weighed(scores, seen, gives, sinks) {
+export function softmax(scores, seen, gives = false, sinks = null) {
     const weights = new Pairs(scores.heads, scores.queries, scores.keys);
     for (let head = 0; head < scores.heads; head++) {
         for (let i = 0; i < scores.queries; i++) {

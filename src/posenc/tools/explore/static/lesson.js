@@ -1,0 +1,107 @@
+// The lesson, one step at a time: the text, which the page has from the beginning, the step's figure, and its question.
+
+import { Card } from "posenc/card.js";
+import { element } from "posenc/elements.js";
+
+/** The steps in the HTML of the page, which is for readers without JavaScript and goes: [{name, of, title, number,
+ * article, figure, question}], the last two from the step's module; `of` is the step that a side path belongs to. */
+export function stepsOf(box, modules) {
+    box.remove();
+    return [...box.children].map((article) => {
+        const { step: name, of } = article.dataset;
+        const found = modules.find(({ figure }) => figure.name === name);
+        if (!found) throw new RangeError(`views.js must have the step ${name}, as the lesson has it`);
+        const heading = article.querySelector("h2");
+        const number = heading.querySelector(".number")?.textContent ?? "";
+        return { name, of, number, title: heading.lastChild.textContent.trim(), article, ...found };
+    });
+}
+
+/** The nodes of one step, and its card: {nodes, card}. `page` is what all figures share. */
+export function shown(steps, step, page) {
+    const article = step.article.cloneNode(true);
+    const verdict = element("p", { class: "judged", role: "status" });
+    // What was said of one state is not of the next.
+    const write = (...how) => (verdict.replaceChildren(), page.write(...how));
+    const card = new Card(step.figure, { ...page, write });
+    const { section, canvas, controls, said } = card;
+    // The control stands right below the picture, and both beside the text. What follows them is of less haste.
+    const instrument = element("div", { class: "instrument" });
+    const proof = element("div", { class: "proof" });
+    while (said.nextSibling) proof.append(said.nextSibling);
+    instrument.append(...section.childNodes);
+    controls.before(canvas);
+    const [text, on] = [".text", ".on"].map((one) => article.querySelector(one) ?? "");
+    section.append(text, instrument, asked(article, step, card, verdict), on, goingOn(steps, step));
+    article.append(section, proof);
+    return { nodes: [numbered(steps, step), article], card };
+}
+
+/** The question, with a button in the place of its answers. */
+function asked(article, { question }, card, verdict) {
+    const answers = Object.fromEntries(
+        [...article.querySelectorAll("[data-answer]")].map((one) => [one.dataset.answer, one]),
+    );
+    const check = () => {
+        const { values, app, figure } = card;
+        const key = question.judge(values, figure.values(values, app), app);
+        const isRight = key === "right";
+        verdict.classList.toggle("right", isRight);
+        verdict.replaceChildren(
+            element("strong", {}, isRight ? "Right. " : "Not yet. "),
+            ...answers[key].cloneNode(true).childNodes,
+        );
+    };
+    const made = article.querySelector(".asked");
+    made.querySelector("details").replaceWith(
+        element("button", { type: "button", class: "check-answer", onclick: check }, "Check"),
+        verdict,
+    );
+    return made;
+}
+
+/** All steps as numbers, with their titles. */
+function numbered(steps, { name, of }) {
+    const items = steps
+        .filter((one) => !one.of)
+        .map((one) => {
+            const current = one.name === name ? { "aria-current": "step" } : one.name === of ? { class: "near" } : {};
+            return element(
+                "li",
+                {},
+                element(
+                    "a",
+                    { href: `#step=${one.name}`, ...current },
+                    element("span", { class: "dot" }, one.number),
+                    element("span", { class: "name" }, one.title),
+                ),
+            );
+        });
+    return element("nav", { class: "steps", "aria-label": "steps of the lesson" }, element("ol", {}, ...items));
+}
+
+/** Links to the step before and the next, and to side paths. */
+function goingOn(steps, step) {
+    const main = steps.filter(({ of }) => !of);
+    const at = main.indexOf(step);
+    const before = step.of ? main.find(({ name }) => name === step.of) : main[at - 1];
+    const after = step.of ? undefined : main[at + 1];
+    const link = ({ name, title }, words, attributes) =>
+        element("a", { href: `#step=${name}`, ...attributes }, words, element("span", { class: "name" }, `: ${title}`));
+    const aside = steps.filter(({ of }) => of && (of === step.name || (at >= 0 && !after)));
+    return element(
+        "nav",
+        { class: "going-on", "aria-label": "step before and next step" },
+        ...(before ? [link(before, "Back", { rel: "prev" })] : []),
+        ...aside.map((one) => link(one, "Side path", {})),
+        ...(after ? [link(after, "Next", { rel: "next" })] : []),
+    );
+}
+
+/** The arrow keys left and right go one step back and on, unless what has the focus may need them. */
+export function onArrow(event) {
+    const rel = { ArrowLeft: "prev", ArrowRight: "next" }[event.key];
+    if (!rel || event.defaultPrevented || event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    if (event.target.closest("input, select, textarea, pre, .picture, .formula")) return;
+    document.querySelector(`.step a[rel="${rel}"]`)?.click();
+}

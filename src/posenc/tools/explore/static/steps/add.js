@@ -1,0 +1,121 @@
+// Step 2: four codes of a position, the distances between their vectors, and what each of them breaks.
+
+import { element } from "posenc/elements.js";
+import { Sinusoidal } from "posenc/math/add.js";
+import { Matrix } from "posenc/math/arrays.js";
+import { Positions } from "posenc/math/positions.js";
+import { agreed, apart, array } from "posenc/options.js";
+
+const [COUNT, LONG] = [16, 1024]; // positions in the picture, and of a long text
+const [DIM, BASE] = [8, 100];
+const WAVES = { dim: DIM, base: BASE, layout: "interleaved", axes: 1 };
+
+const filled = (rows, columns, at) =>
+    new Matrix(rows, columns, Float64Array.from({ length: rows * columns }, (_, n) => at(Math.floor(n / columns), n % columns)));
+
+/** Of each code its vectors for so many positions, and the Python that makes those of the picture. */
+const CODES = {
+    counting: { name: "counting", table: (n) => filled(n, 1, (p) => p), python: `torch.arange(${COUNT})[:, None]` },
+    "one-hot": { name: "one-hot", table: (n) => filled(n, n, (p, c) => Number(p === c)), python: `torch.eye(${COUNT})` },
+    binary: {
+        name: "binary digits",
+        table: (n) => filled(n, Math.log2(n), (p, c) => (p >> (Math.log2(n) - 1 - c)) & 1),
+        python: `torch.arange(${COUNT})[:, None] >> torch.arange(3, -1, -1) & 1`,
+    },
+    waves: {
+        name: "waves",
+        table: (n) => new Sinusoidal(WAVES).table(Positions.arange(n)),
+        python: `posenc.Sinusoidal(${DIM}, base=${BASE}).table(posenc.Positions.arange(${COUNT}))[0]`,
+    },
+};
+
+/** The distance between the vectors of every two positions. */
+const distances = (P) => filled(P.rows, P.rows, (a, b) => Math.hypot(...P.row(a).map((x, c) => x - P.row(b)[c])));
+
+/** The least and the largest distance over k positions. */
+function over(D, k) {
+    const found = Array.from({ length: D.rows - k }, (_, p) => D.row(p)[p + k]);
+    return [Math.min(...found), Math.max(...found)];
+}
+
+const two = (x) => String(Number(x.toFixed(2)));
+const range = ([least, most]) => (two(least) === two(most) ? two(least) : `${two(least)} to ${two(most)}`);
+const whole = (x) => x.toLocaleString("en");
+
+export const figure = {
+    name: "add",
+    title: "The codes of positions 0 to 15, and the distance between every two",
+    see: "Choose a code. At the left each row is the vector of one position; at the right is how far apart two positions are.",
+    defaults: { code: "counting" },
+    another: { code: "binary" },
+    controls: [
+        {
+            name: "code",
+            label: "code of a position",
+            kind: "choice",
+            choices: Object.entries(CODES).map(([value, { name }]) => ({ value, name })),
+        },
+    ],
+    values({ code }) {
+        const [P, long] = [COUNT, LONG].map(CODES[code].table);
+        const D = distances(P);
+        const largest = [P, long].map(({ data }) => data.reduce((most, x) => Math.max(most, Math.abs(x)), 0));
+        return { P, D, largest, widths: [P.columns, long.columns], next: over(D, 1), far: over(D, 8) };
+    },
+    line: ({ code }) => `P = ${CODES[code].python}.double()\ntorch.cat([P, torch.cdist(P, P)], dim=1)`,
+    compared(state) {
+        const { P, D } = figure.values(state);
+        const rows = Array.from({ length: COUNT }, (_, p) => [...P.row(p), ...D.row(p)]);
+        return { shape: [COUNT, P.columns + COUNT], data: Float64Array.from(rows.flat()) };
+    },
+    async check({ code }, { P }, app) {
+        const learned = {
+            name: "learned",
+            options: { max_positions: COUNT, dim: P.columns },
+            parameters: { weight: array([COUNT, P.columns], P.data) },
+        };
+        const scheme = code === "waves" ? { name: "sinusoidal", options: WAVES } : learned;
+        const positions = Array.from({ length: COUNT }, (_, p) => [p]);
+        const { table } = await app.ask("table", { scheme, positions });
+        return agreed(P.data.length, apart(P.data, table.data));
+    },
+    mount(box, app) {
+        const maps = element("div", { class: "two-maps" });
+        const facts = element("dl", { class: "facts-of-code" });
+        box.append(maps, facts);
+        const [vectors, apartFrom] = [
+            app.heat(maps, { label: "", rowLabel: "position", columnLabel: "its vector", size: 300 }),
+            app.heat(maps, { label: "", rowLabel: "position", columnLabel: "distance to position", size: 300 }),
+        ];
+        return ({ code }, { P, D, largest, widths, next, far }) => {
+            const { name } = CODES[code];
+            const [rows, columns] = [COUNT, P.columns];
+            vectors.draw(P.data, { rows, columns, aspect: 1, low: Math.min(...P.data), label: `${name}: the vectors of the positions` });
+            apartFrom.draw(D.data, { rows, columns: rows, low: 0, centre: null, label: `${name}: distances between positions` });
+            const said = [
+                ["largest number", largest, whole],
+                ["numbers in a vector", widths, whole],
+                ["from p to p + 1", [range(next)]],
+                ["from p to p + 8", [range(far)]],
+            ];
+            facts.replaceChildren(
+                ...said.flatMap(([what, [here, there], written = String]) => [
+                    element("dt", {}, what),
+                    element("dd", {}, written(here), ...(there > here ? [`, and ${written(there)} in a text of ${whole(LONG)}`] : [])),
+                ]),
+            );
+        };
+    },
+    describe: ({ code }, { D }) =>
+        `Code: ${CODES[code].name}. From position 7 to 8 the distance is ${two(D.row(7)[8])}, from 7 to 0 it is ${two(D.row(7)[0])}.`,
+};
+
+export const question = {
+    judge: ({ code }, { D }) => (D.row(7)[8] > D.row(7)[0] + 1e-9 ? "right" : code),
+    examples: {
+        right: { code: "binary" },
+        counting: { code: "counting" },
+        "one-hot": { code: "one-hot" },
+        waves: { code: "waves" },
+    },
+};

@@ -1,0 +1,127 @@
+// Step 3: the pairs of a sinusoidal vector as clocks. M_k turns those of every position by the same angles.
+
+import { element } from "posenc/elements.js";
+import { rotation } from "posenc/figures/linear-map.js";
+import { Sinusoidal } from "posenc/math/add.js";
+import { Matrix, dot } from "posenc/math/arrays.js";
+import { Positions } from "posenc/math/positions.js";
+import { agreed, apart } from "posenc/options.js";
+import { svg } from "posenc/svg.js";
+import { ordered } from "posenc/theme.js";
+
+const [DIM, BASE, MOST] = [8, 100, 32];
+const FROM = [2, 9, 30]; // positions
+const OPTIONS = { dim: DIM, base: BASE, layout: "interleaved", axes: 1 };
+const scheme = new Sinusoidal(OPTIONS);
+const TURN = 2 * Math.PI;
+const NEAR = 0.1; // of a turn: the hands seem to cover each other
+
+const turnsOf = (k) => Array.from(scheme.theta, (theta) => (k * theta) / TURN);
+
+export const figure = {
+    name: "clockwork",
+    title: "Four clocks at three positions, turned by Mₖ",
+    see: "A row for each position p, a column for each speed θ. The thin hand is at p, the thick hand at p + k.",
+    defaults: { k: 3 },
+    another: { k: 19 },
+    controls: [{ name: "k", label: "k, positions on", kind: "range", min: 0, max: MOST }],
+    /** The vectors at p, and what M_k makes of them. */
+    values({ k }) {
+        const M = rotation(scheme, k);
+        const before = scheme.table(new Positions(FROM));
+        const after = new Matrix(FROM.length, DIM);
+        FROM.forEach((_, row) => {
+            for (let c = 0; c < DIM; c++) after.row(row)[c] = dot(M.row(c), before.row(row));
+        });
+        return { M, before, after, turns: turnsOf(k) };
+    },
+    line: ({ k }) =>
+        `scheme = posenc.Sinusoidal(${DIM}, base=${BASE})\n` +
+        `P = scheme.table(posenc.Positions.arange(${MOST}), torch.float64)[0]\n` +
+        `P[[${FROM.join(", ")}]] @ scheme.linear_map([${k}]).T  # the vectors at ${FROM.map((p) => p + k).join(", ")}`,
+    compared: (state) => ({ shape: [FROM.length, DIM], data: figure.values(state).after.data }),
+    async check({ k }, { after }, app) {
+        const { table } = await app.ask("table", {
+            scheme: { name: "sinusoidal", options: OPTIONS },
+            positions: FROM.map((p) => [p + k]),
+        });
+        return agreed(after.data.length, apart(after.data, table.data));
+    },
+    mount(box, app) {
+        const row = (name, cells, as = "td") =>
+            element("tr", {}, element("th", { scope: "row" }, name), ...cells.map((one) => element(as, {}, one)));
+        const names = FROM.map((p) => element("span", {}, `p = ${p}`));
+        const clocks = FROM.map((p) => Array.from(scheme.theta, (_, pair) => clock(ordered(app.theme(), pair, 4))));
+        const [turned, blocks] = [0, 1].map(() => Array.from(scheme.theta, () => element("span")));
+        const speeds = Array.from(scheme.theta, (theta) => `θ = ${Number(theta.toPrecision(2))}`);
+        box.append(
+            element(
+                "table",
+                { class: "clockwork" },
+                element("thead", {}, row("", speeds, "th")),
+                element("tbody", {}, ...FROM.map((p, n) => row(names[n], clocks[n].map((one) => one.box)))),
+                element("tfoot", {}, row("turns", turned), row("Mₖ", blocks)),
+            ),
+        );
+        return ({ k }, { M, before, after, turns }) => {
+            FROM.forEach((p, n) => {
+                names[n].replaceChildren(`p = ${p}`, element("br"), `→ ${p + k}`);
+                clocks[n].forEach((one, pair) => one.draw(before.row(n), after.row(n), pair, turns[pair]));
+            });
+            turns.forEach((turn, pair) => {
+                turned[pair].textContent = turn.toFixed(2);
+                const [a, b] = M.row(2 * pair).slice(2 * pair, 2 * pair + 2).map((x) => Number(x.toFixed(2)));
+                blocks[pair].replaceChildren(`${signed(a)}\u2009${signed(b)}`, element("br"), `${signed(-b)}\u2009${signed(a)}`);
+            });
+        };
+    },
+    describe: ({ k }, { turns }) =>
+        `M of ${k} turns the four clocks by ${turns.map((turn) => turn.toFixed(2)).join(", ")} turns, at every position alike: ` +
+        `it carries ${FROM.map((p) => `${p} to ${p + k}`).join(", ")}.`,
+};
+
+const signed = (x) => `${x < 0 ? "−" : "\u2007"}${Math.abs(x).toFixed(2)}`;
+
+/** One clock: {box, draw}. The sector between the hands is what M_k has turned. */
+function clock(color) {
+    const R = 22;
+    const hand = (width, opacity) =>
+        svg("line", { stroke: color, "stroke-width": width, "stroke-linecap": "round", opacity });
+    const sector = svg("path", { fill: color, opacity: 0.2 });
+    const [thin, thick] = [hand(1.5, 0.9), hand(3.5, 1)];
+    const tip = svg("circle", { r: 3.5, fill: color });
+    const rim = svg("circle", { r: R, fill: "none", stroke: "var(--faint)" });
+    const made = svg("svg", { viewBox: "-26 -26 52 52", "aria-hidden": "true" }, rim, sector, thin, thick, tip);
+    // The cosine goes to the right and the sine up; y runs down on the screen.
+    const place = (vector, pair, r) => [r * vector[2 * pair + 1], -r * vector[2 * pair]];
+    return {
+        box: made,
+        draw(before, after, pair, turns) {
+            const [from, to] = [before, after].map((vector) => place(vector, pair, R));
+            const rest = turns % 1;
+            sector.setAttribute(
+                "d",
+                turns >= 1
+                    ? `M${R} 0A${R} ${R} 0 1 0 ${-R} 0A${R} ${R} 0 1 0 ${R} 0`
+                    : `M0 0L${from.join(" ")}A${R} ${R} 0 ${Number(rest > 0.5)} 0 ${to.join(" ")}Z`,
+            );
+            [thin, thick].forEach((one, n) => {
+                const [x, y] = place(n ? after : before, pair, n ? R - 4 : R);
+                one.setAttribute("x2", x);
+                one.setAttribute("y2", y);
+            });
+            const [x, y] = place(after, pair, R - 4);
+            tip.setAttribute("cx", x);
+            tip.setAttribute("cy", y);
+        },
+    };
+}
+
+export const question = {
+    judge(state, { turns: [first] }) {
+        const whole = Math.round(first);
+        if (Math.abs(first - whole) > NEAR) return "between";
+        return whole === 3 ? "right" : "other-turns";
+    },
+    examples: { right: { k: 19 }, "other-turns": { k: 6 }, between: { k: 3 } },
+};

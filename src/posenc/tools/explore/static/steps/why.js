@@ -1,0 +1,166 @@
+// Step 1: the output of attention for each word, in any order of the words, without a mask and under a causal one.
+
+import { element } from "posenc/elements.js";
+import { Heads } from "posenc/math/arrays.js";
+import { attend } from "posenc/math/attend.js";
+import { agreed, apart, array } from "posenc/options.js";
+
+const VECTORS = { dog: [2, 0, 1], bites: [0, 1, -1], man: [1, 2, 0] }; // queries, keys and values alike
+const WORDS = Object.keys(VECTORS);
+const GIVEN = WORDS.join(" ");
+const [COUNT, DIM, LARGEST] = [3, 3, 2];
+const MASKS = [
+    { name: "no mask", causal: false },
+    { name: "causal mask", causal: true },
+];
+
+/** A number with all the digits that the figure compares. */
+const digits = (x) => x.toFixed(6).replace("-", "−");
+
+function vectorsOf(order) {
+    const words = order.split(" ");
+    if ([...words].sort().join() !== [...WORDS].sort().join())
+        throw new RangeError(`why.order must be the words ${WORDS.join(", ")}, each once, got "${order}"`);
+    return new Heads(1, COUNT, DIM, Float64Array.from(words.flatMap((word) => VECTORS[word])));
+}
+
+const outputsOf = (order) => {
+    const x = vectorsOf(order);
+    return MASKS.map(({ causal }) => attend([], x, x, x, { causal }).out);
+};
+
+export const figure = {
+    name: "why",
+    title: "The output of attention for each word",
+    see: "Drag the words into another order, or move the word that has the focus with the arrow keys.",
+    defaults: { order: GIVEN },
+    another: { order: "man dog bites" },
+    controls: [], // the words themselves are moved
+    /** Of each mask, {outputs}: a row for each place, and {same, most}: by place, whether every digit of the output is
+     * that of the same word in the given order, and how far they are apart. */
+    values({ order }) {
+        const given = outputsOf(GIVEN);
+        return outputsOf(order).map((outputs, mask) => {
+            const before = order.split(" ").map((word) => given[mask].at(0, WORDS.indexOf(word)));
+            const same = before.map((row, place) =>
+                row.every((x, c) => digits(x) === digits(outputs.at(0, place)[c])),
+            );
+            const most = Math.max(...before.map((row, place) => apart(outputs.at(0, place), row)));
+            return { outputs, given: given[mask], same, most };
+        });
+    },
+    line: ({ order }) =>
+        `dog, bites, man = torch.tensor([${Object.values(VECTORS).map((x) => `[${x.join(", ")}]`).join(", ")}]).double()\n` +
+        `x = torch.stack([${order.replaceAll(" ", ", ")}])[None, None]  # one text, one head\n` +
+        "outputs = [posenc.attention(x, x, x, is_causal=causal) for causal in (False, True)]\n" +
+        "torch.cat(outputs)[:, 0]",
+    compared(state) {
+        const masks = figure.values(state);
+        return { shape: [2, COUNT, DIM], data: masks.flatMap(({ outputs }) => [...outputs.data]) };
+    },
+    async check({ order }, masks, app) {
+        const sent = array([1, COUNT, DIM], vectorsOf(order).data);
+        const positions = WORDS.map((_, n) => [n]);
+        const ask = ({ causal }) =>
+            app.ask("attention", { schemes: [], query: sent, key: sent, value: sent, positions, causal });
+        const theirs = await Promise.all(MASKS.map(ask));
+        return agreed(2 * COUNT * DIM, Math.max(...theirs.map(({ out }, n) => apart(masks[n].outputs.data, out.data))));
+    },
+    mount(box, app) {
+        let [shown, held] = ["", null]; // held: the place of the word that is dragged
+        const move = (from, to) => {
+            if (!(to in buttons)) return;
+            const words = shown.split(" ");
+            words.splice(to, 0, ...words.splice(from, 1));
+            shown = words.join(" ");
+            app.set({ order: shown });
+        };
+        const over = (x) =>
+            buttons.findIndex((one) => {
+                const { left, right } = one.parentElement.getBoundingClientRect();
+                return x >= left && x < right;
+            });
+        const buttons = WORDS.map((_, place) =>
+            element("button", {
+                type: "button",
+                title: "drag, or move with the arrow keys",
+                onkeydown(event) {
+                    const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+                    if (!by) return;
+                    event.preventDefault(); // else the lesson would go on
+                    move(place, place + by);
+                    buttons[place + by]?.focus();
+                },
+                onpointerdown(event) {
+                    held = place;
+                    event.target.setPointerCapture(event.pointerId);
+                },
+                onpointermove(event) {
+                    const to = held === null ? -1 : over(event.clientX);
+                    if (to < 0 || to === held) return;
+                    move(held, to);
+                    held = to;
+                },
+                onpointerup: () => (held = null),
+                onpointercancel: () => (held = null),
+            }),
+        );
+        const row = (name, cells, as = "td") =>
+            element("tr", {}, element("th", { scope: "row" }, name), ...cells.map((one) => element(as, {}, one)));
+        const cells = () => MASKS.map(() => WORDS.map(() => element("div")));
+        const [given, now] = [cells(), cells()];
+        const rows = (of) => MASKS.map(({ name }, mask) => row(name, of[mask]));
+        box.append(
+            element(
+                "table",
+                { class: "orders" },
+                element("tbody", {}, row("given", WORDS, "th"), ...rows(given)),
+                element("tbody", {}, row("drag the words", buttons, "th"), ...rows(now)),
+            ),
+        );
+        const vector = (numbers) =>
+            [...numbers].map((x) => {
+                const at = 4 * Math.round((255 * (x + LARGEST)) / (2 * LARGEST));
+                const color = app.theme().divergingRamp.slice(at, at + 3).join(", ");
+                return element("div", {}, element("i", { style: `background: rgb(${color})` }), digits(x));
+            });
+        return ({ order }, masks) => {
+            shown = order;
+            order.split(" ").forEach((word, place) => (buttons[place].textContent = word));
+            masks.forEach(({ outputs, given: before, same }, mask) => {
+                for (let place = 0; place < COUNT; place++) {
+                    given[mask][place].replaceChildren(...vector(before.at(0, place)));
+                    const words = same[place] ? "✓ identical" : "✗ different";
+                    now[mask][place].replaceChildren(
+                        ...vector(outputs.at(0, place)),
+                        element("div", { class: same[place] ? "same" : "changed" }, words),
+                    );
+                }
+            });
+        };
+    },
+    describe({ order }, masks) {
+        if (order === GIVEN) return "The words stand in the given order, so every output is as given.";
+        const said = masks.map(({ same, most }, mask) => {
+            const words = order.split(" ").filter((_, place) => !same[place]);
+            const far = most === 0 ? "0" : most.toPrecision(1);
+            const rounding = most === 0 ? "" : ", the rounding of a sum in another order";
+            return words.length
+                ? `With the ${MASKS[mask].name}, the output for ${words.join(" and ")} is different.`
+                : `With ${MASKS[mask].name}, the output for each word is identical in every digit shown; the largest difference is ${far}${rounding}.`;
+        });
+        return `The order is “${order}”. ${said.join(" ")}`;
+    },
+};
+
+export const question = {
+    judge({ order }, masks) {
+        if (order === GIVEN) return "as-given";
+        return masks[1].same[order.split(" ").indexOf("man")] ? "right" : "hidden";
+    },
+    examples: {
+        right: { order: "bites dog man" },
+        "as-given": { order: GIVEN },
+        hidden: { order: "man bites dog" },
+    },
+};
