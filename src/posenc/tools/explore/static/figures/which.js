@@ -42,18 +42,22 @@ export const figure = {
             const isOpen = shown.querySelector(".left-out")?.open ?? false;
             shown.replaceChildren(
                 ...firstChoice(answer, tables, untested),
-                ...groups.flatMap(({ name, title, answers }) => [
+                ...groups.map(({ name, title, answers }) =>
                     element(
-                        "p",
-                        { class: "group" },
-                        `${title}: ${answers.length} ${answers.length === 1 ? "scheme" : "schemes"}`,
+                        "details",
+                        { open: name !== "none" },
+                        element(
+                            "summary",
+                            { class: "group" },
+                            `${title}: ${answers.length} ${answers.length === 1 ? "scheme" : "schemes"}`,
+                        ),
+                        element(
+                            "ul",
+                            { class: "answers", "aria-label": title },
+                            ...answers.map((one) => passing(one, name !== "none")),
+                        ),
                     ),
-                    element(
-                        "ul",
-                        { class: "answers", "aria-label": title },
-                        ...answers.map((one) => passing(one, name !== "none")),
-                    ),
-                ]),
+                ),
                 ...(groups.length || !out.length
                     ? []
                     : [element("p", { class: "group" }, "No scheme of the catalog has all of this.")]),
