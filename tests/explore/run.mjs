@@ -150,16 +150,17 @@ JOBS.waves = async ({ name, state }) => {
     return all.map((one) => Math.max(...apart(one)));
 };
 
-// Of the lesson: the steps in their order; what the question of one says to its own examples and to the state it opens with.
+// Of the lesson: the steps in their order; what the question of one says to the state it opens with, its own examples, and
+// other states.
 JOBS.steps = () => STEPS.map(({ figure }) => figure.name);
-JOBS.question = ({ name }) => {
+JOBS.question = ({ name, states = [] }) => {
     const { figure, question } = STEPS.find((step) => step.figure.name === name);
     const app = { catalog: content.catalog, data: content };
     const judged = (state) => {
         const values = { ...figure.defaults, ...state };
         return question.judge(values, figure.values(values, app), app);
     };
-    return { opening: judged({}), examples: each(question.examples, judged) };
+    return { opening: judged({}), examples: each(question.examples, judged), states: states.map(judged) };
 };
 
 for await (const line of createInterface({ input: process.stdin })) {

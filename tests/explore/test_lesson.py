@@ -2,16 +2,20 @@
 
 import re
 from html.parser import HTMLParser
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import posenc
 from posenc.tools.explore import lesson
 from posenc.tools.explore.content import content
 from posenc.tools.explore.page import explorer
 from tests.explore.browser import Watched, executable, watched
 from tests.explore.node import STATIC, Node
+from tests.explore.test_figures import agrees
 from tests.rows import first_of
 
 LESSON = lesson.lesson()
@@ -64,6 +68,38 @@ def test_a_step_has_one_control_and_a_short_line(name: str, figures: Node) -> No
     found = figures("figure", name=name, state="defaults")
     assert len(found["controls"]) <= 1 + (name in TWO_CONTROLS)
     assert len([line for line in found["line"].splitlines() if line]) <= 5
+
+
+ORDERS = [" ".join(order) for order in permutations(["dog", "bites", "man"])]
+
+
+def test_without_a_mask_no_order_changes_an_output(figures: Node) -> None:
+    """And under the causal mask one order leaves that of “man” as it is, beside the given one."""
+    says = {order: figures("figure", name="why", state={"order": order})["says"] for order in ORDERS}
+    for order in set(ORDERS) - {"dog bites man"}:
+        assert "With no mask, the output for each word is identical in every digit shown" in says[order]
+    judged = figures("question", name="why", states=[{"order": order} for order in ORDERS])["states"]
+    assert [order for order, key in zip(ORDERS, judged, strict=True) if key == "right"] == ["bites dog man"]
+
+
+@pytest.mark.parametrize("code", ["counting", "one-hot", "binary", "waves"])
+def test_each_code_is_that_of_its_python(code: str, figures: Node) -> None:
+    agrees(figures("figure", name="add", state={"code": code}))
+
+
+def test_what_step_2_says_of_its_codes(figures: Node) -> None:
+    says = {code: figures("figure", name="add", state={"code": code})["says"] for code in ("counting", "binary")}
+    assert "From position 7 to 8 the distance is 1, from 7 to 0 it is 7." in says["counting"]
+    vectors = posenc.Sinusoidal(8, base=100).table(posenc.Positions.arange(16), torch.float64)[0]
+    for k in range(1, 16):  # the distance of waves depends on how far apart the positions are alone
+        found = (vectors[k:] - vectors[:-k]).norm(dim=1)
+        assert found.max() - found.min() < 1e-12
+
+
+def test_one_k_turns_the_first_clock_three_times(figures: Node) -> None:
+    judged = figures("question", name="clockwork", states=[{"k": k} for k in range(33)])["states"]
+    assert [k for k, key in enumerate(judged) if key == "right"] == [19]
+    assert [k for k, key in enumerate(judged) if key == "other-turns"] == [0, 6, 12, 13, 25, 31, 32]
 
 
 WRONG = {

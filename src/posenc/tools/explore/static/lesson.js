@@ -43,6 +43,7 @@ function asked(article, { question }, card, verdict) {
         [...article.querySelectorAll("[data-answer]")].map((one) => [one.dataset.answer, one]),
     );
     const check = () => {
+        card.mount(); // where it is not in sight yet
         const { values, app, figure } = card;
         const key = question.judge(values, figure.values(values, app), app);
         const isRight = key === "right";
@@ -51,6 +52,7 @@ function asked(article, { question }, card, verdict) {
             element("strong", {}, isRight ? "Right. " : "Not yet. "),
             ...answers[key].cloneNode(true).childNodes,
         );
+        verdict.scrollIntoView({ block: "nearest" });
     };
     const made = article.querySelector(".asked");
     made.querySelector("details").replaceWith(

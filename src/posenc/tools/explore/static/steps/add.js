@@ -20,7 +20,7 @@ const CODES = {
     binary: {
         name: "binary digits",
         table: (n) => filled(n, Math.log2(n), (p, c) => (p >> (Math.log2(n) - 1 - c)) & 1),
-        python: `torch.arange(${COUNT})[:, None] >> torch.arange(3, -1, -1) & 1`,
+        python: `(torch.arange(${COUNT})[:, None] >> torch.arange(3, -1, -1) & 1)`,
     },
     waves: {
         name: "waves",

@@ -58,7 +58,7 @@ export const figure = {
             element(
                 "table",
                 { class: "clockwork" },
-                element("thead", {}, row("", speeds, "th")),
+                element("thead", {}, row("speed", speeds, "th")),
                 element("tbody", {}, ...FROM.map((p, n) => row(names[n], clocks[n].map((one) => one.box)))),
                 element("tfoot", {}, row("turns", turned), row("Mₖ", blocks)),
             ),
@@ -87,10 +87,10 @@ function clock(color) {
     const R = 22;
     const hand = (width, opacity) =>
         svg("line", { stroke: color, "stroke-width": width, "stroke-linecap": "round", opacity });
-    const sector = svg("path", { fill: color, opacity: 0.2 });
+    const sector = svg("path", { fill: color, opacity: 0.3 });
     const [thin, thick] = [hand(1.5, 0.9), hand(3.5, 1)];
     const tip = svg("circle", { r: 3.5, fill: color });
-    const rim = svg("circle", { r: R, fill: "none", stroke: "var(--faint)" });
+    const rim = svg("circle", { r: R, fill: color, stroke: "var(--faint)" });
     const made = svg("svg", { viewBox: "-26 -26 52 52", "aria-hidden": "true" }, rim, sector, thin, thick, tip);
     // The cosine goes to the right and the sine up; y runs down on the screen.
     const place = (vector, pair, r) => [r * vector[2 * pair + 1], -r * vector[2 * pair]];
@@ -98,12 +98,11 @@ function clock(color) {
         box: made,
         draw(before, after, pair, turns) {
             const [from, to] = [before, after].map((vector) => place(vector, pair, R));
-            const rest = turns % 1;
+            // Whole turns fill the clock, and what is left of one is a sector.
+            rim.setAttribute("fill-opacity", turns >= 1 ? 0.15 : 0);
             sector.setAttribute(
                 "d",
-                turns >= 1
-                    ? `M${R} 0A${R} ${R} 0 1 0 ${-R} 0A${R} ${R} 0 1 0 ${R} 0`
-                    : `M0 0L${from.join(" ")}A${R} ${R} 0 ${Number(rest > 0.5)} 0 ${to.join(" ")}Z`,
+                `M0 0L${from.join(" ")}A${R} ${R} 0 ${Number(turns % 1 > 0.5)} 0 ${to.join(" ")}Z`,
             );
             [thin, thick].forEach((one, n) => {
                 const [x, y] = place(n ? after : before, pair, n ? R - 4 : R);
