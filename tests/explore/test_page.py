@@ -224,7 +224,7 @@ def test_what_the_address_says_wrong_is_said_in_place(browser: Any, address: str
         assert page.page.locator(".error").inner_text() == "seen.head must be from 1 to 4, got 99"
         page.open(f"{address}#view=nothing")
         page.page.wait_for_selector(".error >> text=there are")
-        assert "names a view or a figure that there is not" in page.page.locator(".error").first.inner_text()
+        assert "names a view, a step or a figure that there is not" in page.page.locator(".error").first.inner_text()
 
 
 @pytest.mark.more
