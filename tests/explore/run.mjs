@@ -129,6 +129,7 @@ JOBS.figure = ({ name, state, change }) => {
         see: figure.see,
         values,
         line: figure.line(values, app),
+        use: figure.use?.(values, app) ?? "",
         compared: compared ? written(compared.shape, compared.data) : null,
         says: figure.describe(values, numbers, app),
         controls: controls.map((control) => control.name),
@@ -137,6 +138,17 @@ JOBS.figure = ({ name, state, change }) => {
             .flatMap(({ name, kind, choices }) => (kind === "check" ? [true, false] : (choices ?? [])).map((x) => [name, x])),
         another: Boolean(figure.another),
     };
+};
+
+// How far each curve of a figure is from the numbers that it goes through.
+JOBS.waves = async ({ name, state }) => {
+    const { figure } = await of(`figures/${name}.js`);
+    const begun = { ...figure.defaults, ...(state === "another" ? figure.another : state === "defaults" ? {} : state) };
+    const app = { catalog: content.catalog, data: content };
+    const numbers = figure.values(begun, app);
+    const all = [numbers.series, numbers.lines, numbers.curves].flatMap((some) => some ?? []).filter(({ wave }) => wave);
+    const apart = ({ x = numbers.x, y, wave }) => Array.from(y, (value, n) => Math.abs(wave(x?.[n] ?? n) - value));
+    return all.map((one) => Math.max(...apart(one)));
 };
 
 // Of the lesson: the steps in their order; what the question of one says to the state it opens with, its own examples, and
@@ -150,16 +162,6 @@ JOBS.question = ({ name, states = [] }) => {
         return question.judge(values, figure.values(values, app), app);
     };
     return { opening: judged({}), examples: each(question.examples, judged), states: states.map(judged) };
-};
-
-// How far each curve of a figure is from the numbers that it goes through.
-JOBS.waves = async ({ name, state }) => {
-    const { figure } = await of(`figures/${name}.js`);
-    const begun = { ...figure.defaults, ...(state === "another" ? figure.another : state === "defaults" ? {} : state) };
-    const app = { catalog: content.catalog, data: content };
-    const numbers = figure.values(begun, app);
-    const all = [numbers.series, numbers.lines, numbers.curves].flatMap((some) => some ?? []).filter(({ wave }) => wave);
-    return all.map(({ wave, y }) => Math.max(...Array.from(y, (value, n) => Math.abs(wave(numbers.x?.[n] ?? n) - value))));
 };
 
 for await (const line of createInterface({ input: process.stdin })) {

@@ -1,6 +1,7 @@
 """Each figure: the Python that stands under it computes the numbers that it shows."""
 
 import ast
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,12 @@ from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Entry
 from posenc.tools.explore.content import content
 from tests.explore.browser import FIGURES
-from tests.explore.node import Node
+from tests.explore.node import STATIC, Node
+
+# A tensor of the reader's, in what a figure gives to copy: "# x: (batch, tokens, dim), here (2, 33, 16)".
+TENSORS = re.compile(r"^# (?P<names>[\w, ]+): \([\w, ]+\), here \((?P<shape>[\d, ]+)\)$", re.MULTILINE)
+COMMANDS = {"seen", "length-curves", "length-cost", "laws"}
+COPIED = [name for name in FIGURES if (STATIC / "figures" / f"{name}.js").exists() and name not in COMMANDS]
 
 # What posenc measured itself, records of the user's, and words: nothing that a line of Python could compute again.
 WITHOUT_NUMBERS = {"seen", "length-curves", "length-cost", "laws", "which", "decide"}
@@ -31,6 +37,39 @@ def run(line: str) -> Any:
     names: dict[str, Any] = {"posenc": posenc, "torch": torch}
     exec(compile(ast.Module(before, []), "<figure>", "exec"), names)
     return eval(compile(ast.Expression(last.value), "<figure>", "eval"), names)
+
+
+def copied(code: str) -> None:
+    """Runs what a figure gives to copy, with tensors of the shapes that its comments say. AssertionError unless its
+    result, ``out`` or ``x``, is a new tensor of the shape of what went in."""
+    before = {}
+    for given in TENSORS.finditer(code):
+        shape = [int(size) for size in given["shape"].split(",")]
+        make = torch.zeros if "whole numbers" in given["names"] else torch.randn
+        dtype = torch.long if "whole numbers" in given["names"] else torch.float
+        before |= {name: make(shape, dtype=dtype) for name in given["names"].split(", ") if " " not in name}
+    after: dict[str, Any] = {"posenc": posenc, "torch": torch, **before}
+    exec(code, after)
+    name, like = ("out", "q") if "q" in before else ("x", "x")
+    assert name in after, f"nothing comes out: {code}"
+    assert after[name] is not before.get(name)
+    assert after[name].shape == before[like].shape
+    assert after[name].isfinite().all()
+
+
+@pytest.mark.parametrize("figure", COPIED)
+def test_what_one_copies_runs(figure: str, figures: Node) -> None:
+    for state in ("defaults", "another"):
+        copied(figures("figure", name=figure, state=state)["use"])
+
+
+def test_what_one_copies_can_fail() -> None:
+    tensors = "# q, k, v: (batch, heads, tokens, head_dim), here (1, 4, 3, 8)\n"
+    copied(f"{tensors}out = posenc.attention(q, k, v, posenc.ALiBi(4), is_causal=True)")
+    with pytest.raises(AssertionError, match="nothing comes out"):
+        copied(f"{tensors}posenc.ALiBi(4)")
+    with pytest.raises(ValueError, match="heads"):
+        copied(f"{tensors}out = posenc.attention(q, k, v, posenc.ALiBi(6), is_causal=True)")
 
 
 @pytest.mark.parametrize("state", ["defaults", "another"])
@@ -56,7 +95,38 @@ def agrees(found: Any) -> None:
     torch.testing.assert_close(computed[finite], shown[finite], rtol=0, atol=1e-5 * max(most, 1e-30))
 
 
-WAVES = {"vector-lines": 4, "predict-channel": 3, "predict-far": 2, "pair-layouts": 2, "rope-decay": 1}
+@pytest.mark.parametrize(
+    ("figure", "state"),
+    [
+        *[(name, {}) for name in ("bias-by-distance", "product", "relative-2d", "rope-decay", "transformer-xl")],
+        ("transformer-xl", {"causal": False}),
+        *[("scheme", {"scheme": name}) for name in ("alibi", "rope", "sandwich", "xpos", "axial_rope")],
+        ("scheme", {"scheme": "rope", "causal": True, "tokens": 12}),
+    ],
+)
+def test_the_switch_shows_the_weights_of_the_scores(figure: str, state: dict[str, Any], figures: Node) -> None:
+    scores, weights = (figures("figure", name=figure, state={**state, "weighed": on}) for on in (False, True))
+    assert "weighed" in weights["controls"]
+    assert "softmax" in weights["line"]
+    assert not torch.equal(scores["compared"], weights["compared"])
+    agrees(weights)
+
+
+@pytest.mark.parametrize("scheme", ["nope", "sinusoidal", "fox", "softcap", "distance_aware"])
+def test_what_is_no_score_has_no_weights(scheme: str, figures: Node) -> None:
+    found = figures("figure", name="scheme", state={"scheme": scheme})
+    assert ("weighed" in found["controls"]) == (scheme == "nope")
+
+
+WAVES = {
+    "vector-lines": 4,
+    "predict-channel": 3,
+    "predict-far": 2,
+    "pair-layouts": 2,
+    "rope-decay": 1,
+    "product": 2,
+    "similarity": 1,
+}
 
 
 @pytest.mark.parametrize("figure", WAVES)
@@ -68,6 +138,9 @@ def test_a_curve_goes_through_its_dots(figure: str, figures: Node) -> None:
         states += [{"options": "layout:tensor2tensor"}]
     for state in states:
         found = figures("waves", name=figure, state=state)
+        if (figure, state) == ("similarity", "another"):  # of a table, which has nothing between
+            assert found == []
+            continue
         assert len(found) == (2 if (figure, state) == ("vector-lines", "another") else WAVES[figure])
         assert max(found) < 1e-9
 
@@ -76,7 +149,7 @@ def test_schemes_have_curves_where_they_take_any_position(figures: Node) -> None
     for entry in CATALOG:
         found = figures("waves", name="scheme", state={"scheme": entry.name, "tokens": 12, "side": 3})
         assert max(found, default=0) < 1e-9, entry.name
-    assert len(figures("waves", name="scheme", state={"scheme": "alibi"})) == 4
+    assert len(figures("waves", name="scheme", state={"scheme": "alibi"})) == 6
     assert len(figures("waves", name="scheme", state={"scheme": "rope"})) == 1
     assert figures("waves", name="scheme", state={"scheme": "t5"}) == []
 
@@ -96,6 +169,8 @@ def test_any_scheme_has_a_picture(entry: Entry, figures: Node) -> None:
     found = figures("figure", name="scheme", state={"scheme": entry.name})
     assert found["says"].startswith(entry.title)
     assert entry.title in found["line"]
+    assert f"posenc.{entry.title}(" in found["use"]
+    copied(found["use"])
     agrees(found)
     for change in found["choices"]:
         agrees(figures("figure", name="scheme", state={"scheme": entry.name}, change=change))

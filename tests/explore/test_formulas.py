@@ -72,12 +72,13 @@ def controls(figures: Node, figure: str, *states: Any) -> set[str]:
 
 
 # What the formula of a figure is not about: how much is drawn, of what, and other random numbers.
-DRAWN = {"tokens", "length", "seed", "draw", "scheme", "measure", "rows", "columns", "side", "causal"}
+DRAWN = {"weighed", "tokens", "length", "seed", "draw", "scheme", "measure", "rows", "columns", "side", "causal"}
 
 # Controls without a symbol, though the formula has others.
 WITHOUT = {
     "allocation": {"each", "height", "width", "text", "token"},
     "bias-by-distance": {
+        "distance",
         "log",
         "deberta",
         "fire",

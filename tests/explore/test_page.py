@@ -152,6 +152,53 @@ def test_a_view_is_accessible_and_fits(view: str, page: Watched, address: str) -
     assert others == []
 
 
+@pytest.mark.more
+def test_a_view_is_whole_without_scrolling_and_on_paper(page: Watched, address: str) -> None:
+    """Each figure is drawn, as the page has time; for the printer at once, and light."""
+    page.open(f"{address}#view=scores&theme=dark")
+    page.page.wait_for_selector("[data-figure]")
+    page.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.page.evaluate("document.documentElement.dataset.theme") == "light"
+    assert page.page.locator(".picture:empty").count() == 0
+    page.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.page.wait_for_function(
+        "() => [...document.querySelectorAll('[data-figure]')].every(one => posenc.drawn.has(one.dataset.figure))"
+    )
+    assert page.page.locator(".picture:empty").count() == 0
+    assert page.page.evaluate("scrollY") == 0
+
+
+@pytest.mark.more
+def test_speed_and_precision_are_behind_a_button(page: Watched, address: str) -> None:
+    page.open(f"{address}#figure=clocks")
+    page.until_drawn("clocks")
+    facts = page.page.locator(".facts")
+    page.page.wait_for_selector(".agreed:not(:empty)", state="attached")
+    assert not facts.locator("p").first.is_visible()
+    facts.locator("summary").focus()
+    page.page.keyboard.press("Enter")
+    assert facts.inner_text().count("ms.") == 1
+    assert "posenc computed" in facts.inner_text()
+    assert not page.page.locator(".doubt").is_visible()
+
+
+@pytest.mark.more
+def test_what_posenc_has_otherwise_is_said_in_sight(page: Watched, address: str) -> None:
+    """A number of posenc's that differs is an error of one of the two, and no fact to fold away."""
+    page.page.route(
+        "**/api/attention",
+        lambda route: route.fulfill(
+            json={"logits": {"shape": [1], "data": [7.0]}, "out": {"shape": [1], "data": [7.0]}}
+        ),
+    )
+    page.open(f"{address}#figure=clocks")
+    page.until_drawn("clocks")
+    doubt = page.page.locator(".doubt")
+    doubt.wait_for(state="visible")
+    assert "one of the two is wrong" in doubt.inner_text()
+
+
 # --- controls -------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
         return failed(f"--export must end in .html, got {str(arguments.export)!r}", code=2)
     from posenc.tools.explore.content import content
 
+    if arguments.schemes:
+        print(f"computing {', '.join(arguments.schemes)}: laws take some seconds each", file=sys.stderr, flush=True)
     try:
         shown = content(arguments.schemes, arguments.records)
     except ValueError as error:

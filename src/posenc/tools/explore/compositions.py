@@ -1,20 +1,24 @@
 """Collects the pairs of schemes that posenc refuses to compose, with the reasons."""
 
+from collections.abc import Sequence
 from itertools import permutations
 
 import torch
 
-from posenc.schemes.catalog import CATALOG
+from posenc.schemes.catalog import CATALOG, entries_of, scheme_from_names
 from posenc.schemes.entry import Shape
 from posenc.tools.explore.catalog import GRIDS
 
 
-def refused() -> dict[str, str]:
-    """posenc's error for each "first+second" that it refuses. Pairs with different numbers of coordinates are left
-    out."""
+def refused(own: Sequence[str] = ()) -> dict[str, str]:
+    """posenc's error for each "first+second" that it refuses, of the catalog and of the user's ``own``. Pairs with
+    different numbers of coordinates are left out."""
     said = {}
     with torch.random.fork_rng(devices=()):
         built = {(entry.name, axes): entry.build(_shape(axes)) for entry in CATALOG for axes in _axes(entry.axes)}
+        for name in own:
+            axes = max(entry.least_axes for entry in entries_of(name))
+            built[name, axes] = scheme_from_names(name, _shape(axes))
     for (first, axes), (second, others) in permutations(built, 2):
         if axes != others:
             continue

@@ -5,17 +5,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from posenc.schemes.catalog import CATALOG, entries_of, scheme_from_names
-from posenc.schemes.entry import Shape
+from posenc.schemes.catalog import CATALOG
 from posenc.tools.choose.evidence import STRENGTHS, described
 from posenc.tools.choose.questions import answers, questions
 from posenc.tools.choose.said import claims_of, statements_of
 from posenc.tools.explore import data
 from posenc.tools.explore.catalog import catalog
 from posenc.tools.explore.compositions import refused
+from posenc.tools.explore.own import effect, own
 from posenc.tools.explore.page import looks
 from posenc.tools.explore.records import measures, summary
-from posenc.tools.explore.seen import seen
 from posenc.tools.laws.probe import SHAPE
 from posenc.tools.laws.table import TABLES
 from posenc.tools.plot.minilm import weights_file
@@ -26,15 +25,17 @@ def content(schemes: Sequence[str] = (), records: Sequence[Path] = ()) -> dict[s
     posenc compare or extend, which stand before the records that ship with the page. ValueError for a name or a folder
     that cannot be read."""
     known = catalog()
-    entries = known.pop("entries")
+    catalogued = {entry.name for entry in CATALOG}
+    theirs = [own(name) for name in schemes if name not in catalogued]
+    entries = theirs + known.pop("entries")
     recorded = [*(summary(folder) for folder in records), *data.records()]
-    drawn = [entry.name for entry in CATALOG] + [scheme for each in recorded for scheme in each["schemes"]]
+    drawn = [entry["name"] for entry in entries] + [scheme for each in recorded for scheme in each["schemes"]]
     return {
         **known,
         "catalog": entries,
-        "refused": refused(),
+        "refused": refused([entry["name"] for entry in theirs]),
         "minilm": _missing_minilm(),
-        "seen": [_own(name) for name in schemes],
+        "seen": [effect(name) for name in schemes],
         "law_tables": {title: list(laws) for title, laws in TABLES.items()},
         "measured_at": asdict(SHAPE),
         "records": recorded,
@@ -68,10 +69,3 @@ def _missing_minilm() -> str:
     except ModuleNotFoundError as error:
         return str(error)
     return ""
-
-
-def _own(name: str) -> dict[str, Any]:
-    axes = max(entry.least_axes for entry in entries_of(name))
-    grid = (9, 9) if axes == 2 else None
-    shape = Shape(dim=128, num_heads=4, head_dim=32, max_positions=81, grid=grid)
-    return seen(scheme_from_names(name, shape), name)

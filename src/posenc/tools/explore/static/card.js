@@ -49,20 +49,30 @@ export class Card {
         this.beneath = element("div", { class: "beneath" }); // what need not be in sight while a control moves
         this.error = element("p", { class: "error", role: "alert", hidden: true });
         this.said = element("p", { class: "said", "aria-live": "polite" });
-        this.time = element("span", { class: "time" });
-        this.code = element("code");
-        this.agreed = element("p", { class: "agreed", "aria-live": "polite", hidden: true });
-        const copy = element("button", { type: "button", class: "copy", onclick: () => this.copy(copy) }, "Copy");
+        this.time = element("p");
+        this.agreed = element("p", { class: "agreed", "aria-live": "polite" });
+        this.doubt = element("p", { class: "wrong doubt", role: "alert", hidden: true });
+        this.facts = element(
+            "details",
+            { class: "facts" },
+            element(
+                "summary",
+                { title: "Speed and precision" },
+                element("span", { "aria-hidden": "true" }, "i"),
+                hidden("Speed and precision"),
+            ),
+            element("div", {}, this.time, this.agreed),
+        );
         this.formula = element("div", { class: "formula", tabindex: "0", role: "group", "aria-label": "formula" });
         this.formula.innerHTML = data.formulas[figure.name] ?? "";
-        this.lineOf = element("span");
         const symbolValues = element("p", { class: "symbols" });
         this.showSymbols = symbols(this.controls, this.formula, symbolValues);
-        this.line = element(
-            "div",
-            { class: "line" },
-            element("div", { class: "line-head" }, this.lineOf, copy),
-            element("pre", { tabindex: "0" }, this.code),
+        [this.use, this.line] = [code(), code()];
+        this.checked = element(
+            "details",
+            { class: "checked" },
+            element("summary", {}, "How this figure is checked"),
+            this.line.box,
         );
         const heading = element(alone ? "h1" : "h3", { id: figure.name }, figure.title);
         this.section = element(
@@ -72,15 +82,12 @@ export class Card {
                 "div",
                 { class: "figure-head" },
                 heading,
+                this.facts,
                 page.isFramed
                     ? ""
                     : alone
                       ? element("a", { href: `#view=${page.viewOf(figure).name}` }, "All figures")
-                      : element(
-                            "a",
-                            { href: `#figure=${figure.name}`, "aria-label": `${figure.title}: this figure alone` },
-                            "Alone",
-                        ),
+                      : element("a", { href: `#figure=${figure.name}` }, "Full screen", hidden(`: ${figure.title}`)),
             ),
             element("p", { class: "see" }, figure.see),
             this.controls,
@@ -88,9 +95,8 @@ export class Card {
             this.canvas,
             this.beneath,
             this.said,
-            element("div", { class: "below" }, this.formula, symbolValues, this.line),
-            this.agreed,
-            this.time,
+            this.doubt,
+            element("div", { class: "below" }, this.formula, symbolValues, this.use.box, this.checked),
         );
         this.pending = 0;
         this.showControls = controls(this.controls, (name, value) => this.move(name, value));
@@ -141,11 +147,10 @@ export class Card {
             const numbers = figure.values(values, this.app);
             const computed = performance.now();
             this.keepingFocus(() => this.draw(values, numbers));
-            this.showLine(figure.line(values, this.app));
-            const waits = figure.waits?.(values) ?? false; // for an answer, which these lines would give away
-            this.line.hidden = waits || !this.code.textContent;
+            this.showLines();
             if (figure.formula) this.showFormula(figure.formula(values, this.app));
-            this.showSymbols({ ...values, ...figure.shown?.(values, this.app) });
+            const all = { ...values, ...figure.shown?.(values, this.app) };
+            this.showSymbols(Object.fromEntries(this.specs(values).map(({ name }) => [name, all[name]])));
             const drawn = performance.now();
             this.fail(this.refused ?? "");
             clearTimeout(this.later);
@@ -153,13 +158,13 @@ export class Card {
             requestAnimationFrame(() => {
                 const one = { compute: computed - from, draw: drawn - computed, step: performance.now() - begun };
                 (this.page.timings[figure.name] ??= []).push(one);
-                this.time.textContent = `${Math.max(1, Math.round(drawn - from))} ms for this step`;
+                this.time.textContent = `Computed and drawn in ${Math.max(1, Math.round(drawn - from))} ms.`;
                 window.posenc.drawn.add(figure.name);
             });
         } catch (error) {
             this.fail(error.message);
             clearTimeout(this.later); // what was said and checked is of another picture
-            [this.said.textContent, this.agreed.hidden] = ["", true];
+            [this.said.textContent, this.agreed.textContent, this.doubt.hidden] = ["", "", true];
             if (!(error instanceof RangeError)) console.error(error);
         }
     }
@@ -168,27 +173,30 @@ export class Card {
     async settle(values, numbers) {
         this.said.textContent = this.figure.describe(values, numbers, this.app);
         if (!this.page.data.server || !this.figure.check || this.figure.waits?.(values)) return;
+        let [words, doubt] = ["", ""];
         try {
-            const words = await this.figure.check(values, numbers, this.app);
-            if (values !== this.values) return;
-            this.agreed.hidden = false;
-            this.agreed.className = "agreed";
-            this.agreed.textContent = words;
+            words = await this.figure.check(values, numbers, this.app);
         } catch (error) {
-            if (values !== this.values) return;
-            this.agreed.hidden = false;
-            this.agreed.className = "agreed not";
-            this.agreed.textContent =
-                error instanceof Differs ? error.message : `posenc did not check this: ${error.message}`;
+            doubt = error instanceof Differs ? error.message : `posenc did not check this: ${error.message}`;
         }
+        if (values !== this.values) return;
+        this.agreed.textContent = words;
+        [this.doubt.textContent, this.doubt.hidden] = [doubt, !doubt];
     }
 
-    /** Python, with the imports that it needs, or a command, which a line that begins with "#" is. */
-    showLine(line) {
-        const isCommand = line.startsWith("# ");
-        this.lineOf.textContent = isCommand ? "The same on the command line" : "The same in posenc";
-        const imports = isCommand || !line || /^import .*posenc/m.test(line) ? "" : "import torch, posenc\n\n";
-        this.code.textContent = isCommand ? line.replace(/^# /gm, "") : imports + line;
+    /** The Python to copy, and folded away what proves the figure: the line that tests run. A figure that has nothing to
+     * copy shows that line, a command where it begins with "#". */
+    showLines() {
+        const { figure, values, app } = this;
+        const waits = figure.waits?.(values) ?? false; // for an answer, which these lines would give away
+        const line = figure.line(values, app);
+        const use = figure.use?.(values, app) ?? "";
+        if (use) this.use.show("In your model", imported(use));
+        else if (line.startsWith("# ")) this.use.show("The same on the command line", line.replace(/^# /gm, ""));
+        else this.use.show("The same in posenc", imported(line));
+        this.use.box.hidden = waits || !(use || line);
+        this.line.show("This Python computes the numbers of the figure, and tests compare the two", imported(line));
+        this.checked.hidden = waits || !use || !line;
     }
 
     /** Draws, and gives the focus back to what stands in the place of the button that had it. */
@@ -209,15 +217,35 @@ export class Card {
         this.error.textContent = message;
         this.canvas.classList.toggle("stale", Boolean(message) && !this.refused);
     }
+}
 
-    async copy(button) {
+/** Words for a screen reader alone. */
+const hidden = (words) => element("span", { class: "hidden" }, words);
+
+/** Python with the imports that it needs. */
+function imported(line) {
+    if (!line || /^import .*posenc/m.test(line)) return line;
+    const between = line.startsWith("from ") ? "\n" : "\n\n";
+    return `import ${/\btorch\./.test(line) ? "torch, " : ""}posenc${between}${line}`;
+}
+
+/** A box of code under a heading, with a button that copies it: {box, show(heading, text)}. */
+function code() {
+    const [heading, text] = [element("span"), element("code")];
+    const copy = async () => {
         try {
-            await navigator.clipboard.writeText(this.code.textContent);
+            await navigator.clipboard.writeText(text.textContent);
             button.textContent = "Copied";
         } catch {
-            getSelection().selectAllChildren(this.code);
+            getSelection().selectAllChildren(text);
             button.textContent = "Selected";
         }
         setTimeout(() => (button.textContent = "Copy"), 1500);
-    }
+    };
+    const button = element("button", { type: "button", class: "copy", onclick: copy }, "Copy");
+    const head = element("div", { class: "line-head" }, heading, button);
+    return {
+        box: element("div", { class: "line" }, head, element("pre", { tabindex: "0" }, text)),
+        show: (title, words) => ([heading.textContent, text.textContent] = [title, words]),
+    };
 }

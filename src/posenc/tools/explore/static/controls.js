@@ -1,5 +1,6 @@
 // Controls of a figure: native inputs with labels, so that keyboard and screen reader work as everywhere.
 
+import { chooser } from "posenc/chooser.js";
 import { element } from "posenc/elements.js";
 
 const STEPS = 1000; // of a slider on a logarithmic scale
@@ -121,4 +122,4 @@ function button(change) {
     };
 }
 
-const KINDS = { range, choice, check, text, button };
+const KINDS = { range, choice, chooser, check, text, button };

@@ -117,7 +117,7 @@ function products(P, Q) {
     return { heads: 1, queries: P.rows, keys: Q.rows, data };
 }
 
-const close = (a, b, slack) => a === b || Math.abs(a - b) <= slack;
+const close = (a, b, slack) => Object.is(a, b) || a === b || Math.abs(a - b) <= slack;
 
 /** Whether all heads are alike. */
 function alike({ heads, data }) {
@@ -148,7 +148,7 @@ export function ofLine(scheme, entry, options, family, N, seed = 0) {
             for (let i = 0; i < N; i++) made.set(y.subarray(N - 1 - i, 2 * N - 1 - i), i * N);
             return made;
         };
-        const isFine = entry.claims.includes("fractional") && N <= MOST && N > 1 && family !== "bands";
+        const isFine = entry.claims.includes("fractional") && N <= FINE_TOKENS && N > 1 && family !== "bands";
         const between = isFine ? betweenOf(scheme, entry, options, family, N, seed) : () => undefined;
         return { by, heads, matrix, along, between };
     }
@@ -165,7 +165,8 @@ export function ofLine(scheme, entry, options, family, N, seed = 0) {
     };
 }
 
-const FINE = 8; // numbers from one whole distance to the next
+const FINE = 4; // numbers from one whole distance to the next
+const FINE_TOKENS = 64; // with more of them a wave is seen without these
 
 /** A head's numbers between whole distances, a function of the distance; of a scheme that takes any real position. */
 function betweenOf(scheme, entry, options, family, N, seed) {
@@ -198,8 +199,8 @@ export function withSegments(N) {
     return new Positions(line, { segment: line.map((n) => Number(n >= N / 2)) });
 }
 
-/** What these queries' rows go by. */
-function goesBy({ heads, data }, queries, N) {
+/** What these queries' rows go by: the "distance", the "key", the "query", or "" where by more than one of these. */
+export function goesBy({ heads, data }, queries, N) {
     let [low, high] = [Infinity, -Infinity];
     for (const x of data) if (Number.isFinite(x)) [low, high] = [Math.min(low, x), Math.max(high, x)];
     const slack = 1e-7 * (high - low) + 1e-12;

@@ -2,15 +2,14 @@
 
 import { SCORES, axesOf, callOf, ofGrid, ofLine, ofScores } from "posenc/effect.js";
 import { attend } from "posenc/math/attend.js";
-import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
-import { literal, python } from "posenc/options.js";
+import { learnedOf, literal, python } from "posenc/options.js";
 
 const DOUBLE = "dtype=torch.float64";
 
 /** Whether it begins with numbers that PyTorch would draw otherwise. */
 export function isDrawn({ entry, options }) {
-    const learned = Object.values(SCHEMES[entry.name].learned(options));
+    const learned = Object.values(learnedOf(entry, options));
     const isNot = ({ std, uniform, draw, fill }) => std || uniform || draw || Math.fround(fill) !== fill;
     return entry.name === "cope" || learned.some(isNot);
 }

@@ -4,6 +4,7 @@
 import { element } from "posenc/elements.js";
 
 const MOST = 1024; // cells to a side
+const APART = { across: 34, down: 22 }; // pixels between the numbers along an edge
 
 /**
  * @param {HTMLElement} box
@@ -18,7 +19,11 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
     const top = element("div", { class: "heat-label" }, columnLabel);
     const side = element("div", { class: "heat-side" }, rowLabel);
     const legend = element("div", { class: "heat-bar" }, low, bar, high);
-    const figure = element("div", { class: "heat", style: `--size: ${size}px` }, top, side, canvas, legend, read);
+    const [across, down] = ["across", "down"].map((way) =>
+        element("div", { class: `heat-ticks ${way}`, "aria-hidden": "true" }),
+    );
+    const parts = [top, side, across, down, canvas, legend, read];
+    const figure = element("div", { class: "heat", style: `--size: ${size}px` }, ...parts);
     box.append(figure);
     let shown = null;
     let cell = null;
@@ -40,6 +45,8 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
             canvas.width = Math.round(width * ratio);
             canvas.height = Math.round(height * ratio);
         }
+        number(across, columns, width / APART.across);
+        number(down, rows, height / APART.down);
         pen.imageSmoothingEnabled = rows > canvas.height || columns > canvas.width;
         pen.drawImage(small, 0, 0, canvas.width, canvas.height);
         const [w, h] = [canvas.width / columns, canvas.height / rows];
@@ -53,6 +60,20 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
                 Math.max(h * (mark.rows ?? 1), 4),
             );
         }
+    };
+    /** Numbers at the middle of cells along an edge, as many as there is room for. */
+    const number = (edge, count, room) => {
+        const step = stepOf(count / room);
+        const all = shown.words ? [] : Array.from({ length: count }, (_, n) => n);
+        const numbers = all.filter((n) => (n + shown.from) % step === 0);
+        const signature = `${numbers} ${count} ${shown.from}`;
+        if (edge.dataset.shown === signature) return;
+        edge.dataset.shown = signature;
+        edge.replaceChildren(
+            ...numbers.map((n) =>
+                element("span", { style: `--at: ${(100 * (n + 0.5)) / count}%` }, (n + shown.from).toLocaleString("en")),
+            ),
+        );
     };
     const at = (event) => {
         const place = canvas.getBoundingClientRect();
@@ -87,9 +108,10 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
         /**
          * @param {ArrayLike<number>} values rows x columns; NaN and infinities are grey: not seen
          * @param {{rows, columns, centre?: number|null, low?: number, high?: number, marks?: {row, column, rows?, columns?, color?}[],
-         *   rowLabel?, columnLabel?, rowName?, columnName?, digits?: number, label?: string, aspect?: number}} options centre:
+         *   rowLabel?, columnLabel?, rowName?, columnName?, digits?: number, from?: number, label?: string,
+         *   aspect?: number}} options centre:
          *   where the colours part; undefined: 0 where there are both signs; null: sequential; aspect: height by width, or
-         *   else cells are square; words: {text, isMarked}[], what stands at each row and column, in place of the labels
+         *   else cells are square; from: the number of the first row and column; words: {text, isMarked}[], what stands at each row and column, in place of the labels
          */
         draw(values, options) {
             const { rows, columns, marks = [], digits = 4 } = options;
@@ -138,6 +160,8 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
                 columns,
                 marks,
                 digits,
+                from: options.from ?? 0,
+                words: options.words,
                 aspect: options.aspect ?? rows / columns,
                 rowName: options.rowName ?? ((row) => `${side.textContent} ${row}`),
                 columnName: options.columnName ?? ((column) => `${top.textContent} ${column}`),
@@ -156,6 +180,12 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
             say();
         },
     };
+}
+
+/** The least of 1, 2, 5, 10, 20 … that is at least so many. */
+function stepOf(least) {
+    const power = 10 ** Math.floor(Math.log10(Math.max(least, 1)));
+    return [1, 2, 5, 10].find((step) => step * power >= least) * power;
 }
 
 /** Words along an edge, one for each row or column. */

@@ -10,6 +10,7 @@ const DASHES = [[], [9, 3], [2, 3], [9, 3, 2, 3], [5, 2], [12, 4, 4, 4]];
 /** Steps between ticks of what is counted: tokens, positions, heads. */
 const WHOLE = [1, 2, 5].flatMap((x) => Array.from({ length: 8 }, (_, power) => x * 10 ** power)).sort((a, b) => a - b);
 const CLOSE = 24; // pixels from a line at which one points at it
+const SAMPLES = 256; // of a curve, for how far it reaches beyond its dots
 const ROOM = 5; // pixels that a dot needs
 
 /**
@@ -22,7 +23,7 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
     const frame = element("div", { class: "lines", role: "group", tabindex: "0", "aria-label": label });
     const read = element("output", { class: "lines-read", "aria-live": "polite" });
     box.append(element("div", { class: "lines-box" }, list, frame, read));
-    let [plot, made, shown, marks, spans, at] = [null, "", null, [], [], null];
+    let [plot, made, shown, marks, spans, at, reach] = [null, "", null, [], [], null, []];
     const key = keyOf(list, (isOther) => {
         if (isOther) redo();
         else plot?.redraw(false, false);
@@ -30,7 +31,7 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
     });
 
     const say = (to) => {
-        at = to ?? null;
+        at = to ?? at; // a plot that is made anew points at nothing
         if (!shown || at === null || shown.x[at] === undefined) return;
         const words = shown.series
             .filter((one) => Number.isFinite(one.y[at]) && !key.isGrey(one))
@@ -59,9 +60,9 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
                     ? ""
                     : log && !/^1|^2|^5/.test(String(x)) && splits.length > 8
                       ? ""
-                      : Math.abs(x) >= 1e5 || (x !== 0 && Math.abs(x) < 1e-3)
+                      : x !== 0 && Math.abs(x) < 1e-3
                         ? x.toExponential(0)
-                        : Number(x.toPrecision(6)).toLocaleString("en"),
+                        : Number(x.toPrecision(6)).toLocaleString("en", Math.abs(x) < 1e5 ? {} : { notation: "compact" }),
             ),
     });
     // Vertical lines and bands with a word at each, under the lines.
@@ -118,7 +119,7 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         const bands = [];
         for (const [n, one] of series.entries()) {
             const place = all.length;
-            const color = () => (key.isGrey(shown.series[n]) ? theme().grid : one.color);
+            const color = () => (key.isGrey(shown.series[n]) ? `${theme().faint}73` : one.color);
             const isDotted = Boolean(one.dots || one.wave);
             const hasPoints = Boolean(one.points || one.markers);
             all.push({
@@ -158,7 +159,9 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
                     },
                     y: {
                         distr: logY ? 3 : 1,
-                        range: (u, low, high) => ranges.y ?? (logY ? [low / 1.2, high * 1.2] : pad(low, high)),
+                        range: (u, low, high) => 
+                            ranges.y ??
+                            (logY ? [low / 1.2, high * 1.2] : pad(Math.min(low, ...reach), Math.max(high, ...reach))),
                     },
                 },
                 axes: [
@@ -203,10 +206,10 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         frame,
         /**
          * @param {ArrayLike<number>} x rising numbers, common to all
-         * @param {{name, y, wave?, dots?, color?, dash?, low?, high?, points?, markers?, width?, isUnlisted?, of?, isChosen?}[]} series
+         * @param {{name, y, wave?, dots?, color?, dash?, low?, high?, points?, markers?, width?, isUnlisted?, of?, isChosen?, isFixed?}[]} series
          *   y: as long as x; NaN: a gap; dots: each number is a dot where there is room; wave: the curve through them, a
          *   function of x; of: the name of the line it belongs to;
-         *   isChosen: of more than six lines, those in colour at first
+         *   isChosen: of more than six lines, those in colour at first; isFixed: always in colour
          * @param {{marks?: {x, name?}[], spans?: {from, to, name?, color?}[], x?: [number, number], y?: [number, number],
          *   xLabel?: string, yLabel?: string, ticks?: number[]}} options: of x, where ticks are to stand
          */
@@ -222,6 +225,9 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
             series.sort((a, b) => Number(key.isGrey(b)) - Number(key.isGrey(a))); // what is in colour lies above
             options = { ...options, isWhole: Array.prototype.every.call(x, Number.isInteger) };
             shown = { x, series, xLabel: options.xLabel ?? xLabel };
+            const waves = options.y ? [] : series.flatMap(({ wave }) => wave ?? []);
+            const places = Array.from({ length: SAMPLES + 1 }, (_, n) => x[0] + ((x.at(-1) - x[0]) * n) / SAMPLES);
+            reach = waves.flatMap((wave) => places.map(wave));
             [marks, spans] = [options.marks ?? [], options.spans ?? []];
             const signature = JSON.stringify([
                 series.map(({ name, color, dash, low, points, markers, width, wave, dots }) => [

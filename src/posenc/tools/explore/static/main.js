@@ -15,12 +15,14 @@ const timings = {}; // by figure: milliseconds of the last step, and all of them
 window.posenc = { timings, drawn: new Set() }; // what the tests read
 
 let state = address.read(location.hash);
+let isPrinted = false; // paper is light
 let theme = themeOf(data, isDark(state.theme));
 let cards = []; // the figures on the page
 
 function applyTheme() {
-    document.documentElement.dataset.theme = isDark(state.theme) ? "dark" : "light";
-    theme = themeOf(data, isDark(state.theme));
+    const dark = isDark(state.theme) && !isPrinted;
+    document.documentElement.dataset.theme = dark ? "dark" : "light";
+    theme = themeOf(data, dark);
 }
 
 /** Puts the address in line with what is shown: at once when one goes elsewhere, later when a control moves. */
@@ -89,7 +91,28 @@ function show() {
     const head = alone ? [] : [element("h2", {}, view.title), element("p", { class: "about" }, view.about)];
     main.replaceChildren(...notes, ...(one ? one.nodes : [...head, ...cards.map((card) => card.section)]));
     for (const card of cards) watcher.observe(card.section);
+    mountInTurn();
 }
+
+/** Draws the figures that are not in sight one by one, as the page has time, so that none is blank in a picture of the
+ * whole page. */
+function mountInTurn() {
+    (window.requestIdleCallback ?? setTimeout)(() => {
+        const next = cards.find((card) => !card.draw);
+        if (!next) return;
+        next.mount();
+        mountInTurn();
+    });
+}
+addEventListener("beforeprint", () => {
+    isPrinted = true;
+    if (theme.dark) show();
+    for (const card of cards) card.mount();
+});
+addEventListener("afterprint", () => {
+    isPrinted = false;
+    if (isDark(state.theme)) show();
+});
 
 document
     .querySelector("nav")

@@ -1,6 +1,7 @@
 // A scheme of the catalog, chosen and set by controls: its options live in one value of a figure, `options`, as
 // "num_heads:12 form:directed", which holds only what is not as the catalog builds it.
 
+import { Kept } from "posenc/kept.js";
 import { SCHEMES } from "posenc/math/catalog.js";
 import { drawnParameters, Random } from "posenc/random.js";
 
@@ -12,26 +13,41 @@ export function entryOf(app, name) {
     return entry;
 }
 
-/** A control to choose a scheme, in groups by door, of the entries that pass a filter. */
-export function schemeControl(app, { name = "scheme", label = "scheme", filter = () => true } = {}) {
+const FIRST = ["nope", "sinusoidal", "learned", "rope", "alibi", "t5"]; // what is used most
+const FEW = 8; // choices that a plain list shows well
+const DOORS = { add: "Added to the input", rotate: "Turns queries and keys", score: "Changes the score" };
+
+/** A control to choose a scheme of the entries that pass a filter: those used most, the user's own, and the rest by
+ * their first door. `missing` says of an entry why it cannot be chosen here, or nothing. */
+export function schemeControl(app, { name = "scheme", label = "scheme", filter = () => true, missing = () => "" } = {}) {
     const chosen = app.catalog.filter(filter);
-    return {
-        name,
-        label,
-        kind: "choice",
-        choices: chosen.map((entry) => ({
-            value: entry.name,
-            name: entry.title,
-            group: entry.doors.join(", ") || "no door",
-        })),
-    };
+    const often = FIRST.flatMap((first) => chosen.filter((entry) => entry.name === first));
+    const own = chosen.filter((entry) => entry.own);
+    const rest = Object.keys(DOORS).flatMap((door) =>
+        chosen.filter((entry) => entry.doors[0] === door && !often.includes(entry) && !own.includes(entry)),
+    );
+    const group = (entry) =>
+        often.includes(entry) ? "Used most" : own.includes(entry) ? "Your own" : DOORS[entry.doors[0]];
+    const kind = chosen.length > FEW ? "chooser" : "choice";
+    const choices = [...often, ...own, ...rest].map((entry) => ({
+        value: entry.name,
+        name: entry.title,
+        group: kind === "chooser" ? group(entry) : "",
+        about: entry.does.replaceAll("`", ""),
+        finds: `${entry.users} ${entry.does}`,
+        missing: missing(entry) || undefined,
+    }));
+    return { name, label, kind, choices };
 }
 
 /** The options of an entry: as the catalog builds it, with `sizes` {num_heads, head_dim, dim, …} put in where it takes
- * them, and what `text` says put over both. Names what the scheme does not take. */
+ * them and is not one of the user's own, and what `text` says put over both. Names what the scheme does not take. */
 export function optionsOf(entry, text = "", sizes = {}) {
     const options = Object.fromEntries(
-        entry.options.map(({ name, built }) => [name, name in sizes && built !== null ? sizes[name] : built]),
+        entry.options.map(({ name, built }) => [
+            name,
+            name in sizes && built !== null && !entry.own ? sizes[name] : built,
+        ]),
     );
     for (const part of text.split(" ").filter(Boolean)) {
         const [name, ...rest] = part.split(":");
@@ -118,18 +134,22 @@ export function change(values, name, value) {
     return { ...values, options: [...parts, `${key}:${value}`].join(" ") };
 }
 
-/** The scheme in JavaScript, with learned numbers drawn from a seed; `spread` moves those that begin as a constant, such
- * as tables of zeros, so that there is something to see. */
-export function build(entry, options, { seed = 0, spread = 0 } = {}) {
-    const Class = SCHEMES[entry.name];
-    return new Class(options, parametersOf(entry, options, { seed, spread }));
+/** The scheme in JavaScript, with these learned numbers; one of the user's own as posenc computed it. */
+export function schemeOf(entry, options, parameters = {}) {
+    return entry.own ? new Kept(entry) : new SCHEMES[entry.name](options, parameters);
 }
+
+/** What the scheme learns, by name; nothing of one of the user's own, which is kept with its numbers. */
+export const learnedOf = (entry, options) => (entry.own ? {} : SCHEMES[entry.name].learned(options));
+
+/** The sentence of a `check` that has nothing to compare. */
+export const OWN = "posenc computed what this scheme adds, turns and biases, and the page goes on from there";
 
 /** {name: {shape, data}} of what the scheme learns, as it is before training, and `spread` about what begins as a
  * constant. */
 export function parametersOf(entry, options, { seed = 0, spread = 0 } = {}) {
     const random = new Random(seed);
-    const learned = SCHEMES[entry.name].learned(options);
+    const learned = learnedOf(entry, options);
     const made = drawnParameters(learned, random);
     for (const [name, { fill }] of Object.entries(learned)) {
         if (spread && fill !== undefined) made[name].data = made[name].data.map((x) => x + random.normal(spread));
@@ -142,14 +162,25 @@ const DATA = { cameras: "torch.eye(4)[None]" };
 
 /** How one writes the scheme in Python: what differs from the defaults of its class, and what it requires. */
 export function python(entry, options) {
+    if (entry.own) return entry.own.call.includes(" + ") ? `(${entry.own.call})` : entry.own.call;
+    const isWhole = (name) => name === "rotary_dim" && options.rotary_dim === options.head_dim;
     const given = entry.options
         .filter(
             ({ name, required, default: usual }) =>
-                options[name] !== undefined && (required || JSON.stringify(options[name]) !== JSON.stringify(usual)),
+                options[name] !== undefined &&
+                !isWhole(name) &&
+                (required || JSON.stringify(options[name]) !== JSON.stringify(usual)),
         )
         .map(({ name }) => `${name}=${options[name] === null ? (DATA[name] ?? "None") : literal(options[name])}`);
     return `posenc.${entry.title}(${given.join(", ")})`;
 }
+
+/** The imports of the user's own schemes among these, and the seed of what they learn. */
+export const imports = (entries) =>
+    entries
+        .filter(({ own }) => own)
+        .map(({ own }) => `${own.imports}${own.imports && "\n"}torch.manual_seed(0)\n`)
+        .join("");
 
 /** A value as Python writes it. */
 export function literal(value) {

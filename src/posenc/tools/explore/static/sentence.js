@@ -2,7 +2,6 @@
 
 import { FEATURES, isForDecoders } from "posenc/effect.js";
 import { attend } from "posenc/math/attend.js";
-import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
 import * as given from "posenc/options.js";
 import { Random } from "posenc/random.js";
@@ -15,7 +14,7 @@ export const FIXED = ["num_heads", "head_dim", "dim", "max_positions", "axes", "
 /** Schemes of one coordinate, but for segments, which no order of words changes. */
 export const takes = ({ axes, name }) => ["one", "any"].includes(axes) && name !== "segment";
 /** Whether no word sees those after it: as the user says, or as the scheme, so built, has to have it. */
-const isCausal = (state, { entry, options }) => state.causal || isForDecoders(entry, options);
+export const isCausal = (state, { entry, options }) => state.causal || isForDecoders(entry, options);
 
 /** {words, order, entry, options, scheme, learned, parameters} of a state. */
 export function chosen({ text, word, order: places, scheme: name, options: said, spread }, app) {
@@ -31,7 +30,7 @@ export function chosen({ text, word, order: places, scheme: name, options: said,
     if (!takes(entry))
         throw new RangeError(`scheme must be one that tells the words of a line apart, got ${entry.title}`);
     const options = given.optionsOf(entry, said, SIZES);
-    const learned = Object.entries(SCHEMES[name].learned(options)).map(([of, { shape, fill, uniform }]) => ({
+    const learned = Object.entries(given.learnedOf(entry, options)).map(([of, { shape, fill, uniform }]) => ({
         of,
         shape,
         start: fill ?? (uniform ? (uniform[0] + uniform[1]) / 2 : 0),
@@ -45,7 +44,7 @@ export function chosen({ text, word, order: places, scheme: name, options: said,
             return [of, { shape, data }];
         }),
     );
-    return { words, order, entry, options, learned, parameters, scheme: new SCHEMES[name](options, parameters) };
+    return { words, order, entry, options, learned, parameters, scheme: given.schemeOf(entry, options, parameters) };
 }
 
 /** {q, k, v, logits, weights, out} of words in their order, with schemes. */
@@ -129,7 +128,7 @@ for name, learned in scheme.named_parameters():
         entry.name === "stick_breaking" ? "(scores.exp() if scheme else scores.softmax(-1))" : "scores.softmax(-1)";
     const weights = `${softmax}${causal ? ".masked_fill(hidden, math.nan)" : ""}`;
     return `${NORMALS}
-words = [${order.map((n) => JSON.stringify(words[n].key)).join(", ")}]
+${given.imports([entry])}words = [${order.map((n) => JSON.stringify(words[n].key)).join(", ")}]
 positions = posenc.Positions.arange(len(words))
 scheme = ${given.python(entry, options)}.double()
 ${learned.length ? drawn : ""}

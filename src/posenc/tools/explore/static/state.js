@@ -67,8 +67,9 @@ export function check(figure, { name, kind, min, max, choices, longest = 400 }, 
     if (kind === "range" && !(value >= min && value <= max)) {
         throw new RangeError(`${figure}.${name} must be from ${min} to ${max}, got ${value}`);
     }
-    if (kind === "choice") {
-        const known = choices.map((choice) => (typeof choice === "object" ? choice.value : choice));
+    if (kind === "choice" || kind === "chooser") {
+        const open = choices.filter(({ missing }) => !missing);
+        const known = open.map((choice) => (typeof choice === "object" ? choice.value : choice));
         if (!known.includes(value)) {
             throw new RangeError(`${figure}.${name} must be one of ${known.join(", ")}, got "${value}"`);
         }

@@ -2,21 +2,25 @@
 
 import { element } from "posenc/elements.js";
 import { Matrix, dot } from "posenc/math/arrays.js";
-import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
 import { drawn } from "posenc/math/special.js";
 import * as options from "posenc/options.js";
+import { added, use } from "posenc/use.js";
 
 export const MINILM = "minilm"; // the table of all-MiniLM-L6-v2, which posenc reads where its package is installed
 const MINILM_SIZES = { tokens: 512, dim: 384 };
-const FORMULAS = ["sinusoidal", "fourier_features", "exponential_decay"];
+export const FORMULAS = ["sinusoidal", "fourier_features", "exponential_decay"];
 const HIDDEN = ["dim", "axes", "learned", "hidden", "max_positions"]; // options that these figures set themselves
 
 /** The control that chooses the scheme: formulas, and tables with `tables`, in the words of the catalog. */
 export function schemeControl(app, { tables = false, but = [] } = {}) {
     const titles = { learned: "Learned, before training", [MINILM]: "Learned, in all-MiniLM-L6-v2" };
     const names = [...FORMULAS, ...(tables ? ["learned", MINILM] : [])].filter((name) => !but.includes(name));
-    const choices = names.map((value) => ({ value, name: titles[value] ?? options.entryOf(app, value).title }));
+    const own = tables ? app.catalog.filter((entry) => entry.own?.table).map(({ name }) => name) : [];
+    const choices = [...names, ...own].map((value) => ({
+        value,
+        name: titles[value] ?? options.entryOf(app, value).title,
+    }));
     return { name: "scheme", label: "scheme", kind: "choice", choices };
 }
 
@@ -30,8 +34,17 @@ export function ownControls(values, app) {
 export const shown = (values, app) =>
     values.scheme === MINILM ? {} : options.optionValues(setting(values, app).options);
 
+const ownOf = ({ scheme }, app) => app.catalog.find(({ name }) => name === scheme)?.own;
+
+/** The sizes of a table that is as it is, a model's or one of the user's own; null of a scheme that has any. */
+export function sizesOf(values, app) {
+    if (values.scheme === MINILM) return MINILM_SIZES;
+    const own = ownOf(values, app);
+    return own ? { tokens: own.tokens, dim: own.table.length / own.tokens } : null;
+}
+
 /** How many positions and dimensions there can be. */
-export const limits = ({ scheme }, most) => (scheme === MINILM ? MINILM_SIZES : most);
+export const limits = (values, most, app) => sizesOf(values, app) ?? most;
 
 function setting({ scheme, dim, tokens, options: text }, app, axes = 1) {
     const entry = options.entryOf(app, scheme);
@@ -41,13 +54,14 @@ function setting({ scheme, dim, tokens, options: text }, app, axes = 1) {
 /** The scheme, with one coordinate of a token or two. */
 export function schemeOf(values, app, axes = 1) {
     const { entry, options: given } = setting(values, app, axes);
-    return new SCHEMES[entry.name](given, entry.name === "learned" ? { weight: before(given) } : {});
+    return options.schemeOf(entry, given, entry.name === "learned" ? { weight: before(given) } : {});
 }
 
 /** The table, a Matrix (tokens, dim): of the first positions, or of the patches of a grid {rows, columns}. */
 export function vectors(values, app, grid = null) {
     if (values.scheme === MINILM) return ofMiniLM(values, app);
-    return schemeOf(values, app, grid ? 2 : 1).table(grid ? Positions.grid(grid.rows, grid.columns) : Positions.arange(values.tokens));
+    const positions = grid ? Positions.grid(grid.rows, grid.columns) : Positions.arange(values.tokens);
+    return schemeOf(values, app, grid ? 2 : 1).table(positions);
 }
 
 /** Python that makes the same table, named P. */
@@ -55,12 +69,33 @@ export function python(values, app, grid = null) {
     const { scheme, tokens, dim } = values;
     if (scheme === MINILM)
         return `from posenc.tools.plot.minilm import learned\nP = learned().weight.detach().double()[:${tokens}]`;
+    if (ownOf(values, app)) {
+        const entry = options.entryOf(app, scheme);
+        const zeros = `torch.zeros(1, ${tokens}, ${sizesOf(values, app).dim}, dtype=torch.float64)`;
+        return (
+            `${options.imports([entry])}encoding = ${options.python(entry)}(posenc.Positions.arange(${tokens}), dtype=torch.float64)\n` +
+            `P = encoding.add(${zeros})[0].detach()`
+        );
+    }
     if (scheme === "learned") {
         return `from posenc.rotation.phases import drawn\n# So a posenc.Learned(${tokens}, ${dim}) may begin:\nP = 0.02 * drawn(${tokens * dim}, 0).view(${tokens}, ${dim})`;
     }
     const { entry, options: given } = setting(values, app, grid ? 2 : 1);
     const positions = grid ? `grid(${grid.rows}, ${grid.columns})` : `arange(${tokens})`;
     return `scheme = ${options.python(entry, given)}\nP = scheme.table(posenc.Positions.${positions}, torch.float64)[0]`;
+}
+
+/** The vectors added to the tokens of a model, in Python. */
+export function useOf(values, app, grid = null) {
+    if (values.scheme === MINILM) {
+        const { tokens, dim } = MINILM_SIZES;
+        return added(`posenc.Learned(max_positions=${tokens}, dim=${dim})`, { tokens: values.tokens, dim });
+    }
+    const { entry, options: given } = setting(values, app, grid ? 2 : 1);
+    const positions = grid && `posenc.Positions.grid(${grid.rows}, ${grid.columns})`;
+    if (entry.own) return use([{ entry, options: given }], { tokens: values.tokens });
+    const tokens = grid ? grid.rows * grid.columns : values.tokens;
+    return added(options.python(entry, given), { tokens, dim: given.dim, ...(grid && { positions }) });
 }
 
 /** posenc's own numbers for up to `most` of the positions: {rows, data}; null where those drawn came from posenc. */
@@ -70,6 +105,7 @@ export async function fromPosenc(values, app, grid = null, most = 32) {
         if (missing) throw new Error(missing);
         return null;
     }
+    if (ownOf(values, app)) return null;
     const positions = grid ? Positions.grid(grid.rows, grid.columns) : Positions.arange(values.tokens);
     const rows = Math.min(most, positions.length);
     const { entry, options: given } = setting({ ...values, tokens: rows }, app, grid ? 2 : 1);
@@ -82,7 +118,7 @@ export async function fromPosenc(values, app, grid = null, most = 32) {
 }
 
 /** The sentence of a `check` that has nothing to compare. */
-export const READ_BY_POSENC = "posenc itself has read these numbers from the package of the model";
+export const READ_BY_POSENC = "posenc itself has given these numbers to the page";
 
 /** The weight of a learned table before training: N(0, 0.02^2), by draws that posenc can repeat. */
 export function before({ max_positions, dim }, seed = 0) {

@@ -55,7 +55,7 @@ export const VIEWS = [
         name: "where",
         title: "Where position enters",
         about: "Attention sees a set of tokens. What tells it their places comes in through four doors, and not in every layer alike.",
-        figures: [doors, schedule],
+        figures: [doors, predictOrder, schedule],
     },
     {
         name: "vectors",
@@ -67,7 +67,7 @@ export const VIEWS = [
         name: "rotation",
         title: "Rotation",
         about: "Queries and keys turned by their positions, pair by pair, so that their product goes by the distance.",
-        figures: [clocks, pairLayouts, product, ropeDecay, allocation, scalings],
+        figures: [predictChannel, clocks, pairLayouts, product, predictFar, ropeDecay, allocation, scalings],
     },
     {
         name: "scores",
@@ -78,8 +78,8 @@ export const VIEWS = [
     {
         name: "sentence",
         title: "Sentence",
-        about: "Attention between the words of a sentence, with a scheme and without one, and three questions to answer before the picture is shown.",
-        figures: [sentence, predictChannel, predictFar, predictOrder],
+        about: "Attention between the words of a sentence, with a scheme and without one.",
+        figures: [sentence],
     },
     {
         name: "length",

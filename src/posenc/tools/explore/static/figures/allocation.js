@@ -5,6 +5,7 @@ import { repeated } from "posenc/fixed.js";
 import { logits } from "posenc/math/attend.js";
 import { agreed, apart, array } from "posenc/options.js";
 import { isText, isVideo, mostOf, named, ROW_SHARE, SCHEMES, tokensOf } from "posenc/pictured.js";
+import { attended } from "posenc/use.js";
 
 const AXES = { t: "time", h: "row", w: "column" };
 
@@ -86,6 +87,15 @@ export const figure = {
             axes: scheme.allocation,
             wavelengths: Array.from(theta, (x) => (2 * Math.PI) / x),
         };
+    },
+    use(state) {
+        const [scheme, positions] = named(state).python;
+        return attended("scheme", {
+            tokens: tokensOf(state),
+            dim: state.dim,
+            before: [`scheme = ${scheme}`, `positions = ${positions}`],
+            more: ["query_positions=positions"],
+        });
     },
     line(state) {
         const [scheme, positions] = named(state).python;

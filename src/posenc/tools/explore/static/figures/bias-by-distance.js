@@ -3,10 +3,11 @@
 import { callOf } from "posenc/effect.js";
 import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
-import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
-import { agreed, apart, array, entryOf, named, optionsOf, parametersOf, python } from "posenc/options.js";
+import { agreed, apart, array, entryOf, named, optionsOf, parametersOf, python, schemeOf } from "posenc/options.js";
 import { Random } from "posenc/random.js";
+import { use } from "posenc/use.js";
+import { WEIGHED, weighed } from "posenc/weighed.js";
 
 const FREE = ["alibi", "sandwich"]; // nothing is learned
 const NAMES = [...FREE, "kerple", "t5", "fire", "fox", "inkling", "shaw", "relative_1d", "transformer_xl", "deberta"];
@@ -25,7 +26,7 @@ function call(name, app, { distance, gate, draw }) {
     const options = optionsOf(entry, "", { num_heads: HEADS, max_positions: distance + 1 });
     const parameters = parametersOf(entry, options, { seed: draw });
     const keys = Positions.arange(distance + 1);
-    const scheme = new SCHEMES[name](options, parameters);
+    const scheme = schemeOf(entry, options, parameters);
     const made = callOf(scheme, entry, options, "bias", keys.slice(distance), keys, draw);
     const forgotten = new Heads(HEADS, distance + 1, 1).map(1, (to) => to.fill(Math.log(gate / (1 - gate))));
     const profile = new Heads(HEADS, 1, options.width ?? 1, new Random(draw).normals(HEADS * (options.width ?? 1)));
@@ -59,6 +60,22 @@ function told(looks) {
     });
 }
 
+/** The user's own schemes that add a bias by the distance, and do no more. */
+const biased = ({ catalog }) =>
+    catalog.filter(({ own, doors }) => own?.bias?.shape.length === 2 && doors.join() === "score");
+
+/** Their bias, as far as posenc has computed it. */
+function ownBiases({ distance, head, own }, app) {
+    return (own ? biased(app) : []).map((entry) => {
+        const { tokens, bias } = entry.own;
+        const start = (Math.min(head, bias.shape[0]) - 1) * (2 * tokens - 1);
+        const y = Float64Array.from({ length: distance + 1 }, (_, n) =>
+            n < tokens ? (bias.data[start + tokens - 1 - n] ?? -Infinity) : NaN,
+        );
+        return { scheme: entry.name, name: entry.title, y };
+    });
+}
+
 export const figure = {
     name: "bias-by-distance",
     title: "Bias against distance",
@@ -73,6 +90,8 @@ export const figure = {
         log: false,
         gate: 0.95,
         draw: 0,
+        own: true,
+        weighed: false,
         ...Object.fromEntries(
             NAMES.map((name) => [name, ["alibi", "sandwich", "kerple", "t5", "fire", "fox"].includes(name)]),
         ),
@@ -89,10 +108,12 @@ export const figure = {
         { name: "distance", label: "up to distance", kind: "range", min: 16, max: 512, step: 1, log: true },
         { name: "head", label: `head (of ${HEADS})`, kind: "range", min: 1, max: HEADS },
         { name: "log", label: "logarithmic distance", kind: "check" },
+        WEIGHED,
         { name: "draw", label: "random numbers, draw", kind: "range", min: 0, max: 20 },
         ...(values.fox
             ? [{ name: "gate", label: "FoX's gates, all", kind: "range", min: 0.5, max: 0.99, step: 0.01 }]
             : []),
+        ...(biased(app).length ? [{ name: "own", label: "your own", kind: "check" }] : []),
         ...NAMES.map((name) => ({ name, label: entryOf(app, name).title, kind: "check" })),
     ],
     values(state, app) {
@@ -100,12 +121,19 @@ export const figure = {
         const x = Float64Array.from({ length: state.distance + 1 }, (_, n) => n);
         return {
             x,
-            series: shown.map((name) => ({
-                scheme: name,
-                name: entryOf(app, name).title,
-                y: biasOf(name, state, app),
-            })),
+            series: [
+                ...shown.map((name) => ({
+                    scheme: name,
+                    name: entryOf(app, name).title,
+                    y: biasOf(name, state, app),
+                })),
+                ...ownBiases(state, app),
+            ],
         };
+    },
+    use(state, app) {
+        const name = NAMES.find((one) => state[one]);
+        return name ? use([call(name, app, state)], { tokens: state.distance + 1, causal: true }) : "";
     },
     line(state, app) {
         const names = FREE.filter((name) => state[name]);
@@ -116,7 +144,7 @@ export const figure = {
             `# Distances, and there the bias of the schemes that learn nothing:\nschemes = [${schemes.join(", ")}]\nkeys = posenc.Positions.arange(${N})\n` +
             `q, k = (torch.zeros(1, ${HEADS}, n, 64, dtype=torch.float64) for n in (1, ${N}))\n` +
             'places = {"query_positions": keys[-1:], "key_positions": keys}\n' +
-            `rows = [posenc.logits(q, k, scheme, **places)[0, ${state.head - 1}, 0].flip(0) for scheme in schemes]\n` +
+            `rows = [posenc.logits(q, k, scheme, **places)[0, ${state.head - 1}, 0].flip(0)${state.weighed ? ".softmax(-1)" : ""} for scheme in schemes]\n` +
             `torch.stack([torch.arange(${N}, dtype=torch.float64), *rows])`
         );
     },
@@ -125,7 +153,8 @@ export const figure = {
         const N = state.distance + 1;
         const data = new Float64Array((names.length + 1) * N);
         for (let n = 0; n < N; n++) data[n] = n;
-        names.forEach((name, row) => data.set(biasOf(name, state, app), (row + 1) * N));
+        const shown = (name) => (state.weighed ? weighed(biasOf(name, state, app)) : biasOf(name, state, app));
+        names.forEach((name, row) => data.set(shown(name), (row + 1) * N));
         return { shape: [names.length + 1, N], data };
     },
     mount(box, app) {
@@ -133,16 +162,18 @@ export const figure = {
         const charts = [false, true].map((logX) =>
             app.lines(box, { label, xLabel: "distance (tokens)", yLabel: "bias", logX, height: 360 }),
         );
-        return ({ log }, { x, series }) => {
+        return ({ log, weighed: isWeighed }, { x, series: biases }) => {
+            const series = biases.map((one) => (isWeighed ? { ...one, y: weighed(one.y) } : one));
             charts.forEach(({ frame }, n) => (frame.parentElement.style.display = n === Number(log) ? "" : "none"));
             const looks = told(series.map(({ scheme }) => app.data.looks[scheme][app.theme().dark ? "dark" : "light"]));
             const from = log ? 1 : 0;
             const lines = series.map(({ name, y }, n) => ({ name, y: y.subarray(from), ...looks[n], always: true }));
-            charts[Number(log)].draw(x.subarray(from), lines);
+            charts[Number(log)].draw(x.subarray(from), lines, { yLabel: isWeighed ? "attention weight" : "bias" });
         };
     },
     describe({ distance, head }, { series }) {
-        const words = series.map(({ name, y }) => `${name} ${Number(y[distance].toPrecision(3))}`);
+        const number = (x) => (Number.isNaN(x) ? "not computed that far" : Number(x.toPrecision(3)));
+        const words = series.map(({ name, y }) => `${name} ${number(y[distance])}`);
         return series.length
             ? `Bias in head ${head} at a distance of ${distance}: ${words.join(", ")}.`
             : "No scheme is chosen.";

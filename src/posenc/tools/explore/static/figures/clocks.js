@@ -5,6 +5,7 @@ import { element } from "posenc/elements.js";
 import { frequencies } from "posenc/math/phases.js";
 import { svg } from "posenc/svg.js";
 import { ordered } from "posenc/theme.js";
+import { rope } from "posenc/use.js";
 
 const MOST = 1024; // the last position
 const PER_SECOND = 4; // positions, while it plays
@@ -29,6 +30,7 @@ export const figure = {
         const theta = frequencies(dim, base);
         return { theta, main: theta.map((x) => position * x), wavelengths: theta.map((x) => (2 * Math.PI) / x) };
     },
+    use: ({ dim, base }) => rope(dim, { base }),
     line: ({ dim, base, position }) =>
         `theta, _ = posenc.RoPE(${dim}, base=${base}).frequencies()\n${position} * theta[0]`,
     compared: (state) => ({ shape: [state.dim / 2], data: figure.values(state).main }),

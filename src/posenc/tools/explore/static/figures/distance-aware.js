@@ -2,6 +2,7 @@
 
 import { DistanceAware } from "posenc/math/score/distance_aware.js";
 import { agreed, apart, array } from "posenc/options.js";
+import { attended } from "posenc/use.js";
 
 const REACH = 8; // of R, to either side
 const STEPS = 321;
@@ -37,6 +38,7 @@ export const figure = {
         { name: "length", label: "up to distance", kind: "range", min: 8, max: 512, log: true },
     ],
     values,
+    use: () => attended("posenc.DistanceAware(num_heads=8)"),
     line: ({ w, v, length }) =>
         "import torch, posenc\n\nscheme = posenc.DistanceAware(num_heads=1).double()\n" +
         `w, v = torch.tensor([[${w}], [${v}]], dtype=torch.float64)\nscheme.load_state_dict({"w": w, "v": v})\n` +

@@ -3,6 +3,7 @@
 import { element } from "posenc/elements.js";
 import * as options from "posenc/options.js";
 import { atEachWidth, svg } from "posenc/svg.js";
+import { use } from "posenc/use.js";
 
 const DOORS = { add: "the input", rotate: "queries and keys", score: "the logits", value: "the output" };
 const NONE = "none";
@@ -180,7 +181,8 @@ export const figure = {
             label: "and",
             filter: ({ name }) => !refusal(values.first, name, app),
         });
-        return [first, { ...second, choices: [{ value: NONE, name: "nothing else" }, ...second.choices] }];
+        const none = { value: NONE, name: "nothing else", group: second.choices[0]?.group ?? "" };
+        return [first, { ...second, choices: [none, ...second.choices] }];
     },
     change(values, name, value, app) {
         const made = { ...values, [name]: value };
@@ -198,10 +200,15 @@ export const figure = {
         );
         return { entries, open };
     },
+    use: (values, app) =>
+        use(
+            figure.values(values, app).entries.map((entry) => ({ entry, options: options.optionsOf(entry) })),
+            { causal: true },
+        ),
     line(values, app) {
         const { entries } = figure.values(values, app);
         const schemes = entries.map((entry) => options.python(entry, options.optionsOf(entry)));
-        return `from posenc.encoding.encoding import DOORS  # ${Object.keys(DOORS).join(", ")}\nscheme = ${schemes.join(" + ")}\ntorch.tensor([float(door in scheme.doors) for door in DOORS])`;
+        return `${options.imports(entries)}from posenc.encoding.encoding import DOORS  # ${Object.keys(DOORS).join(", ")}\nscheme = ${schemes.join(" + ")}\ntorch.tensor([float(door in scheme.doors) for door in DOORS])`;
     },
     compared(values, app) {
         const { open } = figure.values(values, app);

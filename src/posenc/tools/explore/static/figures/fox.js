@@ -4,7 +4,8 @@ import { element } from "posenc/elements.js";
 import { Heads } from "posenc/math/arrays.js";
 import { attend } from "posenc/math/attend.js";
 import { FoX } from "posenc/math/score/fox.js";
-import { agreed, apart, array, features } from "posenc/options.js";
+import { agreed, apart, array, entryOf, features } from "posenc/options.js";
+import { use } from "posenc/use.js";
 
 const [LOW, HIGH] = [1, 99]; // of a gate, in hundredths
 const TOKENS = 24;
@@ -106,7 +107,7 @@ function bars(box, theme, set) {
         element("span", {}, "gates: a full bar forgets nothing"),
         element("span", {}, `token ${TOKENS - 1}`),
     );
-    box.append(element("div", { style: "flex:1 1 100%" }, element("div", { style: "max-width:46rem" }, frame, words)));
+    box.append(element("div", { style: "flex:1 1 100%" }, frame, words));
     return (now) => {
         gates = now;
         each.forEach(({ bar, fill }, n) => {
@@ -133,6 +134,7 @@ export const figure = {
         ["ever more", () => Array.from({ length: TOKENS }, (_, n) => 99 - 3 * n).join("-")],
     ].map(([label, value]) => ({ name: "gates", label, kind: "button", value })),
     values,
+    use: (_, app) => use([{ entry: entryOf(app, "fox"), options: { num_heads: 8 } }], { tokens: TOKENS, causal: true }),
     line: (state) =>
         `import torch, posenc\n\ngates = torch.tensor([${gatesOf(state)
             .map((g) => g / 100)

@@ -5,6 +5,7 @@ import { Sinusoidal } from "posenc/math/add.js";
 import { solve } from "posenc/math/linear.js";
 import { Positions } from "posenc/math/positions.js";
 import { agreed } from "posenc/options.js";
+import { added } from "posenc/use.js";
 import { before } from "posenc/vectors.js";
 
 const FITTED = 64; // pairs of positions that a matrix is fitted to
@@ -75,6 +76,8 @@ export const figure = {
         const [turn, fit] = [rotation(scheme, k), fitted(learned, k)];
         return { P, turn, fit, exact: residuals(P, turn, k), missed: residuals(learned, fit, k) };
     },
+    use: ({ dim, base, layout }) =>
+        added(`posenc.Sinusoidal(dim=${dim}, base=${base}, layout="${layout}")`, { tokens: TOKENS, dim }),
     line({ dim, k, base, layout, seed }) {
         return [
             "from posenc.rotation.phases import drawn",

@@ -9,6 +9,7 @@ import { RoPE } from "posenc/math/rotate/rope.js";
 import { agreed, apart, array } from "posenc/options.js";
 import { svg } from "posenc/svg.js";
 import { ordered } from "posenc/theme.js";
+import { rope } from "posenc/use.js";
 
 const DISTANCES = 64;
 
@@ -71,6 +72,7 @@ export const figure = {
         ];
         return { order, curves, right, wrong, repaired, unrepairedBy: apart(right, wrong), repairedTo: apart(right, repaired) };
     },
+    use: ({ trained, dim, base }) => rope(dim, { base, layout: trained }),
     line: ({ trained, dim, base, seed }) =>
         `from posenc.huggingface import convert_layout\n${fixedInPython(dim, seed)}` +
         `state = {"q_proj.weight": q[:, None], "k_proj.weight": k[:, None]}  # of one input\n` +

@@ -5,6 +5,7 @@ import { frequencies } from "posenc/math/phases.js";
 import { Positions } from "posenc/math/positions.js";
 import { agreed, apart } from "posenc/options.js";
 import { checkState, question } from "posenc/question.js";
+import { added } from "posenc/use.js";
 
 const DASHES = [[], [9, 3], [2, 3]];
 
@@ -52,6 +53,7 @@ export const figure = {
         }));
         return { table, lines };
     },
+    use: ({ dim, base, length }) => added(`posenc.Sinusoidal(dim=${dim}, base=${base})`, { tokens: length, dim }),
     line: (state) =>
         `import torch, posenc\n\npairs = torch.tensor(${JSON.stringify(drawn(state))})\n` +
         `table = posenc.Sinusoidal(${state.dim}, base=${state.base}).table(posenc.Positions.arange(${state.length}), torch.float64)[0]\n` +

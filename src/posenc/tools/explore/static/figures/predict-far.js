@@ -6,6 +6,7 @@ import { frequencies, turnedOn } from "posenc/math/phases.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
 import { agreed, apart, array } from "posenc/options.js";
 import { checkState, question } from "posenc/question.js";
+import { rope } from "posenc/use.js";
 import { NORMALS, normals } from "posenc/words.js";
 
 const DRAWS = 64; // Gaussian keys
@@ -96,6 +97,7 @@ export const figure = {
         });
         return { keys, mine, other, mean, spread, curves };
     },
+    use: ({ dim, base }) => rope(dim, { base }),
     line({ dim, base, length, key, peak }) {
         const yours = {
             equal: `torch.ones(${dim}, dtype=torch.float64)`,

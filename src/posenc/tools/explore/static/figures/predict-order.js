@@ -5,6 +5,7 @@ import { Matrix } from "posenc/math/arrays.js";
 import { attend } from "posenc/math/attend.js";
 import { agreed, apart, array } from "posenc/options.js";
 import { checkState, question } from "posenc/question.js";
+import { attended, causalArgument } from "posenc/use.js";
 import { NORMALS, embedded, projected, wordsOf } from "posenc/words.js";
 
 const [DIM, HEADS, HEAD_DIM, MOST] = [16, 2, 8, 5];
@@ -100,6 +101,7 @@ export const figure = {
         });
         return { all, columns, most: columns.map((column) => Math.max(...column)) };
     },
+    use: () => attended("posenc.NoPE()", { more: causalArgument(true) }),
     line: ({ text }) => `${NORMALS}
 from itertools import permutations
 

@@ -6,6 +6,8 @@ import { logits } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
 import { Relative2D } from "posenc/math/score/relative_2d.js";
 import { agreed, apart, array } from "posenc/options.js";
+import { attended } from "posenc/use.js";
+import { WEIGHED, weighed } from "posenc/weighed.js";
 
 const DIM = 16;
 const PARTS = ["row_table", "column_table"];
@@ -46,7 +48,7 @@ export const figure = {
         "Click a patch to make it the query, or move with the arrow keys and press Enter. The bias is a sum of " +
         "two: one is the same along each row, the other along each column. The query is the same wherever it " +
         "stands, so the pattern moves with it.",
-    defaults: { rows: 9, columns: 9, row: 4, column: 4, draw: 0 },
+    defaults: { rows: 9, columns: 9, row: 4, column: 4, draw: 0, weighed: false },
     another: { rows: 7, columns: 12, row: 1, column: 10, draw: 2 },
     controls: ({ rows, columns }) => [
         { name: "rows", label: "rows", kind: "range", min: 2, max: 16 },
@@ -54,6 +56,7 @@ export const figure = {
         { name: "row", label: "the query's row", kind: "range", min: 0, max: rows - 1 },
         { name: "column", label: "the query's column", kind: "range", min: 0, max: columns - 1 },
         { name: "draw", label: "random numbers, draw", kind: "range", min: 0, max: 20 },
+        WEIGHED,
     ],
     change(values, name, value) {
         const next = { ...values, [name]: value };
@@ -63,6 +66,11 @@ export const figure = {
         const one = made(state);
         return { at: one.at, parts: PARTS.map((part) => biasOf(one, part)), main: biasOf(one) };
     },
+    use: ({ rows, columns }) =>
+        attended(`posenc.Relative2D((${rows}, ${columns}), head_dim=64)`, {
+            tokens: rows * columns,
+            more: [`query_positions=posenc.Positions.grid(${rows}, ${columns})`],
+        }),
     line(state) {
         const { rows, columns, draw } = state;
         const [row, column] = made(state).at;
@@ -74,17 +82,20 @@ export const figure = {
             `q, k = wave(${4 * draw + 1}, 1, 1, 1, ${DIM}), torch.zeros(1, 1, ${rows * columns}, ${DIM}, dtype=torch.float64)\n` +
             `query = patches[${row * columns + column}:${row * columns + column + 1}]\n` +
             "bias = posenc.logits(q, k, scheme, query_positions=query, key_positions=patches)\n" +
-            `bias.reshape(${rows}, ${columns}).detach()`
+            `bias${state.weighed ? ".softmax(-1)" : ""}.reshape(${rows}, ${columns}).detach()`
         );
     },
-    compared: (state) => ({ shape: [state.rows, state.columns], data: biasOf(made(state)) }),
+    compared(state) {
+        const bias = biasOf(made(state));
+        return { shape: [state.rows, state.columns], data: state.weighed ? weighed(bias) : bias };
+    },
     mount(box, app) {
         const onPick = (row, column) => app.set({ row, column });
         const names = ["part of the rows", "part of the columns", "their sum, the bias"];
         const maps = names.map((name) =>
             app.heat(box, { label: name, columnLabel: name, rowLabel: "row", size: 340, onPick }),
         );
-        return ({ rows, columns }, { at: [row, column], parts, main }) => {
+        return ({ rows, columns, weighed: isWeighed }, { at: [row, column], parts, main }) => {
             let reach = 0;
             for (const data of [...parts, main]) for (const x of data) reach = Math.max(reach, Math.abs(x));
             const options = {
@@ -97,7 +108,10 @@ export const figure = {
                 rowName: (n) => `row ${n}`,
                 columnName: (n) => `column ${n}`,
             };
-            [...parts, main].forEach((data, n) => maps[n].draw(data, options));
+            [...parts, main].forEach((data, n) => maps[n].draw(data, { ...options, columnLabel: names[n] }));
+            if (!isWeighed) return;
+            const weights = { low: 0, high: undefined, centre: null, columnLabel: "attention weights of the bias" };
+            maps[2].draw(weighed(main), { ...options, ...weights });
         };
     },
     describe({ rows, columns }, { at: [row, column], main }) {

@@ -4,6 +4,8 @@ import { frequencies } from "posenc/math/phases.js";
 import { agreed, apart, array } from "posenc/options.js";
 import { Random } from "posenc/random.js";
 import { remembered } from "posenc/remembered.js";
+import { rope } from "posenc/use.js";
+import { WEIGHED, weighed } from "posenc/weighed.js";
 
 const DRAWS = 128; // of Gaussian queries and keys
 
@@ -73,13 +75,14 @@ export const figure = {
         "Bound, not behaviour: a score is at most B(r) times what does not depend on the distance r, and B(r) falls, " +
         "unevenly. For any distance there is still a key whose score is highest there: move the peak. Random queries " +
         "and keys have a mean of about 0 and the same spread everywhere.",
-    defaults: { dim: 64, base: 10000, length: 256, peak: 100, seed: 0 },
+    defaults: { dim: 64, base: 10000, length: 256, peak: 100, seed: 0, weighed: false },
     another: { dim: 16, base: 300, length: 64, peak: 11, seed: 3 },
     controls: ({ length }) => [
         { name: "peak", label: "peak at distance", kind: "range", min: 0, max: length - 1, step: 1 },
         { name: "length", label: "distances to", kind: "range", min: 32, max: 512, step: 16 },
         { name: "dim", label: "head_dim", kind: "range", min: 8, max: 128, step: 8 },
         { name: "base", label: "base", kind: "range", min: 10, max: 1_000_000, log: true, step: 1 },
+        WEIGHED,
         { name: "seed", label: "Other draws", kind: "button", value: (seed) => (seed + 1) % 100 },
     ],
     change: (values, name, value) => ({
@@ -96,16 +99,18 @@ export const figure = {
         const { bound, mean, spread } = curves(dim, base, length, seed);
         return { bound, mean, spread, built, curves: [{ y: built, wave }] };
     },
-    line: ({ dim, base, length, peak }) =>
+    use: ({ dim, base }) => rope(dim, { base }),
+    line: ({ dim, base, length, peak, weighed: isWeighed }) =>
         `from posenc.tools.laws.decay import rotary_bound\n` +
         `rope = posenc.RoPE(${dim}, base=${base})\n` +
         `ones = torch.ones(1, 1, ${length}, ${dim}, dtype=torch.float64)\n` +
         `q = rope(posenc.Positions.arange(${length}), dtype=torch.float64).rotate_query(ones)[0, 0]\n` +
         `built = q @ q[${peak}] / ${dim}**0.5  # the key is the query turned to the peak\n` +
-        `torch.stack((rotary_bound(rope.frequencies()[0][0], torch.arange(${length})), built))`,
+        `torch.stack((rotary_bound(rope.frequencies()[0][0], torch.arange(${length})), built${isWeighed ? ".softmax(-1)" : ""}))`,
     compared(state) {
         const { bound, built } = figure.values(state);
-        return { shape: [2, state.length], data: Float64Array.from([...bound, ...built]) };
+        const shown = state.weighed ? weighed(built) : built;
+        return { shape: [2, state.length], data: Float64Array.from([...bound, ...shown]) };
     },
     async check({ dim, base, length, peak }, { built }, app) {
         const n = Math.min(length, 32);
@@ -145,14 +150,20 @@ export const figure = {
             yLabel: "score (in logits)",
             height: 260,
         });
-        return ({ length, peak }, { bound, mean, spread, curves: [built] }) => {
+        return ({ length, peak, weighed: isWeighed }, { bound, mean, spread, built, curves: [curve] }) => {
             const x = Array.from({ length }, (_, r) => r);
             const [ink, orange, blue] = app.theme().palette;
             above.draw(x, [{ name: "B(r): a bound, not behaviour", y: bound, color: ink, dash: [], always: true }]);
+            const marks = [{ x: peak, name: `peak ${peak}` }];
+            if (isWeighed) {
+                const name = "one query, and at every distance the key built for the peak";
+                below.draw(x, [{ name, y: weighed(built), color: orange, dash: [9, 3] }], { marks, yLabel: "weight" });
+                return;
+            }
             below.draw(
                 x,
                 [
-                    { name: "a key built for the peak", ...built, color: orange, dash: [9, 3] },
+                    { name: "a key built for the peak", ...curve, color: orange, dash: [9, 3] },
                     {
                         name: `mean of ${DRAWS} Gaussian queries and keys, ± 1 standard deviation`,
                         y: mean,
@@ -162,7 +173,7 @@ export const figure = {
                         high: mean.map((m, r) => m + spread[r]),
                     },
                 ],
-                { marks: [{ x: peak, name: `peak ${peak}` }] },
+                { marks, yLabel: "score (in logits)" },
             );
         };
     },

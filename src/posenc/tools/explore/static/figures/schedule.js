@@ -3,6 +3,7 @@
 import { element } from "posenc/elements.js";
 import { entryOf } from "posenc/options.js";
 import { atEachWidth, svg } from "posenc/svg.js";
+import { attended } from "posenc/use.js";
 
 const ROW = 13; // pixels of a layer
 const GUTTER = 64; // for the numbers of the layers
@@ -68,6 +69,15 @@ export const figure = {
                 seen: seenBy(query, kind),
             })),
         };
+    },
+    use({ family, layer }, app) {
+        const { kinds } = familyOf(app, family);
+        const widths = kinds.map(({ scheme }) => Number(scheme.match(/^\w+\((\d+)/)?.[1])).filter(Boolean);
+        return attended("scheme", {
+            dim: widths[0],
+            before: [`scheme, window = posenc.schedules.${family}()[${layer}]  # of layer ${layer}`],
+            more: ["is_causal=True", "window=window"],
+        });
     },
     line({ family, query }) {
         return [

@@ -18,14 +18,15 @@ import {
 import { comparedOf, isDrawn, pythonOf } from "posenc/effect_python.js";
 import { Heads } from "posenc/math/arrays.js";
 import { attend } from "posenc/math/attend.js";
-import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
 import * as given from "posenc/options.js";
 import { remembered } from "posenc/remembered.js";
+import { gridOf, lineOf } from "posenc/seen.js";
 import { ordered } from "posenc/theme.js";
+import { use } from "posenc/use.js";
+import { WEIGHED, weighed } from "posenc/weighed.js";
 
-const DASHES = [[], [12, 3], [12, 3, 3, 3], [3, 3]];
-const MOST_LINES = 4;
+const DASHES = [[], [12, 3], [12, 3, 3, 3], [3, 3], [6, 2, 2, 2], [1, 3]];
 
 /** Tokens that are drawn at most of what goes by the distance alone. DeBERTa projects a row of its table, as wide as all
  * heads, for each distance and head: of more tokens a step would take longer than 50 ms. */
@@ -33,6 +34,7 @@ const mostOf = ({ name }) => (name === "deberta" ? 128 : 512);
 
 /** Options that need another one beside them. */
 const BESIDE = {
+    alibi: { form: (form, { num_heads: n }) => (form === "directed" && n % 2 ? `num_heads:${n + 1}` : "") },
     query_scale: {
         form: (form) =>
             ["ssmax", "mistral_large4"].includes(form) ? "num_heads:4 length:None" : "num_heads:None length:16",
@@ -43,8 +45,24 @@ const BESIDE = {
 };
 
 /** {entry, options, scheme, family, axes, parameters} of a state. */
-const chosen = ({ scheme, options, tokens, side, draw }, app) =>
-    built(given.entryOf(app, scheme), options, Math.max(tokens, 64), side, draw);
+function chosen({ scheme, options, tokens, side, draw }, app) {
+    const entry = given.entryOf(app, scheme);
+    return entry.own ? ofOwn(entry, app) : built(entry, options, Math.max(tokens, 64), side, draw);
+}
+
+const kept = new WeakMap(); // by entry: what its numbers give
+
+/** The same of a scheme of the user's own, which posenc has computed. */
+function ofOwn(entry, app) {
+    if (!kept.has(entry)) {
+        const seen = app.data.seen.find(({ name }) => name === entry.name);
+        const found = seen.axes === 1 ? lineOf(seen) : gridOf(seen);
+        kept.set(entry, { found, axes: seen.axes, what: seen.what, tokens: seen.shape[1], side: found.side });
+    }
+    const { found, ...one } = kept.get(entry);
+    const all = () => found;
+    return { entry, options: given.optionsOf(entry), scheme: {}, parameters: {}, family: "own", few: all, all, ...one };
+}
 
 /** The same, with what the scheme does to a few tokens and to `all`, so many of them (or patches to a side). Another
  * head is drawn of the same numbers. */
@@ -52,13 +70,16 @@ const built = remembered((entry, text, max_positions, side, draw) => {
     const axes = axesOf(entry);
     const options = given.optionsOf(entry, text, axes === 1 ? { max_positions } : { grid: [side, side] });
     const parameters = given.parametersOf(entry, options, { seed: draw, spread: entry.name === "cope" ? 1 : 0 });
-    const scheme = new SCHEMES[entry.name](options, parameters);
+    const scheme = given.schemeOf(entry, options, parameters);
     const family = familyOf(scheme, entry, options);
     const of = axes === 1 ? ofLine : ofGrid;
     const seen = (size) => of(scheme, entry, options, family, size, draw);
     const few = remembered(() => seen(axes === 1 ? 9 : 3));
-    return { entry, options, parameters, scheme, axes, family, few, all: remembered(seen) };
+    return { entry, options, parameters, scheme, axes, family, what: WHAT[family], few, all: remembered(seen) };
 });
+
+/** Whether what is drawn is a score, or added to one. */
+const isScore = ({ family, what }) => ["bias", "rotate"].includes(family) || ["bias", "score"].includes(what);
 
 const seesBack = ({ family, entry, options }) =>
     ["content", "weights", "bands"].includes(family) || isForDecoders(entry, options);
@@ -68,6 +89,7 @@ function extent(values, app) {
     const one = chosen(values, app);
     if (one.family === "curve") return { ...one, heads: 1, most: 0 };
     const { heads, by } = one.few();
+    if (one.entry.own) return { ...one, heads, most: 0 };
     return { ...one, heads, most: by === "distance" ? mostOf(one.entry) : MOST };
 }
 
@@ -96,7 +118,7 @@ export const figure = {
         "Choose a scheme and its options. A diagonal pattern goes by the distance alone; rows or columns that " +
         "differ say where the tokens stand. What a scheme learns is drawn as it begins, before any training.",
     formula: ({ scheme }, app) => given.entryOf(app, scheme).formula,
-    defaults: { scheme: "alibi", options: "", tokens: 33, side: 9, head: 1, causal: false, draw: 0 },
+    defaults: { scheme: "alibi", options: "", tokens: 33, side: 9, head: 1, causal: false, weighed: false, draw: 0 },
     another: { scheme: "rope", options: "base:100", tokens: 24, side: 9, head: 1, causal: true, draw: 0 },
     controls(values, app) {
         const one = extentOr(values, app);
@@ -113,6 +135,7 @@ export const figure = {
                   ]),
             ...(heads > 1 ? [{ name: "head", label: "head", kind: "range", min: 1, max: heads }] : []),
             ...(axes === 1 && most > 0 && !seesBack(one) ? [{ name: "causal", label: "causal", kind: "check" }] : []),
+            ...(isScore(one) ? [WEIGHED] : []),
             ...(family !== "" && (isDrawn(one) || ["content", "weights"].includes(family))
                 ? [{ name: "draw", label: "random numbers, draw", kind: "range", min: 0, max: 20 }]
                 : []),
@@ -120,7 +143,8 @@ export const figure = {
     },
     change(values, name, value, app) {
         let next = given.change(values, name, value);
-        const beside = BESIDE[values.scheme]?.[name.replace("options.", "")]?.(value) ?? "";
+        const options = given.optionsOf(given.entryOf(app, values.scheme), values.options);
+        const beside = BESIDE[values.scheme]?.[name.replace("options.", "")]?.(value, options) ?? "";
         for (const part of beside.split(" ").filter(Boolean))
             next = given.change(next, `options.${part.split(":")[0]}`, part.split(":")[1]);
         if (name !== "scheme" && !name.startsWith("options.")) return next;
@@ -133,11 +157,29 @@ export const figure = {
     },
     values(state, app) {
         const one = chosen(state, app);
-        const made = one.family === "curve" ? curve(one) : one.axes === 1 ? line(one, state) : grid(one, state);
-        return { ...one, what: WHAT[one.family], ...made };
+        const sizes = one.entry.own ? { ...state, ...one } : state;
+        const made = one.family === "curve" ? curve(one) : one.axes === 1 ? line(one, sizes) : grid(one, sizes);
+        return { ...one, ...made, ...(state.weighed && isScore(one) && { what: "attention weight" }) };
     },
-    line: (state, app) => pythonOf(chosen(state, app), state),
-    compared: (state, app) => comparedOf(chosen(state, app), state),
+    use(state, app) {
+        const one = chosen(state, app);
+        return use([one], { ...state, ...(one.entry.own && { tokens: one.tokens, side: one.side }), causal: state.causal || seesBack(one) });
+    },
+    line(state, app) {
+        const one = chosen(state, app);
+        if (one.entry.own) return `# posenc plot overview --schemes ${one.entry.name}`;
+        const lines = pythonOf(one, state);
+        return state.weighed && isScore(one) && !isDrawn(one) ? weights(lines, one, state) : lines;
+    },
+    compared(state, app) {
+        const one = chosen(state, app);
+        if (one.entry.own) return null;
+        const found = comparedOf(one, state);
+        if (!state.weighed || !isScore(one) || isDrawn(one)) return found;
+        const { shape, data } = found;
+        const keys = state.tokens;
+        return { shape, data: one.axes > 1 ? weighed(data) : weighed(hidden(data, keys, one, state), { keys }) };
+    },
     mount(box, app) {
         const matrix = app.heat(box, { label: "what the scheme does to each query and key" });
         const along = app.lines(box, { label: "the same as lines", xLabel: "key − query", yLabel: "" });
@@ -160,7 +202,8 @@ export const figure = {
         const words = heads > 1 ? `, head ${head} of ${heads}` : "";
         return `${entry.title}${words}: ${what} from ${Number(low.toPrecision(3))} to ${Number(high.toPrecision(3))}. ${goes}`;
     },
-    async check(state, { family, axes }, app) {
+    async check(state, { entry, family, axes }, app) {
+        if (entry.own) return "posenc computed all of these numbers: this scheme is yours";
         const small = { ...state, tokens: Math.min(state.tokens, 32), side: Math.min(state.side, 5) };
         const one = chosen(small, app);
         const positions =
@@ -204,24 +247,44 @@ export const figure = {
     },
 };
 
-function line(one, { tokens: N, head, causal }) {
+/** The scores without those of keys that a query does not see. */
+function hidden(data, N, one, { causal }) {
+    if (causal || seesBack(one)) for (let i = 0; i < N; i++) data.fill(NaN, i * N + i + 1, (i + 1) * N);
+    return data;
+}
+
+/** Lines of Python whose last is a score, with the weights in its place. */
+function weights(lines, one, { tokens: N, side, causal }) {
+    const at = lines.lastIndexOf("\n") + 1;
+    const scores = `${lines.slice(0, at)}scores = ${lines.slice(at)}\n`;
+    if (one.axes > 1) return `${scores}scores.flatten().softmax(-1).view(${side}, ${side})`;
+    if (!causal && !seesBack(one)) return `${scores}scores.softmax(-1)`;
+    return (
+        `${scores}hidden = torch.ones(${N}, ${N}, dtype=torch.bool).triu(1)\n` +
+        "scores.masked_fill(hidden, -torch.inf).softmax(-1).masked_fill(hidden, torch.nan)"
+    );
+}
+
+function line(one, { tokens: N, head, causal, weighed: asWeights }) {
     const { options, scheme, family } = one;
     const { by, heads, matrix, along, between } = one.all(N);
     const which = Math.min(head, heads) - 1;
     const isCausal = causal || seesBack(one);
-    const data = matrix(which);
-    if (isCausal) for (let i = 0; i < N; i++) data.fill(NaN, i * N + i + 1, (i + 1) * N);
+    const isWeighed = asWeights && isScore(one);
+    const scores = hidden(matrix(which), N, one, { causal });
+    const data = isWeighed ? weighed(scores, { keys: N }) : scores;
     const map = {
         rows: N,
         columns: N,
         data,
         centre: family === "factor" ? 1 : undefined,
+        low: isWeighed ? 0 : undefined,
         rowLabel: "query",
         columnLabel: "key",
         said: `each query and key of ${N}`,
     };
     const made = { heads, map, main: data };
-    if (!by) {
+    if (!by || isWeighed) {
         const queries = [N >> 2, N >> 1, N - 1];
         const x = Float64Array.from({ length: isCausal ? N : 2 * N - 1 }, (_, n) => n + 1 - N);
         const series = queries.map((i) => ({
@@ -236,15 +299,17 @@ function line(one, { tokens: N, head, causal }) {
             series,
             goes: ["content", "weights"].includes(family)
                 ? "It goes by what the tokens are."
-                : "It goes by more than the distance.",
+                : isWeighed
+                  ? "The weights of a query sum to 1."
+                  : "It goes by more than the distance.",
         };
     }
     const isDistance = by === "distance";
     const count = isDistance && !isCausal ? 2 * N - 1 : N;
     const x = Float64Array.from({ length: count }, (_, n) => (isDistance ? n + 1 - N : n));
-    const shown = [...new Set([...Array.from({ length: Math.min(heads, MOST_LINES) }, (_, n) => n), which])];
-    const series = shown.map((n) => ({
-        name: heads > 1 ? `head ${n + 1}` : WHAT[family],
+    const series = Array.from({ length: heads }, (_, n) => ({
+        isChosen: n === which,
+        name: heads > 1 ? `head ${n + 1}` : one.what,
         width: n === which && heads > 1 ? 3.5 : 2,
         dots: true,
         y: along(n).slice(0, count),
@@ -260,10 +325,12 @@ function line(one, { tokens: N, head, causal }) {
     };
 }
 
-function grid({ axes, all }, { side, head }) {
+function grid(one, { side, head, weighed: asWeights }) {
+    const { axes, all } = one;
     const { x, middle, heads, matrix, lines } = all(side);
     const which = Math.min(head, heads) - 1;
-    const data = matrix(which);
+    const isWeighed = asWeights && isScore(one);
+    const data = isWeighed ? weighed(matrix(which)) : matrix(which);
     const marks = [{ row: middle, column: middle }];
     const map = {
         rows: side,
@@ -274,7 +341,11 @@ function grid({ axes, all }, { side, head }) {
         columnLabel: "column (patch)",
         said: `the query in row ${middle}, column ${middle} and every patch`,
     };
-    const series = lines(which);
+    const across = [
+        { name: "rows apart", y: x.map((_, n) => data[n * side + middle]) },
+        { name: "columns apart", y: data.slice(middle * side, (middle + 1) * side) },
+    ];
+    const series = isWeighed ? across : lines(which);
     return {
         heads,
         map,

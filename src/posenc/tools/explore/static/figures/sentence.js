@@ -2,10 +2,10 @@
 
 import { isForDecoders } from "posenc/effect.js";
 import { element } from "posenc/elements.js";
-import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
 import * as given from "posenc/options.js";
-import { FIXED, HEADS, MOST, SIZES, chosen, python, shifted, shuffled, takes, values } from "posenc/sentence.js";
+import { FIXED, HEADS, MOST, SIZES, chosen, isCausal, python, shifted, shuffled, takes, values } from "posenc/sentence.js";
+import { use } from "posenc/use.js";
 import { wordsOf } from "posenc/words.js";
 
 export const figure = {
@@ -41,11 +41,11 @@ export const figure = {
     controls(state, app) {
         const entry = given.entryOf(app, state.scheme);
         const options = given.optionsOf(entry, state.options, SIZES);
-        const learns = Object.keys(SCHEMES[entry.name].learned(options)).length > 0;
+        const learns = Object.keys(given.learnedOf(entry, options)).length > 0;
         const move = (name, label) => ({ name: "order", label, kind: "button", value: () => name });
         return [
             { name: "text", label: `sentence, up to ${MOST} words`, kind: "text", longest: 240 },
-            given.schemeControl(app, { filter: takes }),
+            given.schemeControl(app, { filter: takes, missing: ({ own }) => own?.missing }),
             ...given.optionControls(entry, options, FIXED),
             ...(learns
                 ? [{ name: "spread", label: "spread of what it learns", kind: "range", min: 0, max: 1, step: 0.02 }]
@@ -79,6 +79,10 @@ export const figure = {
     },
     shown: (state, app) => given.optionValues(given.optionsOf(given.entryOf(app, state.scheme), state.options, SIZES)),
     values,
+    use(state, app) {
+        const one = chosen(state, app);
+        return use([one], { tokens: one.words.length, causal: isCausal(state, one) });
+    },
     formula: ({ scheme }, app) => app.data.formulas.sentence + given.entryOf(app, scheme).formula,
     line: (state, app) => python(state, chosen(state, app)),
     compared(state, app) {
@@ -86,6 +90,7 @@ export const figure = {
         return { shape: [2, words.length, words.length], data: Float64Array.from(shown.flatMap((one) => [...one])) };
     },
     async check(state, { entry, options, parameters, scheme, after, causal, now }, app) {
+        if (entry.own) return given.OWN;
         const array = ({ heads, tokens, dim, data }) => given.array([heads, tokens, dim], data);
         const positions = now.map((_, n) => [n]);
         const named = given.named(entry, options, parameters);

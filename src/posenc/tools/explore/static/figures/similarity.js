@@ -1,7 +1,10 @@
 // How alike the vectors of every two positions are.
 
+import { dot } from "posenc/math/arrays.js";
+import { Positions } from "posenc/math/positions.js";
 import * as options from "posenc/options.js";
 import {
+    FORMULAS,
     READ_BY_POSENC,
     fromPosenc,
     limits,
@@ -10,14 +13,30 @@ import {
     products,
     python,
     schemeControl,
+    schemeOf,
     shown,
+    sizesOf,
     unit,
+    useOf,
     vectors,
 } from "posenc/vectors.js";
 
 const MOST = { tokens: 512, dim: 128 };
 const MEASURES = ["cosine", "inner product"];
 let kept = { of: "" }; // the products of the last table: another position asks for no new ones
+
+/** The similarity between whole positions, a function of the distance; of a formula, which a table is not. */
+function waveOf(values, app) {
+    if (!FORMULAS.includes(values.scheme)) return undefined;
+    const scheme = schemeOf(values, app);
+    const at = (p) => scheme.table(new Positions([p]));
+    const own = at(values.position);
+    const lengths = (P) => (values.measure === "cosine" ? Math.sqrt(dot(P.row(0), P.row(0))) : 1);
+    return (r) => {
+        const other = at(Math.max(values.position + r, 0)); // by rounding it may be below
+        return dot(own.row(0), other.row(0)) / (lengths(own) * lengths(other));
+    };
+}
 
 export const figure = {
     name: "similarity",
@@ -26,22 +45,23 @@ export const figure = {
     defaults: { scheme: "sinusoidal", measure: "cosine", dim: 128, tokens: 128, position: 40, options: "" },
     another: { scheme: "learned", measure: "inner product", dim: 32, tokens: 48, position: 5, options: "" },
     controls(values, app) {
-        const most = limits(values, MOST);
+        const most = limits(values, MOST, app);
         return [
             schemeControl(app, { tables: true }),
             { name: "measure", label: "measure", kind: "choice", choices: MEASURES },
             { name: "position", label: "position", kind: "range", min: 0, max: values.tokens - 1 },
             { name: "tokens", label: "positions", kind: "range", min: 16, max: most.tokens, step: 16 },
-            ...(values.scheme === "minilm"
+            ...(sizesOf(values, app)
                 ? []
                 : [{ name: "dim", label: "dim", kind: "range", min: 8, max: most.dim, step: 8 }]),
             ...ownControls(values, app),
         ];
     },
     shown,
-    change(values, name, value) {
+    change(values, name, value, app) {
         const made = options.change(values, name, value);
-        return { ...made, position: Math.min(made.position, made.tokens - 1) };
+        const tokens = Math.min(made.tokens, limits(made, MOST, app).tokens);
+        return { ...made, tokens, position: Math.min(made.position, tokens - 1) };
     },
     values(values, app) {
         const { scheme, measure, dim, tokens, position } = values;
@@ -51,8 +71,11 @@ export const figure = {
             if (P.missing) return P;
             kept = { of, main: alike(P, measure) };
         }
-        return { tokens, main: kept.main, along: kept.main.subarray(position * tokens, (position + 1) * tokens) };
+        const along = kept.main.subarray(position * tokens, (position + 1) * tokens);
+        const x = Float64Array.from(along, (_, j) => j - position);
+        return { tokens, main: kept.main, along, curves: [{ x, y: along, wave: waveOf(values, app) }] };
     },
+    use: useOf,
     line: (values, app) =>
         `${python(values, app)}\n${values.measure === "cosine" ? "P = P / P.norm(dim=1, keepdim=True)\n" : ""}P @ P.T`,
     compared(values, app) {
@@ -71,7 +94,7 @@ export const figure = {
             xLabel: "distance from the position",
             yLabel: "similarity",
         });
-        return ({ measure, position }, { tokens, main, along, missing }) => {
+        return ({ measure, position }, { tokens, main, curves, missing }) => {
             show(missing);
             if (missing) return;
             matrix.draw(main, {
@@ -81,8 +104,8 @@ export const figure = {
                 high: measure === "cosine" ? 1 : undefined,
                 label: `${measure} of the vectors of every two of ${tokens} positions`,
             });
-            const x = Float64Array.from({ length: tokens }, (_, j) => j - position);
-            line.draw(x, [{ name: `${measure} with position ${position}`, y: along, always: true }], {
+            const [{ x, ...curve }] = curves;
+            line.draw(x, [{ name: `${measure} with position ${position}`, ...curve, dots: true, always: true }], {
                 marks: [{ x: 0, name: `position ${position}` }],
             });
         };

@@ -5,6 +5,8 @@ import { Heads } from "posenc/math/arrays.js";
 import { Positions } from "posenc/math/positions.js";
 import { TransformerXL } from "posenc/math/score/transformer_xl.js";
 import { agreed, apart, array } from "posenc/options.js";
+import { attended, causalArgument } from "posenc/use.js";
+import { WEIGHED, weighed } from "posenc/weighed.js";
 
 const TERMS = [
     { name: "content", label: "content to content", formula: "q · k" },
@@ -44,6 +46,23 @@ function values(state) {
     return { terms, main };
 }
 
+/** What a causal query does not see is NaN. */
+const masked = (data, { causal, tokens: N }) =>
+    causal ? data.map((x, n) => (n % N > Math.floor(n / N) ? NaN : x)) : data;
+
+/** The sum as it is drawn: scores, or with the switch weights. */
+const shown = (scores, state) => (state.weighed ? weighed(masked(scores, state), { keys: state.tokens }) : scores);
+
+/** The same in Python. */
+function inPython(score, { tokens: N, causal, weighed: isWeighed }) {
+    if (!isWeighed) return score;
+    if (!causal) return `${score}.softmax(-1)`;
+    return (
+        `hidden = torch.ones(${N}, ${N}, dtype=torch.bool).triu(1)\n` +
+        `${score}.masked_fill(hidden, -torch.inf).softmax(-1).masked_fill(hidden, torch.nan)`
+    );
+}
+
 export const figure = {
     name: "transformer-xl",
     title: "Transformer-XL: a score in four terms",
@@ -56,6 +75,7 @@ export const figure = {
         std: 0.3,
         draw: 0,
         causal: true,
+        weighed: false,
         ...Object.fromEntries(TERMS.map(({ name }) => [name, true])),
     },
     another: {
@@ -73,9 +93,12 @@ export const figure = {
         { name: "std", label: "W, u and v: standard deviation", kind: "range", min: 0.02, max: 1, step: 0.02 },
         { name: "draw", label: "random numbers, draw", kind: "range", min: 0, max: 20 },
         { name: "causal", label: "causal", kind: "check" },
+        WEIGHED,
         ...TERMS.map(({ name, label, formula }) => ({ name, label: `${label}, ${formula}`, kind: "check" })),
     ],
     values,
+    use: ({ tokens, causal }) =>
+        attended("posenc.TransformerXL(num_heads=8, head_dim=64)", { tokens, more: causalArgument(causal) }),
     line(state) {
         const { tokens: N, draw, std } = state;
         const seed = 8 * draw;
@@ -93,10 +116,12 @@ export const figure = {
             `none = torch.zeros_like\nterms = {\n    "position": score(q, none(k), none(u), none(v)),\n` +
             `    "distance": score(none(q), none(k), none(u), v),\n` +
             `    "key": score(none(q), k, u, none(v)),\n    "content": q[0, 0] @ k[0, 0].mT / ${DIM} ** 0.5,\n}\n` +
-            `sum((terms[name] for name in ${JSON.stringify(chosen)}), torch.zeros(${N}, ${N}, dtype=torch.float64))`
+            `zeros = torch.zeros(${N}, ${N}, dtype=torch.float64)\n` +
+            `score = sum((terms[name] for name in ${JSON.stringify(chosen)}), zeros)\n` +
+            inPython("score", state)
         );
     },
-    compared: (state) => ({ shape: [state.tokens, state.tokens], data: values(state).main }),
+    compared: (state) => ({ shape: [state.tokens, state.tokens], data: shown(values(state).main, state) }),
     mount(box, app) {
         const size = 178;
         const maps = TERMS.map(({ label, formula }) =>
@@ -111,7 +136,7 @@ export const figure = {
             let reach = 0;
             for (const term of terms) for (const x of term) reach = Math.max(reach, Math.abs(x));
             const options = { rows: N, columns: N, centre: 0, columnName: (j) => `key ${j}` };
-            const hidden = (data) => (causal ? data.map((x, n) => (n % N > Math.floor(n / N) ? NaN : x)) : data);
+            const hidden = (data) => masked(data, { causal, tokens: N });
             TERMS.forEach(({ name, formula }, t) => {
                 maps[t].draw(hidden(terms[t]), {
                     ...options,
@@ -121,7 +146,9 @@ export const figure = {
                 });
                 maps[t].canvas.style.opacity = state[name] ? 1 : 0.35;
             });
-            sum.draw(hidden(main), options);
+            const weights = { ...options, low: 0, centre: null, columnLabel: "attention weights of their sum" };
+            const scores = { ...options, columnLabel: "their sum, the score" };
+            sum.draw(shown(hidden(main), { ...state, tokens: N }), state.weighed ? weights : scores);
         };
     },
     describe(state, { terms }) {

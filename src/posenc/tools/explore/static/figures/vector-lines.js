@@ -1,7 +1,7 @@
 // Single dimensions of the vectors over positions.
 
 import * as options from "posenc/options.js";
-import { fromPosenc, ownControls, python, schemeControl, schemeOf, shown, vectors } from "posenc/vectors.js";
+import { fromPosenc, ownControls, python, schemeControl, schemeOf, shown, useOf, vectors } from "posenc/vectors.js";
 
 /** The dimensions to draw, and what each is: both of a pair, or one where channels stand alone. */
 function dimensionsOf({ scheme, dim, first, second, options: text }) {
@@ -71,6 +71,7 @@ export const figure = {
         }));
         return { series, tokens: rows };
     },
+    use: useOf,
     line: (values, app) =>
         `${python(values, app)}\nP[:, [${dimensionsOf(values)
             .map(({ dimension }) => dimension)

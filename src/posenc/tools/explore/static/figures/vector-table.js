@@ -1,5 +1,6 @@
 // The whole table of vectors as a picture.
 
+import { element } from "posenc/elements.js";
 import * as options from "posenc/options.js";
 import {
     MINILM,
@@ -11,6 +12,8 @@ import {
     python,
     schemeControl,
     shown,
+    sizesOf,
+    useOf,
     vectors,
 } from "posenc/vectors.js";
 
@@ -23,25 +26,27 @@ export const figure = {
     defaults: { scheme: "sinusoidal", dim: 64, tokens: 64, position: 20, dimension: 12, options: "" },
     another: { scheme: "learned", dim: 32, tokens: 48, position: 5, dimension: 3, options: "" },
     controls(values, app) {
-        const most = limits(values, MOST);
+        const most = limits(values, MOST, app);
         return [
             schemeControl(app, { tables: true }),
             { name: "position", label: "position", kind: "range", min: 0, max: values.tokens - 1 },
             { name: "dimension", label: "dimension", kind: "range", min: 0, max: values.dim - 1 },
             { name: "tokens", label: "positions", kind: "range", min: 16, max: most.tokens, step: 16 },
-            ...(values.scheme === "minilm"
+            ...(sizesOf(values, app)
                 ? []
                 : [{ name: "dim", label: "dim", kind: "range", min: 16, max: most.dim, step: 16 }]),
             ...ownControls(values, app),
         ];
     },
     shown,
-    change(values, name, value) {
+    change(values, name, value, app) {
         const made = options.change(values, name, value);
-        const { tokens, dim } = { tokens: made.tokens, dim: made.scheme === "minilm" ? limits(made).dim : made.dim };
+        const most = limits(made, MOST, app);
+        const [tokens, dim] = [Math.min(made.tokens, most.tokens), sizesOf(made, app)?.dim ?? made.dim];
         return {
             ...made,
             dim,
+            tokens,
             position: Math.min(made.position, tokens - 1),
             dimension: Math.min(made.dimension, dim - 1),
         };
@@ -50,6 +55,7 @@ export const figure = {
         const { rows, columns, data, missing } = vectors(values, app);
         return { rows, columns, main: data, missing };
     },
+    use: useOf,
     formula: ({ scheme }, app) => options.entryOf(app, scheme === MINILM ? "learned" : scheme).formula,
     line: (values, app) => `${python(values, app)}\nP`,
     compared(values, app) {
@@ -62,12 +68,26 @@ export const figure = {
             label: "the table of vectors",
             rowLabel: "position",
             columnLabel: "dimension",
-            size: 640,
+            size: 560,
             onPick: (position, dimension) => app.set({ position, dimension }),
         });
+        const beside = element("div", { class: "beside" });
+        parts.append(beside);
+        const chart = (label, xLabel) => app.lines(beside, { label, xLabel, yLabel: "value", height: 220 });
+        const vector = chart("the vector of the chosen position", "dimension");
+        const wave = chart("the chosen dimension by position", "position");
         return ({ position, dimension }, { rows, columns, main, missing }) => {
             show(missing);
             if (missing) return;
+            const at = (n) => Float64Array.from({ length: n }, (_, x) => x);
+            const row = main.slice(position * columns, (position + 1) * columns);
+            const column = at(rows).map((n) => main[n * columns + dimension]);
+            vector.draw(at(columns), [{ name: `position ${position}`, y: row, dots: true, always: true }], {
+                marks: [{ x: dimension, name: `dimension ${dimension}` }],
+            });
+            wave.draw(at(rows), [{ name: `dimension ${dimension}`, y: column, dots: true, always: true }], {
+                marks: [{ x: position, name: `position ${position}` }],
+            });
             table.draw(main, {
                 rows,
                 columns,

@@ -2,7 +2,7 @@
 
 import { dot } from "posenc/math/arrays.js";
 import * as options from "posenc/options.js";
-import { fromPosenc, ownControls, python, schemeControl, shown, unit, vectors } from "posenc/vectors.js";
+import { fromPosenc, ownControls, python, schemeControl, shown, unit, useOf, vectors } from "posenc/vectors.js";
 
 const grid = ({ rows, columns }) => ({ rows, columns });
 
@@ -55,6 +55,7 @@ export const figure = {
         const P = vectors(values, app, grid(values));
         return { rows, columns, main: alike(measure === "cosine" ? unit(P) : P, row * columns + column) };
     },
+    use: (values, app) => useOf(values, app, grid(values)),
     line(values, app) {
         const { rows, columns, row, column, measure } = values;
         const unit = measure === "cosine" ? "P = P / P.norm(dim=1, keepdim=True)\n" : "";
@@ -91,9 +92,9 @@ export const figure = {
             const steps = Float64Array.from({ length: 2 * reach + 1 }, (_, n) => n - reach);
             const at = (r, c) => (r >= 0 && r < rows && c >= 0 && c < columns ? main[r * columns + c] : NaN);
             lines.draw(steps, [
-                { name: "along its row", y: steps.map((n) => at(row, column + n)) },
-                { name: "along its column", y: steps.map((n) => at(row + n, column)) },
-                { name: "along the diagonal", y: steps.map((n) => at(row + n, column + n)) },
+                { name: "along its row", dots: true, y: steps.map((n) => at(row, column + n)) },
+                { name: "along its column", dots: true, y: steps.map((n) => at(row + n, column)) },
+                { name: "along the diagonal", dots: true, y: steps.map((n) => at(row + n, column + n)) },
             ]);
         };
     },

@@ -2,6 +2,7 @@
 
 import { answerOf, choose, needsOf } from "posenc/choosing.js";
 import { element } from "posenc/elements.js";
+import { takes } from "posenc/use.js";
 
 export const figure = {
     name: "which",
@@ -25,6 +26,14 @@ export const figure = {
             ...(needs ? choose(needs, catalog, evidence) : { groups: [], out: [], used: [], wanted: [] }),
         };
     },
+    use(given, { data }) {
+        const { code: lines } = answerOf(given, data.choosing);
+        return [
+            ...(lines.includes("(q, k, v") ? [takes("q, k, v", "batch, heads, tokens, head_dim", [2, 12, 64, 64])] : []),
+            ...(lines.includes("(x)") ? [takes("x", "batch, tokens, dim", [2, 64, 768])] : []),
+            lines.replace(/^posenc\.attention/m, "out = posenc.attention"),
+        ].join("\n");
+    },
     line: (given, { data }) => `${data.given}\n\n${answerOf(given, data.choosing).code}`,
     mount(box) {
         const shown = element("div", { class: "wide" });
@@ -33,18 +42,22 @@ export const figure = {
             const isOpen = shown.querySelector(".left-out")?.open ?? false;
             shown.replaceChildren(
                 ...firstChoice(answer, tables, strengths),
-                ...groups.flatMap(({ name, title, answers }) => [
+                ...groups.map(({ name, title, answers }) =>
                     element(
-                        "p",
-                        { class: "group" },
-                        `${title}: ${answers.length} ${answers.length === 1 ? "scheme" : "schemes"}`,
+                        "details",
+                        { open: name !== "none" },
+                        element(
+                            "summary",
+                            { class: "group" },
+                            `${title}: ${answers.length} ${answers.length === 1 ? "scheme" : "schemes"}`,
+                        ),
+                        element(
+                            "ul",
+                            { class: "answers", "aria-label": title },
+                            ...answers.map((one) => passing(one, name !== "none")),
+                        ),
                     ),
-                    element(
-                        "ul",
-                        { class: "answers", "aria-label": title },
-                        ...answers.map((one) => passing(one, name !== "none")),
-                    ),
-                ]),
+                ),
                 ...(groups.length || !out.length
                     ? []
                     : [element("p", { class: "group" }, "No scheme of the catalog has all of this.")]),

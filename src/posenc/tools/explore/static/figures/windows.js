@@ -4,6 +4,7 @@ import { Heads } from "posenc/math/arrays.js";
 import { attend } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
 import { agreed, apart, array } from "posenc/options.js";
+import { attended, causalArgument, takes } from "posenc/use.js";
 
 /** [positions, the same in Python] of tokens laid out so. */
 const LAYOUTS = {
@@ -33,6 +34,9 @@ const WINDOWS = ["all keys", "window", "chunks"];
 
 const windowOf = ({ kind, left, right, chunk }) =>
     kind === "window" ? [left, right] : kind === "chunks" ? { chunk } : null;
+
+const windowInPython = ({ kind, left, right, chunk }) =>
+    ({ window: `(${left}, ${right})`, chunks: `posenc.Chunk(${chunk})`, "all keys": "None" })[kind];
 
 export const figure = {
     name: "windows",
@@ -97,19 +101,28 @@ export const figure = {
         }
         return { main: weights.data, seen, keys, taken };
     },
+    use(state) {
+        const { tokens: N, layout, causal, sink } = state;
+        const positions = LAYOUTS[layout](N)[1];
+        return attended("posenc.RoPE(head_dim=64)", {
+            tokens: N,
+            before: sink ? [takes("sinks, learned", "heads", [8])] : [],
+            more: [
+                layout === "one text" ? "" : `query_positions=${positions}`,
+                ...causalArgument(causal),
+                state.kind === "all keys" ? "" : `window=${windowInPython(state)}`,
+                sink ? "sinks=sinks" : "",
+            ],
+        });
+    },
     line(state) {
         const { tokens: N, layout, causal, sink, logit } = state;
-        const window = {
-            window: `(${state.left}, ${state.right})`,
-            chunks: `posenc.Chunk(${state.chunk})`,
-            "all keys": "None",
-        }[state.kind];
         return (
             `import torch, posenc\n\npositions = ${LAYOUTS[layout](N)[1]}\n` +
             `x = torch.zeros(1, 1, ${N}, 8, dtype=torch.float64)\n` +
             `values = torch.eye(${N}, dtype=torch.float64)[None, None]  # so the output is the weights\n` +
             "posenc.attention(x, x, values, query_positions=positions, key_positions=positions, " +
-            `is_causal=${causal ? "True" : "False"}, window=${window}, ` +
+            `is_causal=${causal ? "True" : "False"}, window=${windowInPython(state)}, ` +
             `sinks=${sink ? `torch.tensor([${logit}], dtype=torch.float64)` : "None"}, backend="reference")[0, 0]`
         );
     },
@@ -126,8 +139,8 @@ export const figure = {
             matrix.draw(seen, { rows: N, columns: N, low: 0, high: 1, centre: null });
             const x = Float64Array.from(keys, (_, i) => i);
             const each = keys.map((count, i) => (count ? (1 - taken[i]) / count : NaN));
-            const series = [{ name: "each key that is seen", y: each, always: true }];
-            chart.draw(x, sink ? [{ name: "the sink", y: taken }, ...series] : series, { y: [0, 1.05] });
+            const series = [{ name: "each key that is seen", y: each, always: true, dots: true }];
+            chart.draw(x, sink ? [{ name: "the sink", y: taken, dots: true }, ...series] : series, { y: [0, 1.05] });
         };
     },
     async check(state, { main }, app) {
