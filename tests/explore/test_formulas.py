@@ -78,6 +78,7 @@ DRAWN = {"weighed", "tokens", "length", "seed", "draw", "scheme", "measure", "ro
 WITHOUT = {
     "allocation": {"each", "height", "width", "text", "token"},
     "bias-by-distance": {
+        "distance",
         "log",
         "deberta",
         "fire",

@@ -146,7 +146,8 @@ export class Card {
             this.keepingFocus(() => this.draw(values, numbers));
             this.showLines();
             if (figure.formula) this.showFormula(figure.formula(values, this.app));
-            this.showSymbols({ ...values, ...figure.shown?.(values, this.app) });
+            const all = { ...values, ...figure.shown?.(values, this.app) };
+            this.showSymbols(Object.fromEntries(this.specs(values).map(({ name }) => [name, all[name]])));
             const drawn = performance.now();
             this.fail(this.refused ?? "");
             clearTimeout(this.later);

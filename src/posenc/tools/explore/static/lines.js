@@ -60,9 +60,9 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
                     ? ""
                     : log && !/^1|^2|^5/.test(String(x)) && splits.length > 8
                       ? ""
-                      : Math.abs(x) >= 1e5 || (x !== 0 && Math.abs(x) < 1e-3)
+                      : x !== 0 && Math.abs(x) < 1e-3
                         ? x.toExponential(0)
-                        : Number(x.toPrecision(6)).toLocaleString("en"),
+                        : Number(x.toPrecision(6)).toLocaleString("en", Math.abs(x) < 1e5 ? {} : { notation: "compact" }),
             ),
     });
     // Vertical lines and bands with a word at each, under the lines.
@@ -206,10 +206,10 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         frame,
         /**
          * @param {ArrayLike<number>} x rising numbers, common to all
-         * @param {{name, y, wave?, dots?, color?, dash?, low?, high?, points?, markers?, width?, isUnlisted?, of?, isChosen?}[]} series
+         * @param {{name, y, wave?, dots?, color?, dash?, low?, high?, points?, markers?, width?, isUnlisted?, of?, isChosen?, isFixed?}[]} series
          *   y: as long as x; NaN: a gap; dots: each number is a dot where there is room; wave: the curve through them, a
          *   function of x; of: the name of the line it belongs to;
-         *   isChosen: of more than six lines, those in colour at first
+         *   isChosen: of more than six lines, those in colour at first; isFixed: always in colour
          * @param {{marks?: {x, name?}[], spans?: {from, to, name?, color?}[], x?: [number, number], y?: [number, number],
          *   xLabel?: string, yLabel?: string, ticks?: number[]}} options: of x, where ticks are to stand
          */

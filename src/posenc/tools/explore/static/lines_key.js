@@ -61,10 +61,11 @@ export function keyOf(box, changed) {
     return {
         show(series) {
             const listed = series.filter(({ isUnlisted }) => !isUnlisted);
-            const names = JSON.stringify(listed.map((one) => [nameOf(one), Boolean(one.isChosen)]));
+            const free = listed.filter(({ isFixed }) => !isFixed);
+            const names = JSON.stringify(free.map((one) => [nameOf(one), Boolean(one.isChosen)]));
             if (names !== known) {
-                const first = listed.filter(({ isChosen }) => isChosen);
-                chosen = new Set((first.length ? first : listed.slice(0, 1)).map(nameOf));
+                const first = free.filter(({ isChosen }) => isChosen);
+                chosen = new Set((first.length ? first : free.slice(0, 1)).map(nameOf));
                 known = names;
                 press();
             }
@@ -72,17 +73,17 @@ export function keyOf(box, changed) {
             if (looks === made) return;
             [made, buttons] = [looks, new Map()];
             const isShown = series.length > 1 || series[0]?.always;
-            box.classList.toggle("many", isMany(listed));
+            box.classList.toggle("many", isMany(free));
             box.replaceChildren(
-                ...(isMany(listed) ? [element("li", { class: "hint" }, "In colour (choose any):")] : []),
+                ...(isMany(free) ? [element("li", { class: "hint" }, "In colour (choose any):")] : []),
                 ...(isShown ? listed : []).map((one) =>
-                    isMany(listed)
+                    isMany(free) && !one.isFixed
                         ? element("li", {}, button(one))
                         : element("li", {}, sample(one.color, one.dash, one.points), one.name),
                 ),
             );
         },
-        isGrey: (one) => buttons.size > 0 && !chosen.has(nameOf(one)) && nameOf(one) !== pointed,
+        isGrey: (one) => buttons.size > 0 && !one.isFixed && !chosen.has(nameOf(one)) && nameOf(one) !== pointed,
         isMany: () => buttons.size > 0,
         point,
     };

@@ -4,8 +4,8 @@ import { element } from "posenc/elements.js";
 
 const short = (name) => name.replace(/^options\./, "");
 
-/** What a formula has of a control's: tokens with its name in `data-control`. Gives show(values), after each step, which
- * writes the values below the formula, and makes bold the words that are chosen. */
+/** What a formula has of a control's: tokens with its name in `data-control`. Gives show(values), after each step, with the
+ * values of all controls: it writes them below the formula, and makes bold the words that are chosen. */
 export function symbols(controls, formula, values) {
     let used = "";
     const all = (box) => [...box.querySelectorAll("[data-control]")];
@@ -33,10 +33,12 @@ export function symbols(controls, formula, values) {
                 "chosen",
                 of(token).some((name) => now[name] === words),
             );
-            for (const name of of(token)) if (Number.isFinite(now[name])) written.set(name, words);
+            for (const name of of(token).filter((one) => Number.isFinite(now[one]))) {
+                written.set(name, [undefined, words].includes(written.get(name)) ? words : ""); // "": of several symbols
+            }
         }
         values.replaceChildren(
-            ...[...written].flatMap(([name, words]) => [
+            ...[...written].filter(([, words]) => words).flatMap(([name, words]) => [
                 element("span", { "data-control": name }, `${words} = ${now[name].toLocaleString("en")}`),
                 " ",
             ]),

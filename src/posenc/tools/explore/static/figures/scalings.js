@@ -219,7 +219,7 @@ export const figure = {
             const { factor, length, dim } = state;
             const pairs = Array.from({ length: dim / 2 }, (_, k) => k);
             const { ink, faint, palette } = app.theme();
-            const level = (name, at, dash) => ({ name, y: pairs.map(() => at), color: faint, dash, width: 1 });
+            const level = (name, at, dash) => ({ name, y: pairs.map(() => at), color: faint, dash, width: 1, isFixed: true });
             const look = ({ name }) => {
                 const n = Object.keys(SCALINGS).indexOf(name);
                 return { color: palette[1 + (n % (palette.length - 1))], dash: DASHES[n] };
@@ -229,7 +229,7 @@ export const figure = {
             const place = meets(length, state);
             const marks = place >= 0 && place <= pairs.at(-1) ? [{ x: place, name: "wavelength L" }] : [];
             const spans = bandsOf(lines, state, app.theme());
-            const plain = { name: "no scaling", y: wavelength, color: ink, dash: [], width: 3 };
+            const plain = { name: "no scaling", y: wavelength, color: ink, dash: [], width: 3, isFixed: true };
             const levels = [level("trained length L", length, [2, 2]), level("wanted length", factor * length, [6, 6])];
             const scaledLines = lines.map((one) => ({ name: label(one), y: one.wavelength, ...look(one) }));
             above.draw(pairs, [plain, ...scaledLines, ...levels], { marks, spans });

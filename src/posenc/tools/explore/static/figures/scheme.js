@@ -34,6 +34,7 @@ const mostOf = ({ name }) => (name === "deberta" ? 128 : 512);
 
 /** Options that need another one beside them. */
 const BESIDE = {
+    alibi: { form: (form, { num_heads: n }) => (form === "directed" && n % 2 ? `num_heads:${n + 1}` : "") },
     query_scale: {
         form: (form) =>
             ["ssmax", "mistral_large4"].includes(form) ? "num_heads:4 length:None" : "num_heads:None length:16",
@@ -142,7 +143,8 @@ export const figure = {
     },
     change(values, name, value, app) {
         let next = given.change(values, name, value);
-        const beside = BESIDE[values.scheme]?.[name.replace("options.", "")]?.(value) ?? "";
+        const options = given.optionsOf(given.entryOf(app, values.scheme), values.options);
+        const beside = BESIDE[values.scheme]?.[name.replace("options.", "")]?.(value, options) ?? "";
         for (const part of beside.split(" ").filter(Boolean))
             next = given.change(next, `options.${part.split(":")[0]}`, part.split(":")[1]);
         if (name !== "scheme" && !name.startsWith("options.")) return next;
