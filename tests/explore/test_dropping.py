@@ -87,7 +87,7 @@ def test_records_that_are_named_are_drawn(page: Watched, tmp_path: Path) -> None
     at = exported(tmp_path, records=[folder])
     page.open(f"{at}#view=length")
     page.until_drawn("length-curves", "length-cost")
-    assert page.page.locator(f"{CURVES} .line code").inner_text() == f"posenc explore --records {folder}"
+    assert page.page.locator(f"{CURVES} .below > .line code").inner_text() == f"posenc explore --records {folder}"
     cells = page.page.locator(f"{CURVES} tbody tr", has_text="alibi").inner_text()
     value = content(records=[folder])["records"][0]["measures"][0]["curves"]["alibi"][-1]
     assert f"{value[0]:.3f}" in cells

@@ -147,7 +147,10 @@ def test_a_view_is_accessible_and_fits(view: str, page: Watched, address: str) -
         assert said == []
     page.page.set_viewport_size({"width": 360, "height": 780})
     page.page.wait_for_timeout(200)
+    page.page.evaluate("document.querySelectorAll('.checked').forEach(one => (one.open = true))")
     assert page.page.evaluate("document.documentElement.scrollWidth") <= 360
+    boxes = "[...document.querySelectorAll('.line pre')].filter(one => one.scrollWidth > one.clientWidth).length"
+    assert page.page.evaluate(boxes) == 0, "code runs out of its box"
     others = [url for url in page.requests if not url.startswith((address, "data:", "about:"))]
     assert others == []
 
@@ -160,7 +163,7 @@ def test_a_view_is_whole_without_scrolling_and_on_paper(page: Watched, address: 
     page.page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.page.evaluate("document.documentElement.dataset.theme") == "light"
     assert page.page.locator(".picture:empty").count() == 0
-    page.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.page.evaluate("posenc.drawn.clear(); dispatchEvent(new Event('afterprint'))")
     assert page.page.evaluate("document.documentElement.dataset.theme") == "dark"
     page.page.wait_for_function(
         "() => [...document.querySelectorAll('[data-figure]')].every(one => posenc.drawn.has(one.dataset.figure))"

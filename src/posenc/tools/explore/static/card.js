@@ -191,11 +191,17 @@ export class Card {
         const waits = figure.waits?.(values) ?? false; // for an answer, which these lines would give away
         const line = figure.line(values, app);
         const use = figure.use?.(values, app) ?? "";
+        const isCommand = line.startsWith("# ");
+        const proof = isCommand ? line.replace(/^# /gm, "") : imported(line);
         if (use) this.use.show("In your model", imported(use));
-        else if (line.startsWith("# ")) this.use.show("The same on the command line", line.replace(/^# /gm, ""));
-        else this.use.show("The same in posenc", imported(line));
+        else this.use.show(isCommand ? "The same on the command line" : "The same in posenc", proof);
         this.use.box.hidden = waits || !(use || line);
-        this.line.show("This Python computes the numbers of the figure, and tests compare the two", imported(line));
+        this.line.show(
+            isCommand
+                ? "This command draws the same numbers"
+                : "This Python computes the numbers of the figure, and tests compare the two",
+            use && proof,
+        );
         this.checked.hidden = waits || !use || !line;
     }
 
