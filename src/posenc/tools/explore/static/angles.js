@@ -3,7 +3,7 @@
 
 import { element } from "posenc/elements.js";
 import { Heads } from "posenc/math/arrays.js";
-import { agreed, apart, array } from "posenc/options.js";
+import { agreed, apart, arrayOf } from "posenc/options.js";
 import { svg } from "posenc/svg.js";
 
 /** Compares cos and sin of every pair at a position with posenc's; `factor` lengthens both. */
@@ -12,10 +12,10 @@ export async function checkAngles({ dim, base, scaling = null, position, angles,
     const pairs = dim / 2;
     const [q, keys] = [new Heads(pairs, 1, dim), new Heads(pairs, 2, dim)];
     for (let k = 0; k < pairs; k++) q.at(k, 0)[k] = keys.at(k, 0)[k] = keys.at(k, 1)[k + pairs] = 1;
-    const sent = array([pairs, 2, dim], keys.data);
+    const sent = arrayOf(keys);
     const said = await app.ask("attention", {
         schemes: [{ name: "rope", options: { head_dim: dim, base, ...(scaling && { scaling }) } }],
-        query: array([pairs, 1, dim], q.data),
+        query: arrayOf(q),
         key: sent,
         value: sent,
         positions: [[position]],

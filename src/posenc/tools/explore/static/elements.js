@@ -11,3 +11,7 @@ export function element(name, attributes = {}, ...children) {
     made.append(...children);
     return made;
 }
+
+/** A row of a table: its heading and its cells, `as` elements of that name. */
+export const row = (name, cells, as = "td") =>
+    element("tr", {}, element("th", { scope: "row" }, name), ...cells.map((one) => element(as, {}, one)));

@@ -6,7 +6,7 @@ import { svg } from "posenc/svg.js";
 const MOST = 6; // lines that are told apart by colour and dashes
 
 /** A sample of a line, for the list of what is which. */
-export function sample(color, dash, marker = false) {
+function sample(color, dash, marker = false) {
     const shape = marker
         ? svg("circle", { cx: 14, cy: 5, r: 3.5, fill: color })
         : svg("line", { x1: 0, x2: 28, y1: 5, y2: 5, stroke: color, "stroke-width": 2.5, "stroke-dasharray": dash.join(" ") });

@@ -204,12 +204,15 @@ export function named(entry, options, parameters = {}) {
 /** Numbers as the server takes them. */
 export const array = (shape, data) => ({ shape, data: Array.from(data) });
 
+/** Vectors by head and token, as the server takes them. */
+export const arrayOf = ({ heads, tokens, dim, data }) => array([heads, tokens, dim], data);
+
 /** What a layer projects for a scheme, {name: Heads}, as the server takes it: a number of each token has no width. */
 export const features = (projected) =>
     Object.fromEntries(
-        Object.entries(projected).map(([name, { heads, tokens, dim, data }]) => [
+        Object.entries(projected).map(([name, x]) => [
             name,
-            array(dim === 1 ? [heads, tokens] : [heads, tokens, dim], data),
+            x.dim === 1 ? array([x.heads, x.tokens], x.data) : arrayOf(x),
         ]),
     );
 

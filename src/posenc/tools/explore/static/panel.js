@@ -32,12 +32,16 @@ export const words = (x, y, text, more = {}) =>
 /** A number as it stands in words: with so many digits after the point, and a true minus. */
 export const shown = (value, digits) => value.toFixed(digits).replace("-", "−");
 
+/** A whole number as it stands in words, with commas between thousands. */
+export const count = (value) => value.toLocaleString("en");
+
 /**
  * A rectangle of a drawing with a scale for x and for y, a title above it, and ticks.
  * @param {{left, top, width, height, x: [number, number], y: [number, number], title?: string, xTicks?: number[],
  *   yTicks?: number[], xLabel?: string}} options
- * @returns {{parts: SVGElement[], X: Function, Y: Function, path: Function, dots: Function}} path(ys, look, step): a
- *   line through the values at x = 0, step, 2 step, ..; dots(ys, fill): a dot at each of 0, 1, ..
+ * @returns {{parts: SVGElement[], X: Function, Y: Function, path: Function, dots: Function, bar: Function}} path(ys,
+ *   look, step): a line through the values at x = 0, step, 2 step, ..; dots(ys, fill): a dot at each of 0, 1, ..;
+ *   bar(x, width, value, fill): from 0 to the value, x and width in pixels
  */
 export function panel({ left, top, width, height, x, y, title = "", xTicks = [], yTicks = [], xLabel = "" }) {
     const X = (value) => left + ((value - x[0]) / (x[1] - x[0])) * width;
@@ -66,21 +70,22 @@ export function panel({ left, top, width, height, x, y, title = "", xTicks = [],
         });
     const dots = (ys, fill, r = 2.2) =>
         Array.from(ys, (value, n) => svg("circle", { cx: X(n), cy: Y(value), r, fill }));
-    return { parts, X, Y, path, dots };
+    const bar = (x, width, value, fill) =>
+        svg("rect", { x, width, y: Math.min(Y(0), Y(value)), height: Math.abs(Y(value) - Y(0)), fill });
+    return { parts, X, Y, path, dots, bar };
 }
 
 const LETTER = 0.54 * LETTERS; // the mean width of one, near enough to place words by
 
-/** What is which, in a row that ends at `right`: a sample of each look, {name, stroke, dash?}, and its name. */
+/** What is which, in a row that ends at `right`: a sample of each, {name, stroke, "stroke-dasharray"?}, and its name. */
 export function legend(right, y, looks) {
     const sizes = looks.map(({ name }) => 24 + LETTER * name.length + 10);
     let x = right - sizes.reduce((a, b) => a + b, -10);
-    return looks.flatMap(({ name, stroke, dash }, n) => {
+    return looks.flatMap(({ name, ...look }, n) => {
         const at = x;
         x += sizes[n];
-        const look = { stroke, "stroke-width": 3, "stroke-dasharray": dash };
         return [
-            svg("line", { x1: at, x2: at + 18, y1: y - 4, y2: y - 4, ...look }),
+            svg("line", { x1: at, x2: at + 18, y1: y - 4, y2: y - 4, ...look, "stroke-width": 3 }),
             words(at + 23, y, name, { fill: "var(--ink)" }),
         ];
     });

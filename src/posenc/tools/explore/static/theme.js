@@ -15,7 +15,7 @@ export function themeOf(data, dark) {
 }
 
 /** 256 colours between these, as bytes: red, green, blue, alpha. */
-export function ramp(colors) {
+function ramp(colors) {
     const points = colors.map((color) => [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16)));
     const bytes = new Uint8ClampedArray(256 * 4);
     for (let n = 0; n < 256; n++) {

@@ -4,7 +4,7 @@ import { callOf } from "posenc/effect.js";
 import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
-import { agreed, apart, array, entryOf, named, optionsOf, parametersOf, python, schemeOf } from "posenc/options.js";
+import { agreed, apart, arrayOf, entryOf, named, optionsOf, parametersOf, python, schemeOf } from "posenc/options.js";
 import { Random } from "posenc/random.js";
 import { use } from "posenc/use.js";
 import { WEIGHED, weighed } from "posenc/weighed.js";
@@ -184,12 +184,11 @@ export const figure = {
         for (const name of NAMES.filter((one) => state[one] && !["fox", "inkling"].includes(one))) {
             const { entry, options, parameters, q, k } = call(name, app, small);
             const tokens = (x) => Array.from({ length: x }, (_, n) => [n]);
-            const shaped = ({ heads, tokens: N, dim, data }) => array([heads, N, dim], data);
             const { logits: theirs } = await app.ask("attention", {
                 schemes: [named(entry, options, parameters)],
-                query: shaped(q),
-                key: shaped(k),
-                value: shaped(k),
+                query: arrayOf(q),
+                key: arrayOf(k),
+                value: arrayOf(k),
                 positions: [[small.distance]],
                 key_positions: tokens(k.tokens),
                 causal: true,

@@ -3,7 +3,7 @@
 import { element } from "posenc/elements.js";
 import { Matrix } from "posenc/math/arrays.js";
 import { attend } from "posenc/math/attend.js";
-import { agreed, apart, array } from "posenc/options.js";
+import { agreed, apart, arrayOf } from "posenc/options.js";
 import { checkState, question } from "posenc/question.js";
 import { attended, causalArgument } from "posenc/use.js";
 import { NORMALS, embedded, projected, wordsOf } from "posenc/words.js";
@@ -131,15 +131,14 @@ outputs = [torch.stack([last([*order, end], *kind) for kind in kinds]) for order
     },
     async check({ text }, numbers, app) {
         const words = keysOf(text);
-        const sent = ({ heads, tokens, dim, data }) => array([heads, tokens, dim], data);
         let [count, most] = [0, 0];
         for (const kind of KINDS.slice(1)) {
             for (const { q, k, v, out } of layers(words, kind).calls) {
                 const said = await app.ask("attention", {
                     schemes: [],
-                    query: sent(q),
-                    key: sent(k),
-                    value: sent(v),
+                    query: arrayOf(q),
+                    key: arrayOf(k),
+                    value: arrayOf(v),
                     positions: words.map((_, n) => [n]),
                     causal: kind.causal,
                 });

@@ -5,7 +5,7 @@ import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
 import { Relative2D } from "posenc/math/score/relative_2d.js";
-import { agreed, apart, array } from "posenc/options.js";
+import { agreed, apart, arrayOf, named } from "posenc/options.js";
 import { attended } from "posenc/use.js";
 import { WEIGHED, weighed } from "posenc/weighed.js";
 
@@ -124,15 +124,11 @@ export const figure = {
     },
     async check(state, { main }, app) {
         const { at, query, keys, patches, parameters, options } = made(state);
-        const learned = Object.fromEntries(
-            Object.entries(parameters).map(([name, { shape, data }]) => [name, array(shape, data)]),
-        );
-        const zeros = array([1, keys.tokens, DIM], keys.data);
         const { logits: theirs } = await app.ask("attention", {
-            schemes: [{ name: "relative_2d", options: { grid: options.grid, head_dim: DIM }, parameters: learned }],
-            query: array([1, 1, DIM], query.data),
-            key: zeros,
-            value: zeros,
+            schemes: [named({ name: "relative_2d" }, { grid: options.grid, head_dim: DIM }, parameters)],
+            query: arrayOf(query),
+            key: arrayOf(keys),
+            value: arrayOf(keys),
             positions: [at],
             key_positions: Array.from({ length: patches.length }, (_, n) => [...patches.at(n)]),
         });

@@ -2,6 +2,7 @@
 
 import { element } from "posenc/elements.js";
 import { entryOf } from "posenc/options.js";
+import { count } from "posenc/panel.js";
 import { atEachWidth, svg } from "posenc/svg.js";
 import { attended } from "posenc/use.js";
 
@@ -27,7 +28,6 @@ function ranges(numbers) {
     return runs.map(([a, b]) => (a === b ? `${a}` : b === a + 1 ? `${a}, ${b}` : `${a}-${b}`)).join(", ");
 }
 
-const count = (x) => x.toLocaleString("en");
 const keysOf = ([first, last]) => `keys ${count(first)} to ${count(last)}, ${count(last - first + 1)} of them`;
 
 export const figure = {

@@ -231,12 +231,11 @@ export const figure = {
         const width = one.scheme.values ? k.dim : N;
         const unit = new Heads(k.heads, N, width).map(width, (made, _, head, token) => (made[token % width] = 1));
         const ours = attend(one.scheme, q, k, unit, { positions, causal: causal || seesBack(one), features }).out;
-        const array = ({ heads, tokens, dim, data }) => given.array([heads, tokens, dim], data);
         const { out } = await app.ask("attention", {
             schemes: [scheme],
-            query: array(q),
-            key: array(k),
-            value: array(unit),
+            query: given.arrayOf(q),
+            key: given.arrayOf(k),
+            value: given.arrayOf(unit),
             positions: coordinates(positions),
             causal: causal || seesBack(one),
             features: given.features(features),

@@ -91,15 +91,14 @@ export const figure = {
     },
     async check(state, { entry, options, parameters, scheme, after, causal, now }, app) {
         if (entry.own) return given.OWN;
-        const array = ({ heads, tokens, dim, data }) => given.array([heads, tokens, dim], data);
         const positions = now.map((_, n) => [n]);
         const named = given.named(entry, options, parameters);
         const { q, k, v, out, features } = after.with;
         const said = await app.ask("attention", {
             schemes: entry.doors.includes("add") ? [] : [named],
-            query: array(q),
-            key: array(k),
-            value: array(v),
+            query: given.arrayOf(q),
+            key: given.arrayOf(k),
+            value: given.arrayOf(v),
             positions,
             causal,
             features: given.features(features),

@@ -4,7 +4,7 @@ import { WAVE, wave } from "posenc/fixed.js";
 import { Heads } from "posenc/math/arrays.js";
 import { Positions } from "posenc/math/positions.js";
 import { TransformerXL } from "posenc/math/score/transformer_xl.js";
-import { agreed, apart, array } from "posenc/options.js";
+import { agreed, apart, arrayOf, named } from "posenc/options.js";
 import { attended, causalArgument } from "posenc/use.js";
 import { WEIGHED, weighed } from "posenc/weighed.js";
 
@@ -162,15 +162,11 @@ export const figure = {
             ...Object.fromEntries(TERMS.map(({ name }) => [name, true])),
         };
         const { q, k, parameters } = made(small);
-        const shaped = ({ data }) => array([1, small.tokens, DIM], data);
-        const named = Object.fromEntries(
-            Object.entries(parameters).map(([name, { shape, data }]) => [name, array(shape, data)]),
-        );
         const { logits } = await app.ask("attention", {
-            schemes: [{ name: "transformer_xl", options: OPTIONS, parameters: named }],
-            query: shaped(q),
-            key: shaped(k),
-            value: shaped(k),
+            schemes: [named({ name: "transformer_xl" }, OPTIONS, parameters)],
+            query: arrayOf(q),
+            key: arrayOf(k),
+            value: arrayOf(k),
             positions: Array.from({ length: small.tokens }, (_, n) => [n]),
         });
         return agreed(logits.data.length, apart(values(small).main, logits.data));

@@ -4,7 +4,8 @@ import { element } from "posenc/elements.js";
 import { Sinusoidal } from "posenc/math/add.js";
 import { Matrix } from "posenc/math/arrays.js";
 import { Positions } from "posenc/math/positions.js";
-import { agreed, apart, array } from "posenc/options.js";
+import { agreed, apart, named } from "posenc/options.js";
+import { count } from "posenc/panel.js";
 
 const [COUNT, LONG] = [16, 1024]; // positions in the picture, and of a long text
 const [DIM, BASE] = [8, 100];
@@ -40,7 +41,6 @@ function over(D, k) {
 
 const two = (x) => String(Number(x.toFixed(2)));
 const range = ([least, most]) => (two(least) === two(most) ? two(least) : `${two(least)} to ${two(most)}`);
-const whole = (x) => x.toLocaleString("en");
 
 export const figure = {
     name: "add",
@@ -69,12 +69,10 @@ export const figure = {
         return { shape: [COUNT, P.columns + COUNT], data: Float64Array.from(rows.flat()) };
     },
     async check({ code }, { P }, app) {
-        const learned = {
-            name: "learned",
-            options: { max_positions: COUNT, dim: P.columns },
-            parameters: { weight: array([COUNT, P.columns], P.data) },
-        };
-        const scheme = code === "waves" ? { name: "sinusoidal", options: WAVES } : learned;
+        const sizes = { max_positions: COUNT, dim: P.columns };
+        const weight = { shape: [COUNT, P.columns], data: P.data };
+        const learned = named({ name: "learned" }, sizes, { weight });
+        const scheme = code === "waves" ? named({ name: "sinusoidal" }, WAVES) : learned;
         const positions = Array.from({ length: COUNT }, (_, p) => [p]);
         const { table } = await app.ask("table", { scheme, positions });
         return agreed(P.data.length, apart(P.data, table.data));
@@ -93,15 +91,15 @@ export const figure = {
             vectors.draw(P.data, { rows, columns, aspect: 1, low: Math.min(...P.data), label: `${name}: the vectors of the positions` });
             apartFrom.draw(D.data, { rows, columns: rows, low: 0, centre: null, label: `${name}: distances between positions` });
             const said = [
-                ["largest number", largest, whole],
-                ["numbers in a vector", widths, whole],
+                ["largest number", largest, count],
+                ["numbers in a vector", widths, count],
                 ["from p to p + 1", [range(next)]],
                 ["from p to p + 8", [range(far)]],
             ];
             facts.replaceChildren(
                 ...said.flatMap(([what, [here, there], written = String]) => [
                     element("dt", {}, what),
-                    element("dd", {}, written(here), ...(there > here ? [`, and ${written(there)} in a text of ${whole(LONG)}`] : [])),
+                    element("dd", {}, written(here), ...(there > here ? [`, and ${written(there)} in a text of ${count(LONG)}`] : [])),
                 ]),
             );
         };

@@ -7,7 +7,7 @@ import { Positions } from "posenc/math/positions.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
 import { ALiBi } from "posenc/math/score/alibi.js";
 import { drawn } from "posenc/math/special.js";
-import { agreed, apart, array } from "posenc/options.js";
+import { agreed, apart, arrayOf } from "posenc/options.js";
 import { colorOf, drawing, legend, panel, words } from "posenc/panel.js";
 import { svg } from "posenc/svg.js";
 import { weighed } from "posenc/weighed.js";
@@ -80,14 +80,13 @@ export const figure = {
         return { shape: [SCHEMES.length, WORDS.length], data: scores.flatMap((x) => Array.from(x)) };
     },
     async check({ query }, { scores }, app) {
-        const shaped = ({ heads, tokens, dim, data }) => array([heads, tokens, dim], data);
         let most = 0;
         for (const [n, { name, options }] of SCHEMES.entries()) {
             const { logits: theirs } = await app.ask("attention", {
                 schemes: [{ name, options }],
-                query: shaped(Q),
-                key: shaped(K),
-                value: shaped(K),
+                query: arrayOf(Q),
+                key: arrayOf(K),
+                value: arrayOf(K),
                 positions: [[query]],
                 key_positions: WORDS.map((_, place) => [place]),
             });
@@ -169,17 +168,11 @@ export const question = {
 };
 
 /** Bars of several rows side by side, for each word. */
-function bars({ rows, X, Y }) {
+function bars({ rows, X, bar }) {
     const wide = (0.8 * (X(1) - X(0))) / Math.max(rows.length, 2);
     return rows.flatMap(([row, fill], at) =>
         Array.from(row, (value, word) =>
-            svg("rect", {
-                x: X(word) + (at - rows.length / 2) * wide + 0.5,
-                y: Math.min(Y(0), Y(value)),
-                width: wide - 1,
-                height: Math.abs(Y(value) - Y(0)),
-                fill,
-            }),
+            bar(X(word) + (at - rows.length / 2) * wide + 0.5, wide - 1, value, fill),
         ),
     );
 }

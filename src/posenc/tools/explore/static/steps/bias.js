@@ -5,7 +5,7 @@ import { logits } from "posenc/math/attend.js";
 import { SCHEMES } from "posenc/math/catalog.js";
 import { Positions } from "posenc/math/positions.js";
 import { drawn } from "posenc/math/special.js";
-import { agreed, apart, array, entryOf, literal, named, optionsOf, python } from "posenc/options.js";
+import { agreed, apart, arrayOf, entryOf, literal, named, optionsOf, python } from "posenc/options.js";
 import { drawing, legend, panel, words } from "posenc/panel.js";
 import { svg } from "posenc/svg.js";
 import { weighed } from "posenc/weighed.js";
@@ -89,12 +89,11 @@ export const figure = {
     },
     async check(state, { biases }, app) {
         const { entry, options, parameters, head, q, k } = call(state, app);
-        const shaped = ({ heads, tokens, dim, data }) => array([heads, tokens, dim], data);
         const { logits: theirs } = await app.ask("attention", {
             schemes: [named(entry, options, parameters)],
-            query: shaped(q),
-            key: shaped(k),
-            value: shaped(k),
+            query: arrayOf(q),
+            key: arrayOf(k),
+            value: arrayOf(k),
             positions: [[FAR], [FAR]],
             key_positions: Array.from({ length: FAR + 1 }, (_, n) => [n]),
             causal: true,
@@ -107,7 +106,7 @@ export const figure = {
             const [left, right, top, high] = [44, 14, 24, width < 480 ? 104 : 140];
             const { palette } = app.theme();
             const looks = [{ stroke: palette[2] }, { stroke: palette[1], "stroke-dasharray": "7 5" }];
-            const named = QUERIES.map((name, n) => ({ name, ...looks[n], dash: looks[n]["stroke-dasharray"] }));
+            const key = QUERIES.map((name, n) => ({ name, ...looks[n] }));
             const place = { left, width: width - left - right, height: high, x: [0, FAR] };
             const second = top + high + 30;
             const panels = [
@@ -136,7 +135,7 @@ export const figure = {
                 parts: [
                     ...panels.flatMap(({ parts }) => parts),
                     svg("line", { ...upright, stroke: "var(--faint)", "stroke-dasharray": "2 3" }),
-                    ...legend(width - right, top - 6, named),
+                    ...legend(width - right, top - 6, key),
                     ...curves,
                     ...lines.map((line, n) =>
                         words(left, second + high + 48 + 17 * n, line, { fill: "var(--ink)", "font-size": 13 }),

@@ -1,6 +1,6 @@
 // Step 3: the pairs of a sinusoidal vector as clocks. M_k turns those of every position by the same angles.
 
-import { element } from "posenc/elements.js";
+import { element, row } from "posenc/elements.js";
 import { rotation } from "posenc/figures/linear-map.js";
 import { Sinusoidal } from "posenc/math/add.js";
 import { Matrix, dot } from "posenc/math/arrays.js";
@@ -48,8 +48,6 @@ export const figure = {
         return agreed(after.data.length, apart(after.data, table.data));
     },
     mount(box, app) {
-        const row = (name, cells, as = "td") =>
-            element("tr", {}, element("th", { scope: "row" }, name), ...cells.map((one) => element(as, {}, one)));
         const names = FROM.map((p) => element("span", {}, `p = ${p}`));
         const clocks = FROM.map((p) => Array.from(scheme.theta, (_, pair) => clock(ordered(app.theme(), pair, 4))));
         const [turned, blocks] = [0, 1].map(() => Array.from(scheme.theta, () => element("span")));

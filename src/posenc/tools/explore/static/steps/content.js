@@ -6,9 +6,9 @@ import { logits } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
 import { CoPE } from "posenc/math/score/cope.js";
 import { FoX } from "posenc/math/score/fox.js";
-import { agreed, apart, array, features } from "posenc/options.js";
+import { agreed, apart, arrayOf, features, named } from "posenc/options.js";
 
-export const WORDS = "the cat sat . the dog ran . it slept".split(" ");
+const WORDS = "the cat sat . the dog ran . it slept".split(" ");
 const [N, STRENGTH, MOST] = [WORDS.length, 6, 16]; // sigmoid(6) is nearly 1
 const STOPS = WORDS.flatMap((word, n) => (word === "." ? [n] : []));
 
@@ -71,20 +71,19 @@ export const figure = {
     },
     async check(state, { picked, counted, bias }, app) {
         const { a, ones, keys, zero, e, forgotten } = parts(picked);
-        const sent = (x) => array([1, N, 1], x.data);
         const ask = (scheme, q, k, more) =>
             app.ask("attention", {
                 schemes: [scheme],
-                query: sent(q),
-                key: sent(k),
-                value: sent(k),
+                query: arrayOf(q),
+                key: arrayOf(k),
+                value: arrayOf(k),
                 positions: Array.from({ length: N }, (_, n) => [n]),
                 causal: true,
                 ...more,
             });
         const last = ({ logits: theirs }) => theirs.data.slice((N - 1) * N);
-        const cope = { name: "cope", options: { head_dim: 1, max_positions: MOST }, parameters: { e: array(e.shape, e.data) } };
-        const fox = { name: "fox", options: { num_heads: 1 } };
+        const cope = named({ name: "cope" }, { head_dim: 1, max_positions: MOST }, { e });
+        const fox = named({ name: "fox" }, { num_heads: 1 });
         const theirs = [
             ...last(await ask(cope, ones, keys, {})).map((score, n) => score - a[n]),
             ...last(await ask(fox, zero, zero, { features: features({ forgotten }) })),

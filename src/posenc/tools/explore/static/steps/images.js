@@ -6,7 +6,7 @@ import { logits } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
 import { AxialRoPE } from "posenc/math/rotate/axes.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
-import { agreed, apart, array } from "posenc/options.js";
+import { agreed, apart, arrayOf, named } from "posenc/options.js";
 import { shown } from "posenc/panel.js";
 
 const [TRAINED, MOST, DIM, BASE] = [14, 32, 16, 100];
@@ -113,10 +113,10 @@ export const figure = {
         let most = 0;
         for (const [n, { positions, at, scores }] of ways.entries()) {
             const { name, options } = WAYS[n];
-            const sent = array([1, side * side, DIM], patches(side).data);
+            const sent = arrayOf(patches(side));
             const { logits: theirs } = await app.ask("attention", {
-                schemes: [{ name, options: Object.fromEntries(Object.entries(options).filter(([, x]) => x !== null)) }],
-                query: array([1, 1, DIM], query.data),
+                schemes: [named({ name }, options)],
+                query: arrayOf(query),
                 key: sent,
                 value: sent,
                 positions: [[...at]],

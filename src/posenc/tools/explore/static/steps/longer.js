@@ -6,7 +6,7 @@ import { slopes } from "posenc/math/score/alibi.js";
 import { T5 } from "posenc/math/score/t5.js";
 import { frequencies } from "posenc/math/phases.js";
 import { entryOf } from "posenc/options.js";
-import { drawing, panel, shown } from "posenc/panel.js";
+import { count, drawing, panel, shown } from "posenc/panel.js";
 import { every } from "posenc/records.js";
 import { svg } from "posenc/svg.js";
 
@@ -15,7 +15,6 @@ const [MOST, STEP, HEADS, BUCKETS] = [8 * TRAINED, 128, 8, 32];
 const PAIR = 6; // the one that the question asks for
 const SCHEMES = ["rope", "alibi", "t5"];
 
-const count = (x) => x.toLocaleString("en");
 const t5 = new T5(
     { num_heads: 1, num_buckets: BUCKETS, max_distance: 128, bidirectional: false, axis: 0, axes: 1, factor: 1 },
     { weight: { shape: [BUCKETS, 1], data: new Float64Array(BUCKETS) } },

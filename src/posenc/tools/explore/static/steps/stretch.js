@@ -6,7 +6,7 @@ import { built, python, SCALINGS } from "posenc/figures/scalings.js";
 import { frequencies } from "posenc/math/phases.js";
 import { scaled } from "posenc/math/scalings.js";
 import { entryOf } from "posenc/options.js";
-import { drawing } from "posenc/panel.js";
+import { count, drawing } from "posenc/panel.js";
 import { BASE, DIM, TRAINED } from "posenc/steps/longer.js";
 import { svg } from "posenc/svg.js";
 
@@ -17,7 +17,6 @@ const NAMES = { none: "none: plain RoPE", linear: "position interpolation", ntk:
 const MODELS = ["llama4", "gemma3"]; // whose layers are shown
 const SAID = { query_scale: "no position, queries scaled" };
 
-const count = (x) => x.toLocaleString("en");
 const scalingOf = (way) => (way === "none" ? null : built(way, GIVEN));
 
 export const figure = {

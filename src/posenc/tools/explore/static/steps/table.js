@@ -3,7 +3,7 @@
 import { Matrix } from "posenc/math/arrays.js";
 import { Learned, Sinusoidal } from "posenc/math/add.js";
 import { Positions } from "posenc/math/positions.js";
-import { agreed, apart, array } from "posenc/options.js";
+import { agreed, apart, named } from "posenc/options.js";
 import { colorOf, drawing, legend, panel, shown, words } from "posenc/panel.js";
 import { remembered } from "posenc/remembered.js";
 import { svg } from "posenc/svg.js";
@@ -66,8 +66,7 @@ export const figure = {
             const cosines = alike(new Matrix(size, DIM, Float64Array.from(said.data)));
             return cosines.subarray(position * size, (position + 1) * size);
         };
-        const weight = array(WEIGHT.shape, WEIGHT.data);
-        const theirs = await alongIn({ name: "learned", options: SIZES, parameters: { weight } }, ROWS);
+        const theirs = await alongIn(named({ name: "learned" }, SIZES, { weight: WEIGHT }), ROWS);
         const formula = await alongIn({ name: "sinusoidal", options: { dim: DIM } }, SHOWN);
         return agreed(ROWS + SHOWN, Math.max(apart(ofLearned, theirs), apart(ofSinusoid, formula)));
     },
@@ -156,12 +155,11 @@ function curvesIn(looks, place, { position }, { refused, learned: ofLearned, sin
         yTicks: [0, 1],
         xLabel: "position",
     });
-    const dash = "6 3";
     const ours = { stroke: looks.learned, "stroke-width": 2 };
-    const formula = { stroke: looks.sinusoid, "stroke-dasharray": dash };
-    const named = [
+    const formula = { stroke: looks.sinusoid, "stroke-dasharray": "6 3" };
+    const key = [
         { name: "learned", ...ours },
-        { name: "sinusoid", ...formula, dash },
+        { name: "sinusoid", ...formula },
     ];
     const [x, y] = [X(0), Y(-0.15)];
     const said = [
@@ -170,7 +168,7 @@ function curvesIn(looks, place, { position }, { refused, learned: ofLearned, sin
     ];
     return [
         ...parts,
-        ...legend(place.left + place.width, place.top - 6, named),
+        ...legend(place.left + place.width, place.top - 6, key),
         path(ofSinusoid, formula),
         ...(refused ? said : [path(ofLearned, { ...ours, "stroke-width": 1 }), ...dots(ofLearned, ours.stroke)]),
     ];

@@ -8,7 +8,7 @@ import { logits } from "posenc/math/attend.js";
 import { Positions } from "posenc/math/positions.js";
 import { RoPE } from "posenc/math/rotate/rope.js";
 import { drawn } from "posenc/math/special.js";
-import { agreed, apart, array } from "posenc/options.js";
+import { agreed, apart, arrayOf } from "posenc/options.js";
 import { drawing, panel, shown, words } from "posenc/panel.js";
 import { svg } from "posenc/svg.js";
 
@@ -73,9 +73,9 @@ export const figure = {
     async check({ query, key }, numbers, app) {
         const said = await app.ask("attention", {
             schemes: [{ name: "rope", options: { head_dim: DIM } }],
-            query: array([1, 1, DIM], Q.data),
-            key: array([1, 1, DIM], K.data),
-            value: array([1, 1, DIM], K.data),
+            query: arrayOf(Q),
+            key: arrayOf(K),
+            value: arrayOf(K),
             positions: [[query]],
             key_positions: [[key]],
         });
@@ -180,7 +180,7 @@ const lengths = Array.from(
 /** What each pair of channels gives to the score. */
 function barsIn({ palette }, place, { products, score: sum }) {
     const most = Math.max(...lengths);
-    const { parts, X, Y } = panel({
+    const { parts, X, bar } = panel({
         ...place,
         x: [-0.5, PAIRS - 0.5],
         y: [-most, most],
@@ -189,18 +189,8 @@ function barsIn({ palette }, place, { products, score: sum }) {
         yTicks: [-1, 0, 1].filter((value) => Math.abs(value) <= most),
     });
     const width = 0.7 * (X(1) - X(0));
-    return [
-        ...parts,
-        ...products.map((product, n) =>
-            svg("rect", {
-                x: X(n) - width / 2,
-                y: Math.min(Y(0), Y(product)),
-                width,
-                height: Math.abs(Y(product) - Y(0)),
-                fill: n === PAIR ? "var(--ink)" : palette[2],
-            }),
-        ),
-    ];
+    const fill = (n) => (n === PAIR ? "var(--ink)" : palette[2]);
+    return [...parts, ...products.map((product, n) => bar(X(n) - width / 2, width, product, fill(n)))];
 }
 
 function curveIn({ palette }, place, { query, key }, numbers) {

@@ -1,9 +1,9 @@
 // Step 1: the output of attention for each word, in any order of the words, without a mask and under a causal one.
 
-import { element } from "posenc/elements.js";
+import { element, row } from "posenc/elements.js";
 import { Heads } from "posenc/math/arrays.js";
 import { attend } from "posenc/math/attend.js";
-import { agreed, apart, array } from "posenc/options.js";
+import { agreed, apart, arrayOf } from "posenc/options.js";
 
 const VECTORS = { dog: [2, 0, 1], bites: [0, 1, -1], man: [1, 2, 0] }; // queries, keys and values alike
 const WORDS = Object.keys(VECTORS);
@@ -59,7 +59,7 @@ export const figure = {
         return { shape: [2, COUNT, DIM], data: masks.flatMap(({ outputs }) => [...outputs.data]) };
     },
     async check({ order }, masks, app) {
-        const sent = array([1, COUNT, DIM], vectorsOf(order).data);
+        const sent = arrayOf(vectorsOf(order));
         const positions = WORDS.map((_, n) => [n]);
         const ask = ({ causal }) =>
             app.ask("attention", { schemes: [], query: sent, key: sent, value: sent, positions, causal });
@@ -105,8 +105,6 @@ export const figure = {
                 onpointercancel: () => (held = null),
             }),
         );
-        const row = (name, cells, as = "td") =>
-            element("tr", {}, element("th", { scope: "row" }, name), ...cells.map((one) => element(as, {}, one)));
         const cells = () => MASKS.map(() => WORDS.map(() => element("div")));
         const [given, now] = [cells(), cells()];
         const rows = (of) => MASKS.map(({ name }, mask) => row(name, of[mask]));
