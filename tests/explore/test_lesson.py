@@ -245,7 +245,6 @@ def test_a_word_is_dragged(page: Watched, address: str) -> None:
 
 @needs_browser
 @pytest.mark.more
-@pytest.mark.skipif(len(NAMES) < 2, reason="needs a second step")
 def test_arrow_keys_links_and_the_address_go_from_step_to_step(browser: Any, address: str) -> None:
     with watched(browser) as page:
         current = '.steps [aria-current="step"]'

@@ -1,16 +1,21 @@
-"""Steps 4 to 7 of the lesson: the numbers and words of their text are those of their figures, and of posenc."""
+"""The numbers and words of the lesson's text are those of its figures, of posenc, and of the shipped records."""
 
+import math
 from typing import Any
 
 import pytest
+import torch
 
 import posenc
-from posenc.tools.explore import lesson
+from posenc.schemes.t5 import T5
+from posenc.tools.explore import data, lesson
 from posenc.tools.explore.content import content
+from tests.explore.browser import Watched, executable
 from tests.explore.node import Node
 from tests.explore.test_figures import run
 
 STEPS = {step.name: step for step in lesson.lesson()}
+TEXT = {name: " ".join(f"{step.text} {step.answers}".split()) for name, step in STEPS.items()}
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +70,103 @@ def test_weights_under_alibi_stay_where_the_query_is_further_on(figure: Any) -> 
     near, far = (figure("beside", query=query)["says"].partition("under RoPE ")[2] for query in (8, 40))
     assert near.partition("under ALiBi ")[2] == far.partition("under ALiBi ")[2] != ""
     assert near != far
+
+
+def test_t5_has_one_bucket_from_113_on() -> None:
+    t5 = T5(1)
+    assert t5.edges[-1] == 113
+    assert "from 113 on into its last bucket" in TEXT["longer"]
+
+
+def test_a_turn_of_pair_6() -> None:
+    theta = posenc.RoPE(16).frequencies()[0][0]
+    turns = 2047 * theta / (2 * math.pi)
+    assert round(2 * math.pi / theta[6].item()) == 6283
+    assert "about 6,283 tokens for one turn, and training showed it a third" in TEXT["longer"]
+    assert turns[6] == pytest.approx(1 / 3, abs=0.01)
+    new = [k for k in range(8) if turns[k] < 1]
+    assert new == [6, 7]
+
+
+def test_rope_gets_worse_past_its_length_and_the_others_do_not() -> None:
+    """In the first comparison on text, which the figure shows, by more than the intervals."""
+    first = next(record for record in data.records() if record["task"] == "text")
+    (sliding,) = [each for each in first["measures"] if each["kind"] == "sliding"]
+    assert sliding["lengths"][1:] == [128, 256, 512, 1024]
+    assert "The loss of RoPE rises soon after the trained length, that of ALiBi and T5 does not" in TEXT["longer"]
+    _, trained, *longer = sliding["curves"]["rope"]
+    assert all(low > trained[2] for _, low, _, _ in longer)
+    for scheme in ("alibi", "t5"):
+        _, (_, low, high, _), *longer = sliding["curves"][scheme]
+        assert all(low < mean < high for mean, *_ in longer)
+
+
+def frequencies(scaling: Any) -> torch.Tensor:
+    return posenc.RoPE(16, scaling=scaling).frequencies()[0][0]
+
+
+def test_what_each_scaling_divides_by() -> None:
+    plain = frequencies(None)
+    linear, ntk, yarn = (
+        plain / frequencies(scaling)
+        for scaling in (
+            posenc.scalings.PositionInterpolation(4),
+            posenc.scalings.NTKAware(4),
+            posenc.scalings.YaRN(4, 2048),
+        )
+    )
+    assert linear.tolist() == pytest.approx([4.0] * 8)
+    assert (ntk[0], ntk[7]) == (1, pytest.approx(4))
+    assert all(1 < x < 4 for x in ntk[1:7])
+    assert yarn[:3].tolist() == [1, 1, 1]
+    assert all(1 < x < 4 for x in yarn[3:6])
+    assert yarn[6:].tolist() == pytest.approx([4, 4])
+    assert "keeps pairs 0 to 2 exactly, divides pairs 6 and 7 by 4" in TEXT["stretch"]
+    assert (2048 * plain[5] / (2 * math.pi)) > 1  # "had seen their whole circle in training"
+    degrees = [round(math.degrees(theta[0])) for theta in (plain, plain / linear)]
+    assert "{}° away in training and is {}° away now".format(*degrees) in TEXT["stretch"]
+
+
+def test_the_layers_of_llama_4_and_gemma_3() -> None:
+    llama, gemma = posenc.schedules.llama4(), posenc.schedules.gemma3()
+    far = [layer for layer, (_, window) in enumerate(llama) if window is None]
+    assert far[:3] == [3, 7, 11]
+    assert "Every fourth (3, 7, 11, ...) has no position" in TEXT["stretch"]
+    assert {window.size for _, window in llama if isinstance(window, posenc.Chunk)} == {8192}
+    bases = [scheme.base for scheme, _ in gemma][:6]
+    assert bases == [10_000] * 5 + [1_000_000]
+    assert (
+        "five layers with a window and base 10,000, then one with the whole text and base 1,000,000" in TEXT["stretch"]
+    )
+
+
+def test_the_gates_of_a_picked_word() -> None:
+    counted, kept = torch.tensor([6.0, -6.0]).sigmoid().tolist()
+    assert f"$g$ = {counted:.3f} and $f$ = {kept:.3f}" in TEXT["content"]
+
+
+@pytest.mark.more
+@pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
+def test_words_are_picked_and_questions_answered_by_keyboard(page: Watched, address: str) -> None:
+    said = page.page.locator(".judged")
+
+    def checked() -> str:
+        page.page.locator(".check-answer").focus()
+        page.page.keyboard.press("Enter")
+        return said.inner_text()[:9]
+
+    page.open(f"{address}#step=content")
+    page.until_drawn("content")
+    for word, verdict, picked in ((5, "Not yet. ", ""), (3, "Not yet. ", "3"), (7, "Right. Th", "3-7")):
+        page.page.locator(".wound button").nth(word).focus()
+        page.page.keyboard.press("Space")
+        page.page.wait_for_function("() => document.querySelector('.judged').textContent === ''")
+        page.page.wait_for_function("n => location.hash.endsWith(`content.picked=${n}`)", arg=picked)
+        assert checked() == verdict
+    page.open(f"{address}#step=longer")
+    page.until_drawn("longer")
+    page.page.locator(".controls input").focus()
+    for _ in range(18):  # steps of 128 tokens, from 4,096 to 6,400
+        page.page.keyboard.press("ArrowRight")
+    page.page.wait_for_function("() => location.hash.endsWith('longer.tokens=6400')")
+    assert checked() == "Right. Pa"

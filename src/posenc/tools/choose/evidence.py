@@ -133,7 +133,7 @@ def statements() -> tuple[Statement, ...]:
 
 
 def strength_of(claim: Mapping[str, Any]) -> str:
-    """ "measured" once the claim was tested here on a text, else "published"."""
+    """Of a claim "measured", once it was tested here on a text, else "published"."""
     is_measured = any(found and found["status"] == "measured" for found in claim["ours"].values())
     return "measured" if is_measured else "published"
 
