@@ -1,5 +1,5 @@
 """Tables that ``make tables`` writes: of schemes, in README.md and docs/schemes.md, from the catalog; of kinds, in
-docs/design.md, from the backends; in docs/choose.md, of what `posenc choose` recommends, and of the study."""
+docs/design.md, from the backends; in docs/choose.md, of what `posenc choose` recommends, of the study and of digits."""
 
 import re
 from pathlib import Path
@@ -111,12 +111,18 @@ def _study() -> str:
     return _table(("scheme, in the study", *of.heads, *far.heads), *rows)
 
 
+def _images() -> str:
+    """The shares of right answers on digits."""
+    (of,) = (each for each in evidence.tables() if each.name == "digits")
+    return _table(("scheme", *of.heads), *((row.label, *row.figures) for row in of.rows))
+
+
 def tables() -> dict[str, list[str]]:
     """Each file's tables, as Markdown."""
     claims = {entry.name: ", ".join(_word(law) for law in MAIN if law in entry.laws) for entry in CATALOG}
     return {
         "docs/design.md": [_kinds()],
-        "docs/choose.md": [_choices(), _strengths(), _study()],
+        "docs/choose.md": [_choices(), _strengths(), _study(), _images()],
         "README.md": [_table(("door", "what happens there", "schemes"), *map(_of_door, HAPPENS))],
         "docs/schemes.md": [
             _table(

@@ -50,6 +50,12 @@ def records(part: str) -> list[Record]:
     return [record for folder in SCHEMES for record in read(RECORDS / part / folder, check)]
 
 
+def images() -> Summary | None:
+    """The comparison on digits, beside the study; None where nothing was measured."""
+    made = read(RECORDS / "digits" / "all", check)
+    return Summary(made) if made else None
+
+
 @dataclass(frozen=True)
 class Text:
     """One text of the study, and the seeds that are planned of each scheme."""

@@ -13,13 +13,27 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 import posenc.tools.choose
+from posenc.tools.choose.evidence import LEAST_SEEDS, claims
 from posenc.tools.choose.evidence import TEXTS as CLAIMED
-from posenc.tools.choose.evidence import claims
+from posenc.tools.compare.summary import Summary
 from posenc.tools.kit.files import write_whole
-from study.found import LENGTHS, MEASURE, Contrast, Text, contrasts, exploratory, interval, label, task, text, tuning
+from study.found import (
+    LENGTHS,
+    MEASURE,
+    Contrast,
+    Text,
+    contrasts,
+    exploratory,
+    images,
+    interval,
+    label,
+    task,
+    text,
+    tuning,
+)
 from study.pictures import png
 from study.run import SCHEMES, TASKS, TEXTS
-from study.shipped import FILE, shipped
+from study.shipped import FILE, repeated, shipped
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
@@ -51,7 +65,8 @@ def main() -> None:
         "lengths": LENGTHS,
     }
     write_whole(CHOOSE / "claims.json", _claims(found).encode())
-    write_whole(CHOOSE / "study.json", _tables([of for of in texts if of.name in CLAIMED and of.trained]).encode())
+    claimed = [of for of in texts if of.name in CLAIMED and of.trained]
+    write_whole(CHOOSE / "study.json", _tables(claimed, images()).encode())
     write_whole(FILE, shipped(texts, TITLES).encode())
     write_whole(DOCS / "study" / "plan.md", (HERE / "plan.md").read_bytes())
     for name in ("index", "tuning", "contrasts", "tasks"):
@@ -76,20 +91,65 @@ def _claims(found: Mapping[str, Sequence[Contrast]]) -> str:
     return '{"claims": [\n' + ",\n".join(made) + "\n]}\n"
 
 
-def _tables(texts: Sequence[Text]) -> str:
-    """The file of what each text has shown, as `posenc.tools.choose` takes tables: a table in a line, and its rows."""
-    made = [json.dumps(_table(of, far), ensure_ascii=False) for of in texts for far in (False, True)]
+def _tables(texts: Sequence[Text], images: Summary | None) -> str:
+    """The file of what each text and the digits have shown, as `posenc.tools.choose` takes tables: a table in a line,
+    and its rows."""
+    found = [_table(of, far) for of in texts for far in (False, True)] + ([_of_images(images)] if images else [])
+    made = [json.dumps(each, ensure_ascii=False) for each in found]
     lines = (
         ",\n".join(made).replace(' {"label"', '\n  {"label"').replace('[{"label"', '[\n  {"label"').replace("**", "")
     )
     return f'{{"records": [\n{lines}\n]}}\n'
 
 
+def counted(seeds: Sequence[int]) -> str:
+    """How many seeds the schemes have, in words."""
+    few, most = min(seeds), max(seeds)
+    return "one seed" if most == 1 else f"{most} seeds" if few == most else f"{few} to {most} seeds"
+
+
+def _of_images(found: Summary) -> dict[str, Any]:
+    """The share of right answers at the trained grid and at larger ones, with positions as they are and fitted."""
+    trained = found.train_length
+    larger = [n for n in found.test_lengths if n > trained]
+    of = [("accuracy", trained), *((kind, n) for n in larger for kind in ("accuracy", "resized"))]
+    seeds = [len(found.measured(scheme)) for scheme in found.schemes]
+
+    def cell(scheme: str, kind: str, length: int) -> str:
+        value = found.bits(kind, scheme, length)
+        if value is None:
+            return "undefined" if found.undefined(scheme, length, kind) else "–"
+        return f"{value.mean:.3f} ± {(value.high - value.low) / 2:.3f}".replace("0.", ".")
+
+    return {
+        "name": "digits",
+        "question": "images",
+        "title": "Images larger than in training: digits",
+        "measured": (
+            f"Accuracy of small vision Transformers trained for {found.configuration['steps']} steps on digits of "
+            f"{trained} × {trained} patches, on the same images resized; {counted(seeds)}, not tuned. Fitted: "
+            "positions are interpolated to the training grid."
+        ),
+        "shows": "At another resolution, interpolating positions helps more than the choice of scheme.",
+        "heads": [
+            f"{n} (trained)" if n == trained else f"{n}, fitted" if kind == "resized" else str(n) for kind, n in of
+        ],
+        "rows": [
+            {"label": scheme, "schemes": [scheme], "figures": [cell(scheme, *each) for each in of]}
+            for scheme in found.schemes
+        ],
+        "better": "higher",
+        "source": "posenc",
+        "command": repeated(found),
+        "doc": "docs/choose.md",
+        "too_few": counted(seeds) if min(seeds) < LEAST_SEEDS else "",
+    }
+
+
 def _table(of: Text, far: bool) -> dict[str, Any]:
     """The losses of all schemes from the trained length on, or what far text is worth to each."""
     shown = rows(of)
-    few, most = (end(seeds for _, seeds, _, _ in shown) for end in (min, max))
-    counted = "one seed" if most == 1 else f"{most} seeds" if few == most else f"{few} to {most} seeds"
+    seeds = counted([each for _, each, _, _ in shown])
     longer = [f"{n:,}" for n in of.summary.lengths(MEASURE) if n > LENGTHS[0]]
     heads = ["far text"] if far else [f"{LENGTHS[0]} (trained)", *longer]
     measured, shows, what = FAR if far else NEAR
@@ -97,7 +157,7 @@ def _table(of: Text, far: bool) -> dict[str, Any]:
         "name": f"study_{of.name}{'_far' * far}",
         "question": "far" if far else "length",
         "title": f"The study, {TITLES[of.name]}: {what}",
-        "measured": f"{measured}, of decoders of 384 thousand parameters trained 600 steps on 128 bytes; {counted}.",
+        "measured": f"{measured}, of decoders of 384 thousand parameters trained 600 steps on 128 bytes; {seeds}.",
         "shows": shows,
         "heads": heads,
         "rows": [
@@ -112,7 +172,7 @@ def _table(of: Text, far: bool) -> dict[str, Any]:
         "source": "posenc",
         "command": "make study",
         "doc": f"docs/study/{of.name}.md",
-        "too_few": "" if of.complete else counted,
+        "too_few": "" if of.complete else seeds,
     }
 
 

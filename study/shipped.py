@@ -9,16 +9,14 @@ from typing import Any
 
 from posenc.tools.choose.evidence import TEXTS as CLAIMED
 from posenc.tools.compare import accuracy
-from posenc.tools.compare.results import check
 from posenc.tools.compare.summary import Summary
 from posenc.tools.compare.task import listed
 from posenc.tools.explore import data
 from posenc.tools.explore.records import summarised
 from posenc.tools.extend.settings import CROPPED
 from posenc.tools.extend.verdicts import LEAST_PIECES
-from posenc.tools.kit.records import read
-from study.found import HERE, Text, contrasts, interval, label, records, task
-from study.run import RECORDS, TASKS
+from study.found import HERE, Text, contrasts, images, interval, label, records, task
+from study.run import TASKS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -52,11 +50,8 @@ def _sets(texts: Sequence[Text], titles: Mapping[str, str]) -> Iterator[dict[str
         if made:
             progress = task(name, seeds).progress
             yield _one(f"Puzzle: {name}", summarised(made), f"Described, not tested: {progress}.")
-    if made := read(RECORDS / "digits" / "all", check):
-        found = Summary(made)
-        seeds_of = ",".join(map(str, found.seeds(found.schemes[0])))
-        command = f"posenc compare --task digits --schemes {','.join(found.schemes)} --seeds {seeds_of}"
-        yield _one("Images: digits", summarised(made), unbeaten(found), command)
+    if found := images():
+        yield _one("Images: digits", summarised(found.records), unbeaten(found), repeated(found))
     few = f"Undecided: four pieces of text are too few for a verdict, which needs {LEAST_PIECES}."
     yield _one("SmolLM2-135M, extended", extension(tomllib.loads((HERE / "extend.toml").read_text())), few, EXTENDED)
 
@@ -105,6 +100,12 @@ def verdicts(of: Text) -> str:
         if each.verdict
     )
     return f"Tested, with Holm's correction: {'; '.join(told)}."
+
+
+def repeated(found: Summary) -> str:
+    """The command that makes the comparison on digits anew."""
+    seeds = ",".join(map(str, found.seeds(found.schemes[0])))
+    return f"posenc compare --task digits --schemes {','.join(found.schemes)} --seeds {seeds}"
 
 
 def unbeaten(found: Summary) -> str:

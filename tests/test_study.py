@@ -190,6 +190,7 @@ def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPat
         "study_python_far": "",
         "study_plays": "3 seeds",
         "study_plays_far": "3 seeds",
+        "digits": "",
     }
     for text in parts:
         for row, worth in zip(*(tables[f"study_{text}{far}"]["rows"] for far in ("", "_far")), strict=True):
@@ -233,6 +234,22 @@ def test_of_images_the_best_are_said_and_that_none_was_tuned() -> None:
         "8 × 8 patches, learned, sinusoidal and relative_2d; at 16 × 16 patches, sinusoidal; at 16 × 16 patches with "
         "fitted positions, sinusoidal and relative_2d."
     )
+
+
+@pytest.mark.parametrize(("seeds", "counted", "too_few"), [((0, 1, 2), "3 seeds", ""), ((0,), "one seed", "one seed")])
+def test_the_table_of_images_is_what_was_measured(seeds: tuple[int, ...], counted: str, too_few: str) -> None:
+    of = Summary(test_accuracy.records("digits", seeds))
+    table = pages._of_images(of)
+    assert f"; {counted}, not tuned." in table["measured"]
+    assert table["too_few"] == too_few
+    assert table["heads"][0] == f"{of.train_length} (trained)"
+    for row in table["rows"]:
+        value = of.bits("accuracy", row["label"], of.train_length)
+        assert float(row["figures"][0].split(" ± ")[0]) == pytest.approx(value.mean, abs=6e-4)
+    figures = {row["label"]: row["figures"] for row in table["rows"]}
+    assert figures["learned"][-1] == "–"  # nothing to interpolate
+    resized = of.bits("resized", "sinusoidal", of.test_lengths[-1])
+    assert float(figures["sinusoidal"][-1].split(" ± ")[0]) == pytest.approx(resized.mean, abs=6e-4)
 
 
 def test_what_was_found_is_kept_with_its_claim(monkeypatch: pytest.MonkeyPatch) -> None:

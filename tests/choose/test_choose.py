@@ -171,7 +171,7 @@ def test_an_answer_says_all_that_it_should(answer: asking.Answer, choose: Any) -
         assert statement.where in flat
     assert f"Strength of the evidence for it: {STRENGTHS[answer.strength]}." in flat
     nulls = sum(found is None for claim in claims_of(answer) for found in claim["ours"].values())
-    assert flat.count("not measured here yet") == nulls
+    assert flat.count("no verdict here yet") == nulls
 
 
 @pytest.mark.parametrize(

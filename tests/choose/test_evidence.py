@@ -74,7 +74,7 @@ def test_what_was_found_is_told() -> None:
     assert told["ours"] == [
         "the Python files of Django 5.2.8 and SQLAlchemy 2.0.44: lower, by -0.120 bits per byte (95 % interval -0.150 "
         "to -0.090, 10 seeds); agrees with what was published: no",
-        "Shakespeare's works: not measured here yet",
+        "Shakespeare's works: no verdict here yet",
     ]
     assert evidence.described(claim({"status": "not run", "why": "no time"}))["ours"][0].endswith(
         "44: not run: no time"

@@ -100,7 +100,7 @@ ENTRY = Entry(
     users="the RoPE-Mixed models of naver-ai/rope-vit",
     url="https://arxiv.org/abs/2403.13298",
     avoid=(
-        "**Short trainings.** Its frequencies are learned: after 400 steps on digits it had an accuracy of .846, and "
-        "`AxialRoPE` .862 ([one seed](../choose.md#images-and-video))."
+        "**Short trainings.** Its frequencies are learned: after 400 steps on digits it was not shown to be better "
+        "than `AxialRoPE`, whose frequencies are fixed ([the table](../choose.md#images-and-video))."
     ),
 )

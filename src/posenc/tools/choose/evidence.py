@@ -225,7 +225,7 @@ def described(claim: Mapping[str, Any]) -> dict[str, Any]:
 
 def _found(found: Mapping[str, Any] | None) -> str:
     if found is None:
-        return "not measured here yet"
+        return "no verdict here yet"
     if found["status"] == "not run":
         return f"not run: {found['why']}"
     return (
