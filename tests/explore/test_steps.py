@@ -6,7 +6,6 @@ import pytest
 
 import posenc
 from posenc.tools.explore import lesson
-from posenc.tools.explore.content import content
 from tests.explore.node import Node
 from tests.explore.test_figures import run
 
@@ -14,10 +13,9 @@ STEPS = {step.name: step for step in lesson.lesson()}
 
 
 @pytest.fixture(scope="module")
-def figure(javascript: Node) -> Any:
+def figure(figures: Node) -> Any:
     """What a figure says in a state."""
-    javascript("content", **content())
-    return lambda name, **state: javascript("figure", name=name, state=state)
+    return lambda name, **state: figures("figure", name=name, state=state)
 
 
 @pytest.mark.parametrize("position", [32, 39])
