@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from posenc.tools.explore.content import content
 from tests.explore import node
 from tests.explore.browser import Watched, chromium, sample_content, served, watched
 
@@ -23,6 +24,19 @@ def javascript(executable: str) -> Iterator[node.Node]:
     """The explorer's JavaScript, in one process for all tests."""
     with node.Node(executable) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def plain() -> dict[str, Any]:
+    """The page's data without schemes or records of the user's."""
+    return content()
+
+
+@pytest.fixture(scope="module")
+def figures(javascript: node.Node, plain: dict[str, Any]) -> node.Node:
+    """The explorer's JavaScript with this data; each module says it again, since another may have given others."""
+    javascript("content", **plain)
+    return javascript
 
 
 @pytest.fixture(scope="session")

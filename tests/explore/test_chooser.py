@@ -10,6 +10,7 @@ pytestmark = pytest.mark.skipif(executable() is None, reason="needs chromium: ap
 FIRST = ["NoPE", "Sinusoidal", "Learned", "RoPE", "ALiBi", "T5"]
 
 
+@pytest.mark.more
 def test_a_scheme_is_found_by_typing_and_chosen_by_the_keyboard(page: Watched, address: str) -> None:
     page.open(f"{address}#figure=scheme")
     page.until_drawn("scheme")

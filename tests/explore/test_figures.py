@@ -13,6 +13,7 @@ from posenc.schemes.entry import Entry
 from posenc.tools.explore.content import content
 from tests.explore.browser import FIGURES
 from tests.explore.node import STATIC, Node
+from tests.rows import with_more
 
 # A tensor of the reader's, in what a figure gives to copy: "# x: (batch, tokens, dim), here (2, 33, 16)".
 TENSORS = re.compile(r"^# (?P<names>[\w, ]+): \([\w, ]+\), here \((?P<shape>[\d, ]+)\)$", re.MULTILINE)
@@ -57,7 +58,7 @@ def copied(code: str) -> None:
     assert after[name].isfinite().all()
 
 
-@pytest.mark.parametrize("figure", COPIED)
+@pytest.mark.parametrize("figure", with_more(COPIED[:1], COPIED[1:]))
 def test_what_one_copies_runs(figure: str, figures: Node) -> None:
     for state in ("defaults", "another"):
         copied(figures("figure", name=figure, state=state)["use"])

@@ -7,11 +7,11 @@ import pytest
 
 from posenc.schemes.catalog import CATALOG
 from posenc.tools.explore.catalog import formula, options
-from posenc.tools.explore.content import content
 from posenc.tools.explore.mathml import mathml
 from posenc.tools.explore.page import formulas
 from tests.explore.browser import VIEWS, executable, watched
 from tests.explore.node import Node
+from tests.rows import with_more
 
 # --- from LaTeX -----------------------------------------------------------------------------------------------------
 
@@ -59,12 +59,6 @@ def marked(made: str) -> set[str]:
     return set(" ".join(re.findall(r'data-control="([^"]*)"', made)).split())
 
 
-@pytest.fixture(scope="module")
-def figures(javascript: Node) -> Node:
-    javascript("content", **content([]))
-    return javascript
-
-
 def controls(figures: Node, figure: str, *states: Any) -> set[str]:
     """Its controls in these states."""
     found = (figures("figure", name=figure, state=state)["controls"] for state in states)
@@ -99,7 +93,10 @@ WITHOUT = {
 }
 
 
-@pytest.mark.parametrize("figure", [name for name in formulas() if name not in ("doors", "fox", "sentence")])
+SYMBOLS = [name for name in formulas() if name not in ("doors", "fox", "sentence")]
+
+
+@pytest.mark.parametrize("figure", with_more(SYMBOLS[:1], SYMBOLS[1:]))
 def test_a_control_finds_its_symbol_and_a_symbol_its_control(figure: str, figures: Node) -> None:
     states: list[Any] = ["defaults", "another"]
     if figure in ("similarity", "vector-lines"):

@@ -11,7 +11,6 @@ import torch
 
 import posenc
 from posenc.tools.explore import lesson
-from posenc.tools.explore.content import content
 from posenc.tools.explore.page import explorer
 from tests.explore.browser import Watched, executable, watched
 from tests.explore.node import STATIC, Node
@@ -24,12 +23,6 @@ DESKTOP, TELEPHONE = {"width": 1280, "height": 800}, {"width": 390, "height": 84
 CONTROLS = {"turn": 2, "decide": 5}  # the positions of the query and of the key; five questions
 
 needs_browser = pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
-
-
-@pytest.fixture(scope="module")
-def figures(javascript: Node) -> Node:
-    javascript("content", **content())
-    return javascript
 
 
 # --- text -----------------------------------------------------------------------------------------------------------
@@ -152,8 +145,8 @@ class Headings(HTMLParser):
             self.found[-1] += data
 
 
-def test_the_page_has_the_text_of_all_steps_in_their_order() -> None:
-    text = explorer(content(), server=False)
+def test_the_page_has_the_text_of_all_steps_in_their_order(plain: dict[str, Any]) -> None:
+    text = explorer(plain, server=False)
     parser = Headings()
     parser.feed(text)
     assert parser.found == [f"{step.number} {step.title}" if step.number else step.title for step in LESSON]
@@ -163,6 +156,7 @@ def test_the_page_has_the_text_of_all_steps_in_their_order() -> None:
 
 
 @needs_browser
+@pytest.mark.more
 def test_the_text_is_shown_without_javascript(browser: Any, address: str) -> None:
     context = browser.new_context(java_script_enabled=False, viewport=TELEPHONE)
     page = context.new_page()

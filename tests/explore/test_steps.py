@@ -9,7 +9,6 @@ import torch
 import posenc
 from posenc.schemes.t5 import T5
 from posenc.tools.explore import data, lesson
-from posenc.tools.explore.content import content
 from tests.explore.browser import Watched, executable
 from tests.explore.node import Node
 from tests.explore.test_figures import run
@@ -19,10 +18,9 @@ TEXT = {name: " ".join(f"{step.text} {step.answers}".split()) for name, step in 
 
 
 @pytest.fixture(scope="module")
-def figure(javascript: Node) -> Any:
+def figure(figures: Node) -> Any:
     """What a figure says in a state."""
-    javascript("content", **content())
-    return lambda name, **state: javascript("figure", name=name, state=state)
+    return lambda name, **state: figures("figure", name=name, state=state)
 
 
 @pytest.mark.parametrize("position", [32, 39])
