@@ -106,6 +106,15 @@ def test_own_schemes_that_posenc_refuses_to_compose_are_refused(known: dict[str,
     assert f"{TURNING}+alibi" not in known["refused"]
 
 
+def test_numbers_that_are_not_finite_are_said_and_can_be_written() -> None:
+    class Endless(posenc.Sinusoidal):
+        def table(self, positions: posenc.Positions, dtype: torch.dtype | None = None) -> torch.Tensor:
+            return super().table(positions, dtype=dtype) / 0
+
+    found = module.numbers(Endless(64), module.shape_of(1))
+    assert found == {"missing": "some of its numbers are NaN or infinite: see it in the view Scores"}
+
+
 @pytest.mark.more
 def test_the_laws_of_an_own_scheme_are_measured() -> None:
     assert module.own(TURNING)["measured"]["relative"]["holds"] is True

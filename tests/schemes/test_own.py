@@ -213,3 +213,10 @@ def test_it_is_drawn_and_described(own: str, tmp_path: Path, capsys: pytest.Capt
     assert main([*words, "--schemes", f"{own}:Steep"]) == 0
     assert main(["schemes", f"{own}:Steep"]) == 0
     assert "Steep(num_heads, form='causal')" in capsys.readouterr().out
+
+
+def test_a_scheme_that_does_not_begin_as_a_module_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "bare.py"
+    path.write_text("import posenc\nclass Bare(posenc.Scheme):\n    def __init__(self, dim):\n        self.dim = dim\n")
+    with pytest.raises(ValueError, match=r":Bare must call super\(\).__init__\(\) in its __init__"):
+        scheme_from_names(f"{path}:Bare", Shape(dim=8, num_heads=2, head_dim=4, max_positions=9))

@@ -101,6 +101,8 @@ def _guarded(text: str, build: Callable[[Shape], Scheme]) -> Callable[[Shape], S
             raise TargetError(f"building {text}", error) from error
         if not isinstance(made, Scheme):
             raise ValueError(f"{text} must build a Scheme, got {shown(made)}")
+        if "_modules" not in vars(made):
+            raise ValueError(f"{text} must call super().__init__() in its __init__")
         return made
 
     return guarded

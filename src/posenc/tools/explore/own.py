@@ -84,6 +84,8 @@ def numbers(scheme: Scheme, shape: Shape) -> dict[str, Any]:
         maps = [_maps(turn, shape) for turn in (encoding.rotate_query, encoding.rotate_key)]
         zeros = torch.zeros(1, shape.num_heads, TOKENS, shape.head_dim, dtype=torch.float64)
         bias = posenc.logits(zeros, zeros, encoding)[0]
+        if not all((x < torch.inf).all() for x in (table, *maps, bias)):
+            return {"missing": "some of its numbers are NaN or infinite: see it in the view Scores"}
         if not _is_all(maps, bias, encoding, shape):
             return {"missing": others}
     if "rotate" in scheme.doors:
