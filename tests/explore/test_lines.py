@@ -25,7 +25,7 @@ def test_of_many_lines_some_are_chosen(browser: Any, address: str) -> None:
         assert pressed.all_inner_texts() == ["ALiBi"]
         page.page.locator(".lines:visible").focus()
         page.page.keyboard.press("ArrowRight")
-        assert read.inner_text() == "distance (tokens) 1: ALiBi -0.25"
+        assert read.inner_text() == "distance (tokens) 1: ALiBi −0.25"
         key.get_by_role("button", name="Sandwich").focus()
         page.page.keyboard.press("Space")
         assert pressed.all_inner_texts() == ["ALiBi", "Sandwich"]

@@ -129,7 +129,7 @@ def test_the_layers_of_llama_4_and_gemma_3() -> None:
     llama, gemma = posenc.schedules.llama4(), posenc.schedules.gemma3()
     far = [layer for layer, (_, window) in enumerate(llama) if window is None]
     assert far[:3] == [3, 7, 11]
-    assert "Every fourth (3, 7, 11, ...) has no position" in TEXT["stretch"]
+    assert "Every fourth (3, 7, 11, ..., counted from 0) has no position" in TEXT["stretch"]
     assert {window.size for _, window in llama if isinstance(window, posenc.Chunk)} == {8192}
     bases = [scheme.base for scheme, _ in gemma][:6]
     assert bases == [10_000] * 5 + [1_000_000]

@@ -86,7 +86,7 @@ export class Card {
                 page.isFramed
                     ? ""
                     : alone
-                      ? element("a", { href: `#view=${page.viewOf(figure).name}` }, "All figures")
+                      ? page.back(figure)
                       : element("a", { href: `#figure=${figure.name}` }, "Full screen", hidden(`: ${figure.title}`)),
             ),
             element("p", { class: "see" }, figure.see),

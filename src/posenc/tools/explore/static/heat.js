@@ -2,6 +2,7 @@
 // mouse, touch and arrow keys.
 
 import { element } from "posenc/elements.js";
+import { withMinus } from "posenc/words.js";
 
 const MOST = 1024; // cells to a side
 const APART = { across: 34, down: 22 }; // pixels between the numbers along an edge
@@ -33,7 +34,7 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
         if (!cell || !shown) return;
         const { values, columns, rowName, columnName, digits } = shown;
         const value = values[cell.row * columns + cell.column];
-        const number = Number.isNaN(value) ? "not seen" : Number(value.toPrecision(digits)).toString();
+        const number = Number.isNaN(value) ? "not seen" : withMinus(Number(value.toPrecision(digits)));
         read.textContent = `${rowName(cell.row)}, ${columnName(cell.column)}: ${number}`;
     };
     const paint = () => {
@@ -170,8 +171,8 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
             const strip = new ImageData(256, 1);
             strip.data.set(colors);
             bar.getContext("2d").putImageData(strip, 0, 0);
-            low.textContent = Number(least.toPrecision(3));
-            high.textContent = Number(most.toPrecision(3));
+            low.textContent = withMinus(Number(least.toPrecision(3)));
+            high.textContent = withMinus(Number(most.toPrecision(3)));
             if (options.label) canvas.setAttribute("aria-label", options.label);
             if (options.words) {
                 for (const edge of [side, top]) named(edge, options.words);

@@ -2,6 +2,7 @@
 
 import { element } from "posenc/elements.js";
 import { keyOf } from "posenc/lines_key.js";
+import { withMinus } from "posenc/words.js";
 import uPlot from "posenc/vendor/uPlot.esm.js";
 
 /** A line's look: what tells it apart without colour too. */
@@ -35,8 +36,8 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         if (!shown || at === null || shown.x[at] === undefined) return;
         const words = shown.series
             .filter((one) => Number.isFinite(one.y[at]) && !key.isGrey(one))
-            .map((one) => `${one.name} ${Number(one.y[at].toPrecision(4))}`);
-        read.textContent = `${shown.xLabel} ${Number(shown.x[at].toPrecision(6))}: ${words.join(", ")}`;
+            .map((one) => `${one.name} ${withMinus(Number(one.y[at].toPrecision(4)))}`);
+        read.textContent = `${shown.xLabel} ${withMinus(Number(shown.x[at].toPrecision(6)))}: ${words.join(", ")}`;
     };
     /** The line that is pointed at, of many. */
     const pointAt = (u) => {
@@ -61,8 +62,10 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
                     : log && !/^1|^2|^5/.test(String(x)) && splits.length > 8
                       ? ""
                       : x !== 0 && Math.abs(x) < 1e-3
-                        ? x.toExponential(0)
-                        : Number(x.toPrecision(6)).toLocaleString("en", Math.abs(x) < 1e5 ? {} : { notation: "compact" }),
+                        ? withMinus(x.toExponential(0))
+                        : withMinus(
+                            Number(x.toPrecision(6)).toLocaleString("en", Math.abs(x) < 1e5 ? {} : { notation: "compact" }),
+                          ),
             ),
     });
     // Vertical lines and bands with a word at each, under the lines.

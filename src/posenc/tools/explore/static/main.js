@@ -42,8 +42,14 @@ function write(push = false) {
 
 const viewOf = (figure) => VIEWS.find((view) => view.figures.includes(figure));
 
+/** From a figure that is shown alone to where it belongs. */
+const back = (figure) =>
+    viewOf(figure) === VIEWS[0]
+        ? element("a", { href: `#step=${figure.name}` }, "This step of the lesson")
+        : element("a", { href: `#view=${viewOf(figure).name}` }, "All figures");
+
 /** What all figures share. */
-const page = { data, timings, isFramed, viewOf, write, state: () => state, theme: () => theme };
+const page = { data, timings, isFramed, back, write, state: () => state, theme: () => theme };
 
 /** Draws each figure when it comes near the part of the page that is seen. */
 const watcher = new IntersectionObserver(

@@ -47,7 +47,7 @@ export function panel({ left, top, width, height, x, y, title = "", xTicks = [],
     const X = (value) => left + ((value - x[0]) / (x[1] - x[0])) * width;
     const Y = (value) => top + height - ((value - y[0]) / (y[1] - y[0])) * height;
     const line = (x1, y1, x2, y2) => svg("line", { x1, y1, x2, y2, stroke: "var(--rule)" });
-    const tick = (value) => String(value).replace("-", "−");
+    const tick = (value) => value.toLocaleString("en", { maximumFractionDigits: 6 }).replace("-", "−");
     const parts = [
         ...xTicks.flatMap((value) => [
             line(X(value), top, X(value), top + height + 4),

@@ -64,3 +64,6 @@ export function projected(x, name, heads, dim) {
         }
     });
 }
+
+/** A number in words, with true minus signs. */
+export const withMinus = (number) => String(number).replaceAll("-", "−");

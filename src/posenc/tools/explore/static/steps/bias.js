@@ -110,7 +110,7 @@ export const figure = {
             const place = { left, width: width - left - right, height: high, x: [0, FAR] };
             const second = top + high + 30;
             const panels = [
-                { ...place, top, title: "bias b, where the query is", ...scaleOf(numbers.biases) },
+                { ...place, top, title: "bias b for each word that asks", ...scaleOf(numbers.biases) },
                 {
                     ...place,
                     top: second,

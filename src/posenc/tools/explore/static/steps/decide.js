@@ -22,9 +22,7 @@ export const figure = {
         return (given, { answer, tables, strengths }) => {
             const [start, ...evidence] = firstChoice(answer, tables, strengths);
             const code = element("pre", { tabindex: "0" }, element("code", {}, answer.code));
-            const words = `Strength of the evidence: ${strengths[answer.strength]}.`;
-            const strength = element("p", { class: "ends" }, words);
-            head.replaceChildren(start, code, strength);
+            head.replaceChildren(start, code);
             app.beneath().replaceChildren(...evidence);
         };
     },

@@ -111,7 +111,7 @@ export const figure = {
         const chart = measured(app) && app.lines(app.beneath(), { label: "measured loss by length", ...axes });
         return ({ tokens }, numbers) => {
             plots(numbers);
-            const short = (x) => (x < 10 ? x.toFixed(2) : count(Math.round(x)));
+            const short = (x) => (x < 10 ? x.toFixed(x < 1 ? 3 : 2) : count(Math.round(x))); // 0.998 is not a turn
             clocks(
                 `RoPE's ${DIM / 2} pairs, with new angles: ${numbers.fresh}`,
                 Array.from(numbers.turns, (turns, k) => ({
@@ -146,7 +146,7 @@ function drawMeasured(chart, said, tokens, app) {
     const times = Number((tokens / TRAINED).toFixed(2));
     const trainings = Math.min(...SCHEMES.map((name) => set.seeds[name]));
     said.textContent =
-        `Measured (${set.name}): small models, trained on texts of ${count(set.trained)} tokens, ${trainings === 1 ? "once" : `${trainings} times`} each. ` +
+        `Measured on “${set.name}”: small models, trained on texts of ${count(set.trained)} tokens, ${trainings === 1 ? "once" : `${trainings} times`} each. ` +
         `The mark is at ${times} times that length. Bands are 95 % intervals.`;
     chart.draw(lengths, series, {
         marks: [{ x: Math.min(times * set.trained, lengths.at(-1)) }],
@@ -160,13 +160,14 @@ function drawMeasured(chart, said, tokens, app) {
 export const question = {
     judge({ tokens }, { turns }) {
         if (tokens <= TRAINED) return "trained";
-        if (turns[PAIR] < 1) return "gap";
+        if (turns[PAIR] < 1) return turns[PAIR] < 0.99 ? "gap" : "nearly";
         return turns[PAIR] < 1.06 ? "right" : "long";
     },
     examples: {
         right: { tokens: 6400 },
         trained: { tokens: TRAINED },
         gap: { tokens: 5120 },
+        nearly: { tokens: 6272 },
         long: { tokens: MOST },
     },
 };

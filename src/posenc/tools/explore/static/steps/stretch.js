@@ -77,7 +77,10 @@ export const figure = {
             );
             said.textContent =
                 `The dot is where a pair stands one token later: ${(360 * next[0]).toFixed(0)}° for pair 0. ` +
-                `Pairs with new angles: ${fresh} of ${DIM / 2}.${factor === 1 ? "" : ` Cos and sin are multiplied by ${factor.toFixed(3)}.`}`;
+                `Pairs with new angles: ${fresh} of ${DIM / 2}.` +
+                (factor === 1
+                    ? ""
+                    : ` Cos and sin are multiplied by ${factor.toFixed(3)}, so every score by ${(factor * factor).toFixed(2)}.`);
             for (const draw of drawLayers) draw();
         };
     },
