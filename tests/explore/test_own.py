@@ -1,5 +1,6 @@
 """The user's own schemes stand in the figures beside the catalog's, with the numbers that posenc has of them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import posenc
 from posenc.tools.explore import data
 from posenc.tools.explore import own as module
 from posenc.tools.explore.content import content
+from posenc.tools.laws.probe import Finding
+from posenc.tools.laws.table import Audit
 from tests.explore.node import Node
 from tests.explore.test_figures import agrees, copied
 
@@ -113,6 +116,13 @@ def test_numbers_that_are_not_finite_are_said_and_can_be_written() -> None:
 
     found = module.numbers(Endless(64), module.shape_of(1))
     assert found == {"missing": "some of its numbers are NaN or infinite: see it in the view Scores"}
+
+
+def test_a_law_whose_value_is_not_finite_can_be_written() -> None:
+    finding = Finding(False, float("nan"), None, "nan apart")
+    told = data.shown(Audit("endless", ("score",), None, {"relative": finding}))["relative"]
+    assert json.dumps(told, allow_nan=False)
+    assert (told["value"], told["words"]) == (None, "nan apart")
 
 
 @pytest.mark.more

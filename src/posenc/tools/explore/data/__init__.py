@@ -1,6 +1,7 @@
 """Reads what is stored for the page: measurements of laws, which ``python -m posenc.tools.explore.data`` makes again,
 and summaries of records, which ``python -m study.pages`` makes."""
 
+from math import isfinite
 from typing import Any
 
 from posenc.tools.kit.files import packaged
@@ -24,7 +25,7 @@ def shown(audit: Audit) -> dict[str, dict[str, Any]]:
     return {
         law: {
             "holds": finding.holds,
-            "value": finding.value,
+            "value": finding.value if isfinite(finding.value or 0) else None,  # JSON has no NaN; the words say it
             "words": finding.words,
             "cell": cell(law, finding),
         }
