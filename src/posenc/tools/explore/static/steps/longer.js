@@ -111,7 +111,8 @@ export const figure = {
         const chart = measured(app) && app.lines(app.beneath(), { label: "measured loss by length", ...axes });
         return ({ tokens }, numbers) => {
             plots(numbers);
-            const short = (x) => (x < 10 ? x.toFixed(x < 1 ? 3 : 2) : count(Math.round(x))); // 0.998 is not a turn
+            // Rounded down: 0.998 is not a turn yet.
+            const short = (x) => (x < 10 ? (Math.floor(100 * x) / 100).toFixed(2) : count(Math.floor(x)));
             clocks(
                 `RoPE's ${DIM / 2} pairs, with new angles: ${numbers.fresh}`,
                 Array.from(numbers.turns, (turns, k) => ({
