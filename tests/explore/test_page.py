@@ -216,7 +216,7 @@ def test_a_cell_is_read_by_the_arrow_keys(page: Watched, address: str) -> None:
     words = page.page.locator(".heat output").first.inner_text()
     zeros = torch.zeros(1, 4, 3, 8, dtype=torch.float64)
     bias = posenc.logits(zeros, zeros, posenc.Sandwich(4))[0, 0, 2, 1].item()
-    assert words == f"query 2, key 1: {bias:.4g}"
+    assert words == f"query 2, key 1: {bias:.4g}".replace("-", "−")
 
 
 @pytest.mark.more
