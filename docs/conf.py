@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import posenc
+from posenc.tools.explore.page import STATIC
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_ext"))
@@ -66,8 +67,8 @@ nitpick_ignore_regex = [
 
 html_theme = "furo"
 html_title = f"posenc {release}"
-html_static_path = ["_static"]
-html_css_files = ["site.css"]
+html_static_path = ["_static", str(STATIC / "formula.css")]
+html_css_files = ["formula.css", "site.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}

@@ -1,18 +1,17 @@
 """Formulas become MathML when the site is built, so that a page needs no script and no network to show them."""
 
 from docutils import nodes
-from latex2mathml.converter import convert
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.writers.html5 import HTML5Translator
 
-from posenc.tools.explore.mathml import mathml as in_rows
+from posenc.tools.explore import mathml as explore
 
 
 def mathml(latex: str, display: str) -> str:
     """The MathML of a formula. ExtensionError for one that cannot be read to its end."""
     try:
-        made = in_rows(latex) if display == "block" else convert(latex, display=display)
+        made = explore.mathml(latex) if display == "block" else explore.inline(latex)
     except Exception as error:  # it has an error of its own for each thing that can be wrong
         raise ExtensionError(f"the formula {latex!r} is not understood: {type(error).__name__} {error}") from error
     if "\\" in made:  # an unknown command is left as it stands

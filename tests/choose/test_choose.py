@@ -186,7 +186,7 @@ def test_an_answer_says_all_that_it_should(answer: asking.Answer, choose: Any) -
         ({"claims": ["rumour"]}, "decoder: claims must name some of pope_rope_longer, "),
         ({"statements": ["rumour"]}, "decoder: statements must name some of base_bound, "),
         ({"rests_on": ["digits"]}, "decoder: rests_on must name some of alibi_length, "),
-        ({"rests_on": []}, "decoder: rests_on must name some of its evidence, got none"),
+        ({"rests_on": []}, "decoder: rests_on must name some of its tables and statements, got none"),
     ],
 )
 def test_answers_that_cannot_be_are_refused(changed: dict[str, Any], message: str) -> None:

@@ -158,13 +158,6 @@ def test_a_statement_has_a_sentence_and_where_it_stands() -> None:
         evidence.Statement(**said, strength="measured", **source)
 
 
-def test_a_claim_is_as_strong_as_what_was_found() -> None:
-    assert (
-        evidence.strength_of(claim()) == evidence.strength_of(claim({"status": "not run", "why": "?"})) == "published"
-    )
-    assert evidence.strength_of(claim(FOUND)) == "measured"
-
-
 def test_the_study_gives_no_verdict_before_its_last_training() -> None:
     tables = {table.name: table for table in evidence.tables() if table.name.startswith("study_")}
     assert {*tables} >= {"study_python", "study_python_far", "study_plays"}

@@ -35,6 +35,7 @@ def words(markdown: str) -> int:
 def test_text_modules_and_the_list_of_steps_agree(javascript: Node) -> None:
     assert javascript("steps") == NAMES
     assert {path.stem for path in (STATIC / "steps").glob("*.js")} == set(NAMES)
+    assert {path.stem for path in lesson.FOLDER.glob("*.md")} == set(NAMES)
 
 
 @pytest.mark.parametrize("step", LESSON, ids=lambda step: step.name)
@@ -96,8 +97,7 @@ def test_one_k_turns_the_first_clock_three_times(figures: Node) -> None:
 
 
 WRONG = {
-    "no question": ("## Question", "## Query", "must have title and figure between lines of ---, a text, ## Question"),
-    "another figure": ("figure: why", "figure: add", "must have the figure why, got add"),
+    "no question": ("## Question", "## Query", "must have its title between lines of ---, a text, ## Question"),
     "the right answer is not the first": ("`right`", "`correct`", "must list `right` and then at least two others"),
     "a key of capitals": ("`hidden`", "`Hidden`", "must list its answers as lines of - `key`: sentence"),
 }
@@ -110,7 +110,7 @@ def test_what_is_wrong_in_a_text_is_named(fault: str, tmp_path: Path) -> None:
     assert right in text
     (tmp_path / "why.md").write_text(text.replace(right, wrong))
     with pytest.raises(ValueError, match=f"^why.md {re.escape(said)}"):
-        lesson.lesson(tmp_path)
+        lesson.read(tmp_path / "why.md")
 
 
 def test_an_unknown_step_and_an_unknown_formula_are_named(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ The explorer uses the same files. Nothing here imports torch.
 ``questions.json`` has the questions, in order, and the answers. An option of a question has a ``value`` (for
 ``posenc choose --NAME VALUE``), a ``label``, and ``needs``: the setting of the explorer's filter, or null for no
 filter. The first option is the default. An answer's ``when`` maps each question it depends on to the values that lead
-to it; every combination of values leads to exactly one answer. Of the evidence that an answer names, ``rests_on`` names
-what speaks for it; the strongest of these gives the strength of the recommendation, one of
+to it; every combination of values leads to exactly one answer. Of the tables and statements that an answer names,
+``rests_on`` names those that speak for it; the strongest of these gives the strength of the recommendation, one of
 `posenc.tools.choose.evidence.STRENGTHS`.
 
 ``evidence.json`` has tables of published figures and posenc's own, `posenc.tools.choose.evidence.Table`, and statements

@@ -132,12 +132,6 @@ def statements() -> tuple[Statement, ...]:
     return tuple(Statement(**record) for record in packaged(__package__, "evidence.json")["statements"])
 
 
-def strength_of(claim: Mapping[str, Any]) -> str:
-    """Of a claim "measured", once it was tested here on a text, else "published"."""
-    is_measured = any(found and found["status"] == "measured" for found in claim["ours"].values())
-    return "measured" if is_measured else "published"
-
-
 # --- claims ---------------------------------------------------------------------------------------------------------
 
 

@@ -37,7 +37,7 @@ class Question:
 class Answer:
     """A recommendation. ``when`` maps questions to the values that lead to it, ``code`` is Python that runs with the
     variables of the catalog's examples, ``command`` measures it; ``evidence`` names tables, ``claims`` claims and
-    ``statements`` statements. ``rests_on`` names those of them that speak for the recommendation."""
+    ``statements`` statements. ``rests_on`` names the tables and statements that speak for the recommendation."""
 
     name: str
     case: str
@@ -65,11 +65,10 @@ class Answer:
 
 @cache
 def strengths() -> Mapping[str, str]:
-    """The strength of each piece of evidence, by name."""
+    """The strength of each table and statement, by name."""
     return {
         **{table.name: table.strength for table in evidence.tables()},
         **{each.name: each.strength for each in evidence.statements()},
-        **{claim["name"]: evidence.strength_of(claim) for claim in evidence.claims()},
     }
 
 
@@ -98,9 +97,9 @@ def check(asked: Sequence[Question], found: Sequence[Answer]) -> None:
         "statements": {each.name for each in evidence.statements()},
     }
     for answer in found:
-        known["rests_on"] = {*answer.evidence, *answer.claims, *answer.statements}
+        known["rests_on"] = {*answer.evidence, *answer.statements}
         if not answer.rests_on:
-            raise ValueError(f"{answer.name}: rests_on must name some of its evidence, got none")
+            raise ValueError(f"{answer.name}: rests_on must name some of its tables and statements, got none")
         for part, names in known.items():
             if unknown := set(getattr(answer, part)) - names:
                 raise ValueError(f"{answer.name}: {part} must name some of {', '.join(sorted(names))}, got {unknown}")

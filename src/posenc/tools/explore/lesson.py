@@ -1,11 +1,10 @@
 """Reads the lesson: the text of each step, one source for the page and for the documentation.
 
-The file of a step, ``lesson/NAME.md``, begins with its title and its figure. Then come the text, a question that is
+The file of a step, ``lesson/NAME.md``, begins with its title. Then come the text, a question that is
 answered with the figure, a sentence for each kind of answer, and a sentence that leads to the next step:
 
     ---
     title: Why a model needs positions
-    figure: why
     ---
     One to four short paragraphs, with $mathematics$.
 
@@ -39,7 +38,7 @@ ASIDE = {"images": "turn", "content": "bias"}
 """Side paths, and the step that each belongs to."""
 
 FILE = re.compile(
-    r"---\ntitle: (?P<title>[^\n]+)\nfigure: (?P<figure>[\w-]+)\n---\n"
+    r"---\ntitle: (?P<title>[^\n]+)\n---\n"
     r"(?P<text>.+?)\n## Question\n(?P<question>.+?)\n(?P<answers>(?:\n- `.+?)+)(?:\n\n## Next\n(?P<next>.+?))?\n*",
     re.DOTALL,
 )
@@ -66,14 +65,12 @@ def read(path: Path) -> Step:
     found = FILE.fullmatch(path.read_text(encoding="utf-8"))
     if not found:
         raise ValueError(
-            f"{path.name} must have title and figure between lines of ---, a text, ## Question with a list of answers, "
+            f"{path.name} must have its title between lines of ---, a text, ## Question with a list of answers, "
             "and after that nothing but ## Next"
         )
     name = path.stem
     if name not in (*STEPS, *ASIDE):
         raise ValueError(f"{path.name} must be named after one of {', '.join((*STEPS, *ASIDE))}")
-    if found["figure"] != name:
-        raise ValueError(f"{path.name} must have the figure {name}, got {found['figure']}")
     answers = {one["key"]: " ".join(one["words"].split()) for one in ANSWER.finditer(found["answers"])}
     if "".join(one[0] for one in ANSWER.finditer(found["answers"])) != found["answers"].rstrip("\n"):
         raise ValueError(f"{path.name} must list its answers as lines of - `key`: sentence, a key of small letters")
@@ -91,10 +88,9 @@ def read(path: Path) -> Step:
     )
 
 
-def lesson(folder: Path = FOLDER) -> list[Step]:
+def lesson() -> list[Step]:
     """All steps in their order, then the side paths."""
-    steps = {path.stem: read(path) for path in folder.glob("*.md")}
-    return [steps[name] for name in (*STEPS, *ASIDE) if name in steps]
+    return [read(FOLDER / f"{name}.md") for name in (*STEPS, *ASIDE)]
 
 
 def html(markdown: str) -> Markup:

@@ -37,7 +37,9 @@ def explorer(content: Mapping[str, Any], *, server: bool, start: str = "") -> st
     return page(
         "posenc.tools.explore",
         "explorer.html.j2",
-        style=Markup("".join((STATIC / f"{name}.css").read_text(encoding="utf-8") for name in ("style", "lesson"))),
+        style=Markup(
+            "".join((STATIC / f"{name}.css").read_text(encoding="utf-8") for name in ("style", "formula", "lesson"))
+        ),
         steps=lesson.lesson(),
         html=lesson.html,
         html_of_line=lesson.html_of_line,

@@ -1,7 +1,7 @@
 // A figure on the page: drawn when it comes into sight, and whenever a control moves.
 
 import { controls } from "posenc/controls.js";
-import { element } from "posenc/elements.js";
+import { element, minus } from "posenc/elements.js";
 import { heat } from "posenc/heat.js";
 import { lines } from "posenc/lines.js";
 import { Differs } from "posenc/options.js";
@@ -171,7 +171,8 @@ export class Card {
 
     /** What need not keep up with a hand: the sentence for a screen reader, and posenc's own numbers. */
     async settle(values, numbers) {
-        this.said.textContent = this.figure.describe(values, numbers, this.app);
+        const said = this.figure.describe(values, numbers, this.app);
+        this.said.textContent = said.replace(/(?<![\p{L}\d])-[\d.]+(e-\d+)?|\de-\d+/gu, minus);
         if (!this.page.data.server || !this.figure.check || this.figure.waits?.(values)) return;
         let [words, doubt] = ["", ""];
         try {

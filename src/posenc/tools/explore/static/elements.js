@@ -15,3 +15,6 @@ export function element(name, attributes = {}, ...children) {
 /** A row of a table: its heading and its cells, `as` elements of that name. */
 export const row = (name, cells, as = "td") =>
     element("tr", {}, element("th", { scope: "row" }, name), ...cells.map((one) => element(as, {}, one)));
+
+/** A number as it stands in words, with true minus signs. */
+export const minus = (number) => String(number).replaceAll("-", "−");

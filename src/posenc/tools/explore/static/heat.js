@@ -1,8 +1,7 @@
 // A matrix as a picture: one canvas, drawn from a typed array, with a bar of colours and a cell that can be read by
 // mouse, touch and arrow keys.
 
-import { element } from "posenc/elements.js";
-import { withMinus } from "posenc/words.js";
+import { element, minus } from "posenc/elements.js";
 
 const MOST = 1024; // cells to a side
 const APART = { across: 34, down: 22 }; // pixels between the numbers along an edge
@@ -34,7 +33,7 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
         if (!cell || !shown) return;
         const { values, columns, rowName, columnName, digits } = shown;
         const value = values[cell.row * columns + cell.column];
-        const number = Number.isNaN(value) ? "not seen" : withMinus(Number(value.toPrecision(digits)));
+        const number = Number.isNaN(value) ? "not seen" : minus(Number(value.toPrecision(digits)));
         read.textContent = `${rowName(cell.row)}, ${columnName(cell.column)}: ${number}`;
     };
     const paint = () => {
@@ -171,8 +170,8 @@ export function heat(box, theme, { label, rowLabel = "query", columnLabel = "key
             const strip = new ImageData(256, 1);
             strip.data.set(colors);
             bar.getContext("2d").putImageData(strip, 0, 0);
-            low.textContent = withMinus(Number(least.toPrecision(3)));
-            high.textContent = withMinus(Number(most.toPrecision(3)));
+            low.textContent = minus(Number(least.toPrecision(3)));
+            high.textContent = minus(Number(most.toPrecision(3)));
             if (options.label) canvas.setAttribute("aria-label", options.label);
             if (options.words) {
                 for (const edge of [side, top]) named(edge, options.words);

@@ -1,8 +1,7 @@
 // Lines against a number, by uPlot: with a list of what is which, intervals, and values read by mouse or arrow keys.
 
-import { element } from "posenc/elements.js";
+import { element, minus } from "posenc/elements.js";
 import { keyOf } from "posenc/lines_key.js";
-import { withMinus } from "posenc/words.js";
 import uPlot from "posenc/vendor/uPlot.esm.js";
 
 /** A line's look: what tells it apart without colour too. */
@@ -36,8 +35,8 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
         if (!shown || at === null || shown.x[at] === undefined) return;
         const words = shown.series
             .filter((one) => Number.isFinite(one.y[at]) && !key.isGrey(one))
-            .map((one) => `${one.name} ${withMinus(Number(one.y[at].toPrecision(4)))}`);
-        read.textContent = `${shown.xLabel} ${withMinus(Number(shown.x[at].toPrecision(6)))}: ${words.join(", ")}`;
+            .map((one) => `${one.name} ${minus(Number(one.y[at].toPrecision(4)))}`);
+        read.textContent = `${shown.xLabel} ${minus(Number(shown.x[at].toPrecision(6)))}: ${words.join(", ")}`;
     };
     /** The line that is pointed at, of many. */
     const pointAt = (u) => {
@@ -62,8 +61,8 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
                     : log && !/^1|^2|^5/.test(String(x)) && splits.length > 8
                       ? ""
                       : x !== 0 && Math.abs(x) < 1e-3
-                        ? withMinus(x.toExponential(0))
-                        : withMinus(
+                        ? minus(x.toExponential(0))
+                        : minus(
                             Number(x.toPrecision(6)).toLocaleString("en", Math.abs(x) < 1e5 ? {} : { notation: "compact" }),
                           ),
             ),

@@ -1,6 +1,6 @@
 // Small plots of a step of the lesson, several in one drawing of the width of its box.
 
-import { element } from "posenc/elements.js";
+import { element, minus } from "posenc/elements.js";
 import { atEachWidth, svg } from "posenc/svg.js";
 
 const LETTERS = 12; // pixels
@@ -30,7 +30,7 @@ export const words = (x, y, text, more = {}) =>
     svg("text", { x, y, "font-size": LETTERS, fill: "var(--faint)", ...more }, text);
 
 /** A number as it stands in words: with so many digits after the point, and a true minus. */
-export const shown = (value, digits) => value.toFixed(digits).replace("-", "−");
+export const shown = (value, digits) => minus(value.toFixed(digits));
 
 /** A whole number as it stands in words, with commas between thousands. */
 export const count = (value) => value.toLocaleString("en");
@@ -47,7 +47,7 @@ export function panel({ left, top, width, height, x, y, title = "", xTicks = [],
     const X = (value) => left + ((value - x[0]) / (x[1] - x[0])) * width;
     const Y = (value) => top + height - ((value - y[0]) / (y[1] - y[0])) * height;
     const line = (x1, y1, x2, y2) => svg("line", { x1, y1, x2, y2, stroke: "var(--rule)" });
-    const tick = (value) => value.toLocaleString("en", { maximumFractionDigits: 6 }).replace("-", "−");
+    const tick = (value) => minus(value.toLocaleString("en", { maximumFractionDigits: 6 }));
     const parts = [
         ...xTicks.flatMap((value) => [
             line(X(value), top, X(value), top + height + 4),

@@ -64,6 +64,3 @@ export function projected(x, name, heads, dim) {
         }
     });
 }
-
-/** A number in words, with true minus signs. */
-export const withMinus = (number) => String(number).replaceAll("-", "−");

@@ -1,5 +1,6 @@
 // Step 6: a number is added to the score, by the distance, and the softmax makes weights of it.
 
+import { minus } from "posenc/elements.js";
 import { Heads } from "posenc/math/arrays.js";
 import { logits } from "posenc/math/attend.js";
 import { SCHEMES } from "posenc/math/catalog.js";
@@ -51,7 +52,7 @@ function values(state, app) {
     return { biases, weights: biases.map((bias) => weighed(bias)) };
 }
 
-const short = (x) => String(Number(x.toPrecision(2))).replace("-", "−");
+const short = (x) => minus(Number(x.toPrecision(2)));
 
 /** Ends of an axis for these rows of numbers, 0 among them, and ticks: round numbers. */
 function scaleOf(rows) {

@@ -1,6 +1,6 @@
 // Step 1: the output of attention for each word, in any order of the words, without a mask and under a causal one.
 
-import { element, row } from "posenc/elements.js";
+import { element, minus, row } from "posenc/elements.js";
 import { Heads } from "posenc/math/arrays.js";
 import { attend } from "posenc/math/attend.js";
 import { agreed, apart, arrayOf } from "posenc/options.js";
@@ -15,7 +15,7 @@ const MASKS = [
 ];
 
 /** A number with all the digits that the figure compares. */
-const digits = (x) => x.toFixed(6).replace("-", "−");
+const digits = (x) => minus(x.toFixed(6));
 
 function vectorsOf(order) {
     const words = order.split(" ");
