@@ -82,8 +82,7 @@ export const figure = {
     see:
         "How much a key so many tokens back loses or gains. What is learned is drawn as it begins; terms that " +
         "meet the query are shown for one Gaussian query. Try another head, and the logarithmic axis: on it " +
-        "KERPLE is nearly straight far away, and T5's wide buckets look alike; ALiBi is straight on the linear " +
-        "one.",
+        "KERPLE becomes a line far away, and T5's wide buckets have equal widths. On the linear axis ALiBi is a line.",
     defaults: {
         distance: 128,
         head: 1,
