@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from posenc.tools.explore.data import records
 from posenc.tools.kit import style
 
 # Machado, Oliveira and Fernandes 2009, severity 1: linear RGB as seen without one kind of cone.
@@ -55,6 +56,16 @@ def test_every_two_colours_stay_apart(dark: bool, eyes: str) -> None:
 def test_the_common_schemes_share_neither_colour_nor_marker(dark: bool) -> None:
     looks = [style.look(name, dark) for name in ("nope", "learned", "sinusoidal", "rope", "alibi")]
     assert len({look.color for look in looks}) == len({look.marker for look in looks}) == 5
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_schemes_that_are_measured_together_are_told_apart(dark: bool) -> None:
+    """By their colours and dashes, in every record that ships with the explorer."""
+    for record in records():
+        looks = {(look.color, look.dashes) for look in (style.look(name, dark) for name in record["schemes"])}
+        assert len(looks) == len(record["schemes"]), record["name"]
+    color = {name: style.look(name, dark).color for name in ("rope", "alibi", "t5", "fire", "fox")}
+    assert len(set(color.values())) == len(color)
 
 
 def test_a_look_follows_from_the_name_alone() -> None:

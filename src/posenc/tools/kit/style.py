@@ -34,6 +34,8 @@ _FOUNDERS = {
     "shaw": (5, "p"),
     "transformer_xl": (2, "h"),
 }
+# The palette is smaller than the catalog. These would else look much as schemes that they are often compared with.
+_APART = {"t5": 6, "fox": 2}
 _MARKERS = ("P", "d", "<", ">", "8", "*", "H")
 _DASHES: tuple[Dashes, ...] = ((0, (5, 1.2)), (0, (7, 1.5, 1.5, 1.5)), (0, (5, 1.2, 1.2, 1.2, 1.2, 1.2)))
 
@@ -80,7 +82,7 @@ def look(scheme: str, dark: bool = False) -> Look:
         return Look(palette[index], marker, SOLID)
     # crc32, not hash(): Python salts the latter, and a look must be the same in the next process.
     digest = zlib.crc32(scheme.encode())
-    color, digest = palette[digest % len(palette)], digest // len(palette)
+    color, digest = palette[_APART.get(scheme, digest % len(palette))], digest // len(palette)
     marker, digest = _MARKERS[digest % len(_MARKERS)], digest // len(_MARKERS)
     return Look(color, marker, _DASHES[digest % len(_DASHES)])
 
