@@ -9,7 +9,7 @@ from posenc.schemes.catalog import CATALOG
 from posenc.tools.explore.catalog import formula, options
 from posenc.tools.explore.mathml import mathml
 from posenc.tools.explore.page import formulas
-from tests.explore.browser import VIEWS, executable, watched
+from tests.explore.browser import VIEWS, Watched, executable, watched
 from tests.explore.node import Node
 from tests.rows import with_more
 
@@ -168,31 +168,29 @@ def test_formulas_of_schemes_are_whole(width: int, browser: Any, address: str) -
 
 @BROWSER
 @pytest.mark.more
-def test_a_symbol_lights_up_while_its_control_is_used(browser: Any, address: str) -> None:
-    with watched(browser) as page:
-        page.open(f"{address}#figure=clocks")
-        page.until_drawn("clocks")
-        lit = page.page.locator("math .lit")
-        assert lit.count() == 0
-        page.page.locator('[data-name="base"] input').focus()
-        assert set(lit.all_text_contents()) == {"base"}
-        page.page.keyboard.press("ArrowRight")
-        page.page.evaluate(FRAMES)
-        assert page.page.locator(".symbols .lit").inner_text().startswith("base = 10,")
-        page.page.locator('[data-name="position"] input').focus()
-        assert set(lit.all_text_contents()) == {"p"}
-        page.page.locator(".copy").first.focus()
-        assert lit.count() == 0
-        assert page.errors == []
+def test_a_symbol_lights_up_while_its_control_is_used(page: Watched, address: str) -> None:
+    page.open(f"{address}#figure=clocks")
+    page.until_drawn("clocks")
+    lit = page.page.locator("math .lit")
+    assert lit.count() == 0
+    page.page.locator('[data-name="base"] input').focus()
+    assert set(lit.all_text_contents()) == {"base"}
+    page.page.keyboard.press("ArrowRight")
+    page.page.evaluate(FRAMES)
+    assert page.page.locator(".symbols .lit").inner_text().startswith("base = 10,")
+    page.page.locator('[data-name="position"] input').focus()
+    assert set(lit.all_text_contents()) == {"p"}
+    page.page.locator(".copy").first.focus()
+    assert lit.count() == 0
 
 
 @BROWSER
 @pytest.mark.more
-def test_the_chosen_form_is_bold_in_the_formula(browser: Any, address: str) -> None:
-    with watched(browser) as page:
-        page.open(f"{address}#figure=scheme&scheme.scheme=kerple")
-        page.until_drawn("scheme")
-        assert page.page.locator("math .chosen").all_text_contents() == ["log"]
-        page.page.locator('[data-name="options.form"] select').select_option("power")
-        page.page.evaluate(FRAMES)
-        assert page.page.locator("math .chosen").all_text_contents() == ["power"]
+def test_the_chosen_form_is_bold_in_the_formula(page: Watched, address: str) -> None:
+    page.open(f"{address}#figure=scheme&scheme.scheme=kerple")
+    page.until_drawn("scheme")
+    chosen = page.page.locator("math .chosen")
+    assert chosen.all_text_contents() == ["log"]
+    page.page.locator('[data-name="options.form"] select').select_option("power")
+    page.page.evaluate(FRAMES)
+    assert chosen.all_text_contents() == ["power"]

@@ -7,7 +7,8 @@ import * as given from "posenc/options.js";
 import { Random } from "posenc/random.js";
 import { NORMALS, embedded, normals, projected, wordsOf } from "posenc/words.js";
 
-export const [DIM, HEADS, HEAD_DIM, MOST] = [64, 4, 16, 24];
+const [DIM, HEAD_DIM] = [64, 16];
+export const [HEADS, MOST] = [4, 24];
 export const SIZES = { dim: DIM, num_heads: HEADS, head_dim: HEAD_DIM, max_positions: 64 };
 /** Options that are as the sentence has them, or that no weight depends on. */
 export const FIXED = ["num_heads", "head_dim", "dim", "max_positions", "axes", "rotary_dim", "rope_dim", "values"];

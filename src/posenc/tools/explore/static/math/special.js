@@ -1,7 +1,7 @@
 // Functions that JavaScript lacks.
 
 /** The error function: its series near 0, and 1 - erfc by Lentz's continued fraction further out. */
-export function erf(x) {
+function erf(x) {
     const size = Math.abs(x);
     if (size > 2) {
         return Math.sign(x) * (1 - erfc(size));
@@ -24,7 +24,7 @@ function erfc(x) {
 }
 
 /** The x with erf(x) = y: Newton's steps, from an approximation by Winitzki. */
-export function erfinv(y) {
+function erfinv(y) {
     const log = Math.log((1 - y) * (1 + y));
     const half = 2 / (Math.PI * 0.147) + log / 2;
     let x = Math.sign(y) * Math.sqrt(Math.sqrt(half * half - log / 0.147) - half);
