@@ -3,7 +3,7 @@
 import { checkAngles } from "posenc/angles.js";
 import { element } from "posenc/elements.js";
 import { frequencies } from "posenc/math/phases.js";
-import { svg } from "posenc/svg.js";
+import { atEachWidth, svg } from "posenc/svg.js";
 import { ordered } from "posenc/theme.js";
 import { rope } from "posenc/use.js";
 
@@ -37,7 +37,7 @@ export const figure = {
     check: ({ dim, base, position }, { main }, app) => checkAngles({ dim, base, position, angles: main }, app),
     mount(box, app) {
         const clocks = element("div", {
-            style: "display: grid; grid-template-columns: repeat(auto-fill, minmax(66px, 1fr)); gap: 6px; width: 100%",
+            style: "display: grid; gap: 6px; width: 100%",
             role: "img",
         });
         const button = element("button", { type: "button" });
@@ -83,7 +83,13 @@ export const figure = {
                 return { turning, rim, wave, box: element("div", { style: "text-align: center" }, clock, label) };
             });
             clocks.replaceChildren(...hands.map((one) => one.box));
+            arrange();
         };
+        // As few rows as there is room for, all as long as possible.
+        const arrange = atEachWidth(clocks, (width) => {
+            const rows = Math.ceil(hands.length / Math.max(1, Math.floor(width / 72)));
+            clocks.style.gridTemplateColumns = `repeat(${Math.ceil(hands.length / rows)}, minmax(0, 1fr))`;
+        });
         return (state, { main, wavelengths }) => {
             shown = state;
             if (hands.length !== main.length) build(main.length);
