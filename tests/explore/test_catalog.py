@@ -251,7 +251,7 @@ def test_every_family_has_its_schedule_layer_by_layer() -> None:
         assert family["does"]
         for kind in family["kinds"]:
             assert f"{kind['scheme']}" in repr(schedule)
-            assert kind["window"] in repr(schedule)
+            assert kind["window"].replace(",", "") in repr(schedule)
     llama, gemma = families["llama4"]["kinds"], families["gemma3"]["kinds"]
     assert [(kind["names"], kind["keys"], kind["chunk"]) for kind in llama] == [
         (["rope"], None, 8192),

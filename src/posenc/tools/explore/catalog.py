@@ -2,6 +2,7 @@
 families, and the evidence."""
 
 import inspect
+import re
 import types
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -175,7 +176,7 @@ def _family(name: str, doc: str, schedule: Schedule) -> dict[str, Any]:
                     f"{type(part).__name__}({part.extra_repr()})" for part in _parts(schedule, layers)
                 ),
                 "names": [_named(part) for part in _parts(schedule, layers)],
-                "window": window_words(window),
+                "window": re.sub(r"\d+", lambda size: f"{int(size[0]):,}", window_words(window)),
                 "keys": window if isinstance(window, int) else None,
                 "chunk": window.size if isinstance(window, Chunk) else None,
             }
