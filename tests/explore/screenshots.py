@@ -2,6 +2,7 @@
 ``python -m tests.explore.screenshots [STEP ...]``. Look at each."""
 
 import io
+import math
 import sys
 from pathlib import Path
 
@@ -33,10 +34,15 @@ def explorer(page: Watched, address: str) -> bytes:
 
 
 def step(page: Watched, address: str, name: str) -> bytes:
-    """The picture of a step as it opens."""
+    """The picture of a step as it opens, and what is drawn beneath it."""
     page.open(f"{address}#step={name}")
     page.until_drawn(name)
-    return page.page.locator(".step .picture").screenshot()
+    page.page.add_style_tag(content=".step .controls, .step .copy, .going-on { display: none }")
+    drawn = page.page.locator(".step .picture, .step .beneath:has(svg, canvas)")
+    boxes = drawn.evaluate_all("all => all.map(one => one.getBoundingClientRect().toJSON())")
+    top, height = math.floor(boxes[0]["top"]), math.ceil(boxes[-1]["bottom"]) - math.floor(boxes[0]["top"])
+    whole = {"x": boxes[0]["x"], "y": top + page.page.evaluate("scrollY"), "width": boxes[0]["width"], "height": height}
+    return page.page.screenshot(full_page=True, clip=whole)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from posenc.tools.explore.page import explorer
 from tests.explore.browser import Watched, executable, watched
 from tests.explore.node import STATIC, Node
 from tests.explore.test_figures import agrees
-from tests.rows import first_of
+from tests.rows import first_of, with_more
 
 LESSON = lesson.lesson()
 NAMES = [step.name for step in LESSON]
@@ -175,6 +175,9 @@ def test_the_text_is_shown_without_javascript(browser: Any, address: str) -> Non
 # --- in the browser -------------------------------------------------------------------------------------------------
 
 
+IN_ORDER = "words => [...document.querySelectorAll('.orders button')].map(one => one.textContent).join(' ') === words"
+
+
 def opened(page: Watched, address: str, name: str, state: str = "") -> Any:
     page.open(f"{address}#step={name}{state}")
     page.until_drawn(name)
@@ -206,6 +209,28 @@ def test_a_step_is_accessible_and_fits(name: str, page: Watched, address: str) -
 
 
 @needs_browser
+@pytest.mark.parametrize("name", with_more(NAMES[5:6], NAMES[:5] + NAMES[6:]))
+def test_the_question_its_verdict_and_the_way_on_are_in_sight(name: str, page: Watched, address: str) -> None:
+    """Without scrolling by hand: the row of links to other steps stays at the bottom and covers neither."""
+
+    def box(what: str) -> Any:
+        return page.page.locator(what).evaluate("one => one.getBoundingClientRect().toJSON()")
+
+    for size in (DESKTOP, TELEPHONE):
+        page.page.set_viewport_size(size)
+        opened(page, address, name)
+        page.page.evaluate("scrollTo(0, 0)")
+        assert box(".going-on")["bottom"] == size["height"]
+        if size == DESKTOP:
+            assert box(".check-answer")["bottom"] <= box(".going-on")["top"]
+            assert box(".controls")["bottom"] <= box(".going-on")["top"]
+        page.page.click(".check-answer")
+        page.page.wait_for_function("() => document.querySelector('.judged').textContent !== ''")
+        assert box(".picture")["bottom"] <= box(".judged")["top"] or size == DESKTOP
+        assert 0 <= box(".judged")["top"] <= box(".judged")["bottom"] <= box(".going-on")["top"]
+
+
+@needs_browser
 def test_the_lesson_opens_first_and_answers(page: Watched, address: str) -> None:
     page.open(address)
     page.until_drawn(NAMES[0])
@@ -215,7 +240,7 @@ def test_the_lesson_opens_first_and_answers(page: Watched, address: str) -> None
     assert said.inner_text().startswith("Not yet. The words still stand as they were given.")
     page.page.locator(".orders button").first.focus()
     page.page.keyboard.press("ArrowRight")
-    assert page.page.locator(".orders button").all_inner_texts() == ["bites", "dog", "man"]
+    page.page.wait_for_function(IN_ORDER, arg="bites dog man")
     page.page.wait_for_function("() => document.querySelector('.judged').textContent === ''")
     page.page.keyboard.press("Tab")
     page.page.keyboard.press("Tab")
@@ -234,7 +259,7 @@ def test_a_word_is_dragged(page: Watched, address: str) -> None:
     page.page.mouse.down()
     page.page.mouse.move(places[2]["x"] + 20, y, steps=6)
     page.page.mouse.up()
-    assert page.page.locator(".orders button").all_inner_texts() == ["bites", "man", "dog"]
+    page.page.wait_for_function(IN_ORDER, arg="bites man dog")
 
 
 @needs_browser

@@ -48,7 +48,7 @@ export class Card {
         this.canvas = element("div", { class: "picture" });
         this.beneath = element("div", { class: "beneath" }); // what need not be in sight while a control moves
         this.error = element("p", { class: "error", role: "alert", hidden: true });
-        this.said = element("p", { class: "said", "aria-live": "polite" });
+        this.said = element("p", { class: this.isPictured("said") ? "said hidden" : "said", "aria-live": "polite" });
         this.time = element("p");
         this.agreed = element("p", { class: "agreed", "aria-live": "polite" });
         this.doubt = element("p", { class: "wrong doubt", role: "alert", hidden: true });
@@ -100,6 +100,11 @@ export class Card {
         );
         this.pending = 0;
         this.showControls = controls(this.controls, (name, value) => this.move(name, value));
+    }
+
+    /** Whether the picture itself says what the card has beside it, "said" or "line". Screen readers have the first. */
+    isPictured(what) {
+        return this.figure.pictured?.includes(what) ?? false;
     }
 
     mount() {
@@ -196,7 +201,7 @@ export class Card {
         const proof = isCommand ? line.replace(/^# /gm, "") : imported(line);
         if (use) this.use.show("In your model", imported(use));
         else this.use.show(isCommand ? "The same on the command line" : "The same in posenc", proof);
-        this.use.box.hidden = waits || !(use || line);
+        this.use.box.hidden = waits || !(use || line) || this.isPictured("line");
         this.line.show(
             isCommand
                 ? "This command draws the same numbers"
@@ -237,7 +242,7 @@ function imported(line) {
 }
 
 /** A box of code under a heading, with a button that copies it: {box, show(heading, text)}. */
-function code() {
+export function code() {
     const [heading, text] = [element("span"), element("code")];
     const copy = async () => {
         try {

@@ -32,8 +32,8 @@ export function shown(steps, step, page) {
     instrument.append(...section.childNodes);
     controls.before(canvas);
     const [text, on] = [".text", ".on"].map((one) => article.querySelector(one) ?? "");
-    section.append(text, instrument, asked(article, step, card, verdict), on, goingOn(steps, step));
-    article.append(section, proof);
+    section.append(text, instrument, asked(article, step, card, verdict), on, sidePaths(steps, step));
+    article.append(section, proof, goingOn(steps, step));
     return { nodes: [numbered(steps, step), article], card };
 }
 
@@ -82,20 +82,26 @@ function numbered(steps, { name, of }) {
     return element("nav", { class: "steps", "aria-label": "steps of the lesson" }, element("ol", {}, ...items));
 }
 
-/** Links to the step before and the next, and to side paths. */
+const link = ({ name, title }, words, attributes = {}) =>
+    element("a", { href: `#step=${name}`, ...attributes }, words, element("span", { class: "name" }, `: ${title}`));
+
+/** Links to the side paths of a step; the last step has all. */
+function sidePaths(steps, step) {
+    const isLast = step === steps.findLast(({ of }) => !of);
+    const aside = steps.filter(({ of }) => of && (isLast || of === step.name));
+    return element("p", { class: "side-paths" }, ...aside.map((one) => link(one, "Side path")));
+}
+
+/** Links to the step before and the next. */
 function goingOn(steps, step) {
     const main = steps.filter(({ of }) => !of);
     const at = main.indexOf(step);
     const before = step.of ? main.find(({ name }) => name === step.of) : main[at - 1];
     const after = step.of ? undefined : main[at + 1];
-    const link = ({ name, title }, words, attributes) =>
-        element("a", { href: `#step=${name}`, ...attributes }, words, element("span", { class: "name" }, `: ${title}`));
-    const aside = steps.filter(({ of }) => of && (of === step.name || (at >= 0 && !after)));
     return element(
         "nav",
         { class: "going-on", "aria-label": "step before and next step" },
         ...(before ? [link(before, "Back", { rel: "prev" })] : []),
-        ...aside.map((one) => link(one, "Side path", {})),
         ...(after ? [link(after, "Next", { rel: "next" })] : []),
     );
 }

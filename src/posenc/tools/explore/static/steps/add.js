@@ -12,12 +12,20 @@ const [DIM, BASE] = [8, 100];
 const WAVES = { dim: DIM, base: BASE, layout: "interleaved", axes: 1 };
 
 const filled = (rows, columns, at) =>
-    new Matrix(rows, columns, Float64Array.from({ length: rows * columns }, (_, n) => at(Math.floor(n / columns), n % columns)));
+    new Matrix(
+        rows,
+        columns,
+        Float64Array.from({ length: rows * columns }, (_, n) => at(Math.floor(n / columns), n % columns)),
+    );
 
 /** Of each code its vectors for so many positions, and the Python that makes those of the picture. */
 const CODES = {
     counting: { name: "counting", table: (n) => filled(n, 1, (p) => p), python: `torch.arange(${COUNT})[:, None]` },
-    "one-hot": { name: "one-hot", table: (n) => filled(n, n, (p, c) => Number(p === c)), python: `torch.eye(${COUNT})` },
+    "one-hot": {
+        name: "one-hot",
+        table: (n) => filled(n, n, (p, c) => Number(p === c)),
+        python: `torch.eye(${COUNT})`,
+    },
     binary: {
         name: "binary digits",
         table: (n) => filled(n, Math.log2(n), (p, c) => (p >> (Math.log2(n) - 1 - c)) & 1),
@@ -45,7 +53,9 @@ const range = ([least, most]) => (two(least) === two(most) ? two(least) : `${two
 export const figure = {
     name: "add",
     title: "The codes of positions 0 to 15, and the distance between every two",
-    see: "Choose a code. At the left each row is the vector of one position; at the right is how far apart two positions are.",
+    see:
+        "Choose a code. At the left each row is the vector of one position; at the right is how far apart two " +
+        "positions are.",
     defaults: { code: "counting" },
     another: { code: "binary" },
     controls: [
@@ -88,8 +98,20 @@ export const figure = {
         return ({ code }, { P, D, largest, widths, next, far }) => {
             const { name } = CODES[code];
             const [rows, columns] = [COUNT, P.columns];
-            vectors.draw(P.data, { rows, columns, aspect: 1, low: Math.min(...P.data), label: `${name}: the vectors of the positions` });
-            apartFrom.draw(D.data, { rows, columns: rows, low: 0, centre: null, label: `${name}: distances between positions` });
+            vectors.draw(P.data, {
+                rows,
+                columns,
+                aspect: 1,
+                low: Math.min(...P.data),
+                label: `${name}: the vectors of the positions`,
+            });
+            apartFrom.draw(D.data, {
+                rows,
+                columns: rows,
+                low: 0,
+                centre: null,
+                label: `${name}: distances between positions`,
+            });
             const said = [
                 ["largest number", largest, count],
                 ["numbers in a vector", widths, count],
@@ -99,13 +121,19 @@ export const figure = {
             facts.replaceChildren(
                 ...said.flatMap(([what, [here, there], written = String]) => [
                     element("dt", {}, what),
-                    element("dd", {}, written(here), ...(there > here ? [`, and ${written(there)} in a text of ${count(LONG)}`] : [])),
+                    element(
+                        "dd",
+                        {},
+                        written(here),
+                        there > here ? `, and ${written(there)} in a text of ${count(LONG)}` : "",
+                    ),
                 ]),
             );
         };
     },
     describe: ({ code }, { D }) =>
-        `Code: ${CODES[code].name}. From position 7 to 8 the distance is ${two(D.row(7)[8])}, from 7 to 0 it is ${two(D.row(7)[0])}.`,
+        `Code: ${CODES[code].name}. From position 7 to 8 the distance is ${two(D.row(7)[8])}, ` +
+        `from 7 to 0 it is ${two(D.row(7)[0])}.`,
 };
 
 export const question = {

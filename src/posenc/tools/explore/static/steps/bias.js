@@ -76,10 +76,13 @@ export const figure = {
     line(state, app) {
         const { entry, options, head, learns, shape } = call(state, app);
         const scheme = `scheme = ${python(entry, options)}`;
-        const numbers = `scheme.${learns}.data = ${SPREAD} * drawn(${shape?.[0] * shape?.[1]}, 1).view${literal(shape ?? null)}`;
+        const numbers =
+            `scheme.${learns}.data = ` +
+            `${SPREAD} * drawn(${shape?.[0] * shape?.[1]}, 1).view${literal(shape ?? null)}`;
         return (
             `from posenc.rotation.phases import drawn  # Gaussian numbers of a seed\n` +
-            `q = drawn(${QUERIES.length * DIM}, 0).view(2, 1, 1, ${DIM}).expand(2, ${HEADS}, ${FAR + 1}, ${DIM})  # ${QUERIES.join(", ")}\n` +
+            `q = drawn(${QUERIES.length * DIM}, 0).view(2, 1, 1, ${DIM})` +
+            `.expand(2, ${HEADS}, ${FAR + 1}, ${DIM})  # ${QUERIES.join(", ")}\n` +
             (learns ? `${scheme}.double()\n${numbers}\n` : `${scheme}\n`) +
             `posenc.logits(q, 0 * q, scheme)[:, ${head}, -1]  # with .softmax(-1) the weights`
         );
@@ -146,6 +149,7 @@ export const figure = {
             };
         });
     },
+    pictured: ["said"],
     describe({ scheme }, numbers) {
         const { name } = CHOICES.find(({ value }) => value === scheme);
         return `${name}: ${said(numbers).join(" ")}`;

@@ -69,13 +69,15 @@ export const figure = {
             turns.forEach((turn, pair) => {
                 turned[pair].textContent = turn.toFixed(2);
                 const [a, b] = M.row(2 * pair).slice(2 * pair, 2 * pair + 2).map((x) => Number(x.toFixed(2)));
-                blocks[pair].replaceChildren(`${signed(a)}\u2009${signed(b)}`, element("br"), `${signed(-b)}\u2009${signed(a)}`);
+                const rows = [[a, b], [-b, a]].map((one) => one.map(signed).join("\u2002"));
+                blocks[pair].replaceChildren(rows[0], element("br"), rows[1]);
             });
         };
     },
+    pictured: ["said"],
     describe: ({ k }, { turns }) =>
-        `M of ${k} turns the four clocks by ${turns.map((turn) => turn.toFixed(2)).join(", ")} turns, at every position alike: ` +
-        `it carries ${FROM.map((p) => `${p} to ${p + k}`).join(", ")}.`,
+        `M of ${k} turns the four clocks by ${turns.map((turn) => turn.toFixed(2)).join(", ")} turns, ` +
+        `at every position alike: it carries ${FROM.map((p) => `${p} to ${p + k}`).join(", ")}.`,
 };
 
 const signed = (x) => `${x < 0 ? "−" : "\u2007"}${Math.abs(x).toFixed(2)}`;

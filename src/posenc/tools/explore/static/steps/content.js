@@ -17,7 +17,9 @@ function pickedOf({ picked }) {
     const numbers = picked ? picked.split("-").map(Number) : [];
     const isRising = numbers.every((n, at) => Number.isInteger(n) && n >= 0 && n < N && !(n <= numbers[at - 1]));
     if (!isRising)
-        throw new RangeError(`content.picked must be rising whole numbers from 0 to ${N - 1} with "-" between, got "${picked}"`);
+        throw new RangeError(
+            `content.picked must be rising whole numbers from 0 to ${N - 1} with "-" between, got "${picked}"`,
+        );
     return numbers;
 }
 
@@ -59,7 +61,8 @@ export const figure = {
         const a = Array.from(signals(pickedOf(state)), (x) => `${x}.0`).join(", ");
         return (
             `a, ones = torch.tensor([[[${a}]]]), torch.ones(1, 1, ${N}, 1)  # a: what a layer makes of each word\n` +
-            `cope, fox = posenc.CoPE(1, ${MOST}), posenc.FoX(1)(posenc.Positions.arange(${N})).with_projected({"forgotten": -a})\n` +
+            `cope, fox = posenc.CoPE(1, ${MOST}), ` +
+            `posenc.FoX(1)(posenc.Positions.arange(${N})).with_projected({"forgotten": -a})\n` +
             `cope.e.data[:, 0] = torch.arange(${MOST})\n` +
             "counted = posenc.logits(ones, a[..., None], cope, is_causal=True) - a\n" +
             "torch.stack((counted, posenc.logits(0 * ones, ones, fox, is_causal=True)))[:, 0, 0, -1]"
@@ -122,9 +125,13 @@ export const figure = {
             });
         };
     },
+    pictured: ["said"],
     describe(state, { picked, counted, kept }) {
         const words = picked.map((n) => `“${WORDS[n]}” (word ${n})`).join(", ") || "no word";
-        return `Picked: ${words}. From the last word, the first is at CoPE's position ${counted[0].toFixed(1)}, and FoX multiplies its weight by ${kept[0].toPrecision(2)}.`;
+        return (
+            `Picked: ${words}. From the last word, the first is at CoPE's position ${counted[0].toFixed(1)}, ` +
+            `and FoX multiplies its weight by ${kept[0].toPrecision(2)}.`
+        );
     },
 };
 

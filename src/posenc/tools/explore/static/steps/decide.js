@@ -1,5 +1,6 @@
 // Step 10: five questions that end in a line of code, with the evidence of the answer.
 
+import { code } from "posenc/card.js";
 import { answerOf } from "posenc/choosing.js";
 import { element } from "posenc/elements.js";
 import { figure as which, firstChoice } from "posenc/figures/which.js";
@@ -17,15 +18,16 @@ export const figure = {
     },
     line: (given, { data }) => answerOf(given, data.choosing).code,
     mount(box, app) {
-        const head = element("div", { class: "wide decided" });
+        const [head, line] = [element("div", { class: "wide" }), code()];
         box.append(head);
         return (given, { answer, tables, strengths }) => {
             const [start, ...evidence] = firstChoice(answer, tables, strengths);
-            const code = element("pre", { tabindex: "0" }, element("code", {}, answer.code));
-            head.replaceChildren(start, code);
+            line.show("In Python", answer.code);
+            head.replaceChildren(start, line.box);
             app.beneath().replaceChildren(...evidence);
         };
     },
+    pictured: ["said", "line"],
     describe: (given, { answer, strengths }) =>
         `${answer.case}: begin with ${answer.begin}. Evidence for it: ${strengths[answer.strength]}.`,
 };

@@ -55,7 +55,9 @@ function scoresOf(side) {
 export const figure = {
     name: "images",
     title: "Patches of an image",
-    see: `Every patch has the same content, so the scores of the marked patch show its position alone. The model was trained on ${TRAINED} × ${TRAINED} patches. Make the grid larger.`,
+    see:
+        "Every patch has the same content, so the scores of the marked patch show its position alone. The model was " +
+        `trained on ${TRAINED} × ${TRAINED} patches. Make the grid larger.`,
     defaults: { side: 16 },
     another: { side: 20 },
     controls: [{ name: "side", label: "rows and columns", kind: "range", min: 10, max: MOST }],
@@ -65,10 +67,12 @@ export const figure = {
         return { ways, below, away: [side, 1, TRAINED / side] };
     },
     line: ({ side }) =>
-        `schemes = posenc.RoPE(${DIM}, base=${BASE}), posenc.AxialRoPE(${DIM}), posenc.AxialRoPE(${DIM}, "eva", ${BASE}, extent=(${TRAINED}, ${TRAINED}))\n` +
-        `grids = posenc.Positions.arange(${side ** 2}), schemes[1].grid(${side}, ${side}), schemes[2].grid(${side}, ${side})\n` +
+        `schemes = posenc.RoPE(${DIM}, base=${BASE}), posenc.AxialRoPE(${DIM}), ` +
+        `posenc.AxialRoPE(${DIM}, "eva", ${BASE}, extent=(${TRAINED}, ${TRAINED}))\n` +
+        `grids = posenc.Positions.arange(${side ** 2}), *(scheme.grid(${side}, ${side}) for scheme in schemes[1:])\n` +
         `patch = torch.ones(1, 1, ${side ** 2}, ${DIM})\n` +
-        "scores = [posenc.logits(patch, patch, scheme, query_positions=grid, key_positions=grid) for scheme, grid in zip(schemes, grids)]\n" +
+        "scores = [posenc.logits(patch, patch, scheme, query_positions=grid, key_positions=grid) " +
+        "for scheme, grid in zip(schemes, grids)]\n" +
         `torch.stack(scores)[:, 0, 0, ${ROW * side + COLUMN}].view(3, ${side}, ${side})`,
     compared({ side }) {
         const { ways } = figure.values({ side });
@@ -107,8 +111,11 @@ export const figure = {
             });
         };
     },
+    pictured: ["said"],
     describe: ({ side }, { below, away }) =>
-        `${side} × ${side} patches. From the marked patch, the one below is ${away[0]} numbers, 1 row, or ${Number(away[2].toFixed(2))} rescaled rows away, with the scores ${below.map((x) => shown(x, 2)).join(", ")}.`,
+        `${side} × ${side} patches. From the marked patch, the one below is ${away[0]} numbers, 1 row, or ` +
+        `${Number(away[2].toFixed(2))} rescaled rows away, with the scores ` +
+        `${below.map((x) => shown(x, 2)).join(", ")}.`,
     async check({ side }, { ways }, app) {
         let most = 0;
         for (const [n, { positions, at, scores }] of ways.entries()) {

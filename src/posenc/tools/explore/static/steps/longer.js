@@ -6,7 +6,7 @@ import { slopes } from "posenc/math/score/alibi.js";
 import { T5 } from "posenc/math/score/t5.js";
 import { frequencies } from "posenc/math/phases.js";
 import { entryOf } from "posenc/options.js";
-import { count, drawing, panel, shown } from "posenc/panel.js";
+import { colorOf, count, drawing, panel, shown } from "posenc/panel.js";
 import { every } from "posenc/records.js";
 import { svg } from "posenc/svg.js";
 
@@ -36,7 +36,7 @@ function measured(app) {
 function curves(width, { far, bias, bucket }, palette) {
     const room = width / 2;
     const one = (left, { title, at, y, yTicks, color }) => {
-        const box = { left: left + 28, top: 18, width: room - 48, height: 72 };
+        const box = { left: left + 32, top: 18, width: room - 56, height: 72 };
         const { parts, X, Y, path } = panel({ ...box, x: [0, MOST], y, title, xTicks: [TRAINED, MOST], yTicks });
         const upTo = (distance) => Array.from({ length: 1 + Math.round(distance / STEP) }, (_, n) => at(n * STEP));
         const seen = { x: X(0), y: box.top, width: X(TRAINED) - X(0), height: box.height, fill: "var(--rule)" };
@@ -69,7 +69,9 @@ function curves(width, { far, bias, bucket }, palette) {
 export const figure = {
     name: "longer",
     title: "A text longer than in training",
-    see: `The model was trained on texts of ${count(TRAINED)} tokens. Make the text longer: what is new to each scheme between its first and its last token?`,
+    see:
+        `The model was trained on texts of ${count(TRAINED)} tokens. Make the text longer: what is new to each ` +
+        "scheme between its first and its last token?",
     defaults: { tokens: 2 * TRAINED },
     another: { tokens: 8192 },
     controls: [{ name: "tokens", label: "tokens of the text", kind: "range", min: 1024, max: MOST, step: STEP }],
@@ -89,8 +91,10 @@ export const figure = {
     line: ({ tokens }) =>
         `rope, alibi, t5 = posenc.RoPE(${DIM}), posenc.ALiBi(${HEADS}), posenc.T5(${HEADS})\n` +
         `t5.weight.data[:] = torch.arange(${BUCKETS})[:, None]  # so that its bias is the number of the bucket\n` +
-        `first, last, q = posenc.Positions.arange(1), posenc.Positions.arange(1, start=${tokens - 1}), torch.zeros(1, ${HEADS}, 1, ${DIM})\n` +
-        "biases = [posenc.logits(q, q, scheme, query_positions=last, key_positions=first)[0, -1, 0] for scheme in (alibi, t5)]\n" +
+        `first, last, q = posenc.Positions.arange(1), posenc.Positions.arange(1, start=${tokens - 1}), ` +
+        `torch.zeros(1, ${HEADS}, 1, ${DIM})\n` +
+        "biases = [posenc.logits(q, q, scheme, query_positions=last, key_positions=first)[0, -1, 0] " +
+        "for scheme in (alibi, t5)]\n" +
         `torch.cat((${tokens - 1} / (2 * torch.pi) * rope.frequencies()[0][0], *biases))`,
     compared(state) {
         const { turns, bias, bucket } = figure.values(state);
@@ -125,9 +129,11 @@ export const figure = {
             drawMeasured(chart, said, tokens, app);
         };
     },
+    pictured: ["said"],
     describe: ({ tokens }, { far, fresh, bias, bucket }) =>
-        `In a text of ${count(tokens)} tokens the farthest key is at distance ${count(far)}. ALiBi's flattest head adds ${shown(bias, 1)} to its score, ` +
-        `T5 takes bucket ${bucket}, the last of which begins at distance ${LAST}, and of RoPE's ${DIM / 2} pairs ${fresh} have angles that training did not show.`,
+        `In a text of ${count(tokens)} tokens the farthest key is at distance ${count(far)}. ALiBi's flattest head ` +
+        `adds ${shown(bias, 1)} to its score, T5 takes bucket ${bucket}, the last of which begins at distance ` +
+        `${LAST}, and of RoPE's ${DIM / 2} pairs ${fresh} have angles that training did not show.`,
 };
 
 /** The curves of the records, with a mark where the text is as many times longer than trained. */
@@ -138,16 +144,16 @@ function drawMeasured(chart, said, tokens, app) {
         return;
     }
     const { set, lengths, curves, task } = found;
-    const { palette } = app.theme();
-    const series = SCHEMES.map((name, n) => {
+    const series = SCHEMES.map((name) => {
         const of = (part) => curves[name].map((point) => point[part] ?? NaN);
         const { title } = entryOf(app, name);
-        return { name: title, color: palette[[4, 3, 6][n]], y: of(0), low: of(1), high: of(2), markers: true };
+        return { name: title, color: colorOf(app, name), y: of(0), low: of(1), high: of(2), markers: true };
     });
     const times = Number((tokens / TRAINED).toFixed(2));
     const trainings = Math.min(...SCHEMES.map((name) => set.seeds[name]));
     said.textContent =
-        `Measured on “${set.name}”: small models, trained on texts of ${count(set.trained)} tokens, ${trainings === 1 ? "once" : `${trainings} times`} each. ` +
+        `Measured on “${set.name}”: small models, trained on texts of ${count(set.trained)} tokens, ` +
+        `${trainings === 1 ? "once" : `${trainings} times`} each. ` +
         `The mark is at ${times} times that length. Bands are 95 % intervals.`;
     chart.draw(lengths, series, {
         marks: [{ x: Math.min(times * set.trained, lengths.at(-1)) }],

@@ -22,7 +22,9 @@ const scalingOf = (way) => (way === "none" ? null : built(way, GIVEN));
 export const figure = {
     name: "stretch",
     title: "Four times the trained length",
-    see: `The model was trained on ${count(TRAINED)} tokens and reads ${count(TOKENS)}. Choose what is done to RoPE's frequencies.`,
+    see:
+        `The model was trained on ${count(TRAINED)} tokens and reads ${count(TOKENS)}. Choose what is done to ` +
+        "RoPE's frequencies.",
     defaults: { way: "none" },
     another: { way: "yarn" },
     controls: [
@@ -80,13 +82,16 @@ export const figure = {
                 `Pairs with new angles: ${fresh} of ${DIM / 2}.` +
                 (factor === 1
                     ? ""
-                    : ` Cos and sin are multiplied by ${factor.toFixed(3)}, so every score by ${(factor * factor).toFixed(2)}.`);
+                    : ` Cos and sin are multiplied by ${factor.toFixed(3)}, ` +
+                      `so every score by ${(factor * factor).toFixed(2)}.`);
             for (const draw of drawLayers) draw();
         };
     },
+    pictured: ["said"],
     describe: ({ way }, { divided, fresh, kept }) =>
-        `${NAMES[way]}: the fastest pair is divided by ${divided[0].toFixed(2)}, the slowest by ${divided.at(-1).toFixed(2)}; ` +
-        `of ${DIM / 2} pairs, ${kept} kept and ${fresh} with new angles in a text of ${count(TOKENS)} tokens.`,
+        `${NAMES[way]}: the fastest pair is divided by ${divided[0].toFixed(2)}, ` +
+        `the slowest by ${divided.at(-1).toFixed(2)}; of ${DIM / 2} pairs, ` +
+        `${kept} kept and ${fresh} with new angles in a text of ${count(TOKENS)} tokens.`,
 };
 
 /** The layers of a published model in a row, the first at the left, with a colour for each kind. */

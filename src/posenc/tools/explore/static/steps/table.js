@@ -95,7 +95,8 @@ export const figure = {
         const cosine = shown(ofSinusoid[next], 2);
         const formula = `The sinusoid has a vector there: its cosine with that of position ${next} is ${cosine}.`;
         if (refused) return `Position ${position}: the table has no such row. posenc says: ${refused}. ${formula}`;
-        return `Position ${position}: the cosine of its row with row ${next} is ${shown(ofLearned[next], 2)}. ${formula}`;
+        const row = shown(ofLearned[next], 2);
+        return `Position ${position}: the cosine of its row with row ${next} is ${row}. ${formula}`;
     },
 };
 

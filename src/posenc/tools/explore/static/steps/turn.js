@@ -103,9 +103,11 @@ export const figure = {
             };
         });
     },
+    pictured: ["said"],
     describe: ({ query, key }, { between, score: sum }) =>
-        `q at position ${query} is turned by ${turned(query)} in this pair, k at ${key} by ${turned(key)}; between them ` +
-        `are ${degrees(between)}. Over all ${PAIRS} pairs the score is ${shown(sum, 2)}, at a distance of ${query - key}.`,
+        `q at position ${query} is turned by ${turned(query)} in this pair, k at ${key} by ${turned(key)}; ` +
+        `between them are ${degrees(between)}. Over all ${PAIRS} pairs the score is ${shown(sum, 2)}, ` +
+        `at a distance of ${query - key}.`,
 };
 
 export const question = {

@@ -50,7 +50,8 @@ export const figure = {
         });
     },
     line: ({ order }) =>
-        `dog, bites, man = torch.tensor([${Object.values(VECTORS).map((x) => `[${x.join(", ")}]`).join(", ")}]).double()\n` +
+        `${WORDS.join(", ")} = ` +
+        `torch.tensor(${JSON.stringify(Object.values(VECTORS)).replaceAll(",", ", ")}).double()\n` +
         `x = torch.stack([${order.replaceAll(" ", ", ")}])[None, None]  # one text, one head\n` +
         "outputs = [posenc.attention(x, x, x, is_causal=causal) for causal in (False, True)]\n" +
         "torch.cat(outputs)[:, 0]",
@@ -64,7 +65,8 @@ export const figure = {
         const ask = ({ causal }) =>
             app.ask("attention", { schemes: [], query: sent, key: sent, value: sent, positions, causal });
         const theirs = await Promise.all(MASKS.map(ask));
-        return agreed(2 * COUNT * DIM, Math.max(...theirs.map(({ out }, n) => apart(masks[n].outputs.data, out.data))));
+        const most = theirs.map(({ out }, n) => apart(masks[n].outputs.data, out.data));
+        return agreed(2 * COUNT * DIM, Math.max(...most));
     },
     mount(box, app) {
         let [shown, held] = ["", null]; // held: the place of the word that is dragged
@@ -145,7 +147,8 @@ export const figure = {
             const rounding = most === 0 ? "" : ", the rounding of a sum in another order";
             return words.length
                 ? `With the ${MASKS[mask].name}, the output for ${words.join(", ")} is different.`
-                : `With ${MASKS[mask].name}, the output for each word is identical in every digit shown; the largest difference is ${far}${rounding}.`;
+                : `With ${MASKS[mask].name}, the output for each word is identical in every digit shown; ` +
+                      `the largest difference is ${far}${rounding}.`;
         });
         return `The order is “${order}”. ${said.join(" ")}`;
     },
