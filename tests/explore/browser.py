@@ -96,8 +96,11 @@ class Watched:
         page.on("request", lambda request: self.requests.append(request.url))
 
     def renew(self) -> None:
-        """As a new page is, but for scripts that it has compiled, which take most of a page's time."""
+        """As a new page is, but for the code that it has compiled, which takes most of a page's time. What gives a
+        page a script of its own to begin with needs a new one."""
         self.page.goto("about:blank")
+        self.page.unroute_all()
+        self.page.emulate_media(media="null")
         self.page.set_viewport_size(SIZE)
         self.page.mouse.move(0, 0)
         self.errors.clear()
