@@ -31,8 +31,8 @@ PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops
 	tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
-.PHONY: help demo explore smollm2 bench field study tables pictures docs test check mutants scale survey triton gpu compilers oldest \
-	kernel wheel lint format clean
+.PHONY: help demo explore smollm2 bench field study tables pictures docs test check mutants tests scale survey triton gpu compilers \
+	oldest kernel wheel lint format clean
 # Two targets must not install into the same environment at once.
 .NOTPARALLEL:
 
@@ -83,9 +83,6 @@ docs: $(DOCS) kernel ## set up and build the documentation, with an API and a pa
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/docs-cache docs build/docs
 	@echo "The documentation: $(CURDIR)/build/docs/index.html"
 
-# All checks on one example of each kind of code, and on correct code; and ONNX export: minutes, so not of `make test`.
-CHECKED := tests/check/test_own.py tests/check/test_mutants.py tests/backends/test_export.py
-
 # One thread a process: the processes share the cores already. Tests of a file stay in a process, which has what they
 # share, until the other has nothing left to do. Files are compiled once, not by each of the commands that tests start.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n $(WORKERS) --dist worksteal
@@ -99,14 +96,19 @@ endef
 
 test: $(DEV) kernel ## set up and run the tests, all but those of `make check`, and some of the mutants
 	$(call browser)
-	$(PYTEST) -m "(not mutant or sample) and not more and not survey" $(addprefix --ignore=,$(CHECKED))
+	$(PYTEST) -m "(not mutant or sample) and not more and not survey"
 
 check: $(DEV) kernel ## set up, run posenc check on posenc itself and on correct code, export to ONNX, run the cases that make test skips
-	$(PYTEST) -m "not mutant and not survey" $(CHECKED)
-	$(PYTEST) -m "more and not survey"
+	$(PYTEST) -m "more and not mutant and not survey"
 
+# Of the files that have some: collecting all others takes longer.
 mutants: $(DEV) kernel ## set up, plant bugs (the mutants), and list which test catches each
-	$(PYTEST) -m "mutant and not survey" -q
+	$(PYTEST) -m "mutant and not survey" -q $$(grep -rl mark.mutant tests --include='test_*.py')
+
+# They share what is imported, collected and made for several tests.
+tests: $(DEV) kernel ## set up, run all of test, check and mutants, in one run
+	$(call browser)
+	$(PYTEST) -m "not survey" -q
 
 # Hundreds of subjects of posenc check, the bugs of the C++, of which each is a library to build, and more: once a week.
 survey: $(DEV) kernel ## set up, run more cases like those of CI, and laws on more examples: hours

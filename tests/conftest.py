@@ -83,11 +83,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """After a run of the mutants alone, `make mutants`: what caught each planted bug, and which escaped."""
-    if not config.option.markexpr.startswith("mutant"):
+    """Where mutants were not left out: what caught each planted bug, and which escaped."""
+    caught, failed, broken = (
+        [report for report in terminalreporter.getreports(outcome) if "mutant" in report.keywords]
+        for outcome in ("passed", "failed", "error")
+    )
+    escaped = [*failed, *broken]
+    if "not mutant" in config.option.markexpr or not (caught or escaped):
         return
-    caught = terminalreporter.getreports("passed")
-    escaped = [*terminalreporter.getreports("failed"), *terminalreporter.getreports("error")]
     terminalreporter.section("planted bugs")
     for report in sorted(caught, key=lambda report: report.nodeid):
         terminalreporter.line(

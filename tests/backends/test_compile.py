@@ -106,8 +106,9 @@ def test_so_it_is_at_positions_of_which_nothing_is_known(name: str) -> None:
     graphs.check()
 
 
+@pytest.mark.more
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for the CPU needs g++")
-@pytest.mark.parametrize(("name", "backend"), with_more([("rope+alibi", "sdpa")], [("shaw", "tiled")]))
+@pytest.mark.parametrize(("name", "backend"), [("rope+alibi", "sdpa"), ("shaw", "tiled")])
 def test_what_the_compiler_makes_of_it_gives_what_eager_gives(name: str, backend: str) -> None:
     it = case(name, "text", 33)
     check_compiled(Model(it, backend), it, compiler="inductor")

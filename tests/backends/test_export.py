@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.backends.grounds import Case, Model, case, refuses
 from tests.rounding import of_sums
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.more]
 TOKENS, OTHERS = 17, (5, 33)
 # Every door, and every kind of piece.
 SCHEMES = (

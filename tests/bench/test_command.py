@@ -149,6 +149,7 @@ def test_what_cannot_be_read_is_2(words: list[str], message: str, capsys: pytest
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.more
 def test_it_prints_and_writes_tables_and_pictures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from tests.check import mutants
 from tests.check.mutants import Mutant
 from tests.check.small import run_alone
 
+pytestmark = pytest.mark.more
 MODULES = [import_module(f"{mutants.__name__}.{module.name}") for module in iter_modules(mutants.__path__)]
 MUTANTS = [mutant for module in MODULES for mutant in module.MUTANTS]
 CORRECT = [subject for module in MODULES for subject in module.CORRECT]

@@ -6,6 +6,8 @@ from posenc.tools.check import check
 from posenc.tools.check.run import FINDING, PASSED, UNFINISHED
 from tests.check.own import LONGEST, SUBJECTS, SURVEYED
 
+pytestmark = pytest.mark.more
+
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.survey] * (name in SURVEYED)) for name in SUBJECTS]

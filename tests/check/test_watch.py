@@ -123,6 +123,7 @@ def test_it_is_imported_where_there_is_no_such_signal(monkeypatch: pytest.Monkey
     assert runpy.run_path(watch.__file__)["INTERRUPTED"][1] == (8.0, signal.SIGTERM)
 
 
+@pytest.mark.more
 def test_the_command_is_watched(tmp_path: Path) -> None:
     subject = """
         import os

@@ -56,9 +56,15 @@ def browser() -> Iterator[Any]:
         yield started
 
 
-@pytest.fixture
-def page(browser: Any) -> Iterator[Watched]:
-    """A page that must have logged no error when the test is over."""
+@pytest.fixture(scope="module")
+def tab(browser: Any) -> Iterator[Watched]:
     with watched(browser) as one:
         yield one
-    assert one.errors == []
+
+
+@pytest.fixture
+def page(tab: Watched) -> Iterator[Watched]:
+    """A page that must have logged no error when the test is over."""
+    tab.renew()
+    yield tab
+    assert tab.errors == []

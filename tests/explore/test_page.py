@@ -187,19 +187,17 @@ def test_speed_and_precision_are_behind_a_button(page: Watched, address: str) ->
 
 
 @pytest.mark.more
-def test_what_posenc_has_otherwise_is_said_in_sight(page: Watched, address: str) -> None:
+def test_what_posenc_has_otherwise_is_said_in_sight(browser: Any, address: str) -> None:
     """A number of posenc's that differs is an error of one of the two, and no fact to fold away."""
-    page.page.route(
-        "**/api/attention",
-        lambda route: route.fulfill(
-            json={"logits": {"shape": [1], "data": [7.0]}, "out": {"shape": [1], "data": [7.0]}}
-        ),
-    )
-    page.open(f"{address}#figure=clocks")
-    page.until_drawn("clocks")
-    doubt = page.page.locator(".doubt")
-    doubt.wait_for(state="visible")
-    assert "one of the two is wrong" in doubt.inner_text()
+    other = {"logits": {"shape": [1], "data": [7.0]}, "out": {"shape": [1], "data": [7.0]}}
+    with watched(browser) as page:
+        page.page.route("**/api/attention", lambda route: route.fulfill(json=other))
+        page.open(f"{address}#figure=clocks")
+        page.until_drawn("clocks")
+        doubt = page.page.locator(".doubt")
+        doubt.wait_for(state="visible")
+        assert "one of the two is wrong" in doubt.inner_text()
+        assert page.errors == []
 
 
 # --- controls -------------------------------------------------------------------------------------------------------
@@ -251,18 +249,20 @@ window.removeEventListener = (event, ...rest) => (remove(event, ...rest), (plots
 
 
 @pytest.mark.more
-def test_plots_that_have_left_the_page_are_let_go(page: Watched, address: str) -> None:
+def test_plots_that_have_left_the_page_are_let_go(browser: Any, address: str) -> None:
     """Each plot of uPlot's listens to the window for changes of the ratio of pixels, as long as it is there."""
-    page.page.add_init_script(PLOTS)
-    page.open(f"{address}#figure=rope-decay")
-    page.until_drawn("rope-decay")
-    there = page.page.evaluate("plots")
-    for dark in (True, False, True):
-        page.page.evaluate("window.posenc.drawn.clear(); document.getElementById('theme').click()")
-        page.page.wait_for_selector(f"html[data-theme={'dark' if dark else 'light'}]")
+    with watched(browser) as page:
+        page.page.add_init_script(PLOTS)
+        page.open(f"{address}#figure=rope-decay")
         page.until_drawn("rope-decay")
-    page.page.wait_for_function("there => plots === there", arg=there)
-    assert there > 1
+        there = page.page.evaluate("plots")
+        for dark in (True, False, True):
+            page.page.evaluate("window.posenc.drawn.clear(); document.getElementById('theme').click()")
+            page.page.wait_for_selector(f"html[data-theme={'dark' if dark else 'light'}]")
+            page.until_drawn("rope-decay")
+        page.page.wait_for_function("there => plots === there", arg=there)
+        assert there > 1
+        assert page.errors == []
 
 
 @pytest.mark.more

@@ -101,7 +101,7 @@ def test_own_chunks_and_others_in_one_model() -> None:
 
 
 @pytest.mark.more
-@pytest.mark.parametrize("name", ["mistral", "llama4"])
+@pytest.mark.parametrize("name", ["mistral", pytest.param("llama4", marks=pytest.mark.survey)])
 def test_a_window_that_a_laid_out_mask_holds_is_refused(name: str) -> None:
     """A compiled graph's holds the model's own, and what its caller meant by a mask nobody knows."""
     model, mask = built(name), torch.ones(13, 13).tril().bool().expand(2, 1, -1, -1)

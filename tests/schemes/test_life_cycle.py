@@ -335,6 +335,7 @@ def test_compiled_and_eager_agree_and_the_graph_is_whole_and_real() -> None:
     assert not any(dtype.is_complex for dtype in dtypes)
 
 
+@pytest.mark.more
 @no_guards
 def test_lengths_may_change_without_compiling_anew() -> None:
     """One graph for the first length, one for all others. With a scheme: see tests/backends/test_compile.py."""

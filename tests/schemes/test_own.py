@@ -151,6 +151,7 @@ def test_a_file_of_a_package_imports_as_a_part_of_it(tmp_path: Path) -> None:
     assert scheme_from_names(f"{tmp_path / 'of_a_package' / 'mine.py'}:Mine", SHAPE).doors == ()
 
 
+@pytest.mark.more
 def test_it_is_compared_and_its_file_must_stay_as_it_was(
     own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
