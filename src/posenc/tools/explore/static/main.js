@@ -25,8 +25,10 @@ function applyTheme() {
     theme = themeOf(data, dark);
 }
 
+// In a frame that has no address, as in a notebook, or that may not change it, as in a sandbox.
+const isFramed = location.href.startsWith("about:") || (window !== top && origin === "null");
+
 /** Puts the address in line with what is shown: at once when one goes elsewhere, later when a control moves. */
-const isFramed = location.href.startsWith("about:"); // in a notebook: the frame has no address
 let writing = 0;
 function write(push = false) {
     if (isFramed) return;
@@ -135,18 +137,25 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 addEventListener("keydown", lesson.onArrow);
 
 /** Shows what the address says. Links name no theme: that which was chosen stays. */
-function follow() {
-    const now = address.read(location.hash);
+function follow(hash) {
+    const now = address.read(hash);
     now.theme ||= state.theme;
     if (JSON.stringify(now) === JSON.stringify(state)) return;
     state = now;
     show();
 }
-addEventListener("popstate", follow);
-addEventListener("hashchange", () => {
-    follow();
+function arrive(hash) {
+    follow(hash);
     scrollTo(0, 0);
     (document.querySelector("main .step h2") ?? document.querySelector("main")).focus({ preventScroll: true });
+}
+addEventListener("popstate", () => follow(location.hash));
+addEventListener("hashchange", () => arrive(location.hash));
+addEventListener("click", (event) => {
+    const link = isFramed && !event.defaultPrevented && event.target.closest('a[href^="#"]');
+    if (!link) return;
+    event.preventDefault(); // to the browser such a link is one to the page around the frame
+    arrive(link.getAttribute("href"));
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => state.theme || show());
 if (data.start && !location.hash) state = address.read(data.start);
