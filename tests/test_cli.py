@@ -56,6 +56,13 @@ def test_help_and_version_do_not_wait_for_torch() -> None:
         assert shown in done.stdout
 
 
+@pytest.mark.parametrize("module", ["posenc", "posenc.tools.cli"])
+def test_it_runs_as_a_module(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "compair"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "(did you mean 'compare'?)" in done.stderr
+
+
 @pytest.mark.more
 def test_the_schemes_do_not_wait_for_the_compiler() -> None:
     script = "import sys; import posenc.schemes.catalog; assert 'torch._dynamo' not in sys.modules"

@@ -342,6 +342,66 @@ def test_going_back_shows_what_was_there(page: Watched, address: str) -> None:
     page.page.wait_for_selector(f'nav a[data-view="{VIEWS[0]}"][aria-current]')
 
 
+@pytest.mark.more
+def test_a_control_that_has_just_moved_is_there_on_the_way_back(page: Watched, address: str) -> None:
+    page.open(f"{address}#view=length")
+    page.page.wait_for_selector("[data-figure]")
+    page.page.click('nav a[data-view="sentence"]')
+    page.until_drawn("sentence")
+    page.page.locator(".control input[type=checkbox]").first.focus()
+    page.page.evaluate("document.activeElement.click(); document.querySelector('nav a[data-view=laws]').click()")
+    page.page.wait_for_selector('nav a[data-view="laws"][aria-current]')
+    page.page.go_back()
+    page.page.wait_for_function("() => location.hash.startsWith('#view=sentence&sentence.')")
+
+
+@pytest.mark.more
+def test_escape_goes_from_full_screen_to_where_the_figure_stands(page: Watched, address: str) -> None:
+    page.open(f"{address}#view=scores")
+    page.until_drawn("scheme", "windows")
+    page.page.locator('[href="#figure=windows"]').click()
+    page.page.wait_for_selector("body.alone")
+    page.page.keyboard.press("Escape")
+    page.page.wait_for_selector("body:not(.alone)")
+    assert page.page.evaluate("document.activeElement.getAttribute('href')") == "#figure=windows"
+    assert page.page.evaluate("scrollY > 500")
+    page.page.keyboard.press("Escape")  # there is nothing more to leave
+    assert page.page.evaluate("location.hash") == "#view=scores"
+    page.open(f"{address}#figure=scheme")
+    page.until_drawn("scheme")
+    page.page.locator("[role=combobox]").press("ArrowDown")
+    page.page.keyboard.press("Escape")  # closes the list alone
+    page.page.wait_for_selector("[role=listbox]", state="hidden")
+    assert page.page.evaluate("location.hash") == "#figure=scheme"
+
+
+@pytest.mark.more
+def test_text_grows_as_a_reader_has_set_it(page: Watched, address: str) -> None:
+    page.open(f"{address}#step=turn")
+    page.until_drawn("turn")
+    page.page.set_viewport_size({"width": 390, "height": 844})
+    page.page.add_style_tag(content=":root { font-size: 200%; }")
+    sizes = page.page.locator(".step .text, .step .asked").evaluate_all(
+        "all => all.map(one => getComputedStyle(one).fontSize)"
+    )
+    assert {*sizes} == {"32px"}
+    ends = page.page.locator(".steps .dot").evaluate_all("all => all.map(one => one.getBoundingClientRect().right)")
+    assert len(ends) == 10
+    assert max(ends) <= 390
+
+
+@pytest.mark.more
+def test_in_forced_colours_one_view_is_marked(browser: Any, address: str) -> None:
+    context = browser.new_context(forced_colors="active")
+    page = context.new_page()
+    page.goto(f"{address}#view=scores")
+    page.wait_for_selector("header nav [aria-current]")
+    lines = page.locator("header nav a").evaluate_all("all => all.map(one => getComputedStyle(one).borderBottomColor)")
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert [line != paper for line in lines] == [view == "scores" for view in VIEWS]
+    context.close()
+
+
 # --- from disk ------------------------------------------------------------------------------------------------------
 
 
