@@ -15,6 +15,7 @@ from posenc.schemes.catalog import entries_of
 from posenc.tools.cli import main
 from tests.compare.small import write_text
 
+UNREADABLE = "/proc/self/mem"  # even root cannot read it from its beginning
 SMALL = [
     *("--train-length", "16", "--steps", "2", "--batch-size", "4", "--windows", "8"),
     *("--layers", "1", "--dim", "16", "--heads", "2"),
@@ -53,6 +54,13 @@ def test_help_and_version_do_not_wait_for_torch() -> None:
         done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
         assert shown in done.stdout
+
+
+@pytest.mark.parametrize("module", ["posenc", "posenc.tools.cli"])
+def test_it_runs_as_a_module(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "compair"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "(did you mean 'compare'?)" in done.stderr
 
 
 @pytest.mark.more
@@ -195,8 +203,9 @@ def test_wrong_use_is_2(arguments: list[str], message: str, capsys: pytest.Captu
         (2, ["--config", "."], "--config must be a file that can be read, got .: Is a directory"),
         (2, ["--schemes", "rope+rope"], "must name each part once, got 'rope+rope'"),
         (2, ["--schemes", "rope,rope"], "schemes must be one or more different values, got ['rope', 'rope']"),
-        (1, ["--text", "no-such-text"], "text must be of files, folders or globs that match some, got 'no-such-text'"),
-        (1, ["--text", __file__, "--train-length", "4000"], "too little text: "),
+        (2, ["--text", "no-such-text"], "text must be of files, folders or globs that match some, got 'no-such-text'"),
+        (2, ["--text", __file__, "--train-length", "4000"], "too little text: "),
+        (2, ["--text", UNREADABLE], f"text must be of files that can be read, got {UNREADABLE}: Input/output error"),
     ],
 )
 def test_what_fails_says_so_in_one_line(
@@ -247,7 +256,7 @@ def test_what_fails_on_the_way_leaves_a_partial_report_and_is_1(
     assert "A partial report: " in shown.out
     assert shown.err.splitlines()[-1].startswith("posenc: error: no room on the device: 18 records are kept in ")
     # What is refused has no part in the records that are there.
-    assert main([*command, "--schemes", "nope", "--clip", "2"]) == 1
+    assert main([*command, "--schemes", "nope", "--clip", "2"]) == 2
     assert "holds another comparison, with clip" in capsys.readouterr().err
     assert reports == [18]
 

@@ -116,6 +116,23 @@ def test_what_evidence_says_of_length(judged: Any) -> None:
     assert groups["none"]["wall"]["without"] == ["texts longer than in training"]
 
 
+def test_a_length_is_said_to_be_better_worse_or_neither_by_the_intervals(
+    choose: Any, javascript: Node, data: Any
+) -> None:
+    heads = ("32 (trained)", "64")
+    made = {"rope": ("2.0 ± .1", "2.4 ± .1"), "alibi": ("2.0 ± .1", "1.6 ± .1"), "t5": ("2.0 ± .1", "2.19 ± .1")}
+    rows = [{"label": name, "schemes": [name], "figures": figures} for name, figures in made.items()]
+    record = next(record for record in data["evidence"] if record["name"] == "alibi_length")
+    javascript("content", **{**data, "evidence": [{**record, "heads": heads, "rows": rows}]})
+    said = {name: answer["lines"][0] for name, answer in kept(choose(longer=True)).items() if name in made}
+    javascript("content", **data)
+    assert {name: line["verdict"] for name, line in said.items()} == {"rope": "against", "alibi": "for", "t5": ""}
+    assert said["rope"]["words"].endswith("; worse than at the trained size)")
+    assert said["alibi"]["words"].endswith("; better than at the trained size)")
+    neither = "; no difference from the trained size beyond the intervals, and worse than alibi at 64)"
+    assert said["t5"]["words"].endswith(neither)
+
+
 def test_what_evidence_says_of_direction_and_cost(judged: Any) -> None:
     told = judged("encoder", direction=True)["groups"]
     assert {"rope", "shaw", "sinusoidal", "learned"} == {*told["for"]}

@@ -89,6 +89,21 @@ def test_any_own_scheme_has_a_picture_and_laws(scheme: str, figures: Node, known
     assert laws["says"].startswith(f"{entry(known, scheme)['title']}, relative: ")
 
 
+def test_a_head_that_another_scheme_lacks_is_not_kept(figures: Node, known: dict[str, Any]) -> None:
+    many, one = (
+        {"name": name, "what": "bias", "shape": [n, 2, 2], "values": [0.5] * 4 * n} for name, n in (("A", 4), ("B", 1))
+    )
+    figures("content", seen=[many, one])
+    try:
+        found = figures("figure", name="seen", state={"head": 4}, change=["scheme", "1"])
+        assert found["values"]["head"] == 1
+        assert found["controls"] == ["scheme", "weighed"]
+        with pytest.raises(AssertionError, match=r"seen\.head must be from 1 to 1, got 4"):
+            figures("figure", name="seen", state={"scheme": "1", "head": 4})
+    finally:
+        figures("content", **known)
+
+
 def test_the_bias_of_an_own_scheme_stands_beside_the_others(figures: Node, known: dict[str, Any]) -> None:
     found = figures("figure", name="bias-by-distance", state={"distance": 16, "head": 3})
     scheme = module.built(PLATEAU)

@@ -1,5 +1,6 @@
 """The page in a real browser: drawn, moved, read by keyboard, from a server and from disk."""
 
+import html
 import io
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 import posenc
 from posenc.tools.explore.page import explorer
-from tests.explore.browser import FIGURES, VIEWS, Watched, executable, watched
+from tests.explore.browser import FIGURES, VIEWS, Watched, executable, served, watched
 from tests.rows import first_of
 
 pytestmark = pytest.mark.skipif(executable() is None, reason="needs chromium: apt-get install chromium")
@@ -218,6 +219,51 @@ def test_a_cell_is_read_by_the_arrow_keys(page: Watched, address: str) -> None:
 
 
 @pytest.mark.more
+def test_the_focus_is_seen_on_every_stop_of_the_tab_key(page: Watched, address: str) -> None:
+    for figure in ("allocation", "sentence"):
+        page.open(f"{address}#figure={figure}")
+        page.until_drawn(figure)
+        stops = page.page.locator("[data-figure] :is(a, button, input, select, summary)").all()
+        page.page.keyboard.press("Tab")  # from here on the focus is a keyboard's
+        for stop in filter(lambda stop: stop.is_visible(), stops):
+            stop.focus()
+            outline = stop.evaluate("one => [getComputedStyle(one).outlineStyle, getComputedStyle(one).outlineWidth]")
+            assert outline == ["solid", "3px"], stop.evaluate("one => one.outerHTML")
+
+
+@pytest.mark.more
+def test_the_table_of_laws_is_one_stop_with_arrow_keys(page: Watched, address: str) -> None:
+    page.open(f"{address}#figure=laws")
+    page.until_drawn("laws")
+    cell = "[...document.activeElement.closest('tr').cells].indexOf(document.activeElement.parentElement)"
+    row = "document.activeElement.closest('tr').dataset.scheme"
+    page.page.locator("[data-figure=laws] .scroll").focus()
+    page.page.keyboard.press("Tab")
+    first = page.page.evaluate(row)
+    assert page.page.evaluate(cell) == 1
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowLeft"):
+        page.page.keyboard.press(key)
+    assert page.page.evaluate(cell) == 2
+    second = page.page.evaluate(row)
+    assert second != first
+    page.page.keyboard.press("Enter")
+    page.page.wait_for_selector("#measurement")
+    assert page.page.evaluate(row) == second
+    page.page.keyboard.press("Tab")
+    assert page.page.evaluate("document.activeElement.closest('table')") is None
+    page.page.keyboard.press("Shift+Tab")
+    assert page.page.evaluate(row) == second
+    heads = "document.querySelector('.laws thead').getBoundingClientRect().bottom"
+    names = "document.querySelector('.laws tbody th').getBoundingClientRect().right"
+    for key in ("End", *["ArrowDown"] * 30, *["ArrowUp"] * 30, "Home"):
+        page.page.keyboard.press(key)
+        place = page.page.evaluate("(({ left, top }) => [left, top])(document.activeElement.getBoundingClientRect())")
+        left, top = page.page.evaluate(f"[{names}, {heads}]")
+        assert place[0] >= left - 1, "the cell is under the names of the schemes"
+        assert place[1] >= top - 1, "the cell is under the heads of the columns"
+
+
+@pytest.mark.more
 def test_what_the_address_says_wrong_is_said_in_place(browser: Any, address: str) -> None:
     with watched(browser) as page:
         page.open(f"{address}#figure=seen&seen.head=99")
@@ -296,6 +342,66 @@ def test_going_back_shows_what_was_there(page: Watched, address: str) -> None:
     page.page.wait_for_selector(f'nav a[data-view="{VIEWS[0]}"][aria-current]')
 
 
+@pytest.mark.more
+def test_a_control_that_has_just_moved_is_there_on_the_way_back(page: Watched, address: str) -> None:
+    page.open(f"{address}#view=length")
+    page.page.wait_for_selector("[data-figure]")
+    page.page.click('nav a[data-view="sentence"]')
+    page.until_drawn("sentence")
+    page.page.locator(".control input[type=checkbox]").first.focus()
+    page.page.evaluate("document.activeElement.click(); document.querySelector('nav a[data-view=laws]').click()")
+    page.page.wait_for_selector('nav a[data-view="laws"][aria-current]')
+    page.page.go_back()
+    page.page.wait_for_function("() => location.hash.startsWith('#view=sentence&sentence.')")
+
+
+@pytest.mark.more
+def test_escape_goes_from_full_screen_to_where_the_figure_stands(page: Watched, address: str) -> None:
+    page.open(f"{address}#view=scores")
+    page.until_drawn("scheme", "windows")
+    page.page.locator('[href="#figure=windows"]').click()
+    page.page.wait_for_selector("body.alone")
+    page.page.keyboard.press("Escape")
+    page.page.wait_for_selector("body:not(.alone)")
+    assert page.page.evaluate("document.activeElement.getAttribute('href')") == "#figure=windows"
+    assert page.page.evaluate("scrollY > 500")
+    page.page.keyboard.press("Escape")  # there is nothing more to leave
+    assert page.page.evaluate("location.hash") == "#view=scores"
+    page.open(f"{address}#figure=scheme")
+    page.until_drawn("scheme")
+    page.page.locator("[role=combobox]").press("ArrowDown")
+    page.page.keyboard.press("Escape")  # closes the list alone
+    page.page.wait_for_selector("[role=listbox]", state="hidden")
+    assert page.page.evaluate("location.hash") == "#figure=scheme"
+
+
+@pytest.mark.more
+def test_text_grows_as_a_reader_has_set_it(page: Watched, address: str) -> None:
+    page.open(f"{address}#step=turn")
+    page.until_drawn("turn")
+    page.page.set_viewport_size({"width": 390, "height": 844})
+    page.page.add_style_tag(content=":root { font-size: 200%; }")
+    sizes = page.page.locator(".step .text, .step .asked").evaluate_all(
+        "all => all.map(one => getComputedStyle(one).fontSize)"
+    )
+    assert {*sizes} == {"32px"}
+    ends = page.page.locator(".steps .dot").evaluate_all("all => all.map(one => one.getBoundingClientRect().right)")
+    assert len(ends) == 10
+    assert max(ends) <= 390
+
+
+@pytest.mark.more
+def test_in_forced_colours_one_view_is_marked(browser: Any, address: str) -> None:
+    context = browser.new_context(forced_colors="active")
+    page = context.new_page()
+    page.goto(f"{address}#view=scores")
+    page.wait_for_selector("header nav [aria-current]")
+    lines = page.locator("header nav a").evaluate_all("all => all.map(one => getComputedStyle(one).borderBottomColor)")
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert [line != paper for line in lines] == [view == "scores" for view in VIEWS]
+    context.close()
+
+
 # --- from disk ------------------------------------------------------------------------------------------------------
 
 
@@ -329,3 +435,35 @@ def test_a_frame_in_a_notebook_answers(page: Watched, tmp_path: Path) -> None:
     page.page.keyboard.press("End")
     assert frame.locator(".control output").inner_text() == "6"
     frame.locator(".said", has_text="RoPE + ALiBi: score, for 65 tokens and 6 heads that differ.").wait_for()
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("sandbox", first_of(['sandbox="allow-scripts"', ""]))
+@pytest.mark.parametrize("is_srcdoc", first_of([True, False]))
+def test_links_of_the_lesson_work_in_a_frame(
+    sandbox: str, is_srcdoc: bool, page: Watched, exported: Path, tmp_path: Path
+) -> None:
+    source = (
+        f'srcdoc="{html.escape(exported.read_text(encoding="utf-8"))}"' if is_srcdoc else f'src="{exported.as_uri()}"'
+    )
+    around = tmp_path / "around.html"
+    around.write_text(f"<!doctype html><iframe {sandbox} {source} width=1000 height=700></iframe>", encoding="utf-8")
+    page.open(around.as_uri())
+    frame = page.page.frame_locator("iframe")
+    frame.locator('.going-on [rel="next"]').click()
+    frame.locator('.steps [aria-current="step"]', has_text="2").wait_for()
+    page.page.keyboard.press("ArrowRight")
+    frame.locator('.steps [aria-current="step"]', has_text="3").wait_for()
+    frame.locator('nav a[data-view="sentence"]').click()
+    frame.locator('[data-figure="sentence"] canvas').first.wait_for()
+
+
+@pytest.mark.more
+def test_a_server_that_has_ended_is_said(browser: Any, shown: dict[str, Any]) -> None:
+    with watched(browser) as page:
+        with served(shown) as at:
+            page.open(f"{at}#figure=product")
+            page.until_drawn("product")
+        page.page.locator("input[type=range]").first.focus()
+        page.page.keyboard.press("ArrowRight")
+        page.page.wait_for_selector(".doubt >> text=posenc did not check this: the server no longer answers.")

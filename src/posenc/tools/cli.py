@@ -132,3 +132,7 @@ def _schemes(arguments: argparse.Namespace) -> int:
         lines.append("\n".join(f"{name:8}{value}" for name, value in about.items() if value))
         console.print("\n\n".join(filter(None, lines)) + "\n", highlight=False, markup=False)
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -71,7 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
     out = arguments.out or Path("runs/bench" + "-mine" * bool(precisions[0].mine) + "-quick" * arguments.quick)
     for settings in precisions:
         folder = out / settings.dtype if len(precisions) > 1 else out
-        if code := reported(partial(bench, settings, folder), folder, results.check, report.write, tables.show):
+        if code := reported(
+            partial(bench, settings, folder), folder, results.check, report.write, tables.show, "bench"
+        ):
             return code
     return 0
 

@@ -78,6 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         check_record,
         report.write,
         lambda records, console: console.print(report.terminal_table(records)),
+        "compare",
     )
 
 

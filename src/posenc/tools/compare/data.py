@@ -104,14 +104,14 @@ def load(text: Sequence[str] = (), *, held_out: int = 0, tuned: int = 0, least: 
     end of the largest one if only that leaves room for ``least`` on both sides. Of the rest, ``tuned`` bytes are split
     off for tuning in the same way, at most a third of it.
 
-    Raises ValueError for what is not text: a name that matches no file, a folder without files, binary files, random
-    bytes, or nothing to split; OSError for unreadable files.
+    Raises ValueError for what is not text: a name that matches no file, a folder without files, an unreadable file,
+    binary files, random bytes, or nothing to split.
     """
     paths = _files(text) if text else _standard_library()
     root = os.path.commonpath([path.parent for path in paths])
     contents: dict[bytes, str] = {}
     for path in paths:
-        contents.setdefault(path.read_bytes(), path.relative_to(root).as_posix())
+        contents.setdefault(_read(path), path.relative_to(root).as_posix())
     contents.pop(b"", None)
     files = sorted(contents, key=lambda data: _hash(contents[data].encode()))
     total = sum(map(len, files))
@@ -283,8 +283,15 @@ def _below(folder: Path, suffix: str = "", skip: Set[str] = frozenset()) -> list
 
 
 def _is_binary(path: Path) -> bool:
-    with path.open("rb") as file:
-        return b"\0" in file.read(HEAD)
+    return b"\0" in _read(path, HEAD)
+
+
+def _read(path: Path, most: int = -1) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(most)
+    except OSError as error:
+        raise ValueError(f"text must be of files that can be read, got {path}: {error.strerror}") from None
 
 
 def _standard_library() -> list[Path]:

@@ -36,13 +36,11 @@ def run(arguments: argparse.Namespace) -> int:
     from posenc.tools.extend import report, results  # a missing matplotlib must fail before an hour of measuring
     from posenc.tools.extend.run import extend  # imports torch, which wrong arguments need not wait for
 
-    try:
-        return reported(
-            lambda progress: extend(settings, arguments.out, progress),
-            arguments.out,
-            results.check,
-            report.write,
-            lambda records, console: console.print(report.terminal_table(records)),
-        )
-    except ValueError as error:  # refused before the first pass
-        return refused(error, "extend")
+    return reported(
+        lambda progress: extend(settings, arguments.out, progress),
+        arguments.out,
+        results.check,
+        report.write,
+        lambda records, console: console.print(report.terminal_table(records)),
+        "extend",
+    )

@@ -156,10 +156,11 @@ def reported(
     check: Callable[["Record"], None],
     write: Callable[[list["Record"], Path], Path],
     show: Callable[[list["Record"], "Console"], object],
+    command: str,
 ) -> int:
     """Measures, writes a report of the records into ``out``, also if measuring stopped early, and shows them. Returns
-    the exit code. An error before the first measurement is raised, since the records in ``out`` may belong to another
-    run. Of several processes, the first one does all but the measuring."""
+    the exit code: 2 for a ValueError before the first measurement, of which nothing is reported, since the records in
+    ``out`` may belong to another run. Of several processes, the first one does all but the measuring."""
     from rich.console import Console
 
     from posenc.tools.kit import processes
@@ -179,6 +180,8 @@ def reported(
         except (KeyboardInterrupt, Exception) as error:
             interrupted = isinstance(error, KeyboardInterrupt)
             expected = interrupted or isinstance(error, ValueError | OSError | RuntimeError) or place_of(error)
+            if isinstance(error, ValueError) and not progress.begun:
+                return refused(error, command)
             if not expected or not (interrupted or progress.begun):
                 raise
             records = read(out, check)

@@ -15,6 +15,8 @@ async function ask(data, path, body) {
         method: "POST",
         headers: { "content-type": "application/json" },
         body: JSON.stringify(body),
+    }).catch(() => {
+        throw new Error("the server no longer answers. Start posenc explore again, and open the page anew");
     });
     const said = await answer.json();
     if (!answer.ok) throw new Error(said.error ?? `the server answered ${answer.status}`);

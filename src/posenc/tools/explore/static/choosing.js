@@ -117,9 +117,13 @@ function said(record, row) {
         return { record, words: `${row.label}: ${past.map(at).join(", ")} (${compared})`, verdict: "" };
     const isWorse = worse(record, row.figures[trained], row.figures[last]);
     const ahead = rows.find((other) => worse(record, other.figures[last], row.figures[last]));
-    const place = isWorse
+    const isBetter = worse(record, row.figures[last], row.figures[trained]);
+    const change = isWorse
         ? "worse than at the trained size"
-        : `no worse than at the trained size${ahead ? `, and worse than ${ahead.label} at ${heads[last]}` : ""}`;
+        : isBetter
+          ? "better than at the trained size"
+          : "no difference from the trained size beyond the intervals";
+    const place = `${change}${!isWorse && ahead ? `, and worse than ${ahead.label} at ${heads[last]}` : ""}`;
     return {
         record,
         words: `${row.label}: ${past.map(at).join(", ")} (${compared}; ${place})`,

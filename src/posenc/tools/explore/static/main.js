@@ -25,20 +25,24 @@ function applyTheme() {
     theme = themeOf(data, dark);
 }
 
+// In a frame that has no address, as in a notebook, or that may not change it, as in a sandbox.
+const isFramed = location.href.startsWith("about:") || (window !== top && origin === "null");
+
 /** Puts the address in line with what is shown: at once when one goes elsewhere, later when a control moves. */
-const isFramed = location.href.startsWith("about:"); // in a notebook: the frame has no address
-let writing = 0;
+let [writing, put] = [0, null];
 function write(push = false) {
     if (isFramed) return;
     clearTimeout(writing);
-    const put = () => {
+    put = () => {
+        put = null;
         const to = address.written(state, defaults);
         if (to === (location.hash || "#")) return;
         history[push ? "pushState" : "replaceState"](null, "", to);
     };
     if (push) put();
-    else writing = setTimeout(put, 200);
+    else writing = setTimeout(() => put?.(), 200);
 }
+addEventListener("click", () => put?.(), true); // before a link goes elsewhere, so that the way back has all of it
 
 const viewOf = (figure) => VIEWS.find((view) => view.figures.includes(figure));
 
@@ -133,20 +137,38 @@ document.querySelector(".skip").addEventListener("click", (event) => {
     document.querySelector("main").focus();
 });
 addEventListener("keydown", lesson.onArrow);
+addEventListener("keydown", ({ key, defaultPrevented }) => {
+    if (key === "Escape" && !defaultPrevented) document.querySelector(".alone .figure-head a")?.click();
+});
+
+let left = ""; // the figure that was shown alone before
 
 /** Shows what the address says. Links name no theme: that which was chosen stays. */
-function follow() {
-    const now = address.read(location.hash);
+function follow(hash) {
+    const now = address.read(hash);
     now.theme ||= state.theme;
     if (JSON.stringify(now) === JSON.stringify(state)) return;
+    left = state.figure;
     state = now;
     show();
 }
-addEventListener("popstate", follow);
-addEventListener("hashchange", () => {
-    follow();
+function arrive(hash) {
+    follow(hash);
+    const card = !state.figure && !state.step && cards.find(({ figure }) => figure.name === left);
+    if (card) {
+        card.section.scrollIntoView();
+        return card.section.querySelector(".figure-head a").focus({ preventScroll: true });
+    }
     scrollTo(0, 0);
     (document.querySelector("main .step h2") ?? document.querySelector("main")).focus({ preventScroll: true });
+}
+addEventListener("popstate", () => follow(location.hash));
+addEventListener("hashchange", () => arrive(location.hash));
+addEventListener("click", (event) => {
+    const link = isFramed && !event.defaultPrevented && event.target.closest('a[href^="#"]');
+    if (!link) return;
+    event.preventDefault(); // to the browser such a link is one to the page around the frame
+    arrive(link.getAttribute("href"));
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => state.theme || show());
 if (data.start && !location.hash) state = address.read(data.start);

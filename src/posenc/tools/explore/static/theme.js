@@ -2,9 +2,9 @@
 
 const SEQUENTIAL = ["#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725"];
 
-/** Whether the page is dark: as the address says, or else as the system has it. */
+/** Whether the page is dark: as the address says, "dark" or "light", or else as the system has it. */
 export function isDark(wanted) {
-    return wanted ? wanted === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    return wanted === "dark" || (wanted !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
 }
 
 /** The theme of canvases out of the page's data: {background, ink, faint, grid, palette, unseen, diverging, sequential}. */

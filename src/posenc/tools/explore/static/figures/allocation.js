@@ -210,7 +210,7 @@ export const figure = {
                 cell.replaceChildren(coords.join(", "), element("br"), element("b", {}, scores[token].toFixed(2)));
                 cell.style.background = `rgb(${r}, ${g}, ${b})`;
                 cell.style.color = inkOn([r, g, b]);
-                cell.style.outline = here ? `3px solid ${theme.ink}` : "none";
+                cell.style.border = here ? `3px solid ${theme.ink}` : "";
                 cell.setAttribute("aria-pressed", here);
                 cell.setAttribute(
                     "aria-label",

@@ -8,7 +8,7 @@ const NO_DOOR = "none";
 export const figure = {
     name: "laws",
     title: "Laws, as measured",
-    see: "Choose a cell to see what was measured, and how. A law is true or false of a scheme; that it holds is not good in itself.",
+    see: "Choose a cell, by the pointer or by arrow keys, to see what was measured, and how. A law is true or false of a scheme; that it holds is not good in itself.",
     defaults: { door: "any", table: ALL, scheme: "", law: "" },
     controls: (values, app) => [
         {
@@ -44,6 +44,7 @@ export const figure = {
             "aria-label": "schemes and laws",
         });
         box.append(frame);
+        const stop = byArrows(frame);
         let shape = "";
         let buttons = {};
         let detail = null;
@@ -58,6 +59,7 @@ export const figure = {
                         {
                             type: "button",
                             class: "law",
+                            tabindex: "-1",
                             "data-holds": String(found.holds),
                             "aria-expanded": "false",
                             onclick: () => {
@@ -91,6 +93,7 @@ export const figure = {
                     element("tbody", {}, ...rows),
                 ),
             );
+            stop(frame.querySelector(".law"));
         };
         return (values, { entries, laws, open }) => {
             const now = JSON.stringify([entries.map(({ name }) => name), laws]);
@@ -108,6 +111,7 @@ export const figure = {
             button.closest("tr").after(detail);
             button.setAttribute("aria-expanded", "true");
             button.setAttribute("aria-controls", "measurement");
+            stop(button);
             if (!isSeen) {
                 // the address named it: bring it into sight, without moving the page
                 const row = button.closest("tr");
@@ -123,6 +127,34 @@ export const figure = {
         return `${open.entry.title}, ${app.data.laws[open.law].head}: ${open.entry.measured[open.law].words}.`;
     },
 };
+
+/** Cells are a thousand: Tab comes to one of them, and arrow keys, Home and End go from it to others. Gives what says to
+ * which one. */
+function byArrows(frame) {
+    const stop = (button) => {
+        frame.querySelector('.law[tabindex="0"]')?.setAttribute("tabindex", "-1");
+        button?.setAttribute("tabindex", "0");
+    };
+    frame.addEventListener("focusin", ({ target }) => target.matches(".law") && stop(target));
+    frame.addEventListener("keydown", (event) => {
+        if (!event.target.matches(".law")) return;
+        const [rows, row] = [[...frame.querySelectorAll("[data-scheme]")], event.target.closest("tr")];
+        const [n, column, last] = [rows.indexOf(row), event.target.closest("td").cellIndex, row.cells.length - 1];
+        const [down, across] = {
+            ArrowUp: [n - 1, column],
+            ArrowDown: [n + 1, column],
+            ArrowLeft: [n, column - 1],
+            ArrowRight: [n, column + 1],
+            Home: [n, 1],
+            End: [n, last],
+        }[event.key] ?? [-1];
+        const next = rows[down]?.cells[across]?.querySelector(".law");
+        if (!next) return;
+        event.preventDefault();
+        next.focus();
+    });
+    return stop;
+}
 
 /** The row under a scheme's that says what was measured. */
 function measurement({ entry, law }, columns, app) {

@@ -10,6 +10,11 @@ export const figure = {
     see: "What the scheme does to every two tokens. These numbers come from posenc and not from the page.",
     defaults: { scheme: "0", head: 1, weighed: false },
     present: ({ data }) => !data.catalog && Boolean(data.seen?.length), // in a notebook
+    change: (values, name, value, app) => ({
+        ...values,
+        [name]: value,
+        ...(name === "scheme" && { head: Math.min(values.head, app.data.seen[value].shape[0]) }),
+    }),
     controls(values, app) {
         const all = app.data.seen ?? [];
         const heads = all[values.scheme]?.shape[0] ?? 1;
@@ -34,7 +39,8 @@ export const figure = {
             throw new RangeError(
                 "no scheme was named: posenc explore --schemes my.py:MyScheme, or posenc.show(scheme)",
             );
-        const [, queries, keys] = chosen.shape;
+        const [heads, queries, keys] = chosen.shape;
+        if (head > heads) throw new RangeError(`seen.head must be from 1 to ${heads}, got ${head}`);
         const start = (head - 1) * queries * keys;
         const shown = Float64Array.from(chosen.values.slice(start, start + queries * keys), (x) => x ?? NaN);
         const isWeighed = asWeights && isScore(chosen);
