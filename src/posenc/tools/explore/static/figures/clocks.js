@@ -37,7 +37,7 @@ export const figure = {
     check: ({ dim, base, position }, { main }, app) => checkAngles({ dim, base, position, angles: main }, app),
     mount(box, app) {
         const clocks = element("div", {
-            style: "display: grid; grid-template-columns: repeat(auto-fill, minmax(66px, 1fr)); gap: 6px; width: 100%",
+            style: "display: grid; grid-template-columns: repeat(auto-fill, minmax(max(65px, (100% - 90px) / 16), 1fr)); gap: 6px; width: 100%",
             role: "img",
         });
         const button = element("button", { type: "button" });
