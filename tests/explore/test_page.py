@@ -189,6 +189,16 @@ def test_a_view_is_whole_without_scrolling_and_on_paper(page: Watched, address: 
     assert page.page.evaluate("scrollY") == 0
 
 
+def test_every_law_is_on_paper(page: Watched, address: str) -> None:
+    page.open(f"{address}#figure=laws")
+    page.until_drawn("laws")
+    cut = "one => [one.scrollHeight > one.clientHeight + 1, one.scrollWidth > one.clientWidth + 1]"
+    frame = page.page.locator(".scroll.tall")
+    assert frame.evaluate(cut) == [True, True]
+    page.page.emulate_media(media="print")
+    assert frame.evaluate(cut) == [False, False]
+
+
 @pytest.mark.more
 def test_speed_and_precision_are_behind_a_button(page: Watched, address: str) -> None:
     page.open(f"{address}#figure=clocks")
