@@ -69,6 +69,7 @@ html_theme = "furo"
 html_title = f"posenc {release}"
 html_static_path = ["_static", str(STATIC / "formula.css")]
 html_css_files = ["formula.css", "site.css"]
+html_js_files = ["tables.js"]
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}

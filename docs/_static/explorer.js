@@ -21,3 +21,14 @@ document.documentElement.classList.add("live");
 new MutationObserver(follow).observe(document.body, { attributeFilter: ["data-theme"] });
 follow();
 for (const frame of frames) frame.addEventListener("load", fit);
+
+/** Loads the frames that are not in sight one by one, as the page has time, so that none is blank in a picture of the whole
+ * page. */
+function loadInTurn([frame, ...others]) {
+    if (!frame) return;
+    (window.requestIdleCallback ?? setTimeout)(() => {
+        frame.loading = "eager";
+        loadInTurn(others);
+    });
+}
+addEventListener("load", () => loadInTurn(frames));

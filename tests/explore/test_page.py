@@ -152,8 +152,25 @@ def test_a_view_is_accessible_and_fits(view: str, page: Watched, address: str) -
     assert page.page.evaluate("document.documentElement.scrollWidth") <= 360
     boxes = "[...document.querySelectorAll('.line pre')].filter(one => one.scrollWidth > one.clientWidth).length"
     assert page.page.evaluate(boxes) == 0, "code runs out of its box"
+    tabs = page.page.locator("header nav a")
+    assert len({tab.bounding_box()["y"] for tab in tabs.all()}) == 1, "the names of the views take more than a row"  # type: ignore[index]
+    places = tabs.evaluate_all("all => all.map(one => one.getBoundingClientRect().toJSON())")
+    now = places[VIEWS.index(view)]
+    assert 0 <= now["left"] < now["right"] <= 360, "the name of the view is out of sight"
     others = [url for url in page.requests if not url.startswith((address, "data:", "about:"))]
     assert others == []
+
+
+@pytest.mark.parametrize("figure", ["predict-channel", "predict-far", "predict-order"])
+def test_a_question_is_seen_once_until_it_is_answered(figure: str, page: Watched, address: str) -> None:
+    page.open(f"{address}#figure={figure}")
+    page.until_drawn(figure)
+    width = "() => document.querySelector('.said').getBoundingClientRect().width"
+    page.page.wait_for_function("() => document.querySelector('.said').textContent")
+    assert page.page.locator(".said").text_content() == page.page.locator(".question legend").text_content()
+    assert page.page.evaluate(width) <= 1
+    page.page.locator(".question input").first.check()
+    page.page.wait_for_function(f"{width} > 100")
 
 
 @pytest.mark.more
@@ -171,6 +188,16 @@ def test_a_view_is_whole_without_scrolling_and_on_paper(page: Watched, address: 
     )
     assert page.page.locator(".picture:empty").count() == 0
     assert page.page.evaluate("scrollY") == 0
+
+
+def test_every_law_is_on_paper(page: Watched, address: str) -> None:
+    page.open(f"{address}#figure=laws")
+    page.until_drawn("laws")
+    cut = "one => [one.scrollHeight > one.clientHeight + 1, one.scrollWidth > one.clientWidth + 1]"
+    frame = page.page.locator(".scroll.tall")
+    assert frame.evaluate(cut) == [True, True]
+    page.page.emulate_media(media="print")
+    assert frame.evaluate(cut) == [False, False]
 
 
 @pytest.mark.more

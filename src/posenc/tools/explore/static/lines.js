@@ -67,39 +67,63 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
                           ),
             ),
     });
-    // Vertical lines and bands with a word at each, under the lines.
-    const underlay = (u) => {
+    /** A pen for the plot of u alone. */
+    const penOf = (u) => {
         const pen = u.ctx;
-        const ratio = uPlot.pxRatio;
         pen.save();
         pen.beginPath();
         pen.rect(u.bbox.left, u.bbox.top, u.bbox.width, u.bbox.height);
         pen.clip();
-        pen.font = `${11 * ratio}px system-ui, sans-serif`;
-        pen.textAlign = "left"; // the axes left both as they needed them
-        pen.textBaseline = "alphabetic";
-        for (const { from, to, color, name } of spans) {
+        return pen;
+    };
+    // Vertical lines and bands, under the lines.
+    const underlay = (u) => {
+        const pen = penOf(u);
+        const { top, height } = u.bbox;
+        for (const { from, to, color } of spans) {
             const [left, right] = [u.valToPos(from, "x", true), u.valToPos(to, "x", true)];
             pen.fillStyle = color ?? theme().grid;
             pen.globalAlpha = 0.5;
-            pen.fillRect(left, u.bbox.top, right - left, u.bbox.height);
+            pen.fillRect(left, top, right - left, height);
             pen.globalAlpha = 1;
-            pen.fillStyle = theme().faint;
-            if (name) pen.fillText(name, Math.max(left, u.bbox.left) + 4 * ratio, u.bbox.top + 13 * ratio);
         }
-        for (const { x, name } of marks) {
+        for (const { x } of marks) {
             const place = u.valToPos(x, "x", true);
             pen.strokeStyle = theme().faint;
-            pen.lineWidth = ratio;
-            pen.setLineDash([4 * ratio, 3 * ratio]);
+            pen.lineWidth = uPlot.pxRatio;
+            pen.setLineDash([4 * uPlot.pxRatio, 3 * uPlot.pxRatio]);
             pen.beginPath();
-            pen.moveTo(place, u.bbox.top);
-            pen.lineTo(place, u.bbox.top + u.bbox.height);
+            pen.moveTo(place, top);
+            pen.lineTo(place, top + height);
             pen.stroke();
-            pen.fillStyle = theme().faint;
-            const isRight = place > u.bbox.left + u.bbox.width / 2;
+        }
+        pen.restore();
+    };
+    // A word at each, over the lines, with an edge of paper, and whole at the edge of the plot.
+    const names = (u) => {
+        const pen = penOf(u);
+        const ratio = uPlot.pxRatio;
+        const { left, top, width, height } = u.bbox;
+        pen.font = `${11 * ratio}px system-ui, sans-serif`;
+        pen.textAlign = "left"; // the axes left both as they needed them
+        pen.textBaseline = "alphabetic";
+        pen.lineJoin = "round";
+        pen.lineWidth = 4 * ratio;
+        pen.strokeStyle = theme().background;
+        pen.fillStyle = theme().faint;
+        const write = (name, x, y) => {
+            pen.strokeText(name, x, y);
+            pen.fillText(name, x, y);
+        };
+        for (const { from, name } of spans.filter((one) => one.name)) {
+            const last = left + width - pen.measureText(name).width - 4 * ratio;
+            write(name, Math.min(Math.max(u.valToPos(from, "x", true), left) + 4 * ratio, last), top + 13 * ratio);
+        }
+        for (const { x, name } of marks.filter((one) => one.name)) {
+            const place = u.valToPos(x, "x", true);
+            const isRight = place > left + width / 2;
             pen.textAlign = isRight ? "right" : "left";
-            if (name) pen.fillText(name, place + (isRight ? -4 : 4) * ratio, u.bbox.top + u.bbox.height - 6 * ratio);
+            write(name, place + (isRight ? -4 : 4) * ratio, top + height - 6 * ratio);
         }
         pen.restore();
     };
@@ -177,7 +201,7 @@ export function lines(box, theme, { label, xLabel, yLabel, height = 300, logX = 
                     { ...axis(ranges.yLabel ?? yLabel, logY), size: 62 },
                 ],
                 cursor: { drag: { x: false, y: false }, points: { size: 7 } },
-                hooks: { setCursor: [pointAt, (u) => say(u.cursor.idx)], drawAxes: [underlay] },
+                hooks: { setCursor: [pointAt, (u) => say(u.cursor.idx)], drawAxes: [underlay], draw: [names] },
             },
             [[]],
             frame,

@@ -86,6 +86,7 @@ function show() {
         if (tab.dataset.view === view.name) tab.setAttribute("aria-current", "page");
         else tab.removeAttribute("aria-current");
     }
+    showTab();
     const present = view.figures.filter((figure) => figure.present?.({ data }) ?? true);
     const one = step && lesson.shown(steps, step, page);
     cards = one ? [one.card] : (alone ? [alone] : present).map((figure) => new Card(figure, page));
@@ -103,6 +104,14 @@ function show() {
     for (const card of cards) watcher.observe(card.section);
     mountInTurn();
 }
+
+/** Brings the name of the view into sight, where the names are wider than the page. */
+function showTab() {
+    const nav = document.querySelector("header nav");
+    const tab = nav.querySelector("[aria-current]");
+    nav.scrollLeft = tab.offsetLeft - nav.offsetLeft - (nav.clientWidth - tab.offsetWidth) / 2;
+}
+addEventListener("resize", showTab);
 
 /** Draws the figures that are not in sight one by one, as the page has time, so that none is blank in a picture of the
  * whole page. */

@@ -1,5 +1,6 @@
 // DA-Transformer's family of factors.
 
+import { minus } from "posenc/elements.js";
 import { DistanceAware } from "posenc/math/score/distance_aware.js";
 import { agreed, apart, array } from "posenc/options.js";
 import { attended } from "posenc/use.js";
@@ -72,8 +73,8 @@ export const figure = {
             along.draw(
                 r,
                 [
-                    { name: `w = ${w}`, y: main, color: palette[0], dash: [] },
-                    { name: `w = ${-w}`, y: turned, color: palette[1], dash: [12, 4, 4, 4] },
+                    { name: `w = ${minus(w)}`, y: main, color: palette[0], dash: [] },
+                    { name: `w = ${minus(-w)}`, y: turned, color: palette[1], dash: [12, 4, 4, 4] },
                     ...limits(r),
                 ],
                 top,

@@ -100,10 +100,12 @@ export const figure = {
         const picture = element("div", { role: "group", tabindex: "0", style: "width: 100%" });
         const read = element("output", { class: "lines-read", "aria-live": "polite" });
         const table = element("table");
-        box.append(
-            element("div", { style: "flex: 1 1 100%" }, about, picture, read),
-            element("div", { class: "scroll" }, table),
+        const numbers = element(
+            "div",
+            { class: "scroll numbers wide", tabindex: "0", role: "region", "aria-label": "the kinds of layers" },
+            table,
         );
+        box.append(element("div", { style: "flex: 1 1 100%" }, about, picture, read), numbers);
         let now = null;
 
         const said = (layer) => {
