@@ -169,6 +169,24 @@ def test_the_text_is_shown_without_javascript(browser: Any, address: str) -> Non
     ]
     assert len(tops) == len(NAMES)
     assert tops == sorted(tops)
+    assert not page.locator("#theme, .late").filter(visible=True).count()
+    context.close()
+
+
+@needs_browser
+@pytest.mark.more
+def test_scripts_that_do_not_arrive_are_said(browser: Any, address: str) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.route("**/static/**", lambda route: route.abort())
+    page.goto(address)
+    said = page.locator("main > .late")
+    assert not said.is_visible()
+    said.wait_for(state="visible", timeout=8000)
+    page.unroute("**/static/**")
+    page.reload()
+    page.wait_for_selector("[data-figure]")
+    assert said.count() == 0
     context.close()
 
 
@@ -215,6 +233,7 @@ def test_the_lesson_opens_first_and_answers(page: Watched, address: str) -> None
     assert said.inner_text().startswith("Not yet. The words still stand as they were given.")
     page.page.locator(".orders button").first.focus()
     page.page.keyboard.press("ArrowRight")
+    page.page.wait_for_function("() => document.querySelector('.orders button').innerText === 'bites'")
     assert page.page.locator(".orders button").all_inner_texts() == ["bites", "dog", "man"]
     page.page.wait_for_function("() => document.querySelector('.judged').textContent === ''")
     page.page.keyboard.press("Tab")
