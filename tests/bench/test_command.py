@@ -235,7 +235,7 @@ def test_an_attention_of_ones_own_has_its_folder(
     }
 
 
-def test_another_benchmark_in_the_folder_is_1_and_stays(
+def test_another_benchmark_in_the_folder_is_2_and_stays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "QUICK", TINY)
@@ -243,7 +243,7 @@ def test_another_benchmark_in_the_folder_is_1_and_stays(
     assert main(words) == 0
     before = (tmp_path / "records.jsonl").read_bytes()
     capsys.readouterr()
-    assert main([*words, "--dtype", "bfloat16"]) == 1
+    assert main([*words, "--dtype", "bfloat16"]) == 2
     message = "holds another benchmark, with dtype 'float32' there and 'bfloat16' here: give another folder"
     assert message in capsys.readouterr().err
     assert (tmp_path / "records.jsonl").read_bytes() == before
