@@ -167,7 +167,7 @@ def test_it_is_compared_and_its_file_must_stay_as_it_was(
     before = (out / "records.jsonl").read_text()
     (out / "records.jsonl").write_text(before.replace(source, "another"))
     capsys.readouterr()
-    assert main([*words, "--schemes", f"nope,{own}:Steep"]) == 1
+    assert main([*words, "--schemes", f"nope,{own}:Steep"]) == 2
     assert f"{own}:Steep is not as it was when {out / 'records.jsonl'} was written" in capsys.readouterr().err
 
 
