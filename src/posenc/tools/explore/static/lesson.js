@@ -103,6 +103,7 @@ function goingOn(steps, step) {
         { class: "going-on", "aria-label": "step before and next step" },
         ...(before ? [link(before, "Back", { rel: "prev" })] : []),
         ...(after ? [link(after, "Next", { rel: "next" })] : []),
+        ...(step === main.at(-1) ? [element("a", { href: "#view=where", rel: "next" }, "Next: all figures")] : []),
     );
 }
 

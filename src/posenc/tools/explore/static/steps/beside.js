@@ -17,7 +17,7 @@ const QUERY = "ran";
 const [FIRST, SECOND] = [WORDS.indexOf("dog"), WORDS.lastIndexOf("dog")];
 const [DIM, HEADS, HEAD, SEED, LAST] = [16, 8, 2, 116, 64]; // of ALiBi's 8 heads the one of slope 1/8
 const OPENS = WORDS.length;
-const EQUAL = 0.02; // weights that are nearly the same
+const EQUAL = 0.01; // weights whose bars look the same
 
 const KINDS = [...new Set(WORDS), QUERY]; // each word has one vector
 const ROWS = [...WORDS, QUERY].map((word) => KINDS.indexOf(word));

@@ -186,7 +186,7 @@ function barsIn({ palette }, place, { products, score: sum }) {
         ...place,
         x: [-0.5, PAIRS - 0.5],
         y: [-most, most],
-        title: `all pairs: the sum is ${shown(sum, 2)}`,
+        title: `what each pair gives: the sum is ${shown(sum, 2)}`,
         xTicks: Array.from({ length: PAIRS }, (_, n) => n),
         yTicks: [-1, 0, 1].filter((value) => Math.abs(value) <= most),
     });

@@ -146,7 +146,7 @@ export const figure = {
             const far = most === 0 ? "0" : most.toPrecision(1);
             const rounding = most === 0 ? "" : ", the rounding of a sum in another order";
             return words.length
-                ? `With the ${MASKS[mask].name}, the output for ${words.join(", ")} is different.`
+                ? `With the ${MASKS[mask].name}, the output differs for ${words.join(", ")}.`
                 : `With ${MASKS[mask].name}, the output for each word is identical in every digit shown; ` +
                       `the largest difference is ${far}${rounding}.`;
         });
