@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.backends.custom import custom_operator
 from posenc.backends.operands import Form
-from posenc.backends.triton.tasks import TABLES, Tasks, tasks_of
+from posenc.backends.triton.tasks import LOWS, TABLES, Tasks, tasks_of
 
 # custom_op evaluates annotations, so no `from __future__ import annotations` here.
 
@@ -19,6 +19,9 @@ NARROW = 128  # bytes per row that fit into registers with a block of 64 (docs/l
 SMALLEST = 16  # the minimum size of tl.dot
 HOW = {"num_warps": 8, "num_stages": 1, "enable_fp_fusion": True}
 BLOCKS = (64, 32, 16)  # sizes of a block of scores; the first that fits on the device is used
+FAR_HOW = {'num_warps': 8, 'num_stages': 2, 'enable_fp_fusion': True}
+B = 64
+FAR_BLOCKS = ((128, 64), (64, 64), (32, 32), (16, 16))
 OTHERS = ("meeting", "shift", "query_clock", "key_clock")  # inputs other than tables
 
 Tensors = dict[str, Tensor | None]
@@ -64,6 +67,7 @@ class _Launch:
     ) -> None:
         self.query, self.key, self.value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
         self.given = {name: x.to(query.dtype) if name == "meeting" else x.contiguous() for name, x in given.items()}
+        self.form = form
         self.scale, self.tasks = scale, _tasks(query, tiling, form.lows)
         known, is_last = form.function
         vectors = self.given.get("vectors")
@@ -76,9 +80,7 @@ class _Launch:
         precision = "exact" if is_interpreted() else precision
         self.known = {**widths, **blocks, "FUNCTION": known * (1 + is_last), "PRECISION": precision}
 
-    def __call__(self, name: str, side: int, made: Callable[[], Tensors]) -> Tensors:
-        """Runs a kernel over blocks of queries (side 0) or keys (side 1) on the tensors from ``made``, and returns
-        them."""
+    def arguments(self) -> dict[str, Any]:
         heads, queries = self.query.shape[1:3]
         given: dict[str, Any] = {"heads": heads, "groups": heads // self.key.size(1), "scale": self.scale}
         given |= {"queries": queries, "keys": self.key.size(2)}
@@ -91,6 +93,17 @@ class _Launch:
             given[f"{table}_head"] = 0 if entries is None or entries.size(0) == 1 else entries.stride(0)
             given[f"{table}_entries"] = 0 if entries is None else entries.size(1)
         given |= {other: self.given.get(other) for other in OTHERS}
+        slopes = self.given.get("slopes")
+        given |= {"slopes": slopes, "slopes_head": 0 if slopes is None or slopes.size(0) == 1 else 2}
+        return given
+
+    def __call__(self, name: str, side: int, made: Callable[[], Tensors]) -> Tensors:
+        """Runs a kernel over blocks of queries (side 0) or keys (side 1) on the tensors from ``made``, and returns
+        them."""
+        heads = self.query.size(1)
+        given = self.arguments()
+        given.pop('slopes')
+        given.pop('slopes_head')
         of_blocks = heads if side == 0 else self.key.size(1)
         errors = importlib.import_module("triton.runtime.errors")
         with torch.cuda.device_of(self.query):
@@ -108,6 +121,29 @@ class _Launch:
                 else:
                     return results
         raise AssertionError
+
+
+def _forward(self: _Launch) -> tuple[Tensor, Tensor]:
+    heads, queries = self.query.shape[1:3]
+    given = self.arguments()
+    M, N = FAR_BLOCKS[0]
+    tasks = self.tasks(M)
+    out = self.value.new_zeros((*self.query.shape[:3], self.value.size(-1)))
+    lse = self.query.new_full(self.query.shape[:3], -torch.inf, dtype=torch.float32)
+    work = {"tasks": tasks.tasks[0], "tiles": tasks.tiles[0]}
+    grid = (work["tasks"].size(0), heads, tasks.rows)
+    if 0 in grid:
+        return out, lse
+    tables = [(self.form.lows[LOWS[n]], self.given[t].size(1)) for n, t in enumerate(TABLES) if t in self.given]
+    right = bool(tables) and tasks.furthest >= max(low + entries for low, entries in tables)
+    near = "vectors" in self.given or "values" in self.given
+    far = torch.zeros_like(out, dtype=torch.float32) if near else out
+    known = {**self.known, "M": M, "N": N}
+    _kernel("forward")[grid](**given, **work, out=far, lse=lse, **known, HAS_RIGHT=right, **FAR_HOW)
+    if near:
+        grid = (grid[0] * (M // B), *grid[1:])
+        _kernel("forward_near")[grid](**given, **work, far=far, out=out, lse=lse, **known, B=B, **HOW)
+    return out, lse
 
 
 _CAPTURED: list[Tasks] = []  # a CUDA graph reads them when it is replayed
@@ -143,8 +179,7 @@ def _triton(
         out = value.new_zeros((*query.shape[:3], value.size(-1)))
         return {"out": out, "lse": query.new_full(query.shape[:3], -torch.inf, dtype=torch.float32)}
 
-    found = launch("forward", 0, made)
-    return found["out"], found["lse"]  # type: ignore[return-value]
+    return _forward(launch)
 
 
 def _triton_backward(
