@@ -9,6 +9,7 @@ from posenc.backends.triton.pieces import (
     by_distance,
     by_key,
     clock_of,
+    columns,
     ends,
     entries_from,
     entry,
@@ -74,13 +75,14 @@ def forward(
         tile = tiles + n * 10
         first, a, b_, c, d, last = ranges(
             tile, i0, stop, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
-            factor_entries, N,
+            factor_entries, N, False,
         )  # fmt: skip
         row_low = far_row(low, own, bias, bias_entries, slopes, M, False)
         for j0 in range(a, b_, N):
             k_j, v_j = rows(k, k_row, j0, None, D, N, BLOCK_D), rows(v, v_row, j0, None, V, N, BLOCK_V)
+            column = columns(key_clock, j0, zero, N)
             s, _, _ = far_scores(
-                q_i, k_j, i0, j0, tile, scale, row_low, key_clock, zero, bias_entries, slopes, factor, factor_entries,
+                q_i, k_j, i0, j0, tile, scale, row_low, column, bias_entries, slopes, factor, factor_entries,
                 N, FUNCTION, PRECISION, False,
             )  # fmt: skip
             p, m_i, l_i, fade = weigh(s, m_i, l_i)
@@ -91,8 +93,9 @@ def forward(
             row_high = far_row(high, own, bias, bias_entries, slopes, M, True)
             for j0 in range(c, d, N):
                 k_j, v_j = rows(k, k_row, j0, None, D, N, BLOCK_D), rows(v, v_row, j0, None, V, N, BLOCK_V)
+                column = columns(key_clock, j0, zero, N)
                 s, _, _ = far_scores(
-                    q_i, k_j, i0, j0, tile, scale, row_high, key_clock, zero, bias_entries, slopes, factor,
+                    q_i, k_j, i0, j0, tile, scale, row_high, column, bias_entries, slopes, factor,
                     factor_entries, N, FUNCTION, PRECISION, True,
                 )  # fmt: skip
                 p, m_i, l_i, fade = weigh(s, m_i, l_i)
@@ -167,7 +170,7 @@ def forward_near(
         tile = tiles + n * 10
         first, a, b_, c, d, last = ranges(
             tile, block, end, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
-            factor_entries, N,
+            factor_entries, N, False,
         )  # fmt: skip
         least, most = tl.load(tile + 4), tl.load(tile + 5)
         for part in range(3):

@@ -46,6 +46,14 @@ def put_rows(x, i0, mine, block, WIDTH: tl.constexpr, COUNT: tl.constexpr, BLOCK
 
 
 @triton.jit
+def more(x, values, at, mine, ADD: tl.constexpr):
+    """Writes a number for each row, or adds it to what is there."""
+    if ADD:
+        values += tl.load(x + at, mask=mine, other=0.0)
+    tl.store(x + at, values.to(x.dtype.element_ty), mask=mine)
+
+
+@triton.jit
 def product(a, b, PRECISION: tl.constexpr):
     """a b in float32, (rows, columns). Triton's interpreter would multiply the integer representation of bfloat16, so
     with it, where the precision is "exact", inputs are converted first."""
@@ -86,34 +94,43 @@ def relu(s):
 
 
 @triton.jit
-def near_of(left, right, table, entries, base, low_i, high_i):
-    """The keys that are near in some table: those of the tables so far, and of one more, which may be None."""
+def near_of(left, right, table, entries, base, low, high, OF_KEYS: tl.constexpr):
+    """The tokens that are near a block low .. high in some table: those of the tables so far, and of one more, which
+    may be None."""
     if table is not None:
-        left = tl.minimum(left, low_i - base)
-        right = tl.maximum(right, high_i - base + entries)
+        if OF_KEYS:
+            left, right = tl.minimum(left, low + base - entries + 1), tl.maximum(right, high + base + 1)
+        else:
+            left, right = tl.minimum(left, low - base), tl.maximum(right, high - base + entries)
     return left, right
 
 
 @triton.jit
 def ranges(
     tile, i0, stop, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor, factor_entries,
-    N: tl.constexpr,
+    N: tl.constexpr, OF_KEYS: tl.constexpr,
 ):  # fmt: skip
     """The keys of a tile that the queries i0 .. stop attend to, as six ends: pairs far to the left are in a .. b and far
     to the right in c .. d, of which none is masked and which are multiples of N; near pairs are in first .. a, b .. c
-    and d .. last."""
-    start, end, first, last = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+    and d .. last. OF_KEYS: the queries that attend to these keys, those far to the right of them first."""
+    mine, other = (2, 0) if OF_KEYS else (0, 2)
+    start, end, first, last = (
+        tl.load(tile + mine), tl.load(tile + mine + 1), tl.load(tile + other), tl.load(tile + other + 1)
+    )  # fmt: skip
     least, most = tl.load(tile + 4), tl.load(tile + 5)
-    low_i, high_i = tl.maximum(i0, start), tl.minimum(stop, end) - 1
-    first, last = tl.maximum(first, low_i + least), tl.minimum(last, high_i + most + 1)
-    left, right = 1 << 30, -(1 << 30)  # without a table all pairs are far to the left
-    left, right = near_of(left, right, bias, bias_entries, tl.load(tile + 6), low_i, high_i)
-    left, right = near_of(left, right, vectors, vectors_entries, tl.load(tile + 7), low_i, high_i)
-    left, right = near_of(left, right, values, values_entries, tl.load(tile + 8), low_i, high_i)
-    left, right = near_of(left, right, factor, factor_entries, tl.load(tile + 9), low_i, high_i)
-    # Seen by all queries of the block.
-    inner = tl.where((i0 >= start) & (stop <= end), tl.maximum(first, high_i + least), last)
-    outer = tl.minimum(last, low_i + most + 1)
+    if OF_KEYS:
+        least, most = -most, -least
+    low, high = tl.maximum(i0, start), tl.minimum(stop, end) - 1
+    first, last = tl.maximum(first, low + least), tl.minimum(last, high + most + 1)
+    # Without a table all pairs are far to the left.
+    left, right = -(1 << 30) if OF_KEYS else 1 << 30, -(1 << 30)
+    left, right = near_of(left, right, bias, bias_entries, tl.load(tile + 6), low, high, OF_KEYS)
+    left, right = near_of(left, right, vectors, vectors_entries, tl.load(tile + 7), low, high, OF_KEYS)
+    left, right = near_of(left, right, values, values_entries, tl.load(tile + 8), low, high, OF_KEYS)
+    left, right = near_of(left, right, factor, factor_entries, tl.load(tile + 9), low, high, OF_KEYS)
+    # Seen by all tokens of the block.
+    inner = tl.where((i0 >= start) & (stop <= end), tl.maximum(first, high + least), last)
+    outer = tl.minimum(last, low + most + 1)
     some = tl.maximum(tl.minimum(outer, left) - inner, 0) // N * N
     a = tl.where(some > 0, inner, first)
     b = a + some
@@ -169,6 +186,15 @@ def clock_of(clock, at, mine, zero):
 
 
 @triton.jit
+def columns(key_clock, j0, zero, N: tl.constexpr):
+    """The cumulative feature of N keys that all exist, or None."""
+    column = None
+    if key_clock is not None:
+        column = clock_of(key_clock, j0 + tl.arange(0, N), None, zero)
+    return column
+
+
+@triton.jit
 def near_scores(
     q, k, i0, j0, to, tile, scale, met, own, key_clock, zero, bias, bias_entries, slopes, factor, factor_entries,
     M: tl.constexpr, N: tl.constexpr, FUNCTION: tl.constexpr, PRECISION: tl.constexpr,
@@ -190,7 +216,7 @@ def near_scores(
         s += bias_at(bias, bias_entries, slopes, pair + tl.load(tile + 6))
     if own is not None:
         j = j0 + tl.arange(0, N)
-        s += own[:, None] - clock_of(key_clock, j, j < to, zero)[None, :]
+        s += own[:, None] - clock_of(key_clock, j, (j >= tl.load(tile + 2)) & (j < to), zero)[None, :]
     if FUNCTION == 2:
         bare = s
         s = relu(s) * c
@@ -221,10 +247,11 @@ def _slope(slopes, RIGHT: tl.constexpr):
 
 @triton.jit
 def far_scores(
-    q, k, i0, j0, tile, scale, row, key_clock, zero, bias_entries, slopes, factor, factor_entries,
+    q, k, i0, j0, tile, scale, row, column, bias_entries, slopes, factor, factor_entries,
     N: tl.constexpr, FUNCTION: tl.constexpr, PRECISION: tl.constexpr, RIGHT: tl.constexpr,
 ):  # fmt: skip
-    """As `near_scores`, of pairs far to one side; ``row`` is what `far_row` says. The factor is one number."""
+    """As `near_scores`, of pairs far to one side; ``row`` is what `far_row` says, and ``column`` the keys'
+    cumulative feature, or None. The factor is one number."""
     s = product(q, tl.trans(k), PRECISION) * (scale * LOG2E)
     bare, c = s, 1.0
     if FUNCTION != 0:
@@ -235,8 +262,8 @@ def far_scores(
     if slopes is not None:
         n = (j0 - i0) + tl.load(tile + 6) - (bias_entries - 1 if RIGHT else 0) + tl.arange(0, N)
         s += (_slope(slopes, RIGHT) * n)[None, :]
-    if key_clock is not None:
-        s -= clock_of(key_clock, j0 + tl.arange(0, N), None, zero)[None, :]
+    if column is not None:
+        s -= column[None, :]
     if FUNCTION == 2:
         bare = s
         s = relu(s) * c
@@ -278,3 +305,23 @@ def weigh(s, m_i, l_i):
     fade = tl.exp2(m_i - offset)
     p = tl.exp2(s - offset[:, None])
     return p, m_new, l_i * fade + tl.sum(p, 1), fade
+
+
+@triton.jit
+def to_scores(p, dp, delta, bare, c, FUNCTION: tl.constexpr):
+    """The gradients of the sum of terms, of the scaled product of query and key, and of the factor c, given those of
+    the weights p."""
+    ds = p * (dp - delta[:, None])
+    terms, product, dc = ds, ds, ds
+    if FUNCTION != 0:
+        product = tl.where(bare <= 0, 0.0, ds * c)
+        dc = ds * relu(bare) * LN2
+    if FUNCTION == 2:
+        terms = product
+    return terms, product, dc
+
+
+@triton.jit
+def past_ends(pairs, n, entries):
+    """For each row, the sums of pairs whose entries n are before and after the table, (rows,) each."""
+    return tl.sum(tl.where(n < 0, pairs, 0.0), 1), tl.sum(tl.where(n >= entries, pairs, 0.0), 1)

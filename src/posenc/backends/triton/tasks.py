@@ -40,6 +40,11 @@ class Tasks:
     rows: int
     furthest: int
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything is masked."""
+        return 0 in (self.rows, *(len(tasks) for tasks in self.tasks))
+
     def on(self, device: torch.device) -> Tasks:
         """The tasks on a device, copied asynchronously from pinned memory, so that a CUDA graph can be captured."""
         if device.type == "cpu":
