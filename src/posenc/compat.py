@@ -39,18 +39,19 @@ def is_undisturbed() -> bool:
     )
 
 
-def is_direct(tensors: Iterable[Tensor]) -> bool:
-    """Whether code that reads the memory of these tensors may be called without its custom operator: nothing needs to
-    see the operator, and no tensor is of another class or has flags that the dispatcher would resolve."""
-    return (
-        is_undisturbed()
-        and not torch.autograd.profiler._is_profiler_enabled
-        and all(
-            type(x) in PLAIN
-            and not (x.is_neg() or x._is_zerotensor() or torch._C._functorch.is_legacy_batchedtensor(x))
-            for x in tensors
-        )
+def is_bare(tensors: Iterable[Tensor]) -> bool:
+    """Whether code that reads the memory of these tensors may be called outside of PyTorch's operators: nothing needs to
+    see an operator, and no tensor is of another class or has flags that the dispatcher would resolve."""
+    return is_undisturbed() and all(
+        type(x) in PLAIN
+        and not (x.is_neg() or x._is_zerotensor() or torch._C._functorch.is_legacy_batchedtensor(x))
+        for x in tensors
     )
+
+
+def is_direct(tensors: Iterable[Tensor]) -> bool:
+    """Whether such code may be called without its custom operator, which a profiler is to see."""
+    return not torch.autograd.profiler._is_profiler_enabled and is_bare(tensors)
 
 
 def assert_later(condition: Tensor, message: str) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from posenc import compat
 from posenc.arguments import check_type
 from posenc.positions.positions import PositionError, Positions
+from posenc.rotation import fused
 from posenc.rotation.maps import FOR_KEY_HEADS, check_fits, shared_by
 
 PairLayout = Literal["half", "interleaved"]
@@ -189,16 +190,24 @@ class PairRotation:
             return self
         return replace(self, cos=self.cos[:, :, tokens], sin=self.sin[:, :, tokens])
 
+    def heads_of(self, x: Tensor) -> tuple[int, int]:
+        """The rotated heads of x, start and stop. Raises ValueError if they are not whole heads of x."""
+        if self.heads is None:
+            return 0, x.size(1)
+        here = max(x.size(1), 1)
+        group, over = self.num_heads // here, self.num_heads % here
+        if over or group == 0 or self.heads.start % group or self.heads.stop % group:
+            raise ValueError(
+                f"the rotated heads {self.heads.start}..{self.heads.stop - 1} of {self.num_heads} must be whole "
+                f"heads of q or k, got {x.size(1)} heads"
+            )
+        return self.heads.start // group, self.heads.stop // group
+
     def _turned(self, x: Tensor) -> Tensor:
+        if fused.takes(x, self):
+            return fused.turned(x, self)
         if self.heads is not None:
-            here = max(x.size(1), 1)
-            group, over = self.num_heads // here, self.num_heads % here
-            if over or group == 0 or self.heads.start % group or self.heads.stop % group:
-                raise ValueError(
-                    f"the rotated heads {self.heads.start}..{self.heads.stop - 1} of {self.num_heads} must be whole "
-                    f"heads of q or k, got {x.size(1)} heads"
-                )
-            start, stop = self.heads.start // group, self.heads.stop // group
+            start, stop = self.heads_of(x)
             return torch.cat((x[:, :start], replace(self, heads=None)(x[:, start:stop]), x[:, stop:]), 1)
         if self.first:
             rest = replace(self, first=0, head_dim=self.head_dim - self.first)
@@ -240,7 +249,7 @@ def _as_one_expression(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) 
     return torch.cat((turned, rest), -1) if rest.size(-1) else turned
 
 
-_BLOCK = 2**20  # elements rotated at a time in half precision, so that their float32 copies (4 MB) stay in cache
+_BLOCK = 2**20  # elements rotated at a time in half precision on the CPU, so that their float32 copies (4 MB) stay in cache
 
 
 def _turn_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> None:
@@ -269,6 +278,8 @@ class _Turn(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:
+        if x.dtype != cos.dtype and x.device.type != "cpu":
+            return _Turn.forward(x.to(cos.dtype), cos, sin, layout).to(x.dtype)
         out = torch.empty_like(x)
         if x.dtype == cos.dtype:
             _turn_into(out, x, cos, sin, layout)
