@@ -40,11 +40,10 @@ def is_undisturbed() -> bool:
 
 
 def is_bare(tensors: Iterable[Tensor]) -> bool:
-    """Whether code that reads the memory of these tensors may be called outside of PyTorch's operators: nothing needs to
-    see an operator, and no tensor is of another class or has flags that the dispatcher would resolve."""
+    """Whether code that reads the memory of these tensors may be called without an operator of PyTorch's: nothing needs
+    to see one, and no tensor is of another class or has flags that the dispatcher would resolve."""
     return is_undisturbed() and all(
-        type(x) in PLAIN
-        and not (x.is_neg() or x._is_zerotensor() or torch._C._functorch.is_legacy_batchedtensor(x))
+        type(x) in PLAIN and not (x.is_neg() or x._is_zerotensor() or torch._C._functorch.is_legacy_batchedtensor(x))
         for x in tensors
     )
 
