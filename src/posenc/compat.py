@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 F = TypeVar("F", bound=Callable[..., Any])
 PLAIN = frozenset((Tensor, torch.nn.Parameter))  # classes without operations of their own
@@ -31,10 +33,12 @@ def is_transformed() -> bool:
 
 
 def is_undisturbed() -> bool:
-    """Whether operations run at once and as written: nothing compiles, traces, transforms or replaces them."""
+    """Whether operations run at once and as written: nothing compiles, traces, transforms or replaces them. A default
+    device, which PyTorch implements as a mode, replaces nothing that is given a device."""
     return (
         not (torch.compiler.is_compiling() or is_forward_mode() or is_transformed())
-        and torch._C._len_torch_dispatch_stack() == torch._C._len_torch_function_stack() == 0
+        and torch._C._len_torch_dispatch_stack() == 0
+        and all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
         and torch._C._get_tracing_state() is None
     )
 

@@ -10,19 +10,16 @@ from __future__ import annotations
 import functools
 import importlib
 import warnings
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from posenc import compat
 
-if TYPE_CHECKING:
-    from posenc.rotation.phases import PairRotation
-
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PAIRS = 2048  # rotated by a program of four warps: 16 by a thread, in loads of 16 bytes
+HOW: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
 INSTEAD = "rotations on {} take PyTorch's operations, since the Triton kernel for them cannot run: {}"
 
 
@@ -50,56 +47,18 @@ def works_on(device: torch.device) -> bool:
     return True
 
 
-def takes(x: Tensor, turn: PairRotation) -> bool:
+def takes(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
     """Whether the kernel rotates x: it has no gradients of angles, and nothing but the kernel may be at work here."""
-    cos, sin = turn.cos, turn.sin
     return (
-        not torch.compiler.is_compiling()
-        and works_on(x.device)
-        and x.dtype in DTYPES
+        x.dtype in DTYPES
         and x.device == cos.device == sin.device
         and x.numel() > 0
         and cos.numel() > 0
         and cos.shape == sin.shape
-        and turn.first + 2 * cos.size(-1) <= x.size(-1)
-        and (turn.heads is None or cos.size(1) == 1)
         and not (torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad))
         and compat.is_bare((x, cos, sin))
+        and works_on(x.device)
     )
-
-
-def turned(x: Tensor, turn: PairRotation, sign: float = 1.0) -> Tensor:
-    """x (batch, heads, tokens, head_dim) rotated, or with sign -1 rotated back, in a tensor with the order of x's
-    dimensions in memory: that of a projection, where x is a view of one."""
-    if torch.is_grad_enabled() and x.requires_grad:
-        rotated: Tensor = _Turned.apply(x, turn.cos, turn.sin, turn, sign)  # type: ignore[no-untyped-call]
-        return rotated
-    return _turned(x, turn.cos, turn.sin, turn, sign)
-
-
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, turn: PairRotation, sign: float) -> Tensor:
-    out = torch.empty_like(x)
-    start, stop = turn.heads_of(x)
-    rotate_into(out, x, cos, sin, turn.layout == "interleaved", turn.first, start, stop, sign)
-    return out
-
-
-class _Turned(torch.autograd.Function):
-    """Its gradient is rotated back."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, turn: PairRotation, sign: float) -> Tensor:
-        ctx.turn, ctx.sign = turn, sign
-        ctx.save_for_backward(cos, sin)
-        return _turned(x, cos, sin, turn, sign)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
-        cos, sin = ctx.saved_tensors
-        turn = replace(ctx.turn, cos=cos, sin=sin)
-        if takes(gradient, turn):
-            return turned(gradient, turn, -ctx.sign), None, None, None, None
-        return (turn.inverse() if ctx.sign > 0 else turn)(gradient), None, None, None, None
 
 
 def rotate_into(
@@ -109,17 +68,16 @@ def rotate_into(
     sin: Tensor,
     is_interleaved: bool,
     first: int = 0,
-    start: int = 0,
-    stop: int | None = None,
+    rotated: tuple[int, int] | None = None,
     sign: float = 1.0,
 ) -> None:
-    """Writes x, rotated in its heads ``start`` .. ``stop`` and in channels from ``first`` on, to ``out``, which may be
-    x itself. Both have any strides, but channels side by side."""
-    x = x if x.stride(-1) == 1 else x.contiguous()
+    """Writes x, ``rotated`` in these heads (None: all), start .. stop, and in channels from ``first`` on, to ``out``,
+    which may be x itself. Both have channels side by side, and otherwise any strides."""
     if cos.stride() != sin.stride() or cos.stride(-1) != 1:
         cos, sin = cos.contiguous(), sin.contiguous()
     batch, heads, tokens, width = x.shape
-    pairs = cos.size(-1)
+    pairs, rotated = cos.size(-1), (0, heads) if rotated is None else rotated
+    has_more = width > 2 * pairs or rotated != (0, heads)
     block = 1 << (pairs - 1).bit_length()
     rows = max(PAIRS // block, 1)
     of_heads = min(heads & -heads, rows)  # a power of two that leaves none over
@@ -128,8 +86,8 @@ def rotate_into(
         _kernel()[(batch * -(-heads // of_heads) * -(-tokens // of_tokens),)](
             out, *out.stride()[:3], x, *x.stride()[:3],
             cos, sin, *(0 if n == 1 else stride for n, stride in zip(cos.shape[:3], cos.stride()[:3], strict=True)),
-            heads, tokens, start, heads if stop is None else stop, sign,
+            heads, tokens, *rotated, sign,
             WIDTH=width, FIRST=first, PAIRS=pairs, INTERLEAVED=is_interleaved, BLOCK_PAIRS=block,
-            BLOCK_WIDTH=0 if width == 2 * pairs else 1 << (width - 1).bit_length(),
-            HEADS=of_heads, TOKENS=of_tokens, num_warps=4,
+            BLOCK_WIDTH=1 << (width - 1).bit_length() if has_more else 0,
+            HEADS=of_heads, TOKENS=of_tokens, **HOW,
         )  # fmt: skip

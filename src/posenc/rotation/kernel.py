@@ -57,6 +57,7 @@ def rotate(
     if BLOCK_WIDTH > 0:
         d = tl.arange(0, BLOCK_WIDTH)
         place, there = rows_of(x, x_at, d, exists, WIDTH, BLOCK_WIDTH)
-        there &= ~(is_rotated[:, None] & ((d >= FIRST) & (d < FIRST + 2 * PAIRS))[None, :])
-        rest = tl.load(place, mask=there)
+        others = ((h < start) | (h >= stop))[:, None] | ((d < FIRST) | (d >= FIRST + 2 * PAIRS))[None, :]
+        there = there & others
+        rest = tl.load(place, mask=there, other=0.0)
         tl.store(out + out_at[:, None] + d[None, :], rest, mask=there)

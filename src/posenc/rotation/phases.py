@@ -203,9 +203,14 @@ class PairRotation:
             )
         return self.heads.start // group, self.heads.stop // group
 
+    def _is_one_pass(self, x: Tensor) -> bool:
+        """Whether the Triton kernel rotates x, which reads channels and heads where it is told that they are."""
+        fits = self.first + 2 * self.cos.size(-1) <= x.size(-1) and (self.heads is None or self.cos.size(1) == 1)
+        return fits and fused.takes(x, self.cos, self.sin)
+
     def _turned(self, x: Tensor) -> Tensor:
-        if fused.takes(x, self):
-            return fused.turned(x, self)
+        if self._is_one_pass(x):
+            return _turned_at_once(x, self, 1.0)
         if self.heads is not None:
             start, stop = self.heads_of(x)
             return torch.cat((x[:, :start], replace(self, heads=None)(x[:, start:stop]), x[:, stop:]), 1)
@@ -320,3 +325,33 @@ class _Turn(torch.autograd.Function):
         x = x[None].expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
         angles = (t if dim is None else t.movedim(dim, 0) for t, dim in ((cos, in_dims[1]), (sin, in_dims[2])))
         return _Turn.apply(x, *torch.broadcast_tensors(*angles), layout), 0  # type: ignore[no-untyped-call]
+
+
+def _turned_at_once(x: Tensor, turn: PairRotation, sign: float) -> Tensor:
+    """x rotated by the Triton kernel, or with sign -1 rotated back."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        turned: Tensor = _TurnAtOnce.apply(x, turn.cos, turn.sin, turn, sign)  # type: ignore[no-untyped-call]
+        return turned
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    out = torch.empty_like(x)  # with the order of x's dimensions in memory: that of a projection, if x is a view of one
+    heads = turn.heads_of(x)
+    fused.rotate_into(out, x, turn.cos, turn.sin, turn.layout == "interleaved", turn.first, heads, sign)
+    return out
+
+
+class _TurnAtOnce(torch.autograd.Function):
+    """Its gradient is rotated back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, turn: PairRotation, sign: float) -> Tensor:
+        ctx.turn, ctx.sign = turn, sign
+        ctx.save_for_backward(cos, sin)
+        return _turned_at_once(x, turn, sign)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        turn = replace(ctx.turn, cos=cos, sin=sin)
+        if turn._is_one_pass(gradient):
+            return _turned_at_once(gradient, turn, -ctx.sign), None, None, None, None
+        return (turn.inverse() if ctx.sign > 0 else turn)(gradient), None, None, None, None
