@@ -50,7 +50,8 @@ def works_on(device: torch.device) -> bool:
 def takes(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
     """Whether the kernel rotates x: it has no gradients of angles, and nothing but the kernel may be at work here."""
     return (
-        x.dtype in DTYPES
+        not torch.compiler.is_compiling()
+        and x.dtype in DTYPES
         and x.device == cos.device == sin.device
         and x.numel() > 0
         and cos.numel() > 0

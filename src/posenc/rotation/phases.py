@@ -205,8 +205,11 @@ class PairRotation:
 
     def _is_one_pass(self, x: Tensor) -> bool:
         """Whether the Triton kernel rotates x, which reads channels and heads where it is told that they are."""
-        fits = self.first + 2 * self.cos.size(-1) <= x.size(-1) and (self.heads is None or self.cos.size(1) == 1)
-        return fits and fused.takes(x, self.cos, self.sin)
+        return (
+            fused.takes(x, self.cos, self.sin)
+            and self.first + 2 * self.cos.size(-1) <= x.size(-1)
+            and (self.heads is None or self.cos.size(1) == 1)
+        )
 
     def _turned(self, x: Tensor) -> Tensor:
         if self._is_one_pass(x):
