@@ -112,19 +112,24 @@ def test_on_a_device_flex_takes_a_band_in_a_few_operations_and_reads_nothing(mon
         assert len(names) <= 3 * 200
 
 
-def test_layers_of_a_pass_share_what_selects_the_bands(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", ["chunked", "native"])
+def test_layers_of_a_pass_share_what_selects_the_bands(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what the backend keeps for each band, but none of a layer's numbers."""
     made: list[Call] = []
     right = bands.selections
     monkeypatch.setattr(bands, "selections", lambda call: made.append(call) or right(call))
     query, key, value = drawn()
     encoding = SCHEMES["chunks"](Positions.arange(TOKENS), dtype=torch.float64)
-    first, second = (
-        posenc.attention(factor * query, key, value, encoding, is_causal=True, backend="chunked") for factor in (1, 2)
-    )
+    found = [
+        posenc.attention(factor * query, factor * key, value, encoding, is_causal=True, backend=backend)
+        for factor in (1, 2, 3)
+    ]
     assert len(made) == 1
-    truth = posenc.attention(2 * query, key, value, encoding, is_causal=True, backend="reference")
-    torch.testing.assert_close(second, truth)
-    assert not torch.equal(first, second)
+    (plan,) = encoding.plans.values()
+    assert plan.kept.keys() == {"band 0", "band 1", "band 2"}
+    for factor, out in zip((1, 2, 3), found, strict=True):
+        truth = posenc.attention(factor * query, factor * key, value, encoding, is_causal=True, backend="reference")
+        torch.testing.assert_close(out, truth)
 
 
 def test_it_is_said_how_each_band_is_run() -> None:

@@ -170,7 +170,8 @@ def test_a_kernel_that_cannot_run_is_said_once(monkeypatch: pytest.MonkeyPatch) 
     def failing(*given: Any, **how: Any) -> None:
         raise RuntimeError("Failed to find C compiler")
 
-    monkeypatch.setattr(fused.torch, "ones", lambda *shape, device: ones(*shape))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "ones", lambda *shape, device: ones(*shape))
     monkeypatch.setattr(fused, "rotate_into", failing)
     monkeypatch.setattr(fused, "_kernel", object)
     works_on = fused.works_on.__wrapped__
@@ -180,6 +181,9 @@ def test_a_kernel_that_cannot_run_is_said_once(monkeypatch: pytest.MonkeyPatch) 
         warnings.simplefilter("error")
         assert not works_on(torch.device("cpu"))
         monkeypatch.setattr(fused, "_kernel", lambda: None)
+        assert not works_on(torch.device("cuda:0"))
+        monkeypatch.setattr(fused, "_kernel", object)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
         assert not works_on(torch.device("cuda:0"))
 
 

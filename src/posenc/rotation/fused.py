@@ -36,7 +36,7 @@ def _kernel() -> Any:
 def works_on(device: torch.device) -> bool:
     """Whether the kernel runs on a device, found out by running it. Warns where Triton is installed, but cannot compile
     for the device, or has no C compiler for what launches kernels."""
-    if device.type != "cuda" or _kernel() is None:
+    if device.type != "cuda" or not torch.cuda.is_available() or _kernel() is None:
         return False
     x = torch.ones(1, 1, 1, 2, device=device)
     try:
