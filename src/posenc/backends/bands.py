@@ -7,6 +7,7 @@ in exactly one band, so merging by log-sum-exp is exact.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -98,20 +99,13 @@ class Selection:
 
 def selections(call: Call) -> list[Selection]:
     """The bands with unmasked pairs. They depend on positions and on what may be seen, not on queries and keys."""
-    ends = [None, *(band.reach for band in call.bands), None]
-    is_even, size, counting = rises_with_order(call), call.chunk, None
+    ends, is_even = [None, *(band.reach for band in call.bands), None], rises_with_order(call)
+    counting = functools.cache(lambda: _of_both(call, lambda positions: _counting(positions, call.chunk)))
     found = []
     for at, (start, end) in enumerate(itertools.pairwise(ends)):
         how: Mapping[str, Any] | None = {}
-        if is_even and size is None:
-            how = _by_order(call, start, end)
-        elif is_even and size is not None and _splits_no_chunk(call, start, end):
-            if start is None and call.visibility.is_causal:  # causality masks later chunks
-                how = _of_both(call, lambda positions: positions.in_chunks(size))
-            else:
-                counting = counting or _of_both(call, lambda positions: _counting(positions, size))
-                left, right = None if end is None else end - 1, None if start is None else -start
-                how = counting | {"visibility": Visibility(False, left, right)}
+        if is_even:
+            how = _by_order(call, start, end) if call.chunk is None else _by_chunks(call, start, end, counting)
         if how is not None:
             found.append(Selection(at, start, end, how))
     return found
@@ -169,25 +163,32 @@ def _by_order(call: Call, start: int | None, end: int | None) -> Mapping[str, An
     return {"visibility": Visibility(False, left, -start)}
 
 
-def _splits_no_chunk(call: Call, start: int | None, end: int | None) -> bool:
-    """Whether documents or orders that count chunks can select a band: no window splits chunks, and no compiled graph
-    serves any number of them."""
-    seen = call.visibility
+def _by_chunks(
+    call: Call, start: int | None, end: int | None, counting: Callable[[], Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """What selects pairs with start <= g_i - g_j < end, where g counts chunks: documents, or orders that are
+    ``counting`` chunks. Nothing if a window splits chunks, and in a compiled graph, which serves any number of them."""
+    seen, size = call.visibility, call.chunk
+    assert size is not None
     if seen.left is not None or seen.right is not None or torch.compiler.is_compiling():
-        return False
-    return start is not None or not seen.is_causal or end == 1
+        return {}
+    if start is None and seen.is_causal:  # causality masks later chunks
+        return _of_both(call, lambda positions: positions.in_chunks(size)) if end == 1 else {}
+    left, right = None if end is None else end - 1, None if start is None else -start
+    return {**counting(), "visibility": Visibility(False, left, right)}
 
 
-def _of_both(call: Call, place: Callable[[Positions], Positions]) -> dict[str, Any]:
+def _of_both(call: Call, place: Callable[[Positions], Positions]) -> Mapping[str, Any]:
     """The positions of queries and keys, placed; the same object for both if they were the same."""
     queries, keys = call.query_positions, call.key_positions
     of_keys = place(keys)
     return {"query_positions": of_keys if queries is keys else place(queries), "key_positions": of_keys}
 
 
-def _counting(positions: Positions, size: int) -> Positions:
+def _counting(positions: Positions, size: int | None) -> Positions:
     """The same tokens, whose order counts chunks: earlier chunks have only earlier tokens, so causality masks none.
     Their layout follows from the one that is known, so it is not compared with the values."""
+    assert size is not None
     layout = positions.layout.in_chunks(size, lambda s, n: replace(s, order=n, order_step=0))
     return positions._like(order=counted(positions, size))._of(layout)
 
