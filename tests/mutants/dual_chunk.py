@@ -50,9 +50,7 @@ def rotation(
 RIGHT_CHUNKS = bands._by_chunks
 
 
-def of_one_chunk_more(
-    call: Call, start: int | None, end: int | None, counting: Callable[[], Mapping[str, Any]]
-) -> Mapping[str, Any]:
+def of_one_chunk_more(call: Call, start: int | None, end: int | None, counting: dict[str, Any]) -> Mapping[str, Any]:
     """The pairs of the last chunk of a band are in the next one too."""
     found = RIGHT_CHUNKS(call, start, end, counting)
     if not found or start is None or end is None:
@@ -60,9 +58,7 @@ def of_one_chunk_more(
     return {**found, "visibility": Visibility(False, end, -start)}
 
 
-def blind_to_causality(
-    call: Call, start: int | None, end: int | None, counting: Callable[[], Mapping[str, Any]]
-) -> Mapping[str, Any]:
+def blind_to_causality(call: Call, start: int | None, end: int | None, counting: dict[str, Any]) -> Mapping[str, Any]:
     found = RIGHT_CHUNKS(call, start, end, counting)
     seen = found.get("visibility", call.visibility)
     return {**found, "visibility": replace(seen, is_causal=False)} if found else found

@@ -7,7 +7,6 @@ in exactly one band, so merging by log-sum-exp is exact.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -100,7 +99,7 @@ class Selection:
 def selections(call: Call) -> list[Selection]:
     """The bands with unmasked pairs. They depend on positions and on what may be seen, not on queries and keys."""
     ends, is_even = [None, *(band.reach for band in call.bands), None], rises_with_order(call)
-    counting = functools.cache(lambda: _of_both(call, lambda positions: _counting(positions, call.chunk)))
+    counting: dict[str, Any] = {}
     found = []
     for at, (start, end) in enumerate(itertools.pairwise(ends)):
         how: Mapping[str, Any] | None = {}
@@ -163,11 +162,10 @@ def _by_order(call: Call, start: int | None, end: int | None) -> Mapping[str, An
     return {"visibility": Visibility(False, left, -start)}
 
 
-def _by_chunks(
-    call: Call, start: int | None, end: int | None, counting: Callable[[], Mapping[str, Any]]
-) -> Mapping[str, Any]:
+def _by_chunks(call: Call, start: int | None, end: int | None, counting: dict[str, Any]) -> Mapping[str, Any]:
     """What selects pairs with start <= g_i - g_j < end, where g counts chunks: documents, or orders that are
-    ``counting`` chunks. Nothing if a window splits chunks, and in a compiled graph, which serves any number of them."""
+    ``counting`` chunks, which bands share. Nothing if a window splits chunks, and in a compiled graph, which serves any
+    number of them."""
     seen, size = call.visibility, call.chunk
     assert size is not None
     if seen.left is not None or seen.right is not None or torch.compiler.is_compiling():
@@ -175,7 +173,9 @@ def _by_chunks(
     if start is None and seen.is_causal:  # causality masks later chunks
         return _of_both(call, lambda positions: positions.in_chunks(size)) if end == 1 else {}
     left, right = None if end is None else end - 1, None if start is None else -start
-    return {**counting(), "visibility": Visibility(False, left, right)}
+    if not counting:
+        counting.update(_of_both(call, lambda positions: _counting(positions, size)))
+    return {**counting, "visibility": Visibility(False, left, right)}
 
 
 def _of_both(call: Call, place: Callable[[Positions], Positions]) -> Mapping[str, Any]:
@@ -185,10 +185,9 @@ def _of_both(call: Call, place: Callable[[Positions], Positions]) -> Mapping[str
     return {"query_positions": of_keys if queries is keys else place(queries), "key_positions": of_keys}
 
 
-def _counting(positions: Positions, size: int | None) -> Positions:
+def _counting(positions: Positions, size: int) -> Positions:
     """The same tokens, whose order counts chunks: earlier chunks have only earlier tokens, so causality masks none.
     Their layout follows from the one that is known, so it is not compared with the values."""
-    assert size is not None
     layout = positions.layout.in_chunks(size, lambda s, n: replace(s, order=n, order_step=0))
     return positions._like(order=counted(positions, size))._of(layout)
 
