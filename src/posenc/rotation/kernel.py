@@ -32,7 +32,7 @@ def rotate(
     is_rotated = exists & (h >= start) & (h < stop)
     h, t = h.to(tl.int64), t.to(tl.int64)
     x_at, out_at = b * x_batch + h * x_head + t * x_token, b * out_batch + h * out_head + t * out_token
-    angle_at = b * angle_row + (h - start) * angle_head + t * angle_token
+    angle_at = b * angle_row + h * angle_head + t * angle_token
     k = tl.arange(0, BLOCK_PAIRS)
     place, there = rows_of(cos, angle_at, k, is_rotated, PAIRS, BLOCK_PAIRS)
     c = tl.load(place, mask=there, other=0.0).to(tl.float32)
