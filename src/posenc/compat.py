@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 F = TypeVar("F", bound=Callable[..., Any])
 PLAIN = frozenset((Tensor, torch.nn.Parameter))  # classes without operations of their own
@@ -31,26 +33,28 @@ def is_transformed() -> bool:
 
 
 def is_undisturbed() -> bool:
-    """Whether operations run at once and as written: nothing compiles, traces, transforms or replaces them."""
+    """Whether operations run at once and as written: nothing compiles, traces, transforms or replaces them. A default
+    device, which PyTorch implements as a mode, replaces nothing that is given a device."""
     return (
         not (torch.compiler.is_compiling() or is_forward_mode() or is_transformed())
-        and torch._C._len_torch_dispatch_stack() == torch._C._len_torch_function_stack() == 0
+        and torch._C._len_torch_dispatch_stack() == 0
+        and all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
         and torch._C._get_tracing_state() is None
     )
 
 
-def is_direct(tensors: Iterable[Tensor]) -> bool:
-    """Whether code that reads the memory of these tensors may be called without its custom operator: nothing needs to
-    see the operator, and no tensor is of another class or has flags that the dispatcher would resolve."""
-    return (
-        is_undisturbed()
-        and not torch.autograd.profiler._is_profiler_enabled
-        and all(
-            type(x) in PLAIN
-            and not (x.is_neg() or x._is_zerotensor() or torch._C._functorch.is_legacy_batchedtensor(x))
-            for x in tensors
-        )
+def is_bare(tensors: Iterable[Tensor]) -> bool:
+    """Whether code that reads the memory of these tensors may be called without an operator of PyTorch's: nothing needs
+    to see one, and no tensor is of another class or has flags that the dispatcher would resolve."""
+    return is_undisturbed() and all(
+        type(x) in PLAIN and not (x.is_neg() or x._is_zerotensor() or torch._C._functorch.is_legacy_batchedtensor(x))
+        for x in tensors
     )
+
+
+def is_direct(tensors: Iterable[Tensor]) -> bool:
+    """Whether such code may be called without its custom operator, which a profiler is to see."""
+    return not torch.autograd.profiler._is_profiler_enabled and is_bare(tensors)
 
 
 def assert_later(condition: Tensor, message: str) -> None:

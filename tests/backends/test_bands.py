@@ -9,12 +9,14 @@ from torch import Tensor
 
 import posenc
 from posenc import ALiBi, DualChunk, Positions, ReRoPE, RoPE, Scheme
-from posenc.backends import bands
+from posenc.backends import bands, flex
 from posenc.backends.call import Call
+from posenc.backends.request import Request
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.rotation import Band, Rotation
 from posenc.models import ForwardPass, KVCache
 from tests import awkward
+from tests.backends.counting import READING, operations
 from tests.backends.grounds import PLACES
 from tests.rounding import of_sums
 
@@ -82,6 +84,52 @@ def test_a_band_that_a_window_hides_is_not_run(monkeypatch: pytest.MonkeyPatch) 
     for window, expected in ((40, 1), (41, 2)):
         call = called(SCHEMES["distances"], "text", monkeypatch, is_causal=True, window=window)
         assert len(bands.calls(call)) == expected
+
+
+@pytest.mark.parametrize("chunk", [48, 512], ids=lambda chunk: f"chunks of {chunk}")
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_selecting_bands_reads_nothing_and_is_the_same_for_any_number_of_chunks(device: str, chunk: int) -> None:
+    """Operations are those that count chunks, for documents and for orders: the layouts follow without values."""
+    q = torch.empty(1, 1, 2048, HEAD_DIM, device=device)
+    *_, call = Request(q, q, q, DualChunk(HEAD_DIM, chunk, 8), None, None, is_causal=True).checked()
+    names = operations(lambda: bands.selections(call))
+    assert not READING.intersection(names)
+    assert len(names) <= 10
+
+
+def test_on_a_device_flex_takes_a_band_in_a_few_operations_and_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tensors without numbers, which nothing can read. The kernel, which is compiled, is left out."""
+    monkeypatch.setattr(bands.choice, "named", lambda *args: flex.FLEX)
+    monkeypatch.setattr(flex, "_compiled", lambda static: lambda q, k, v, *how: (v, v[..., 0].float()))
+    scheme = DualChunk(HEAD_DIM, 48, 8)
+    for tokens in (300, 4096):
+        q = torch.empty(1, 1, tokens, HEAD_DIM, device="meta", dtype=torch.bfloat16)
+        encoding = scheme(Positions.arange(tokens, device="meta"))
+        names = operations(
+            lambda q=q, encoding=encoding: posenc.attention(q, q, q, encoding, is_causal=True, backend="flex")
+        )
+        assert not READING.intersection(names)
+        assert len(names) <= 3 * 200
+
+
+@pytest.mark.parametrize("backend", ["chunked", "native"])
+def test_layers_of_a_pass_share_what_selects_the_bands(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what the backend keeps for each band, but none of a layer's numbers."""
+    made: list[Call] = []
+    right = bands.selections
+    monkeypatch.setattr(bands, "selections", lambda call: made.append(call) or right(call))
+    query, key, value = drawn()
+    encoding = SCHEMES["chunks"](Positions.arange(TOKENS), dtype=torch.float64)
+    found = [
+        posenc.attention(factor * query, factor * key, value, encoding, is_causal=True, backend=backend)
+        for factor in (1, 2, 3)
+    ]
+    assert len(made) == 1
+    (plan,) = encoding.plans.values()
+    assert plan.kept.keys() == {"band 0", "band 1", "band 2"}
+    for factor, out in zip((1, 2, 3), found, strict=True):
+        truth = posenc.attention(factor * query, factor * key, value, encoding, is_causal=True, backend="reference")
+        torch.testing.assert_close(out, truth)
 
 
 def test_it_is_said_how_each_band_is_run() -> None:

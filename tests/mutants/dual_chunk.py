@@ -1,6 +1,6 @@
 """Dual chunk attention with other chunks, other places of queries, or chunks that are run wrongly."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -50,17 +50,18 @@ def rotation(
 RIGHT_CHUNKS = bands._by_chunks
 
 
-def of_one_chunk_more(call: Call, start: int | None, end: int | None) -> Call | None:
+def of_one_chunk_more(call: Call, start: int | None, end: int | None, counting: dict[str, Any]) -> Mapping[str, Any]:
     """The pairs of the last chunk of a band are in the next one too."""
-    found = RIGHT_CHUNKS(call, start, end)
-    if found is None or start is None or end is None:
+    found = RIGHT_CHUNKS(call, start, end, counting)
+    if not found or start is None or end is None:
         return found
-    return replace(found, visibility=Visibility(False, end, -start))
+    return {**found, "visibility": Visibility(False, end, -start)}
 
 
-def blind_to_causality(call: Call, start: int | None, end: int | None) -> Call | None:
-    found = RIGHT_CHUNKS(call, start, end)
-    return None if found is None else replace(found, visibility=replace(found.visibility, is_causal=False))
+def blind_to_causality(call: Call, start: int | None, end: int | None, counting: dict[str, Any]) -> Mapping[str, Any]:
+    found = RIGHT_CHUNKS(call, start, end, counting)
+    seen = found.get("visibility", call.visibility)
+    return {**found, "visibility": replace(seen, is_causal=False)} if found else found
 
 
 def of(bug: str, **wrong: object) -> Mutant:

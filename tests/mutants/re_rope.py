@@ -1,6 +1,6 @@
 """ReRoPE with other bands, other far distances, and bands that are run wrongly."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -47,16 +47,16 @@ def rotation(
 RIGHT_WINDOW, RIGHT_MASK = bands._by_order, bands._by_mask
 
 
-def one_further(call: Call, start: int | None, end: int | None) -> Call | None:
+def one_further(call: Call, start: int | None, end: int | None) -> Mapping[str, Any] | None:
     """The pairs at the edge of a band are in both."""
     return RIGHT_WINDOW(call, start, None if end is None else end + 1)
 
 
-def without_its_window(call: Call, start: int | None, end: int | None) -> Call | None:
+def without_its_window(call: Call, start: int | None, end: int | None) -> Mapping[str, Any] | None:
     found = RIGHT_WINDOW(call, start, end)
     if found is None or start is None:
         return found
-    return replace(found, visibility=Visibility(False, None, -start))
+    return {"visibility": Visibility(False, None, -start)}
 
 
 def mask_of_its_own(call: Call, start: int | None, end: int | None) -> Call:

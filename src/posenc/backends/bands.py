@@ -7,8 +7,10 @@ in exactly one band, so merging by log-sum-exp is exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,11 +34,15 @@ def runner(call: Call, backend: str) -> Run:
         return choice.choose(call)[0] if is_auto else choice.named(call, backend)
     if backend == "reference" or (is_auto and _is_dense(call)):
         return REFERENCE
-    each = [choice.choose(band)[0] if is_auto else choice.named(band, backend, MERGED) for _, band in calls(call)]
+    chosen = selections(call)
+    parts = calls(call, chosen)
+    each = [choice.choose(band)[0] if is_auto else choice.named(band, backend, MERGED) for _, band in parts]
 
     def run(call: Call) -> tuple[Tensor, Tensor | None]:
         found = []
-        for runs, (_, band) in zip(each, calls(call), strict=True):
+        for at, (runs, (_, band)) in enumerate(zip(each, calls(call, chosen), strict=True)):
+            if call.kept is not None:
+                band.keeping(call.kept.setdefault(f"band {at}", {}))
             out, lse = runs(band)
             assert lse is not None
             found.append((out, lse))
@@ -79,23 +85,40 @@ def _is_dense(call: Call) -> bool:
     return is_few and call.query.size(0) * call.query.size(1) * pairs <= choice.FEW_SCORES
 
 
-def calls(call: Call) -> list[tuple[str, Call]]:
-    """A call for each band with unmasked pairs, with its name. No pair is in two of them."""
-    whole = replace(call, bands=(), return_lse=True)
-    near = RotatedBand(0, call.query, call.key)
-    ends = [*(band.reach for band in call.bands), None]
-    is_even = rises_with_order(call)
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The pairs of a band: those with start <= distance < end, where None is no end. ``how`` are the fields of a `Call`
+    that select them; without any, a mask does. It has none of a layer's tensors."""
+
+    band: int  # 0: near pairs
+    start: int | None
+    end: int | None
+    how: Mapping[str, Any]
+
+
+def selections(call: Call) -> list[Selection]:
+    """The bands with unmasked pairs. They depend on positions and on what may be seen, not on queries and keys."""
+    ends, is_even = [None, *(band.reach for band in call.bands), None], rises_with_order(call)
+    counting: dict[str, Any] = {}
     found = []
-    for band, end in zip((near, *call.bands), ends, strict=True):
-        start = None if band is near else band.reach
-        norms = call.key_norms if band is near else None  # key_norms are those of near pairs
-        every = replace(whole, query=band.query, key=band.key, key_norms=norms)
-        if is_even and call.chunk is None:
-            seen = _by_order(every, start, end)
-        else:
-            seen = (_by_chunks(every, start, end) if is_even else None) or _by_mask(every, start, end)
-        if seen is not None:
-            found.append((_name(call, start), seen))
+    for at, (start, end) in enumerate(itertools.pairwise(ends)):
+        how: Mapping[str, Any] | None = {}
+        if is_even:
+            how = _by_order(call, start, end) if call.chunk is None else _by_chunks(call, start, end, counting)
+        if how is not None:
+            found.append(Selection(at, start, end, how))
+    return found
+
+
+def calls(call: Call, chosen: Sequence[Selection] | None = None) -> list[tuple[str, Call]]:
+    """A call for each of the chosen bands, by default of `selections`, with its name. No pair is in two of them."""
+    whole = replace(call, bands=(), return_lse=True)
+    rotated = (RotatedBand(0, call.query, call.key), *call.bands)
+    found = []
+    for of in selections(call) if chosen is None else chosen:
+        band, norms = rotated[of.band], None if of.band else call.key_norms  # key_norms are those of near pairs
+        every = replace(whole, query=band.query, key=band.key, key_norms=norms, **of.how)
+        found.append((_name(call, of.start), every if of.how else _by_mask(every, of.start, of.end)))
     return found
 
 
@@ -125,47 +148,48 @@ def rises_with_order(call: Call) -> bool:
     return True
 
 
-def _by_order(call: Call, start: int | None, end: int | None) -> Call | None:
-    """The call of pairs with start <= o_i - o_j < end; None if a window masks all of them."""
+def _by_order(call: Call, start: int | None, end: int | None) -> Mapping[str, Any] | None:
+    """What selects pairs with start <= o_i - o_j < end; None if a window masks all of them."""
     seen = call.visibility
     left = seen.left
     if end is not None:
         left = end - 1 if left is None else min(left, end - 1)
     if start is None:
-        return replace(call, visibility=replace(seen, left=left))
+        return {"visibility": replace(seen, left=left)}
     if left is not None and left < start:
         return None
     # Neither causality nor a window to the right masks keys this far back.
-    return replace(call, visibility=Visibility(False, left, -start))
+    return {"visibility": Visibility(False, left, -start)}
 
 
-def _by_chunks(call: Call, start: int | None, end: int | None) -> Call | None:
-    """The call of pairs with start <= g_i - g_j < end, where g counts chunks; None if a window splits chunks, and in a
-    compiled graph, which serves any number of chunks."""
-    seen = call.visibility
-    if seen.left is not None or seen.right is not None or torch.compiler.is_compiling():
-        return None
-    if start is None and seen.is_causal and end != 1:
-        return None
-    size = call.chunk
+def _by_chunks(call: Call, start: int | None, end: int | None, counting: dict[str, Any]) -> Mapping[str, Any]:
+    """What selects pairs with start <= g_i - g_j < end, where g counts chunks: documents, or orders that are
+    ``counting`` chunks, which bands share. Nothing if a window splits chunks, and in a compiled graph, which serves any
+    number of them."""
+    seen, size = call.visibility, call.chunk
     assert size is not None
+    if seen.left is not None or seen.right is not None or torch.compiler.is_compiling():
+        return {}
+    if start is None and seen.is_causal:  # causality masks later chunks
+        return _of_both(call, lambda positions: positions.in_chunks(size)) if end == 1 else {}
+    left, right = None if end is None else end - 1, None if start is None else -start
+    if not counting:
+        counting.update(_of_both(call, lambda positions: _counting(positions, size)))
+    return {**counting, "visibility": Visibility(False, left, right)}
+
+
+def _of_both(call: Call, place: Callable[[Positions], Positions]) -> Mapping[str, Any]:
+    """The positions of queries and keys, placed; the same object for both if they were the same."""
     queries, keys = call.query_positions, call.key_positions
-    is_own = start is None and seen.is_causal  # causality masks later chunks
+    of_keys = place(keys)
+    return {"query_positions": of_keys if queries is keys else place(queries), "key_positions": of_keys}
 
-    def placed(positions: Positions) -> Positions:
-        if is_own:
-            return positions.in_chunks(size)
-        # Order counts chunks: earlier chunks have only earlier tokens, so causality masks none.
-        order, document = counted(positions, size), positions.document
-        there = Positions(positions.coords, order=order, document=document, segment=positions.segment)
-        return there.with_layout(positions.layout.in_chunks(size, lambda s, n: replace(s, order=n, order_step=0)))
 
-    of_keys = placed(keys)
-    of_queries = of_keys if queries is keys else placed(queries)
-    if not is_own:
-        left, right = None if end is None else end - 1, None if start is None else -start
-        seen = Visibility(False, left, right)
-    return replace(call, query_positions=of_queries, key_positions=of_keys, visibility=seen)
+def _counting(positions: Positions, size: int) -> Positions:
+    """The same tokens, whose order counts chunks: earlier chunks have only earlier tokens, so causality masks none.
+    Their layout follows from the one that is known, so it is not compared with the values."""
+    layout = positions.layout.in_chunks(size, lambda s, n: replace(s, order=n, order_step=0))
+    return positions._like(order=counted(positions, size))._of(layout)
 
 
 def _by_mask(call: Call, start: int | None, end: int | None) -> Call:

@@ -62,6 +62,8 @@ class Given:
       float64, and "ends" (rows, queries, lines - 1), the number of entries of "away" before each break of a query.
     """
 
+    tails: tuple[str | None, ...] = ("constant",)  # those for which a table ends where they begin
+
     def __init__(self, call: Call) -> None:
         planar = [piece for piece in call.pieces if piece.is_planar and isinstance(piece, Bias | Meeting)]
         self.call = call = replace(call, pieces=tuple(piece for piece in call.pieces if not piece.is_planar))
@@ -81,7 +83,7 @@ class Given:
         """The first distance of a table for all of these, and its distances: those of any pair or, if every term is
         constant beyond some distance, only up to that. The kernel repeats the end entries."""
         lowest, highest = self.reach
-        if all(distance.tail == "constant" for distance in distances):
+        if all(distance.tail in self.tails for distance in distances):
             past = max(distance.past for distance in distances)
             lowest, highest = (torch.sym_min(torch.sym_max(end, lowest), highest) for end in (-past, past))
         return lowest, torch.arange(lowest, highest + 1, device=self.call.query.device)

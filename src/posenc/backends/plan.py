@@ -47,7 +47,7 @@ def planned(request: Request, backend: str) -> tuple[Encoding, Call, bands.Run]:
     made, settled, call = request.checked()
     run = bands.runner(call, backend)
     call.check()
-    if signature is not None and not call.bands:
+    if signature is not None:
         plan = Plan(settled, run)
         if len(made.plans) >= MOST:
             made.plans.clear()

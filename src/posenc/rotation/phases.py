@@ -14,6 +14,7 @@ from torch import Tensor
 from posenc import compat
 from posenc.arguments import check_type
 from posenc.positions.positions import PositionError, Positions
+from posenc.rotation import fused
 from posenc.rotation.maps import FOR_KEY_HEADS, check_fits, shared_by
 
 PairLayout = Literal["half", "interleaved"]
@@ -189,16 +190,32 @@ class PairRotation:
             return self
         return replace(self, cos=self.cos[:, :, tokens], sin=self.sin[:, :, tokens])
 
+    def heads_of(self, x: Tensor) -> tuple[int, int]:
+        """The rotated heads of x, start and stop. Raises ValueError if they are not whole heads of x."""
+        if self.heads is None:
+            return 0, x.size(1)
+        here = max(x.size(1), 1)
+        group, over = self.num_heads // here, self.num_heads % here
+        if over or group == 0 or self.heads.start % group or self.heads.stop % group:
+            raise ValueError(
+                f"the rotated heads {self.heads.start}..{self.heads.stop - 1} of {self.num_heads} must be whole "
+                f"heads of q or k, got {x.size(1)} heads"
+            )
+        return self.heads.start // group, self.heads.stop // group
+
+    def _is_one_pass(self, x: Tensor) -> bool:
+        """Whether the Triton kernel rotates x, which reads channels and heads where it is told that they are."""
+        return (
+            fused.takes(x, self.cos, self.sin)
+            and self.first + 2 * self.cos.size(-1) <= x.size(-1)
+            and (self.heads is None or self.cos.size(1) == 1)
+        )
+
     def _turned(self, x: Tensor) -> Tensor:
+        if self._is_one_pass(x):
+            return _turned_at_once(x, self, 1.0)
         if self.heads is not None:
-            here = max(x.size(1), 1)
-            group, over = self.num_heads // here, self.num_heads % here
-            if over or group == 0 or self.heads.start % group or self.heads.stop % group:
-                raise ValueError(
-                    f"the rotated heads {self.heads.start}..{self.heads.stop - 1} of {self.num_heads} must be whole "
-                    f"heads of q or k, got {x.size(1)} heads"
-                )
-            start, stop = self.heads.start // group, self.heads.stop // group
+            start, stop = self.heads_of(x)
             return torch.cat((x[:, :start], replace(self, heads=None)(x[:, start:stop]), x[:, stop:]), 1)
         if self.first:
             rest = replace(self, first=0, head_dim=self.head_dim - self.first)
@@ -240,7 +257,9 @@ def _as_one_expression(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) 
     return torch.cat((turned, rest), -1) if rest.size(-1) else turned
 
 
-_BLOCK = 2**20  # elements rotated at a time in half precision, so that their float32 copies (4 MB) stay in cache
+_BLOCK = (
+    2**20
+)  # elements rotated at a time in half precision on the CPU, so that their float32 copies (4 MB) stay in cache
 
 
 def _turn_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> None:
@@ -269,6 +288,8 @@ class _Turn(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:
+        if x.dtype != cos.dtype and x.device.type != "cpu":
+            return _Turn.forward(x.to(cos.dtype), cos, sin, layout).to(x.dtype)
         out = torch.empty_like(x)
         if x.dtype == cos.dtype:
             _turn_into(out, x, cos, sin, layout)
@@ -307,3 +328,33 @@ class _Turn(torch.autograd.Function):
         x = x[None].expand(info.batch_size, *x.shape) if in_dims[0] is None else x.movedim(in_dims[0], 0)
         angles = (t if dim is None else t.movedim(dim, 0) for t, dim in ((cos, in_dims[1]), (sin, in_dims[2])))
         return _Turn.apply(x, *torch.broadcast_tensors(*angles), layout), 0  # type: ignore[no-untyped-call]
+
+
+def _turned_at_once(x: Tensor, turn: PairRotation, sign: float) -> Tensor:
+    """x rotated by the Triton kernel, or with sign -1 rotated back."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        turned: Tensor = _TurnAtOnce.apply(x, turn.cos, turn.sin, turn, sign)  # type: ignore[no-untyped-call]
+        return turned
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    out = torch.empty_like(x)  # with the order of x's dimensions in memory: that of a projection, if x is a view of one
+    heads = turn.heads_of(x)
+    fused.rotate_into(out, x, turn.cos, turn.sin, turn.layout == "interleaved", turn.first, heads, sign)
+    return out
+
+
+class _TurnAtOnce(torch.autograd.Function):
+    """Its gradient is rotated back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, turn: PairRotation, sign: float) -> Tensor:
+        ctx.turn, ctx.sign = turn, sign
+        ctx.save_for_backward(cos, sin)
+        return _turned_at_once(x, turn, sign)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        turn = replace(ctx.turn, cos=cos, sin=sin)
+        if turn._is_one_pass(gradient):
+            return _turned_at_once(gradient, turn, -ctx.sign), None, None, None, None
+        return (turn.inverse() if ctx.sign > 0 else turn)(gradient), None, None, None, None

@@ -8,9 +8,10 @@ from torch import Tensor
 from posenc.backends import eligible
 from posenc.backends.backend import Backend, Unless
 from posenc.backends.call import Call
+from posenc.backends.eligible import line_of
 from posenc.backends.operands import Given
 from posenc.backends.triton.operator import is_interpreted, missing, triton
-from posenc.encoding.pieces import Function, Meeting, Term
+from posenc.encoding.pieces import Bias, Function, Meeting, Term
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256  # the maximum number of channels, which must fit into shared memory with a block of scores
@@ -45,8 +46,29 @@ def _inputs(call: Call) -> str | None:
     return None
 
 
+FAR = 4096  # distances by which slopes are measured, so that rounding a bias near the cutoff does not matter
+
+
+class _Lines(Given):
+    """`Given` with short tables for biases that are linear in distance beyond a cutoff, and their "slopes" (heads or 1,
+    2): by how much the bias changes from distance to distance beyond the table, to the left and to the right."""
+
+    tails = ("constant", "linear")
+
+    def __init__(self, call: Call) -> None:
+        super().__init__(call)
+        biases = [piece for piece in self.call.pieces if isinstance(piece, Bias)]
+        pasts = [bias.distance.past for bias in biases if bias.distance.tail == "linear"]
+        if pasts and all(bias.distance.tail in self.tails for bias in biases):
+            past = max(bias.distance.past for bias in biases)
+            block = self.call.raw_block()
+            r = torch.tensor([-past - FAR, -past, past, past + FAR], device=call.query.device)
+            at = sum(line_of(bias.at, bias.distance, block, r) for bias in biases)
+            self.tensors["slopes"] = (at[:, [0, 3]] - at[:, [1, 2]]) / FAR
+
+
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
-    given = Given(call)
+    given = _Lines(call)
     out, lse = triton(call.query, given.key.to(call.key.dtype), call.value, *given.arguments(), call.scale)
     return out, lse if call.return_lse else None
 

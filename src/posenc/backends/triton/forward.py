@@ -1,19 +1,28 @@
-"""The forward kernel: a block of queries of one head, and all keys that they attend to."""
+"""The forward kernels: a block of queries of one head, and all keys that they attend to."""
 
 import triton
 import triton.language as tl
 
-from posenc.backends.triton.primitives import (
+from posenc.backends.triton.pieces import (
+    LN2,
+    LOG2E,
     by_distance,
+    by_key,
+    clock_of,
+    columns,
     ends,
+    entries_from,
     entry,
-    past_ends,
+    far_row,
+    far_scores,
+    near_scores,
+    number,
+    part_of,
     product,
     put_rows,
-    reaches,
+    ranges,
     rows,
-    scores,
-    window,
+    weigh,
 )
 
 
@@ -21,68 +30,185 @@ from posenc.backends.triton.primitives import (
 def forward(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, out, lse,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
-    values, values_head, values_entries, factor, factor_head, factor_entries,
+    values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
     meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
-    FUNCTION: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
+    FUNCTION: tl.constexpr, PRECISION: tl.constexpr, HAS_RIGHT: tl.constexpr,
 ):  # fmt: skip
+    """Far pairs, and near ones too unless they have vectors: those `forward_near` adds."""
     task, h = tasks + tl.program_id(0) * 5, tl.program_id(1).to(tl.int64)
     b = (tl.load(task) + tl.program_id(2)).to(tl.int64)
-    i0, stop = tl.load(task + 1), tl.load(task + 2)
-    i = i0 + tl.arange(0, BLOCK)
+    i0, stop = tl.load(task + 1), tl.minimum(tl.load(task + 2), tl.load(task + 1) + M)
+    i = i0 + tl.arange(0, M)
     mine = i < stop
     row = b * heads + h  # of (batch, heads)
     k, v = k + b * k_batch + h // groups * k_head, v + b * v_batch + h // groups * v_head
-    q_i = rows(q + b * q_batch + h * q_head, q_row, i0, mine, D, BLOCK, BLOCK_D)
+    q_i = rows(q + b * q_batch + h * q_head, q_row, i0, mine, D, M, BLOCK_D)
     # Values per row are computed once. Branches on None are resolved at compile time.
-    x, x_scale, low, high, zero = q_i, scale, None, None, None
+    low, high, own, zero = None, None, None, None
     if bias is not None:
         bias += h * bias_head
+    if slopes is not None:
+        slopes += h * slopes_head
     if factor is not None:
         factor += h * factor_head
     if vectors is not None:
         vectors += h * vectors_head
         if meeting is not None:
-            x, x_scale = rows(meeting + row * queries * E, E, i0, mine, E, BLOCK, BLOCK_E), 1.0
-        low, high = ends(x, vectors, vectors_entries, E, BLOCK_E)
+            x = rows(meeting + row * queries * E, E, i0, mine, E, M, BLOCK_E)
+            low, high = ends(x, vectors, vectors_entries, E, BLOCK_E)
+            low, high = low * LOG2E, high * LOG2E
+        else:
+            low, high = ends(q_i, vectors, vectors_entries, E, BLOCK_E)
+            low, high = low * (scale * LOG2E), high * (scale * LOG2E)
     if shift is not None:
         q_i = (q_i + entry(shift, h, D, BLOCK_D)[None, :]).to(q_i.dtype)
     if query_clock is not None:
         query_clock, key_clock = query_clock + row * queries, key_clock + row * keys
         zero = tl.load(query_clock + i0)
-    m_i, l_i = tl.full((BLOCK,), -float("inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
-    acc = tl.zeros((BLOCK, BLOCK_V), tl.float32)
-    l_low, l_high = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)  # beyond the ends of the values
+        own = clock_of(query_clock, i, mine, zero)
+    m_i, l_i = tl.full((M,), -float("inf"), tl.float32), tl.zeros((M,), tl.float32)
+    acc = tl.zeros((M, BLOCK_V), tl.float32)
+    l_low, l_high = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)  # beyond the ends of the values
     for n in range(tl.load(task + 3), tl.load(task + 4)):
         tile = tiles + n * 10
-        first = tl.maximum(tl.load(tile + 2), tl.maximum(i0, tl.load(tile)) + tl.load(tile + 4))
-        last = tl.minimum(tl.load(tile + 3), tl.minimum(stop, tl.load(tile + 1)) + tl.load(tile + 5))
-        for j0 in range(first, last, BLOCK):
-            j = j0 + tl.arange(0, BLOCK)
-            k_j, v_j = rows(k, k_row, j0, j < last, D, BLOCK, BLOCK_D), rows(v, v_row, j0, j < last, V, BLOCK, BLOCK_V)
-            s, _, _, pair = scores(
-                q_i, k_j, x, low, high, i0, j0, tile, scale, x_scale, query_clock, key_clock, zero,
-                bias, bias_entries, vectors, vectors_entries, factor, factor_entries,
-                E, BLOCK, BLOCK_E, FUNCTION, PRECISION,
+        first, a, b_, c, d, last = ranges(
+            tile, i0, stop, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
+            factor_entries, N, False,
+        )  # fmt: skip
+        row_low = far_row(low, own, bias, bias_entries, slopes, M, False)
+        for j0 in range(a, b_, N):
+            k_j, v_j = rows(k, k_row, j0, None, D, N, BLOCK_D), rows(v, v_row, j0, None, V, N, BLOCK_V)
+            column = columns(key_clock, j0, zero, N)
+            s, _, _ = far_scores(
+                q_i, k_j, i0, j0, tile, scale, row_low, column, bias_entries, slopes, factor, factor_entries,
+                N, FUNCTION, PRECISION, False,
             )  # fmt: skip
-            m_new = tl.maximum(m_i, tl.max(s, 1))
-            offset = tl.where(m_new == -float("inf"), 0.0, m_new)
-            fade = tl.exp(m_i - offset)
-            p = tl.exp(s - offset[:, None])
-            m_i, l_i = m_new, l_i * fade + tl.sum(p, 1)
+            p, m_i, l_i, fade = weigh(s, m_i, l_i)
             acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, PRECISION)
             if values is not None:
-                base = tl.load(tile + 8)
-                from_ = j0 - i0 + base - (BLOCK - 1)
-                p_low, p_high = past_ends(p, pair + base, values_entries, from_, BLOCK)
-                l_low, l_high = l_low * fade + p_low, l_high * fade + p_high
-                if reaches(values_entries, from_, BLOCK):
-                    near = window(values + h * values_head, values_entries, from_, V, BLOCK, BLOCK_V).to(v_j.dtype)
-                    acc += product(by_distance(p.to(v_j.dtype), BLOCK), near, PRECISION)
+                l_low, l_high = l_low * fade + tl.sum(p, 1), l_high * fade
+        if HAS_RIGHT:
+            row_high = far_row(high, own, bias, bias_entries, slopes, M, True)
+            for j0 in range(c, d, N):
+                k_j, v_j = rows(k, k_row, j0, None, D, N, BLOCK_D), rows(v, v_row, j0, None, V, N, BLOCK_V)
+                column = columns(key_clock, j0, zero, N)
+                s, _, _ = far_scores(
+                    q_i, k_j, i0, j0, tile, scale, row_high, column, bias_entries, slopes, factor,
+                    factor_entries, N, FUNCTION, PRECISION, True,
+                )  # fmt: skip
+                p, m_i, l_i, fade = weigh(s, m_i, l_i)
+                acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, PRECISION)
+                if values is not None:
+                    l_low, l_high = l_low * fade, l_high * fade + tl.sum(p, 1)
+        if (vectors is None) and (values is None):
+            for part in range(3):
+                from_, to = part_of(first, a, b_, c, d, last, part)
+                for j0 in range(from_, to, N):
+                    here = j0 + tl.arange(0, N) < to
+                    k_j, v_j = rows(k, k_row, j0, here, D, N, BLOCK_D), rows(v, v_row, j0, here, V, N, BLOCK_V)
+                    s, _, _, _ = near_scores(
+                        q_i, k_j, i0, j0, to, tile, scale, None, own, key_clock, zero, bias, bias_entries, slopes,
+                        factor, factor_entries, M, N, FUNCTION, PRECISION,
+                    )  # fmt: skip
+                    p, m_i, l_i, fade = weigh(s, m_i, l_i)
+                    acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, PRECISION)
     if values is not None:
         acc += l_low[:, None] * entry(values + h * values_head, 0, V, BLOCK_V)[None, :]
         acc += l_high[:, None] * entry(values + h * values_head, values_entries - 1, V, BLOCK_V)[None, :]
     l_safe = tl.where(l_i == 0, 1.0, l_i)  # fully masked rows give zeros
-    put_rows(out + row * queries * V, i0, mine, acc / l_safe[:, None], V, BLOCK, BLOCK_V)
-    tl.store(lse + row * queries + i, tl.where(l_i == 0, -float("inf"), m_i + tl.log(l_safe)), mask=mine)
+    put_rows(out + row * queries * V, i0, mine, acc / l_safe[:, None], V, M, BLOCK_V)
+    tl.store(lse + row * queries + i, tl.where(l_i == 0, -float("inf"), (m_i + tl.log2(l_safe)) * LN2), mask=mine)
+
+
+@triton.jit
+def forward_near(
+    q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, far, out, lse,
+    bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
+    values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
+    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, B: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
+    FUNCTION: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The near pairs of B of the M queries of a block of `forward`, which goes on where that ended: ``far`` and ``lse``
+    are its output and log-sum-exp."""
+    task, h = tasks + tl.program_id(0) // (M // B) * 5, tl.program_id(1).to(tl.int64)
+    b = (tl.load(task) + tl.program_id(2)).to(tl.int64)
+    block, end = tl.load(task + 1), tl.minimum(tl.load(task + 2), tl.load(task + 1) + M)  # of all M
+    i0 = block + tl.program_id(0) % (M // B) * B
+    i = i0 + tl.arange(0, B)
+    mine = i < end
+    row = b * heads + h
+    k, v = k + b * k_batch + h // groups * k_head, v + b * v_batch + h // groups * v_head
+    q_i = rows(q + b * q_batch + h * q_head, q_row, i0, mine, D, B, BLOCK_D)
+    x, x_scale, own, zero = q_i, scale * LOG2E, None, None
+    if bias is not None:
+        bias += h * bias_head
+    if slopes is not None:
+        slopes += h * slopes_head
+    if factor is not None:
+        factor += h * factor_head
+    if values is not None:
+        values += h * values_head
+    if vectors is not None:
+        vectors += h * vectors_head
+        if meeting is not None:
+            x, x_scale = rows(meeting + row * queries * E, E, i0, mine, E, B, BLOCK_E), LOG2E
+    if shift is not None:
+        q_i = (q_i + entry(shift, h, D, BLOCK_D)[None, :]).to(q_i.dtype)
+    if query_clock is not None:
+        query_clock, key_clock = query_clock + row * queries, key_clock + row * keys
+        zero = tl.load(query_clock + block)
+        own = clock_of(query_clock, i, mine, zero)
+    m_i = tl.load(lse + row * queries + i, mask=mine, other=-float("inf")) * LOG2E
+    l_i = tl.where(m_i == -float("inf"), 0.0, 1.0)
+    acc = rows(far + row * queries * V, V, i0, mine, V, B, BLOCK_V)
+    for n in range(tl.load(task + 3), tl.load(task + 4)):
+        tile = tiles + n * 10
+        first, a, b_, c, d, last = ranges(
+            tile, block, end, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
+            factor_entries, N, False,
+        )  # fmt: skip
+        least, most = tl.load(tile + 4), tl.load(tile + 5)
+        for part in range(3):
+            from_, to = part_of(first, a, b_, c, d, last, part)
+            from_, to = tl.maximum(from_, i0 + least), tl.minimum(to, i0 + B + most)
+            if vectors is not None:
+                of_vectors = from_ - i0 + tl.load(tile + 7) - (B - 1)
+                near = entries_from(vectors, vectors_entries, of_vectors, E, B, BLOCK_E).to(x.dtype)
+                left = product(x, tl.trans(near), PRECISION)
+            if values is not None:
+                of_values = from_ - i0 + tl.load(tile + 8) - (B - 1)
+                carried = tl.zeros((B, B), tl.float32)
+            for j0 in range(from_, to, B):
+                here = j0 + tl.arange(0, B) < to
+                k_j, v_j = rows(k, k_row, j0, here, D, B, BLOCK_D), rows(v, v_row, j0, here, V, B, BLOCK_V)
+                met = None
+                if vectors is not None:
+                    of_vectors += B
+                    near = entries_from(vectors, vectors_entries, of_vectors, E, B, BLOCK_E).to(x.dtype)
+                    right = product(x, tl.trans(near), PRECISION)
+                    met = by_key(left, right, B) * x_scale
+                    left = right
+                s, _, _, _ = near_scores(
+                    q_i, k_j, i0, j0, to, tile, scale, met, own, key_clock, zero, bias, bias_entries, slopes,
+                    factor, factor_entries, B, B, FUNCTION, PRECISION,
+                )  # fmt: skip
+                p, m_i, l_i, fade = weigh(s, m_i, l_i)
+                acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, PRECISION)
+                if values is not None:
+                    of_left, of_right = by_distance(p, B)
+                    given = carried * fade[:, None] + of_left
+                    near = entries_from(values, values_entries, of_values, V, B, BLOCK_V).to(v_j.dtype)
+                    acc += product(given.to(v_j.dtype), near, PRECISION)
+                    carried = of_right
+                    of_values += B
+            if values is not None:
+                near = entries_from(values, values_entries, of_values, V, B, BLOCK_V)
+                acc += product(carried.to(v.dtype.element_ty), near.to(v.dtype.element_ty), PRECISION)
+    l_safe = tl.where(l_i == 0, 1.0, l_i)
+    put_rows(out + row * queries * V, i0, mine, acc / l_safe[:, None], V, B, BLOCK_V)
+    tl.store(lse + row * queries + i, tl.where(l_i == 0, -float("inf"), (m_i + tl.log2(l_safe)) * LN2), mask=mine)

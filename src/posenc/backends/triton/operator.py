@@ -4,24 +4,38 @@ import functools
 import importlib
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from posenc.backends.custom import custom_operator
 from posenc.backends.operands import Form
-from posenc.backends.triton.tasks import TABLES, Tasks, tasks_of
+from posenc.backends.triton.tasks import LOWS, TABLES, Tasks, tasks_of
 
 # custom_op evaluates annotations, so no `from __future__ import annotations` here.
 
-NARROW = 128  # bytes per row that fit into registers with a block of 64 (docs/log.md)
 SMALLEST = 16  # the minimum size of tl.dot
-HOW = {"num_warps": 8, "num_stages": 1, "enable_fp_fusion": True}
-BLOCKS = (64, 32, 16)  # sizes of a block of scores; the first that fits on the device is used
+WINDOWED = ("vectors", "values")  # tables whose near pairs have kernels of their own
 OTHERS = ("meeting", "shift", "query_clock", "key_clock")  # inputs other than tables
+PARTIAL_SUMS = 256  # how many programs share the pairs of a window of distances, at most
 
 Tensors = dict[str, Tensor | None]
+
+
+class Sizes(NamedTuple):
+    """The blocks of kernels: ``long`` tokens of a program against blocks of ``short``; near pairs in squares. ``long``
+    is a multiple of ``square``."""
+
+    long: int
+    short: int
+    square: int
+
+
+FAR = {"num_warps": 8, "num_stages": 2}
+NEAR = {"num_warps": 8, "num_stages": 1}
+# The first that fits on the device is used.
+SIZES = (Sizes(128, 64, 64), Sizes(64, 32, 32), Sizes(32, 16, 16), Sizes(16, 16, 16))
 
 
 def is_interpreted() -> bool:
@@ -41,12 +55,16 @@ def missing() -> str | None:
 # Same as torch.compiler.assume_constant_result, which would import the whole compiler.
 is_interpreted._dynamo_marked_constant = missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
+FILES = {"forward": "forward", "backward": "backward"}
+
 
 @functools.cache
 def _kernel(name: str) -> Any:
     """A kernel by name. Triton is imported on first use."""
-    module = importlib.import_module(f"posenc.backends.triton.{name.split('_')[0]}")
-    return getattr(module, name)
+    file = name.split("_")[0]
+    if name in ("backward_queries_near", "backward_keys_near", "backward_tables"):
+        file = "backnear"
+    return getattr(importlib.import_module(f"posenc.backends.triton.{file}"), name)
 
 
 class _Launch:
@@ -64,50 +82,183 @@ class _Launch:
     ) -> None:
         self.query, self.key, self.value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
         self.given = {name: x.to(query.dtype) if name == "meeting" else x.contiguous() for name, x in given.items()}
-        self.scale, self.tasks = scale, _tasks(query, tiling, form.lows)
+        self.scale, self.form, self.tasks = scale, form, _tasks(query, tiling, form.lows)
         known, is_last = form.function
         vectors = self.given.get("vectors")
         widths = {"D": query.size(-1), "V": value.size(-1), "E": SMALLEST if vectors is None else vectors.size(-1)}
         blocks = {f"BLOCK_{name}": max(SMALLEST, 1 << (width - 1).bit_length()) for name, width in widths.items()}
-        widest = max(blocks.values()) * query.element_size()
-        self.blocks = BLOCKS if widest <= NARROW else BLOCKS[1:]
         # TF32 only if PyTorch's matrix products may use it.
         precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
         precision = "exact" if is_interpreted() else precision
         self.known = {**widths, **blocks, "FUNCTION": known * (1 + is_last), "PRECISION": precision}
+        self.is_windowed = any(name in self.given for name in WINDOWED)
+        self.shared = self._shared()
 
-    def __call__(self, name: str, side: int, made: Callable[[], Tensors]) -> Tensors:
-        """Runs a kernel over blocks of queries (side 0) or keys (side 1) on the tensors from ``made``, and returns
-        them."""
+    def _shared(self) -> dict[str, Any]:
         heads, queries = self.query.shape[1:3]
         given: dict[str, Any] = {"heads": heads, "groups": heads // self.key.size(1), "scale": self.scale}
         given |= {"queries": queries, "keys": self.key.size(2)}
         for short, x in (("q", self.query), ("k", self.key), ("v", self.value)):
             strides = zip(("batch", "head", "row"), x.stride()[:3], strict=True)
             given |= {short: x, **{f"{short}_{of}": stride for of, stride in strides}}
-        for table in TABLES:
+        for table in (*TABLES, "slopes"):
             entries = self.given.get(table)
             given[table] = entries
             given[f"{table}_head"] = 0 if entries is None or entries.size(0) == 1 else entries.stride(0)
-            given[f"{table}_entries"] = 0 if entries is None else entries.size(1)
-        given |= {other: self.given.get(other) for other in OTHERS}
-        of_blocks = heads if side == 0 else self.key.size(1)
+            if table != "slopes":
+                given[f"{table}_entries"] = 0 if entries is None else entries.size(1)
+        return given | {other: self.given.get(other) for other in OTHERS}
+
+    def run(self, name: str, tasks: Tasks, side: int, sizes: Sizes, made: Tensors, times: int = 1) -> None:
+        """Runs a kernel over blocks of queries (side 0) or keys (side 1)."""
+        work: dict[str, Any] = {"tasks": tasks.tasks[side], "tiles": tasks.tiles[side]}
+        blocks = {"M": sizes.long, "N": sizes.short} if side == 0 else {"M": sizes.short, "N": sizes.long}
+        how: dict[str, Any] = FAR
+        if name.endswith("_near"):
+            blocks["B"], how = sizes.square, NEAR
+        else:
+            work["HAS_RIGHT"] = self.has_right(tasks)
+        grid = (work["tasks"].size(0) * times, self.query.size(1) if side == 0 else self.key.size(1), tasks.rows)
+        _kernel(name)[grid](**self.shared, **work, **made, **self.known, **blocks, **how)
+
+    def has_right(self, tasks: Tasks) -> bool:
+        """Whether any pair is to the right of all tables."""
+        past = [low + self.given[name].size(1) for name, low in self.lows.items()]
+        return bool(past) and tasks.furthest >= max(past)
+
+    @property
+    def lows(self) -> dict[str, int]:
+        """The distance of the first entry of each table."""
+        return {name: self.form.lows[at] for name, at in zip(TABLES, LOWS, strict=True) if name in self.given}
+
+    def fitting(self, run: Callable[[Sizes], Any]) -> Any:
+        """What ``run`` returns with the largest sizes that fit on the device."""
         errors = importlib.import_module("triton.runtime.errors")
         with torch.cuda.device_of(self.query):
-            for block in self.blocks:
-                tasks, results = self.tasks(block), made()
-                work = {"tasks": tasks.tasks[side], "tiles": tasks.tiles[side]}
-                grid = (work["tasks"].size(0), of_blocks, tasks.rows)
-                if 0 in grid:  # everything is masked
-                    return results
+            for sizes in SIZES:
                 try:
-                    _kernel(name)[grid](**given, **work, **results, **self.known, BLOCK=block, **HOW)
+                    return run(sizes)
                 except errors.OutOfResources:
-                    if block == self.blocks[-1]:
+                    if sizes == SIZES[-1]:
                         raise
-                else:
-                    return results
         raise AssertionError
+
+    # -- forward ----------------------------------------------------------------------------------------------------
+
+    def forward(self, sizes: Sizes) -> tuple[Tensor, Tensor]:
+        """Output and log-sum-exp."""
+        out = self.value.new_zeros((*self.query.shape[:3], self.value.size(-1)))
+        lse = self.query.new_full(self.query.shape[:3], -torch.inf, dtype=torch.float32)
+        tasks = self.tasks(sizes.long)
+        if not tasks.is_empty:
+            far = torch.empty_like(out, dtype=torch.float32) if self.is_windowed else out
+            self.run("forward", tasks, 0, sizes, {"out": far, "lse": lse})
+            if self.is_windowed:
+                near: Tensors = {"far": far, "out": out, "lse": lse}
+                self.run("forward_near", tasks, 0, sizes, near, sizes.long // sizes.square)
+        return out, lse
+
+    # -- backward ---------------------------------------------------------------------------------------------------
+
+    def backward(self, rows: Tensors, wanted: Sequence[str], sizes: Sizes) -> Tensors:
+        """The gradients by name; ``rows`` are "dout", "lse" and "delta"."""
+        query, key, value = self.query, self.key, self.value
+        tasks = self.tasks(sizes.long)
+        found: Tensors = {f"d{name}": torch.zeros_like(x, memory_format=torch.contiguous_format)
+                          for name, x in (("q", query), ("k", key), ("v", value))}
+        found |= {name: torch.zeros_like(self.given[name], dtype=torch.float32) for name in wanted}
+        if tasks.is_empty:
+            return found
+        times = sizes.long // sizes.square
+        each = query.new_empty((2, *query.shape[:3]), dtype=torch.float32)
+
+        def ends_of(name: str, is_made: bool) -> Tensor | None:
+            return torch.zeros_like(each) if is_made else None
+
+        ends = {"met_ends": ends_of("met", "vectors" in self.given), "out_ends": ends_of("out", "values" in self.given)}
+        pasts = {f"{name}_past": ends_of(name, name in wanted) for name in (*TABLES, "slopes")}
+        pasts["slopes_past"] = ends_of("slopes", "slopes" in wanted)
+        clocks = {"query_clock", "key_clock"} & set(wanted)
+        stored = torch.float32 if self.is_windowed else query.dtype
+        dq, dk, dv = (x if x.dtype == stored else torch.zeros_like(x, dtype=stored) for x in
+                      (found["dq"], found["dk"], found["dv"]))
+        others: Tensors = {"d_meeting": None, "d_shift": None, "d_query_clock": None}
+        if "meeting" in wanted:
+            others["d_meeting"] = torch.zeros_like(self.given["meeting"], dtype=torch.float32)
+        if clocks:
+            others["d_query_clock"] = torch.zeros_like(self.given["query_clock"], dtype=torch.float32)
+        shifts = []
+
+        def shift(times: int) -> Tensor | None:
+            if "shift" not in wanted:
+                return None
+            count = tasks.tasks[0].size(0) * times * tasks.rows
+            shifts.append(query.new_zeros((count, query.size(1), query.size(-1)), dtype=torch.float32))
+            return shifts[-1]
+
+        shared: Tensors = {**rows, **others, **pasts, "past": each[0].numel()}
+        self.run("backward_queries", tasks, 0, sizes, {**shared, **ends, "dq": dq, "d_shift": shift(1)})
+        of_keys = {**rows, **ends, "past": each[0].numel()}
+        d_key_clock = torch.zeros_like(self.given["key_clock"], dtype=torch.float32) if clocks else None
+        self.run("backward_keys", tasks, 1, sizes, {**of_keys, "dk": dk, "dv": dv, "d_key_clock": d_key_clock})
+        if self.is_windowed:
+            near = {**shared, "far": dq, "dq": found["dq"], "d_shift": shift(times)}
+            self.run("backward_queries_near", tasks, 0, sizes, near, times)
+            near = {**rows, "far_k": dk, "far_v": dv, "dk": found["dk"], "dv": found["dv"], "d_key_clock": d_key_clock}
+            self.run("backward_keys_near", tasks, 1, sizes, near, times)
+        found |= {"meeting": others["d_meeting"], "query_clock": others["d_query_clock"], "key_clock": d_key_clock}
+        if shifts:
+            found["shift"] = torch.stack([x.sum(0) for x in shifts]).sum(0)
+        if pasts["slopes_past"] is not None:
+            found["slopes"] = _of_heads(pasts["slopes_past"].sum((1, 3)).T, self.given["slopes"])
+        self._tables(rows, [name for name in wanted if name in TABLES], pasts, sizes.square, found)
+        return found
+
+    def _tables(self, rows: Tensors, wanted: Sequence[str], pasts: Tensors, B: int, found: Tensors) -> None:
+        """The gradients of tables: of the pairs beyond their ends, and of those within, window by window."""
+        if not wanted:
+            return
+        query, lows = self.query, self.lows
+        heads = query.size(1)
+        least = min(lows[name] for name in wanted)
+        most = max(lows[name] + self.given[name].size(1) for name in wanted)
+        windows = -(-(most - least) // B)
+        tasks = self.tasks(B)
+        count = tasks.tasks[0].size(0)
+        programs = max(1, min(PARTIAL_SUMS // (windows * heads), count * tasks.rows))
+        widths = {name: self.given[name].size(2) for name in TABLES if name in self.given}
+        sums: Tensors = {
+            f"d_{name}": query.new_empty((programs, heads, windows + 1, 2, B, widths[name]), dtype=torch.float32)
+            if name in wanted
+            else None
+            for name in TABLES
+        }
+        lead = TABLES.index(wanted[0])
+        grid = (windows + 1, heads, programs)
+        _kernel("backward_tables")[grid](
+            **self.shared, **rows, **sums, **self.known, tasks=tasks.tasks[0], tiles=tasks.tiles[0],
+            least_r=least - B, low=lows[wanted[0]], lead=6 + lead, count=count, batch=tasks.rows, B=B, **NEAR,
+        )  # fmt: skip
+        for name in wanted:
+            x = sums[f"d_{name}"].sum(0)  # (heads, windows + 1, 2, B, width)
+            # Window w is the second half of its distances, and the first of those of window w + 1.
+            line = x[:, :-1, 1] + x[:, 1:, 0]
+            line = line.flatten(1, 2)[:, lows[name] - least :][:, : self.given[name].size(1)].clone()
+            low, high = pasts[f"{name}_past"]
+            if name in WINDOWED:
+                by = rows["dout"] if name == "values" else self.given.get("meeting", query)
+                factor = self.scale if name == "vectors" and "meeting" not in self.given else 1.0
+                ends = [torch.einsum("bhi,bhid->hd", past, by.float()) * factor for past in (low, high)]
+            else:
+                ends = [past.sum((0, 2))[:, None] for past in (low, high)]
+            line[:, 0] += ends[0]
+            line[:, -1] += ends[1]
+            found[name] = _of_heads(line, self.given[name])
+
+
+def _of_heads(x: Tensor, table: Tensor) -> Tensor:
+    """The gradients of a table that may be the same for all heads."""
+    return x.sum(0, keepdim=True) if table.size(0) == 1 else x
 
 
 _CAPTURED: list[Tasks] = []  # a CUDA graph reads them when it is replayed
@@ -138,13 +289,7 @@ def _triton(
     ``tiling`` and ``form`` the numbers of a `Tiling` and a `Form`."""
     inputs = dict(zip(names.split(), given, strict=True))
     launch = _Launch(query, key, value, inputs, Form.unflat(form), scale, tiling)
-
-    def made() -> Tensors:
-        out = value.new_zeros((*query.shape[:3], value.size(-1)))
-        return {"out": out, "lse": query.new_full(query.shape[:3], -torch.inf, dtype=torch.float32)}
-
-    found = launch("forward", 0, made)
-    return found["out"], found["lse"]  # type: ignore[return-value]
+    return launch.fitting(launch.forward)  # type: ignore[no-any-return]
 
 
 def _triton_backward(
@@ -168,24 +313,9 @@ def _triton_backward(
     delta = (dout.float() * out.float()).sum(-1)
     if dlse is not None:
         delta -= dlse.masked_fill(lse == -torch.inf, 0.0)
-    known: Tensors = {"dout": dout, "lse": lse, "delta": delta}
-    has_clock = any(clock in wanted for clock in ("query_clock", "key_clock"))
-
-    def zeros(name: str) -> Tensor | None:
-        x = inputs.get(name)
-        needed = has_clock if name.endswith("clock") else name in wanted
-        return x.new_zeros(x.shape) if x is not None and needed else None
-
-    def of_queries() -> Tensors:
-        others = {f"d_{name}": zeros(name) for name in (*TABLES, "meeting", "shift", "query_clock")}
-        return {**known, "dq": query.new_zeros(query.shape), **others}
-
-    def of_keys() -> Tensors:
-        dk, dv = (x.new_zeros(x.shape) for x in (key, value))
-        return {**known, "dk": dk, "dv": dv, "d_key_clock": zeros("key_clock")}
-
-    found = launch("backward_queries", 0, of_queries) | launch("backward_keys", 1, of_keys)
-    return [found[name] for name in ("dq", "dk", "dv", *(f"d_{name}" for name in wanted))]  # type: ignore[misc]
+    rows: Tensors = {"dout": dout, "lse": lse, "delta": delta}
+    found = launch.fitting(functools.partial(launch.backward, rows, wanted))
+    return [*(found[name] for name in ("dq", "dk", "dv")), *(found[name].to(inputs[name].dtype) for name in wanted)]
 
 
 triton = custom_operator("posenc::triton", _triton, _triton_backward)

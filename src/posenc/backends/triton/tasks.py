@@ -17,7 +17,7 @@ from torch import Tensor
 
 from posenc.backends import operands as given
 from posenc.positions.layout import Layout
-from posenc.positions.tiles import Tile, Tiling
+from posenc.positions.tiles import Tile, Tiling, distances
 
 TABLES = ("bias", "vectors", "values", "factor")  # those that the kernels support
 LOWS = tuple(given.TABLES.index(name) for name in TABLES)
@@ -31,19 +31,26 @@ Numbers = tuple[int, ...]
 class Tasks:
     """Side 0: blocks of queries, each with its tiles; side 1: blocks of keys.
 
-    Tasks are (count, 5) and tiles (tiles, 10), int32. ``rows`` is the number of batch rows of each task.
+    Tasks are (count, 5) and tiles (tiles, 10), int32. ``rows`` is the number of batch rows of each task, ``furthest``
+    the greatest distance of any pair to the right.
     """
 
     tasks: tuple[Tensor, Tensor]
     tiles: tuple[Tensor, Tensor]
     rows: int
+    furthest: int
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything is masked."""
+        return 0 in (self.rows, *(len(tasks) for tasks in self.tasks))
 
     def on(self, device: torch.device) -> Tasks:
         """The tasks on a device, copied asynchronously from pinned memory, so that a CUDA graph can be captured."""
         if device.type == "cpu":
             return self
         tasks, tiles = (tuple(x.to(device, non_blocking=True) for x in pair) for pair in (self.tasks, self.tiles))
-        return Tasks(tasks, tiles, self.rows)  # type: ignore[arg-type]
+        return Tasks(tasks, tiles, self.rows, self.furthest)  # type: ignore[arg-type]
 
 
 @functools.lru_cache(KEPT)
@@ -59,8 +66,9 @@ def tasks_of(tiling: Numbers, lows: Numbers, rows: int, block: int, is_pinned: b
         tuple(_tensor(numbers, width, is_pinned) for numbers, width in zip(side, (5, 6 + len(TABLES)), strict=True))
         for side in sides
     )
+    reached = distances(found)
     alike = len(told.query.rows or ()) == len(told.key.rows or ()) == 1
-    return Tasks((query_tasks, key_tasks), (query_tiles, key_tiles), rows if alike else 1)
+    return Tasks((query_tasks, key_tasks), (query_tiles, key_tiles), rows if alike else 1, reached[1] if reached else 0)
 
 
 def _tensor(numbers: list[int], width: int, is_pinned: bool) -> Tensor:

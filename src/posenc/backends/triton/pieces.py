@@ -1,0 +1,327 @@
+"""What the kernels share: blocks of rows, the ranges of keys of a block of queries, and scores far and near.
+
+Scores are in units of log 2, so that weights are powers of two. Query i and key j of a block are i0 + a and j0 + c. The
+entry of a pair in a table is n = j - i + base, and beyond its ends a table repeats its end entries, or goes on along a
+line (``slopes``). A block is far to the left if n < 0 for all of its pairs in all tables, and far to the right if n is
+beyond all tables: there all terms by distance are a constant per row, and a line. Every other block is near.
+"""
+
+import triton
+import triton.language as tl
+
+# No `from __future__ import annotations` here: Triton evaluates annotations to find constexpr arguments.
+
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def places(x, stride, i0, COUNT: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """Pointers to COUNT rows of x from i0 on: a 64-bit offset to the first row, and 32-bit offsets from there."""
+    return (
+        x
+        + tl.cast(i0, tl.int64) * stride
+        + (tl.arange(0, COUNT)[:, None] * stride + tl.arange(0, BLOCK_WIDTH)[None, :])
+    )
+
+
+@triton.jit
+def rows(x, stride, i0, mine, WIDTH: tl.constexpr, COUNT: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """Rows of x from i0 on, (COUNT, BLOCK_WIDTH); 0 where ``mine`` is false, and beyond their width. ``mine`` None
+    says that all of them exist."""
+    at = places(x, stride, i0, COUNT, BLOCK_WIDTH)
+    wide = (tl.arange(0, BLOCK_WIDTH) < WIDTH)[None, :]
+    if mine is not None:
+        return tl.load(at, mask=mine[:, None] & wide, other=0.0)
+    if WIDTH == BLOCK_WIDTH:
+        return tl.load(at)
+    return tl.load(at, mask=wide, other=0.0)
+
+
+@triton.jit
+def put_rows(x, i0, mine, block, WIDTH: tl.constexpr, COUNT: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """Writes contiguous rows of x from i0 on."""
+    there = mine[:, None] & (tl.arange(0, BLOCK_WIDTH) < WIDTH)[None, :]
+    tl.store(places(x, WIDTH, i0, COUNT, BLOCK_WIDTH), block.to(x.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def more(x, values, at, mine, ADD: tl.constexpr):
+    """Writes a number for each row, or adds it to what is there."""
+    if ADD:
+        values += tl.load(x + at, mask=mine, other=0.0)
+    tl.store(x + at, values.to(x.dtype.element_ty), mask=mine)
+
+
+@triton.jit
+def product(a, b, PRECISION: tl.constexpr):
+    """a b in float32, (rows, columns). Triton's interpreter would multiply the integer representation of bfloat16, so
+    with it, where the precision is "exact", inputs are converted first."""
+    if PRECISION == "exact":
+        return tl.dot(a.to(tl.float32), b.to(tl.float32))
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+def entry(table, n, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """Entry n of a table, (BLOCK_WIDTH,)."""
+    d = tl.arange(0, BLOCK_WIDTH)
+    return tl.load(table + n * WIDTH + d, mask=d < WIDTH, other=0.0)
+
+
+@triton.jit
+def entries_from(table, entries, from_, WIDTH: tl.constexpr, COUNT: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """COUNT entries of a table from ``from_`` on, (COUNT, BLOCK_WIDTH); beyond its ends, the end entries."""
+    n = tl.minimum(tl.maximum(from_ + tl.arange(0, COUNT), 0), entries - 1)
+    d = tl.arange(0, BLOCK_WIDTH)
+    return tl.load(table + n[:, None] * WIDTH + d[None, :], mask=(d < WIDTH)[None, :], other=0.0)
+
+
+@triton.jit
+def ends(x, table, entries, WIDTH: tl.constexpr, BLOCK_WIDTH: tl.constexpr):
+    """The products of rows x with the first and the last entry of a table, (rows,) each."""
+    first, last = entry(table, 0, WIDTH, BLOCK_WIDTH), entry(table, entries - 1, WIDTH, BLOCK_WIDTH)
+    return tl.sum(x.to(tl.float32) * first[None, :], 1), tl.sum(x.to(tl.float32) * last[None, :], 1)
+
+
+@triton.jit
+def relu(s):
+    """ReLU that propagates NaN."""
+    return tl.where(s <= 0, 0.0, s)
+
+
+# -- ranges of keys ----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def near_of(left, right, table, entries, base, low, high, OF_KEYS: tl.constexpr):
+    """The tokens that are near a block low .. high in some table: those of the tables so far, and of one more, which
+    may be None."""
+    if table is not None:
+        if OF_KEYS:
+            left, right = tl.minimum(left, low + base - entries + 1), tl.maximum(right, high + base + 1)
+        else:
+            left, right = tl.minimum(left, low - base), tl.maximum(right, high - base + entries)
+    return left, right
+
+
+@triton.jit
+def ranges(
+    tile, i0, stop, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor, factor_entries,
+    N: tl.constexpr, OF_KEYS: tl.constexpr,
+):  # fmt: skip
+    """The keys of a tile that the queries i0 .. stop attend to, as six ends: pairs far to the left are in a .. b and far
+    to the right in c .. d, of which none is masked and which are multiples of N; near pairs are in first .. a, b .. c
+    and d .. last. OF_KEYS: the queries that attend to these keys, those far to the right of them first."""
+    mine, other = (2, 0) if OF_KEYS else (0, 2)
+    start, end, first, last = (
+        tl.load(tile + mine), tl.load(tile + mine + 1), tl.load(tile + other), tl.load(tile + other + 1)
+    )  # fmt: skip
+    least, most = tl.load(tile + 4), tl.load(tile + 5)
+    if OF_KEYS:
+        least, most = -most, -least
+    low, high = tl.maximum(i0, start), tl.minimum(stop, end) - 1
+    first, last = tl.maximum(first, low + least), tl.minimum(last, high + most + 1)
+    # Without a table all pairs are far to the left.
+    left, right = -(1 << 30) if OF_KEYS else 1 << 30, -(1 << 30)
+    left, right = near_of(left, right, bias, bias_entries, tl.load(tile + 6), low, high, OF_KEYS)
+    left, right = near_of(left, right, vectors, vectors_entries, tl.load(tile + 7), low, high, OF_KEYS)
+    left, right = near_of(left, right, values, values_entries, tl.load(tile + 8), low, high, OF_KEYS)
+    left, right = near_of(left, right, factor, factor_entries, tl.load(tile + 9), low, high, OF_KEYS)
+    # Seen by all tokens of the block.
+    inner = tl.where((i0 >= start) & (stop <= end), tl.maximum(first, high + least), last)
+    outer = tl.minimum(last, low + most + 1)
+    some = tl.maximum(tl.minimum(outer, left) - inner, 0) // N * N
+    a = tl.where(some > 0, inner, first)
+    b = a + some
+    from_ = tl.maximum(tl.maximum(inner, right), b)
+    more = tl.maximum(outer - from_, 0) // N * N
+    c = tl.where(more > 0, from_, last)
+    return first, a, b, c, c + more, last
+
+
+@triton.jit
+def part_of(first, a, b, c, d, last, part):
+    """One of the three ranges of near pairs."""
+    return tl.where(part == 0, first, tl.where(part == 1, b, d)), tl.where(part == 0, a, tl.where(part == 1, c, last))
+
+
+# -- scores ------------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def number(table, entries, n):
+    """The value of a table of width 1 at entries n, of any shape, clamped to the table."""
+    return tl.load(table + tl.minimum(tl.maximum(n, 0), entries - 1))
+
+
+@triton.jit
+def bias_at(bias, entries, slopes, n):
+    """A bias at entries n, of any shape, in units of log 2; with slopes, it goes on along a line beyond its ends."""
+    s = number(bias, entries, n)
+    if slopes is not None:
+        s += tl.load(slopes) * tl.maximum(-n, 0).to(tl.float32)
+        s += tl.load(slopes + 1) * tl.maximum(n - entries + 1, 0).to(tl.float32)
+    return s * LOG2E
+
+
+@triton.jit
+def masked(s, i0, j0, to, pair, tile, M: tl.constexpr, N: tl.constexpr):
+    """The scores, -inf where a pair is masked, or its key is not before ``to``."""
+    start, stop, first = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
+    least, most = tl.load(tile + 4), tl.load(tile + 5)
+    is_whole = (i0 >= start) & (i0 + M <= stop) & (j0 >= first) & (j0 + N <= to)
+    if not (is_whole & (j0 - i0 - M + 1 >= least) & (j0 - i0 + N - 1 <= most)):
+        i, j = i0 + tl.arange(0, M), j0 + tl.arange(0, N)
+        seen = ((i >= start) & (i < stop))[:, None] & ((j >= first) & (j < to))[None, :]
+        s = tl.where(seen & (pair >= least) & (pair <= most), s, -float("inf"))
+    return s
+
+
+@triton.jit
+def clock_of(clock, at, mine, zero):
+    """A cumulative feature at tokens, relative to ``zero``, for exact differences of near tokens; in units of log 2."""
+    there = tl.load(clock + at) if mine is None else tl.load(clock + at, mask=mine, other=0.0)
+    return (there - zero).to(tl.float32) * LOG2E
+
+
+@triton.jit
+def columns(key_clock, j0, zero, N: tl.constexpr):
+    """The cumulative feature of N keys that all exist, or None."""
+    column = None
+    if key_clock is not None:
+        column = clock_of(key_clock, j0 + tl.arange(0, N), None, zero)
+    return column
+
+
+@triton.jit
+def near_scores(
+    q, k, i0, j0, to, tile, scale, met, own, key_clock, zero, bias, bias_entries, slopes, factor, factor_entries,
+    M: tl.constexpr, N: tl.constexpr, FUNCTION: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The scores of queries from i0 on with keys from j0 on, -inf where masked; the scores before the function, its
+    factor, and j - i; (M, N) each. ``met`` are the scaled products with vectors, or None. FUNCTION 1 comes first, 2
+    comes last, 0 is none."""
+    pair = (j0 - i0) + (tl.arange(0, N)[None, :] - tl.arange(0, M)[:, None])
+    s = product(q, tl.trans(k), PRECISION) * (scale * LOG2E)
+    bare, c = s, s
+    if FUNCTION != 0:
+        c = number(factor, factor_entries, pair + tl.load(tile + 9))
+    if FUNCTION == 1:
+        s = relu(s) * c
+    if met is not None:
+        s += met
+    # After the products, so that a large bias is rounded only once.
+    if bias is not None:
+        s += bias_at(bias, bias_entries, slopes, pair + tl.load(tile + 6))
+    if own is not None:
+        j = j0 + tl.arange(0, N)
+        s += own[:, None] - clock_of(key_clock, j, (j >= tl.load(tile + 2)) & (j < to), zero)[None, :]
+    if FUNCTION == 2:
+        bare = s
+        s = relu(s) * c
+    return masked(s, i0, j0, to, pair, tile, M, N), bare, c, pair
+
+
+@triton.jit
+def far_row(met, own, bias, bias_entries, slopes, M: tl.constexpr, RIGHT: tl.constexpr):
+    """What is added to all scores of a row with keys far to one side, (M,). ``met`` are its scaled products with the
+    end vector, or None."""
+    row = tl.zeros((M,), tl.float32)
+    if met is not None:
+        row += met
+    if own is not None:
+        row += own
+    if bias is not None:
+        row += tl.load(bias + (bias_entries - 1 if RIGHT else 0)) * LOG2E
+        if slopes is not None:
+            row -= _slope(slopes, RIGHT) * tl.arange(0, M)
+    return row
+
+
+@triton.jit
+def _slope(slopes, RIGHT: tl.constexpr):
+    """The change of a bias from key to key, far to one side."""
+    return (tl.load(slopes + 1) if RIGHT else -tl.load(slopes)) * LOG2E
+
+
+@triton.jit
+def far_scores(
+    q, k, i0, j0, tile, scale, row, column, bias_entries, slopes, factor, factor_entries,
+    N: tl.constexpr, FUNCTION: tl.constexpr, PRECISION: tl.constexpr, RIGHT: tl.constexpr,
+):  # fmt: skip
+    """As `near_scores`, of pairs far to one side; ``row`` is what `far_row` says, and ``column`` the keys'
+    cumulative feature, or None. The factor is one number."""
+    s = product(q, tl.trans(k), PRECISION) * (scale * LOG2E)
+    bare, c = s, 1.0
+    if FUNCTION != 0:
+        c = tl.load(factor + (factor_entries - 1 if RIGHT else 0))
+    if FUNCTION == 1:
+        s = relu(s) * c
+    s += row[:, None]
+    if slopes is not None:
+        n = (j0 - i0) + tl.load(tile + 6) - (bias_entries - 1 if RIGHT else 0) + tl.arange(0, N)
+        s += (_slope(slopes, RIGHT) * n)[None, :]
+    if column is not None:
+        s -= column[None, :]
+    if FUNCTION == 2:
+        bare = s
+        s = relu(s) * c
+    return s, bare, c
+
+
+# -- between keys and distances ----------------------------------------------------------------------------------------
+#
+# Pairs of a square block of B queries and B keys have 2 B - 1 distances. Those of the keys' own square are in the
+# columns w = c - a + B - 1 of a window: a row's first B - a columns that it has are in the window's first half, and the
+# others in its second half, where the first half of the next block of keys begins. So a row of both halves is a row by
+# key that is rotated, and each half of a window is multiplied once.
+
+
+@triton.jit
+def by_key(left, right, B: tl.constexpr):
+    """From both halves of a window by distance, (B, B) each, to pairs by key."""
+    a, w = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
+    return tl.gather(tl.where(w >= B - 1 - a, left, right), (w - a + B - 1) % B, 1)
+
+
+@triton.jit
+def by_distance(x, B: tl.constexpr):
+    """From pairs by key to both halves of a window by distance, with 0 where a row has no key."""
+    a, w = tl.arange(0, B)[:, None], tl.arange(0, B)[None, :]
+    x = tl.gather(x, (w + a + 1) % B, 1)
+    return tl.where(w >= B - 1 - a, x, 0.0), tl.where(w >= B - 1 - a, 0.0, x)
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def weigh(s, m_i, l_i):
+    """The weights of more scores, relative to a new maximum; the maximum and the sum; and by how much older weights
+    fade. Rows that see nothing so far have a maximum of -inf."""
+    m_new = tl.maximum(m_i, tl.max(s, 1))
+    offset = tl.where(m_new == -float("inf"), 0.0, m_new)
+    fade = tl.exp2(m_i - offset)
+    p = tl.exp2(s - offset[:, None])
+    return p, m_new, l_i * fade + tl.sum(p, 1), fade
+
+
+@triton.jit
+def to_scores(p, dp, delta, bare, c, FUNCTION: tl.constexpr):
+    """The gradients of the sum of terms, of the scaled product of query and key, and of the factor c, given those of
+    the weights p."""
+    ds = p * (dp - delta[:, None])
+    terms, product, dc = ds, ds, ds
+    if FUNCTION != 0:
+        product = tl.where(bare <= 0, 0.0, ds * c)
+        dc = ds * relu(bare) * LN2
+    if FUNCTION == 2:
+        terms = product
+    return terms, product, dc
+
+
+@triton.jit
+def past_ends(pairs, n, entries):
+    """For each row, the sums of pairs whose entries n are before and after the table, (rows,) each."""
+    return tl.sum(tl.where(n < 0, pairs, 0.0), 1), tl.sum(tl.where(n >= entries, pairs, 0.0), 1)
