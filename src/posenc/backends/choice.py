@@ -19,7 +19,7 @@ from posenc.backends.native.crossover import why_ahead
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.skipping import computed_share
-from posenc.backends.tiled.backend import TILED, has_far_keys, width_of
+from posenc.backends.tiled.backend import TILED, has_far_keys, kernels_of, width_of
 from posenc.backends.triton.backend import TRITON
 from posenc.encoding.pieces import Meeting
 from posenc.positions.tiles import tiles
@@ -163,7 +163,7 @@ class _Asked:
 
     def is_straight(self) -> bool:
         """Tiles, of which most are straight."""
-        width = width_of(self.call) if self.is_tiled() else None
+        width = width_of(self.call) if not self.is_cuda() and self.is_tiled() else None  # on a GPU not measured yet
         return width is not None and has_far_keys(self.call, width)
 
     def has_few_dense_rows(self) -> bool:
@@ -268,6 +268,8 @@ def explain(call: Call) -> Explanation:
     if backend is NATIVE and call.query.dtype != call.dtype:
         name = str(call.query.dtype).removeprefix("torch.")
         why += f"; it multiplies in {name}" if keeps_bfloat16(call) else f"; it converts {name} to float32"
+    if backend is TILED and call.query.device.type == "cuda":
+        why += f": {kernels_of(call)} (not measured yet)"
     reasons = {other.name: other.refuses(call) for other in BACKENDS}
     refusals = {name: reason for name, reason in reasons.items() if reason is not None}
     computed = 1.0
