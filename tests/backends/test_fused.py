@@ -1,6 +1,10 @@
 """Far pairs by PyTorch's fused kernels for a GPU, where there is none: what they are called with, and how often."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,11 +15,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import posenc
 from posenc import T5, ALiBi, Scheme, Shaw, compat
 from posenc.backends.tiled import backend as tiled
-from posenc.backends.tiled import fused, near, near_kernels
+from posenc.backends.tiled import fused, near, near_kernels, pairwise
 from posenc.backends.tiled import operator as tile_operator
 from tests.backends.fused_stand_ins import stand_ins, windowed
 from tests.backends.grounds import case
 from tests.backends.test_parity import check_parity
+from tests.backends.test_triton import (
+    INTERPRETED,
+    MISSING,
+    check_as_exact_as_the_reference,
+    check_half_precision,
+)
+
+FILE = Path(__file__)
 
 
 @pytest.fixture
@@ -51,7 +63,7 @@ WITHOUT = [  # scheme, place, way, heads of the keys, kernel
     more("shaw", "text", "causal", 2, "flash"),
     more("shaw", "other keys", "both", 1, "flash"),
     more("t5 bidirectional", "padded left and right", "a window, sinks", 2, "flash"),
-    more("transformer_xl", "text", "both", 2, "flash"),
+    more("shaw per head", "text", "both", 2, "flash"),
     more("shaw values", "packed", "a window", 2, "efficient"),
     more("t5 bidirectional", "cache", "both", 1, "efficient"),
     more("nope", "text", "a window, sinks", 1, "efficient"),
@@ -87,6 +99,28 @@ def test_with_numbers_to_add_it_is_the_one_that_takes_masks(
     monkeypatch.setattr(compat, "HALF", (torch.float64,))
     check_parity(case(name, place, 70, way, 2, kv_heads), {"tiled": False})
     assert {name for name, *_ in calls} == {"efficient", "efficient backward"}
+
+
+@pytest.mark.parametrize("kernel", ["flash", "efficient"])
+def test_any_width_and_order_in_memory(
+    kernel: str, calls: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernels on a GPU read 16 bytes at a time: of one head of 20 or 13 channels, no row but the first begins there.
+    With the gradient of the log-sum-exp, which takes one more channel."""
+    monkeypatch.setattr(compat, "HALF", (torch.float64,) if kernel == "flash" else ())
+    q, k, v = (torch.randn(2, 40, h * d + 1, dtype=torch.float64) for h, d in ((4, 20), (2, 20), (2, 13)))
+    tensors = [x[..., 1:].unflatten(2, (h, -1)).transpose(1, 2) for x, h in ((q, 4), (k, 2), (v, 2))]
+    assert any(n % 2 for x in tensors for n in (*x.stride()[:-1], x.storage_offset()))
+    scheme, found = Shaw(20, 3, values=False).double(), []
+    for backend in ("reference", "tiled"):
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        out, lse = posenc.attention(*leaves, scheme, enable_gqa=True, return_lse=True, backend=backend)
+        found.append(
+            [out, lse, *torch.autograd.grad(out.square().sum() + lse.sin().sum(), [*leaves, *scheme.parameters()])]
+        )
+    for truth, x in zip(*found, strict=True):
+        torch.testing.assert_close(x, truth)
+    assert {name for name, *_ in calls} == {kernel, f"{kernel} backward"}
 
 
 @pytest.mark.parametrize(
@@ -159,6 +193,82 @@ def test_pytorch_has_these_operators_with_these_arguments(name: str) -> None:
     wanted = SCHEMAS[name].split()
     assert len(found) >= len(wanted)
     assert all(b in ("*", a) for a, b in zip(found, wanted, strict=False)), found
+
+
+# --- near pairs by the kernels of triton ------------------------------------------------------------------------------
+
+needs_triton = pytest.mark.skipif(bool(MISSING) or not INTERPRETED, reason=MISSING or "needs TRITON_INTERPRET=1")
+NEAR = [  # scheme, place, way, heads, heads of the keys
+    ("shaw", "other keys", "both", 3, 1),
+    more("shaw per head", "packed", "a window", 2, 2),
+    ("t5 bidirectional", "cache", "both", 2, 2),
+    ("featured", "text", "both", 2, 1),
+    ("shaw+alibi", "padded inside and wholly", "both", 2, 1),
+    more("bent line", "a gap", "causal, sinks", 2, 1),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets them")
+def test_the_kernels_are_interpreted() -> None:
+    kept = {name: x for name, x in os.environ.items() if not name.startswith("PYTEST_")}
+    told = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            "-m",
+            "not more",
+            str(FILE),
+            "-k",
+            "kernels_and",
+        ],
+        cwd=FILE.parents[2],
+        env=kept | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"{len(NEAR) - 2 + len(HALVES)} passed" in told.stdout, told.stdout[-8000:]
+
+
+@pytest.fixture
+def near_calls(calls: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+    """The same, where blocks are an error, and single precision is taken for half."""
+    monkeypatch.setattr(compat, "HALF", (torch.float32, torch.bfloat16, torch.float16))
+    monkeypatch.setattr(pairwise, "forward", None)
+    monkeypatch.setattr(pairwise, "backward", None)
+    return calls
+
+
+@needs_triton
+@pytest.mark.parametrize(("name", "place", "way", "heads", "kv_heads"), NEAR)
+def test_the_kernels_and_the_fused_ones_are_as_exact_as_the_reference(
+    name: str, place: str, way: str, heads: int, kv_heads: int, near_calls: list[tuple[str, int, int]]
+) -> None:
+    """As in `check_as_exact_as_the_reference`, of the kernels alone."""
+    check_as_exact_as_the_reference(case(name, place, 45, way, heads, kv_heads), torch.device("cpu"), "tiled")
+    assert near_calls
+
+
+HALVES = [("shaw", torch.bfloat16), ("t5 bidirectional", torch.float16)]
+
+
+@needs_triton
+@pytest.mark.parametrize(("name", "dtype"), HALVES)
+def test_the_kernels_and_the_fused_ones_in_half_precision(
+    name: str, dtype: torch.dtype, near_calls: list[tuple[str, int, int]]
+) -> None:
+    """Far and near outputs are rounded before they are merged, each by U of itself, and so are their gradients. The
+    rest as in `test_triton.test_half_precision`, whose bound has room for these."""
+    check_half_precision(case(name, "text", 45, "both", 2, 1), dtype, torch.device("cpu"), "tiled")
+    assert {kernel for kernel, *_ in near_calls} == {"flash", "flash backward"}
 
 
 # --- on a GPU, without numbers ----------------------------------------------------------------------------------------
