@@ -101,17 +101,30 @@ def test_with_numbers_to_add_it_is_the_one_that_takes_masks(
     assert {name for name, *_ in calls} == {"efficient", "efficient backward"}
 
 
+def test_in_half_precision_a_large_bias_is_not_rounded(calls: list[tuple[str, int, int]]) -> None:
+    """Two far keys outweigh their bias, which decides between them: of 98 bfloat16 rounds 0.2 off."""
+    it = case("alibi", "text", 160, "causal", heads=12, kv_heads=12)
+    assert isinstance(it.scheme, ALiBi)
+    with torch.no_grad():
+        raised = torch.zeros(12, 160)
+        raised[:, 20:22] = torch.tensor(it.scheme.slopes)[:, None] * torch.tensor([139, 138]) + 5.0
+        for x, channel in ((it.query, torch.ones(())), (it.key, raised * it.query.size(-1) ** 0.5)):
+            x.zero_()[..., 0] = channel
+    check_half_precision(it, torch.bfloat16, torch.device("cpu"), "tiled")
+    assert {name for name, *_ in calls} == {"efficient", "efficient backward"}
+
+
 @pytest.mark.parametrize("kernel", ["flash", "efficient"])
 def test_any_width_and_order_in_memory(
     kernel: str, calls: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels on a GPU read 16 bytes at a time: of one head of 20 or 13 channels, no row but the first begins there.
+    """Kernels on a GPU read 16 bytes at a time: of these heads no row begins there.
     With the gradient of the log-sum-exp, which takes one more channel."""
     monkeypatch.setattr(compat, "HALF", (torch.float64,) if kernel == "flash" else ())
-    q, k, v = (torch.randn(2, 40, h * d + 1, dtype=torch.float64) for h, d in ((4, 20), (2, 20), (2, 13)))
+    q, k, v = (torch.randn(2, 40, h * d + 1, dtype=torch.float64) for h, d in ((4, 24), (2, 24), (2, 13)))
     tensors = [x[..., 1:].unflatten(2, (h, -1)).transpose(1, 2) for x, h in ((q, 4), (k, 2), (v, 2))]
     assert any(n % 2 for x in tensors for n in (*x.stride()[:-1], x.storage_offset()))
-    scheme, found = Shaw(20, 3, values=False).double(), []
+    scheme, found = Shaw(24, 3, values=False).double(), []
     for backend in ("reference", "tiled"):
         leaves = [x.detach().requires_grad_() for x in tensors]
         out, lse = posenc.attention(*leaves, scheme, enable_gqa=True, return_lse=True, backend=backend)
