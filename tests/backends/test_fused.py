@@ -188,6 +188,26 @@ def test_devices_without_a_fused_kernel_say_so(device: str, dtype: torch.dtype, 
         assert compat.why_not_fused(torch.empty(1, 1, 1, 64, device=device, dtype=dtype)) == reason
 
 
+@pytest.mark.parametrize(
+    ("scheme", "dtype", "words"),
+    [
+        (Shaw(16, 3), torch.bfloat16, "far pairs by FlashAttention, near pairs in blocks"),
+        (Shaw(16, 3), torch.float32, "far pairs by memory-efficient attention, near pairs in blocks"),
+        (ALiBi(2), torch.bfloat16, "by memory-efficient attention"),
+        (Shaw(16, 300), torch.bfloat16, "all pairs in blocks, since most are near"),
+    ],
+)
+def test_explain_says_what_runs_and_that_it_was_not_measured(
+    scheme: Scheme, dtype: torch.dtype, words: str, gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("posenc.backends.native.backend.missing", lambda dtype: "there is no C++ compiler")
+    monkeypatch.setattr(near_kernels.operator, "missing", lambda: "Triton is not installed")
+    q = torch.zeros(1, 2, 300, 16, dtype=dtype)
+    explained = posenc.explain(q, q, q, scheme, is_causal=True)
+    assert explained.backend == "tiled"
+    assert explained.why.endswith(f": {words} (not measured yet)")
+
+
 SCHEMAS = {
     "_flash_attention_forward": "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal return_debug_mask "
     "scale window_size_left window_size_right",

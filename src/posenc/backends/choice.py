@@ -268,8 +268,8 @@ def explain(call: Call) -> Explanation:
     if backend is NATIVE and call.query.dtype != call.dtype:
         name = str(call.query.dtype).removeprefix("torch.")
         why += f"; it multiplies in {name}" if keeps_bfloat16(call) else f"; it converts {name} to float32"
-    if backend is TILED and call.query.device.type == "cuda":
-        why += f": {kernels_of(call)} (not measured yet)"
+    if backend is TILED and (kernels := kernels_of(call)) is not None:
+        why += f": {kernels} (not measured yet)"
     reasons = {other.name: other.refuses(call) for other in BACKENDS}
     refusals = {name: reason for name, reason in reasons.items() if reason is not None}
     computed = 1.0

@@ -222,8 +222,10 @@ def _looks_right(call: Call) -> bool:
     return call.visibility.furthest is None or ahead + call.visibility.furthest > 0
 
 
-def kernels_of(call: Call) -> str:
-    """What computes the pairs of a call on a GPU, in words."""
+def kernels_of(call: Call) -> str | None:
+    """What computes the pairs of a call on a GPU, in words; None on the CPU."""
+    if not fused.on_gpu(call.query):
+        return None
     width, reason = _width_to_run(call), compat.why_not_fused(call.query)
     if width is None:
         return f"all pairs in blocks, since {reason or 'most are near'}"
