@@ -231,6 +231,17 @@ def test_pytorch_has_these_operators_with_these_arguments(name: str) -> None:
 # --- near pairs by the kernels of triton ------------------------------------------------------------------------------
 
 needs_triton = pytest.mark.skipif(bool(MISSING) or not INTERPRETED, reason=MISSING or "needs TRITON_INTERPRET=1")
+ON_A_GPU = [
+    ("shaw", "other keys", "both", 3, 1),
+    ("shaw", "packed", "a window", 12, 3),
+    ("t5 bidirectional", "cache", "both", 2, 2),
+    ("t5 bidirectional", "text", "a window, sinks", 2, 1),
+    ("featured", "text", "both", 2, 1),
+    ("shaw+alibi", "padded inside and wholly", "both", 2, 1),
+    ("bent line", "a gap", "causal, sinks", 2, 1),
+    ("clocked", "text", "causal", 2, 1),
+    ("nope", "text", "to the left", 12, 3),
+]
 NEAR = [  # scheme, place, way, heads, heads of the keys
     ("shaw", "other keys", "both", 3, 1),
     more("shaw per head", "packed", "a window", 2, 2),
@@ -302,6 +313,33 @@ def test_the_kernels_and_the_fused_ones_in_half_precision(
     rest as in `test_triton.test_half_precision`, whose bound has room for these."""
     check_half_precision(case(name, "text", 45, "both", 2, 1), dtype, torch.device("cpu"), "tiled")
     assert {kernel for kernel, *_ in near_calls} == {"flash", "flash backward"}
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A GPU, and far pairs wherever there are some."""
+    monkeypatch.setattr(tiled, "MOSTLY_NEAR", 0)
+    return torch.device("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "place", "way", "heads", "kv_heads"), ON_A_GPU)
+def test_on_a_gpu_it_is_as_exact_as_the_reference(
+    name: str, place: str, way: str, heads: int, kv_heads: int, cuda: torch.device
+) -> None:
+    check_as_exact_as_the_reference(case(name, place, 517, way, heads, kv_heads), cuda, "tiled")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "place", "way", "heads", "kv_heads"), ON_A_GPU)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_on_a_gpu_in_half_precision(
+    name: str, place: str, way: str, heads: int, kv_heads: int, dtype: torch.dtype, cuda: torch.device
+) -> None:
+    check_half_precision(case(name, place, 517, way, heads, kv_heads), dtype, cuda, "tiled")
 
 
 # --- on a GPU, without numbers ----------------------------------------------------------------------------------------
