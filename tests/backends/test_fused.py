@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
 from posenc import T5, ALiBi, Scheme, Shaw, compat
+from posenc.backends import choice
 from posenc.backends.tiled import backend as tiled
 from posenc.backends.tiled import fused, near, near_kernels, pairwise
 from posenc.backends.tiled import operator as tile_operator
@@ -114,12 +115,15 @@ def test_in_half_precision_a_large_bias_is_not_rounded(calls: list[tuple[str, in
     assert {name for name, *_ in calls} == {"efficient", "efficient backward"}
 
 
-@pytest.mark.parametrize("kernel", ["flash", "efficient"])
+@pytest.mark.parametrize(
+    ("kernel", "backward"), [("flash", "flash"), ("efficient", "efficient"), ("flash", "efficient")]
+)
 def test_any_width_and_order_in_memory(
-    kernel: str, calls: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
+    kernel: str, backward: str, calls: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kernels on a GPU read 16 bytes at a time: of these heads no row begins there.
-    With the gradient of the log-sum-exp, which takes one more channel."""
+    With the gradient of the log-sum-exp, which takes one more channel, and so may be too wide for one of them."""
+    monkeypatch.setattr(compat, "WIDEST_FLASH", 256 if backward == "flash" else 24)
     monkeypatch.setattr(compat, "HALF", (torch.float64,) if kernel == "flash" else ())
     q, k, v = (torch.randn(2, 40, h * d + 1, dtype=torch.float64) for h, d in ((4, 24), (2, 24), (2, 13)))
     tensors = [x[..., 1:].unflatten(2, (h, -1)).transpose(1, 2) for x, h in ((q, 4), (k, 2), (v, 2))]
@@ -133,7 +137,7 @@ def test_any_width_and_order_in_memory(
         )
     for truth, x in zip(*found, strict=True):
         torch.testing.assert_close(x, truth)
-    assert {name for name, *_ in calls} == {kernel, f"{kernel} backward"}
+    assert {name for name, *_ in calls} == {kernel, f"{backward} backward"}
 
 
 @pytest.mark.parametrize(
@@ -206,6 +210,15 @@ def test_explain_says_what_runs_and_that_it_was_not_measured(
     explained = posenc.explain(q, q, q, scheme, is_causal=True)
     assert explained.backend == "tiled"
     assert explained.why.endswith(f": {words} (not measured yet)")
+
+
+def test_auto_does_not_take_on_a_gpu_what_was_measured_on_a_cpu(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("posenc.backends.native.backend.missing", lambda dtype: "there is no C++ compiler")
+    q = torch.zeros(1, 2, 300, 16, dtype=torch.bfloat16)
+    straight = "linear in distance beyond a cutoff"
+    assert straight in posenc.explain(q, q, q, ALiBi(2), is_causal=True).why
+    monkeypatch.setattr(choice._Asked, "is_cuda", lambda self: True)
+    assert straight not in posenc.explain(q, q, q, ALiBi(2), is_causal=True).why
 
 
 SCHEMAS = {
