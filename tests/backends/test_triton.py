@@ -21,8 +21,7 @@ from torch import Tensor
 import posenc
 from posenc import Positions, Shaw
 from posenc.backends.triton import backend as of_triton
-from posenc.backends.triton import operator
-from posenc.backends.triton.tasks import tasks_of
+from posenc.backends.triton import operator, tasks
 from posenc.schemes.catalog import Shape
 from tests.backends.grounds import KINDS, Case, case, coarse, refuses, same, with_gradients
 
@@ -347,7 +346,8 @@ def test_a_cuda_graph_captures_it() -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = run()
-        tasks_of.cache_clear()
+        tasks._made.cache_clear()
+        tasks._KEPT.clear()
         for x in (q, k, v):
             x.normal_()
         graph.replay()

@@ -10,7 +10,7 @@ from posenc.backends.backend import Backend, Unless
 from posenc.backends.call import Call
 from posenc.backends.eligible import line_of
 from posenc.backends.operands import Given
-from posenc.backends.triton.operator import is_interpreted, missing, triton
+from posenc.backends.triton.operator import GRID, is_interpreted, missing, too_many, triton
 from posenc.encoding.pieces import Bias, Function, Meeting, Term
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -38,6 +38,8 @@ def _inputs(call: Call) -> str | None:
         return "it runs only on CUDA devices"
     if call.query.dtype not in DTYPES:
         return "it supports only float32, bfloat16 and float16"
+    if not torch.compiler.is_compiling() and max(call.query.shape[:2]) > GRID:  # a graph serves all batches
+        return too_many(*call.query.shape[:2])
     features = [piece.feature for piece in call.pieces if isinstance(piece, Meeting) and piece.feature is not None]
     joined = sum(call.query_features[name].size(-1) for name in features if name in call.query_features)
     widest = max(call.query.size(-1) + joined, call.value.size(-1))

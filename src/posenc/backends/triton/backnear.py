@@ -1,10 +1,10 @@
-"""The backward kernels of near pairs with vectors by distance, and of tables. Blocks are squares of B queries and B
-keys."""
+"""The backward kernels of near pairs with vectors by distance, and of tables, in squares of B queries and B keys."""
 
 import triton
 import triton.language as tl
 
 from posenc.backends.triton.pieces import (
+    LENGTHS,
     LN2,
     LOG2E,
     by_distance,
@@ -32,7 +32,7 @@ def window_of(x, table, entries, from_, WIDTH: tl.constexpr, B: tl.constexpr, BL
     return product(x, tl.trans(near), PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_queries_near(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
@@ -69,9 +69,9 @@ def backward_queries_near(
     if factor is not None:
         factor += h * factor_head
     if values is not None:
-        values += h * values_head
+        values += h * values_head * V
     if vectors is not None:
-        vectors += h * vectors_head
+        vectors += h * vectors_head * E
         if meeting is not None:
             x, x_scale = rows(meeting + row * queries * E, E, i0, mine, E, B, BLOCK_E), LOG2E
     if shift is not None:
@@ -184,7 +184,7 @@ def backward_queries_near(
         more(factor_past + past, c_high, at, mine, True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_keys_near(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
@@ -241,7 +241,7 @@ def backward_keys_near(
                     met, own = None, None
                     at = j0 - i0 - (B - 1)
                     if vectors is not None:
-                        x, x_scale, of_vectors = q_i, scale * LOG2E, vectors + h * vectors_head
+                        x, x_scale, of_vectors = q_i, scale * LOG2E, vectors + h * vectors_head * E
                         if meeting is not None:
                             x, x_scale = rows(meeting + row * queries * E, E, i0, here, E, B, BLOCK_E), LOG2E
                         from_entry = at + tl.load(tile + 7)
@@ -260,7 +260,7 @@ def backward_keys_near(
                     acc_v += product(tl.trans(p).to(do.dtype), do, PRECISION)
                     dp = product(do, tl.trans(v_j), PRECISION)
                     if values is not None:
-                        of_values, from_value = values + h * values_head, at + tl.load(tile + 8)
+                        of_values, from_value = values + h * values_head * V, at + tl.load(tile + 8)
                         left = window_of(do, of_values, values_entries, from_value, V, B, BLOCK_V, PRECISION)
                         right = window_of(do, of_values, values_entries, from_value + B, V, B, BLOCK_V, PRECISION)
                         dp += by_key(left, right, B)
@@ -276,7 +276,7 @@ def backward_keys_near(
     put_rows(dv + of * keys * V, j0, mine, acc_v, V, B, BLOCK_V)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_tables(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
@@ -302,9 +302,9 @@ def backward_tables(
     if factor is not None:
         factor += h * factor_head
     if values is not None:
-        values += h * values_head
+        values += h * values_head * V
     if vectors is not None:
-        vectors += h * vectors_head
+        vectors += h * vectors_head * E
     if d_bias is not None:
         bias_left, bias_right = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
     if d_factor is not None:

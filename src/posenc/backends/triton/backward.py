@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from posenc.backends.triton.pieces import (
+    LENGTHS,
     LOG2E,
     by_distance,
     by_key,
@@ -27,7 +28,7 @@ from posenc.backends.triton.pieces import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_queries(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
@@ -65,7 +66,7 @@ def backward_queries(
     if factor is not None:
         factor += h * factor_head
     if vectors is not None:
-        vectors += h * vectors_head
+        vectors += h * vectors_head * E
         if meeting is not None:
             x = rows(meeting + row * queries * E, E, i0, mine, E, M, BLOCK_E)
             low, high = ends(x, vectors, vectors_entries, E, BLOCK_E)
@@ -76,7 +77,7 @@ def backward_queries(
         tl.store(met_ends + at, low, mask=mine)
         tl.store(met_ends + past + at, high, mask=mine)
     if values is not None:
-        values += h * values_head
+        values += h * values_head * V
         do_low, do_high = ends(do, values, values_entries, V, BLOCK_V)
         tl.store(out_ends + at, do_low, mask=mine)
         tl.store(out_ends + past + at, do_high, mask=mine)
@@ -110,7 +111,9 @@ def backward_queries(
                 N, FUNCTION, PRECISION, False,
             )  # fmt: skip
             p = tl.exp2(s - lse_i[:, None])
-            ds, d_product, dc = to_scores(p, product(do, tl.trans(v_j), PRECISION), delta_low, bare, factor_of, FUNCTION)
+            ds, d_product, dc = to_scores(
+                p, product(do, tl.trans(v_j), PRECISION), delta_low, bare, factor_of, FUNCTION
+            )
             acc += product(d_product.to(k_j.dtype), k_j, PRECISION)
             s_low += tl.sum(ds, 1)
             if slopes_past is not None:
@@ -201,7 +204,7 @@ def backward_queries(
         more(factor_past + past, c_high, at, mine, False)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_keys(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,

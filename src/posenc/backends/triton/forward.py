@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from posenc.backends.triton.pieces import (
+    LENGTHS,
     LN2,
     LOG2E,
     by_distance,
@@ -26,7 +27,7 @@ from posenc.backends.triton.pieces import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def forward(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, out, lse,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
@@ -54,7 +55,7 @@ def forward(
     if factor is not None:
         factor += h * factor_head
     if vectors is not None:
-        vectors += h * vectors_head
+        vectors += h * vectors_head * E
         if meeting is not None:
             x = rows(meeting + row * queries * E, E, i0, mine, E, M, BLOCK_E)
             low, high = ends(x, vectors, vectors_entries, E, BLOCK_E)
@@ -115,14 +116,14 @@ def forward(
                     p, m_i, l_i, fade = weigh(s, m_i, l_i)
                     acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, PRECISION)
     if values is not None:
-        acc += l_low[:, None] * entry(values + h * values_head, 0, V, BLOCK_V)[None, :]
-        acc += l_high[:, None] * entry(values + h * values_head, values_entries - 1, V, BLOCK_V)[None, :]
+        acc += l_low[:, None] * entry(values + h * values_head * V, 0, V, BLOCK_V)[None, :]
+        acc += l_high[:, None] * entry(values + h * values_head * V, values_entries - 1, V, BLOCK_V)[None, :]
     l_safe = tl.where(l_i == 0, 1.0, l_i)  # fully masked rows give zeros
     put_rows(out + row * queries * V, i0, mine, acc / l_safe[:, None], V, M, BLOCK_V)
     tl.store(lse + row * queries + i, tl.where(l_i == 0, -float("inf"), (m_i + tl.log2(l_safe)) * LN2), mask=mine)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def forward_near(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, far, out, lse,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
@@ -152,9 +153,9 @@ def forward_near(
     if factor is not None:
         factor += h * factor_head
     if values is not None:
-        values += h * values_head
+        values += h * values_head * V
     if vectors is not None:
-        vectors += h * vectors_head
+        vectors += h * vectors_head * E
         if meeting is not None:
             x, x_scale = rows(meeting + row * queries * E, E, i0, mine, E, B, BLOCK_E), LOG2E
     if shift is not None:

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from posenc import compat
 from posenc.backends.custom import custom_operator
 from posenc.backends.operands import Form
 from posenc.backends.triton.tasks import LOWS, TABLES, Tasks, tasks_of
 
 # custom_op evaluates annotations, so no `from __future__ import annotations` here.
 
+GRID = 65_535  # the maximum of the second and third dimension of a grid on CUDA
 SMALLEST = 16  # the minimum size of tl.dot
 WINDOWED = ("vectors", "values")  # tables whose near pairs have kernels of their own
 OTHERS = ("meeting", "shift", "query_clock", "key_clock")  # inputs other than tables
@@ -34,7 +36,8 @@ class Sizes(NamedTuple):
 
 FAR = {"num_warps": 8, "num_stages": 2}
 NEAR = {"num_warps": 8, "num_stages": 1}
-# The first that fits on the device is used.
+# The first that fits on the device is used, and remembered by what is run there.
+_FITTING: dict[tuple[object, ...], int] = {}
 SIZES = (Sizes(128, 64, 64), Sizes(64, 32, 32), Sizes(32, 16, 16), Sizes(16, 16, 16))
 
 
@@ -52,6 +55,11 @@ def missing() -> str | None:
     return None if hasattr(language, "gather") else "it needs Triton 3.2 or later"
 
 
+def too_many(batch: int, heads: int) -> str:
+    """Why so many rows and heads cannot be run."""
+    return f"it supports at most {GRID} rows of a batch and {GRID} heads, got {batch} and {heads}"
+
+
 # Same as torch.compiler.assume_constant_result, which would import the whole compiler.
 is_interpreted._dynamo_marked_constant = missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
@@ -67,6 +75,11 @@ def _kernel(name: str) -> Any:
     return getattr(importlib.import_module(f"posenc.backends.triton.{file}"), name)
 
 
+def _out_of_resources() -> type[Exception]:
+    """What Triton raises where a kernel does not fit on the device."""
+    return importlib.import_module("triton.runtime.errors").OutOfResources  # type: ignore[no-any-return]
+
+
 class _Launch:
     """The arguments of a call that all kernels share, and their launch."""
 
@@ -80,6 +93,8 @@ class _Launch:
         scale: float,
         tiling: Sequence[int],
     ) -> None:
+        if max(query.shape[:2]) > GRID:
+            raise ValueError(f"backend 'triton' cannot run this: {too_many(*query.shape[:2])}")
         self.query, self.key, self.value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
         self.given = {name: x.to(query.dtype) if name == "meeting" else x.contiguous() for name, x in given.items()}
         self.scale, self.form, self.tasks = scale, form, _tasks(query, tiling, form.lows)
@@ -88,7 +103,7 @@ class _Launch:
         widths = {"D": query.size(-1), "V": value.size(-1), "E": SMALLEST if vectors is None else vectors.size(-1)}
         blocks = {f"BLOCK_{name}": max(SMALLEST, 1 << (width - 1).bit_length()) for name, width in widths.items()}
         # TF32 only if PyTorch's matrix products may use it.
-        precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+        precision = "tf32" if query.dtype == torch.float32 and compat.multiplies_in_tf32() else "ieee"
         precision = "exact" if is_interpreted() else precision
         self.known = {**widths, **blocks, "FUNCTION": known * (1 + is_last), "PRECISION": precision}
         self.is_windowed = any(name in self.given for name in WINDOWED)
@@ -104,7 +119,7 @@ class _Launch:
         for table in (*TABLES, "slopes"):
             entries = self.given.get(table)
             given[table] = entries
-            given[f"{table}_head"] = 0 if entries is None or entries.size(0) == 1 else entries.stride(0)
+            given[f"{table}_head"] = 0 if entries is None or entries.size(0) == 1 else entries.size(1)
             if table != "slopes":
                 given[f"{table}_entries"] = 0 if entries is None else entries.size(1)
         return given | {other: self.given.get(other) for other in OTHERS}
@@ -131,16 +146,21 @@ class _Launch:
         """The distance of the first entry of each table."""
         return {name: self.form.lows[at] for name, at in zip(TABLES, LOWS, strict=True) if name in self.given}
 
-    def fitting(self, run: Callable[[Sizes], Any]) -> Any:
-        """What ``run`` returns with the largest sizes that fit on the device."""
-        errors = importlib.import_module("triton.runtime.errors")
+    def fitting(self, kernels: str, run: Callable[[Sizes], Any]) -> Any:
+        """What ``run`` returns with the largest sizes that fit on the device. Those that do not are tried once for
+        ``kernels`` of a device, dtype, inputs and widths."""
+        widths = tuple(self.known.values())
+        asked = (kernels, self.query.device, self.query.dtype, tuple(sorted(self.given)), widths)
         with torch.cuda.device_of(self.query):
-            for sizes in SIZES:
+            for n in range(_FITTING.get(asked, 0), len(SIZES)):
                 try:
-                    return run(sizes)
-                except errors.OutOfResources:
-                    if sizes == SIZES[-1]:
+                    found = run(SIZES[n])
+                except _out_of_resources():
+                    if n + 1 == len(SIZES):
                         raise
+                else:
+                    _FITTING[asked] = n
+                    return found
         raise AssertionError
 
     # -- forward ----------------------------------------------------------------------------------------------------
@@ -164,8 +184,10 @@ class _Launch:
         """The gradients by name; ``rows`` are "dout", "lse" and "delta"."""
         query, key, value = self.query, self.key, self.value
         tasks = self.tasks(sizes.long)
-        found: Tensors = {f"d{name}": torch.zeros_like(x, memory_format=torch.contiguous_format)
-                          for name, x in (("q", query), ("k", key), ("v", value))}
+        found: Tensors = {
+            f"d{name}": torch.zeros_like(x, memory_format=torch.contiguous_format)
+            for name, x in (("q", query), ("k", key), ("v", value))
+        }
         found |= {name: torch.zeros_like(self.given[name], dtype=torch.float32) for name in wanted}
         if tasks.is_empty:
             return found
@@ -180,8 +202,10 @@ class _Launch:
         pasts["slopes_past"] = ends_of("slopes", "slopes" in wanted)
         clocks = {"query_clock", "key_clock"} & set(wanted)
         stored = torch.float32 if self.is_windowed else query.dtype
-        dq, dk, dv = (x if x.dtype == stored else torch.zeros_like(x, dtype=stored) for x in
-                      (found["dq"], found["dk"], found["dv"]))
+        dq, dk, dv = (
+            x if x.dtype == stored else torch.zeros_like(x, dtype=stored)
+            for x in (found["dq"], found["dk"], found["dv"])
+        )
         others: Tensors = {"d_meeting": None, "d_shift": None, "d_query_clock": None}
         if "meeting" in wanted:
             others["d_meeting"] = torch.zeros_like(self.given["meeting"], dtype=torch.float32)
@@ -261,15 +285,9 @@ def _of_heads(x: Tensor, table: Tensor) -> Tensor:
     return x.sum(0, keepdim=True) if table.size(0) == 1 else x
 
 
-_CAPTURED: list[Tasks] = []  # a CUDA graph reads them when it is replayed
-
-
 def _tasks(like: Tensor, tiling: Sequence[int], lows: Sequence[int]) -> Callable[[int], Tasks]:
     def of(block: int) -> Tasks:
-        found = tasks_of(tuple(tiling), tuple(lows), like.size(0), block, like.is_cuda)
-        if like.is_cuda and torch.cuda.is_current_stream_capturing():
-            _CAPTURED.append(found)
-        return found.on(like.device)
+        return tasks_of(tuple(tiling), tuple(lows), like.size(0), block, like.device)
 
     return of
 
@@ -289,7 +307,7 @@ def _triton(
     ``tiling`` and ``form`` the numbers of a `Tiling` and a `Form`."""
     inputs = dict(zip(names.split(), given, strict=True))
     launch = _Launch(query, key, value, inputs, Form.unflat(form), scale, tiling)
-    return launch.fitting(launch.forward)  # type: ignore[no-any-return]
+    return launch.fitting("forward", launch.forward)  # type: ignore[no-any-return]
 
 
 def _triton_backward(
@@ -314,7 +332,7 @@ def _triton_backward(
     if dlse is not None:
         delta -= dlse.masked_fill(lse == -torch.inf, 0.0)
     rows: Tensors = {"dout": dout, "lse": lse, "delta": delta}
-    found = launch.fitting(functools.partial(launch.backward, rows, wanted))
+    found = launch.fitting("backward " + learned, functools.partial(launch.backward, rows, wanted))
     return [*(found[name] for name in ("dq", "dk", "dv")), *(found[name].to(inputs[name].dtype) for name in wanted)]
 
 

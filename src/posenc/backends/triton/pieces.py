@@ -13,6 +13,13 @@ import triton.language as tl
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+# Arguments that differ from call to call: of these no kernel is compiled anew for 1, or for multiples of 16. Strides
+# are not among them, since rows are read in one piece only if they are known to be aligned.
+LENGTHS = (
+    "queries", "keys", "bias_entries", "vectors_entries", "values_entries", "factor_entries",
+    "bias_head", "vectors_head", "values_head", "factor_head", "slopes_head",
+    "past", "least_r", "low", "lead", "count", "batch",
+)  # fmt: skip
 
 
 @triton.jit
