@@ -1,5 +1,6 @@
 """How the kernels for CUDA are launched: what is settled before, copied once, or refused. None of this needs a GPU."""
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor
 
 import posenc
 from posenc import ALiBi, Positions, Shaw, compat
-from posenc.backends.triton import backend, operator, tasks
+from posenc.backends.triton import backend, kept, operator, tasks
 from posenc.positions.tiles import Tiling, Visibility
 from tests.backends.test_triton import MISSING
 
@@ -131,10 +132,18 @@ def test_more_rows_or_heads_than_a_grid_has_are_refused(
     with pytest.raises(ValueError, match=said):
         posenc.attention(q, q, q, Shaw(4, 5), backend="triton")
     with pytest.raises(ValueError, match=said):  # as a compiled graph calls it
-        operator.triton(q, q, q, [], "", "", [], [0, 0], 1.0)
+        operator.triton(q, q, q, [], "", "", [], [0, 0], 1.0, 0.0, -1)
 
 
 # --- tasks on the device ----------------------------------------------------------------------------------------------
+
+
+def unpinned(make: Any) -> Any:
+    @functools.wraps(make)
+    def made(*asked: Any) -> Any:
+        return make.__wrapped__(*asked[:-1], False)
+
+    return made
 
 
 class Device:
@@ -145,10 +154,10 @@ class Device:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.copies, self.used, self.is_capturing = 0, 0, False
         for name in ("_KEPT", "_CAPTURED", "_SOURCES"):
-            patch.setattr(tasks, name, {})
-        made = tasks._made.__wrapped__
-        patch.setattr(tasks, "_made", lambda *numbers: made(*numbers[:-1], False))  # nothing is pinned
-        patch.setattr(tasks, "_copied", lambda numbers, device: self.copy(numbers))
+            patch.setattr(kept, name, {})
+        for name in ("_tasks", "_places"):
+            patch.setattr(tasks, name, unpinned(getattr(tasks, name)))
+        patch.setattr(kept, "_copied", lambda numbers, device: self.copy(numbers))
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
         patch.setattr(torch.cuda, "current_stream", lambda device: None)
         patch.setattr(Tensor, "record_stream", self.use, raising=False)
@@ -182,9 +191,9 @@ def test_tasks_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for part in (*first.tasks, *first.tiles):
         assert part.untyped_storage().data_ptr() == first.numbers.data_ptr()
         assert part.storage_offset() % 4 == 0
-    for tokens in range(1, tasks.KEPT + 1):
+    for tokens in range(1, kept.KEPT + 1):
         gpu.tasks(100 + tokens)
-    assert len(tasks._KEPT) == tasks.KEPT
+    assert len(kept._KEPT) == kept.KEPT
     assert gpu.tasks(70) is not first
 
 
@@ -195,11 +204,11 @@ def test_what_a_graph_reads_is_kept_once(monkeypatch: pytest.MonkeyPatch) -> Non
     for _ in range(3):
         assert gpu.tasks(70) is first
     gpu.is_capturing = False
-    for tokens in range(1, tasks.KEPT + 1):
+    for tokens in range(1, kept.KEPT + 1):
         gpu.tasks(100 + tokens)
     gpu.is_capturing = True
     assert gpu.tasks(70) is first  # however many came since
-    assert len(tasks._CAPTURED) == 1
+    assert len(kept._CAPTURED) == 1
 
 
 def test_a_graph_that_was_not_warmed_up_copies_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,9 +217,9 @@ def test_a_graph_that_was_not_warmed_up_copies_for_itself(monkeypatch: pytest.Mo
     gpu.is_capturing = True
     first, second = gpu.tasks(70), gpu.tasks(70)
     assert first.numbers is not second.numbers
-    assert not tasks._KEPT
-    assert not tasks._CAPTURED
-    assert len(tasks._SOURCES) == 1
+    assert not kept._KEPT
+    assert not kept._CAPTURED
+    assert len(kept._SOURCES) == 1
     gpu.is_capturing = False
     assert gpu.tasks(70) not in (first, second)
 

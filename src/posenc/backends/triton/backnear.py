@@ -10,6 +10,7 @@ from posenc.backends.triton.pieces import (
     by_distance,
     by_key,
     clock_of,
+    counted_of,
     entries_from,
     entry,
     more,
@@ -37,7 +38,7 @@ def backward_queries_near(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
     values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    meeting, shift, query_clock, key_clock, tasks, tiles, counted, blocks, heads, groups, queries, keys, scale,
     far, dq, d_meeting, d_shift, d_query_clock,
     bias_past, slopes_past, vectors_past, values_past, factor_past, past,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
@@ -87,11 +88,12 @@ def backward_queries_near(
     x_low, x_high = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
     p_low, p_high = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
     c_low, c_high = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
+    from_i, to_i = counted_of(counted, blocks, row, block, end)
     for n in range(tl.load(task + 3), tl.load(task + 4)):
         tile = tiles + n * 10
         first, a, b_, c, d, last = ranges(
             tile, block, end, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
-            factor_entries, N, False,
+            factor_entries, from_i, to_i, N, False,
         )  # fmt: skip
         least, most = tl.load(tile + 4), tl.load(tile + 5)
         for part in range(3):
@@ -189,7 +191,7 @@ def backward_keys_near(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
     values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    meeting, shift, query_clock, key_clock, tasks, tiles, counted, blocks, heads, groups, queries, keys, scale,
     far_k, far_v, dk, dv, d_key_clock,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, B: tl.constexpr,
@@ -220,11 +222,12 @@ def backward_keys_near(
             of_slopes = slopes + h * slopes_head
         if factor is not None:
             of_factor = factor + h * factor_head
+        from_j, to_j = counted_of(counted, blocks, row, block, end)
         for n in range(tl.load(task + 3), tl.load(task + 4)):
             tile = tiles + n * 10
             first, a, b_, c, d, last = ranges(
                 tile, block, end, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
-                factor_entries, M, True,
+                factor_entries, from_j, to_j, M, True,
             )  # fmt: skip
             least, most = tl.load(tile + 4), tl.load(tile + 5)
             for part in range(3):
@@ -281,7 +284,7 @@ def backward_tables(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
     values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    meeting, shift, query_clock, key_clock, tasks, tiles, counted, blocks, heads, groups, queries, keys, scale,
     d_bias, d_vectors, d_values, d_factor, least_r, low, lead, count, batch,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr, B: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -334,6 +337,7 @@ def backward_tables(
             of_key_clock = key_clock + row * keys
             zero = tl.load(query_clock + row * queries + i0)
             own = clock_of(query_clock + row * queries, i, mine, zero)
+        from_i, to_i = counted_of(counted, blocks, row, i0, end)
         for n in range(tl.load(task + 3), tl.load(task + 4)):
             tile = tiles + n * 10
             j0 = i0 + (B - 1) + d_low - low - tl.load(tile + lead)
@@ -342,7 +346,7 @@ def backward_tables(
             first, last = (
                 tl.maximum(first, low_i + tl.load(tile + 4)), tl.minimum(last, high_i + tl.load(tile + 5) + 1)
             )  # fmt: skip
-            if (j0 < last) & (j0 + B > first):
+            if (j0 < tl.minimum(last, to_i)) & (j0 + B > tl.maximum(first, from_i)):
                 j = j0 + tl.arange(0, B)
                 here = (j >= first) & (j < last)
                 k_j = rows(k + b * k_batch + h // groups * k_head, k_row, j0, here, D, B, BLOCK_D)

@@ -11,6 +11,7 @@ from posenc.backends.triton.pieces import (
     by_key,
     clock_of,
     columns,
+    counted_of,
     ends,
     entries_from,
     entry,
@@ -33,7 +34,7 @@ def backward_queries(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
     values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    meeting, shift, query_clock, key_clock, tasks, tiles, counted, blocks, heads, groups, queries, keys, scale,
     dq, d_meeting, d_shift, d_query_clock, met_ends, out_ends,
     bias_past, slopes_past, vectors_past, values_past, factor_past, past,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
@@ -96,11 +97,12 @@ def backward_queries(
     p_low, p_high = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
     c_low, c_high = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
     d_clock = tl.zeros((M,), tl.float32)
+    from_i, to_i = counted_of(counted, blocks, row, i0, stop)
     for n in range(tl.load(task + 3), tl.load(task + 4)):
         tile = tiles + n * 10
         first, a, b_, c, d, last = ranges(
             tile, i0, stop, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
-            factor_entries, N, False,
+            factor_entries, from_i, to_i, N, False,
         )  # fmt: skip
         row_low = far_row(low, own, bias, bias_entries, slopes, M, False)
         for j0 in range(a, b_, N):
@@ -209,7 +211,7 @@ def backward_keys(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
     values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    meeting, shift, query_clock, key_clock, tasks, tiles, counted, blocks, heads, groups, queries, keys, scale,
     dk, dv, d_key_clock, met_ends, out_ends, past,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -241,11 +243,12 @@ def backward_keys(
             of_slopes = slopes + h * slopes_head
         if factor is not None:
             of_factor = factor + h * factor_head
+        from_j, to_j = counted_of(counted, blocks, row, j0, stop)
         for n in range(tl.load(task + 3), tl.load(task + 4)):
             tile = tiles + n * 10
             first, a, b_, c, d, last = ranges(
                 tile, j0, stop, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
-                factor_entries, M, True,
+                factor_entries, from_j, to_j, M, True,
             )  # fmt: skip
             for i0 in range(c, d, M):
                 acc_k, acc_v, d_clock = _of_far_queries(

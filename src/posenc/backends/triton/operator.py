@@ -4,7 +4,7 @@ import functools
 import importlib
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch import Tensor
 from posenc import compat
 from posenc.backends.custom import custom_operator
 from posenc.backends.operands import Form
+from posenc.backends.triton.skipping import Counted, counted
 from posenc.backends.triton.tasks import LOWS, TABLES, Tasks, tasks_of
 
 # custom_op evaluates annotations, so no `from __future__ import annotations` here.
@@ -22,7 +23,7 @@ WINDOWED = ("vectors", "values")  # tables whose near pairs have kernels of thei
 OTHERS = ("meeting", "shift", "query_clock", "key_clock")  # inputs other than tables
 PARTIAL_SUMS = 256  # how many programs share the pairs of a window of distances, at most
 
-Tensors = dict[str, Tensor | None]
+Tensors: TypeAlias = dict[str, Any]  # those of a kernel by name, None, or a stride
 
 
 class Sizes(NamedTuple):
@@ -63,8 +64,6 @@ def too_many(batch: int, heads: int) -> str:
 # Same as torch.compiler.assume_constant_result, which would import the whole compiler.
 is_interpreted._dynamo_marked_constant = missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
-FILES = {"forward": "forward", "backward": "backward"}
-
 
 @functools.cache
 def _kernel(name: str) -> Any:
@@ -77,7 +76,8 @@ def _kernel(name: str) -> Any:
 
 def _out_of_resources() -> type[Exception]:
     """What Triton raises where a kernel does not fit on the device."""
-    return importlib.import_module("triton.runtime.errors").OutOfResources  # type: ignore[no-any-return]
+    error: type[Exception] = importlib.import_module("triton.runtime.errors").OutOfResources
+    return error
 
 
 class _Launch:
@@ -92,12 +92,16 @@ class _Launch:
         form: Form,
         scale: float,
         tiling: Sequence[int],
+        skip_below: float,
+        own: int,
     ) -> None:
         if max(query.shape[:2]) > GRID:
             raise ValueError(f"backend 'triton' cannot run this: {too_many(*query.shape[:2])}")
         self.query, self.key, self.value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
         self.given = {name: x.to(query.dtype) if name == "meeting" else x.contiguous() for name, x in given.items()}
-        self.scale, self.form, self.tasks = scale, form, _tasks(query, tiling, form.lows)
+        self.scale, self.form, self.tiling = scale, form, tuple(tiling)
+        self.skip_below, self.own = skip_below, own
+        self.counted: list[Counted] = []
         known, is_last = form.function
         vectors = self.given.get("vectors")
         widths = {"D": query.size(-1), "V": value.size(-1), "E": SMALLEST if vectors is None else vectors.size(-1)}
@@ -124,6 +128,14 @@ class _Launch:
                 given[f"{table}_entries"] = 0 if entries is None else entries.size(1)
         return given | {other: self.given.get(other) for other in OTHERS}
 
+    def tasks(self, block: int) -> Tasks:
+        """The tasks of programs with so many tokens."""
+        return tasks_of(self.tiling, tuple(self.form.lows), self.query.size(0), block, self.query.device)
+
+    def start(self, name: str, grid: tuple[int, ...], **given: Any) -> None:
+        """Starts a kernel."""
+        _kernel(name)[grid](**given)
+
     def run(self, name: str, tasks: Tasks, side: int, sizes: Sizes, made: Tensors, times: int = 1) -> None:
         """Runs a kernel over blocks of queries (side 0) or keys (side 1)."""
         work: dict[str, Any] = {"tasks": tasks.tasks[side], "tiles": tasks.tiles[side]}
@@ -134,7 +146,7 @@ class _Launch:
         else:
             work["HAS_RIGHT"] = self.has_right(tasks)
         grid = (work["tasks"].size(0) * times, self.query.size(1) if side == 0 else self.key.size(1), tasks.rows)
-        _kernel(name)[grid](**self.shared, **work, **made, **self.known, **blocks, **how)
+        self.start(name, grid, **self.shared, **work, **self.counted[side], **made, **self.known, **blocks, **how)
 
     def has_right(self, tasks: Tasks) -> bool:
         """Whether any pair is to the right of all tables."""
@@ -146,12 +158,14 @@ class _Launch:
         """The distance of the first entry of each table."""
         return {name: self.form.lows[at] for name, at in zip(TABLES, LOWS, strict=True) if name in self.given}
 
-    def fitting(self, kernels: str, run: Callable[[Sizes], Any]) -> Any:
+    def fitting(self, kernels: str, run: Callable[[Sizes], Any], lse: Tensor | None = None) -> Any:
         """What ``run`` returns with the largest sizes that fit on the device. Those that do not are tried once for
-        ``kernels`` of a device, dtype, inputs and widths."""
+        ``kernels`` of a device, dtype, inputs and widths. Keys that do not count are left out; the backward pass knows
+        the log-sum-exp."""
         widths = tuple(self.known.values())
         asked = (kernels, self.query.device, self.query.dtype, tuple(sorted(self.given)), widths)
         with torch.cuda.device_of(self.query):
+            self.counted = counted(self, (0,) if lse is None else (0, 1), lse)
             for n in range(_FITTING.get(asked, 0), len(SIZES)):
                 try:
                     found = run(SIZES[n])
@@ -259,9 +273,9 @@ class _Launch:
         }
         lead = TABLES.index(wanted[0])
         grid = (windows + 1, heads, programs)
-        _kernel("backward_tables")[grid](
-            **self.shared, **rows, **sums, **self.known, tasks=tasks.tasks[0], tiles=tasks.tiles[0],
-            least_r=least - B, low=lows[wanted[0]], lead=6 + lead, count=count, batch=tasks.rows, B=B, **NEAR,
+        self.start(
+            "backward_tables", grid, **self.shared, **self.counted[0], **rows, **sums, **self.known,
+            tasks=tasks.tasks[0], tiles=tasks.tiles[0], least_r=least - B, low=lows[wanted[0]], lead=6 + lead, count=count, batch=tasks.rows, B=B, **NEAR,
         )  # fmt: skip
         for name in wanted:
             x = sums[f"d_{name}"].sum(0)  # (heads, windows + 1, 2, B, width)
@@ -285,13 +299,6 @@ def _of_heads(x: Tensor, table: Tensor) -> Tensor:
     return x.sum(0, keepdim=True) if table.size(0) == 1 else x
 
 
-def _tasks(like: Tensor, tiling: Sequence[int], lows: Sequence[int]) -> Callable[[int], Tasks]:
-    def of(block: int) -> Tasks:
-        return tasks_of(tuple(tiling), tuple(lows), like.size(0), block, like.device)
-
-    return of
-
-
 def _triton(
     query: Tensor,
     key: Tensor,
@@ -302,12 +309,16 @@ def _triton(
     tiling: Sequence[int],
     form: Sequence[int],
     scale: float,
+    skip_below: float,
+    own: int,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp. ``given`` are the tensors of these names, of which the ``learned`` get gradients;
-    ``tiling`` and ``form`` the numbers of a `Tiling` and a `Form`."""
+    ``tiling`` and ``form`` the numbers of a `Tiling` and a `Form`; ``skip_below`` the fraction of a row's weight that
+    may be skipped; each query attends to its own key, which is ``own`` tokens later, or if -1 it may not."""
     inputs = dict(zip(names.split(), given, strict=True))
-    launch = _Launch(query, key, value, inputs, Form.unflat(form), scale, tiling)
-    return launch.fitting("forward", launch.forward)  # type: ignore[no-any-return]
+    launch = _Launch(query, key, value, inputs, Form.unflat(form), scale, tiling, skip_below, own)
+    found: tuple[Tensor, Tensor] = launch.fitting("forward", launch.forward)
+    return found
 
 
 def _triton_backward(
@@ -324,16 +335,30 @@ def _triton_backward(
     tiling: Sequence[int],
     form: Sequence[int],
     scale: float,
+    skip_below: float,
+    own: int,
 ) -> list[Tensor]:
     """The gradients of query, key and value, and of learned tensors."""
     inputs, wanted = dict(zip(names.split(), given, strict=True)), learned.split()
-    launch = _Launch(query, key, value, inputs, Form.unflat(form), scale, tiling)
+    launch = _Launch(query, key, value, inputs, Form.unflat(form), scale, tiling, skip_below, own)
     delta = (dout.float() * out.float()).sum(-1)
     if dlse is not None:
         delta -= dlse.masked_fill(lse == -torch.inf, 0.0)
     rows: Tensors = {"dout": dout, "lse": lse, "delta": delta}
-    found = launch.fitting("backward " + learned, functools.partial(launch.backward, rows, wanted))
+    found = launch.fitting("backward " + learned, functools.partial(launch.backward, rows, wanted), lse)
     return [*(found[name] for name in ("dq", "dk", "dv")), *(found[name].to(inputs[name].dtype) for name in wanted)]
+
+
+def counted_for(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> Tensor | None:
+    """For each block of queries, the first key that it is computed with and the one after the last, (batch, heads,
+    blocks, 2); None for all. The arguments are those of the operator."""
+    given, names, _, tiling, form, scale, skip_below, own = arguments
+    inputs = dict(zip(names.split(), given, strict=True))
+    launch = _Launch(query, key, value, inputs, Form.unflat(form), scale, tiling, skip_below, own)
+    with torch.cuda.device_of(query):
+        (found,) = counted(launch, (0,))
+    taken: Tensor | None = found["counted"]
+    return taken
 
 
 triton = custom_operator("posenc::triton", _triton, _triton_backward)

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 from bisect import bisect_right
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from posenc.backends import operands as given
+from posenc.backends.triton.kept import KEPT, on_device
 from posenc.positions.layout import Layout
 from posenc.positions.tiles import Tile, Tiling, distances
 
 TABLES = ("bias", "vectors", "values", "factor")  # those that the kernels support
 LOWS = tuple(given.TABLES.index(name) for name in TABLES)
 ANY = 2**30  # beyond any index, and half the range of int32
-KEPT = 256
 WIDTHS = (5, 5, 6 + len(TABLES), 6 + len(TABLES))  # of tasks and tiles of both sides
 ALIGNED = 4  # integers: Triton compiles for addresses that are multiples of 16 bytes
 
@@ -56,62 +54,14 @@ class Tasks:
         return Tasks(numbers, self.counts, self.rows, self.furthest)
 
 
-Asked: TypeAlias = tuple[Numbers, Numbers, int, int, torch.device]
-_LOCK = threading.Lock()  # the backward pass has a thread for every device
-_KEPT: dict[Asked, Tasks] = {}  # on devices: the latest `KEPT`, which all layers and the backward pass find again
-# What CUDA graphs read when they are replayed: tasks on devices, and pinned numbers that a graph copies itself. A graph
-# does not say how long it lives, so these are kept for good: as many as there are different ones, however often each is
-# captured.
-_CAPTURED: dict[Asked, Tasks] = {}
-_SOURCES: dict[Asked, Tasks] = {}
-
-
 def tasks_of(tiling: Numbers, lows: Numbers, rows: int, block: int, device: torch.device) -> Tasks:
-    """The tasks of a call on a device, copied once."""
-    if device.type == "cpu":
-        return _made(tiling, lows, rows, block, False)
-    asked = (tiling, lows, rows, block, device)
-    is_captured = torch.cuda.is_current_stream_capturing()
-    with _LOCK:
-        found = _CAPTURED.get(asked) or _KEPT.get(asked)
-        if found is None:
-            made = _made(tiling, lows, rows, block, True)
-            if is_captured:  # memory of the graph, which holds the numbers only while it is replayed
-                _SOURCES[asked] = made
-                return made.at(made.numbers.to(device, non_blocking=True))
-            found = _KEPT[asked] = made.at(_copied(made.numbers, device))
-            if len(_KEPT) > KEPT:
-                del _KEPT[next(iter(_KEPT))]
-        if is_captured:
-            _CAPTURED[asked] = found
-    if not is_captured:  # should it be forgotten, its memory is not reused before this stream is done
-        found.numbers.record_stream(torch.cuda.current_stream(device))
-    return found
-
-
-def _copied(numbers: Tensor, device: torch.device) -> Tensor:
-    """A copy that every stream may read, made without waiting for any other. It has a thread and a stream of its own:
-    a CUDA graph, as in compiled code, has a memory pool for a thread or a stream, and takes back what that gave."""
-
-    def copy() -> Tensor:
-        stream = _stream(device)
-        with torch.cuda.stream(stream):
-            made = numbers.to(device, non_blocking=True)
-        stream.synchronize()
-        return made
-
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(copy).result()
-
-
-@functools.cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=-1)  # from another pool of streams than graphs are captured on
+    """The tasks of a call on a device."""
+    return on_device(device, _tasks, tiling, lows, rows, block)
 
 
 @functools.lru_cache(KEPT)
-def _made(tiling: Numbers, lows: Numbers, rows: int, block: int, is_pinned: bool) -> Tasks:
-    """The tasks of a call, optionally in pinned memory."""
+def _tasks(tiling: Numbers, lows: Numbers, rows: int, block: int, is_pinned: bool) -> Tasks:
+    """The same, optionally in pinned memory."""
     told = Tiling.unflat(tiling)
     found = told.tiles(rows)
     sides = (
@@ -160,3 +110,65 @@ def _numbers(tile: Tile, lows: Numbers) -> tuple[int, ...]:
     low, high = -ANY if tile.low is None else tile.low, ANY if tile.high is None else tile.high
     bases = (min(max((tile.distance or 0) - lows[place], -ANY), ANY) for place in LOWS)
     return (tile.start, tile.stop, tile.first, tile.last, low, high, *bases)
+
+
+# -- coordinates of blocks ---------------------------------------------------------------------------------------------
+
+
+class Places:
+    """The lowest and the highest coordinate of every block of ``span`` queries and keys, (rows or 1, blocks, 2), parts
+    of one tensor ``numbers``, int32. Of a block without tokens they are any."""
+
+    def __init__(self, numbers: Tensor, shapes: Sequence[tuple[int, int]]) -> None:
+        self.numbers, self.shapes = numbers, shapes
+        (rows, blocks), of_keys = shapes
+        self.query = numbers[: rows * blocks * 2].view(rows, blocks, 2)
+        self.key = numbers[_whole(rows * blocks * 2) :][: of_keys[0] * of_keys[1] * 2].view(*of_keys, 2)
+
+    def at(self, numbers: Tensor) -> Places:
+        """The same places in a copy of their numbers."""
+        return Places(numbers, self.shapes)
+
+
+def places_of(tiling: Numbers, queries: int, keys: int, span: int, device: torch.device) -> Places | None:
+    """The coordinates of blocks on a device; None if they are too far apart for int32, or are not known."""
+    if _coordinates(tiling, queries, keys, span) is None:
+        return None
+    return on_device(device, _places, tiling, queries, keys, span)
+
+
+@functools.lru_cache(KEPT)
+def _coordinates(tiling: Numbers, queries: int, keys: int, span: int) -> tuple[list[list[tuple[int, int]]], ...] | None:
+    """Those of queries and of keys, relative to some coordinate."""
+    told = Tiling.unflat(tiling)
+    spans = [s for layout in (told.query, told.key) for row in layout.rows or () for s in row]
+    if not spans or any(s.line is None for s in spans):
+        return None
+    zero = spans[0].line or 0
+    found = []
+    for layout, tokens in ((told.query, queries), (told.key, keys)):
+        rows = []
+        for row in layout.rows or ():
+            ends = [(ANY, -ANY)] * -(-tokens // span)
+            for s in row:
+                assert s.line is not None
+                for block in range(s.start // span, -(-s.stop // span)):
+                    first, last = max(s.start, block * span), min(s.stop, (block + 1) * span) - 1
+                    low, high = (s.line - zero + token - s.start for token in (first, last))
+                    if max(abs(low), abs(high)) >= ANY // 2:
+                        return None
+                    ends[block] = min(ends[block][0], low), max(ends[block][1], high)
+            rows.append([end if end[0] <= end[1] else (0, 0) for end in ends])
+        found.append(rows)
+    return tuple(found)
+
+
+@functools.lru_cache(KEPT)
+def _places(tiling: Numbers, queries: int, keys: int, span: int, is_pinned: bool) -> Places:
+    """The same, optionally in pinned memory."""
+    found = _coordinates(tiling, queries, keys, span)
+    assert found is not None
+    parts = [[n for row in rows for end in row for n in end] for rows in found]
+    numbers = [*parts[0], *[0] * (_whole(len(parts[0])) - len(parts[0])), *parts[1]]
+    shapes = [(len(rows), len(rows[0])) for rows in found]
+    return Places(torch.tensor(numbers, dtype=torch.int32, pin_memory=is_pinned), shapes)
