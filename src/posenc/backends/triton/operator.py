@@ -81,7 +81,10 @@ class _Launch:
         tiling: Sequence[int],
     ) -> None:
         self.query, self.key, self.value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
-        self.given = {name: x.to(query.dtype) if name == "meeting" else x.contiguous() for name, x in given.items()}
+        self.given = {
+            name: x.contiguous().to(query.dtype) if name in ("meeting", *WINDOWED) else x.contiguous()
+            for name, x in given.items()
+        }
         self.scale, self.form, self.tasks = scale, form, _tasks(query, tiling, form.lows)
         known, is_last = form.function
         vectors = self.given.get("vectors")
@@ -164,8 +167,10 @@ class _Launch:
         """The gradients by name; ``rows`` are "dout", "lse" and "delta"."""
         query, key, value = self.query, self.key, self.value
         tasks = self.tasks(sizes.long)
-        found: Tensors = {f"d{name}": torch.zeros_like(x, memory_format=torch.contiguous_format)
-                          for name, x in (("q", query), ("k", key), ("v", value))}
+        found: Tensors = {
+            f"d{name}": torch.zeros_like(x, memory_format=torch.contiguous_format)
+            for name, x in (("q", query), ("k", key), ("v", value))
+        }
         found |= {name: torch.zeros_like(self.given[name], dtype=torch.float32) for name in wanted}
         if tasks.is_empty:
             return found
@@ -180,8 +185,10 @@ class _Launch:
         pasts["slopes_past"] = ends_of("slopes", "slopes" in wanted)
         clocks = {"query_clock", "key_clock"} & set(wanted)
         stored = torch.float32 if self.is_windowed else query.dtype
-        dq, dk, dv = (x if x.dtype == stored else torch.zeros_like(x, dtype=stored) for x in
-                      (found["dq"], found["dk"], found["dv"]))
+        dq, dk, dv = (
+            x if x.dtype == stored else torch.zeros_like(x, dtype=stored)
+            for x in (found["dq"], found["dk"], found["dv"])
+        )
         others: Tensors = {"d_meeting": None, "d_shift": None, "d_query_clock": None}
         if "meeting" in wanted:
             others["d_meeting"] = torch.zeros_like(self.given["meeting"], dtype=torch.float32)
