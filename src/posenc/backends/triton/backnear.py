@@ -19,6 +19,7 @@ from posenc.backends.triton.pieces import (
     put_rows,
     ranges,
     rows,
+    seen_alone,
     to_scores,
     with_vectors,
 )
@@ -104,10 +105,11 @@ def backward_queries_near(
                 dp = product(do, tl.trans(v_j), PRECISION) - delta_i[:, None]
                 if values is not None:
                     dp += with_vectors(do, values, values_entries, window + tl.load(tile + 8), V, B, BLOCK_V, PRECISION)
+                p, ds = seen_alone(p, p * dp, i0, j0, to, tile, B, B)
                 if values_past is not None:
                     low_of, high_of = past_ends(p, pair + tl.load(tile + 8), values_entries)
                     p_low, p_high = p_low + low_of, p_high + high_of
-                ds, d_product, dc = to_scores(p, dp, bare, factor_of, FUNCTION)
+                ds, d_product, dc = to_scores(ds, bare, factor_of, FUNCTION)
                 acc += product(d_product.to(k_j.dtype), k_j, PRECISION)
                 d_clock += tl.sum(ds, 1)
                 if bias_past is not None:
@@ -231,14 +233,15 @@ def backward_keys_near(
                         B, B, FUNCTION, False,
                     )  # fmt: skip
                     p = tl.exp2(s - lse_i[:, None])
-                    acc_v += product(tl.trans(p.to(do.dtype)), do, PRECISION)
                     dp = product(do, tl.trans(v_j), PRECISION) - delta_i[:, None]
                     if values is not None:
                         dp += with_vectors(
                             do, values + h * values_head, values_entries, window + tl.load(tile + 8),
                             V, B, BLOCK_V, PRECISION,
                         )  # fmt: skip
-                    ds, d_product, _ = to_scores(p, dp, bare, factor_of, FUNCTION)
+                    p, ds = seen_alone(p, p * dp, i0, j0, end, tile, B, B)
+                    acc_v += product(tl.trans(p.to(do.dtype)), do, PRECISION)
+                    ds, d_product, _ = to_scores(ds, bare, factor_of, FUNCTION)
                     acc_k += product(tl.trans(d_product.to(q_i.dtype)), q_i, PRECISION)
                     d_clock += tl.sum(ds, 0)
         if d_key_clock is not None:
@@ -333,7 +336,8 @@ def backward_tables(
                 dp = product(do, tl.trans(v_j), PRECISION) - delta_i[:, None]
                 if values is not None:
                     dp += with_vectors(do, values, values_entries, window + tl.load(tile + 8), V, B, BLOCK_V, PRECISION)
-                ds, _, dc = to_scores(p, dp, bare, factor_of, FUNCTION)
+                p, ds = seen_alone(p, p * dp, i0, j0, last, tile, B, B)
+                ds, _, dc = to_scores(ds, bare, factor_of, FUNCTION)
                 if (d_bias is not None) or (d_vectors is not None):
                     of_left, of_right = by_distance(ds, B)
                     if d_bias is not None:

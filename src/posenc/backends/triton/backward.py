@@ -22,6 +22,7 @@ from posenc.backends.triton.pieces import (
     put_rows,
     ranges,
     rows,
+    seen_of,
     to_scores,
 )
 
@@ -110,7 +111,7 @@ def backward_queries(
             )  # fmt: skip
             p = tl.exp2(s * by + (rest - lse_i)[:, None])
             dp = product(do, tl.trans(v_j), PRECISION) - delta_low[:, None]
-            ds, d_product, dc = to_scores(p, dp, bare, factor_of, FUNCTION)
+            ds, d_product, dc = to_scores(p * dp, bare, factor_of, FUNCTION)
             acc += product(d_product.to(k_j.dtype), k_j, PRECISION)
             s_low += tl.sum(ds, 1)
             if slopes_past is not None:
@@ -132,7 +133,7 @@ def backward_queries(
                 )  # fmt: skip
                 p = tl.exp2(s * by + (rest - lse_i)[:, None])
                 dp = product(do, tl.trans(v_j), PRECISION) - delta_high[:, None]
-                ds, d_product, dc = to_scores(p, dp, bare, factor_of, FUNCTION)
+                ds, d_product, dc = to_scores(p * dp, bare, factor_of, FUNCTION)
                 acc += product(d_product.to(k_j.dtype), k_j, PRECISION)
                 s_high += tl.sum(ds, 1)
                 if slopes_past is not None:
@@ -152,9 +153,9 @@ def backward_queries(
                         product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E), i0, j0, to, tile, None, own,
                         key_clock, zero, bias, bias_entries, slopes, factor, factor_entries, M, N, FUNCTION, False,
                     )  # fmt: skip
-                    p = tl.exp2(s - lse_i[:, None])
+                    p = tl.where(seen_of(i0, j0, to, tile, M, N, False), tl.exp2(s - lse_i[:, None]), 0.0)
                     dp = product(do, tl.trans(v_j), PRECISION) - delta_i[:, None]
-                    ds, d_product, dc = to_scores(p, dp, bare, factor_of, FUNCTION)
+                    ds, d_product, dc = to_scores(p * dp, bare, factor_of, FUNCTION)
                     acc += product(d_product.to(k_j.dtype), k_j, PRECISION)
                     d_clock += tl.sum(ds, 1)
                     if bias_past is not None:
@@ -280,10 +281,10 @@ def backward_keys(
                             of_key_clock, zero, of_bias, bias_entries, of_slopes, of_factor, factor_entries,
                             M, N, FUNCTION, True,
                         )  # fmt: skip
-                        p = tl.exp2(s - lse_i[None, :])
+                        p = tl.where(seen_of(i0, j0, stop, tile, M, N, True), tl.exp2(s - lse_i[None, :]), 0.0)
                         acc_v += product(p.to(do.dtype), do, PRECISION)
                         dp = product(v_j, tl.trans(do), PRECISION) - delta_i[None, :]
-                        ds, d_product, _ = to_scores(p, dp, bare, factor_of, FUNCTION)
+                        ds, d_product, _ = to_scores(p * dp, bare, factor_of, FUNCTION)
                         acc_k += product(d_product.to(q_i.dtype), q_i, PRECISION)
                         d_clock += tl.sum(ds, 1)
         if d_key_clock is not None:
@@ -319,6 +320,6 @@ def _of_far_queries(
     p = tl.exp2(s * by + (rest - lse_i)[None, :])
     acc_v += product(p.to(do.dtype), do, PRECISION)
     dp = product(v_j, tl.trans(do), PRECISION) - delta_i[None, :]
-    ds, d_product, _ = to_scores(p, dp, bare, c, FUNCTION)
+    ds, d_product, _ = to_scores(p * dp, bare, c, FUNCTION)
     acc_k += product(d_product.to(q_i.dtype), q_i, PRECISION)
     return acc_k, acc_v, d_clock + tl.sum(ds, 1)

@@ -13,6 +13,7 @@ from posenc.backends.triton.pieces import (
     far_column,
     far_row,
     far_scores,
+    is_whole,
     near_scores,
     of_vectors,
     part_of,
@@ -20,6 +21,7 @@ from posenc.backends.triton.pieces import (
     put_rows,
     ranges,
     rows,
+    seen_of,
     weigh,
     with_vectors,
 )
@@ -113,6 +115,7 @@ def forward(
                         product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E), i0, j0, to, tile, None, own,
                         key_clock, zero, bias, bias_entries, slopes, factor, factor_entries, M, N, FUNCTION, False,
                     )  # fmt: skip
+                    s = tl.where(seen_of(i0, j0, to, tile, M, N, False), s, -float("inf"))
                     p, m_i, l_i, fade = weigh(s, 1.0, 0.0, m_i, l_i)
                     acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, PRECISION)
     if values is not None:
@@ -189,6 +192,8 @@ def forward_near(
                     product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E), i0, j0, to, tile, met, own,
                     key_clock, zero, bias, bias_entries, slopes, factor, factor_entries, B, B, FUNCTION, False,
                 )  # fmt: skip
+                if not is_whole(i0, j0, to, tile, B, B):
+                    s = tl.where(seen_of(i0, j0, to, tile, B, B, False), s, -float("inf"))
                 p, m_i, l_i, fade = weigh(s, 1.0, 0.0, m_i, l_i)
                 acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, PRECISION)
                 if values is not None:

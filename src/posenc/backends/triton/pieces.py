@@ -178,16 +178,18 @@ def of_keys(x, KEYS_FIRST: tl.constexpr):
 
 
 @triton.jit
-def masked(s, i0, j0, to, tile, M: tl.constexpr, N: tl.constexpr, KEYS_FIRST: tl.constexpr):
-    """The scores, -inf where a pair is masked, or its key is not before ``to``."""
-    start, stop, first = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
-    least, most = tl.load(tile + 4), tl.load(tile + 5)
-    is_whole = (i0 >= start) & (i0 + M <= stop) & (j0 >= first) & (j0 + N <= to)
-    if not (is_whole & (j0 - i0 - M + 1 >= least) & (j0 - i0 + N - 1 <= most)):
-        i, j = of_queries(i0 + tl.arange(0, M), KEYS_FIRST), of_keys(j0 + tl.arange(0, N), KEYS_FIRST)
-        seen = ((i >= start) & (i < stop)) & ((j >= first) & (j < to))
-        s = tl.where(seen & (j - i >= least) & (j - i <= most), s, -float("inf"))
-    return s
+def is_whole(i0, j0, to, tile, M: tl.constexpr, N: tl.constexpr):
+    """Whether no pair of M queries from i0 on and N keys from j0 on is masked, and all keys are before ``to``."""
+    there = (i0 >= tl.load(tile)) & (i0 + M <= tl.load(tile + 1)) & (j0 >= tl.load(tile + 2)) & (j0 + N <= to)
+    return there & (j0 - i0 - M + 1 >= tl.load(tile + 4)) & (j0 - i0 + N - 1 <= tl.load(tile + 5))
+
+
+@triton.jit
+def seen_of(i0, j0, to, tile, M: tl.constexpr, N: tl.constexpr, KEYS_FIRST: tl.constexpr):
+    """Which pairs are not masked, and have a key before ``to``."""
+    i, j = of_queries(i0 + tl.arange(0, M), KEYS_FIRST), of_keys(j0 + tl.arange(0, N), KEYS_FIRST)
+    there = ((i >= tl.load(tile)) & (i < tl.load(tile + 1))) & ((j >= tl.load(tile + 2)) & (j < to))
+    return there & (j - i >= tl.load(tile + 4)) & (j - i <= tl.load(tile + 5))
 
 
 @triton.jit
@@ -202,7 +204,7 @@ def near_scores(
     s, i0, j0, to, tile, met, own, key_clock, zero, bias, bias_entries, slopes, factor, factor_entries,
     M: tl.constexpr, N: tl.constexpr, FUNCTION: tl.constexpr, KEYS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """The scores of M queries from i0 on and N keys from j0 on, of their products s, -inf where masked; the scores
+    """The scores of M queries from i0 on and N keys from j0 on, of their products s, whether masked or not; the scores
     before the function, its factor, and j - i. ``met`` are the scaled products with vectors, or None. FUNCTION 1 comes
     first, 2 comes last, 0 is none."""
     i, j = of_queries(i0 + tl.arange(0, M), KEYS_FIRST), j0 + tl.arange(0, N)
@@ -223,7 +225,7 @@ def near_scores(
     if FUNCTION == 2:
         bare = s
         s = relu(s) * c
-    return masked(s, i0, j0, to, tile, M, N, KEYS_FIRST), bare, c, pair
+    return s, bare, c, pair
 
 
 @triton.jit
@@ -365,10 +367,9 @@ def lse_of(lse, at, mine):
 
 
 @triton.jit
-def to_scores(p, dp, bare, c, FUNCTION: tl.constexpr):
+def to_scores(ds, bare, c, FUNCTION: tl.constexpr):
     """The gradients of the sum of terms, of the scaled product of query and key, and of the factor c, given those of
-    the weights p relative to their mean."""
-    ds = p * dp
+    the scores."""
     terms, product, dc = ds, ds, ds
     if FUNCTION != 0:
         product = tl.where(bare <= 0, 0.0, ds * c)
@@ -376,6 +377,15 @@ def to_scores(p, dp, bare, c, FUNCTION: tl.constexpr):
     if FUNCTION == 2:
         terms = product
     return terms, product, dc
+
+
+@triton.jit
+def seen_alone(p, ds, i0, j0, to, tile, M: tl.constexpr, N: tl.constexpr):
+    """Weights and gradients of scores, 0 where a pair is masked. A block without such pairs needs no mask."""
+    if not is_whole(i0, j0, to, tile, M, N):
+        seen = seen_of(i0, j0, to, tile, M, N, False)
+        p, ds = tl.where(seen, p, 0.0), tl.where(seen, ds, 0.0)
+    return p, ds
 
 
 @triton.jit
