@@ -150,7 +150,7 @@ def test_what_goes_by_distance_is_what_the_reference_says(
 ) -> None:
     """A text of 37 is three blocks of 16, or less than one of 64."""
     assert not refuses("triton", name, place, way)
-    monkeypatch.setattr(operator, "BLOCKS", (block, block))
+    monkeypatch.setattr(operator, "SIZES", (operator.Sizes(block, block, block),))
     check_as_exact_as_the_reference(case(name, place, TOKENS, way, heads=heads, kv_heads=kv_heads), on)
 
 

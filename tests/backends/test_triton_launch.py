@@ -12,6 +12,7 @@ from torch import Tensor
 import posenc
 from posenc import ALiBi, Positions, Shaw, compat
 from posenc.backends.triton import backend, kept, operator, tasks
+from posenc.backends.triton.tasks import LENGTHS
 from posenc.positions.tiles import Tiling, Visibility
 from tests.backends.test_triton import MISSING
 
@@ -229,8 +230,7 @@ def test_a_graph_that_was_not_warmed_up_copies_for_itself(monkeypatch: pytest.Mo
 
 @needs_triton
 def test_kernels_are_not_compiled_anew_for_another_length() -> None:
-    from posenc.backends.triton import backnear, backward, forward  # not before: they need Triton
-    from posenc.backends.triton.pieces import LENGTHS
+    from posenc.backends.triton import backnear, backward, bounds, forward  # not before: they need Triton
 
     strides = {f"{name}_{of}" for name, of in itertools.product("qkv", ("batch", "head", "row"))}
     tensors = {"q", "k", "v", "out", "lse", "dout", "delta", "tasks", "tiles", "bias", "vectors", "values", "factor"}
@@ -242,6 +242,9 @@ def test_kernels_are_not_compiled_anew_for_another_length() -> None:
         backnear.backward_queries_near,
         backnear.backward_keys_near,
         backnear.backward_tables,
+        bounds.bounds_queries,
+        bounds.bounds_keys,
+        bounds.bounds_counted,
     ):
         if not hasattr(kernel, "params"):
             pytest.skip("the kernels are interpreted in this process")

@@ -15,12 +15,12 @@ import posenc
 from posenc import KERPLE, Positions, Scheme, Shaw
 from posenc.backends import choice
 from posenc.backends.triton import backend, skipping
+from posenc.backends.triton.tasks import SPAN
 from posenc.encoding.pieces import Bias, Clock, Distance
 from tests.awkward import Pieces
 from tests.backends.test_triton import INTERPRETED, MISSING
 
 HEADS, TOKENS, SHARE = 2, 300, 2.0**-16
-SPAN = skipping.SPAN
 
 
 @pytest.fixture(params=["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)])

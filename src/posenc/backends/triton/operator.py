@@ -98,7 +98,10 @@ class _Launch:
         if max(query.shape[:2]) > GRID:
             raise ValueError(f"backend 'triton' cannot run this: {too_many(*query.shape[:2])}")
         self.query, self.key, self.value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
-        self.given = {name: x.to(query.dtype) if name == "meeting" else x.contiguous() for name, x in given.items()}
+        self.given = {
+            name: x.contiguous().to(query.dtype) if name in ("meeting", *WINDOWED) else x.contiguous()
+            for name, x in given.items()
+        }
         self.scale, self.form, self.tiling = scale, form, tuple(tiling)
         self.skip_below, self.own = skip_below, own
         self.counted: list[Counted] = []
@@ -271,12 +274,10 @@ class _Launch:
             else None
             for name in TABLES
         }
-        lead = TABLES.index(wanted[0])
-        grid = (windows + 1, heads, programs)
-        self.start(
-            "backward_tables", grid, **self.shared, **self.counted[0], **rows, **sums, **self.known,
-            tasks=tasks.tasks[0], tiles=tasks.tiles[0], least_r=least - B, low=lows[wanted[0]], lead=6 + lead, count=count, batch=tasks.rows, B=B, **NEAR,
-        )  # fmt: skip
+        where = {"tasks": tasks.tasks[0], "tiles": tasks.tiles[0], "count": count, "batch": tasks.rows, "B": B}
+        where |= {"least_r": least - B, "low": lows[wanted[0]], "lead": 6 + TABLES.index(wanted[0])}
+        given = {**self.shared, **self.counted[0], **rows, **sums, **self.known, **where, **NEAR}
+        self.start("backward_tables", (windows + 1, heads, programs), **given)
         for name in wanted:
             x = sums[f"d_{name}"].sum(0)  # (heads, windows + 1, 2, B, width)
             # Window w is the second half of its distances, and the first of those of window w + 1.
