@@ -229,7 +229,7 @@ def backward_keys(
         row = b * heads + h
         d_clock = tl.zeros((N,), tl.float32)
         clock, zero = None, None
-        of_query_clock, of_key_clock, of_bias, of_vectors, of_factor, of_slopes = None, None, None, None, None, None
+        of_query_clock, of_key_clock, of_bias, of_factor, of_slopes = None, None, None, None, None
         if query_clock is not None:
             of_query_clock, of_key_clock = query_clock + row * queries, key_clock + row * keys
             zero = tl.load(of_key_clock + j0)
@@ -248,9 +248,9 @@ def backward_keys(
             )  # fmt: skip
             for i0 in range(c, d, M):
                 acc_k, acc_v, d_clock = _of_far_queries(
-                    acc_k, acc_v, d_clock, q + b * q_batch + h * q_head, q_row, k_j, v_j, dout, lse, delta, row * queries,
-                    i0, j0, tile, scale, clock, zero, of_query_clock, of_bias, bias_entries, of_slopes, of_factor,
-                    factor_entries, vectors, met_ends, values, out_ends, shift, h,
+                    acc_k, acc_v, d_clock, q + b * q_batch + h * q_head, q_row, k_j, v_j, dout, lse, delta,
+                    row * queries, i0, j0, tile, scale, clock, zero, of_query_clock, of_bias, bias_entries, of_slopes,
+                    of_factor, factor_entries, vectors, met_ends, values, out_ends, shift, h,
                     D, V, M, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION, False,
                 )  # fmt: skip
             if HAS_RIGHT:
@@ -258,8 +258,8 @@ def backward_keys(
                     acc_k, acc_v, d_clock = _of_far_queries(
                         acc_k, acc_v, d_clock, q + b * q_batch + h * q_head, q_row, k_j, v_j, dout, lse, delta,
                         row * queries, i0, j0, tile, scale, clock, zero, of_query_clock, of_bias, bias_entries,
-                        of_slopes, of_factor, factor_entries, vectors, met_ends + past, values, out_ends + past, shift, h,
-                        D, V, M, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION, True,
+                        of_slopes, of_factor, factor_entries, vectors, met_ends + past, values, out_ends + past, shift,
+                        h, D, V, M, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION, True,
                     )  # fmt: skip
             if (vectors is None) and (values is None):
                 for part in range(3):
