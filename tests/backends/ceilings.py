@@ -144,7 +144,7 @@ def compiled(name: str, given: dict[str, Any], capability: int) -> Any:
             signature[parameter.name], constants[parameter.name] = "constexpr", x
             continue
         signature[parameter.name] = f"*{NAMES[x.dtype]}" if isinstance(x, Tensor) else _kind(x)
-        if isinstance(x, Tensor) or (isinstance(x, int) and x % 16 == 0):
+        if isinstance(x, Tensor) or (isinstance(x, int) and x % 16 == 0 and not parameter.do_not_specialize):
             divisible[(place,)] = [["tt.divisibility", 16]]
     if "PRECISION" in constants:  # "exact" is the interpreter's
         constants["PRECISION"] = "tf32" if given["q"].dtype == torch.float32 else "ieee"

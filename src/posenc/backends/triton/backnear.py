@@ -1,13 +1,14 @@
-"""The backward kernels of near pairs with vectors by distance, and of tables. Blocks are squares of B queries and B
-keys."""
+"""The backward kernels of near pairs with vectors by distance, and of tables, in squares of B queries and B keys."""
 
 import triton
 import triton.language as tl
 
 from posenc.backends.triton.pieces import (
+    LENGTHS,
     LOG2E,
     by_distance,
     clock_of,
+    counted_of,
     entry,
     lse_of,
     more,
@@ -25,12 +26,12 @@ from posenc.backends.triton.pieces import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_queries_near(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
     values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    meeting, shift, query_clock, key_clock, tasks, tiles, counted, blocks, heads, groups, queries, keys, scale,
     far, dq, d_meeting, d_shift, d_query_clock,
     bias_past, slopes_past, vectors_past, values_past, factor_past, past,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
@@ -61,9 +62,9 @@ def backward_queries_near(
     if factor is not None:
         factor += h * factor_head
     if values is not None:
-        values += h * values_head
+        values += h * values_head * V
     if vectors is not None:
-        vectors += h * vectors_head
+        vectors += h * vectors_head * E
         if meeting is not None:
             x, x_scale = rows(meeting + row * queries * E, E, i0, mine, E, B, BLOCK_E), LOG2E
     if shift is not None:
@@ -79,11 +80,12 @@ def backward_queries_near(
     x_low, x_high = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
     p_low, p_high = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
     c_low, c_high = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
+    from_i, to_i = counted_of(counted, blocks, row, block, end)
     for n in range(tl.load(task + 3), tl.load(task + 4)):
         tile = tiles + n * 10
         first, a, b_, c, d, last = ranges(
             tile, block, end, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
-            factor_entries, N, False,
+            factor_entries, from_i, to_i, N, False,
         )  # fmt: skip
         least, most = tl.load(tile + 4), tl.load(tile + 5)
         for part in range(3):
@@ -167,12 +169,12 @@ def backward_queries_near(
         more(factor_past + past, c_high, at, mine, True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_keys_near(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
     values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    meeting, shift, query_clock, key_clock, tasks, tiles, counted, blocks, heads, groups, queries, keys, scale,
     far_k, far_v, dk, dv, d_key_clock,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, B: tl.constexpr,
@@ -204,11 +206,12 @@ def backward_keys_near(
             of_slopes = slopes + h * slopes_head
         if factor is not None:
             of_factor = factor + h * factor_head
+        from_j, to_j = counted_of(counted, blocks, row, block, end)
         for n in range(tl.load(task + 3), tl.load(task + 4)):
             tile = tiles + n * 10
             first, a, b_, c, d, last = ranges(
                 tile, block, end, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
-                factor_entries, M, True,
+                factor_entries, from_j, to_j, M, True,
             )  # fmt: skip
             least, most = tl.load(tile + 4), tl.load(tile + 5)
             for part in range(3):
@@ -227,7 +230,7 @@ def backward_keys_near(
                         if meeting is not None:
                             x, x_scale = rows(meeting + row * queries * E, E, i0, here, E, B, BLOCK_E), LOG2E
                         met = with_vectors(
-                            x, x_scale, vectors + h * vectors_head, vectors_entries, window + tl.load(tile + 7),
+                            x, x_scale, vectors + h * vectors_head * E, vectors_entries, window + tl.load(tile + 7),
                             of_bias, bias_entries, of_slopes, window + tl.load(tile + 6), E, B, BLOCK_E, PRECISION,
                         )  # fmt: skip
                     if query_clock is not None:
@@ -243,7 +246,7 @@ def backward_keys_near(
                     dp = product(do, tl.trans(v_j), PRECISION) - delta_i[:, None]
                     if values is not None:
                         dp += with_vectors(
-                            do, 1.0, values + h * values_head, values_entries, window + tl.load(tile + 8),
+                            do, 1.0, values + h * values_head * V, values_entries, window + tl.load(tile + 8),
                             None, 0, None, 0, V, B, BLOCK_V, PRECISION,
                         )  # fmt: skip
                     p, ds = seen_alone(p, p * dp, i0, j0, end, tile, B, B)
@@ -260,12 +263,12 @@ def backward_keys_near(
     put_rows(dv + of * keys * V, j0, mine, acc_v, V, B, BLOCK_V)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_tables(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
     values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    meeting, shift, query_clock, key_clock, tasks, tiles, counted, blocks, heads, groups, queries, keys, scale,
     d_bias, d_vectors, d_values, d_factor, least_r, low, lead, count, batch,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr, B: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -286,9 +289,9 @@ def backward_tables(
     if factor is not None:
         factor += h * factor_head
     if values is not None:
-        values += h * values_head
+        values += h * values_head * V
     if vectors is not None:
-        vectors += h * vectors_head
+        vectors += h * vectors_head * E
     if d_bias is not None:
         bias_left, bias_right = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
     if d_factor is not None:
@@ -317,6 +320,7 @@ def backward_tables(
             of_key_clock = key_clock + row * keys
             zero = tl.load(query_clock + row * queries + i0)
             own = clock_of(query_clock + row * queries, i, mine, zero)
+        from_i, to_i = counted_of(counted, blocks, row, i0, end)
         for n in range(tl.load(task + 3), tl.load(task + 4)):
             tile = tiles + n * 10
             j0 = i0 + (B - 1) + d_low - low - tl.load(tile + lead)
@@ -325,7 +329,7 @@ def backward_tables(
             first, last = (
                 tl.maximum(first, low_i + tl.load(tile + 4)), tl.minimum(last, high_i + tl.load(tile + 5) + 1)
             )  # fmt: skip
-            if (j0 < last) & (j0 + B > first):
+            if (j0 < tl.minimum(last, to_i)) & (j0 + B > tl.maximum(first, from_i)):
                 j = j0 + tl.arange(0, B)
                 here = (j >= first) & (j < last)
                 k_j = rows(k + b * k_batch + h // groups * k_head, k_row, j0, here, D, B, BLOCK_D)

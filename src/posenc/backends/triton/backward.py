@@ -5,8 +5,10 @@ import triton
 import triton.language as tl
 
 from posenc.backends.triton.pieces import (
+    LENGTHS,
     LOG2E,
     clock_of,
+    counted_of,
     ends,
     entry,
     far_clock,
@@ -27,12 +29,12 @@ from posenc.backends.triton.pieces import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_queries(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
     values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    meeting, shift, query_clock, key_clock, tasks, tiles, counted, blocks, heads, groups, queries, keys, scale,
     dq, d_meeting, d_shift, d_query_clock, met_ends, out_ends,
     bias_past, slopes_past, vectors_past, values_past, factor_past, past,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
@@ -64,7 +66,7 @@ def backward_queries(
     if factor is not None:
         factor += h * factor_head
     if vectors is not None:
-        vectors += h * vectors_head
+        vectors += h * vectors_head * E
         if meeting is not None:
             x = rows(meeting + row * queries * E, E, i0, mine, E, M, BLOCK_E)
             low, high = ends(x, vectors, vectors_entries, E, BLOCK_E)
@@ -75,7 +77,7 @@ def backward_queries(
         tl.store(met_ends + at, low, mask=mine)
         tl.store(met_ends + past + at, high, mask=mine)
     if values is not None:
-        values += h * values_head
+        values += h * values_head * V
         do_low, do_high = ends(do, values, values_entries, V, BLOCK_V)
         tl.store(out_ends + at, do_low, mask=mine)
         tl.store(out_ends + past + at, do_high, mask=mine)
@@ -94,11 +96,12 @@ def backward_queries(
     p_low, p_high = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
     c_low, c_high = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
     d_clock = tl.zeros((M,), tl.float32)
+    from_i, to_i = counted_of(counted, blocks, row, i0, stop)
     for n in range(tl.load(task + 3), tl.load(task + 4)):
         tile = tiles + n * 10
         first, a, b_, c, d, last = ranges(
             tile, i0, stop, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
-            factor_entries, N, False,
+            factor_entries, from_i, to_i, N, False,
         )  # fmt: skip
         row_low = far_row(low, own, bias, bias_entries, slopes, M, False)
         for j0 in range(a, b_, N):
@@ -203,12 +206,12 @@ def backward_queries(
         more(factor_past + past, c_high, at, mine, False)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_keys(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
     values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    meeting, shift, query_clock, key_clock, tasks, tiles, counted, blocks, heads, groups, queries, keys, scale,
     dk, dv, d_key_clock, met_ends, out_ends, past,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -240,11 +243,12 @@ def backward_keys(
             of_slopes = slopes + h * slopes_head
         if factor is not None:
             of_factor = factor + h * factor_head
+        from_j, to_j = counted_of(counted, blocks, row, j0, stop)
         for n in range(tl.load(task + 3), tl.load(task + 4)):
             tile = tiles + n * 10
             first, a, b_, c, d, last = ranges(
                 tile, j0, stop, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
-                factor_entries, M, True,
+                factor_entries, from_j, to_j, M, True,
             )  # fmt: skip
             for i0 in range(c, d, M):
                 acc_k, acc_v, d_clock = _of_far_queries(

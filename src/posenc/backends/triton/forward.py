@@ -4,9 +4,11 @@ import triton
 import triton.language as tl
 
 from posenc.backends.triton.pieces import (
+    LENGTHS,
     LN2,
     LOG2E,
     clock_of,
+    counted_of,
     ends,
     entry,
     far_clock,
@@ -27,12 +29,12 @@ from posenc.backends.triton.pieces import (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def forward(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, out, lse,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
     values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    meeting, shift, query_clock, key_clock, tasks, tiles, counted, blocks, heads, groups, queries, keys, scale,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
     FUNCTION: tl.constexpr, PRECISION: tl.constexpr, HAS_RIGHT: tl.constexpr,
@@ -55,7 +57,7 @@ def forward(
     if factor is not None:
         factor += h * factor_head
     if vectors is not None:
-        vectors += h * vectors_head
+        vectors += h * vectors_head * E
         if meeting is not None:
             x = rows(meeting + row * queries * E, E, i0, mine, E, M, BLOCK_E)
             low, high = ends(x, vectors, vectors_entries, E, BLOCK_E)
@@ -72,11 +74,12 @@ def forward(
     m_i, l_i = tl.full((M,), -float("inf"), tl.float32), tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, BLOCK_V), tl.float32)
     l_low, l_high = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)  # beyond the ends of the values
+    from_i, to_i = counted_of(counted, blocks, row, i0, stop)
     for n in range(tl.load(task + 3), tl.load(task + 4)):
         tile = tiles + n * 10
         first, a, b_, c, d, last = ranges(
             tile, i0, stop, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
-            factor_entries, N, False,
+            factor_entries, from_i, to_i, N, False,
         )  # fmt: skip
         row_low = far_row(low, own, bias, bias_entries, slopes, M, False)
         for j0 in range(a, b_, N):
@@ -119,19 +122,19 @@ def forward(
                     p, m_i, l_i, fade = weigh(s, 1.0, 0.0, m_i, l_i)
                     acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, PRECISION)
     if values is not None:
-        acc += l_low[:, None] * entry(values + h * values_head, 0, V, BLOCK_V)[None, :]
-        acc += l_high[:, None] * entry(values + h * values_head, values_entries - 1, V, BLOCK_V)[None, :]
+        acc += l_low[:, None] * entry(values + h * values_head * V, 0, V, BLOCK_V)[None, :]
+        acc += l_high[:, None] * entry(values + h * values_head * V, values_entries - 1, V, BLOCK_V)[None, :]
     l_safe = tl.where(l_i == 0, 1.0, l_i)  # fully masked rows give zeros
     put_rows(out + row * queries * V, i0, mine, acc / l_safe[:, None], V, M, BLOCK_V)
     tl.store(lse + row * queries + i, tl.where(l_i == 0, -float("inf"), (m_i + tl.log2(l_safe)) * LN2), mask=mine)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def forward_near(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, far, out, lse,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
     values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    meeting, shift, query_clock, key_clock, tasks, tiles, counted, blocks, heads, groups, queries, keys, scale,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, B: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -156,9 +159,9 @@ def forward_near(
     if factor is not None:
         factor += h * factor_head
     if values is not None:
-        values += h * values_head
+        values += h * values_head * V
     if vectors is not None:
-        vectors += h * vectors_head
+        vectors += h * vectors_head * E
         if meeting is not None:
             x, x_scale = rows(meeting + row * queries * E, E, i0, mine, E, B, BLOCK_E), LOG2E
     if shift is not None:
@@ -170,11 +173,12 @@ def forward_near(
     m_i = tl.load(lse + row * queries + i, mask=mine, other=-float("inf")) * LOG2E
     l_i = tl.where(m_i == -float("inf"), 0.0, 1.0)
     acc = rows(far + row * queries * V, V, i0, mine, V, B, BLOCK_V)
+    from_i, to_i = counted_of(counted, blocks, row, block, end)
     for n in range(tl.load(task + 3), tl.load(task + 4)):
         tile = tiles + n * 10
         first, a, b_, c, d, last = ranges(
             tile, block, end, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
-            factor_entries, N, False,
+            factor_entries, from_i, to_i, N, False,
         )  # fmt: skip
         least, most = tl.load(tile + 4), tl.load(tile + 5)
         for part in range(3):

@@ -12,7 +12,16 @@ import triton.language as tl
 # No `from __future__ import annotations` here: Triton evaluates annotations to find constexpr arguments.
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+SPAN: tl.constexpr = tl.constexpr(128)  # tokens of a block of which is known whether it counts
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+# Arguments that differ from call to call: of these no kernel is compiled anew for 1, or for multiples of 16. Strides
+# are not among them, since rows are read in one piece only if they are known to be aligned.
+LENGTHS = (
+    "queries", "keys", "bias_entries", "vectors_entries", "values_entries", "factor_entries",
+    "bias_head", "vectors_head", "values_head", "factor_head", "slopes_head",
+    "past", "least_r", "low", "lead", "count", "batch", "own", "blocks", "blocks_q", "blocks_k", "place_q_row",
+    "place_k_row", "highest_head",
+)  # fmt: skip
 
 
 @triton.jit
@@ -106,13 +115,25 @@ def near_of(left, right, table, entries, base, low, high, OF_KEYS: tl.constexpr)
 
 
 @triton.jit
+def counted_of(counted, blocks, row, start, stop):
+    """The first token of the other side that a block start .. stop of at most SPAN tokens is computed with, and the one
+    after the last, of blocks of a row of heads; without ``counted`` any."""
+    first, last = 0, 1 << 30
+    if counted is not None:
+        at, to = counted + (row * blocks + start // SPAN) * 2, counted + (row * blocks + (stop - 1) // SPAN) * 2
+        first, last = tl.minimum(tl.load(at), tl.load(to)), tl.maximum(tl.load(at + 1), tl.load(to + 1))
+    return first, last
+
+
+@triton.jit
 def ranges(
     tile, i0, stop, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor, factor_entries,
-    N: tl.constexpr, OF_KEYS: tl.constexpr,
+    from_, to, N: tl.constexpr, OF_KEYS: tl.constexpr,
 ):  # fmt: skip
     """The keys of a tile that the queries i0 .. stop attend to, as six ends: pairs far to the left are in a .. b and
     far to the right in c .. d, of which none is masked and which are multiples of N; near pairs are in first .. a,
-    b .. c and d .. last. OF_KEYS: the queries that attend to these keys, those far to the right of them first."""
+    b .. c and d .. last. OF_KEYS: the queries that attend to these keys, those far to the right of them first.
+    In either case only those in ``from_`` .. ``to``."""
     mine, other = (2, 0) if OF_KEYS else (0, 2)
     start, end, first, last = (
         tl.load(tile + mine), tl.load(tile + mine + 1), tl.load(tile + other), tl.load(tile + other + 1)
@@ -121,7 +142,7 @@ def ranges(
     if OF_KEYS:
         least, most = -most, -least
     low, high = tl.maximum(i0, start), tl.minimum(stop, end) - 1
-    first, last = tl.maximum(first, low + least), tl.minimum(last, high + most + 1)
+    first, last = tl.maximum(tl.maximum(first, low + least), from_), tl.minimum(tl.minimum(last, high + most + 1), to)
     # Without a table all pairs are far to the left.
     left, right = -(1 << 30) if OF_KEYS else 1 << 30, -(1 << 30)
     left, right = near_of(left, right, bias, bias_entries, tl.load(tile + 6), low, high, OF_KEYS)
