@@ -18,7 +18,6 @@ from posenc.backends.triton.pieces import (
     more,
     near_scores,
     part_of,
-    past_ends,
     product,
     put_rows,
     ranges,
@@ -27,6 +26,12 @@ from posenc.backends.triton.pieces import (
     to_scores,
 )
 from posenc.backends.triton.tasks import LENGTHS
+
+
+@triton.jit
+def past_ends(pairs, n, entries):
+    """For each row, the sums of pairs whose entries n are before and after the table, (rows,) each."""
+    return tl.sum(tl.where(n < 0, pairs, 0.0), 1), tl.sum(tl.where(n >= entries, pairs, 0.0), 1)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -232,7 +237,7 @@ def backward_keys(
         row = b * heads + h
         d_clock = tl.zeros((N,), tl.float32)
         clock, zero = None, None
-        of_query_clock, of_key_clock, of_bias, of_vectors, of_factor, of_slopes = None, None, None, None, None, None
+        of_query_clock, of_key_clock, of_bias, of_factor, of_slopes = None, None, None, None, None
         if query_clock is not None:
             of_query_clock, of_key_clock = query_clock + row * queries, key_clock + row * keys
             zero = tl.load(of_key_clock + j0)
@@ -252,9 +257,9 @@ def backward_keys(
             )  # fmt: skip
             for i0 in range(c, d, M):
                 acc_k, acc_v, d_clock = _of_far_queries(
-                    acc_k, acc_v, d_clock, q + b * q_batch + h * q_head, q_row, k_j, v_j, dout, lse, delta, row * queries,
-                    i0, j0, tile, scale, clock, zero, of_query_clock, of_bias, bias_entries, of_slopes, of_factor,
-                    factor_entries, vectors, met_ends, values, out_ends, shift, h,
+                    acc_k, acc_v, d_clock, q + b * q_batch + h * q_head, q_row, k_j, v_j, dout, lse, delta,
+                    row * queries, i0, j0, tile, scale, clock, zero, of_query_clock, of_bias, bias_entries, of_slopes,
+                    of_factor, factor_entries, vectors, met_ends, values, out_ends, shift, h,
                     D, V, M, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION, False,
                 )  # fmt: skip
             if HAS_RIGHT:
@@ -262,8 +267,8 @@ def backward_keys(
                     acc_k, acc_v, d_clock = _of_far_queries(
                         acc_k, acc_v, d_clock, q + b * q_batch + h * q_head, q_row, k_j, v_j, dout, lse, delta,
                         row * queries, i0, j0, tile, scale, clock, zero, of_query_clock, of_bias, bias_entries,
-                        of_slopes, of_factor, factor_entries, vectors, met_ends + past, values, out_ends + past, shift, h,
-                        D, V, M, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION, True,
+                        of_slopes, of_factor, factor_entries, vectors, met_ends + past, values, out_ends + past, shift,
+                        h, D, V, M, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION, True,
                     )  # fmt: skip
             if (vectors is None) and (values is None):
                 for part in range(3):
