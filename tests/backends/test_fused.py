@@ -209,7 +209,7 @@ def test_explain_says_what_runs_and_that_it_was_not_measured(
     q = torch.zeros(1, 2, 300, 16, dtype=dtype)
     explained = posenc.explain(q, q, q, scheme, is_causal=True)
     assert explained.backend == "tiled"
-    assert explained.why.endswith(f": {words} (not measured yet)")
+    assert explained.why.endswith(f": {words}; its speed on a GPU was not measured yet")
 
 
 def test_auto_does_not_take_on_a_gpu_what_was_measured_on_a_cpu(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,6 @@ tables, which go from -W to W. The backward pass takes the log-sum-exp of whole 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,6 +17,7 @@ from posenc.backends.tiled.lines import Gradients, Inputs, Results
 from posenc.backends.tiled.plan import Plan
 from posenc.backends.triton import backend as of_triton
 from posenc.backends.triton import operator, tasks
+from posenc.backends.triton.kept import KEPT, on_device
 
 NAMES = ("bias", "vectors", "values", "meeting", "query_clock", "key_clock")  # lines that the kernels support
 FLAT = ("bias",)  # those whose entries are numbers, here of one dimension less
@@ -32,6 +31,8 @@ def why_not(query: Tensor, widest: int) -> str | None:
         return "they support only float32, bfloat16 and float16"
     if widest > of_triton.WIDEST:
         return f"they support at most {of_triton.WIDEST} channels, got {widest}"
+    if max(query.shape[:2]) > operator.GRID:
+        return operator.too_many(*query.shape[:2])
     return operator.missing()
 
 
@@ -43,48 +44,57 @@ def takes(plan: Plan, inputs: Inputs) -> bool:
     return why_not(inputs.query, max(x.size(-1) for x in each if x is not None)) is None
 
 
-def _launch(plan: Plan, inputs: Inputs) -> operator._Launch:
+class _Launch(operator._Launch):
     """The kernels' arguments, with tasks within the band."""
-    assert plan.width is not None
-    given = {name: x for name in NAMES if (x := getattr(inputs.lines, name)) is not None}
-    given |= {name: given[name][..., None] for name in FLAT if name in given}
-    form = Form([0, 0], [plan.lowest] * len(POSSIBLE))
-    launch = operator._Launch(inputs.query, inputs.key, inputs.value, given, form, inputs.scale, plan.tiling)
-    launch.tasks = _within(plan.width, launch.tasks)
-    return launch
+
+    def __init__(self, plan: Plan, inputs: Inputs) -> None:
+        assert plan.width is not None
+        self.width = plan.width
+        given = {name: x for name in NAMES if (x := getattr(inputs.lines, name)) is not None}
+        given |= {name: given[name][..., None] for name in FLAT if name in given}
+        form = Form([0, 0], [-plan.width] * len(POSSIBLE))
+        tensors = (inputs.query, inputs.key, inputs.value)
+        super().__init__(*tensors, given, form, inputs.scale, plan.tiling, skip_below=0.0, own=-1)
+
+    def tasks(self, block: int) -> tasks.Tasks:
+        """Those of programs with so many tokens."""
+        asked = (self.tiling, tuple(self.form.lows), self.query.size(0), block, self.width)
+        return on_device(self.query.device, _tasks_within, *asked)
 
 
-def _within(width: int, of: Callable[[int], tasks.Tasks]) -> Callable[[int], tasks.Tasks]:
-    """The same tasks with tiles of the distances |r| < W alone. The entry of a distance r in tables is r + W, and that
-    of j = i follows the limits of j - i in a tile."""
-
-    def cut(block: int) -> tasks.Tasks:
-        found = of(block)
-        sides = []
-        for tiles in found.tiles:
-            rest = (tiles[:, 6:7] - width).neg()  # j - i at distance 0
-            low, high = tiles[:, 4:5].maximum(rest + 1 - width), tiles[:, 5:6].minimum(rest + width - 1)
-            sides.append(torch.cat((tiles[:, :4], low, high, tiles[:, 6:]), 1))
-        return replace(found, tiles=(sides[0], sides[1]), furthest=min(found.furthest, width - 1))
-
-    return cut
+@functools.lru_cache(KEPT)
+def _tasks_within(
+    tiling: tasks.Numbers, lows: tasks.Numbers, rows: int, block: int, width: int, is_pinned: bool
+) -> tasks.Tasks:
+    """Tasks whose tiles have the distances |r| < W alone. The entry of a distance r in tables is r + W, and that of
+    j = i follows the limits of j - i in a tile."""
+    found = tasks._tasks(tiling, lows, rows, block, False)
+    made = found.at(torch.empty_like(found.numbers, pin_memory=is_pinned).copy_(found.numbers))
+    for tiles in made.tiles:
+        at = width - tiles[:, 6]  # j - i at distance 0
+        tiles[:, 4] = tiles[:, 4].maximum(at - (width - 1))
+        tiles[:, 5] = tiles[:, 5].minimum(at + (width - 1))
+    made.furthest = min(found.furthest, width - 1)
+    return made
 
 
 def forward(plan: Plan, inputs: Inputs, results: Results) -> None:
     """Writes the attention of near pairs into the results."""
-    launch = _launch(plan, inputs)
-    out, lse = launch.fitting(launch.forward)
+    launch = _Launch(plan, inputs)
+    out, lse = launch.fitting("forward", launch.forward)
     results.out.copy_(out)
     results.lse.copy_(lse)
 
 
 def backward(plan: Plan, inputs: Inputs, results: Results, grads: Gradients) -> None:
     """Adds the gradients of near pairs."""
-    launch = _launch(plan, inputs)
+    launch = _Launch(plan, inputs)
+    names = list(launch.given)
     rows: operator.Tensors = {"dout": grads.dout, "lse": results.lse, "delta": grads.delta}
-    found = launch.fitting(functools.partial(launch.backward, rows, list(launch.given)))
+    run = functools.partial(launch.backward, rows, names)
+    found = launch.fitting(f"backward {' '.join(names)}", run, results.lse)
     for name, total in (("dq", grads.query), ("dk", grads.key), ("dv", grads.value)):
         total += found[name]
-    for name in launch.given:
+    for name in names:
         total = getattr(grads.lines, name)
         total += found[name][..., 0] if name in FLAT else found[name]
