@@ -61,6 +61,13 @@ class _Launch(operator._Launch):
         asked = (self.tiling, tuple(self.form.lows), self.query.size(0), block, self.width)
         return on_device(self.query.device, _tasks_within, *asked)
 
+    def go_on(self, results: Results, sizes: operator.Sizes) -> None:
+        """Adds near pairs to the results, in place: a program reads its rows, and at the end writes them."""
+        found = self.tasks(sizes.long)
+        if not found.is_empty:
+            made: operator.Tensors = {"far": results.out, "out": results.out, "lse": results.lse}
+            self.run("forward_near", found, 0, sizes, made, sizes.long // sizes.square)
+
 
 @functools.lru_cache(KEPT)
 def _tasks_within(
@@ -79,11 +86,9 @@ def _tasks_within(
 
 
 def forward(plan: Plan, inputs: Inputs, results: Results) -> None:
-    """Writes the attention of near pairs into the results."""
+    """Merges the attention of near pairs into the results of far ones."""
     launch = _Launch(plan, inputs)
-    out, lse = launch.fitting("forward", launch.forward)
-    results.out.copy_(out)
-    results.lse.copy_(lse)
+    launch.fitting("near", functools.partial(launch.go_on, results))
 
 
 def backward(plan: Plan, inputs: Inputs, results: Results, grads: Gradients) -> None:

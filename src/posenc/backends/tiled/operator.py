@@ -66,15 +66,16 @@ def _tiled(
     lse = query.new_full(query.shape[:3], -torch.inf, dtype=inputs.dtype)
     right, right_lse = (x.clone() if plan.keeps_right else x.new_empty(0) for x in (out, lse))
     results = Results(out, lse, right, right_lse)
-    if near_kernels.takes(plan, inputs):
-        near_kernels.forward(plan, inputs, results)
-    else:
+    has_kernels = near_kernels.takes(plan, inputs)
+    if not has_kernels:
         work = near.Work(query, inputs.dtype)
         for block in near_blocks(plan, inputs):
             pairwise.forward(block, work, inputs, results)
         del work  # frees memory for the fused kernel
     if plan.width is not None:
         far_passes.forward(plan, inputs, results)
+    if has_kernels:
+        near_kernels.forward(plan, inputs, results)
     if out.dtype == query.dtype:
         return out, lse, out.new_empty(0), right, right_lse
     return out.to(query.dtype), lse, out, right, right_lse
