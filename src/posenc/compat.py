@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
-from torch.nn import functional as F
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., Any])
 PLAIN = frozenset((Tensor, torch.nn.Parameter))  # classes without operations of their own
 FEW_THREADS = 8  # a guess; with two, one thread was as fast, and safe on a busy machine (docs/log.md)
 
@@ -69,7 +68,7 @@ def assert_later(condition: Tensor, message: str) -> None:
     torch._assert_async(condition, message)
 
 
-def uncompiled(function: Function) -> Function:
+def uncompiled(function: F) -> F:
     """The function, outside of compiled graphs: `torch.compiler.disable`, which would load the compiler (a second)
     here, where this waits until something else has."""
     disabled = _disable_dynamo(function)
@@ -272,7 +271,9 @@ def _aligned(mask: Tensor | None, query: Tensor) -> Tensor | None:
     if mask is None or (mask.dtype == query.dtype and mask.size(3) % 16 == 0):
         return mask
     some = mask[tuple(slice(None if stride else 1) for stride in mask.stride()[:3])]  # once, where it is repeated
-    return F.pad(some.to(query.dtype), (0, -mask.size(3) % 16))[..., : mask.size(3)].expand(mask.shape)
+    return torch.nn.functional.pad(some.to(query.dtype), (0, -mask.size(3) % 16))[..., : mask.size(3)].expand(
+        mask.shape
+    )
 
 
 def _efficient(
@@ -297,7 +298,7 @@ def _efficient_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     # The kernel reads the output token by token, whatever its strides, and a padded log-sum-exp: no weights there.
     (out,) = _by_token(*(x.contiguous() for x in _by_token(out)))
-    lse = F.pad(lse.contiguous(), (0, -lse.size(2) % 32), value=torch.inf)
+    lse = torch.nn.functional.pad(lse.contiguous(), (0, -lse.size(2) % 32), value=torch.inf)
     state = torch.empty((), dtype=torch.int64)  # read for dropout alone
     dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
         dout, query, key, value, _aligned(mask, query), out, lse, state, state, 0.0, [True, True, True, False],
