@@ -271,9 +271,8 @@ def _aligned(mask: Tensor | None, query: Tensor) -> Tensor | None:
     if mask is None or (mask.dtype == query.dtype and mask.size(3) % 16 == 0):
         return mask
     some = mask[tuple(slice(None if stride else 1) for stride in mask.stride()[:3])]  # once, where it is repeated
-    return torch.nn.functional.pad(some.to(query.dtype), (0, -mask.size(3) % 16))[..., : mask.size(3)].expand(
-        mask.shape
-    )
+    rows = torch.nn.functional.pad(some.to(query.dtype), (0, -mask.size(3) % 16))
+    return rows[..., : mask.size(3)].expand(mask.shape)
 
 
 def _efficient(
