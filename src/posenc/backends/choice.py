@@ -19,8 +19,8 @@ from posenc.backends.native.crossover import why_ahead
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.skipping import computed_share
-from posenc.backends.tiled.backend import TILED, has_far_keys, width_of
-from posenc.backends.triton.backend import TRITON
+from posenc.backends.tiled.backend import TILED, has_far_keys, kernels_of, width_of
+from posenc.backends.triton.backend import TRITON, counted_share
 from posenc.encoding.pieces import Meeting
 from posenc.positions.tiles import tiles
 
@@ -43,7 +43,7 @@ PAIRS_PER_KERNEL_TILE = 2**6  # where a tile is no call
 class Explanation:
     """The backend that ``backend="auto"`` selects for a call, why, and why each unsupported backend cannot run it.
 
-    ``computed`` is an upper bound of the fraction of unmasked pairs that is computed, in blocks of 64 queries and keys:
+    ``computed`` is an upper bound of the fraction of unmasked pairs that is computed, in blocks of queries and keys:
     below 1 if distant keys are skipped (``skip_below``). If distant pairs are rotated differently and each band is a
     separate call, ``bands`` has an explanation of each.
     """
@@ -163,7 +163,7 @@ class _Asked:
 
     def is_straight(self) -> bool:
         """Tiles, of which most are straight."""
-        width = width_of(self.call) if self.is_tiled() else None
+        width = width_of(self.call) if not self.is_cuda() and self.is_tiled() else None  # on a GPU not measured yet
         return width is not None and has_far_keys(self.call, width)
 
     def has_few_dense_rows(self) -> bool:
@@ -268,9 +268,13 @@ def explain(call: Call) -> Explanation:
     if backend is NATIVE and call.query.dtype != call.dtype:
         name = str(call.query.dtype).removeprefix("torch.")
         why += f"; it multiplies in {name}" if keeps_bfloat16(call) else f"; it converts {name} to float32"
+    if backend is TILED and (kernels := kernels_of(call)) is not None:
+        why += f": {kernels}; its speed on a GPU was not measured yet"
     reasons = {other.name: other.refuses(call) for other in BACKENDS}
     refusals = {name: reason for name, reason in reasons.items() if reason is not None}
     computed = 1.0
     if backend is FLEX or (backend is NATIVE and leaves_out(call.turned())):
         computed = computed_share(call.turned())
+    elif backend is TRITON:
+        computed = counted_share(call.turned())
     return Explanation(backend.name, why, refusals, computed)
