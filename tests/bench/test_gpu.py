@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from posenc.backends.triton import operator
 from posenc.tools.bench.gpu import (

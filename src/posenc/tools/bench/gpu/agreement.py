@@ -43,6 +43,7 @@ class Call:
 
     def __init__(self, place: Place, case: Case) -> None:
         self.place, self.case = place, case
+        self.weights: list[Tensor] = []  # of the results in a loss
         rows = 2 if case.at == "padded" else 1
         shapes = [(rows, n, case.tokens, case.head_dim) for n in (case.heads, case.kv_heads, case.kv_heads)]
         self.tensors = [place.drawn(*shape, seed=seed) for seed, shape in enumerate(shapes)]
@@ -84,8 +85,9 @@ class Call:
         """The outputs, and the gradients of a fixed sum of them."""
         named = dict(zip(("query", "key", "value"), tensors, strict=True)) | dict(scheme.named_parameters())
         finite = [x.masked_fill(x == -torch.inf, 0.0) for x in outs]
-        weights = [self.place.drawn(*x.shape, seed=9 + n).to(x.dtype) for n, x in enumerate(finite)]
-        loss = torch.stack([(x * w).sum() for x, w in zip(finite, weights, strict=True)]).sum()
+        if not self.weights:  # once, since a graph cannot capture it
+            self.weights = [self.place.drawn(*x.shape, seed=9 + n) for n, x in enumerate(finite)]
+        loss = torch.stack([(x * w.to(x.dtype)).sum() for x, w in zip(finite, self.weights, strict=True)]).sum()
         gradients = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
         found = dict(zip(("output", "log-sum-exp"), (x.detach() for x in outs), strict=True))
         return found | {f"gradient of {name}": x for name, x in zip(named, gradients, strict=True)}

@@ -91,7 +91,12 @@ def _step(journal: Journal, plan: str, step: Step, place: Place, out: Path, unti
         done = journal.done(step.name)
         names = [name for name in items if name not in done]
         say(f"{step.title}: {len(names)} of {len(items)}")
-        start = partial(Worker, (plan, step.name, *(["dry"] if place.is_dry else [])), out / LOG, _environment(place))
+        start = partial(
+            Worker,
+            (plan, step.name, *(["dry"] if place.is_dry else [])),
+            out / LOG,
+            _environment(place, step.count(place)),
+        )
         lanes = Lanes(start, names, step.each, until, lambda found: journal.add({"step": step.name, **found}))
         outcome = lanes.run(step.count(place))
     ended = {"step": step.name, "outcome": outcome, "of": len(items), "took": round(time.monotonic() - begin, 1)}
@@ -103,9 +108,11 @@ def _is_done(journal: Journal, step: Step) -> bool:
     return any(record.get("step") == step.name and record.get("outcome") == DONE for record in journal.records)
 
 
-def _environment(place: Place) -> dict[str, str]:
-    dry = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"} if place.is_dry else {}
-    return {**os.environ, "PYTHONUNBUFFERED": "1", **dry}
+def _environment(place: Place, processes: int) -> dict[str, str]:
+    """Of several processes each has a core, and none starts others that compile."""
+    alone = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"} if processes > 1 else {}
+    dry = {"TRITON_INTERPRET": "1"} if place.is_dry else {}
+    return {**os.environ, "PYTHONUNBUFFERED": "1", **alone, **dry}
 
 
 def unwell(records: list[dict[str, Any]], chosen: Sequence[Step]) -> tuple[list[str], list[str]]:

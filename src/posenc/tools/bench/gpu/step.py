@@ -41,7 +41,7 @@ class Step:
 
     def count(self, place: Place) -> int:
         """The number of processes."""
-        return self.workers or place.cores
+        return min(self.workers or place.cores, place.cores)
 
 
 def answered(place: Place, run: Callable[[], Result]) -> Result:
@@ -55,6 +55,8 @@ def answered(place: Place, run: Callable[[], Result]) -> Result:
     except torch.OutOfMemoryError as error:
         found = {"left_out": f"out of memory: {first_line(error)}"}
     except Exception as error:
+        if type(error).__name__ == "OutOfResources":  # Triton's: no module of it is imported here
+            return {"left_out": first_line(error)}
         traceback.print_exc(file=sys.stderr)
         found = {"failed": f"{type(error).__name__}: {first_line(error)}"}
     try:

@@ -23,6 +23,7 @@ AGAIN = "flash, again"
 CUDNN = "cuDNN"
 FLEX_STATIC, FLEX_DYNAMIC = "flex, static", "flex, dynamic"
 PLAIN = "nothing added, triton"
+COMPILATIONS = 256  # of one function, at most
 BUCKETS, FARTHEST, CLIP = 32, 128, 64
 
 SCHEMES: dict[str, Callable[[int, int], Scheme]] = {  # of heads and head_dim
@@ -50,6 +51,8 @@ def scheme_of(place: Place, name: str, heads: int, head_dim: int) -> Scheme:
 @contextmanager
 def launched(**choices: Any) -> Iterator[None]:
     """Other sizes and stages of the kernels: SIZES, FAR and NEAR of their launch. AttributeError for another name."""
+    if choices and hasattr(operator, "_FITTING"):
+        choices = {**choices, "_FITTING": {}}  # what fits is another matter then
     before = {name: getattr(operator, name) for name in choices}
     for name, value in choices.items():
         setattr(operator, name, value)
@@ -98,8 +101,8 @@ class Way:
 
 
 def stages(which: str, count: int) -> Callable[[], dict[str, Any]]:
-    """FAR or NEAR with so many stages."""
-    return lambda: {which: {**getattr(operator, which), "num_stages": count}}
+    """FAR or NEAR with so many stages, and the first of the sizes, whether or not it fits."""
+    return lambda: {which: {**getattr(operator, which), "num_stages": count}, "SIZES": operator.SIZES[:1]}
 
 
 WAYS: dict[str, Way] = {
@@ -154,24 +157,15 @@ def _flex(place: Place, inputs: Inputs, dynamic: bool) -> Work:
         raise LeftOutError("FlexAttention has no backward pass on the CPU")
     tokens = inputs.query.size(2)
     seen = create_block_mask(lambda b, h, i, j: i >= j, None, None, tokens, tokens, device=str(place.device))
-    work = inputs.work(lambda: _compiled(dynamic and not place.is_dry)(*inputs_of(inputs), block_mask=seen))
-
-    def many() -> tuple[Tensor, ...]:
-        with compat.compilations(256):
-            return work()
-
-    return many
-
-
-def inputs_of(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values."""
-    return inputs.query, inputs.key, inputs.value
+    attend = _compiled(dynamic and not place.is_dry)
+    return inputs.work(lambda: attend(inputs.query, inputs.key, inputs.value, block_mask=seen))
 
 
 @functools.cache
 def _compiled(dynamic: bool) -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
+    compat.compilations(COMPILATIONS).__enter__()  # for good: entering it in each call would be timed
     return torch.compile(flex_attention, dynamic=dynamic)
 
 
