@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -313,8 +313,8 @@ def test_the_page_says_what_was_predicted_what_came_and_what_it_changes() -> Non
 
 def test_other_sizes_and_stages_are_put_back() -> None:
     before = operator.SIZES, operator.FAR
-    with ways.launched(SIZES=(1,), **ways.stages("FAR", 7)()):
-        assert operator.SIZES == (1,)
+    with ways.launched(**ways.stages("FAR", 7)()):
+        assert before[0][:1] == operator.SIZES
         assert {**before[1], "num_stages": 7} == operator.FAR
     assert before == (operator.SIZES, operator.FAR)
     with pytest.raises(AttributeError), ways.launched(ELSEWHERE=1):
@@ -423,6 +423,27 @@ def test_three_runs_that_differ_in_a_bit_are_seen(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(agreement.posenc, "attention", attention)
     found = agreement.thrice(Place(True), CASE)
     assert found == {"passed": False, "differ": ["log-sum-exp"]}
+
+
+def test_what_is_compiled_is_read_from_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Triton keeps it: by device, the compiled kernels first."""
+    of = ModuleType("posenc.backends.triton.made_up")
+    kernels: dict[int, Any] = {}
+    of.forward = SimpleNamespace(device_caches={0: (kernels, {})}, __module__=of.__name__)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, of.__name__, of)
+
+    def work() -> tuple[()]:
+        told = SimpleNamespace(shared=1024, num_stages=2, num_warps=8)
+        kernels[len(kernels)] = SimpleNamespace(n_regs=168, n_spills=len(kernels), metadata=told)
+        return ()
+
+    work()
+    found = timing.compiled_by(lambda place, name: work, Place(True), "")
+    expected = {"registers": 168, "spills": 1, "shared": 1024, "stages": 2, "warps": 8}
+    assert found == {"kernels": {"forward": [expected]}}
+    record = {"step": "compiled", "item": "4096 forward it", "seconds": 1, **found}
+    head = {"plan": LEASE, "is_dry": False, "predictions": [], "rules": [], "settings": []}
+    assert "| 4096 forward it | forward | 168 | 1 | 1024 | 8 | 2 |" in page([head, record])
 
 
 def test_steps_take_names_until_there_are_none() -> None:

@@ -51,7 +51,9 @@ class Call:
             joined = torch.cat([x.transpose(1, 2) for x in self.tensors], 2)
             parts = joined.split([x.size(1) for x in self.tensors], 2)
             self.tensors = [x.transpose(1, 2) for x in parts]
-        self.scheme = scheme_of(place, case.scheme, case.heads, case.head_dim)
+        self.scheme = scheme_of(place, case.scheme, case.heads, case.head_dim, case.kv_heads)
+        if self.scheme.features:
+            raise LeftOutError("it needs projections of a layer")
         self.how: dict[str, Any] = {"is_causal": case.at != "both"}
         if case.at == "window":
             self.how["window"] = case.tokens // 3

@@ -16,6 +16,6 @@ PLANS: dict[str, tuple[Step, ...]] = {
         timing.TIMED,
         timing.PROFILES,
     ),
-    VARIANTS: (first.FIRST, variants.VARIANTS),
+    VARIANTS: (first.FIRST, variants.COMPILED, variants.VARIANTS),
     FLEX: (first.FIRST, variants.FLEX),
 }

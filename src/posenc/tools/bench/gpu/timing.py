@@ -2,14 +2,15 @@
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from posenc.tools.bench.gpu import ways
 from posenc.tools.bench.gpu.clocks import timed
 from posenc.tools.bench.gpu.place import PHASES, Place
 from posenc.tools.bench.gpu.step import Result, Step
-from posenc.tools.bench.measure import LeftOutError
+from posenc.tools.bench.measure import LeftOutError, Work
 
 DECODING = "decoding"
 COPY = "copy"
@@ -74,20 +75,24 @@ def _compiled_items(place: Place) -> tuple[str, ...]:
     return (*first, *beside, *last)
 
 
-def _compiled(place: Place, name: str) -> Result:
+def _work(place: Place, name: str) -> Work:
     length, phase, way = _split(name)
     if phase == DECODING:
         scheme, backend = way.split(", ")
-        work = ways.decoding(place, scheme, backend, length)[0]
-    elif phase == "rotation":
-        work = ways.rotating(place, way)[0]
-    else:
-        work = ways.work_of(place, way, place.inputs(length, phase))
+        return ways.decoding(place, scheme, backend, length)[0]
+    if phase == "rotation":
+        return ways.rotating(place, way)[0]
+    return ways.work_of(place, way, place.inputs(length, phase))
+
+
+def compiled_by(make: Callable[[Place, str], Work], place: Place, name: str) -> Result:
+    """The kernels that a call compiles."""
+    work = make(place, name)
     before = {kernel: len(found) for kernel, found in _kernels().items()}
     work()
     place.finish()
-    return {"kernels": {kernel: found[before.get(kernel, 0) :] for kernel, found in _kernels().items()
-                        if len(found) > before.get(kernel, 0)}}  # fmt: skip
+    more = {kernel: found[before.get(kernel, 0) :] for kernel, found in _kernels().items()}
+    return {"kernels": {kernel: found for kernel, found in more.items() if found}}
 
 
 def _kernels() -> dict[str, list[dict[str, Any]]]:
@@ -113,7 +118,7 @@ def _kernels() -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-COMPILED = Step("compiled", "Kernels compiled, on all cores", 60, 45, _compiled_items, _compiled, workers=0)
+COMPILED = Step("compiled", "Kernels compiled, on all cores", 60, 45, _compiled_items, partial(compiled_by, _work), 0)
 
 
 # -- launches and profiles --------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Sizes and stages of the kernels beside those that are taken, and flex on every scheme that it takes."""
 
 import itertools
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ from posenc.tools.bench.gpu.agreement import Case, compared
 from posenc.tools.bench.gpu.clocks import timed
 from posenc.tools.bench.gpu.place import PHASES, Place
 from posenc.tools.bench.gpu.step import Result, Step
-from posenc.tools.bench.measure import LeftOutError
+from posenc.tools.bench.gpu.timing import compiled_by
+from posenc.tools.bench.measure import LeftOutError, Work
 
 TAKEN = "as taken"
 BLOCKS = ((128, 64, 64), (128, 128, 64), (64, 64, 64), (128, 32, 32))
@@ -31,7 +33,7 @@ def _items(place: Place) -> tuple[str, ...]:
     return tuple(f"{length} {phase} {scheme} {name}" for phase, scheme, name in itertools.product(PHASES, tried, names))
 
 
-def _run(place: Place, name: str) -> Result:
+def _work(place: Place, name: str) -> Work:
     length, phase, scheme, how = name.split(" ", 3)
     launch: dict[str, Any] = {}
     if how != TAKEN:
@@ -40,11 +42,11 @@ def _run(place: Place, name: str) -> Result:
             "SIZES": (operator.Sizes(*map(int, blocks.split("x"))),),
             "FAR": {"num_warps": int(warps), "num_stages": int(stages)},
         }
-    inputs = place.inputs(int(length), phase)
-    return timed(place, ways.Way(scheme, "triton", lambda: launch).work(place, inputs))
+    return ways.Way(scheme, "triton", lambda: launch).work(place, place.inputs(int(length), phase))
 
 
-VARIANTS = Step("variants", "Sizes and stages", 540, 45, _items, _run)
+COMPILED = Step("compiled", "Sizes and stages compiled, on all cores", 240, 120, _items, partial(compiled_by, _work), 0)
+VARIANTS = Step("variants", "Sizes and stages", 280, 45, _items, lambda place, name: timed(place, _work(place, name)))
 
 
 # -- flex -------------------------------------------------------------------------------------------------------------
@@ -56,7 +58,7 @@ def _flexed(place: Place) -> tuple[str, ...]:
 
 
 def _agrees(place: Place, name: str) -> Result:
-    case = Case(name, 40 if place.is_dry else 300, 4, 2, 16 if place.is_dry else 64, torch.float32, backend="flex")
+    case = Case(name, min(300, place.sizes.real), 4, 2, 16 if place.is_dry else 64, torch.float32, backend="flex")
     try:
         return compared(place, case)
     except ValueError as error:

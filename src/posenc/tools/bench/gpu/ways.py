@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import posenc
 from posenc import FIRE, ALiBi, NoPE, Positions, RoPE, Scheme, Shaw, TransformerXL, compat
 from posenc.backends.triton import operator
+from posenc.schemes.catalog import Shape, scheme_from_names
 from posenc.schemes.t5 import T5
 from posenc.tools.bench.gpu.place import Place
 from posenc.tools.bench.measure import Inputs, LeftOutError, Work
@@ -26,7 +27,8 @@ PLAIN = "nothing added, triton"
 COMPILATIONS = 256  # of one function, at most
 BUCKETS, FARTHEST, CLIP = 32, 128, 64
 
-SCHEMES: dict[str, Callable[[int, int], Scheme]] = {  # of heads and head_dim
+# Of heads and head_dim; others are the catalog's.
+SCHEMES: dict[str, Callable[[int, int], Scheme]] = {
     "nope": lambda heads, head_dim: NoPE(),
     "alibi": lambda heads, head_dim: ALiBi(heads),
     "t5": lambda heads, head_dim: T5(heads, BUCKETS, FARTHEST),
@@ -37,9 +39,13 @@ SCHEMES: dict[str, Callable[[int, int], Scheme]] = {  # of heads and head_dim
 }
 
 
-def scheme_of(place: Place, name: str, heads: int, head_dim: int) -> Scheme:
+def scheme_of(place: Place, name: str, heads: int, head_dim: int, kv_heads: int | None = None) -> Scheme:
     """The scheme with fixed random parameters, in single precision; their numbers are bfloat16's too."""
-    scheme = SCHEMES[name](heads, head_dim)
+    if name in SCHEMES:
+        scheme = SCHEMES[name](heads, head_dim)
+    else:
+        shape = Shape(heads * head_dim, heads, head_dim, max_positions=place.sizes.real, num_kv_heads=kv_heads)
+        scheme = scheme_from_names(name, shape)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in scheme.parameters():
