@@ -14,7 +14,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import posenc
 from posenc import FIRE, ALiBi, NoPE, Positions, RoPE, Scheme, Shaw, TransformerXL, compat
 from posenc.backends.triton import operator
-from posenc.schemes.catalog import Shape, scheme_from_names
+from posenc.schemes.catalog import scheme_from_names
+from posenc.schemes.entry import Shape
 from posenc.schemes.t5 import T5
 from posenc.tools.bench.gpu.place import Place
 from posenc.tools.bench.measure import Inputs, LeftOutError, Work
