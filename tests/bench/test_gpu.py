@@ -131,6 +131,16 @@ def test_all_of_it_stops_in_time_and_goes_on(tiny: Path, monkeypatch: pytest.Mon
     assert [r["item"] for r in records if "item" in r] == ["one", "hang", "two"]
 
 
+def test_a_result_that_cannot_be_written_ends_all_of_it(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, data: bytes) -> None:
+        if b"two" in data:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("posenc.tools.bench.gpu.journal.put", full)
+    with pytest.raises(OSError, match="No space left"):
+        went(monkeypatch, tiny, steps(("a", ["one", "two", "three"])))
+
+
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
 def test_killed_in_the_middle_nothing_is_lost_and_nothing_comes_twice(
     tiny: Path, monkeypatch: pytest.MonkeyPatch

@@ -76,11 +76,12 @@ class Lanes:
         self.start, self.each, self.until, self.record = start, each, until, record
         self.names = deque(names)
         self.outcome = "done"
+        self.error: Exception | None = None  # of writing a result, for example
         self.stopped = threading.Event()
 
     def run(self, count: int) -> str:
         """Runs all items until the time is up: "done", "out of time", or why no process could be started. Items that
-        are interrupted then have no line, so that they are run when it is resumed."""
+        are interrupted then have no line, so that they are run when it is resumed. Raises what ``record`` raises."""
         lanes = [threading.Thread(target=self._lane, daemon=True) for _ in range(min(count, len(self.names)))]
         for lane in lanes:
             lane.start()
@@ -92,6 +93,8 @@ class Lanes:
             self.stopped.set()
             for lane in lanes:
                 lane.join()
+        if self.error is not None:
+            raise self.error
         return self.outcome
 
     def _next(self) -> str | None:
@@ -119,6 +122,9 @@ class Lanes:
                 if not is_alive:
                     worker.end()
                     worker = None
+        except Exception as error:
+            self.error = error
+            self.stopped.set()
         finally:
             if worker is not None:
                 worker.end()

@@ -12,7 +12,7 @@ from posenc.tools.bench.gpu.place import Place
 from posenc.tools.bench.gpu.step import Answer, Result, Step, answered
 
 ROOT = Path(__file__).parents[5]
-FILES = ("test_triton*.py",)
+FILES = ("test_triton*.py", "test_rotation_kernel.py")
 MARK = "item: "
 FEW = 3  # in a dry run: `make triton` runs all of them
 
