@@ -36,7 +36,7 @@ from posenc.tools.bench.gpu.place import REAL, SMALL, Place, Sizes
 from posenc.tools.bench.gpu.step import Step, answered
 from posenc.tools.bench.measure import LeftOutError
 
-LEASE = plans.LEASE
+MINUTES = plans.MINUTES
 
 # A process as `worker` is one, without PyTorch: what it does goes by the name of an item.
 WORKER = """
@@ -75,9 +75,9 @@ def steps(*named: tuple[str, list[str]], workers: int = 1, limit: float = 5.0) -
 
 
 def went(monkeypatch: pytest.MonkeyPatch, out: Path, plan: tuple[Step, ...], **how: Any) -> list[dict[str, Any]]:
-    monkeypatch.setitem(plans.PLANS, LEASE, plan)
+    monkeypatch.setitem(plans.PLANS, MINUTES, plan)
     given = {"seconds": 5.0, "resume": False, **how}
-    return run.run(LEASE, Place(True), out, given["seconds"], given["resume"], lambda line: None)
+    return run.run(MINUTES, Place(True), out, given["seconds"], given["resume"], lambda line: None)
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_a_step_that_cannot_begin_says_so_and_others_go_on(tiny: Path, monkeypat
     records = went(monkeypatch, tiny, steps(("dumb", ["one"]), ("a", ["two"])))
     assert [(r["step"], r["outcome"]) for r in records if "outcome" in r] == [("dumb", lanes.SILENT), ("a", "done")]
     assert "it cannot begin" in (tiny / "gpu.log").read_text()
-    assert run.unwell(records, run.steps(LEASE)) == ([], ["dumb"])
+    assert run.unwell(records, run.steps(MINUTES)) == ([], ["dumb"])
 
 
 def test_a_step_out_of_time_goes_on_with_what_others_leave(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_a_result_that_cannot_be_written_ends_all_of_it(tiny: Path, monkeypatch:
 def test_killed_in_the_middle_nothing_is_lost_and_nothing_comes_twice(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tiny / "first-lease.jsonl"
+    path = tiny / "first-minutes.jsonl"
     child = os.fork()  # another process would import PyTorch
     if child == 0:
         try:
@@ -223,9 +223,9 @@ def test_wrong_usage_and_what_is_missing_have_a_line(
         assert said() == (1, why)
     assert said("--dry-run", "--only", "nothing")[0] == 2
     assert not list(tmp_path.iterdir())
-    (tmp_path / "first-lease.jsonl").write_text('{"plan": "first lease", "is_dry": true}\n')
+    (tmp_path / "first-minutes.jsonl").write_text('{"plan": "first minutes", "is_dry": true}\n')
     assert said("--dry-run")[1].endswith("holds results: --resume goes on from them, --out names another folder")
-    (tmp_path / "first-lease.jsonl").write_text('{"plan": "first lease", "is_dry": false}\n')
+    (tmp_path / "first-minutes.jsonl").write_text('{"plan": "first minutes", "is_dry": false}\n')
     assert "no dry run: name another folder with --out" in said("--dry-run", "--resume")[1]
     monkeypatch.setattr("posenc.backends.triton.operator.missing", lambda: "Triton is not installed")
     assert said("--dry-run") == (1, "posenc: error: Triton is not installed")
@@ -255,7 +255,7 @@ def test_everything_that_is_predicted_or_decided_is_timed() -> None:
 
 
 def test_the_limits_of_the_steps_are_within_the_time() -> None:
-    assert sum(step.limit for step in plans.PLANS[LEASE]) <= 560
+    assert sum(step.limit for step in plans.PLANS[MINUTES]) <= 560
     assert all(step.each <= step.limit for plan in plans.PLANS.values() for step in plan)
 
 
@@ -283,7 +283,7 @@ def timed(name: str, graph: float | None, events: float, **more: Any) -> dict[st
 def test_the_page_says_what_was_predicted_what_came_and_what_it_changes() -> None:
     sizes = Sizes(**{**vars(SMALL), "lengths": (4096, 16384)})
     records: list[dict[str, Any]] = [
-        {"plan": LEASE, "is_dry": False, **predictions.told(LEASE, sizes)},
+        {"plan": MINUTES, "is_dry": False, **predictions.told(MINUTES, sizes)},
         {"step": "first", "item": "versions", "seconds": 1, "about": {"torch": "2.11.0"}},
         {"step": "first", "item": "copy", "seconds": 1, "graph": [2.0] * 3, "events": [3.0] * 3, "bytes": 6 * 10**9},
         {"step": "first", "outcome": "done", "of": 3, "took": 2.0},
@@ -452,7 +452,7 @@ def test_what_is_compiled_is_read_from_the_kernels(monkeypatch: pytest.MonkeyPat
     expected = {"registers": 168, "spills": 1, "shared": 1024, "stages": 2, "warps": 8}
     assert found == {"kernels": {"forward": [expected]}}
     record = {"step": "compiled", "item": "4096 forward it", "seconds": 1, **found}
-    head = {"plan": LEASE, "is_dry": False, "predictions": [], "rules": [], "settings": []}
+    head = {"plan": MINUTES, "is_dry": False, "predictions": [], "rules": [], "settings": []}
     assert "| 4096 forward it | forward | 168 | 1 | 1024 | 8 | 2 |" in page([head, record])
 
 

@@ -28,7 +28,7 @@ def run(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "first-lease.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (out / "first-minutes.jsonl").read_text().splitlines()]
 
 
 def test_a_dry_run_does_every_item_once_and_resumes(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_dry_run_does_every_item_once_and_resumes(tmp_path: Path) -> None:
     assert told.returncode == 0, told.stdout + told.stderr + (tmp_path / "gpu.log").read_text()[-4000:]
     records = lines(tmp_path)
     place = Place(True)
-    for step in plans.PLANS[plans.LEASE]:
+    for step in plans.PLANS[plans.MINUTES]:
         if step.name in STEPS:
             found = [r["item"] for r in records if r.get("step") == step.name and "item" in r]
             assert sorted(found) == sorted(step.items(place))
@@ -52,7 +52,7 @@ def test_a_dry_run_does_every_item_once_and_resumes(tmp_path: Path) -> None:
     profiles = [r for r in records if r.get("step") == "profiles" and "item" in r]
     assert len(profiles) == len(timing.PROFILES.items(place))
     assert all(r["operations"] > 0 for r in profiles)
-    page = (tmp_path / "first-lease.md").read_text()
+    page = (tmp_path / "first-minutes.md").read_text()
     assert "No number here says anything of a GPU." in page
     assert "| kernels | interpreted |" in page
     told = run(tmp_path, "--only", *STEPS, "--resume")

@@ -49,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return failed(f"torch {torch.__version__} sees no CUDA device; --dry-run needs none")
     if (why := missing()) is not None:
         return failed(why)
-    plan = plans.VARIANTS if arguments.variants else plans.FLEX if arguments.flex else plans.LEASE
+    plan = plans.VARIANTS if arguments.variants else plans.FLEX if arguments.flex else plans.MINUTES
     try:
         place, only = Place(arguments.dry_run), arguments.only
         records = run(plan, place, arguments.out, arguments.seconds, arguments.resume, _say, only)

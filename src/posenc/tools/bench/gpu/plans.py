@@ -1,12 +1,12 @@
-"""What is run, in order: the first lease, and two commands beside it."""
+"""What is run, in order: the first minutes, and two commands beside it."""
 
 from posenc.tools.bench.gpu import agreement, first, tests, timing, variants
 from posenc.tools.bench.gpu.step import Step
 
-LEASE, VARIANTS, FLEX = "first lease", "variants", "flex"
+MINUTES, VARIANTS, FLEX = "first minutes", "variants", "flex"
 
 PLANS: dict[str, tuple[Step, ...]] = {
-    LEASE: (
+    MINUTES: (
         first.FIRST,
         timing.COMPILED,
         agreement.SMALL_SIZES,

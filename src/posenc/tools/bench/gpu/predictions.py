@@ -10,6 +10,7 @@ from typing import Any
 
 from posenc.tools.bench.gpu import ways
 from posenc.tools.bench.gpu.place import PHASES, REAL, Sizes
+from posenc.tools.bench.gpu.plans import MINUTES, VARIANTS
 from posenc.tools.bench.gpu.variants import TAKEN
 
 FORWARD, TRAINING = PHASES
@@ -135,10 +136,10 @@ SETTINGS: tuple[Setting, ...] = (
 
 def told(plan: str, sizes: Sizes) -> dict[str, Any]:
     """All of it as data, for the first line of a file of results; of a dry run, at its lengths."""
-    predictions = VARIED if plan == "variants" else PREDICTIONS if plan == "first lease" else ()
+    predictions = {MINUTES: PREDICTIONS, VARIANTS: VARIED}.get(plan, ())
     at = dict(zip(REAL.lengths, sizes.lengths, strict=True))
     found: dict[str, Any] = {"predictions": [asdict(each) | {"length": at[each.length]} for each in predictions]}
     found |= {"rules": [], "settings": []}
-    if plan == "first lease":
+    if plan == MINUTES:
         found |= {"rules": [asdict(each) for each in RULES], "settings": [asdict(each) for each in SETTINGS]}
     return found
