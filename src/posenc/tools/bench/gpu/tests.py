@@ -55,7 +55,8 @@ def _names(place: Place) -> Sequence[str]:
     told = subprocess.run(words, capture_output=True, text=True, check=False)
     lines = [line.removeprefix(MARK) for line in told.stdout.splitlines() if line.startswith(MARK)]
     if told.returncode or not lines:
-        raise ValueError(f"pytest could not collect the tests of the kernels: {told.stdout[-300:]}{told.stderr[-300:]}")
+        lines = [line for line in told.stdout.splitlines() if line.startswith(("E  ", "ERROR"))]
+        raise ValueError(f"pytest could not collect the tests of the kernels: {' '.join(lines)[:300]}")
     return lines[:FEW] if place.is_dry else lines
 
 
