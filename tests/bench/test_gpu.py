@@ -167,6 +167,16 @@ def test_killed_in_the_middle_nothing_is_lost_and_nothing_comes_twice(
     assert path.read_bytes().splitlines()[: len(before)] == before
 
 
+def test_results_of_other_sources_are_told_apart(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = went(monkeypatch, tiny, steps(("a", ["one"])))
+    assert "versions of them" not in page(records)
+    assert went(monkeypatch, tiny, steps(("a", ["one"])), resume=True) == records
+    monkeypatch.setattr(run, "_sources", lambda: "another")
+    changed = went(monkeypatch, tiny, steps(("a", ["one"])), resume=True)
+    assert [record.get("sources") for record in changed] == [records[0]["sources"], None, None, "another"]
+    assert "these are results of 2 versions of them" in page(changed)
+
+
 def test_two_at_once_and_damaged_lines_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "it.jsonl"
     with Journal.opened(path) as journal:

@@ -52,8 +52,9 @@ class Journal:
     def add(self, record: dict[str, Any]) -> None:
         """Appends a line and waits until it is on the disk."""
         with self.lock:
-            put(self.descriptor, json.dumps(record).encode() + b"\n")
-            self.records.append(record)
+            line = json.dumps(record)
+            put(self.descriptor, line.encode() + b"\n")
+            self.records.append(json.loads(line))  # as it is read again
 
     def done(self, step: str) -> set[str]:
         """The items of a step that have a line."""

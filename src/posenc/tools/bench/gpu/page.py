@@ -59,6 +59,9 @@ def page(records: Sequence[Record]) -> str:
         title += (
             "A dry run: on the CPU, kernels interpreted, at small sizes. No number here says anything of a GPU.\n\n"
         )
+    sources = dict.fromkeys(record["sources"] for record in records if "sources" in record)
+    if len(sources) > 1:
+        title += f"The sources were changed between runs: these are results of {len(sources)} versions of them.\n\n"
     return title + "\n".join(as_markdown(table) for table in tables if table.rows)
 
 

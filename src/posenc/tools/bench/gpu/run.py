@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import posenc
 from posenc.arguments import check_choice
 from posenc.tools.bench.gpu.journal import Journal
 from posenc.tools.bench.gpu.lanes import Lanes, Worker
@@ -15,7 +16,7 @@ from posenc.tools.bench.gpu.place import Place
 from posenc.tools.bench.gpu.plans import PLANS
 from posenc.tools.bench.gpu.predictions import told
 from posenc.tools.bench.gpu.step import Step
-from posenc.tools.kit.files import write_whole
+from posenc.tools.kit.files import digest_of, write_whole
 
 DONE, LATE = "done", "out of time"
 LOG = "gpu.log"
@@ -55,15 +56,9 @@ def steps(plan: str, only: Sequence[str] = ()) -> list[Step]:
 
 
 def _begin(journal: Journal, plan: str, place: Place, path: Path, resume: bool) -> None:
+    at = {"at": time.strftime("%Y-%m-%d %H:%M:%S%z"), "sources": _sources()}
     if not journal.records:
-        journal.add(
-            {
-                "plan": plan,
-                "is_dry": place.is_dry,
-                "at": time.strftime("%Y-%m-%d %H:%M:%S%z"),
-                **told(plan, place.sizes),
-            }
-        )
+        journal.add({"plan": plan, "is_dry": place.is_dry, **at, **told(plan, place.sizes)})
         return
     head = journal.records[0]
     if (head.get("plan"), head.get("is_dry")) != (plan, place.is_dry):
@@ -71,6 +66,14 @@ def _begin(journal: Journal, plan: str, place: Place, path: Path, resume: bool) 
         raise ValueError(f"{path} holds {head.get('plan')!r}, {what}: name another folder with --out")
     if not resume:
         raise ValueError(f"{path} holds results: --resume goes on from them, --out names another folder")
+    if [record["sources"] for record in journal.records if "sources" in record][-1:] != [at["sources"]]:
+        journal.add(at)
+
+
+def _sources() -> str:
+    """A short hash of the package's sources, by which the page tells results of others."""
+    root = Path(posenc.__file__).parent
+    return digest_of(b"".join(path.read_bytes() for path in sorted(root.rglob("*.py"))))
 
 
 def _hopeless(journal: Journal) -> set[str]:
