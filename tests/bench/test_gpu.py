@@ -398,6 +398,34 @@ def test_what_a_gpu_is_asked_is_run_here_with_stand_ins(pretended: Place, monkey
     assert agreement.large(pretended, "alibi", True, backend="tiled")["passed"]
 
 
+def test_launches_are_counted_by_kernel(pretended: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def event(kind: str, name: str, ms: float, **more: Any) -> SimpleNamespace:
+        times = {"device_time": 1e3 * ms, "cpu_time_total": 1e3 * ms, "cpu_parent": None}
+        return SimpleNamespace(device_type=getattr(torch.profiler.DeviceType, kind), name=name, **times | more)
+
+    events = [
+        event("CUDA", "forward", 2.0),
+        event("CUDA", "forward", 1.0),
+        event("CUDA", "fill", 0.5),
+        event("CUDA", "a range", 9.0, is_user_annotation=True),
+        event("CPU", "posenc::triton", 0.25),
+        event("CPU", "aten::empty", 0.125, cpu_parent=object()),
+    ]
+    monkeypatch.setattr(
+        torch.profiler, "profile", lambda activities: nullcontext(SimpleNamespace(events=lambda: events))
+    )
+    found = timing.PROFILES.run(pretended, "48 forward flash")
+    assert found.pop("kernels") == {"forward": [2, 3.0], "fill": [1, 0.5]}
+    assert found == {"launches": 3, "on_device": 3.5, "operations": 1, "host": 0.25}
+    head = {"plan": MINUTES, "is_dry": False, "predictions": [], "rules": [], "settings": []}
+    kernels = {"kernels": {"forward": [2, 3.0], "fill": [1, 0.5]}}
+    told = page([head, {"step": "profiles", "item": "it", "seconds": 1, **found, **kernels}])
+    assert "| it | 3 | 3.500 | 1 | 0.250 | forward: 2 × 3.000; fill: 1 × 0.500 |" in told
+    events[:] = events[-2:]
+    with pytest.raises(LeftOutError, match="saw no kernel"):
+        timing.PROFILES.run(pretended, "48 forward flash")
+
+
 def test_a_call_that_cannot_be_captured_says_why(pretended: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(graph: object) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
