@@ -117,14 +117,12 @@ survey: $(DEV) kernel ## set up, run more cases like those of CI, and laws on mo
 
 # Triton is a gigabyte, so not of `make test`.
 triton: $(TRITON) kernel ## set up with Triton, run the kernels for GPUs in its interpreter, and compile them
-	$(PYTEST) -m "not gpu" $(addprefix tests/backends/test_,triton.py triton_ahead.py rotation_kernel.py fused.py)
+	$(PYTEST) -m "not gpu" $(addprefix tests/backends/test_,triton.py triton_ahead.py rotation_kernel.py fused.py) tests/bench/test_gpu_dry.py
 
-# One process, since there is one device.
-gpu: $(DEV) kernel ## set up, run the tests that need a CUDA device, measure on it, write runs/gpu/gpu.md
-	@$(BIN)/python -c 'import sys, torch; torch.cuda.is_available() or sys.exit(f"torch {torch.__version__} sees no CUDA device")'
-	@rm -f runs/gpu/tests.xml
-	$(BIN)/pytest -m gpu --junitxml runs/gpu/tests.xml || test -f runs/gpu/tests.xml
-	$(BIN)/python -m posenc.tools.bench.gpu --tests runs/gpu/tests.xml --out runs/gpu
+# With the Python that is there, which has torch and Triton: nothing is installed or fetched. It goes on where it stopped.
+# GPU=--variants, GPU=--flex; GPU=--dry-run needs no GPU.
+gpu: ## with PYTHON and nothing set up, check and time the kernels on a CUDA device, write runs/gpu: ten minutes
+	@PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m posenc.tools.bench.gpu --resume $(GPU)
 
 # Those of Debian 12, from its packages where they can be had; what is not there is skipped by name.
 define others

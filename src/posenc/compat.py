@@ -56,6 +56,8 @@ def is_bare(tensors: Iterable[Tensor]) -> bool:
 def is_direct(tensors: Iterable[Tensor]) -> bool:
     """Whether such code may be called without its custom operator, which a profiler is to see."""
     return not torch.autograd.profiler._is_profiler_enabled and is_bare(tensors)
+
+
 def multiplies_in_tf32() -> bool:
     """Whether float32 matrix products on CUDA may round factors to TF32. From torch 2.9 on, the setting is
     ``fp32_precision``, and after it was set, reading the older ones raises."""

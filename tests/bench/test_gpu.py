@@ -1,107 +1,501 @@
-"""What `make gpu` writes, measured on the CPU, where FlexAttention without a score is left out."""
+"""The first minutes on a GPU, where there is none: what is killed goes on, what hangs ends, and what the page says."""
 
 import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from posenc.tools.bench import gpu
-from posenc.tools.bench.settings import Settings
-from tests.bench.test_command import TINY
-from tests.bench.test_run import Counting
-
-SETTINGS = Settings(
-    **TINY | {"lengths": (64, 128), "compiled": True}, schemes=("alibi", "shaw"), rotated_dtypes=("float32",)
+from posenc.backends.triton import operator
+from posenc.tools.bench.gpu import (
+    agreement,
+    clocks,
+    first,
+    lanes,
+    plans,
+    predictions,
+    run,
+    step,
+    timing,
+    variants,
+    ways,
 )
-TESTS = '<testsuites><testsuite name="pytest" errors="1" failures="2" skipped="3" tests="40" time="1.5"/></testsuites>'
+from posenc.tools.bench.gpu.__main__ import main
+from posenc.tools.bench.gpu.agreement import Case
+from posenc.tools.bench.gpu.journal import Journal
+from posenc.tools.bench.gpu.page import page, verdict
+from posenc.tools.bench.gpu.place import REAL, SMALL, Place, Sizes
+from posenc.tools.bench.gpu.step import Step, answered
+from posenc.tools.bench.measure import LeftOutError
+
+MINUTES = plans.MINUTES
+
+# A process as `worker` is one, without PyTorch: what it does goes by the name of an item.
+WORKER = """
+import json, os, sys, time
+_, plan, step, descriptor, *dry = sys.argv
+say = lambda record: os.write(int(descriptor), json.dumps(record).encode() + b"\\n")
+if step == "dumb":
+    sys.exit("it cannot begin")
+say({"ready": True})
+for line in sys.stdin:
+    name = line.strip()
+    if name.startswith("hang"):
+        time.sleep(60)
+    if name.startswith("die"):
+        os.kill(os.getpid(), 11)
+    time.sleep(0.02)
+    found = {"broken": True, "failed": "an illegal access"} if name.startswith("break") else {"passed": True}
+    say({"item": name, "seconds": 0.02, "process": os.getpid(), **found})
+"""
 
 
 @pytest.fixture
-def tests(tmp_path: Path) -> Path:
-    path = tmp_path / "tests.xml"
-    path.write_text(TESTS)
-    return path
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Its folder is of the path of modules."""
+    (tmp_path / "tiny_worker.py").write_text(WORKER)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    monkeypatch.setattr(lanes, "MODULE", "tiny_worker")
+    return tmp_path
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is compiled."""
-    monkeypatch.setattr(gpu, "_compiled", lambda: pytest.fail("it is measured on CUDA alone"))
-    monkeypatch.setattr(gpu, "FLEX", "tiled")
-    monkeypatch.setattr("posenc.tools.bench.peers.compiled", lambda function, *inputs: lambda: function(*inputs))
+def steps(*named: tuple[str, list[str]], workers: int = 1, limit: float = 5.0) -> tuple[Step, ...]:
+    return tuple(
+        Step(name, name, limit, 0.3, lambda place, names=names: names, lambda place, name: {}, workers)  # type: ignore[misc]
+        for name, names in named
+    )
 
 
-@pytest.fixture
-def found(quick: None, tests: Path) -> dict[str, Any]:
-    return gpu.report(SETTINGS, tests, Counting(), lambda told: None)
+def went(monkeypatch: pytest.MonkeyPatch, out: Path, plan: tuple[Step, ...], **how: Any) -> list[dict[str, Any]]:
+    monkeypatch.setitem(plans.PLANS, MINUTES, plan)
+    given = {"seconds": 5.0, "resume": False, **how}
+    return run.run(MINUTES, Place(True), out, given["seconds"], given["resume"], lambda line: None)
 
 
-def test_everything_that_was_asked_for_is_there(found: dict[str, Any]) -> None:
-    assert found["tests"] == {"tests": 40, "failures": 2, "errors": 1, "skipped": 3}
-    assert found["versions"]["torch"] == torch.__version__
-    assert found["machine"]["device"] == "cpu"
-    asked = [(r["length"], r["phase"], r["scheme"]) for r in found["attention"]]
-    assert asked == [(n, p, s) for n in (64, 128) for p in ("forward", "training") for s in ("alibi", "shaw")]
-    for record in found["attention"]:
-        results = record["results"]
-        assert {"plain", gpu.BARE, "tiled", record["auto"]} == set(results)
-        assert results[gpu.BARE] == {"left_out": "FlexAttention is measured on CUDA alone"}
-        assert results["plain"]["ratio"] == [1, 1, 1]
-        assert results[record["auto"]]["ratio"][0] > 0
-    (rotation,) = found["rotation"]
-    assert rotation["bytes"] == 4 * 4 * 2 * 16 * 8  # queries and keys, read and written, of four bytes
-    assert "seconds" in rotation["results"][gpu.COPY]
-    json.dumps(found)
+# --- processes --------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_has_tests_ratios_and_bandwidth(found: dict[str, Any]) -> None:
-    first = found["attention"][0]
-    for way, ratio in (("plain", 1.0), (gpu.BARE, 1.25), ("tiled", 2.5)):
-        first["results"][way] = {
-            "seconds": [ratio / 1e3] * 3,
-            "ratio": [ratio] * 3,
-            "ratio_to_flex": [ratio / 1.25] * 3,
-        }
-    first["auto"] = "tiled"
-    copy, ours = ({"seconds": [x] * 3} for x in (1e-6, 4e-6))
-    found["rotation"][0]["results"] = {gpu.COPY: copy, "posenc": ours, "another": {"left_out": "No module named 'it'"}}
-    page = gpu.page(found)
-    assert "| tests that need a GPU | 40 tests, 2 failures, 1 errors, 3 skipped |" in page
-    assert "## Forward, over scaled_dot_product_attention" in page
-    assert "| alibi | tiled | **2.50 ± 0.00** |" in page
-    assert "## Forward, over FlexAttention without a score" in page
-    assert "| alibi | tiled | **2.00 ± 0.00** |" in page
-    assert "| FlexAttention without a score | 1.25 | – (1) |" in page
-    assert f"| float32 | {gpu.COPY} | {found['rotation'][0]['bytes'] / 1e-6 / 1e9:.0f} | 100% |" in page
-    assert "| float32 | posenc | 1 | 25% |" in page
-    assert "(1) No module named 'it'" in page
+def test_what_hangs_dies_or_breaks_the_device_costs_only_itself(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["one", "hang", "two", "die", "three", "break", "four"]
+    found = {r["item"]: r for r in went(monkeypatch, tiny, steps(("a", names))) if "item" in r}
+    assert list(found) == names
+    assert found["hang"]["failed"] == "it took longer than 0.3 s"
+    assert found["die"]["failed"] == "its process ended by signal 11: see the log"
+    assert found["break"]["failed"] == "an illegal access"
+    assert "broken" not in found["break"]
+    processes = [found[name]["process"] for name in ("one", "two", "three", "break", "four")]
+    assert len(set(processes)) == 4
+    assert processes[2] == processes[3]  # it takes the next item in the same process
+    assert all(found[name]["passed"] for name in ("one", "two", "three", "four"))
 
 
-def test_the_command_writes_both_and_says_that_tests_failed(
-    quick: None, tests: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_several_processes_take_every_item_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [str(n) for n in range(12)]
+    found = [r for r in went(monkeypatch, tiny, steps(("a", names), workers=3)) if "item" in r]
+    assert sorted(r["item"] for r in found) == sorted(names)
+    assert len({r["process"] for r in found}) > 1
+
+
+def test_a_step_that_cannot_begin_says_so_and_others_go_on(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = went(monkeypatch, tiny, steps(("dumb", ["one"]), ("a", ["two"])))
+    assert [(r["step"], r["outcome"]) for r in records if "outcome" in r] == [("dumb", lanes.SILENT), ("a", "done")]
+    assert "it cannot begin" in (tiny / "gpu.log").read_text()
+    assert run.unwell(records, run.steps(MINUTES)) == ([], ["dumb"])
+
+
+def test_a_step_out_of_time_goes_on_with_what_others_leave(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [str(n) for n in range(20)]
+    plan = (*steps(("a", names), limit=0.2), *steps(("b", ["last"])))
+    records = went(monkeypatch, tiny, plan)
+    assert [(r["step"], r["outcome"]) for r in records if "outcome" in r] == [
+        ("a", "out of time"), ("b", "done"), ("a", "done"),
+    ]  # fmt: skip
+    assert [r["item"] for r in records if r.get("step") == "a" and "item" in r] == names
+
+
+def test_all_of_it_stops_in_time_and_goes_on(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = steps(("a", ["one", "hang"]), ("b", ["two"]))
+    begin = time.monotonic()
+    records = went(monkeypatch, tiny, plan, seconds=0.25)
+    assert time.monotonic() - begin < 2
+    assert "b" not in {r.get("step") for r in records}
+    records = went(monkeypatch, tiny, plan, resume=True)
+    assert [r["item"] for r in records if "item" in r] == ["one", "hang", "two"]
+
+
+def test_a_result_that_cannot_be_written_ends_all_of_it(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, data: bytes) -> None:
+        if b"two" in data:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("posenc.tools.bench.gpu.journal.put", full)
+    with pytest.raises(OSError, match="No space left"):
+        went(monkeypatch, tiny, steps(("a", ["one", "two", "three"])))
+
+
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_killed_in_the_middle_nothing_is_lost_and_nothing_comes_twice(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu, "DEFAULTS", {**SETTINGS.to_dict(), "lengths": (64,)})
-    out = tmp_path / "out"
-    assert gpu.main(["--tests", str(tests), "--out", str(out)]) == 1
-    assert "tests failed" in capsys.readouterr().err
-    assert json.loads((out / "gpu.json").read_text())["tests"]["failures"] == 2
-    assert (out / "gpu.md").read_text().startswith("# posenc on a GPU\n")
-    tests.write_text(TESTS.replace('errors="1" failures="2"', 'errors="0" failures="0"'))
-    assert gpu.main(["--tests", str(tests), "--out", str(out)]) == 0
+    path = tiny / "first-minutes.jsonl"
+    child = os.fork()  # another process would import PyTorch
+    if child == 0:
+        try:
+            went(monkeypatch, tiny, steps(("a", [str(n) for n in range(1000)])))
+        finally:
+            os._exit(1)
+    while not (path.exists() and path.read_bytes().count(b"\n") > 5):
+        assert os.waitpid(child, os.WNOHANG) == (0, 0)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    with path.open("ab") as file:  # as if it had been writing
+        file.write(b'{"step": "a", "item": "hal')
+    before = path.read_bytes().rpartition(b"\n")[0].splitlines()
+    done = len(before) - 1
+    names = [str(n) for n in range(done + 3)]
+    records = went(monkeypatch, tiny, steps(("a", names)), resume=True)
+    assert [r["item"] for r in records if "item" in r] == names
+    assert path.read_bytes().splitlines()[: len(before)] == before
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_without_a_gpu_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu.main(["--out", str(tmp_path / "out")]) == 1
-    assert capsys.readouterr().err == f"posenc: error: torch {torch.__version__} sees no CUDA device\n"
-    assert not (tmp_path / "out").exists()
+def test_results_of_other_sources_are_told_apart(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = went(monkeypatch, tiny, steps(("a", ["one"])))
+    assert "versions of them" not in page(records)
+    assert went(monkeypatch, tiny, steps(("a", ["one"])), resume=True) == records
+    monkeypatch.setattr(run, "_sources", lambda: "another")
+    changed = went(monkeypatch, tiny, steps(("a", ["one"])), resume=True)
+    assert [record.get("sources") for record in changed] == [records[0]["sources"], None, None, "another"]
+    assert "these are results of 2 versions of them" in page(changed)
 
 
-def test_another_file_than_pytests_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for text in ("not xml", "<testsuite tests='1'/>"):
-        (tmp_path / "other.xml").write_text(text)
-        words = ["--device", "cpu", "--tests", str(tmp_path / "other.xml"), "--out", str(tmp_path)]
-        assert gpu.main(words) == 2
-        assert "other.xml must be what pytest --junitxml writes, got " in capsys.readouterr().err
+def test_two_at_once_and_damaged_lines_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "it.jsonl"
+    with Journal.opened(path) as journal:
+        journal.add({"step": "a", "item": "one"})
+        assert journal.done("a") == {"one"}
+        with pytest.raises(ValueError, match="is being written by another process"), Journal.opened(path):
+            pass
+    path.write_bytes(path.read_bytes() + b"nothing\n")
+    with pytest.raises(ValueError, match=r"it.jsonl, line 2, is not a result"), Journal.opened(path):
+        pass
+
+
+def test_errors_of_items_say_what_they_are() -> None:
+    def of(error: Exception) -> Callable[[], dict[str, Any]]:
+        def raises() -> dict[str, Any]:
+            raise error
+
+        return raises
+
+    place = Place(True)
+    assert answered(place, of(LeftOutError("no room"))) == {"left_out": "no room"}
+    assert answered(place, of(torch.OutOfMemoryError("CUDA"))) == {"left_out": "out of memory: CUDA"}
+    assert answered(place, of(RuntimeError("an error\nof lines"))) == {"failed": "RuntimeError: an error"}
+
+
+def test_a_device_that_no_longer_answers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def synchronize() -> None:
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    assert answered(Place(), dict) == {"failed": "RuntimeError: an illegal memory access", "broken": True}
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_wrong_usage_and_what_is_missing_have_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")  # set back after the test
+    monkeypatch.setattr("posenc.backends.triton.operator.missing", lambda: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "jaxtyping" else object())
+    out = ["--out", str(tmp_path)]
+
+    def said(*words: str) -> tuple[int, str]:
+        code = main([*words, *out])
+        return code, capsys.readouterr().err.strip()
+
+    assert said() == (1, f"posenc: error: jaxtyping cannot be imported by {sys.executable}")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert said("--seconds", "0") == (2, "posenc: error: --seconds must be more than 0, got 0.0")
+    if not torch.cuda.is_available():
+        why = f"posenc: error: torch {torch.__version__} sees no CUDA device; --dry-run needs none"
+        assert said() == (1, why)
+    assert said("--dry-run", "--only", "nothing")[0] == 2
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "first-minutes.jsonl").write_text('{"plan": "first minutes", "is_dry": true}\n')
+    assert said("--dry-run")[1].endswith("holds results: --resume goes on from them, --out names another folder")
+    (tmp_path / "first-minutes.jsonl").write_text('{"plan": "first minutes", "is_dry": false}\n')
+    assert "no dry run: name another folder with --out" in said("--dry-run", "--resume")[1]
+    monkeypatch.setattr("posenc.backends.triton.operator.missing", lambda: "Triton is not installed")
+    assert said("--dry-run") == (1, "posenc: error: Triton is not installed")
+
+
+# --- what is predicted, and the page ----------------------------------------------------------------------------------
+
+
+def test_everything_that_is_predicted_or_decided_is_timed() -> None:
+    timed = {*timing.TIMED.items(Place())}
+    varied = {*variants.VARIANTS.items(Place())}
+    for told in predictions.PREDICTIONS:
+        for way in (told.of, told.over):
+            assert f"{told.length} {told.phase} {way}" in timed
+    for told in predictions.VARIED:
+        for way in (told.of, told.over):
+            assert f"{told.length} {told.phase} {way}" in varied
+    for rule in predictions.RULES:
+        for way in (rule.now, *rule.ways.values()):
+            assert {f"{n} {phase} {way}" for n in REAL.lengths for phase in rule.phases} <= timed
+    for setting in predictions.SETTINGS:
+        for way in (setting.taken, setting.other):
+            assert {f"{n} {phase} {way}" for n in REAL.lengths for phase in setting.phases} <= timed
+    assert {told.low < told.high for told in predictions.PREDICTIONS + predictions.VARIED} == {True}
+    assert {*timing.COMPILED.items(Place())} <= timed
+    assert {*timing.PROFILES.items(Place())} <= timed
+
+
+def test_the_limits_of_the_steps_are_within_the_time() -> None:
+    assert sum(step.limit for step in plans.PLANS[MINUTES]) <= 560
+    assert all(step.each <= step.limit for plan in plans.PLANS.values() for step in plan)
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [(None, "not measured"), (0.8, "below"), (0.9, "as predicted"), (1.0, "as predicted"), (1.2, "above")],
+)
+def test_verdicts(found: float | None, said: str) -> None:
+    assert verdict(found, 0.9, 1.0) == said
+
+
+def timed(name: str, graph: float | None, events: float, **more: Any) -> dict[str, Any]:
+    clock = {} if graph is None else {"graph": [graph] * 3}
+    return {
+        "step": "times",
+        "item": f"4096 {name}",
+        "seconds": 1,
+        "events": [events] * 3,
+        "host": [0.1] * 3,
+        **clock,
+        **more,
+    }
+
+
+def test_the_page_says_what_was_predicted_what_came_and_what_it_changes() -> None:
+    sizes = Sizes(**{**vars(SMALL), "lengths": (4096, 16384)})
+    records: list[dict[str, Any]] = [
+        {"plan": MINUTES, "is_dry": False, **predictions.told(MINUTES, sizes)},
+        {"step": "first", "item": "versions", "seconds": 1, "about": {"torch": "2.11.0"}},
+        {"step": "first", "item": "copy", "seconds": 1, "graph": [2.0] * 3, "events": [3.0] * 3, "bytes": 6 * 10**9},
+        {"step": "first", "outcome": "done", "of": 3, "took": 2.0},
+        {"step": "real", "item": "alibi, 64", "seconds": 1, "passed": False, "worst": "output",
+         "errors": {"output": ["nan", "1.00e-02"], "log-sum-exp": ["1.00e-09", "1.00e-03"]}},
+        {"step": "tests", "item": "one", "seconds": 1, "passed": False, "told": "a long\nstory"},
+        timed("forward flash", 1.0, 1.5),
+        timed("forward cuDNN", 0.6, 0.7),
+        timed(f"forward {ways.PLAIN}", 1.2, 1.3, auto="sdpa"),
+        timed("forward flex, dynamic", 1.0, 1.1),
+        timed("forward alibi, triton", 1.4, 1.6, auto="flex"),
+        timed("forward alibi, flex", None, 2.0),  # so all three are compared between events
+        timed("forward alibi, sdpa with a mask", 5.0, 5.1),
+        {"step": "times", "item": "4096 training flash", "seconds": 1, "left_out": "out of memory"},
+    ]  # fmt: skip
+    told = page(records)
+    assert "A dry run" not in told
+    assert "| copy | 3,000 GB/s (graph) |" in told
+    assert "| real | alibi, 64 | output nan, allowed 1.00e-02 |" in told
+    assert "| tests | one | a long story |" in told
+    assert "| cuDNN | flash | 4,096 | forward | 0.50 to 0.80 | 0.60 | as predicted |" in told
+    assert "| alibi, triton | flash | 4,096 | forward | 0.90 to 1.11 | 1.40 | above |" in told
+    assert "| alibi, triton | alibi, flex | 4,096 | forward | 0.50 to 0.90 | 0.80 | as predicted |" in told
+    assert "| learned t5, triton | learned t5, flex | 16,384 | training | 0.05 to 0.50 | – | not measured |" in told
+    assert "| nothing added | 5% | 4,096 | forward | sdpa | sdpa | stays |" in told
+    assert "| a line in distance (ALiBi) | 5% | 4,096 | forward | flex | triton | changes |" in told
+    assert "| a learned table (T5) | 5% | 4,096 | forward | – | not measured | not measured |" in told
+    assert "| PyTorch's kernel: cuDNN | flash | 4,096 | forward | 0.60 | documentation names cuDNN first |" in told
+    assert "| alibi, flex | – | 2.000 ± 0.000 | 0.100 ± 0.000 | 1.33 |" in told
+    assert "| times | 4096 training flash | out of memory |" in told
+    assert "| real | 1 | 0 | 0 | 1 | 1 | not yet |" in told
+    json.dumps(records)
+
+
+# --- what is run ------------------------------------------------------------------------------------------------------
+
+
+def test_other_sizes_and_stages_are_put_back() -> None:
+    before = operator.SIZES, operator.FAR
+    with ways.launched(**ways.stages("FAR", 7)()):
+        assert before[0][:1] == operator.SIZES
+        assert {**before[1], "num_stages": 7} == operator.FAR
+    assert before == (operator.SIZES, operator.FAR)
+    with pytest.raises(AttributeError), ways.launched(ELSEWHERE=1):
+        pass
+
+
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> Place:
+    """The CPU as if it were a GPU: events and graphs are stand-ins, so that what needs them is run here too."""
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = time.perf_counter()
+
+        def elapsed_time(self, end: "Event") -> float:
+            return 1e3 * (end.at - self.at)
+
+    class Graph:
+        def replay(self) -> None:
+            """Writes nothing."""
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    told = SimpleNamespace(major=9, minor=0, multi_processor_count=132, total_memory=2**36)
+    for name, value in {
+        "Event": Event,
+        "CUDAGraph": Graph,
+        "Stream": lambda: stream,
+        "current_stream": lambda: stream,
+        "stream": lambda it: nullcontext(),
+        "graph": lambda it: nullcontext(),
+        "synchronize": lambda: None,
+        "empty_cache": lambda: None,
+        "memory_allocated": lambda: 2**40,
+        "get_device_properties": lambda device: told,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(clocks, "CACHE", 16)
+    monkeypatch.setattr(clocks, "BUDGET", 0.001)
+    monkeypatch.setattr(agreement, "POISONED", range(4))
+    monkeypatch.setattr(Place, "device", torch.device("cpu"))
+    monkeypatch.setattr(Place, "sizes", SMALL)
+    return Place()
+
+
+def test_what_a_gpu_is_asked_is_run_here_with_stand_ins(pretended: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    for item in first.ITEMS:
+        found = answered(pretended, lambda item=item: first.FIRST.run(pretended, item))  # type: ignore[misc]
+        assert "failed" not in found
+        if item == "versions":
+            assert found["about"]["capability"] == "9.0"
+        else:
+            assert set(found) >= {"host", "events", "graph"}
+    found = timing.TIMED.run(pretended, "48 training flash")
+    assert min(found[clock][0] for clock in ("host", "events", "graph")) > 0
+    found = agreement.in_a_graph(pretended, CASE)
+    assert (found["passed"], len(found["differ"])) == (False, 5)  # what is replayed here writes nothing
+    monkeypatch.setattr(agreement, "LARGE", (2, 2, 16, 16))
+    assert agreement.large(pretended, "alibi", True, backend="tiled")["passed"]
+
+
+def test_launches_are_counted_by_kernel(pretended: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def event(kind: str, name: str, ms: float, **more: Any) -> SimpleNamespace:
+        times = {"device_time": 1e3 * ms, "cpu_time_total": 1e3 * ms, "cpu_parent": None}
+        return SimpleNamespace(device_type=getattr(torch.profiler.DeviceType, kind), name=name, **times | more)
+
+    events = [
+        event("CUDA", "forward", 2.0),
+        event("CUDA", "forward", 1.0),
+        event("CUDA", "fill", 0.5),
+        event("CUDA", "a range", 9.0, is_user_annotation=True),
+        event("CPU", "posenc::triton", 0.25),
+        event("CPU", "aten::empty", 0.125, cpu_parent=object()),
+    ]
+    monkeypatch.setattr(
+        torch.profiler, "profile", lambda activities: nullcontext(SimpleNamespace(events=lambda: events))
+    )
+    found = timing.PROFILES.run(pretended, "48 forward flash")
+    assert found.pop("kernels") == {"forward": [2, 3.0], "fill": [1, 0.5]}
+    assert found == {"launches": 3, "on_device": 3.5, "operations": 1, "host": 0.25}
+    head = {"plan": MINUTES, "is_dry": False, "predictions": [], "rules": [], "settings": []}
+    kernels = {"kernels": {"forward": [2, 3.0], "fill": [1, 0.5]}}
+    told = page([head, {"step": "profiles", "item": "it", "seconds": 1, **found, **kernels}])
+    assert "| it | 3 | 3.500 | 1 | 0.250 | forward: 2 × 3.000; fill: 1 × 0.500 |" in told
+    events[:] = events[-2:]
+    with pytest.raises(LeftOutError, match="saw no kernel"):
+        timing.PROFILES.run(pretended, "48 forward flash")
+
+
+def test_a_call_that_cannot_be_captured_says_why(pretended: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(graph: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(torch.cuda, "graph", refuses)
+    found = clocks.timed(pretended, lambda: ())
+    assert found["graph_left_out"] == "RuntimeError: operation not permitted when stream is capturing"
+    assert "graph" not in found
+
+
+CASE = Case("alibi", 37, 2, 1, 16, torch.float32, "packed", backend="tiled")
+
+
+@pytest.mark.parametrize("fault", [0.0, 1e-4, torch.nan])
+def test_a_comparison_sees_faults(fault: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = agreement.posenc.attention
+
+    def attention(*given: Any, backend: str, **how: Any) -> Any:
+        out, lse = real(*given, backend=backend, **how)
+        return (out + fault if backend == "tiled" else out), lse
+
+    monkeypatch.setattr(agreement.posenc, "attention", attention)
+    found = agreement.compared(Place(True), CASE)
+    assert found["passed"] == (fault == 0)
+    assert set(found["errors"]) == {
+        "output",
+        "log-sum-exp",
+        "gradient of query",
+        "gradient of key",
+        "gradient of value",
+    }
+
+
+def test_three_runs_that_differ_in_a_bit_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert agreement.thrice(Place(True), CASE) == {"passed": True, "differ": []}
+    real, calls = agreement.posenc.attention, []
+
+    def attention(*given: Any, **how: Any) -> Any:
+        calls.append(1)
+        out, lse = real(*given, **how)
+        return out, torch.nextafter(lse, lse + 1) if len(calls) == 2 else lse
+
+    monkeypatch.setattr(agreement.posenc, "attention", attention)
+    found = agreement.thrice(Place(True), CASE)
+    assert found == {"passed": False, "differ": ["log-sum-exp"]}
+
+
+def test_what_is_compiled_is_read_from_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Triton keeps it: by device, the compiled kernels first."""
+    of = ModuleType("posenc.backends.triton.made_up")
+    kernels: dict[int, Any] = {}
+    of.forward = SimpleNamespace(device_caches={0: (kernels, {})}, __module__=of.__name__)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, of.__name__, of)
+
+    def work() -> tuple[()]:
+        told = SimpleNamespace(shared=1024, num_stages=2, num_warps=8)
+        kernels[len(kernels)] = SimpleNamespace(n_regs=168, n_spills=len(kernels), metadata=told)
+        return ()
+
+    work()
+    found = timing.compiled_by(lambda place, name: work, Place(True), "")
+    expected = {"registers": 168, "spills": 1, "shared": 1024, "stages": 2, "warps": 8}
+    assert found == {"kernels": {"forward": [expected]}}
+    record = {"step": "compiled", "item": "4096 forward it", "seconds": 1, **found}
+    head = {"plan": MINUTES, "is_dry": False, "predictions": [], "rules": [], "settings": []}
+    assert "| 4096 forward it | forward | 168 | 1 | 1024 | 8 | 2 |" in page([head, record])
+
+
+def test_steps_take_names_until_there_are_none() -> None:
+    answers: dict[str, dict[str, Any]] = {}
+    it = Step("a", "a", 1, 1, lambda place: ("one",), lambda place, name: {"name": name})
+    step.one_by_one(it, Place(True), iter(("one", "two")), lambda: None, lambda n, found: answers.update({n: found}))
+    assert answers == {"one": {"name": "one"}, "two": {"name": "two"}}

@@ -1,0 +1,60 @@
+"""The command whole, on the CPU: processes that interpret the kernels, lines and a page."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from posenc.tools.bench.gpu import plans, timing
+from posenc.tools.bench.gpu.place import Place
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, which is not installed"),
+]
+STEPS = ("first", "real", "large", "profiles")
+
+
+def run(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "posenc.tools.bench.gpu", "--dry-run", "--out", str(out), *words]
+    return subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, text=True
+    )
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / "first-minutes.jsonl").read_text().splitlines()]
+
+
+def test_a_dry_run_does_every_item_once_and_resumes(tmp_path: Path) -> None:
+    told = run(tmp_path, "--only", *STEPS)
+    assert told.returncode == 0, told.stdout + told.stderr + (tmp_path / "gpu.log").read_text()[-4000:]
+    records = lines(tmp_path)
+    place = Place(True)
+    for step in plans.PLANS[plans.MINUTES]:
+        if step.name in STEPS:
+            found = [r["item"] for r in records if r.get("step") == step.name and "item" in r]
+            assert sorted(found) == sorted(step.items(place))
+    left = {r["item"]: r["left_out"] for r in records if "left_out" in r}
+    assert left == {
+        "alibi, in a graph": "the CPU has no graphs",
+        "alibi, training": "more than 2^31 numbers need a GPU",
+        "shaw, forward": "more than 2^31 numbers need a GPU",
+    }
+    checked = [r["passed"] for r in records if "passed" in r]
+    assert len(checked) >= 6
+    assert all(checked)
+    profiles = [r for r in records if r.get("step") == "profiles" and "item" in r]
+    assert len(profiles) == len(timing.PROFILES.items(place))
+    assert all(r["operations"] > 0 for r in profiles)
+    page = (tmp_path / "first-minutes.md").read_text()
+    assert "No number here says anything of a GPU." in page
+    assert "| kernels | interpreted |" in page
+    told = run(tmp_path, "--only", *STEPS, "--resume")
+    assert told.returncode == 0
+    assert lines(tmp_path) == records
