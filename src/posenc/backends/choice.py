@@ -13,6 +13,7 @@ from posenc.arguments import check_choice
 from posenc.backends.backend import Backend
 from posenc.backends.call import Call
 from posenc.backends.chunked import CHUNKED
+from posenc.backends.eligible import distances_of
 from posenc.backends.flex import FLEX
 from posenc.backends.native.backend import NATIVE, keeps_bfloat16, leaves_out
 from posenc.backends.native.crossover import why_ahead
@@ -21,7 +22,7 @@ from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.skipping import computed_share
 from posenc.backends.tiled.backend import TILED, has_far_keys, width_of
 from posenc.backends.triton.backend import TRITON
-from posenc.encoding.pieces import Meeting
+from posenc.encoding.pieces import Bias, Function, Meeting
 from posenc.positions.tiles import tiles
 
 BACKENDS: tuple[Backend, ...] = (SDPA, NATIVE, TRITON, TILED, FLEX, CHUNKED, REFERENCE)
@@ -170,9 +171,23 @@ class _Asked:
         """Scores are a few rows."""
         return self.has_few_queries
 
+    def is_for_gpu_kernel(self) -> bool:
+        """A GPU's kernel takes it, tile by tile."""
+        has_terms = len(self.call.pieces) + len(self.call.values) > 0
+        return self.is_cuda() and has_terms and self.takes(TRITON) and self.is_worth_tiles()
+
     def meets_vectors(self) -> bool:
         """A GPU's kernel computes products with vectors on the fly."""
-        return self.is_cuda() and _meets_vectors(self.call) and self.takes(TRITON) and self.is_worth_tiles()
+        return self.is_for_gpu_kernel() and _meets_vectors(self.call)
+
+    def is_simple_far_away(self) -> bool:
+        """A GPU's kernel needs no table for far pairs."""
+        tails = [distance.tail for distance in distances_of(self.call)]
+        return self.is_for_gpu_kernel() and all(tail is not None for tail in tails)
+
+    def is_learned(self) -> bool:
+        """A GPU's kernel sums the gradients of tables without atomic additions."""
+        return self.is_for_gpu_kernel() and _has_learned_tables(self.call)
 
     def has_function(self) -> bool:
         """A GPU's kernel computes the score function on the fly."""
@@ -202,6 +217,8 @@ class Choice(NamedTuple):
 FEW = "there are few queries: dense rows of scores are cheapest"
 ON_THE_FLY = "every term depends on distance, and the kernel computes the scores on the fly"
 VECTORS = "vectors depend on distance, and the kernel computes their products on the fly"
+FAR = "the scores are constant or linear at large distances, where the kernel needs no table"
+LEARNED = "a table by distance is learned, and the kernel sums its gradient without atomic additions"
 
 CHOICES = (
     Choice(REFERENCE, _Asked.is_forward_mode, "no fused kernel has a forward-mode derivative"),
@@ -216,6 +233,8 @@ CHOICES = (
     ),
     Choice(REFERENCE, _Asked.has_few_dense_rows, FEW),
     Choice(TRITON, _Asked.meets_vectors, VECTORS),
+    Choice(TRITON, _Asked.is_simple_far_away, FAR),
+    Choice(TRITON, _Asked.is_learned, LEARNED),
     Choice(FLEX, _Asked.has_function, "a fused kernel computes the score function on the fly"),
     Choice(TILED, _Asked.is_tiled, "the scores depend on distance, computed one block at a time"),
     Choice(SDPA, _Asked.has_mask, "there are few enough scores for a dense mask"),
@@ -240,6 +259,18 @@ def _meets_vectors(call: Call) -> bool:
     """Whether queries or weights are multiplied with vectors by distance, for which other kernels would gather a vector
     per pair or store the products of each query with every distance."""
     return len(call.values) > 0 or any(isinstance(piece, Meeting) for piece in call.pieces)
+
+
+def _has_learned_tables(call: Call) -> bool:
+    """Whether a number per distance has a gradient, which one distance shows as well as all."""
+    if not torch.is_grad_enabled():
+        return False
+    r = torch.zeros(1, dtype=torch.int64, device=call.query_positions.device)
+    lines = [piece.at(r) for piece in call.pieces if isinstance(piece, Bias)]
+    for piece in call.pieces:
+        if isinstance(piece, Function) and piece.distance is not None:
+            lines += piece.coefficients(r)
+    return any(line.requires_grad for line in lines)
 
 
 def _pairs_per_tile(call: Call) -> float:
@@ -268,6 +299,8 @@ def explain(call: Call) -> Explanation:
     if backend is NATIVE and call.query.dtype != call.dtype:
         name = str(call.query.dtype).removeprefix("torch.")
         why += f"; it multiplies in {name}" if keeps_bfloat16(call) else f"; it converts {name} to float32"
+    if backend in (TRITON, FLEX, TILED) and call.query.device.type == "cuda":
+        why += "; its speed on a GPU was not measured yet"
     reasons = {other.name: other.refuses(call) for other in BACKENDS}
     refusals = {name: reason for name, reason in reasons.items() if reason is not None}
     computed = 1.0

@@ -43,7 +43,6 @@ from posenc.backends.call import Call
 from posenc.backends.kept import kept
 from posenc.backends.skipping import counted_blocks, orders_seen, seen_blocks
 from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting, Piece, Row, Term, Value
-from posenc.lowering.block import Block
 from posenc.lowering.folding import fold
 from posenc.lowering.forms import ScoreFunction, function
 from posenc.positions.positions import PADDING, Positions
@@ -80,11 +79,15 @@ def _inputs(call: Call) -> str | None:
     return None
 
 
-def _score_mods(call: Call) -> str | None:
-    # Whether there are score_mods depends on the positions, not on queries and keys: the first ones suffice.
+def _of_first_pair(call: Call) -> list[ScoreFunction] | str:
+    """The score_mods of the first query and key, or why there are none, which depends on the positions of all."""
     few = call.part(slice(0, 1), slice(0, 1))
     few = replace(few, query_positions=call.query_positions, key_positions=call.key_positions)
-    functions = _functions(few, few.raw_block())
+    return _functions(few, few.pieces)
+
+
+def _score_mods(call: Call) -> str | None:
+    functions = _of_first_pair(call)
     return functions if isinstance(functions, str) else None
 
 
@@ -106,7 +109,9 @@ def _ways(call: Call) -> str | None:
 def _derivative(call: Call) -> str | None:
     """Why the needed derivative is not supported, or None."""
     is_graded, on_cpu = torch.is_grad_enabled(), call.query.device.type == "cpu"
-    is_sorted = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    is_sorted = (
+        torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    )
     if is_graded and is_sorted and not on_cpu and _first_score(call).requires_grad:
         return (
             "FlexAttention adds up the gradients of a score term's tensors in no fixed order, and "
@@ -127,8 +132,7 @@ def _derivative(call: Call) -> str | None:
 def _first_score(call: Call) -> Tensor:
     """What the terms add to the score of the first pair. The parameters of a term are unknown, but this requires grad,
     or has a tangent, if one of them or what is read of queries and keys does."""
-    first = call.part(slice(0, 1), slice(0, 1))
-    functions = _functions(first, first.block())
+    functions = _of_first_pair(call)
     assert not isinstance(functions, str)  # `_score_mods` has been asked
     return _at_first_pair(functions, call.query.device)
 
@@ -190,11 +194,12 @@ def _attend(
 # --- the scores -----------------------------------------------------------------------------------------------------
 
 
-def _functions(call: Call, block: Block, left: tuple[Piece, ...] | None = None) -> list[ScoreFunction] | str:
+def _functions(call: Call, pieces: Sequence[Piece]) -> list[ScoreFunction] | str:
     """The pieces as score_mods, or the reason why one of them has none."""
+    # A term that reads only positions needs no cast of query and key.
+    block = call.raw_block() if all(piece.is_content_free for piece in pieces) else call.block()
     functions = []
-    for piece in call.pieces if left is None else left:
-        # A term that reads only positions needs no cast of query and key.
+    for piece in pieces:
         made = _of_positions(piece, call) if piece.is_content_free else function(piece, block)
         if isinstance(made, str):
             return made
@@ -205,20 +210,18 @@ def _functions(call: Call, block: Block, left: tuple[Piece, ...] | None = None) 
 def _of_positions(piece: Piece, call: Call) -> ScoreFunction | str:
     """The score_mod of a piece that reads no queries and keys. With its tensors it is kept for other calls of the plan,
     which has the same pieces, unless these have a gradient or are of every pair."""
+    device = call.query.device
 
-    def make() -> ScoreFunction | str | None:
-        made = function(piece, call.raw_block())
-        is_learned = not isinstance(made, str) and _at_first_pair([made], call.query.device).requires_grad
-        return None if is_learned else made
+    def may_stay(made: ScoreFunction | str) -> bool:
+        is_dense = piece.distance is None or piece.distance.axis is None
+        return not (is_dense or isinstance(made, str) or _at_first_pair([made], device).requires_grad)
 
-    is_dense = piece.distance is None or piece.distance.axis is None
-    made = None if call.kept is None or is_dense else kept(call.kept, id(piece), call.query.device, make)
-    return function(piece, call.raw_block()) if made is None else made
+    return kept(call.kept, id(piece), device, lambda: function(piece, call.raw_block()), may_stay)
 
 
 def _score_function(call: Call, left: tuple[Piece, ...]) -> ScoreFunction | None:
     """The remaining pieces in turn, then ``attn_mask``; None if there is nothing to do."""
-    functions = _functions(call, call.block(), left)
+    functions = _functions(call, left)
     if isinstance(functions, str):  # not found with one pair: the range of coordinates is too large for a table
         raise ValueError(f"backend 'flex' cannot run this: {functions}")
     mask = call.attn_mask

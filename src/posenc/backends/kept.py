@@ -14,13 +14,21 @@ MOST = 16  # in one store
 _READ_BY_GRAPHS: list[Any] = []
 
 
-def kept(store: dict[Any, Any] | None, key: Hashable, device: torch.device, make: Callable[[], T]) -> T:
+def kept(
+    store: dict[Any, Any] | None,
+    key: Hashable,
+    device: torch.device,
+    make: Callable[[], T],
+    may_stay: Callable[[T], bool] = lambda made: True,
+) -> T:
     """What ``make()`` returns or returned before, for the same key, in the same store; None: there is none.
 
-    ``key`` has all that the numbers depend on. A stream uses only what it has made itself, as another one might read
-    too early, or the allocator give the memory away. While a CUDA graph is captured nothing is stored, since it has no
-    numbers before the graph is replayed; what was made before, the graph reads at each replay, so it is never freed.
-    What is made in inference mode stays there, and nothing is kept where operations are traced or replaced.
+    ``key`` has all that the numbers depend on. What ``may_stay`` is false of is made anew each time.
+
+    A stream uses only what it has made itself: another one might read it too early, or go on reading when its memory is
+    given away. While a CUDA graph is captured nothing is stored, since it has no numbers before the graph is replayed;
+    what was made before is read at each replay, so it is never freed. What is made in inference mode stays there.
+    Nothing is kept where operations are traced or replaced.
     """
     if store is None or not compat.is_undisturbed():
         return make()
@@ -35,9 +43,12 @@ def kept(store: dict[Any, Any] | None, key: Hashable, device: torch.device, make
             _READ_BY_GRAPHS.append(found)
         return found
     if stream not in made:
+        found = make()
+        if not may_stay(found):
+            return found
         if len(store) >= MOST:
             store.clear()
-        store.setdefault(key, made)[stream] = make()
+        store.setdefault(key, made)[stream] = found
     return made[stream]
 
 

@@ -9,6 +9,7 @@ from posenc.backends import eligible
 from posenc.backends.backend import Backend, Unless
 from posenc.backends.call import Call
 from posenc.backends.eligible import line_of
+from posenc.backends.kept import kept
 from posenc.backends.operands import Given
 from posenc.backends.triton.operator import is_interpreted, missing, triton
 from posenc.encoding.pieces import Bias, Function, Meeting, Term
@@ -67,9 +68,16 @@ class _Lines(Given):
             self.tensors["slopes"] = (at[:, [0, 3]] - at[:, [1, 2]]) / FAR
 
 
-def _run(call: Call) -> tuple[Tensor, Tensor | None]:
+def _arguments(call: Call) -> tuple[Tensor | None, tuple[object, ...]]:
+    """The key, None if it is the call's own and no query, key or gradient is part of the others either; and these."""
     given = _Lines(call)
-    out, lse = triton(call.query, given.key.to(call.key.dtype), call.value, *given.arguments(), call.scale)
+    is_kept = given.key is call.key and given.is_of_positions
+    return None if is_kept else given.key.to(call.key.dtype), given.arguments()
+
+
+def _run(call: Call) -> tuple[Tensor, Tensor | None]:
+    key, rest = kept(call.kept, "triton", call.query.device, lambda: _arguments(call), lambda made: made[0] is None)
+    out, lse = triton(call.query, call.key if key is None else key, call.value, *rest, call.scale)
     return out, lse if call.return_lse else None
 
 
