@@ -179,7 +179,7 @@ COUNTS: list[tuple[str, str, bool, str, int, int]] = [
 def test_layers_launch_few_operations_and_read_nothing(
     name: str, place: str, is_training: bool, backend: str, first: int, later: int, device: Device
 ) -> None:
-    """Of a block mask alone it was 57, and of ALiBi and T5 205 and 341."""
+    """A block mask was made in each layer, of 87; all of ALiBi and of T5 was 171 and 263."""
     scheme = MAKES[name]()
     assert scheme is not None
     scheme.requires_grad_(is_training)
