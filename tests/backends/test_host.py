@@ -60,15 +60,24 @@ WITHOUT_A_KERNEL = READS | {
 
 
 class OnDevice(TorchFunctionMode):
-    """Tensors say that they are on a GPU; what is made there is made on the CPU."""
+    """Tensors say that they are on a GPU; what is made there is made on the CPU. Lists of numbers that are copied to it
+    are counted: a copy waits for the device, and no CUDA graph can have one."""
+
+    copies = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func == torch.Tensor.device.__get__:  # type: ignore[attr-defined]
+        if func == torch.Tensor.device.__get__:
             return CUDA
-        if func == torch.Tensor.is_cuda.__get__:  # type: ignore[attr-defined]
+        if func == torch.Tensor.is_cuda.__get__:
             return True
         if func is F.scaled_dot_product_attention:
             return emptied(args[0], args[2])[0]
+
+        index = args[1] if func == torch.Tensor.__getitem__ else ()
+        if func in (torch.tensor, torch.as_tensor) or any(
+            isinstance(x, list) for x in (index if isinstance(index, tuple) else (index,))
+        ):
+            self.copies += 1
 
         def here(x: Any) -> Any:
             return torch.device("cpu") if isinstance(x, (str, torch.device)) and "cuda" in str(x) else x
@@ -88,6 +97,7 @@ class Device:
     stream: int = 1
     is_capturing: bool = False
     masks: list[Any] = field(default_factory=list)
+    mode: OnDevice = field(default_factory=OnDevice)
 
 
 @pytest.fixture
@@ -107,7 +117,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.is_capturing)
     monkeypatch.setattr(flex, "_SEEN", {})
     monkeypatch.setattr(kept, "_READ_BY_GRAPHS", [])
-    with OnDevice():
+    with made.mode:
         yield made
 
 
@@ -186,7 +196,7 @@ def test_layers_launch_few_operations_and_read_nothing(
     looks_back = {} if name == "alibi, directed" else {"is_causal": True}
     with torch.set_grad_enabled(is_training):
         encoding = scheme(LAID[place](), dtype=torch.float32)
-        layer = drawn(requires_grad=is_training)
+        layer, device.mode.copies = drawn(requires_grad=is_training), 0
         at_first = counted(lambda: posenc.attention(*layer, encoding, **looks_back))
         then = [counted(lambda: posenc.attention(*drawn(), encoding, **looks_back)) for _ in range(2)]
         then += [counted(lambda: posenc.attention(*layer, encoding, **looks_back)) for _ in range(2)]
@@ -196,6 +206,7 @@ def test_layers_launch_few_operations_and_read_nothing(
     assert not at_first.read
     assert then[-1].launched.total() <= later, then[-1].launched
     assert not any(each.read for each in then)
+    assert device.mode.copies == 0
 
 
 def test_another_pass_over_the_same_layouts_has_the_same_mask(device: Device) -> None:
@@ -240,6 +251,27 @@ def test_a_mask_is_that_of_its_own_call() -> None:
 
 def _windowed(call: Any, left: int = 150) -> Any:
     return replace(call, visibility=Visibility(True, left))
+
+
+@pytest.mark.parametrize("scheme", [ALiBi(HEADS), ALiBi(HEADS) + Shaw(HEAD_DIM, 8, values=False)], ids=repr)
+def test_what_is_left_out_is_that_of_each_layer(scheme: Scheme) -> None:
+    """Of one plan, whose layers have other queries and keys."""
+    at, plan, found = (LAID["text"](),) * 2, {}, []
+    generator = torch.Generator().manual_seed(1)
+    layers = [[torch.randn(1, HEADS, TOKENS, HEAD_DIM, generator=generator) for _ in range(3)] for _ in range(2)]
+    layers[1][1][:, 0, 3] *= 100.0  # a key that counts from far away
+    for layer in layers:
+        masks = [
+            flex._block_mask(called(*layer, scheme, at, is_causal=True).keeping(store), TOKENS, TOKENS)
+            for store in (plan, {})
+        ]
+        kinds = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "q_num_blocks", "q_indices", "full_q_indices")
+        for kind in kinds:
+            assert torch.equal(*(getattr(mask, kind) for mask in masks))
+        found.append(masks[0].kv_num_blocks + masks[0].full_kv_num_blocks)
+    assert any(name[0] == ("near", flex.BLOCK) for name in plan)
+    assert (found[1][:, 0] > found[0][:, 0]).any()
+    assert (found[0].sum(-1) < sum(range(1, found[0].size(-1) + 1))).any()
 
 
 def test_positions_of_unknown_layout_share_none(device: Device) -> None:
@@ -302,7 +334,8 @@ def test_a_graph_reads_what_was_made_before_it(place: str, device: Device) -> No
     assert alive() is not None
 
 
-def test_they_are_bounded_and_freed(device: Device) -> None:
+def test_they_are_bounded_and_freed(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "MOST", 3)
     for n in range(2 * kept.MOST):
         posenc.attention(*drawn(), posenc.NoPE()(Positions.packed([100 + n, TOKENS - 100 - n])), is_causal=True)
         assert 1 <= len(flex._SEEN) <= kept.MOST

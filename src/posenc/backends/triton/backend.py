@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
@@ -63,9 +65,10 @@ class _Lines(Given):
         if pasts and all(bias.distance.tail in self.tails for bias in biases):
             past = max(bias.distance.past for bias in biases)
             block = self.call.raw_block()
-            r = torch.tensor([-past - FAR, -past, past, past + FAR], device=call.query.device)
-            at = sum(line_of(bias.at, bias.distance, block, r) for bias in biases)
-            self.tensors["slopes"] = (at[:, [0, 3]] - at[:, [1, 2]]) / FAR
+            side = torch.arange(-1, 2, 2, device=call.query.device)  # made there: a copy would wait for the device
+            r = torch.cat((side * past, side * (past + FAR)))
+            at = reduce(torch.add, [line_of(bias.at, bias.distance, block, r) for bias in biases])
+            self.tensors["slopes"] = (at[:, 2:] - at[:, :2]) / FAR
 
 
 def _arguments(call: Call) -> tuple[Tensor | None, tuple[object, ...]]:
