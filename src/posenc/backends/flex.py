@@ -109,10 +109,10 @@ def _ways(call: Call) -> str | None:
 def _derivative(call: Call) -> str | None:
     """Why the needed derivative is not supported, or None."""
     is_graded, on_cpu = torch.is_grad_enabled(), call.query.device.type == "cpu"
-    is_sorted = (
+    is_deterministic = (
         torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
     )
-    if is_graded and is_sorted and not on_cpu and _first_score(call).requires_grad:
+    if is_graded and is_deterministic and not on_cpu and _first_score(call).requires_grad:
         return (
             "FlexAttention adds up the gradients of a score term's tensors in no fixed order, and "
             "torch.use_deterministic_algorithms(True) forbids it"
