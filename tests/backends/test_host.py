@@ -368,7 +368,7 @@ def deterministic() -> Iterator[None]:
 
 
 ATOMIC = (
-    "FlexAttention adds up the gradients of a score term's tensors in no fixed order, and "
+    "FlexAttention adds up the gradients of a mask and of a score term's tensors in no fixed order, and "
     "torch.use_deterministic_algorithms(True) forbids it"
 )
 
@@ -393,6 +393,12 @@ def test_a_deterministic_gradient_of_a_table_is_not_of_flex(
     assert "flex" not in posenc.explain(*layer, fixed, is_causal=True).refusals
     torch.use_deterministic_algorithms(True, warn_only=True)
     assert "flex" not in posenc.explain(*layer, encoding, is_causal=True).refusals
+
+
+def test_nor_is_that_of_a_mask(device: Device, deterministic: None) -> None:
+    mask, layer = torch.zeros(TOKENS, TOKENS), drawn()
+    assert "flex" not in posenc.explain(*layer, attn_mask=mask).refusals
+    assert posenc.explain(*layer, attn_mask=mask.requires_grad_()).refusals["flex"] == ATOMIC
 
 
 def test_what_was_not_measured_is_said(device: Device) -> None:

@@ -109,12 +109,9 @@ def _ways(call: Call) -> str | None:
 def _derivative(call: Call) -> str | None:
     """Why the needed derivative is not supported, or None."""
     is_graded, on_cpu = torch.is_grad_enabled(), call.query.device.type == "cpu"
-    is_deterministic = (
-        torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
-    )
-    if is_graded and is_deterministic and not on_cpu and _first_score(call).requires_grad:
+    if is_graded and not on_cpu and _must_be_deterministic() and _adds_atomically(call):
         return (
-            "FlexAttention adds up the gradients of a score term's tensors in no fixed order, and "
+            "FlexAttention adds up the gradients of a mask and of a score term's tensors in no fixed order, and "
             "torch.use_deterministic_algorithms(True) forbids it"
         )
     # Compiled code would drop tangents without an error.
@@ -127,6 +124,16 @@ def _derivative(call: Call) -> str | None:
         if x is not None and on_cpu and is_graded and x.requires_grad:
             return f"FlexAttention has no backward on CPU, and {name} requires grad"
     return None
+
+
+def _must_be_deterministic() -> bool:
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _adds_atomically(call: Call) -> bool:
+    """Whether the kernel's backward on a GPU does: if what is read for each pair has a gradient."""
+    mask = call.attn_mask
+    return _first_score(call).requires_grad or (mask is not None and mask.requires_grad)
 
 
 def _first_score(call: Call) -> Tensor:
