@@ -268,16 +268,17 @@ def _block_mask(call: Call, queries: int, keys: int) -> BlockMask:
     """The block mask of a call padded to ``queries`` and ``keys``.
 
     A block is skipped if all its pairs are masked or negligible, and full if none is masked; otherwise each pair is
-    checked. What follows from positions is kept for all calls with the same layouts or, if these are unknown, with the
-    same encoding.
+    checked. What follows from positions is kept for the plan and, unless the layouts are unknown, for all calls with
+    the same ones, whose many spans would take time to compare in each layer.
     """
-    layouts = call.layouts
-    seen = kept(
-        call.kept if layouts is None else _SEEN,
-        ("seen", layouts, call.visibility, call.query.size(0), queries, keys),
-        call.query.device,
-        lambda: _seen(call, queries, keys),
-    )
+    device = call.query.device
+
+    def by_layouts() -> _Seen:
+        layouts = call.layouts
+        key = layouts, call.visibility, call.query.size(0), queries, keys
+        return kept(None if layouts is None else _SEEN, key, device, lambda: _seen(call, queries, keys))
+
+    seen = kept(call.kept, ("seen", queries, keys), device, by_layouts)
     counted = counted_blocks(call, BLOCK)
     if counted is None:
         return seen.blocks
