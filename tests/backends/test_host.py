@@ -111,6 +111,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
 
     monkeypatch.setattr(flex, "_compiled", lambda static: attend)
     monkeypatch.setattr(triton, "triton", lambda query, key, value, *_: emptied(query, value))
+    monkeypatch.setattr(triton, "counted_for", lambda *_: None)
     monkeypatch.setattr(triton, "missing", lambda: None)
     monkeypatch.setattr("posenc.compat.is_undisturbed", lambda: True)
     monkeypatch.setattr(kept, "stream_of", lambda device: made.stream if device.type == "cuda" else None)

@@ -1,7 +1,8 @@
 """The kernels for CUDA against the reference: output, log-sum-exp and every gradient.
 
 Where there is no GPU, Triton interprets them line by line on the CPU. Whether it interprets or compiles is settled when
-it is imported, for good, so one test runs the others of this file in a process of their own.
+it is imported, for good, so one test runs the others of this file, and of `test_triton_skipping`, in a process of their
+own.
 """
 
 import importlib.util
@@ -21,12 +22,12 @@ from torch import Tensor
 import posenc
 from posenc import Positions, Shaw
 from posenc.backends.triton import backend as of_triton
-from posenc.backends.triton import operator
-from posenc.backends.triton.tasks import tasks_of
+from posenc.backends.triton import kept, operator, tasks
 from posenc.schemes.catalog import Shape
 from tests.backends.grounds import KINDS, Case, case, coarse, refuses, same, with_gradients
 
 FILE = Path(__file__)
+FILES = [str(FILE), str(FILE.with_name("test_triton_skipping.py"))]
 ROOT = FILE.parents[2]
 INTERPRETED = operator.is_interpreted()
 MISSING = ""  # why kernels can be neither interpreted nor compiled here
@@ -51,7 +52,7 @@ def on(request: pytest.FixtureRequest) -> torch.device:
 def test_where_there_is_no_gpu_they_are_interpreted() -> None:
     kept = {name: x for name, x in os.environ.items() if not name.startswith("PYTEST_")}
     told = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not gpu", str(FILE)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not gpu", *FILES],
         cwd=ROOT,
         env=kept | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -149,7 +150,7 @@ def test_what_goes_by_distance_is_what_the_reference_says(
 ) -> None:
     """A text of 37 is three blocks of 16, or less than one of 64."""
     assert not refuses("triton", name, place, way)
-    monkeypatch.setattr(operator, "BLOCKS", (block, block))
+    monkeypatch.setattr(operator, "SIZES", (operator.Sizes(block, block, block),))
     check_as_exact_as_the_reference(case(name, place, TOKENS, way, heads=heads, kv_heads=kv_heads), on)
 
 
@@ -347,7 +348,8 @@ def test_a_cuda_graph_captures_it() -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = run()
-        tasks_of.cache_clear()
+        tasks._tasks.cache_clear()
+        kept._KEPT.clear()
         for x in (q, k, v):
             x.normal_()
         graph.replay()
@@ -359,3 +361,17 @@ def test_on_a_gpu_auto_takes_it(on: torch.device) -> None:
     q = torch.randn(1, 2, 300, 16, device=on)
     taken = posenc.explain(q, q, q, Shaw(16, 5).to(on), is_causal=True).backend
     assert (taken == "triton") == (on.type == "cuda")
+
+
+@pytest.mark.parametrize("name", ["clocked", pytest.param("shaw per head", marks=pytest.mark.more)])
+def test_pytorchs_deterministic_mode_changes_nothing(name: str, on: torch.device) -> None:
+    """It fills new memory with NaN, so that what no program writes is seen, and refuses what is not deterministic."""
+    it = case(name, "packed", TOKENS, "causal", heads=2)
+    plain = both(it, "triton", torch.float32, on)
+    try:
+        torch.use_deterministic_algorithms(True)
+        found = both(it, "triton", torch.float32, on)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for what, x in plain.items():
+        assert torch.equal(found[what], x), what
