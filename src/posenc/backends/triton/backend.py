@@ -23,13 +23,24 @@ KINDS: dict[type[Term], tuple[Unless, ...]] = eligible.KINDS | {
         Unless("a key is multiplied with a vector", lambda piece, call: piece.side == "key"),
     ),
     Function: (
-        *eligible.KINDS[Function],
+        eligible.ONE_AXIS,
+        Unless(
+            "a score term is a piecewise linear function of both coordinates, which the kernel supports only for few "
+            "queries and without gradients",
+            lambda piece, call: piece.broken is not None and not _is_step(call),
+        ),
+        Unless(eligible.BY_DISTANCE.reason, lambda piece, call: piece.broken is None and piece.reads_coordinates),
         Unless(
             "a score term is a function of the score that the kernel does not support",
-            lambda piece, call: piece.formula != "relu times" or piece.distance is None,
+            lambda piece, call: piece.broken is None and (piece.formula != "relu times" or piece.distance is None),
         ),
     ),
 }
+
+
+def _is_step(call: Call) -> bool:
+    """Whether it is a step of decoding, for which there is a kernel that has no derivative of its own."""
+    return call.has_few_queries and not torch.is_grad_enabled()
 
 
 def _inputs(call: Call) -> str | None:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from posenc.backends.custom import custom_operator
 from posenc.backends.operands import Form
+from posenc.backends.triton import steps
+from posenc.backends.triton import steps
 from posenc.backends.triton.tasks import LOWS, TABLES, Tasks, tasks_of
 
 # custom_op evaluates annotations, so no `from __future__ import annotations` here.
@@ -289,6 +291,8 @@ def _triton(
     ``tiling`` and ``form`` the numbers of a `Tiling` and a `Form`."""
     inputs = dict(zip(names.split(), given, strict=True))
     launch = _Launch(query, key, value, inputs, Form.unflat(form), scale, tiling)
+    if query.size(2) <= steps.FEW:
+        return steps.split(launch, tiling, _kernel)
     return launch.fitting(launch.forward)  # type: ignore[no-any-return]
 
 
