@@ -43,6 +43,7 @@ def split(launch: Any, tiling: Sequence[int], kernel: Callable[[str], Any]) -> t
     blocks = -(-queries // of_program)
     parts = max(1, min(PROGRAMS // (batch * blocks * kv_heads), -(-keys // LEAST)))
     wide = max(known["BLOCK_D"], known["BLOCK_V"]) * value.element_size()
+    held = BYTES // 2 if "key_clock" in given else BYTES  # differences in double precision need registers
     lines = given.get("lines")
     out = value.new_empty((batch, heads, queries, value.size(-1)))
     lse = query.new_empty((batch, heads, queries), dtype=torch.float32)
@@ -58,7 +59,7 @@ def split(launch: Any, tiling: Sequence[int], kernel: Callable[[str], Any]) -> t
     with torch.cuda.device_of(query):
         kernel("decode")[batch * blocks, kv_heads, parts](
             **arguments, out=some, lse=some_lse, parts=parts,
-            R=rows, Q=of_program, N=max(16, min(64, BYTES // wide)), LINES=1 if lines is None else lines.size(1),
+            R=rows, Q=of_program, N=max(16, min(64, held // wide)), LINES=1 if lines is None else lines.size(1),
             BY_HEAD="vectors" in by_head or "values" in by_head, num_warps=4, num_stages=2,
         )  # fmt: skip
         if parts > 1:
