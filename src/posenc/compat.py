@@ -53,6 +53,15 @@ def is_direct(tensors: Iterable[Tensor]) -> bool:
     )
 
 
+def multiplies_in_tf32() -> bool:
+    """Whether float32 matrix products on CUDA may round factors to TF32. From torch 2.9 on, the setting is
+    ``fp32_precision``, and after it was set, reading the older ones raises."""
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    if precision is None:
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    return bool(precision == "tf32")
+
+
 def assert_later(condition: Tensor, message: str) -> None:
     """An asynchronous assertion in a compiled graph or on a device: a RuntimeError with this message."""
     torch._assert_async(condition, message)

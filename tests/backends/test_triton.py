@@ -1,7 +1,8 @@
 """The kernels for CUDA against the reference: output, log-sum-exp and every gradient.
 
 Where there is no GPU, Triton interprets them line by line on the CPU. Whether it interprets or compiles is settled when
-it is imported, for good, so one test runs the others of this file in a process of their own.
+it is imported, for good, so one test runs the others of this file, and of `test_triton_skipping`, in a process of their
+own.
 """
 
 import importlib.util
@@ -21,12 +22,12 @@ from torch import Tensor
 import posenc
 from posenc import Positions, Shaw
 from posenc.backends.triton import backend as of_triton
-from posenc.backends.triton import operator
-from posenc.backends.triton.tasks import tasks_of
+from posenc.backends.triton import kept, operator, tasks
 from posenc.schemes.catalog import Shape
 from tests.backends.grounds import KINDS, Case, case, coarse, refuses, same, with_gradients
 
 FILE = Path(__file__)
+FILES = [str(FILE), str(FILE.with_name("test_triton_skipping.py"))]
 ROOT = FILE.parents[2]
 INTERPRETED = operator.is_interpreted()
 MISSING = ""  # why kernels can be neither interpreted nor compiled here
@@ -45,11 +46,11 @@ def on(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-def interpreted(file: Path) -> int:
-    """How many tests of a file pass in a process that interprets the kernels, where none may fail."""
+def interpreted(*files: str) -> int:
+    """How many tests of these files pass in a process that interprets the kernels, where none may fail."""
     kept = {name: x for name, x in os.environ.items() if not name.startswith("PYTEST_")}
     told = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not gpu", str(file)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not gpu", *files],
         cwd=ROOT,
         env=kept | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -66,7 +67,7 @@ def interpreted(file: Path) -> int:
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets them")
 def test_where_there_is_no_gpu_they_are_interpreted() -> None:
-    assert interpreted(FILE) >= len(CASES) + len(WIDTHS)  # and were not skipped
+    assert interpreted(*FILES) >= len(CASES) + len(WIDTHS)  # and were not skipped
 
 
 # --- as exact as the reference ----------------------------------------------------------------------------------------
@@ -154,7 +155,7 @@ def test_what_goes_by_distance_is_what_the_reference_says(
 ) -> None:
     """A text of 37 is three blocks of 16, or less than one of 64."""
     assert not refuses("triton", name, place, way)
-    monkeypatch.setattr(operator, "BLOCKS", (block, block))
+    monkeypatch.setattr(operator, "SIZES", (operator.Sizes(block, block, block),))
     check_as_exact_as_the_reference(case(name, place, TOKENS, way, heads=heads, kv_heads=kv_heads), on)
 
 
@@ -352,7 +353,8 @@ def test_a_cuda_graph_captures_it() -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             out = run()
-        tasks_of.cache_clear()
+        tasks._tasks.cache_clear()
+        kept._KEPT.clear()
         for x in (q, k, v):
             x.normal_()
         graph.replay()

@@ -6,7 +6,6 @@ As of `test_triton`, a process of its own interprets them.
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +39,6 @@ from tests.backends.grounds import (
 from tests.backends.test_triton import INTERPRETED, MISSING, U, error, interpreted, on
 from tests.backends.test_triton_ahead import Elsewhere, on_cuda
 
-FILE = Path(__file__)
 __all__ = ["on"]  # a fixture
 
 
@@ -48,7 +46,7 @@ __all__ = ["on"]  # a fixture
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets them")
 def test_where_there_is_no_gpu_they_are_interpreted_too() -> None:
-    assert interpreted(FILE) >= len(SCHEMES) + len(SHAPES)  # and were not skipped
+    assert interpreted(__file__) >= len(SCHEMES) + len(SHAPES)  # and were not skipped
 
 
 # --- as exact as the reference ----------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.skipping import computed_share
 from posenc.backends.tiled.backend import TILED, has_far_keys, width_of
-from posenc.backends.triton.backend import TRITON
+from posenc.backends.triton.backend import TRITON, counted_share
 from posenc.encoding.pieces import Meeting
 from posenc.positions.tiles import tiles
 
@@ -43,7 +43,7 @@ PAIRS_PER_KERNEL_TILE = 2**6  # where a tile is no call
 class Explanation:
     """The backend that ``backend="auto"`` selects for a call, why, and why each unsupported backend cannot run it.
 
-    ``computed`` is an upper bound of the fraction of unmasked pairs that is computed, in blocks of 64 queries and keys:
+    ``computed`` is an upper bound of the fraction of unmasked pairs that is computed, in blocks of queries and keys:
     below 1 if distant keys are skipped (``skip_below``). If distant pairs are rotated differently and each band is a
     separate call, ``bands`` has an explanation of each.
     """
@@ -283,4 +283,6 @@ def explain(call: Call) -> Explanation:
     computed = 1.0
     if backend is FLEX or (backend is NATIVE and leaves_out(call.turned())):
         computed = computed_share(call.turned())
+    elif backend is TRITON:
+        computed = counted_share(call.turned())
     return Explanation(backend.name, why, refusals, computed)

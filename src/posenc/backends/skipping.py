@@ -69,7 +69,7 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
     """The blocks of ``size`` queries and keys that must be computed; None for all. Does not synchronize a device."""
     if torch.compiler.is_compiling() or call.skip_below <= 0 or call.key.size(2) < FEWEST_KEYS:
         return None  # a dynamic graph must not depend on the length
-    own, reach = _own_keys(call), _reach(call)
+    own, reach = own_keys(call), _reach(call)
     if own is None or reach is None:
         return None
     block, heads = call.block(), call.query.size(1)
@@ -110,7 +110,7 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
     return ~(most < least + skip_threshold(call.skip_below, call.key.size(2)))  # NaN is computed
 
 
-def _own_keys(call: Call) -> int | None:
+def own_keys(call: Call) -> int | None:
     """The index difference of a query's own key, if every query is known to attend to its own and all terms have known
     upper bounds; else None."""
     fades = any(piece.fades for piece in call.pieces)

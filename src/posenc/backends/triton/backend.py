@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from typing import Any, cast
+
 import torch
 from torch import Tensor
 
@@ -10,8 +13,12 @@ from posenc.backends.backend import Backend, Unless
 from posenc.backends.call import Call
 from posenc.backends.eligible import line_of
 from posenc.backends.operands import Given
-from posenc.backends.triton.operator import is_interpreted, missing, triton
-from posenc.encoding.pieces import Bias, Function, Meeting, Term
+from posenc.backends.skipping import orders_seen, own_keys, seen_blocks
+from posenc.backends.triton.operator import GRID, counted_for, is_interpreted, missing, too_many, triton
+from posenc.backends.triton.skipping import share
+from posenc.backends.triton.steps import FEW
+from posenc.backends.triton.tasks import ANY, SPAN
+from posenc.encoding.pieces import Bias, Clock, Function, Meeting, Term
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256  # the maximum number of channels, which must fit into shared memory with a block of scores
@@ -49,6 +56,8 @@ def _inputs(call: Call) -> str | None:
         return "it runs only on CUDA devices"
     if call.query.dtype not in DTYPES:
         return "it supports only float32, bfloat16 and float16"
+    if not torch.compiler.is_compiling() and max(call.query.shape[:2]) > GRID:  # a graph serves all batches
+        return too_many(*call.query.shape[:2])
     features = [piece.feature for piece in call.pieces if isinstance(piece, Meeting) and piece.feature is not None]
     joined = sum(call.query_features[name].size(-1) for name in features if name in call.query_features)
     widest = max(call.query.size(-1) + joined, call.value.size(-1))
@@ -57,7 +66,7 @@ def _inputs(call: Call) -> str | None:
     return None
 
 
-FAR = 4096  # distances by which slopes are measured, so that rounding a bias near the cutoff does not matter
+FAR = 4096  # distances by which slopes are measured at least, so that rounding a bias does not matter
 
 
 class _Lines(Given):
@@ -69,19 +78,69 @@ class _Lines(Given):
     def __init__(self, call: Call) -> None:
         super().__init__(call)
         biases = [piece for piece in self.call.pieces if isinstance(piece, Bias)]
-        pasts = [bias.distance.past for bias in biases if bias.distance.tail == "linear"]
-        if pasts and all(bias.distance.tail in self.tails for bias in biases):
-            past = max(bias.distance.past for bias in biases)
-            block = self.call.raw_block()
-            r = torch.tensor([-past - FAR, -past, past, past + FAR], device=call.query.device)
-            at = sum(line_of(bias.at, bias.distance, block, r) for bias in biases)
-            self.tensors["slopes"] = (at[:, [0, 3]] - at[:, [1, 2]]) / FAR
+        if any(bias.distance.tail == "linear" for bias in biases) and all(
+            b.distance.tail in self.tails for b in biases
+        ):
+            self.tensors["slopes"] = reduce(torch.add, [self._slopes(bias) for bias in biases])
+
+    def _slopes(self, bias: Bias) -> Tensor:
+        """Those of one bias, measured over at least as many distances as lie before its cutoff, or up to its reach."""
+        distance = bias.distance
+        start = distance.past
+        end = start + max(FAR, 1 << start.bit_length())
+        if distance.reach is not None:
+            start, end = (min(at, distance.reach[0] - 1) for at in (start, end))
+        r = torch.tensor([-end, -start, start, end], device=self.call.query.device)
+        at = line_of(bias.at, distance, self.call.raw_block(), r)
+        return (at[:, [0, 3]] - at[:, [1, 2]]) / max(end - start, 1)
+
+
+def _long_tables(call: Call) -> str | None:
+    """Why a table of distances cannot be stored: if a term is neither constant nor, as a bias, linear far away; or if
+    distances are beyond the kernels' integers."""
+    if not eligible.distances_of(call) or not eligible.is_spread(call):
+        return None
+    tails = {distance.tail for distance in eligible.distances_of(call)}
+    is_beyond = "linear" in tails and max(map(abs, eligible.reach_of(call))) >= ANY // 2
+    return eligible.LONG if is_beyond or not tails.issubset(_Lines.tails) else None
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     given = _Lines(call)
-    out, lse = triton(call.query, given.key.to(call.key.dtype), call.value, *given.arguments(), call.scale)
+    key = given.key.to(call.key.dtype)
+    arguments = _with_norms(call, key, *cast(tuple[Any, ...], given.arguments()))
+    out, lse = triton(call.query, key, call.value, *arguments, call.scale, *_skipping(call))
     return out, lse if call.return_lse else None
+
+
+def _with_norms(call: Call, key: Tensor, given: list[Tensor], names: str, *rest: Any) -> tuple[Any, ...]:
+    """The arguments of the operator with the norms of the keys, by which few queries skip keys without reading them."""
+    if call.key_norms is None or key is not call.key or not call.has_few_queries:
+        return given, names, *rest
+    return [*given, call.key_norms.float().contiguous()], f"{names} key_norms", *rest
+
+
+def _skipping(call: Call) -> tuple[float, int]:
+    """The fraction of a row's weight that may be skipped, 0 if no term goes on falling with the distance; and the index
+    difference of a query's own key, -1 if it is not known to attend to it."""
+    falls = any(isinstance(p, Clock) or (isinstance(p, Bias) and p.distance.tail != "constant") for p in call.pieces)
+    own = own_keys(call) if falls else None
+    return call.skip_below if falls else 0.0, -1 if own is None else own
+
+
+@torch.no_grad()
+def counted_share(call: Call) -> float:
+    """The fraction of blocks with unmasked pairs that is computed. Reads tensor values."""
+    if call.query.size(2) <= FEW:  # which skip by themselves
+        return 1.0
+    given = _Lines(call)
+    moved = given.key.to(call.key.dtype)
+    found = counted_for(call.query, moved, call.value, *given.arguments(), call.scale, *_skipping(call))
+    if found is None:
+        return 1.0
+    query, key = call.query_positions, call.key_positions
+    some, _ = seen_blocks(query.document, key.document, *orders_seen(query.order, call.visibility), key.order, SPAN)
+    return share(some, found)
 
 
 TRITON = Backend(
@@ -89,5 +148,5 @@ TRITON = Backend(
     _run,
     KINDS,
     first=(_inputs, eligible.inputs),
-    last=(eligible.order, eligible.lines_known, eligible.long_tables, lambda call: missing()),
+    last=(eligible.order, eligible.lines_known, _long_tables, lambda call: missing()),
 )

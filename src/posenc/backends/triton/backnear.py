@@ -4,40 +4,35 @@ keys."""
 import triton
 import triton.language as tl
 
+from posenc.backends.triton.bounds import counted_of
 from posenc.backends.triton.pieces import (
-    LN2,
     LOG2E,
     by_distance,
-    by_key,
     clock_of,
-    entries_from,
     entry,
+    lse_of,
     more,
     near_scores,
+    of_vectors,
     part_of,
     past_ends,
     product,
     put_rows,
     ranges,
     rows,
+    seen_alone,
     to_scores,
+    with_vectors,
 )
+from posenc.backends.triton.tasks import LENGTHS
 
 
-@triton.jit
-def window_of(x, table, entries, from_, WIDTH: tl.constexpr, B: tl.constexpr, BLOCK_WIDTH: tl.constexpr,
-              PRECISION: tl.constexpr):  # fmt: skip
-    """The products of rows x with B entries of a table from ``from_`` on, (rows, B)."""
-    near = entries_from(table, entries, from_, WIDTH, B, BLOCK_WIDTH).to(x.dtype)
-    return product(x, tl.trans(near), PRECISION)
-
-
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_queries_near(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
     values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    meeting, shift, query_clock, key_clock, tasks, tiles, counted, blocks, heads, groups, queries, keys, scale,
     far, dq, d_meeting, d_shift, d_query_clock,
     bias_past, slopes_past, vectors_past, values_past, factor_past, past,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
@@ -58,8 +53,7 @@ def backward_queries_near(
     k, v = k + b * k_batch + h // groups * k_head, v + b * v_batch + h // groups * v_head
     q_i = rows(q + b * q_batch + h * q_head, q_row, i0, mine, D, B, BLOCK_D)
     do = rows(dout + row * queries * V, V, i0, mine, V, B, BLOCK_V)
-    lse_i = tl.load(lse + at, mask=mine, other=float("inf")) * LOG2E
-    lse_i = tl.where(lse_i == -float("inf"), float("inf"), lse_i)
+    lse_i = lse_of(lse, at, mine)
     delta_i = tl.load(delta + at, mask=mine, other=0.0)
     x, x_scale, own, zero = q_i, scale * LOG2E, None, None
     if bias is not None:
@@ -69,9 +63,9 @@ def backward_queries_near(
     if factor is not None:
         factor += h * factor_head
     if values is not None:
-        values += h * values_head
+        values += h * values_head * V
     if vectors is not None:
-        vectors += h * vectors_head
+        vectors += h * vectors_head * E
         if meeting is not None:
             x, x_scale = rows(meeting + row * queries * E, E, i0, mine, E, B, BLOCK_E), LOG2E
     if shift is not None:
@@ -87,47 +81,38 @@ def backward_queries_near(
     x_low, x_high = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
     p_low, p_high = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
     c_low, c_high = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
+    from_i, to_i = counted_of(counted, blocks, row, block, end)
     for n in range(tl.load(task + 3), tl.load(task + 4)):
         tile = tiles + n * 10
         first, a, b_, c, d, last = ranges(
             tile, block, end, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
-            factor_entries, N, False,
+            factor_entries, from_i, to_i, N, False,
         )  # fmt: skip
         least, most = tl.load(tile + 4), tl.load(tile + 5)
         for part in range(3):
             from_, to = part_of(first, a, b_, c, d, last, part)
             from_, to = tl.maximum(from_, i0 + least), tl.minimum(to, i0 + B + most)
-            of_vectors, of_values = from_ - i0 - (B - 1), from_ - i0 - (B - 1)
-            if vectors is not None:
-                of_vectors += tl.load(tile + 7)
-                left = window_of(x, vectors, vectors_entries, of_vectors, E, B, BLOCK_E, PRECISION)
-                carried = tl.zeros((B, B), tl.float32)
-            if values is not None:
-                of_values += tl.load(tile + 8)
-                out_left = window_of(do, values, values_entries, of_values, V, B, BLOCK_V, PRECISION)
             for j0 in range(from_, to, B):
                 here = j0 + tl.arange(0, B) < to
                 k_j, v_j = rows(k, k_row, j0, here, D, B, BLOCK_D), rows(v, v_row, j0, here, V, B, BLOCK_V)
-                met = None
+                met, window = None, j0 - i0 - (B - 1)
                 if vectors is not None:
-                    right = window_of(x, vectors, vectors_entries, of_vectors + B, E, B, BLOCK_E, PRECISION)
-                    met = by_key(left, right, B) * x_scale
-                    left = right
+                    met = x_scale * with_vectors(
+                        x, vectors, vectors_entries, window + tl.load(tile + 7), E, B, BLOCK_E, PRECISION
+                    )
                 s, bare, factor_of, pair = near_scores(
-                    q_i, k_j, i0, j0, to, tile, scale, met, own, key_clock, zero, bias, bias_entries, slopes,
-                    factor, factor_entries, B, B, FUNCTION, PRECISION,
+                    product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E), i0, j0, to, tile, met, own,
+                    key_clock, zero, bias, bias_entries, slopes, factor, factor_entries, B, B, FUNCTION, False,
                 )  # fmt: skip
                 p = tl.exp2(s - lse_i[:, None])
-                dp = product(do, tl.trans(v_j), PRECISION)
+                dp = product(do, tl.trans(v_j), PRECISION) - delta_i[:, None]
                 if values is not None:
-                    out_right = window_of(do, values, values_entries, of_values + B, V, B, BLOCK_V, PRECISION)
-                    dp += by_key(out_left, out_right, B)
-                    out_left = out_right
-                    of_values += B
-                    if values_past is not None:
-                        low_of, high_of = past_ends(p, pair + tl.load(tile + 8), values_entries)
-                        p_low, p_high = p_low + low_of, p_high + high_of
-                ds, d_product, dc = to_scores(p, dp, delta_i, bare, factor_of, FUNCTION)
+                    dp += with_vectors(do, values, values_entries, window + tl.load(tile + 8), V, B, BLOCK_V, PRECISION)
+                p, ds = seen_alone(p, p * dp, i0, j0, to, tile, B, B)
+                if values_past is not None:
+                    low_of, high_of = past_ends(p, pair + tl.load(tile + 8), values_entries)
+                    p_low, p_high = p_low + low_of, p_high + high_of
+                ds, d_product, dc = to_scores(ds, bare, factor_of, FUNCTION)
                 acc += product(d_product.to(k_j.dtype), k_j, PRECISION)
                 d_clock += tl.sum(ds, 1)
                 if bias_past is not None:
@@ -140,18 +125,13 @@ def backward_queries_near(
                 if factor_past is not None:
                     low_of, high_of = past_ends(dc, pair + tl.load(tile + 9), factor_entries)
                     c_low, c_high = c_low + low_of, c_high + high_of
+                if vectors_past is not None:
+                    low_of, high_of = past_ends(ds, pair + tl.load(tile + 7), vectors_entries)
+                    x_low, x_high = x_low + low_of, x_high + high_of
                 if vectors is not None:
-                    if vectors_past is not None:
-                        low_of, high_of = past_ends(ds, pair + tl.load(tile + 7), vectors_entries)
-                        x_low, x_high = x_low + low_of, x_high + high_of
-                    of_left, of_right = by_distance(ds, B)
-                    near = entries_from(vectors, vectors_entries, of_vectors, E, B, BLOCK_E).to(x.dtype)
-                    acc_x += product((carried + of_left).to(x.dtype), near, PRECISION)
-                    carried = of_right
-                    of_vectors += B
-            if vectors is not None:
-                near = entries_from(vectors, vectors_entries, of_vectors, E, B, BLOCK_E).to(x.dtype)
-                acc_x += product(carried.to(x.dtype), near, PRECISION)
+                    acc_x += of_vectors(
+                        ds, vectors, vectors_entries, window + tl.load(tile + 7), x.dtype, E, B, BLOCK_E, PRECISION
+                    )
     acc *= scale
     if d_shift is not None:
         d_d = tl.arange(0, BLOCK_D)
@@ -184,12 +164,12 @@ def backward_queries_near(
         more(factor_past + past, c_high, at, mine, True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_keys_near(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
     values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    meeting, shift, query_clock, key_clock, tasks, tiles, counted, blocks, heads, groups, queries, keys, scale,
     far_k, far_v, dk, dv, d_key_clock,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, B: tl.constexpr,
@@ -220,11 +200,12 @@ def backward_keys_near(
             of_slopes = slopes + h * slopes_head
         if factor is not None:
             of_factor = factor + h * factor_head
+        from_j, to_j = counted_of(counted, blocks, row, block, end)
         for n in range(tl.load(task + 3), tl.load(task + 4)):
             tile = tiles + n * 10
             first, a, b_, c, d, last = ranges(
                 tile, block, end, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
-                factor_entries, M, True,
+                factor_entries, from_j, to_j, M, True,
             )  # fmt: skip
             least, most = tl.load(tile + 4), tl.load(tile + 5)
             for part in range(3):
@@ -235,37 +216,37 @@ def backward_keys_near(
                     here = i < to
                     q_i = rows(q + b * q_batch + h * q_head, q_row, i0, here, D, B, BLOCK_D)
                     do = rows(dout + row * queries * V, V, i0, here, V, B, BLOCK_V)
-                    lse_i = tl.load(lse + row * queries + i, mask=here, other=float("inf")) * LOG2E
-                    lse_i = tl.where(lse_i == -float("inf"), float("inf"), lse_i)
+                    lse_i = lse_of(lse, row * queries + i, here)
                     delta_i = tl.load(delta + row * queries + i, mask=here, other=0.0)
-                    met, own = None, None
-                    at = j0 - i0 - (B - 1)
+                    met, own, window = None, None, j0 - i0 - (B - 1)
                     if vectors is not None:
-                        x, x_scale, of_vectors = q_i, scale * LOG2E, vectors + h * vectors_head
+                        x, x_scale = q_i, scale * LOG2E
                         if meeting is not None:
                             x, x_scale = rows(meeting + row * queries * E, E, i0, here, E, B, BLOCK_E), LOG2E
-                        from_entry = at + tl.load(tile + 7)
-                        left = window_of(x, of_vectors, vectors_entries, from_entry, E, B, BLOCK_E, PRECISION)
-                        right = window_of(x, of_vectors, vectors_entries, from_entry + B, E, B, BLOCK_E, PRECISION)
-                        met = by_key(left, right, B) * x_scale
+                        met = x_scale * with_vectors(
+                            x, vectors + h * vectors_head * E, vectors_entries, window + tl.load(tile + 7),
+                            E, B, BLOCK_E, PRECISION,
+                        )  # fmt: skip
                     if query_clock is not None:
                         own = clock_of(of_query_clock, i, here, zero)
                     if shift is not None:
                         q_i = (q_i + entry(shift, h, D, BLOCK_D)[None, :]).to(q_i.dtype)
                     s, bare, factor_of, _ = near_scores(
-                        q_i, k_j, i0, j0, end, tile, scale, met, own, of_key_clock, zero, of_bias, bias_entries,
-                        of_slopes, of_factor, factor_entries, B, B, FUNCTION, PRECISION,
+                        product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E), i0, j0, end, tile, met, own,
+                        of_key_clock, zero, of_bias, bias_entries, of_slopes, of_factor, factor_entries,
+                        B, B, FUNCTION, False,
                     )  # fmt: skip
                     p = tl.exp2(s - lse_i[:, None])
-                    acc_v += product(tl.trans(p).to(do.dtype), do, PRECISION)
-                    dp = product(do, tl.trans(v_j), PRECISION)
+                    dp = product(do, tl.trans(v_j), PRECISION) - delta_i[:, None]
                     if values is not None:
-                        of_values, from_value = values + h * values_head, at + tl.load(tile + 8)
-                        left = window_of(do, of_values, values_entries, from_value, V, B, BLOCK_V, PRECISION)
-                        right = window_of(do, of_values, values_entries, from_value + B, V, B, BLOCK_V, PRECISION)
-                        dp += by_key(left, right, B)
-                    ds, d_product, _ = to_scores(p, dp, delta_i, bare, factor_of, FUNCTION)
-                    acc_k += product(tl.trans(d_product).to(q_i.dtype), q_i, PRECISION)
+                        dp += with_vectors(
+                            do, values + h * values_head * V, values_entries, window + tl.load(tile + 8),
+                            V, B, BLOCK_V, PRECISION,
+                        )  # fmt: skip
+                    p, ds = seen_alone(p, p * dp, i0, j0, end, tile, B, B)
+                    acc_v += product(tl.trans(p.to(do.dtype)), do, PRECISION)
+                    ds, d_product, _ = to_scores(ds, bare, factor_of, FUNCTION)
+                    acc_k += product(tl.trans(d_product.to(q_i.dtype)), q_i, PRECISION)
                     d_clock += tl.sum(ds, 0)
         if d_key_clock is not None:
             more(d_key_clock, -d_clock, row * keys + j, mine, True)
@@ -276,12 +257,12 @@ def backward_keys_near(
     put_rows(dv + of * keys * V, j0, mine, acc_v, V, B, BLOCK_V)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_tables(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
     values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    meeting, shift, query_clock, key_clock, tasks, tiles, counted, blocks, heads, groups, queries, keys, scale,
     d_bias, d_vectors, d_values, d_factor, least_r, low, lead, count, batch,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr, B: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -302,9 +283,9 @@ def backward_tables(
     if factor is not None:
         factor += h * factor_head
     if values is not None:
-        values += h * values_head
+        values += h * values_head * V
     if vectors is not None:
-        vectors += h * vectors_head
+        vectors += h * vectors_head * E
     if d_bias is not None:
         bias_left, bias_right = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
     if d_factor is not None:
@@ -322,8 +303,7 @@ def backward_tables(
         row = b * heads + h
         q_i = rows(q + b * q_batch + h * q_head, q_row, i0, mine, D, B, BLOCK_D)
         do = rows(dout + row * queries * V, V, i0, mine, V, B, BLOCK_V)
-        lse_i = tl.load(lse + row * queries + i, mask=mine, other=float("inf")) * LOG2E
-        lse_i = tl.where(lse_i == -float("inf"), float("inf"), lse_i)
+        lse_i = lse_of(lse, row * queries + i, mine)
         delta_i = tl.load(delta + row * queries + i, mask=mine, other=0.0)
         x, x_scale, own, zero, of_key_clock = q_i, scale * LOG2E, None, None, None
         if meeting is not None:
@@ -334,6 +314,7 @@ def backward_tables(
             of_key_clock = key_clock + row * keys
             zero = tl.load(query_clock + row * queries + i0)
             own = clock_of(query_clock + row * queries, i, mine, zero)
+        from_i, to_i = counted_of(counted, blocks, row, i0, end)
         for n in range(tl.load(task + 3), tl.load(task + 4)):
             tile = tiles + n * 10
             j0 = i0 + (B - 1) + d_low - low - tl.load(tile + lead)
@@ -342,29 +323,26 @@ def backward_tables(
             first, last = (
                 tl.maximum(first, low_i + tl.load(tile + 4)), tl.minimum(last, high_i + tl.load(tile + 5) + 1)
             )  # fmt: skip
-            if (j0 < last) & (j0 + B > first):
+            if (j0 < tl.minimum(last, to_i)) & (j0 + B > tl.maximum(first, from_i)):
                 j = j0 + tl.arange(0, B)
                 here = (j >= first) & (j < last)
                 k_j = rows(k + b * k_batch + h // groups * k_head, k_row, j0, here, D, B, BLOCK_D)
                 v_j = rows(v + b * v_batch + h // groups * v_head, v_row, j0, here, V, B, BLOCK_V)
-                met, at = None, j0 - i0 - (B - 1)
+                met, window = None, j0 - i0 - (B - 1)
                 if vectors is not None:
-                    from_ = at + tl.load(tile + 7)
-                    left = window_of(x, vectors, vectors_entries, from_, E, B, BLOCK_E, PRECISION)
-                    right = window_of(x, vectors, vectors_entries, from_ + B, E, B, BLOCK_E, PRECISION)
-                    met = by_key(left, right, B) * x_scale
+                    met = x_scale * with_vectors(
+                        x, vectors, vectors_entries, window + tl.load(tile + 7), E, B, BLOCK_E, PRECISION
+                    )
                 s, bare, factor_of, _ = near_scores(
-                    q_i, k_j, i0, j0, last, tile, scale, met, own, of_key_clock, zero, bias, bias_entries, slopes,
-                    factor, factor_entries, B, B, FUNCTION, PRECISION,
+                    product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E), i0, j0, last, tile, met, own,
+                    of_key_clock, zero, bias, bias_entries, slopes, factor, factor_entries, B, B, FUNCTION, False,
                 )  # fmt: skip
                 p = tl.exp2(s - lse_i[:, None])
-                dp = product(do, tl.trans(v_j), PRECISION)
+                dp = product(do, tl.trans(v_j), PRECISION) - delta_i[:, None]
                 if values is not None:
-                    from_ = at + tl.load(tile + 8)
-                    left = window_of(do, values, values_entries, from_, V, B, BLOCK_V, PRECISION)
-                    right = window_of(do, values, values_entries, from_ + B, V, B, BLOCK_V, PRECISION)
-                    dp += by_key(left, right, B)
-                ds, _, dc = to_scores(p, dp, delta_i, bare, factor_of, FUNCTION)
+                    dp += with_vectors(do, values, values_entries, window + tl.load(tile + 8), V, B, BLOCK_V, PRECISION)
+                p, ds = seen_alone(p, p * dp, i0, j0, last, tile, B, B)
+                ds, _, dc = to_scores(ds, bare, factor_of, FUNCTION)
                 if (d_bias is not None) or (d_vectors is not None):
                     of_left, of_right = by_distance(ds, B)
                     if d_bias is not None:

@@ -4,17 +4,17 @@ the same in every run."""
 import triton
 import triton.language as tl
 
+from posenc.backends.triton.bounds import counted_of
 from posenc.backends.triton.pieces import (
     LOG2E,
-    by_distance,
-    by_key,
     clock_of,
-    columns,
     ends,
-    entries_from,
     entry,
+    far_clock,
+    far_column,
     far_row,
     far_scores,
+    lse_of,
     more,
     near_scores,
     part_of,
@@ -23,16 +23,18 @@ from posenc.backends.triton.pieces import (
     put_rows,
     ranges,
     rows,
+    seen_of,
     to_scores,
 )
+from posenc.backends.triton.tasks import LENGTHS
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_queries(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
     values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    meeting, shift, query_clock, key_clock, tasks, tiles, counted, blocks, heads, groups, queries, keys, scale,
     dq, d_meeting, d_shift, d_query_clock, met_ends, out_ends,
     bias_past, slopes_past, vectors_past, values_past, factor_past, past,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
@@ -53,8 +55,7 @@ def backward_queries(
     k, v = k + b * k_batch + h // groups * k_head, v + b * v_batch + h // groups * v_head
     q_i = rows(q + b * q_batch + h * q_head, q_row, i0, mine, D, M, BLOCK_D)
     do = rows(dout + row * queries * V, V, i0, mine, V, M, BLOCK_V)
-    lse_i = tl.load(lse + at, mask=mine, other=float("inf")) * LOG2E
-    lse_i = tl.where(lse_i == -float("inf"), float("inf"), lse_i)  # fully masked rows have no weights
+    lse_i = lse_of(lse, at, mine)
     delta_i = tl.load(delta + at, mask=mine, other=0.0)
     low, high, own, zero = None, None, None, None
     delta_low, delta_high = delta_i, delta_i
@@ -65,7 +66,7 @@ def backward_queries(
     if factor is not None:
         factor += h * factor_head
     if vectors is not None:
-        vectors += h * vectors_head
+        vectors += h * vectors_head * E
         if meeting is not None:
             x = rows(meeting + row * queries * E, E, i0, mine, E, M, BLOCK_E)
             low, high = ends(x, vectors, vectors_entries, E, BLOCK_E)
@@ -76,7 +77,7 @@ def backward_queries(
         tl.store(met_ends + at, low, mask=mine)
         tl.store(met_ends + past + at, high, mask=mine)
     if values is not None:
-        values += h * values_head
+        values += h * values_head * V
         do_low, do_high = ends(do, values, values_entries, V, BLOCK_V)
         tl.store(out_ends + at, do_low, mask=mine)
         tl.store(out_ends + past + at, do_high, mask=mine)
@@ -95,22 +96,25 @@ def backward_queries(
     p_low, p_high = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
     c_low, c_high = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)
     d_clock = tl.zeros((M,), tl.float32)
+    from_i, to_i = counted_of(counted, blocks, row, i0, stop)
     for n in range(tl.load(task + 3), tl.load(task + 4)):
         tile = tiles + n * 10
         first, a, b_, c, d, last = ranges(
             tile, i0, stop, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
-            factor_entries, N, False,
+            factor_entries, from_i, to_i, N, False,
         )  # fmt: skip
         row_low = far_row(low, own, bias, bias_entries, slopes, M, False)
         for j0 in range(a, b_, N):
             k_j, v_j = rows(k, k_row, j0, None, D, N, BLOCK_D), rows(v, v_row, j0, None, V, N, BLOCK_V)
-            column = columns(key_clock, j0, zero, N)
-            s, bare, factor_of = far_scores(
-                q_i, k_j, i0, j0, tile, scale, row_low, column, bias_entries, slopes, factor, factor_entries,
-                N, FUNCTION, PRECISION, False,
+            clock = far_clock(key_clock, j0, zero, N)
+            column = far_column(clock, i0, j0, tile, bias_entries, slopes, N, False)
+            s, by, rest, bare, factor_of = far_scores(
+                product(q_i, tl.trans(k_j), PRECISION), scale * LOG2E, row_low, column, factor, factor_entries,
+                FUNCTION, False, False,
             )  # fmt: skip
-            p = tl.exp2(s - lse_i[:, None])
-            ds, d_product, dc = to_scores(p, product(do, tl.trans(v_j), PRECISION), delta_low, bare, factor_of, FUNCTION)
+            p = tl.exp2(s * by + (rest - lse_i)[:, None])
+            dp = product(do, tl.trans(v_j), PRECISION) - delta_low[:, None]
+            ds, d_product, dc = to_scores(p * dp, bare, factor_of, FUNCTION)
             acc += product(d_product.to(k_j.dtype), k_j, PRECISION)
             s_low += tl.sum(ds, 1)
             if slopes_past is not None:
@@ -124,14 +128,15 @@ def backward_queries(
             row_high = far_row(high, own, bias, bias_entries, slopes, M, True)
             for j0 in range(c, d, N):
                 k_j, v_j = rows(k, k_row, j0, None, D, N, BLOCK_D), rows(v, v_row, j0, None, V, N, BLOCK_V)
-                column = columns(key_clock, j0, zero, N)
-                s, bare, factor_of = far_scores(
-                    q_i, k_j, i0, j0, tile, scale, row_high, column, bias_entries, slopes, factor,
-                    factor_entries, N, FUNCTION, PRECISION, True,
+                clock = far_clock(key_clock, j0, zero, N)
+                column = far_column(clock, i0, j0, tile, bias_entries, slopes, N, True)
+                s, by, rest, bare, factor_of = far_scores(
+                    product(q_i, tl.trans(k_j), PRECISION), scale * LOG2E, row_high, column, factor, factor_entries,
+                    FUNCTION, True, False,
                 )  # fmt: skip
-                p = tl.exp2(s - lse_i[:, None])
-                dp = product(do, tl.trans(v_j), PRECISION)
-                ds, d_product, dc = to_scores(p, dp, delta_high, bare, factor_of, FUNCTION)
+                p = tl.exp2(s * by + (rest - lse_i)[:, None])
+                dp = product(do, tl.trans(v_j), PRECISION) - delta_high[:, None]
+                ds, d_product, dc = to_scores(p * dp, bare, factor_of, FUNCTION)
                 acc += product(d_product.to(k_j.dtype), k_j, PRECISION)
                 s_high += tl.sum(ds, 1)
                 if slopes_past is not None:
@@ -148,12 +153,12 @@ def backward_queries(
                     here = j0 + tl.arange(0, N) < to
                     k_j, v_j = rows(k, k_row, j0, here, D, N, BLOCK_D), rows(v, v_row, j0, here, V, N, BLOCK_V)
                     s, bare, factor_of, pair = near_scores(
-                        q_i, k_j, i0, j0, to, tile, scale, None, own, key_clock, zero, bias, bias_entries, slopes,
-                        factor, factor_entries, M, N, FUNCTION, PRECISION,
+                        product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E), i0, j0, to, tile, None, own,
+                        key_clock, zero, bias, bias_entries, slopes, factor, factor_entries, M, N, FUNCTION, False,
                     )  # fmt: skip
-                    p = tl.exp2(s - lse_i[:, None])
-                    dp = product(do, tl.trans(v_j), PRECISION)
-                    ds, d_product, dc = to_scores(p, dp, delta_i, bare, factor_of, FUNCTION)
+                    p = tl.where(seen_of(i0, j0, to, tile, M, N, False), tl.exp2(s - lse_i[:, None]), 0.0)
+                    dp = product(do, tl.trans(v_j), PRECISION) - delta_i[:, None]
+                    ds, d_product, dc = to_scores(p * dp, bare, factor_of, FUNCTION)
                     acc += product(d_product.to(k_j.dtype), k_j, PRECISION)
                     d_clock += tl.sum(ds, 1)
                     if bias_past is not None:
@@ -201,12 +206,12 @@ def backward_queries(
         more(factor_past + past, c_high, at, mine, False)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def backward_keys(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
     values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    meeting, shift, query_clock, key_clock, tasks, tiles, counted, blocks, heads, groups, queries, keys, scale,
     dk, dv, d_key_clock, met_ends, out_ends, past,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -226,28 +231,29 @@ def backward_keys(
         h = of_keys * groups + g
         row = b * heads + h
         d_clock = tl.zeros((N,), tl.float32)
-        column, zero = None, None
+        clock, zero = None, None
         of_query_clock, of_key_clock, of_bias, of_vectors, of_factor, of_slopes = None, None, None, None, None, None
         if query_clock is not None:
             of_query_clock, of_key_clock = query_clock + row * queries, key_clock + row * keys
             zero = tl.load(of_key_clock + j0)
-            column = clock_of(of_key_clock, j, mine, zero)
+            clock = clock_of(of_key_clock, j, mine, zero)
         if bias is not None:
             of_bias = bias + h * bias_head
         if slopes is not None:
             of_slopes = slopes + h * slopes_head
         if factor is not None:
             of_factor = factor + h * factor_head
+        from_j, to_j = counted_of(counted, blocks, row, j0, stop)
         for n in range(tl.load(task + 3), tl.load(task + 4)):
             tile = tiles + n * 10
             first, a, b_, c, d, last = ranges(
                 tile, j0, stop, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
-                factor_entries, M, True,
+                factor_entries, from_j, to_j, M, True,
             )  # fmt: skip
             for i0 in range(c, d, M):
                 acc_k, acc_v, d_clock = _of_far_queries(
                     acc_k, acc_v, d_clock, q + b * q_batch + h * q_head, q_row, k_j, v_j, dout, lse, delta, row * queries,
-                    i0, j0, tile, scale, column, zero, of_query_clock, of_bias, bias_entries, of_slopes, of_factor,
+                    i0, j0, tile, scale, clock, zero, of_query_clock, of_bias, bias_entries, of_slopes, of_factor,
                     factor_entries, vectors, met_ends, values, out_ends, shift, h,
                     D, V, M, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION, False,
                 )  # fmt: skip
@@ -255,7 +261,7 @@ def backward_keys(
                 for i0 in range(a, b_, M):
                     acc_k, acc_v, d_clock = _of_far_queries(
                         acc_k, acc_v, d_clock, q + b * q_batch + h * q_head, q_row, k_j, v_j, dout, lse, delta,
-                        row * queries, i0, j0, tile, scale, column, zero, of_query_clock, of_bias, bias_entries,
+                        row * queries, i0, j0, tile, scale, clock, zero, of_query_clock, of_bias, bias_entries,
                         of_slopes, of_factor, factor_entries, vectors, met_ends + past, values, out_ends + past, shift, h,
                         D, V, M, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION, True,
                     )  # fmt: skip
@@ -267,8 +273,7 @@ def backward_keys(
                         here = i < to
                         q_i = rows(q + b * q_batch + h * q_head, q_row, i0, here, D, M, BLOCK_D)
                         do = rows(dout + row * queries * V, V, i0, here, V, M, BLOCK_V)
-                        lse_i = tl.load(lse + row * queries + i, mask=here, other=float("inf")) * LOG2E
-                        lse_i = tl.where(lse_i == -float("inf"), float("inf"), lse_i)
+                        lse_i = lse_of(lse, row * queries + i, here)
                         delta_i = tl.load(delta + row * queries + i, mask=here, other=0.0)
                         own = None
                         if query_clock is not None:
@@ -276,15 +281,16 @@ def backward_keys(
                         if shift is not None:
                             q_i = (q_i + entry(shift, h, D, BLOCK_D)[None, :]).to(q_i.dtype)
                         s, bare, factor_of, _ = near_scores(
-                            q_i, k_j, i0, j0, stop, tile, scale, None, own, of_key_clock, zero, of_bias, bias_entries,
-                            of_slopes, of_factor, factor_entries, M, N, FUNCTION, PRECISION,
+                            product(k_j, tl.trans(q_i), PRECISION) * (scale * LOG2E), i0, j0, stop, tile, None, own,
+                            of_key_clock, zero, of_bias, bias_entries, of_slopes, of_factor, factor_entries,
+                            M, N, FUNCTION, True,
                         )  # fmt: skip
-                        p = tl.exp2(s - lse_i[:, None])
-                        acc_v += product(tl.trans(p).to(do.dtype), do, PRECISION)
-                        dp = product(do, tl.trans(v_j), PRECISION)
-                        ds, d_product, _ = to_scores(p, dp, delta_i, bare, factor_of, FUNCTION)
-                        acc_k += product(tl.trans(d_product).to(q_i.dtype), q_i, PRECISION)
-                        d_clock += tl.sum(ds, 0)
+                        p = tl.where(seen_of(i0, j0, stop, tile, M, N, True), tl.exp2(s - lse_i[None, :]), 0.0)
+                        acc_v += product(p.to(do.dtype), do, PRECISION)
+                        dp = product(v_j, tl.trans(do), PRECISION) - delta_i[None, :]
+                        ds, d_product, _ = to_scores(p * dp, bare, factor_of, FUNCTION)
+                        acc_k += product(d_product.to(q_i.dtype), q_i, PRECISION)
+                        d_clock += tl.sum(ds, 1)
         if d_key_clock is not None:
             more(d_key_clock, -d_clock, row * keys + j, mine, False)
     put_rows(dk + (b * (heads // groups) + of_keys) * keys * D, j0, mine, acc_k * scale, D, N, BLOCK_D)
@@ -293,7 +299,7 @@ def backward_keys(
 
 @triton.jit
 def _of_far_queries(
-    acc_k, acc_v, d_clock, q, q_row, k_j, v_j, dout, lse, delta, row, i0, j0, tile, scale, column, zero, query_clock,
+    acc_k, acc_v, d_clock, q, q_row, k_j, v_j, dout, lse, delta, row, i0, j0, tile, scale, clock, zero, query_clock,
     bias, bias_entries, slopes, factor, factor_entries, vectors, met_ends, values, out_ends, shift, h,
     D: tl.constexpr, V: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     FUNCTION: tl.constexpr, PRECISION: tl.constexpr, RIGHT: tl.constexpr,
@@ -301,9 +307,7 @@ def _of_far_queries(
     """What a block of queries far to one side adds to the gradients of keys, values and the cumulative feature."""
     i = i0 + tl.arange(0, M)
     q_i, do = rows(q, q_row, i0, None, D, M, BLOCK_D), rows(dout + row * V, V, i0, None, V, M, BLOCK_V)
-    lse_i = tl.load(lse + row + i) * LOG2E
-    lse_i = tl.where(lse_i == -float("inf"), float("inf"), lse_i)
-    delta_i = tl.load(delta + row + i)
+    lse_i, delta_i = lse_of(lse, row + i, None), tl.load(delta + row + i)
     met, own = None, None
     if vectors is not None:
         met = tl.load(met_ends + row + i)
@@ -313,13 +317,13 @@ def _of_far_queries(
         own = clock_of(query_clock, i, None, zero)
     if shift is not None:
         q_i = (q_i + entry(shift, h, D, BLOCK_D)[None, :]).to(q_i.dtype)
-    of_row = far_row(met, own, bias, bias_entries, slopes, M, RIGHT)
-    s, bare, c = far_scores(
-        q_i, k_j, i0, j0, tile, scale, of_row, column, bias_entries, slopes, factor, factor_entries,
-        N, FUNCTION, PRECISION, RIGHT,
+    s, by, rest, bare, c = far_scores(
+        product(k_j, tl.trans(q_i), PRECISION), scale * LOG2E, far_row(met, own, bias, bias_entries, slopes, M, RIGHT),
+        far_column(clock, i0, j0, tile, bias_entries, slopes, N, RIGHT), factor, factor_entries, FUNCTION, RIGHT, True,
     )  # fmt: skip
-    p = tl.exp2(s - lse_i[:, None])
-    acc_v += product(tl.trans(p).to(do.dtype), do, PRECISION)
-    ds, d_product, _ = to_scores(p, product(do, tl.trans(v_j), PRECISION), delta_i, bare, c, FUNCTION)
-    acc_k += product(tl.trans(d_product).to(q_i.dtype), q_i, PRECISION)
-    return acc_k, acc_v, d_clock + tl.sum(ds, 0)
+    p = tl.exp2(s * by + (rest - lse_i)[None, :])
+    acc_v += product(p.to(do.dtype), do, PRECISION)
+    dp = product(v_j, tl.trans(do), PRECISION) - delta_i[None, :]
+    ds, d_product, _ = to_scores(p * dp, bare, c, FUNCTION)
+    acc_k += product(d_product.to(q_i.dtype), q_i, PRECISION)
+    return acc_k, acc_v, d_clock + tl.sum(ds, 1)

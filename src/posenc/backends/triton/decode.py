@@ -192,7 +192,7 @@ def decode(
             if FUNCTION == 2:
                 s = relu(s) * c
             seen = asks[:, None] & here[None, :] & (pair >= least) & (pair <= most)
-            p, m_i, l_i, fade = weigh(tl.where(seen, s, -float("inf")), m_i, l_i)
+            p, m_i, l_i, fade = weigh(tl.where(seen, s, -float("inf")), 1.0, 0.0, m_i, l_i)
             acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, PRECISION)
             if values is not None:
                 l_low = l_low * fade

@@ -3,35 +3,38 @@
 import triton
 import triton.language as tl
 
+from posenc.backends.triton.bounds import counted_of
 from posenc.backends.triton.pieces import (
     LN2,
     LOG2E,
-    by_distance,
-    by_key,
     clock_of,
-    columns,
     ends,
-    entries_from,
     entry,
+    far_clock,
+    far_column,
     far_row,
     far_scores,
+    is_whole,
     near_scores,
-    number,
+    of_vectors,
     part_of,
     product,
     put_rows,
     ranges,
     rows,
+    seen_of,
     weigh,
+    with_vectors,
 )
+from posenc.backends.triton.tasks import LENGTHS
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def forward(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, out, lse,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
     values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    meeting, shift, query_clock, key_clock, tasks, tiles, counted, blocks, heads, groups, queries, keys, scale,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
     FUNCTION: tl.constexpr, PRECISION: tl.constexpr, HAS_RIGHT: tl.constexpr,
@@ -54,7 +57,7 @@ def forward(
     if factor is not None:
         factor += h * factor_head
     if vectors is not None:
-        vectors += h * vectors_head
+        vectors += h * vectors_head * E
         if meeting is not None:
             x = rows(meeting + row * queries * E, E, i0, mine, E, M, BLOCK_E)
             low, high = ends(x, vectors, vectors_entries, E, BLOCK_E)
@@ -71,21 +74,23 @@ def forward(
     m_i, l_i = tl.full((M,), -float("inf"), tl.float32), tl.zeros((M,), tl.float32)
     acc = tl.zeros((M, BLOCK_V), tl.float32)
     l_low, l_high = tl.zeros((M,), tl.float32), tl.zeros((M,), tl.float32)  # beyond the ends of the values
+    from_i, to_i = counted_of(counted, blocks, row, i0, stop)
     for n in range(tl.load(task + 3), tl.load(task + 4)):
         tile = tiles + n * 10
         first, a, b_, c, d, last = ranges(
             tile, i0, stop, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
-            factor_entries, N, False,
+            factor_entries, from_i, to_i, N, False,
         )  # fmt: skip
         row_low = far_row(low, own, bias, bias_entries, slopes, M, False)
         for j0 in range(a, b_, N):
             k_j, v_j = rows(k, k_row, j0, None, D, N, BLOCK_D), rows(v, v_row, j0, None, V, N, BLOCK_V)
-            column = columns(key_clock, j0, zero, N)
-            s, _, _ = far_scores(
-                q_i, k_j, i0, j0, tile, scale, row_low, column, bias_entries, slopes, factor, factor_entries,
-                N, FUNCTION, PRECISION, False,
+            clock = far_clock(key_clock, j0, zero, N)
+            column = far_column(clock, i0, j0, tile, bias_entries, slopes, N, False)
+            s, by, rest, _, _ = far_scores(
+                product(q_i, tl.trans(k_j), PRECISION), scale * LOG2E, row_low, column, factor, factor_entries,
+                FUNCTION, False, False,
             )  # fmt: skip
-            p, m_i, l_i, fade = weigh(s, m_i, l_i)
+            p, m_i, l_i, fade = weigh(s, by, rest, m_i, l_i)
             acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, PRECISION)
             if values is not None:
                 l_low, l_high = l_low * fade + tl.sum(p, 1), l_high * fade
@@ -93,12 +98,13 @@ def forward(
             row_high = far_row(high, own, bias, bias_entries, slopes, M, True)
             for j0 in range(c, d, N):
                 k_j, v_j = rows(k, k_row, j0, None, D, N, BLOCK_D), rows(v, v_row, j0, None, V, N, BLOCK_V)
-                column = columns(key_clock, j0, zero, N)
-                s, _, _ = far_scores(
-                    q_i, k_j, i0, j0, tile, scale, row_high, column, bias_entries, slopes, factor,
-                    factor_entries, N, FUNCTION, PRECISION, True,
+                clock = far_clock(key_clock, j0, zero, N)
+                column = far_column(clock, i0, j0, tile, bias_entries, slopes, N, True)
+                s, by, rest, _, _ = far_scores(
+                    product(q_i, tl.trans(k_j), PRECISION), scale * LOG2E, row_high, column, factor, factor_entries,
+                    FUNCTION, True, False,
                 )  # fmt: skip
-                p, m_i, l_i, fade = weigh(s, m_i, l_i)
+                p, m_i, l_i, fade = weigh(s, by, rest, m_i, l_i)
                 acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, PRECISION)
                 if values is not None:
                     l_low, l_high = l_low * fade, l_high * fade + tl.sum(p, 1)
@@ -109,25 +115,26 @@ def forward(
                     here = j0 + tl.arange(0, N) < to
                     k_j, v_j = rows(k, k_row, j0, here, D, N, BLOCK_D), rows(v, v_row, j0, here, V, N, BLOCK_V)
                     s, _, _, _ = near_scores(
-                        q_i, k_j, i0, j0, to, tile, scale, None, own, key_clock, zero, bias, bias_entries, slopes,
-                        factor, factor_entries, M, N, FUNCTION, PRECISION,
+                        product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E), i0, j0, to, tile, None, own,
+                        key_clock, zero, bias, bias_entries, slopes, factor, factor_entries, M, N, FUNCTION, False,
                     )  # fmt: skip
-                    p, m_i, l_i, fade = weigh(s, m_i, l_i)
+                    s = tl.where(seen_of(i0, j0, to, tile, M, N, False), s, -float("inf"))
+                    p, m_i, l_i, fade = weigh(s, 1.0, 0.0, m_i, l_i)
                     acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, PRECISION)
     if values is not None:
-        acc += l_low[:, None] * entry(values + h * values_head, 0, V, BLOCK_V)[None, :]
-        acc += l_high[:, None] * entry(values + h * values_head, values_entries - 1, V, BLOCK_V)[None, :]
+        acc += l_low[:, None] * entry(values + h * values_head * V, 0, V, BLOCK_V)[None, :]
+        acc += l_high[:, None] * entry(values + h * values_head * V, values_entries - 1, V, BLOCK_V)[None, :]
     l_safe = tl.where(l_i == 0, 1.0, l_i)  # fully masked rows give zeros
     put_rows(out + row * queries * V, i0, mine, acc / l_safe[:, None], V, M, BLOCK_V)
     tl.store(lse + row * queries + i, tl.where(l_i == 0, -float("inf"), (m_i + tl.log2(l_safe)) * LN2), mask=mine)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=LENGTHS)
 def forward_near(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, far, out, lse,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
     values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
-    meeting, shift, query_clock, key_clock, tasks, tiles, heads, groups, queries, keys, scale,
+    meeting, shift, query_clock, key_clock, tasks, tiles, counted, blocks, heads, groups, queries, keys, scale,
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, B: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -152,9 +159,9 @@ def forward_near(
     if factor is not None:
         factor += h * factor_head
     if values is not None:
-        values += h * values_head
+        values += h * values_head * V
     if vectors is not None:
-        vectors += h * vectors_head
+        vectors += h * vectors_head * E
         if meeting is not None:
             x, x_scale = rows(meeting + row * queries * E, E, i0, mine, E, B, BLOCK_E), LOG2E
     if shift is not None:
@@ -166,49 +173,37 @@ def forward_near(
     m_i = tl.load(lse + row * queries + i, mask=mine, other=-float("inf")) * LOG2E
     l_i = tl.where(m_i == -float("inf"), 0.0, 1.0)
     acc = rows(far + row * queries * V, V, i0, mine, V, B, BLOCK_V)
+    from_i, to_i = counted_of(counted, blocks, row, block, end)
     for n in range(tl.load(task + 3), tl.load(task + 4)):
         tile = tiles + n * 10
         first, a, b_, c, d, last = ranges(
             tile, block, end, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor,
-            factor_entries, N, False,
+            factor_entries, from_i, to_i, N, False,
         )  # fmt: skip
         least, most = tl.load(tile + 4), tl.load(tile + 5)
         for part in range(3):
             from_, to = part_of(first, a, b_, c, d, last, part)
             from_, to = tl.maximum(from_, i0 + least), tl.minimum(to, i0 + B + most)
-            if vectors is not None:
-                of_vectors = from_ - i0 + tl.load(tile + 7) - (B - 1)
-                near = entries_from(vectors, vectors_entries, of_vectors, E, B, BLOCK_E).to(x.dtype)
-                left = product(x, tl.trans(near), PRECISION)
-            if values is not None:
-                of_values = from_ - i0 + tl.load(tile + 8) - (B - 1)
-                carried = tl.zeros((B, B), tl.float32)
             for j0 in range(from_, to, B):
                 here = j0 + tl.arange(0, B) < to
                 k_j, v_j = rows(k, k_row, j0, here, D, B, BLOCK_D), rows(v, v_row, j0, here, V, B, BLOCK_V)
-                met = None
+                met, at = None, j0 - i0 - (B - 1)
                 if vectors is not None:
-                    of_vectors += B
-                    near = entries_from(vectors, vectors_entries, of_vectors, E, B, BLOCK_E).to(x.dtype)
-                    right = product(x, tl.trans(near), PRECISION)
-                    met = by_key(left, right, B) * x_scale
-                    left = right
+                    met = x_scale * with_vectors(
+                        x, vectors, vectors_entries, at + tl.load(tile + 7), E, B, BLOCK_E, PRECISION
+                    )
                 s, _, _, _ = near_scores(
-                    q_i, k_j, i0, j0, to, tile, scale, met, own, key_clock, zero, bias, bias_entries, slopes,
-                    factor, factor_entries, B, B, FUNCTION, PRECISION,
+                    product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E), i0, j0, to, tile, met, own,
+                    key_clock, zero, bias, bias_entries, slopes, factor, factor_entries, B, B, FUNCTION, False,
                 )  # fmt: skip
-                p, m_i, l_i, fade = weigh(s, m_i, l_i)
+                if not is_whole(i0, j0, to, tile, B, B):
+                    s = tl.where(seen_of(i0, j0, to, tile, B, B, False), s, -float("inf"))
+                p, m_i, l_i, fade = weigh(s, 1.0, 0.0, m_i, l_i)
                 acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, PRECISION)
                 if values is not None:
-                    of_left, of_right = by_distance(p, B)
-                    given = carried * fade[:, None] + of_left
-                    near = entries_from(values, values_entries, of_values, V, B, BLOCK_V).to(v_j.dtype)
-                    acc += product(given.to(v_j.dtype), near, PRECISION)
-                    carried = of_right
-                    of_values += B
-            if values is not None:
-                near = entries_from(values, values_entries, of_values, V, B, BLOCK_V)
-                acc += product(carried.to(v.dtype.element_ty), near.to(v.dtype.element_ty), PRECISION)
+                    acc += of_vectors(
+                        p, values, values_entries, at + tl.load(tile + 8), v_j.dtype, V, B, BLOCK_V, PRECISION
+                    )
     l_safe = tl.where(l_i == 0, 1.0, l_i)
     put_rows(out + row * queries * V, i0, mine, acc / l_safe[:, None], V, B, BLOCK_V)
     tl.store(lse + row * queries + i, tl.where(l_i == 0, -float("inf"), (m_i + tl.log2(l_safe)) * LN2), mask=mine)

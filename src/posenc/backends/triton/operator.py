@@ -4,25 +4,27 @@ import functools
 import importlib
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from posenc import compat
 from posenc.backends.custom import custom_operator
 from posenc.backends.operands import Form
 from posenc.backends.triton import steps
-from posenc.backends.triton import steps
+from posenc.backends.triton.skipping import Counted, counted
 from posenc.backends.triton.tasks import LOWS, TABLES, Tasks, tasks_of
 
 # custom_op evaluates annotations, so no `from __future__ import annotations` here.
 
+GRID = 65_535  # the maximum of the second and third dimension of a grid on CUDA
 SMALLEST = 16  # the minimum size of tl.dot
 WINDOWED = ("vectors", "values")  # tables whose near pairs have kernels of their own
 OTHERS = ("meeting", "shift", "query_clock", "key_clock")  # inputs other than tables
 PARTIAL_SUMS = 256  # how many programs share the pairs of a window of distances, at most
 
-Tensors = dict[str, Tensor | None]
+Tensors: TypeAlias = dict[str, Any]  # those of a kernel by name, None, or a stride
 
 
 class Sizes(NamedTuple):
@@ -36,7 +38,8 @@ class Sizes(NamedTuple):
 
 FAR = {"num_warps": 8, "num_stages": 2}
 NEAR = {"num_warps": 8, "num_stages": 1}
-# The first that fits on the device is used.
+# The first that fits on the device is used, and remembered by what is run there.
+_FITTING: dict[tuple[object, ...], int] = {}
 SIZES = (Sizes(128, 64, 64), Sizes(64, 32, 32), Sizes(32, 16, 16), Sizes(16, 16, 16))
 
 
@@ -54,10 +57,13 @@ def missing() -> str | None:
     return None if hasattr(language, "gather") else "it needs Triton 3.2 or later"
 
 
+def too_many(batch: int, heads: int) -> str:
+    """Why so many rows and heads cannot be run."""
+    return f"it supports at most {GRID} rows of a batch and {GRID} heads, got {batch} and {heads}"
+
+
 # Same as torch.compiler.assume_constant_result, which would import the whole compiler.
 is_interpreted._dynamo_marked_constant = missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-FILES = {"forward": "forward", "backward": "backward"}
 
 
 @functools.cache
@@ -67,6 +73,12 @@ def _kernel(name: str) -> Any:
     if name in ("backward_queries_near", "backward_keys_near", "backward_tables"):
         file = "backnear"
     return getattr(importlib.import_module(f"posenc.backends.triton.{file}"), name)
+
+
+def _out_of_resources() -> type[Exception]:
+    """What Triton raises where a kernel does not fit on the device."""
+    error: type[Exception] = importlib.import_module("triton.runtime.errors").OutOfResources
+    return error
 
 
 class _Launch:
@@ -81,16 +93,25 @@ class _Launch:
         form: Form,
         scale: float,
         tiling: Sequence[int],
+        skip_below: float,
+        own: int,
     ) -> None:
+        if max(query.shape[:2]) > GRID:
+            raise ValueError(f"backend 'triton' cannot run this: {too_many(*query.shape[:2])}")
         self.query, self.key, self.value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
-        self.given = {name: x.to(query.dtype) if name == "meeting" else x.contiguous() for name, x in given.items()}
-        self.scale, self.form, self.tasks = scale, form, _tasks(query, tiling, form.lows)
+        self.given = {
+            name: x.contiguous().to(query.dtype) if name in ("meeting", *WINDOWED) else x.contiguous()
+            for name, x in given.items()
+        }
+        self.scale, self.form, self.tiling = scale, form, tuple(tiling)
+        self.skip_below, self.own = skip_below, own
+        self.counted: list[Counted] = []
         known, is_last = form.function
         vectors = self.given.get("vectors")
         widths = {"D": query.size(-1), "V": value.size(-1), "E": SMALLEST if vectors is None else vectors.size(-1)}
         blocks = {f"BLOCK_{name}": max(SMALLEST, 1 << (width - 1).bit_length()) for name, width in widths.items()}
         # TF32 only if PyTorch's matrix products may use it.
-        precision = "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+        precision = "tf32" if query.dtype == torch.float32 and compat.multiplies_in_tf32() else "ieee"
         precision = "exact" if is_interpreted() else precision
         self.known = {**widths, **blocks, "FUNCTION": known * (1 + is_last), "PRECISION": precision}
         self.is_windowed = any(name in self.given for name in WINDOWED)
@@ -106,10 +127,18 @@ class _Launch:
         for table in (*TABLES, "slopes"):
             entries = self.given.get(table)
             given[table] = entries
-            given[f"{table}_head"] = 0 if entries is None or entries.size(0) == 1 else entries.stride(0)
+            given[f"{table}_head"] = 0 if entries is None or entries.size(0) == 1 else entries.size(1)
             if table != "slopes":
                 given[f"{table}_entries"] = 0 if entries is None else entries.size(1)
         return given | {other: self.given.get(other) for other in OTHERS}
+
+    def tasks(self, block: int) -> Tasks:
+        """The tasks of programs with so many tokens."""
+        return tasks_of(self.tiling, tuple(self.form.lows), self.query.size(0), block, self.query.device)
+
+    def start(self, name: str, grid: tuple[int, ...], **given: Any) -> None:
+        """Starts a kernel."""
+        _kernel(name)[grid](**given)
 
     def run(self, name: str, tasks: Tasks, side: int, sizes: Sizes, made: Tensors, times: int = 1) -> None:
         """Runs a kernel over blocks of queries (side 0) or keys (side 1)."""
@@ -121,7 +150,7 @@ class _Launch:
         else:
             work["HAS_RIGHT"] = self.has_right(tasks)
         grid = (work["tasks"].size(0) * times, self.query.size(1) if side == 0 else self.key.size(1), tasks.rows)
-        _kernel(name)[grid](**self.shared, **work, **made, **self.known, **blocks, **how)
+        self.start(name, grid, **self.shared, **work, **self.counted[side], **made, **self.known, **blocks, **how)
 
     def has_right(self, tasks: Tasks) -> bool:
         """Whether any pair is to the right of all tables."""
@@ -133,16 +162,23 @@ class _Launch:
         """The distance of the first entry of each table."""
         return {name: self.form.lows[at] for name, at in zip(TABLES, LOWS, strict=True) if name in self.given}
 
-    def fitting(self, run: Callable[[Sizes], Any]) -> Any:
-        """What ``run`` returns with the largest sizes that fit on the device."""
-        errors = importlib.import_module("triton.runtime.errors")
+    def fitting(self, kernels: str, run: Callable[[Sizes], Any], lse: Tensor | None = None) -> Any:
+        """What ``run`` returns with the largest sizes that fit on the device. Those that do not are tried once for
+        ``kernels`` of a device, dtype, inputs and widths. Keys that do not count are left out; the backward pass knows
+        the log-sum-exp."""
+        widths = tuple(self.known.values())
+        asked = (kernels, self.query.device, self.query.dtype, tuple(sorted(self.given)), widths)
         with torch.cuda.device_of(self.query):
-            for sizes in SIZES:
+            self.counted = counted(self, (0,) if lse is None else (0, 1), lse)
+            for n in range(_FITTING.get(asked, 0), len(SIZES)):
                 try:
-                    return run(sizes)
-                except errors.OutOfResources:
-                    if sizes == SIZES[-1]:
+                    found = run(SIZES[n])
+                except _out_of_resources():
+                    if n + 1 == len(SIZES):
                         raise
+                else:
+                    _FITTING[asked] = n
+                    return found
         raise AssertionError
 
     # -- forward ----------------------------------------------------------------------------------------------------
@@ -166,8 +202,10 @@ class _Launch:
         """The gradients by name; ``rows`` are "dout", "lse" and "delta"."""
         query, key, value = self.query, self.key, self.value
         tasks = self.tasks(sizes.long)
-        found: Tensors = {f"d{name}": torch.zeros_like(x, memory_format=torch.contiguous_format)
-                          for name, x in (("q", query), ("k", key), ("v", value))}
+        found: Tensors = {
+            f"d{name}": torch.zeros_like(x, memory_format=torch.contiguous_format)
+            for name, x in (("q", query), ("k", key), ("v", value))
+        }
         found |= {name: torch.zeros_like(self.given[name], dtype=torch.float32) for name in wanted}
         if tasks.is_empty:
             return found
@@ -182,8 +220,10 @@ class _Launch:
         pasts["slopes_past"] = ends_of("slopes", "slopes" in wanted)
         clocks = {"query_clock", "key_clock"} & set(wanted)
         stored = torch.float32 if self.is_windowed else query.dtype
-        dq, dk, dv = (x if x.dtype == stored else torch.zeros_like(x, dtype=stored) for x in
-                      (found["dq"], found["dk"], found["dv"]))
+        dq, dk, dv = (
+            x if x.dtype == stored else torch.zeros_like(x, dtype=stored)
+            for x in (found["dq"], found["dk"], found["dv"])
+        )
         others: Tensors = {"d_meeting": None, "d_shift": None, "d_query_clock": None}
         if "meeting" in wanted:
             others["d_meeting"] = torch.zeros_like(self.given["meeting"], dtype=torch.float32)
@@ -235,12 +275,10 @@ class _Launch:
             else None
             for name in TABLES
         }
-        lead = TABLES.index(wanted[0])
-        grid = (windows + 1, heads, programs)
-        _kernel("backward_tables")[grid](
-            **self.shared, **rows, **sums, **self.known, tasks=tasks.tasks[0], tiles=tasks.tiles[0],
-            least_r=least - B, low=lows[wanted[0]], lead=6 + lead, count=count, batch=tasks.rows, B=B, **NEAR,
-        )  # fmt: skip
+        where = {"tasks": tasks.tasks[0], "tiles": tasks.tiles[0], "count": count, "batch": tasks.rows, "B": B}
+        where |= {"least_r": least - B, "low": lows[wanted[0]], "lead": 6 + TABLES.index(wanted[0])}
+        given = {**self.shared, **self.counted[0], **rows, **sums, **self.known, **where, **NEAR}
+        self.start("backward_tables", (windows + 1, heads, programs), **given)
         for name in wanted:
             x = sums[f"d_{name}"].sum(0)  # (heads, windows + 1, 2, B, width)
             # Window w is the second half of its distances, and the first of those of window w + 1.
@@ -263,19 +301,6 @@ def _of_heads(x: Tensor, table: Tensor) -> Tensor:
     return x.sum(0, keepdim=True) if table.size(0) == 1 else x
 
 
-_CAPTURED: list[Tasks] = []  # a CUDA graph reads them when it is replayed
-
-
-def _tasks(like: Tensor, tiling: Sequence[int], lows: Sequence[int]) -> Callable[[int], Tasks]:
-    def of(block: int) -> Tasks:
-        found = tasks_of(tuple(tiling), tuple(lows), like.size(0), block, like.is_cuda)
-        if like.is_cuda and torch.cuda.is_current_stream_capturing():
-            _CAPTURED.append(found)
-        return found.on(like.device)
-
-    return of
-
-
 def _triton(
     query: Tensor,
     key: Tensor,
@@ -286,14 +311,18 @@ def _triton(
     tiling: Sequence[int],
     form: Sequence[int],
     scale: float,
+    skip_below: float,
+    own: int,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp. ``given`` are the tensors of these names, of which the ``learned`` get gradients;
-    ``tiling`` and ``form`` the numbers of a `Tiling` and a `Form`."""
+    ``tiling`` and ``form`` the numbers of a `Tiling` and a `Form`; ``skip_below`` the fraction of a row's weight that
+    may be skipped; each query attends to its own key, which is ``own`` tokens later, or if -1 it may not."""
     inputs = dict(zip(names.split(), given, strict=True))
-    launch = _Launch(query, key, value, inputs, Form.unflat(form), scale, tiling)
+    launch = _Launch(query, key, value, inputs, Form.unflat(form), scale, tiling, skip_below, own)
     if query.size(2) <= steps.FEW:
-        return steps.split(launch, tiling, _kernel)
-    return launch.fitting(launch.forward)  # type: ignore[no-any-return]
+        return steps.split(launch)
+    found: tuple[Tensor, Tensor] = launch.fitting("forward", launch.forward)
+    return found
 
 
 def _triton_backward(
@@ -310,16 +339,30 @@ def _triton_backward(
     tiling: Sequence[int],
     form: Sequence[int],
     scale: float,
+    skip_below: float,
+    own: int,
 ) -> list[Tensor]:
     """The gradients of query, key and value, and of learned tensors."""
     inputs, wanted = dict(zip(names.split(), given, strict=True)), learned.split()
-    launch = _Launch(query, key, value, inputs, Form.unflat(form), scale, tiling)
+    launch = _Launch(query, key, value, inputs, Form.unflat(form), scale, tiling, skip_below, own)
     delta = (dout.float() * out.float()).sum(-1)
     if dlse is not None:
         delta -= dlse.masked_fill(lse == -torch.inf, 0.0)
     rows: Tensors = {"dout": dout, "lse": lse, "delta": delta}
-    found = launch.fitting(functools.partial(launch.backward, rows, wanted))
+    found = launch.fitting("backward " + learned, functools.partial(launch.backward, rows, wanted), lse)
     return [*(found[name] for name in ("dq", "dk", "dv")), *(found[name].to(inputs[name].dtype) for name in wanted)]
+
+
+def counted_for(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> Tensor | None:
+    """For each block of queries, the first key that it is computed with and the one after the last, (batch, heads,
+    blocks, 2); None for all. The arguments are those of the operator."""
+    given, names, _, tiling, form, scale, skip_below, own = arguments
+    inputs = dict(zip(names.split(), given, strict=True))
+    launch = _Launch(query, key, value, inputs, Form.unflat(form), scale, tiling, skip_below, own)
+    with torch.cuda.device_of(query):
+        (found,) = counted(launch, (0,))
+    taken: Tensor | None = found["counted"]
+    return taken
 
 
 triton = custom_operator("posenc::triton", _triton, _triton_backward)

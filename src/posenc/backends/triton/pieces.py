@@ -108,11 +108,12 @@ def near_of(left, right, table, entries, base, low, high, OF_KEYS: tl.constexpr)
 @triton.jit
 def ranges(
     tile, i0, stop, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor, factor_entries,
-    N: tl.constexpr, OF_KEYS: tl.constexpr,
+    from_, to, N: tl.constexpr, OF_KEYS: tl.constexpr,
 ):  # fmt: skip
     """The keys of a tile that the queries i0 .. stop attend to, as six ends: pairs far to the left are in a .. b and far
     to the right in c .. d, of which none is masked and which are multiples of N; near pairs are in first .. a, b .. c
-    and d .. last. OF_KEYS: the queries that attend to these keys, those far to the right of them first."""
+    and d .. last. OF_KEYS: the queries that attend to these keys, those far to the right of them first. In
+    either case only those in ``from_`` .. ``to``."""
     mine, other = (2, 0) if OF_KEYS else (0, 2)
     start, end, first, last = (
         tl.load(tile + mine), tl.load(tile + mine + 1), tl.load(tile + other), tl.load(tile + other + 1)
@@ -121,7 +122,7 @@ def ranges(
     if OF_KEYS:
         least, most = -most, -least
     low, high = tl.maximum(i0, start), tl.minimum(stop, end) - 1
-    first, last = tl.maximum(first, low + least), tl.minimum(last, high + most + 1)
+    first, last = tl.maximum(tl.maximum(first, low + least), from_), tl.minimum(tl.minimum(last, high + most + 1), to)
     # Without a table all pairs are far to the left.
     left, right = -(1 << 30) if OF_KEYS else 1 << 30, -(1 << 30)
     left, right = near_of(left, right, bias, bias_entries, tl.load(tile + 6), low, high, OF_KEYS)
@@ -166,16 +167,30 @@ def bias_at(bias, entries, slopes, n):
 
 
 @triton.jit
-def masked(s, i0, j0, to, pair, tile, M: tl.constexpr, N: tl.constexpr):
-    """The scores, -inf where a pair is masked, or its key is not before ``to``."""
-    start, stop, first = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
-    least, most = tl.load(tile + 4), tl.load(tile + 5)
-    is_whole = (i0 >= start) & (i0 + M <= stop) & (j0 >= first) & (j0 + N <= to)
-    if not (is_whole & (j0 - i0 - M + 1 >= least) & (j0 - i0 + N - 1 <= most)):
-        i, j = i0 + tl.arange(0, M), j0 + tl.arange(0, N)
-        seen = ((i >= start) & (i < stop))[:, None] & ((j >= first) & (j < to))[None, :]
-        s = tl.where(seen & (pair >= least) & (pair <= most), s, -float("inf"))
-    return s
+def of_queries(x, KEYS_FIRST: tl.constexpr):
+    """Numbers of queries, beside scores (queries, keys), or (keys, queries) with KEYS_FIRST."""
+    return x[None, :] if KEYS_FIRST else x[:, None]
+
+
+@triton.jit
+def of_keys(x, KEYS_FIRST: tl.constexpr):
+    """Numbers of keys, beside scores."""
+    return x[:, None] if KEYS_FIRST else x[None, :]
+
+
+@triton.jit
+def is_whole(i0, j0, to, tile, M: tl.constexpr, N: tl.constexpr):
+    """Whether no pair of M queries from i0 on and N keys from j0 on is masked, and all keys are before ``to``."""
+    there = (i0 >= tl.load(tile)) & (i0 + M <= tl.load(tile + 1)) & (j0 >= tl.load(tile + 2)) & (j0 + N <= to)
+    return there & (j0 - i0 - M + 1 >= tl.load(tile + 4)) & (j0 - i0 + N - 1 <= tl.load(tile + 5))
+
+
+@triton.jit
+def seen_of(i0, j0, to, tile, M: tl.constexpr, N: tl.constexpr, KEYS_FIRST: tl.constexpr):
+    """Which pairs are not masked, and have a key before ``to``."""
+    i, j = of_queries(i0 + tl.arange(0, M), KEYS_FIRST), of_keys(j0 + tl.arange(0, N), KEYS_FIRST)
+    there = ((i >= tl.load(tile)) & (i < tl.load(tile + 1))) & ((j >= tl.load(tile + 2)) & (j < to))
+    return there & (j - i >= tl.load(tile + 4)) & (j - i <= tl.load(tile + 5))
 
 
 @triton.jit
@@ -186,24 +201,15 @@ def clock_of(clock, at, mine, zero):
 
 
 @triton.jit
-def columns(key_clock, j0, zero, N: tl.constexpr):
-    """The cumulative feature of N keys that all exist, or None."""
-    column = None
-    if key_clock is not None:
-        column = clock_of(key_clock, j0 + tl.arange(0, N), None, zero)
-    return column
-
-
-@triton.jit
 def near_scores(
-    q, k, i0, j0, to, tile, scale, met, own, key_clock, zero, bias, bias_entries, slopes, factor, factor_entries,
-    M: tl.constexpr, N: tl.constexpr, FUNCTION: tl.constexpr, PRECISION: tl.constexpr,
+    s, i0, j0, to, tile, met, own, key_clock, zero, bias, bias_entries, slopes, factor, factor_entries,
+    M: tl.constexpr, N: tl.constexpr, FUNCTION: tl.constexpr, KEYS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """The scores of queries from i0 on with keys from j0 on, -inf where masked; the scores before the function, its
-    factor, and j - i; (M, N) each. ``met`` are the scaled products with vectors, or None. FUNCTION 1 comes first, 2
-    comes last, 0 is none."""
-    pair = (j0 - i0) + (tl.arange(0, N)[None, :] - tl.arange(0, M)[:, None])
-    s = product(q, tl.trans(k), PRECISION) * (scale * LOG2E)
+    """The scores of M queries from i0 on and N keys from j0 on, of their products s, whether masked or not; the scores
+    before the function, its factor, and j - i. ``met`` are the scaled products with vectors, or None. FUNCTION 1 comes
+    first, 2 comes last, 0 is none."""
+    i, j = of_queries(i0 + tl.arange(0, M), KEYS_FIRST), j0 + tl.arange(0, N)
+    pair = of_keys(j, KEYS_FIRST) - i
     bare, c = s, s
     if FUNCTION != 0:
         c = number(factor, factor_entries, pair + tl.load(tile + 9))
@@ -215,17 +221,17 @@ def near_scores(
     if bias is not None:
         s += bias_at(bias, bias_entries, slopes, pair + tl.load(tile + 6))
     if own is not None:
-        j = j0 + tl.arange(0, N)
-        s += own[:, None] - clock_of(key_clock, j, (j >= tl.load(tile + 2)) & (j < to), zero)[None, :]
+        column = clock_of(key_clock, j, (j >= tl.load(tile + 2)) & (j < to), zero)
+        s += of_queries(own, KEYS_FIRST) - of_keys(column, KEYS_FIRST)
     if FUNCTION == 2:
         bare = s
         s = relu(s) * c
-    return masked(s, i0, j0, to, pair, tile, M, N), bare, c, pair
+    return s, bare, c, pair
 
 
 @triton.jit
 def far_row(met, own, bias, bias_entries, slopes, M: tl.constexpr, RIGHT: tl.constexpr):
-    """What is added to all scores of a row with keys far to one side, (M,). ``met`` are its scaled products with the
+    """What is added to all scores of a query with keys far to one side, (M,). ``met`` are its scaled products with the
     end vector, or None."""
     row = tl.zeros((M,), tl.float32)
     if met is not None:
@@ -240,6 +246,30 @@ def far_row(met, own, bias, bias_entries, slopes, M: tl.constexpr, RIGHT: tl.con
 
 
 @triton.jit
+def far_clock(key_clock, j0, zero, N: tl.constexpr):
+    """The cumulative feature of N keys that all exist, or None."""
+    clock = None
+    if key_clock is not None:
+        clock = clock_of(key_clock, j0 + tl.arange(0, N), None, zero)
+    return clock
+
+
+@triton.jit
+def far_column(clock, i0, j0, tile, bias_entries, slopes, N: tl.constexpr, RIGHT: tl.constexpr):
+    """What is added to all scores of a key with queries far to one side, (N,), or None. ``clock`` is its cumulative
+    feature, or None."""
+    column = None
+    if slopes is not None:
+        n = (j0 - i0) + tl.load(tile + 6) - (bias_entries - 1 if RIGHT else 0) + tl.arange(0, N)
+        column = _slope(slopes, RIGHT) * n
+        if clock is not None:
+            column -= clock
+    elif clock is not None:
+        column = -clock
+    return column
+
+
+@triton.jit
 def _slope(slopes, RIGHT: tl.constexpr):
     """The change of a bias from key to key, far to one side."""
     return (tl.load(slopes + 1) if RIGHT else -tl.load(slopes)) * LOG2E
@@ -247,27 +277,27 @@ def _slope(slopes, RIGHT: tl.constexpr):
 
 @triton.jit
 def far_scores(
-    q, k, i0, j0, tile, scale, row, column, bias_entries, slopes, factor, factor_entries,
-    N: tl.constexpr, FUNCTION: tl.constexpr, PRECISION: tl.constexpr, RIGHT: tl.constexpr,
+    s, scale, row, column, factor, factor_entries,
+    FUNCTION: tl.constexpr, RIGHT: tl.constexpr, KEYS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """As `near_scores`, of pairs far to one side; ``row`` is what `far_row` says, and ``column`` the keys'
-    cumulative feature, or None. The factor is one number."""
-    s = product(q, tl.trans(k), PRECISION) * (scale * LOG2E)
-    bare, c = s, 1.0
+    """Scores of pairs far to one side, as s * by + rest, with a number ``by``, and ``rest`` of queries: of the products
+    s, and of `far_row` and `far_column`. What is the same for a row need not be added to each pair. Also the scores
+    before the function, and its factor, which is one number."""
+    by, rest, bare, c = scale, row, s, 1.0
+    if (FUNCTION != 0) or (column is not None):
+        s, by = s * scale, 1.0
+        bare = s
     if FUNCTION != 0:
         c = tl.load(factor + (factor_entries - 1 if RIGHT else 0))
     if FUNCTION == 1:
         s = relu(s) * c
-    s += row[:, None]
-    if slopes is not None:
-        n = (j0 - i0) + tl.load(tile + 6) - (bias_entries - 1 if RIGHT else 0) + tl.arange(0, N)
-        s += (_slope(slopes, RIGHT) * n)[None, :]
     if column is not None:
-        s -= column[None, :]
+        s += of_keys(column, KEYS_FIRST)
     if FUNCTION == 2:
-        bare = s
+        s += of_queries(row, KEYS_FIRST)
+        bare, rest = s, tl.zeros_like(row)
         s = relu(s) * c
-    return s, bare, c
+    return s, by, rest, bare, c
 
 
 # -- between keys and distances ----------------------------------------------------------------------------------------
@@ -293,25 +323,54 @@ def by_distance(x, B: tl.constexpr):
     return tl.where(w >= B - 1 - a, x, 0.0), tl.where(w >= B - 1 - a, 0.0, x)
 
 
+@triton.jit
+def with_vectors(
+    x, table, entries, from_, WIDTH: tl.constexpr, B: tl.constexpr, BLOCK_WIDTH: tl.constexpr, PRECISION: tl.constexpr
+):
+    """The products of B rows with the vectors of their distances to B keys, (B, B), of a window from entry ``from_``."""
+    near = entries_from(table, entries, from_, WIDTH, B, BLOCK_WIDTH).to(x.dtype)
+    left = product(x, tl.trans(near), PRECISION)
+    near = entries_from(table, entries, from_ + B, WIDTH, B, BLOCK_WIDTH).to(x.dtype)
+    return by_key(left, product(x, tl.trans(near), PRECISION), B)
+
+
+@triton.jit
+def of_vectors(
+    pairs, table, entries, from_, dtype: tl.constexpr,
+    WIDTH: tl.constexpr, B: tl.constexpr, BLOCK_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """For B rows, the sums of the vectors of their distances to B keys, times a number for each pair."""
+    left, right = by_distance(pairs, B)
+    acc = product(left.to(dtype), entries_from(table, entries, from_, WIDTH, B, BLOCK_WIDTH).to(dtype), PRECISION)
+    near = entries_from(table, entries, from_ + B, WIDTH, B, BLOCK_WIDTH).to(dtype)
+    return acc + product(right.to(dtype), near, PRECISION)
+
+
 # -- weights -----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def weigh(s, m_i, l_i):
-    """The weights of more scores, relative to a new maximum; the maximum and the sum; and by how much older weights
-    fade. Rows that see nothing so far have a maximum of -inf."""
-    m_new = tl.maximum(m_i, tl.max(s, 1))
+def weigh(s, by, row, m_i, l_i):
+    """The weights of more scores s * by + row, relative to a new maximum; the maximum and the sum; and by how much older
+    weights fade. ``by`` is positive. Rows that see nothing so far have a maximum of -inf."""
+    m_new = tl.maximum(m_i, tl.max(s, 1) * by + row)
     offset = tl.where(m_new == -float("inf"), 0.0, m_new)
     fade = tl.exp2(m_i - offset)
-    p = tl.exp2(s - offset[:, None])
+    p = tl.exp2(s * by - (offset - row)[:, None])
     return p, m_new, l_i * fade + tl.sum(p, 1), fade
 
 
 @triton.jit
-def to_scores(p, dp, delta, bare, c, FUNCTION: tl.constexpr):
+def lse_of(lse, at, mine):
+    """The log-sum-exp of rows in units of log 2, and inf where a row has no weights or, by ``mine``, does not exist."""
+    there = tl.load(lse + at) if mine is None else tl.load(lse + at, mask=mine, other=float("inf"))
+    return tl.where(there == -float("inf"), float("inf"), there) * LOG2E
+
+
+@triton.jit
+def to_scores(ds, bare, c, FUNCTION: tl.constexpr):
     """The gradients of the sum of terms, of the scaled product of query and key, and of the factor c, given those of
-    the weights p."""
-    ds = p * (dp - delta[:, None])
+    the scores."""
     terms, product, dc = ds, ds, ds
     if FUNCTION != 0:
         product = tl.where(bare <= 0, 0.0, ds * c)
@@ -319,6 +378,15 @@ def to_scores(p, dp, delta, bare, c, FUNCTION: tl.constexpr):
     if FUNCTION == 2:
         terms = product
     return terms, product, dc
+
+
+@triton.jit
+def seen_alone(p, ds, i0, j0, to, tile, M: tl.constexpr, N: tl.constexpr):
+    """Weights and gradients of scores, 0 where a pair is masked. A block without such pairs needs no mask."""
+    if not is_whole(i0, j0, to, tile, M, N):
+        seen = seen_of(i0, j0, to, tile, M, N, False)
+        p, ds = tl.where(seen, p, 0.0), tl.where(seen, ds, 0.0)
+    return p, ds
 
 
 @triton.jit

@@ -10,69 +10,86 @@ import functools
 import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from posenc.backends import operands as given
+from posenc.backends.triton.kept import KEPT, on_device
 from posenc.positions.layout import Layout
 from posenc.positions.tiles import Tile, Tiling, distances
 
 TABLES = ("bias", "vectors", "values", "factor")  # those that the kernels support
 LOWS = tuple(given.TABLES.index(name) for name in TABLES)
 ANY = 2**30  # beyond any index, and half the range of int32
-KEPT = 256  # cached lists of tasks: a batch has the same in every layer
+WIDTHS = (5, 5, 6 + len(TABLES), 6 + len(TABLES))  # of tasks and tiles of both sides
+ALIGNED = 4  # integers: Triton compiles for addresses that are multiples of 16 bytes
 
-Numbers = tuple[int, ...]
+SPAN = 128  # tokens of a block of which is known whether it counts
+# Arguments that differ from call to call: of these no kernel is compiled anew for 1, or for multiples of 16. Strides
+# are not among them, since rows are read in one piece only if they are known to be aligned.
+LENGTHS = (
+    "queries", "keys", "bias_entries", "vectors_entries", "values_entries", "factor_entries",
+    "bias_head", "vectors_head", "values_head", "factor_head", "slopes_head",
+    "past", "least_r", "low", "lead", "count", "batch", "own", "blocks", "blocks_q", "blocks_k", "place_q_row",
+    "place_k_row", "highest_head",
+)  # fmt: skip
+
+Numbers: TypeAlias = tuple[int, ...]
 
 
-@dataclass(frozen=True)
 class Tasks:
     """Side 0: blocks of queries, each with its tiles; side 1: blocks of keys.
 
-    Tasks are (count, 5) and tiles (tiles, 10), int32. ``rows`` is the number of batch rows of each task, ``furthest``
-    the greatest distance of any pair to the right.
+    ``tasks`` are (count, 5) and ``tiles`` (tiles, 10) of both sides, int32, parts of one tensor ``numbers``. ``rows``
+    is the number of batch rows of each task, ``furthest`` the greatest distance of any pair to the right.
     """
 
-    tasks: tuple[Tensor, Tensor]
-    tiles: tuple[Tensor, Tensor]
-    rows: int
-    furthest: int
+    def __init__(self, numbers: Tensor, counts: Sequence[int], rows: int, furthest: int) -> None:
+        self.numbers, self.counts, self.rows, self.furthest = numbers, counts, rows, furthest
+        parts, at = [], 0
+        for count, width in zip(counts, WIDTHS, strict=True):
+            parts.append(numbers[at : at + count * width].view(count, width))
+            at += _whole(count * width)
+        self.tasks, self.tiles = (parts[0], parts[1]), (parts[2], parts[3])
 
     @property
     def is_empty(self) -> bool:
         """Whether everything is masked."""
-        return 0 in (self.rows, *(len(tasks) for tasks in self.tasks))
+        return 0 in (self.rows, *self.counts[:2])
 
-    def on(self, device: torch.device) -> Tasks:
-        """The tasks on a device, copied asynchronously from pinned memory, so that a CUDA graph can be captured."""
-        if device.type == "cpu":
-            return self
-        tasks, tiles = (tuple(x.to(device, non_blocking=True) for x in pair) for pair in (self.tasks, self.tiles))
-        return Tasks(tasks, tiles, self.rows, self.furthest)  # type: ignore[arg-type]
+    def at(self, numbers: Tensor) -> Tasks:
+        """The same tasks in a copy of their numbers."""
+        return Tasks(numbers, self.counts, self.rows, self.furthest)
+
+
+def tasks_of(tiling: Numbers, lows: Numbers, rows: int, block: int, device: torch.device) -> Tasks:
+    """The tasks of a call on a device."""
+    return on_device(device, _tasks, tiling, lows, rows, block)
 
 
 @functools.lru_cache(KEPT)
-def tasks_of(tiling: Numbers, lows: Numbers, rows: int, block: int, is_pinned: bool) -> Tasks:
-    """The tasks of a call, optionally in pinned memory."""
+def _tasks(tiling: Numbers, lows: Numbers, rows: int, block: int, is_pinned: bool) -> Tasks:
+    """The same, optionally in pinned memory."""
     told = Tiling.unflat(tiling)
     found = told.tiles(rows)
     sides = (
         _side(found, told.query, "start", "stop", lows, block),
         _side(found, told.key, "first", "last", lows, block),
     )
-    (query_tasks, query_tiles), (key_tasks, key_tiles) = (
-        tuple(_tensor(numbers, width, is_pinned) for numbers, width in zip(side, (5, 6 + len(TABLES)), strict=True))
-        for side in sides
-    )
+    parts = (sides[0][0], sides[1][0], sides[0][1], sides[1][1])
+    counts = [len(part) // width for part, width in zip(parts, WIDTHS, strict=True)]
+    padded = [number for part in parts for number in (*part, *[0] * (_whole(len(part)) - len(part)))]
+    numbers = torch.tensor(padded, dtype=torch.int32, pin_memory=is_pinned)
     reached = distances(found)
     alike = len(told.query.rows or ()) == len(told.key.rows or ()) == 1
-    return Tasks((query_tasks, key_tasks), (query_tiles, key_tiles), rows if alike else 1, reached[1] if reached else 0)
+    return Tasks(numbers, counts, rows if alike else 1, reached[1] if reached else 0)
 
 
-def _tensor(numbers: list[int], width: int, is_pinned: bool) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.int32, pin_memory=is_pinned).view(-1, width)
+def _whole(count: int) -> int:
+    """A number of integers from which on the next are aligned, so that kernels are not compiled for either case."""
+    return -(-count // ALIGNED) * ALIGNED
 
 
 def _side(
@@ -103,3 +120,65 @@ def _numbers(tile: Tile, lows: Numbers) -> tuple[int, ...]:
     low, high = -ANY if tile.low is None else tile.low, ANY if tile.high is None else tile.high
     bases = (min(max((tile.distance or 0) - lows[place], -ANY), ANY) for place in LOWS)
     return (tile.start, tile.stop, tile.first, tile.last, low, high, *bases)
+
+
+# -- coordinates of blocks ---------------------------------------------------------------------------------------------
+
+
+class Places:
+    """The lowest and the highest coordinate of every block of ``span`` queries and keys, (rows or 1, blocks, 2), parts
+    of one tensor ``numbers``, int32. Of a block without tokens they are any."""
+
+    def __init__(self, numbers: Tensor, shapes: Sequence[tuple[int, int]]) -> None:
+        self.numbers, self.shapes = numbers, shapes
+        (rows, blocks), of_keys = shapes
+        self.query = numbers[: rows * blocks * 2].view(rows, blocks, 2)
+        self.key = numbers[_whole(rows * blocks * 2) :][: of_keys[0] * of_keys[1] * 2].view(*of_keys, 2)
+
+    def at(self, numbers: Tensor) -> Places:
+        """The same places in a copy of their numbers."""
+        return Places(numbers, self.shapes)
+
+
+def places_of(tiling: Numbers, queries: int, keys: int, span: int, device: torch.device) -> Places | None:
+    """The coordinates of blocks on a device; None if they are too far apart for int32, or are not known."""
+    if _coordinates(tiling, queries, keys, span) is None:
+        return None
+    return on_device(device, _places, tiling, queries, keys, span)
+
+
+@functools.lru_cache(KEPT)
+def _coordinates(tiling: Numbers, queries: int, keys: int, span: int) -> tuple[list[list[tuple[int, int]]], ...] | None:
+    """Those of queries and of keys, relative to some coordinate."""
+    told = Tiling.unflat(tiling)
+    spans = [s for layout in (told.query, told.key) for row in layout.rows or () for s in row]
+    if not spans or any(s.line is None for s in spans):
+        return None
+    zero = spans[0].line or 0
+    found = []
+    for layout, tokens in ((told.query, queries), (told.key, keys)):
+        rows = []
+        for row in layout.rows or ():
+            ends = [(ANY, -ANY)] * -(-tokens // span)
+            for s in row:
+                assert s.line is not None
+                for block in range(s.start // span, -(-s.stop // span)):
+                    first, last = max(s.start, block * span), min(s.stop, (block + 1) * span) - 1
+                    low, high = (s.line - zero + token - s.start for token in (first, last))
+                    if max(abs(low), abs(high)) >= ANY // 2:
+                        return None
+                    ends[block] = min(ends[block][0], low), max(ends[block][1], high)
+            rows.append([end if end[0] <= end[1] else (0, 0) for end in ends])
+        found.append(rows)
+    return tuple(found)
+
+
+@functools.lru_cache(KEPT)
+def _places(tiling: Numbers, queries: int, keys: int, span: int, is_pinned: bool) -> Places:
+    """The same, optionally in pinned memory."""
+    found = _coordinates(tiling, queries, keys, span)
+    assert found is not None
+    parts = [[n for row in rows for end in row for n in end] for rows in found]
+    numbers = [*parts[0], *[0] * (_whole(len(parts[0])) - len(parts[0])), *parts[1]]
+    shapes = [(len(rows), len(rows[0])) for rows in found]
+    return Places(torch.tensor(numbers, dtype=torch.int32, pin_memory=is_pinned), shapes)

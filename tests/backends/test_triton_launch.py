@@ -1,0 +1,253 @@
+"""How the kernels for CUDA are launched: what is settled before, copied once, or refused. None of this needs a GPU."""
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import posenc
+from posenc import ALiBi, Positions, Shaw, compat
+from posenc.backends.triton import backend, kept, operator, tasks
+from posenc.backends.triton.tasks import LENGTHS
+from posenc.positions.tiles import Tiling, Visibility
+from tests.backends.test_triton import MISSING
+
+needs_triton = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+
+# --- precision of products --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def precision() -> Iterator[Any]:
+    """PyTorch's settings, which other tests find as they were."""
+    settings = torch.backends.cuda.matmul
+    before = getattr(settings, "fp32_precision", None)
+    yield settings
+    if before is not None:
+        settings.fp32_precision = before
+    torch.set_float32_matmul_precision("highest")
+
+
+def test_products_are_as_precise_as_pytorchs(precision: Any) -> None:
+    assert not compat.multiplies_in_tf32()
+    for setting, expected in (("high", True), ("medium", True), ("highest", False)):
+        torch.set_float32_matmul_precision(setting)
+        assert compat.multiplies_in_tf32() == expected
+    precision.allow_tf32 = True
+    assert compat.multiplies_in_tf32()
+
+
+def test_the_new_setting_is_read_where_there_is_one(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After it was set, PyTorch raises where the old ones are read."""
+    if not hasattr(precision, "fp32_precision"):
+        pytest.skip("this PyTorch has only the old settings")
+    for setting, expected in (("tf32", True), ("ieee", False)):
+        precision.fp32_precision = setting
+        assert compat.multiplies_in_tf32() == expected
+    precision.fp32_precision = "tf32"
+    with pytest.raises(RuntimeError, match="mix of the legacy and new APIs"):
+        torch.get_float32_matmul_precision()
+    seen = {dtype: launched(Shaw(16, 5), monkeypatch, dtype)["forward"]["PRECISION"] for dtype in backend.DTYPES}
+    assert seen == {torch.float32: "tf32", torch.bfloat16: "ieee", torch.float16: "ieee"}
+
+
+def launched(
+    scheme: posenc.Scheme, patch: pytest.MonkeyPatch, dtype: torch.dtype = torch.float32, tokens: int = 70, **how: Any
+) -> dict[str, dict[str, Any]]:
+    """The arguments of every kernel of a forward and a backward pass, and their ``grid``."""
+    calls: dict[str, dict[str, Any]] = {}
+
+    class Recorder:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda **given: calls.update({self.name: {**given, "grid": grid}})
+
+    patch.setattr(backend, "missing", lambda: None)
+    patch.setattr(backend, "is_interpreted", lambda: True)  # so that it takes tensors of the CPU
+    patch.setattr(operator, "_kernel", Recorder)
+    patch.setattr(operator, "_out_of_resources", lambda: MemoryError)
+    q, k = (torch.randn(1, heads, tokens, 16, dtype=dtype, requires_grad=True) for heads in (4, 2))
+    out = posenc.attention(q, k, k, scheme, is_causal=True, backend="triton", **how)
+    assert isinstance(out, Tensor)
+    out.sum().backward()
+    return calls
+
+
+# --- what fits --------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_that_do_not_fit_are_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same kernels: another dtype, other inputs and other widths are tried anew, another length is not."""
+    tried: list[int] = []
+
+    class Small:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            def run(M: int, **given: Any) -> None:
+                tried.append(M)
+                if M > 32:
+                    raise MemoryError
+
+            return run
+
+    monkeypatch.setattr(backend, "missing", lambda: None)
+    monkeypatch.setattr(backend, "is_interpreted", lambda: True)
+    monkeypatch.setattr(operator, "_FITTING", {})
+    monkeypatch.setattr(operator, "_out_of_resources", lambda: MemoryError)
+    monkeypatch.setattr(operator, "_kernel", lambda name: Small())
+
+    def tries(scheme: posenc.Scheme, tokens: int, width: int, dtype: torch.dtype) -> list[int]:
+        tried.clear()
+        q = torch.randn(1, 2, tokens, width, dtype=dtype)
+        posenc.attention(q, q, q, scheme, is_causal=True, backend="triton")
+        return tried
+
+    plain = ALiBi(2)
+    assert tries(plain, 70, 16, torch.float32) == [128, 64, 32]
+    assert tries(plain, 70, 16, torch.float32) == [32]
+    assert tries(plain, 45, 16, torch.float32) == [32]
+    assert tries(plain, 70, 40, torch.float32) == [128, 64, 32]
+    assert tries(plain, 70, 16, torch.bfloat16) == [128, 64, 32]
+    assert tries(Shaw(16, 5, values=False), 70, 16, torch.float32) == [
+        128,
+        64,
+        32,
+        32,
+    ]  # near pairs have another kernel
+
+
+@pytest.mark.parametrize("shape", [(operator.GRID + 1, 1), (1, operator.GRID + 1)])
+def test_more_rows_or_heads_than_a_grid_has_are_refused(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "missing", lambda: None)
+    monkeypatch.setattr(backend, "is_interpreted", lambda: True)
+    q = torch.zeros(1, 1, 1, 1).expand(*shape, 2, 4)
+    said = f"at most 65535 rows of a batch and 65535 heads, got {shape[0]} and {shape[1]}"
+    with pytest.raises(ValueError, match=said):
+        posenc.attention(q, q, q, Shaw(4, 5), backend="triton")
+    with pytest.raises(ValueError, match=said):  # as a compiled graph calls it
+        operator.triton(q, q, q, [], "", "", [], [0, 0], 1.0, 0.0, -1)
+
+
+# --- tasks on the device ----------------------------------------------------------------------------------------------
+
+
+def unpinned(make: Any) -> Any:
+    @functools.wraps(make)
+    def made(*asked: Any) -> Any:
+        return make.__wrapped__(*asked[:-1], False)
+
+    return made
+
+
+class Device:
+    """In place of a GPU: counts copies, and says whether a graph is being captured."""
+
+    there = torch.device("cuda", 0)
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.copies, self.used, self.is_capturing = 0, 0, False
+        for name in ("_KEPT", "_CAPTURED", "_SOURCES"):
+            patch.setattr(kept, name, {})
+        for name in ("_tasks", "_places"):
+            patch.setattr(tasks, name, unpinned(getattr(tasks, name)))
+        patch.setattr(kept, "_copied", lambda numbers, device: self.copy(numbers))
+        patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
+        patch.setattr(torch.cuda, "current_stream", lambda device: None)
+        patch.setattr(Tensor, "record_stream", self.use, raising=False)
+        real = Tensor.to
+        patch.setattr(
+            Tensor, "to", lambda x, *args, **how: self.copy(x) if args == (self.there,) else real(x, *args, **how)
+        )
+
+    def copy(self, numbers: Tensor) -> Tensor:
+        self.copies += 1
+        return numbers.clone()
+
+    def use(self, stream: Any) -> None:
+        self.used += 1
+
+    def tasks(self, tokens: int, block: int = 16) -> tasks.Tasks:
+        layout = Positions.arange(tokens).layout
+        return tasks.tasks_of(
+            tuple(Tiling(layout, layout, Visibility(True)).flat()), (0, 0, 0, 0), 2, block, self.there
+        )
+
+
+def test_tasks_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of a call in one tensor, that other layers and the backward pass find again; the latest are kept."""
+    gpu = Device(monkeypatch)
+    first = gpu.tasks(70)
+    assert gpu.copies == 1
+    assert gpu.tasks(70) is first
+    assert gpu.copies == 1
+    assert gpu.used == 2
+    for part in (*first.tasks, *first.tiles):
+        assert part.untyped_storage().data_ptr() == first.numbers.data_ptr()
+        assert part.storage_offset() % 4 == 0
+    for tokens in range(1, kept.KEPT + 1):
+        gpu.tasks(100 + tokens)
+    assert len(kept._KEPT) == kept.KEPT
+    assert gpu.tasks(70) is not first
+
+
+def test_what_a_graph_reads_is_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = Device(monkeypatch)
+    first = gpu.tasks(70)
+    gpu.is_capturing = True
+    for _ in range(3):
+        assert gpu.tasks(70) is first
+    gpu.is_capturing = False
+    for tokens in range(1, kept.KEPT + 1):
+        gpu.tasks(100 + tokens)
+    gpu.is_capturing = True
+    assert gpu.tasks(70) is first  # however many came since
+    assert len(kept._CAPTURED) == 1
+
+
+def test_a_graph_that_was_not_warmed_up_copies_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is of the graph, so nobody else gets it; what it copies from stays."""
+    gpu = Device(monkeypatch)
+    gpu.is_capturing = True
+    first, second = gpu.tasks(70), gpu.tasks(70)
+    assert first.numbers is not second.numbers
+    assert not kept._KEPT
+    assert not kept._CAPTURED
+    assert len(kept._SOURCES) == 1
+    gpu.is_capturing = False
+    assert gpu.tasks(70) not in (first, second)
+
+
+# --- what kernels are compiled for ------------------------------------------------------------------------------------
+
+
+@needs_triton
+def test_kernels_are_not_compiled_anew_for_another_length() -> None:
+    from posenc.backends.triton import backnear, backward, bounds, forward  # not before: they need Triton
+
+    strides = {f"{name}_{of}" for name, of in itertools.product("qkv", ("batch", "head", "row"))}
+    tensors = {"q", "k", "v", "out", "lse", "dout", "delta", "tasks", "tiles", "bias", "vectors", "values", "factor"}
+    for kernel in (
+        forward.forward,
+        forward.forward_near,
+        backward.backward_queries,
+        backward.backward_keys,
+        backnear.backward_queries_near,
+        backnear.backward_keys_near,
+        backnear.backward_tables,
+        bounds.bounds_queries,
+        bounds.bounds_keys,
+        bounds.bounds_counted,
+    ):
+        if not hasattr(kernel, "params"):
+            pytest.skip("the kernels are interpreted in this process")
+        of = {p.name: p for p in kernel.params if not p.is_constexpr}
+        assert {name for name, p in of.items() if p.do_not_specialize} == of.keys() & set(LENGTHS)
+        assert not (strides | tensors) & set(LENGTHS)
