@@ -4,6 +4,7 @@ As of `test_triton`, a process of its own interprets them.
 """
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from posenc.backends import choice
 from posenc.backends.request import Request
 from posenc.backends.triton import backend, operator, steps
 from posenc.models import KVCache
-from tests.awkward import clocked
+from tests.awkward import clocked, learned_slope
 from tests.backends import grounds
 from tests.backends.grounds import (
     ATTENDING,
@@ -484,3 +485,55 @@ def test_a_piecewise_linear_function_has_no_derivative(monkeypatch: pytest.Monke
     assert (backend.TRITON.refuses(there) or "").startswith(said)
     with torch.no_grad():
         assert backend.TRITON.refuses(there) is None
+
+
+# --- keys that are not read -------------------------------------------------------------------------------------------
+
+
+def steep(kind: str, heads: int) -> Scheme:
+    """A term that falls by 2 from key to key."""
+    scheme = clocked(heads) if kind == "a clock" else learned_slope(heads)
+    if kind == "a line":
+        with torch.no_grad():
+            for parameter in scheme.parameters():
+                parameter.fill_(math.log(2.0))
+    return scheme
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")  # NumPy's, in the interpreter
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("kind", ["a line", "a clock"])
+def test_keys_that_cannot_count_are_not_read(kind: str, on: torch.device) -> None:
+    """By the bound of `posenc.backends.skipping`, from the norms of all keys: NaN in the first of 100 keys and values
+    is not met, while one of them with a large norm is computed."""
+    tokens, scheme = 100, steep(kind, 2).to(on)
+    q, k, v = step_of(tokens, 2, on, 2, 1)
+    encoding = scheme(Positions.arange(2, start=tokens - 2, device=on), Positions.arange(tokens, device=on))
+    if kind == "a clock":
+        clock = -2.0 * torch.arange(tokens, device=on).expand(2, 2, -1)
+        encoding = encoding.with_features({"clock": clock[..., -2:]}, {"clock": clock})
+    norms = k.norm(dim=-1)
+
+    def run(k: Tensor, v: Tensor, norms: Tensor | None = None, **how: Any) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            out = posenc.attention(
+                q, k, v, encoding, is_causal=True, backend="triton", key_norms=norms, return_lse=True, **how
+            )
+        assert isinstance(out, tuple)
+        return out
+
+    whole = run(k, v)
+    poisoned = [x.clone() for x in (k, v)]
+    for x in poisoned:
+        x[:, :, :32] = torch.nan
+    for one, other in zip(run(*poisoned, norms), whole, strict=True):
+        # What is left out has less than 2^-32 of the weight, and sums of weights are rounded.
+        torch.testing.assert_close(one, other, rtol=8 * U, atol=8 * U * float(v.abs().max()))
+    for how in ({"norms": None}, {"norms": norms, "skip_below": 0.0}):
+        assert run(*poisoned, **how)[0].isnan().all()
+    loud = k.clone()
+    loud[:, :, 20] = 1200 * q[:, ::2, -1] / q[:, ::2, -1].square().sum(-1, keepdim=True)  # a score of 300
+    expected = run(loud, v)
+    assert (expected[1] - whole[1])[:, ::2, -1].min() > 1  # it counts
+    for one, other in zip(run(loud, v, loud.norm(dim=-1)), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=8 * U, atol=8 * U * float(v.abs().max()))
