@@ -147,6 +147,10 @@ class _Asked:
         """The kernel is faster for a few queries."""
         return self.has_few_queries and self.takes(NATIVE) and _suits_few(self.call, self.takes(SDPA))
 
+    def splits_keys(self) -> bool:
+        """A GPU's kernel splits the keys of a few queries over its programs."""
+        return self.is_cuda() and self.has_few_queries and not _changes_keys(self.call) and self.takes(TRITON)
+
     def has_few_rows(self) -> bool:
         """A mask is a few rows."""
         return self.has_few_queries and self.takes(SDPA)
@@ -225,6 +229,7 @@ CHOICES = (
     Choice(NATIVE, _Asked.is_ahead, None),
     Choice(SDPA, _Asked.needs_no_mask, "nothing is added to the scores, so the fused kernel suffices"),
     Choice(NATIVE, _Asked.suits_few_queries, "there are few queries, and the kernel reads keys only once"),
+    Choice(TRITON, _Asked.splits_keys, "there are few queries, and the kernel splits the keys over its programs"),
     Choice(SDPA, _Asked.has_few_rows, FEW),
     Choice(NATIVE, _Asked.suits_kernel, ON_THE_FLY),
     Choice(SDPA, _Asked.has_small_mask, "there are few enough tokens for a dense mask"),
@@ -246,13 +251,18 @@ CHOICES = (
 
 def _suits_few(call: Call, is_dense_fused: bool) -> bool:
     """Whether the kernel is faster for a few queries: if the dense path is not one fused call, or there are many keys;
-    but not if a vector is added to each key first, or a projected one is needed for each distance. False in a compiled
-    graph, which serves all lengths."""
+    but not if it first needs a vector for each key. False in a compiled graph, which serves all lengths."""
     if torch.compiler.is_compiling() or (is_dense_fused and call.key.size(2) < MANY_KEYS):
         return False
     if call.query.size(0) * call.key.size(1) < torch.get_num_threads():  # one thread per key head
         return False
-    return not any(getattr(p, "key", None) is not None or getattr(p, "through", None) is not None for p in call.pieces)
+    return not _changes_keys(call)
+
+
+def _changes_keys(call: Call) -> bool:
+    """Whether a kernel first needs a vector for each key: one that is added to it, or a projected one for each
+    distance."""
+    return any(getattr(p, "key", None) is not None or getattr(p, "through", None) is not None for p in call.pieces)
 
 
 def _meets_vectors(call: Call) -> bool:
