@@ -7,7 +7,9 @@ import gc
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -208,6 +210,44 @@ def test_layers_launch_few_operations_and_read_nothing(
     assert then[-1].launched.total() <= later, then[-1].launched
     assert not any(each.read for each in then)
     assert device.mode.copies == 0
+
+
+# The launches of the first layer of a step, and of each later one: two append the key and the value, and three are for
+# the norms of keys, by which a few queries skip them.
+STEPS = {"nothing": (2, 2), "rope": (25, 15), "alibi": (50, 5), "t5": (42, 5), "shaw": (15, 2)}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_of_decoding_reads_nothing(name: str, device: Device) -> None:
+    scheme, cache = MAKES[name](), posenc.models.KVCache()
+    assert scheme is not None
+    found: list[Counted] = []
+    with torch.no_grad():
+        for step in range(3):
+            positions = cache.positions.following(1) if cache.positions is not None else Positions.arange(TOKENS)
+            tokens = [torch.zeros(1, HEADS, len(positions), HEAD_DIM, dtype=torch.bfloat16) for _ in range(3)]
+            found.clear()
+            device.mode.copies = 0
+            with counted_pass(scheme, positions, cache, found) as layers:
+                for layer in range(3):
+                    found.append(counted(partial(layers.attention, *tokens, layer=layer)))
+            assert step == 0 or not any(each.read for each in found)
+    begun, first, *later = (each.launched.total() for each in found)
+    most_of_first, most = STEPS[name]
+    assert begun <= 3
+    assert first <= most_of_first
+    assert all(each <= most for each in later)
+    assert device.mode.copies == 0
+
+
+@contextmanager
+def counted_pass(scheme: Scheme, positions: Positions, cache: Any, found: list[Counted]) -> Iterator[Any]:
+    """A forward pass, of which the beginning is counted."""
+    with Counted() as beginning:
+        made = posenc.models.ForwardPass(scheme, positions, cache)
+    found.append(beginning)
+    with made:
+        yield made
 
 
 def test_another_pass_over_the_same_layouts_has_the_same_mask(device: Device) -> None:
