@@ -8,14 +8,16 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.autograd import forward_ad
+from torch.nn import functional as F
 
-F = TypeVar("F", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 PLAIN = frozenset((Tensor, torch.nn.Parameter))  # classes without operations of their own
 FEW_THREADS = 8  # a guess; with two, one thread was as fast, and safe on a busy machine (docs/log.md)
 
@@ -67,7 +69,7 @@ def assert_later(condition: Tensor, message: str) -> None:
     torch._assert_async(condition, message)
 
 
-def uncompiled(function: F) -> F:
+def uncompiled(function: Function) -> Function:
     """The function, outside of compiled graphs: `torch.compiler.disable`, which would load the compiler (a second)
     here, where this waits until something else has."""
     disabled = _disable_dynamo(function)
@@ -173,29 +175,162 @@ def tree_map(change: Callable[[Any], Any], tree: Any) -> Any:
     return _pytree.tree_map(change, tree)
 
 
-def cpu_attention(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool, mask: Tensor | None, scale: float
+# -- fused attention that gives its log-sum-exp ------------------------------------------------------------------------
+
+Window: TypeAlias = tuple[int, int]
+"""The keys of a query, as FlashAttention counts them: with the last query at the last key, those from ``left`` before
+it to ``right`` after it; -1: no limit."""
+
+ALL: Window = (-1, -1)
+CAUSAL: Window = (-1, 0)
+WIDEST_FLASH = 256  # channels
+HALF = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A fused kernel of PyTorch, forward and backward.
+
+    ``forward(query, key, value, window, mask, scale)`` returns output and log-sum-exp (batch, heads, queries).
+    ``backward(dout, query, key, value, out, lse, window, mask, scale)`` returns the gradients of query, key and value;
+    with output and log-sum-exp of more keys, those of whole rows. Tensors are (batch, heads, tokens, width) of one
+    width. A mask (batch, heads, queries, keys) is added to the scores.
+
+    One that ``is_local`` takes any window, but no mask, and any number of query heads to a key head. The others take
+    only `ALL` and, of as many queries as keys, `CAUSAL`, and one query head to a key head.
+    """
+
+    name: str
+    forward: Callable[[Tensor, Tensor, Tensor, Window, Tensor | None, float], tuple[Tensor, Tensor]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    is_local: bool = False
+
+
+def _cpu(
+    query: Tensor, key: Tensor, value: Tensor, window: Window, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """PyTorch's fused attention for the CPU: output and log-sum-exp."""
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale
+        query, key, value, 0.0, window == CAUSAL, attn_mask=mask, scale=scale
     )
     return out, lse
 
 
-def cpu_attention_backward(
+def _cpu_backward(
     dout: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     out: Tensor,
     lse: Tensor,
-    is_causal: bool,
+    window: Window,
     mask: Tensor | None,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Its gradients of query, key and value."""
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        dout, query, key, value, out, lse, 0.0, is_causal, attn_mask=mask, scale=scale
+        dout, query, key, value, out, lse, 0.0, window == CAUSAL, attn_mask=mask, scale=scale
     )
     return dq, dk, dv
+
+
+def _by_token(*tensors: Tensor) -> list[Tensor]:
+    """From (batch, heads, tokens, width) to (batch, tokens, heads, width), views, or back."""
+    return [x.transpose(1, 2) for x in tensors]
+
+
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, window: Window, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    sizes = (query.size(2), key.size(2))
+    out, lse, *_ = torch.ops.aten._flash_attention_forward(
+        *_by_token(query, key, value), None, None, *sizes, 0.0, window == CAUSAL, False,
+        scale=scale, window_size_left=window[0], window_size_right=window[1],
+    )  # fmt: skip
+    return out.transpose(1, 2), lse
+
+
+def _flash_backward(
+    dout: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    window: Window,
+    mask: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    state = torch.empty(2, dtype=torch.uint64, device=query.device)  # read for dropout alone
+    dq, dk, dv = torch.ops.aten._flash_attention_backward(
+        *_by_token(dout, query, key, value, out), lse.contiguous(), None, None, query.size(2), key.size(2), 0.0,
+        window == CAUSAL, state, state, scale=scale, window_size_left=window[0], window_size_right=window[1],
+    )  # fmt: skip
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+
+def _aligned(mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """A mask whose rows begin at multiples of 16 bytes, as the kernel reads them, in its dtype."""
+    if mask is None or (mask.dtype == query.dtype and mask.size(3) % 16 == 0):
+        return mask
+    some = mask[tuple(slice(None if stride else 1) for stride in mask.stride()[:3])]  # once, where it is repeated
+    return F.pad(some.to(query.dtype), (0, -mask.size(3) % 16))[..., : mask.size(3)].expand(mask.shape)
+
+
+def _efficient(
+    query: Tensor, key: Tensor, value: Tensor, window: Window, mask: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        query, key, value, _aligned(mask, query), True, 0.0, window == CAUSAL, scale=scale
+    )
+    return out, lse[..., : query.size(2)]  # its rows are padded
+
+
+def _efficient_backward(
+    dout: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    window: Window,
+    mask: Tensor | None,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    # The kernel reads the output token by token, whatever its strides, and a padded log-sum-exp: no weights there.
+    (out,) = _by_token(*(x.contiguous() for x in _by_token(out)))
+    lse = F.pad(lse.contiguous(), (0, -lse.size(2) % 32), value=torch.inf)
+    state = torch.empty((), dtype=torch.int64)  # read for dropout alone
+    dq, dk, dv, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+        dout, query, key, value, _aligned(mask, query), out, lse, state, state, 0.0, [True, True, True, False],
+        window == CAUSAL, scale=scale,
+    )  # fmt: skip
+    return dq, dk, dv
+
+
+CPU = Fused("PyTorch's kernel for the CPU", _cpu, _cpu_backward)
+FLASH = Fused("FlashAttention", _flash, _flash_backward, is_local=True)
+EFFICIENT = Fused("memory-efficient attention", _efficient, _efficient_backward)
+
+
+def why_not_fused(like: Tensor) -> str | None:
+    """Why no fused kernel is known to give its log-sum-exp for tensors of this dtype and device; None if one does."""
+    kind = like.device.type
+    if kind == "cpu":
+        return None
+    if kind != "cuda" or torch.version.hip is not None:
+        return f"no fused kernel for {'ROCm' if kind == 'cuda' else kind} is known to give its log-sum-exp"
+    if like.dtype not in (*HALF, torch.float32):
+        return f"no fused kernel for CUDA supports {str(like.dtype).removeprefix('torch.')}"
+    return None
+
+
+def why_not_flash(like: Tensor) -> str | None:
+    """Why FlashAttention cannot run tensors of this dtype, width and device, which is a GPU; None if it can."""
+    if like.dtype not in HALF:
+        return "it supports only bfloat16 and float16"
+    if like.size(-1) > WIDEST_FLASH:
+        return f"it supports at most {WIDEST_FLASH} channels, got {like.size(-1)}"
+    if not torch.backends.cuda.is_flash_attention_available():
+        return "this build of PyTorch does not have it"
+    if torch.cuda.get_device_capability(like.device) < (8, 0):
+        return "it needs a GPU of compute capability 8.0 or later"
+    return None

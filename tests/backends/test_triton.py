@@ -101,12 +101,12 @@ def error(found: Tensor, truth: Tensor) -> float:
     return float((found - truth).masked_fill(nothing, 0.0).abs().nan_to_num(math.inf).max())
 
 
-def check_as_exact_as_the_reference(it: Case, on: torch.device) -> None:
+def check_as_exact_as_the_reference(it: Case, on: torch.device, backend: str = "triton") -> None:
     """In single precision the error, from double, is a few times the reference's: four, since it is the largest of
     thousands that is compared. And as the backward pass makes weights anew, exp(s - lse), each of them is off by what
     rounding a score and a log-sum-exp of that size is off by."""
     truth = both(it, "reference", torch.float64)
-    plain, found = both(it, "reference", torch.float32), both(it, "triton", torch.float32, on)
+    plain, found = both(it, "reference", torch.float32), both(it, backend, torch.float32, on)
     assert found.keys() == truth.keys()
     assert len(found) > 4
     lse = truth["log-sum-exp"]
@@ -189,12 +189,16 @@ def test_half_precision(name: str, dtype: torch.dtype, on: torch.device) -> None
     output, a weight and the gradient of a score are rounded before they are multiplied, and a vector that was summed
     of others. Each puts the largest number off by U of itself, or by less where errors of either sign are summed; a
     rounded vector changes a score, and so a weight in both passes. 8 is for all of these."""
-    it = case(name, "cache", TOKENS, "causal", heads=2, kv_heads=1)
+    check_half_precision(case(name, "cache", TOKENS, "causal", heads=2, kv_heads=1), dtype, on)
+
+
+def check_half_precision(it: Case, dtype: torch.dtype, on: torch.device, backend: str = "triton") -> None:
+    """Output, log-sum-exp and every gradient of numbers that it holds."""
     with torch.no_grad():
         for x in (*it.scheme.parameters(), it.query, it.key, it.value, *it.features.values()):
             x.copy_(coarse(x))
     truth = both(it, "reference", torch.float64)
-    plain, found = both(it, "reference", dtype), both(it, "triton", dtype, on)
+    plain, found = both(it, "reference", dtype), both(it, backend, dtype, on)
     u = torch.finfo(dtype).eps / 2
     for what, expected in truth.items():
         largest = float(expected.masked_fill(expected == -torch.inf, 0.0).abs().max())

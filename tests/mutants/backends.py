@@ -286,7 +286,7 @@ FAR = (
         "grouped queries are in turn",
         far_passes,
         "regions",
-        ("[h * groups + g for h", "[g * inputs.key.size(1) + h for h"),
+        ("slice(kv.start * groups + g, ", "slice(kv.start * groups, "),
         at("nope", "text", "both"),
     ),
     Line(

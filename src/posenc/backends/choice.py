@@ -20,7 +20,7 @@ from posenc.backends.native.crossover import why_ahead
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.skipping import computed_share
-from posenc.backends.tiled.backend import TILED, has_far_keys, width_of
+from posenc.backends.tiled.backend import TILED, has_far_keys, kernels_of, width_of
 from posenc.backends.triton.backend import TRITON, counted_share
 from posenc.encoding.pieces import Bias, Function, Meeting
 from posenc.positions.tiles import tiles
@@ -168,7 +168,7 @@ class _Asked:
 
     def is_straight(self) -> bool:
         """Tiles, of which most are straight."""
-        width = width_of(self.call) if self.is_tiled() else None
+        width = width_of(self.call) if not self.is_cuda() and self.is_tiled() else None  # on a GPU not measured yet
         return width is not None and has_far_keys(self.call, width)
 
     def has_few_dense_rows(self) -> bool:
@@ -309,7 +309,10 @@ def explain(call: Call) -> Explanation:
     if backend is NATIVE and call.query.dtype != call.dtype:
         name = str(call.query.dtype).removeprefix("torch.")
         why += f"; it multiplies in {name}" if keeps_bfloat16(call) else f"; it converts {name} to float32"
-    if backend in (TRITON, FLEX, TILED) and call.query.device.type == "cuda":
+    kernels = kernels_of(call) if backend is TILED else None
+    if kernels is not None:
+        why += f": {kernels}"
+    if kernels is not None or (backend in (TRITON, FLEX) and call.query.device.type == "cuda"):
         why += "; its speed on a GPU was not measured yet"
     reasons = {other.name: other.refuses(call) for other in BACKENDS}
     refusals = {name: reason for name, reason in reasons.items() if reason is not None}

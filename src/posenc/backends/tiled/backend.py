@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from posenc import compat
 from posenc.backends.backend import Backend
 from posenc.backends.call import Call
 from posenc.backends.eligible import (
@@ -22,8 +23,9 @@ from posenc.backends.eligible import (
     reach_of,
 )
 from posenc.backends.operands import Given
+from posenc.backends.tiled import fused, near_kernels
 from posenc.backends.tiled import operator as operator
-from posenc.encoding.pieces import Bias, Distance, Function, Meeting
+from posenc.encoding.pieces import Bias, Clock, Distance, Function, Meeting
 from posenc.lowering.block import Block
 from posenc.positions.tiles import Tiling, distances, tiles
 
@@ -37,7 +39,7 @@ def _long_lines(call: Call) -> str | None:
 
 def width_of(call: Call) -> int | None:
     """W, the distance from which on every term of the call is linear in distance; None if there is none."""
-    if call.query.device.type != "cpu":  # no fused kernel here returns its log-sum-exp
+    if compat.why_not_fused(call.query) is not None:
         return None
     width = 0
     for piece in (*call.pieces, *call.values):
@@ -96,9 +98,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         operands[0] = _shifted(call, lines)
         offset = _taken_off(lines, width, bool(_sloped(call)))
     near = [lines[name] for name in ("bias", "vectors", "values") if name in lines]
-    if width is not None and torch.is_grad_enabled() and any(line.requires_grad for line in near):
-        # The gradient of a table includes far pairs, for which the fused kernel rounds the output to the inputs'
-        # dtype: in half precision its relative error would be 1e-3.
+    if width is not None and _is_exact(call, lines, near):
         operands = [x.to(call.dtype) for x in operands]
     keeps_right = width is not None and bool(near) and _looks_right(call)
     lowest = given.lowest if width is None else -width
@@ -120,6 +120,15 @@ def _width_to_run(call: Call) -> int | None:
     """W if far pairs are run apart from near ones."""
     width = _learned(call, width_of(call))
     return width if width is not None and (has_far_keys(call, width) or is_spread(call)) else None
+
+
+def _is_exact(call: Call, lines: dict[str, Tensor], near: Sequence[Tensor]) -> bool:
+    """Whether the fused kernel is not to run in half precision. On the CPU, for gradients of tables: they include far
+    pairs, for which it rounds the output, and would be off by 1e-3. On a GPU, where every kernel does so, for what is
+    added to the scores, which it rounds too: a bias of 100 would be off by 0.25."""
+    if fused.on_gpu(call.query):
+        return "slopes" in lines or "query_clock" in lines
+    return torch.is_grad_enabled() and any(line.requires_grad for line in near)
 
 
 def _shifted(call: Call, lines: dict[str, Tensor]) -> Tensor:
@@ -211,6 +220,23 @@ def _looks_right(call: Call) -> bool:
         return found is None or found[1] > 0
     ahead = (key.line - key.order) - (query.line - query.order)
     return call.visibility.furthest is None or ahead + call.visibility.furthest > 0
+
+
+def kernels_of(call: Call) -> str | None:
+    """What computes the pairs of a call on a GPU, in words; None on the CPU."""
+    if not fused.on_gpu(call.query):
+        return None
+    width, reason = _width_to_run(call), compat.why_not_fused(call.query)
+    if width is None:
+        return f"all pairs in blocks, since {reason or 'most are near'}"
+    is_masked = bool(_sloped(call)) or any(isinstance(piece, Clock) for piece in call.pieces)
+    far = fused.kernel_of(call.query, is_masked).name
+    if width == 0:
+        return f"by {far}"
+    widest = max(call.query.size(-1), call.value.size(-1))
+    on_keys = any(isinstance(piece, Meeting) and piece.side == "key" for piece in call.pieces)
+    is_near = not on_keys and near_kernels.why_not(call.query, widest) is None
+    return f"far pairs by {far}, near pairs {'by the kernels of triton' if is_near else 'in blocks'}"
 
 
 TILED = Backend("tiled", _run, KINDS, first=(inputs,), last=(order, lines_known, _long_lines))

@@ -14,6 +14,7 @@ from torch import Tensor
 from posenc.backends.tiled import fused
 from posenc.backends.tiled.lines import Inputs, Lines
 from posenc.backends.tiled.plan import Plan
+from posenc.compat import CPU, Fused
 from posenc.encoding.horizon import skip_threshold
 from posenc.positions.tiles import Tile
 
@@ -28,7 +29,7 @@ class _Far:
 
     lines: Lines
     constant: Tensor | None  # (batch, heads, queries), of pairs to the right
-    heads: list[int]
+    heads: slice
     tile: Tile
     is_right: bool
     triangles: dict[tuple[str, int, int], Tensor]
@@ -75,8 +76,9 @@ class _Far:
 @dataclass
 class Region:
     """The far pairs of a tile, on one side of the diagonal, for some query heads: those with the same index in the
-    groups of consecutive key heads."""
+    groups of consecutive key heads or, if the kernel takes groups, all."""
 
+    kernel: Fused
     far: _Far
     kv_heads: slice
     low: int | None
@@ -84,9 +86,7 @@ class Region:
 
     def of_queries(self, x: Tensor) -> Tensor:
         """Their rows of (batch, heads, ...), a view."""
-        heads = self.far.heads
-        step = heads[1] - heads[0] if len(heads) > 1 else 1
-        return x[self.far.tile.row, heads[0] : heads[-1] + 1 : step]
+        return x[self.far.tile.row, self.far.heads]
 
     def of_keys(self, x: Tensor) -> Tensor:
         """Their rows of (batch, kv_heads, ...), a view."""
@@ -95,13 +95,19 @@ class Region:
     def sections(self) -> Iterator[fused.Section]:
         """The sections to call the kernel for."""
         tile = self.far.tile
-        return fused.sections(tile.start, tile.stop, tile.first, tile.last, self.low, self.high)
+        pairs = (tile.start, tile.stop, tile.first, tile.last, self.low, self.high)
+        if self.kernel.is_local:
+            return fused.bands(*pairs)
+        is_masked = _is_masked(self.far.lines)
+        sizes = None if self.kernel is CPU else fused.MASKED_ON_GPU if is_masked else fused.ON_GPU
+        return fused.sections(*pairs, sizes=sizes)
 
 
 def regions(plan: Plan, inputs: Inputs, constant: Tensor | None) -> Iterator[Region]:
     """The regions of a call; ``constant`` is what `constant_of` gives."""
     assert plan.width is not None
     lines, groups = inputs.lines, inputs.query.size(1) // inputs.key.size(1)
+    kernel = fused.kernel_of(inputs.query, _is_masked(lines))
     sided = lines.slopes is not None or constant is not None or plan.width > 0
     horizons = _horizons(plan, inputs)
     triangles: dict[Any, Any] = {}
@@ -116,12 +122,19 @@ def regions(plan: Plan, inputs: Inputs, constant: Tensor | None) -> Iterator[Reg
                     high = _least(high, -plan.width - tile.distance)
                 if low is not None and high is not None and low > high:
                     continue
-            for g in range(groups):
+            for g in range(1 if kernel.is_local else groups):
                 for kv, horizon in _alike(horizons[int(is_right)][g]):
-                    heads = [h * groups + g for h in range(kv.start, kv.stop)]
-                    shared = triangles.setdefault((tuple(heads), is_right, tile.distance), {})
+                    heads = slice(kv.start * groups + g, (kv.stop - 1) * groups + g + 1, groups)
+                    if kernel.is_local:
+                        heads = slice(kv.start * groups, kv.stop * groups, 1)
+                    shared = triangles.setdefault((heads.start, heads.stop, is_right, tile.distance), {})
                     far = _Far(lines, constant, heads, tile, is_right, shared, inputs.query.dtype)
-                    yield Region(far, kv, *_within(tile, low, high, horizon, is_right))
+                    yield Region(kernel, far, kv, *_within(tile, low, high, horizon, is_right))
+
+
+def _is_masked(lines: Lines) -> bool:
+    """Whether numbers are added to the scores of far pairs, other than one for a row."""
+    return lines.slopes is not None or lines.query_clock is not None
 
 
 def _within(
@@ -151,8 +164,8 @@ def _horizons(plan: Plan, inputs: Inputs) -> tuple[list[list[int]], list[list[in
     query, key, slopes = inputs.query, inputs.key, inputs.lines.slopes
     kv_heads, groups = key.size(1), query.size(1) // key.size(1)
     below = -skip_threshold(plan.skip_below, key.size(2))
-    # A cumulative feature could outweigh the decay of the slope.
-    if slopes is None or inputs.lines.query_clock is not None or below == math.inf:
+    # A cumulative feature could outweigh the decay of the slope. Of a GPU nothing is read.
+    if slopes is None or inputs.lines.query_clock is not None or below == math.inf or fused.on_gpu(query):
         never = [[NEVER] * kv_heads for _ in range(groups)]
         return never, never
     longest_q = torch.linalg.vector_norm(query.flatten(2, 2), dim=-1, dtype=slopes.dtype).amax((0, 2))

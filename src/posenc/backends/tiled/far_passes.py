@@ -14,6 +14,7 @@ from posenc.backends.tiled.lines import Gradients, Inputs, Results
 from posenc.backends.tiled.plan import Plan
 
 CHANNELS = 16  # extra channels are a multiple of this, for alignment
+ALIGNED = 8  # on a GPU the channels of a head, and all strides, are multiples of this
 
 
 def constant_of(plan: Plan, inputs: Inputs) -> Tensor | None:
@@ -32,9 +33,16 @@ def constant_of(plan: Plan, inputs: Inputs) -> Tensor | None:
 
 
 def padded_to(x: Tensor, widest: int) -> Tensor:
-    """x padded to ``widest`` channels, contiguous, which the kernel does not check."""
+    """x padded to ``widest`` channels, contiguous and on a GPU aligned, which kernels do not check."""
     x = x if x.size(-1) == widest else F.pad(x, (0, widest - x.size(-1)))
-    return x if x.stride(-1) == 1 else x.contiguous()
+    is_aligned = not fused.on_gpu(x) or not any(n % ALIGNED for n in (*x.stride()[:-1], x.storage_offset()))
+    return x if x.stride(-1) == 1 and is_aligned else x.contiguous()
+
+
+def _widest(inputs: Inputs, more: int = 0) -> int:
+    """The number of channels that the kernel is given, with ``more`` of them than tensors have."""
+    widest = max(inputs.query.size(-1), inputs.value.size(-1)) + more
+    return -(-widest // ALIGNED) * ALIGNED if fused.on_gpu(inputs.query) else widest
 
 
 def _padded(inputs: Inputs, widest: int) -> Inputs:
@@ -45,7 +53,7 @@ def _padded(inputs: Inputs, widest: int) -> Inputs:
 def forward(plan: Plan, inputs: Inputs, results: Results) -> None:
     """Merges the attention of far pairs into the results."""
     constant, width = constant_of(plan, inputs), inputs.value.size(-1)
-    wide = _padded(inputs, max(inputs.query.size(-1), width))
+    wide = _padded(inputs, _widest(inputs))
     is_apart = results.right.numel() > 0
     for region in regions(plan, wide, constant):
         total, total_lse = results.out, results.lse
@@ -54,7 +62,8 @@ def forward(plan: Plan, inputs: Inputs, results: Results) -> None:
         rows = region.of_queries(total)
         padded = padded_to(rows, wide.value.size(-1)) if wide.value.size(-1) != width else rows
         tensors = (region.of_queries(wide.query), region.of_keys(wide.key), region.of_keys(wide.value))
-        fused.forward(tensors, region.sections(), region.far, inputs.scale, padded, region.of_queries(total_lse))
+        total_lse = region.of_queries(total_lse)
+        fused.forward(region.kernel, tensors, region.sections(), region.far, inputs.scale, padded, total_lse)
         if padded is not rows:
             rows.copy_(padded[..., :width])
     if is_apart:
@@ -79,7 +88,7 @@ def _sections_backward(plan: Plan, inputs: Inputs, results: Results, out: Tensor
     """Adds the gradients through the sections of the fused kernel."""
     widest = max(inputs.query.size(-1), inputs.value.size(-1))
     has_extra = grads.dlse is not None or inputs.lines.key_clock is not None
-    wide = _padded(inputs, widest + CHANNELS if has_extra else widest)
+    wide = _padded(inputs, _widest(inputs, CHANNELS if has_extra else 0))
     do, o = (padded_to(x, wide.query.size(-1)) for x in (grads.dout, out))
     o_right = _output_to_the_right(inputs, results, out, o)
     if has_extra:  # padded, so these tensors are copies
@@ -93,6 +102,7 @@ def _sections_backward(plan: Plan, inputs: Inputs, results: Results, out: Tensor
     dq, dk, dv = (x.new_zeros((*x.shape[:-1], padded)) if x.size(-1) != padded else x for x in totals)
     for region in regions(plan, wide, constant_of(plan, inputs)):
         fused.backward(
+            region.kernel,
             region.of_queries(do),
             (region.of_queries(wide.query), region.of_keys(wide.key), region.of_keys(wide.value)),
             region.of_queries(o_right if region.far.is_right else o),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc.backends.tiled.fused import on_gpu
 from posenc.positions.tiles import Tile
 
 # Queries and keys of a block, and the maximum number of scores at a time: products are at full speed, and a block stays
@@ -23,6 +24,8 @@ from posenc.positions.tiles import Tile
 ROWS = 128
 KEYS = 1024
 SCORES = 2**20
+# On a GPU, a guess: fewer and larger, since a block is some thirty calls.
+ON_GPU = (512, 4096, 2**24)
 
 
 class Work:
@@ -255,12 +258,13 @@ def blocks(
         return
     batch, kv_heads = tile.row.stop - tile.row.start, key.size(1)
     groups = query.size(1) // kv_heads
+    rows, keys, scores = ON_GPU if on_gpu(query) else (ROWS, KEYS, SCORES)
     start, stop = max(tile.start, tile.first - high), min(tile.stop, tile.last - low)
-    at_once = max(1, SCORES // (ROWS * min(KEYS, high - low + ROWS) * batch * groups))
-    for a in reversed(range(start, stop, ROWS)):
-        b = min(a + ROWS, stop)
+    at_once = max(1, scores // (rows * min(keys, high - low + rows) * batch * groups))
+    for a in reversed(range(start, stop, rows)):
+        b = min(a + rows, stop)
         first, last = max(tile.first, a + low), min(tile.last, b + high)
         for h in range(0, kv_heads, at_once):
             some = slice(h, min(h + at_once, kv_heads))
-            for k in range(first, last, KEYS):
-                yield NearBlock(tile, some, groups, a, b, k, min(k + KEYS, last), low, high, zero, dtype)
+            for k in range(first, last, keys):
+                yield NearBlock(tile, some, groups, a, b, k, min(k + keys, last), low, high, zero, dtype)

@@ -1,5 +1,5 @@
 """The operator of the tiled backend: attention tile by tile in linear memory, forward and backward, by PyTorch's fused
-CPU kernel where scores are linear in distance, and by `near.py` where they are not.
+kernels where scores are linear in distance, and by `pairwise.py`, or `near_kernels.py` on a GPU, where they are not.
 
 Let every term of a call be constant or linear in distance from distance W on, on each side, and let there be more than
 eight times W keys, or W = 0; otherwise all pairs are near. The scores of near pairs, |r| < W, are computed one by
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from posenc.backends.custom import refuse
 from posenc.backends.eligible import by_name
-from posenc.backends.tiled import far_passes, near, pairwise
+from posenc.backends.tiled import far_passes, fused, near, near_kernels, pairwise
 from posenc.backends.tiled.lines import Gradients, Inputs, Lines, Results
 from posenc.backends.tiled.plan import Plan, near_blocks
 
@@ -40,7 +40,8 @@ def _lines_of(tables: Sequence[Tensor], names: str, apply: str, plan: Plan) -> L
         setattr(lines, name, by_name(function))
     for name, table in zip(names.split(), tables, strict=True):
         setattr(lines, name, table)
-    lines.falls = lines.bias is not None and bool(lines.bias.amin() < pairwise.LOWEST_LOG_WEIGHT / 2)
+    if lines.bias is not None and not fused.on_gpu(lines.bias):
+        lines.falls = bool(lines.bias.amin() < pairwise.LOWEST_LOG_WEIGHT / 2)
     return lines
 
 
@@ -65,12 +66,16 @@ def _tiled(
     lse = query.new_full(query.shape[:3], -torch.inf, dtype=inputs.dtype)
     right, right_lse = (x.clone() if plan.keeps_right else x.new_empty(0) for x in (out, lse))
     results = Results(out, lse, right, right_lse)
-    work = near.Work(query, inputs.dtype)
-    for block in near_blocks(plan, inputs):
-        pairwise.forward(block, work, inputs, results)
-    del work  # frees memory for the fused kernel
+    has_kernels = near_kernels.takes(plan, inputs)
+    if not has_kernels:
+        work = near.Work(query, inputs.dtype)
+        for block in near_blocks(plan, inputs):
+            pairwise.forward(block, work, inputs, results)
+        del work  # frees memory for the fused kernel
     if plan.width is not None:
         far_passes.forward(plan, inputs, results)
+    if has_kernels:
+        near_kernels.forward(plan, inputs, results)
     if out.dtype == query.dtype:
         return out, lse, out.new_empty(0), right, right_lse
     return out.to(query.dtype), lse, out, right, right_lse
@@ -102,10 +107,13 @@ def _tiled_backward(
         delta = delta - dlse.masked_fill(lse == -torch.inf, 0.0)
     dq, dk, dv = (x.new_zeros(x.shape, dtype=inputs.dtype) for x in (query, key, value))
     grads = Gradients(dout, dlse, delta, dq, dk, dv, inputs.lines.zeros())
-    work = near.Work(query, inputs.dtype)
-    for block in near_blocks(plan, inputs):
-        pairwise.backward(block, work, inputs, found, grads)
-    del work
+    if near_kernels.takes(plan, inputs):
+        near_kernels.backward(plan, inputs, found, grads)
+    else:
+        work = near.Work(query, inputs.dtype)
+        for block in near_blocks(plan, inputs):
+            pairwise.backward(block, work, inputs, found, grads)
+        del work
     if plan.width is not None:
         far_passes.backward(plan, inputs, found, out, grads)
     return [*(x.to(query.dtype) for x in (dq, dk, dv)), *(getattr(grads.lines, name) for name in names.split())]

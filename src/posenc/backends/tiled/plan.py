@@ -21,6 +21,7 @@ class Plan:
     is_last: bool  # the function of the score comes after what is added
     keeps_right: bool  # pairs far to the right are accumulated separately, since their terms are learned or nonzero
     skip_below: float  # the fraction of a row's weight that may be skipped
+    tiling: tuple[int, ...]  # a `Tiling`
 
     @staticmethod
     def read(rows: int, tiling: Sequence[int], form: Sequence[int], skip_below: float) -> Plan:
@@ -33,6 +34,7 @@ class Plan:
             bool(is_last),
             bool(keeps_right),
             skip_below,
+            tuple(tiling),
         )
 
     @property
