@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import ALiBi, DistanceAware, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL
+from posenc import KERPLE, T5, ALiBi, DistanceAware, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL
 from posenc.backends import choice
 from posenc.backends.call import Call
 from posenc.backends.request import Request
@@ -111,14 +111,19 @@ AUTO: list[tuple[Scheme | None, str, str]] = [
     (Relative1D(300, 16), "triton", "vectors depend on distance"),
     (TransformerXL(2, 16), "triton", "vectors depend on distance"),
     (RoPE(16) + Shaw(16, 5), "triton", "vectors depend on distance"),
-    (ALiBi(2), "flex", "a fused kernel"),
-    (DistanceAware(2), "flex", "a fused kernel"),
+    (ALiBi(2), "triton", "constant or linear at large distances"),
+    (T5(2), "triton", "constant or linear at large distances"),
+    (KERPLE(2), "triton", "a table by distance is learned"),
+    (DistanceAware(2), "triton", "a table by distance is learned"),
+    (KERPLE(2).requires_grad_(False), "flex", "a fused kernel"),
+    (ALiBi(2, "directed"), "flex", "a fused kernel"),  # which hides keys
+    (softcap(), "flex", "a fused kernel"),
     (RoPE(16), "sdpa", "the fused kernel suffices"),
 ]
 
 
 @pytest.mark.parametrize(("scheme", "expected", "why"), AUTO)
-def test_on_cuda_auto_takes_it_for_vectors_by_distance(
+def test_on_cuda_auto_takes_it_for_what_goes_by_distance(
     scheme: Scheme, expected: str, why: str, has_triton: None
 ) -> None:
     taken, told = choice.choose(on_cuda(scheme))
@@ -128,7 +133,8 @@ def test_on_cuda_auto_takes_it_for_vectors_by_distance(
 
 def test_where_it_refuses_auto_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "missing", lambda: "Triton is not installed")
-    assert choice.choose(on_cuda(Relative1D(300, 16)))[0].name == "flex"
+    for scheme in (Relative1D(300, 16), ALiBi(2), T5(2)):
+        assert choice.choose(on_cuda(scheme))[0].name == "flex"
 
 
 # --- which tasks there are --------------------------------------------------------------------------------------------

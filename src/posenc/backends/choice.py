@@ -13,6 +13,7 @@ from posenc.arguments import check_choice
 from posenc.backends.backend import Backend
 from posenc.backends.call import Call
 from posenc.backends.chunked import CHUNKED
+from posenc.backends.eligible import distances_of
 from posenc.backends.flex import FLEX
 from posenc.backends.native.backend import NATIVE, keeps_bfloat16, leaves_out
 from posenc.backends.native.crossover import why_ahead
@@ -21,7 +22,7 @@ from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.skipping import computed_share
 from posenc.backends.tiled.backend import TILED, has_far_keys, kernels_of, width_of
 from posenc.backends.triton.backend import TRITON, counted_share
-from posenc.encoding.pieces import Meeting
+from posenc.encoding.pieces import Bias, Function, Meeting
 from posenc.positions.tiles import tiles
 
 BACKENDS: tuple[Backend, ...] = (SDPA, NATIVE, TRITON, TILED, FLEX, CHUNKED, REFERENCE)
@@ -146,6 +147,10 @@ class _Asked:
         """The kernel is faster for a few queries."""
         return self.has_few_queries and self.takes(NATIVE) and _suits_few(self.call, self.takes(SDPA))
 
+    def splits_keys(self) -> bool:
+        """A GPU's kernel splits the keys of a few queries over its programs."""
+        return self.is_cuda() and self.has_few_queries and not _changes_keys(self.call) and self.takes(TRITON)
+
     def has_few_rows(self) -> bool:
         """A mask is a few rows."""
         return self.has_few_queries and self.takes(SDPA)
@@ -170,9 +175,23 @@ class _Asked:
         """Scores are a few rows."""
         return self.has_few_queries
 
+    def is_for_gpu_kernel(self) -> bool:
+        """A GPU's kernel takes it, tile by tile."""
+        has_terms = len(self.call.pieces) + len(self.call.values) > 0
+        return self.is_cuda() and has_terms and self.takes(TRITON) and self.is_worth_tiles()
+
     def meets_vectors(self) -> bool:
         """A GPU's kernel computes products with vectors on the fly."""
-        return self.is_cuda() and _meets_vectors(self.call) and self.takes(TRITON) and self.is_worth_tiles()
+        return self.is_for_gpu_kernel() and _meets_vectors(self.call)
+
+    def is_simple_far_away(self) -> bool:
+        """A GPU's kernel needs no table for far pairs."""
+        tails = [distance.tail for distance in distances_of(self.call)]
+        return self.is_for_gpu_kernel() and all(tail is not None for tail in tails)
+
+    def is_learned(self) -> bool:
+        """A GPU's kernel sums the gradients of tables without atomic additions."""
+        return self.is_for_gpu_kernel() and _has_learned_tables(self.call)
 
     def has_function(self) -> bool:
         """A GPU's kernel computes the score function on the fly."""
@@ -202,12 +221,15 @@ class Choice(NamedTuple):
 FEW = "there are few queries: dense rows of scores are cheapest"
 ON_THE_FLY = "every term depends on distance, and the kernel computes the scores on the fly"
 VECTORS = "vectors depend on distance, and the kernel computes their products on the fly"
+FAR = "the scores are constant or linear at large distances, where the kernel needs no table"
+LEARNED = "a table by distance is learned, and the kernel sums its gradient without atomic additions"
 
 CHOICES = (
     Choice(REFERENCE, _Asked.is_forward_mode, "no fused kernel has a forward-mode derivative"),
     Choice(NATIVE, _Asked.is_ahead, None),
     Choice(SDPA, _Asked.needs_no_mask, "nothing is added to the scores, so the fused kernel suffices"),
     Choice(NATIVE, _Asked.suits_few_queries, "there are few queries, and the kernel reads keys only once"),
+    Choice(TRITON, _Asked.splits_keys, "there are few queries, and the kernel splits the keys over its programs"),
     Choice(SDPA, _Asked.has_few_rows, FEW),
     Choice(NATIVE, _Asked.suits_kernel, ON_THE_FLY),
     Choice(SDPA, _Asked.has_small_mask, "there are few enough tokens for a dense mask"),
@@ -216,6 +238,8 @@ CHOICES = (
     ),
     Choice(REFERENCE, _Asked.has_few_dense_rows, FEW),
     Choice(TRITON, _Asked.meets_vectors, VECTORS),
+    Choice(TRITON, _Asked.is_simple_far_away, FAR),
+    Choice(TRITON, _Asked.is_learned, LEARNED),
     Choice(FLEX, _Asked.has_function, "a fused kernel computes the score function on the fly"),
     Choice(TILED, _Asked.is_tiled, "the scores depend on distance, computed one block at a time"),
     Choice(SDPA, _Asked.has_mask, "there are few enough scores for a dense mask"),
@@ -227,19 +251,36 @@ CHOICES = (
 
 def _suits_few(call: Call, is_dense_fused: bool) -> bool:
     """Whether the kernel is faster for a few queries: if the dense path is not one fused call, or there are many keys;
-    but not if a vector is added to each key first, or a projected one is needed for each distance. False in a compiled
-    graph, which serves all lengths."""
+    but not if it first needs a vector for each key. False in a compiled graph, which serves all lengths."""
     if torch.compiler.is_compiling() or (is_dense_fused and call.key.size(2) < MANY_KEYS):
         return False
     if call.query.size(0) * call.key.size(1) < torch.get_num_threads():  # one thread per key head
         return False
-    return not any(getattr(p, "key", None) is not None or getattr(p, "through", None) is not None for p in call.pieces)
+    return not _changes_keys(call)
+
+
+def _changes_keys(call: Call) -> bool:
+    """Whether a kernel first needs a vector for each key: one that is added to it, or a projected one for each
+    distance."""
+    return any(getattr(p, "key", None) is not None or getattr(p, "through", None) is not None for p in call.pieces)
 
 
 def _meets_vectors(call: Call) -> bool:
     """Whether queries or weights are multiplied with vectors by distance, for which other kernels would gather a vector
     per pair or store the products of each query with every distance."""
     return len(call.values) > 0 or any(isinstance(piece, Meeting) for piece in call.pieces)
+
+
+def _has_learned_tables(call: Call) -> bool:
+    """Whether a number per distance has a gradient, which one distance shows as well as all."""
+    if not torch.is_grad_enabled():
+        return False
+    r = torch.zeros(1, dtype=torch.int64, device=call.query_positions.device)
+    lines = [piece.at(r) for piece in call.pieces if isinstance(piece, Bias)]
+    for piece in call.pieces:
+        if isinstance(piece, Function) and piece.distance is not None:
+            lines += piece.coefficients(r)
+    return any(line.requires_grad for line in lines)
 
 
 def _pairs_per_tile(call: Call) -> float:
@@ -268,8 +309,11 @@ def explain(call: Call) -> Explanation:
     if backend is NATIVE and call.query.dtype != call.dtype:
         name = str(call.query.dtype).removeprefix("torch.")
         why += f"; it multiplies in {name}" if keeps_bfloat16(call) else f"; it converts {name} to float32"
-    if backend is TILED and (kernels := kernels_of(call)) is not None:
-        why += f": {kernels}; its speed on a GPU was not measured yet"
+    kernels = kernels_of(call) if backend is TILED else None
+    if kernels is not None:
+        why += f": {kernels}"
+    if kernels is not None or (backend in (TRITON, FLEX) and call.query.device.type == "cuda"):
+        why += "; its speed on a GPU was not measured yet"
     reasons = {other.name: other.refuses(call) for other in BACKENDS}
     refusals = {name: reason for name, reason in reasons.items() if reason is not None}
     computed = 1.0

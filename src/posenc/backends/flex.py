@@ -25,9 +25,9 @@ Properties of FlexAttention (torch 2.13) that this file depends on:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
@@ -40,9 +40,9 @@ from torch.nn.attention.flex_attention import BlockMask
 from posenc import compat
 from posenc.backends.backend import Backend, Unless, never
 from posenc.backends.call import Call
+from posenc.backends.kept import kept
 from posenc.backends.skipping import counted_blocks, orders_seen, seen_blocks
 from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting, Piece, Row, Term, Value
-from posenc.lowering.block import Block
 from posenc.lowering.folding import fold
 from posenc.lowering.forms import ScoreFunction, function
 from posenc.positions.positions import PADDING, Positions
@@ -79,11 +79,15 @@ def _inputs(call: Call) -> str | None:
     return None
 
 
-def _score_mods(call: Call) -> str | None:
-    # Whether there are score_mods depends on the positions, not on queries and keys: the first ones suffice.
+def _of_first_pair(call: Call) -> list[ScoreFunction] | str:
+    """The score_mods of the first query and key, or why there are none, which depends on the positions of all."""
     few = call.part(slice(0, 1), slice(0, 1))
     few = replace(few, query_positions=call.query_positions, key_positions=call.key_positions)
-    functions = _functions(few, few.raw_block())
+    return _functions(few, few.pieces)
+
+
+def _score_mods(call: Call) -> str | None:
+    functions = _of_first_pair(call)
     return functions if isinstance(functions, str) else None
 
 
@@ -103,30 +107,49 @@ def _ways(call: Call) -> str | None:
 
 
 def _derivative(call: Call) -> str | None:
-    """Why the needed derivative is not supported, or None.
-
-    The parameters of a term are unknown, so it is evaluated for one query and key, whose score requires grad if any
-    parameter does.
-    """
-    backward = call.query.device.type == "cpu" and torch.is_grad_enabled()
-    forward = call.is_forward_mode  # compiled code would drop tangents without an error
-    if torch.compiler.is_compiling() or not (backward or forward):
+    """Why the needed derivative is not supported, or None."""
+    is_graded, on_cpu = torch.is_grad_enabled(), call.query.device.type == "cpu"
+    if is_graded and not on_cpu and _must_be_deterministic() and _adds_atomically(call):
+        return (
+            "FlexAttention adds up the gradients of a mask and of a score term's tensors in no fixed order, and "
+            "torch.use_deterministic_algorithms(True) forbids it"
+        )
+    # Compiled code would drop tangents without an error.
+    if torch.compiler.is_compiling() or not ((on_cpu and is_graded) or call.is_forward_mode):
         return None
-    first = call.part(slice(0, 1), slice(0, 1))
-    functions = _functions(first, first.block())
-    if isinstance(functions, str):
-        return functions
-    score = torch.zeros((), device=call.query.device)
-    indices = [torch.zeros((), dtype=torch.int64, device=call.query.device)] * 4
-    for change in functions:
-        score = change(score, *indices)
     read = {"query": call.query, "key": call.key, "value": call.value, "attn_mask": call.attn_mask}
-    for name, x in (read | {"a score term": score}).items():
+    for name, x in (read | {"a score term": _first_score(call)}).items():
         if x is not None and forward_ad.unpack_dual(x).tangent is not None:
             return f"FlexAttention has no forward-mode derivative, and {name} has a tangent"
-        if x is not None and backward and x.requires_grad:
+        if x is not None and on_cpu and is_graded and x.requires_grad:
             return f"FlexAttention has no backward on CPU, and {name} requires grad"
     return None
+
+
+def _must_be_deterministic() -> bool:
+    return torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _adds_atomically(call: Call) -> bool:
+    """Whether the kernel's backward on a GPU does: if what is read for each pair has a gradient."""
+    mask = call.attn_mask
+    return _first_score(call).requires_grad or (mask is not None and mask.requires_grad)
+
+
+def _first_score(call: Call) -> Tensor:
+    """What the terms add to the score of the first pair. The parameters of a term are unknown, but this requires grad,
+    or has a tangent, if one of them or what is read of queries and keys does."""
+    functions = _of_first_pair(call)
+    assert not isinstance(functions, str)  # `_score_mods` has been asked
+    return _at_first_pair(functions, call.query.device)
+
+
+def _at_first_pair(functions: Sequence[ScoreFunction], device: torch.device) -> Tensor:
+    score = torch.zeros(1, device=device)
+    indices = [torch.zeros(1, dtype=torch.int64, device=device)] * 4  # one of no axes would be read, to index with
+    for change in functions:
+        score = change(score, *indices)
+    return score
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
@@ -178,21 +201,34 @@ def _attend(
 # --- the scores -----------------------------------------------------------------------------------------------------
 
 
-def _functions(call: Call, block: Block, left: tuple[Piece, ...] | None = None) -> list[ScoreFunction] | str:
+def _functions(call: Call, pieces: Sequence[Piece]) -> list[ScoreFunction] | str:
     """The pieces as score_mods, or the reason why one of them has none."""
+    # A term that reads only positions needs no cast of query and key.
+    block = call.raw_block() if all(piece.is_content_free for piece in pieces) else call.block()
     functions = []
-    for piece in call.pieces if left is None else left:
-        # A term that reads only positions needs no cast of query and key.
-        made = function(piece, call.raw_block() if piece.is_content_free else block)
+    for piece in pieces:
+        made = _of_positions(piece, call) if piece.is_content_free else function(piece, block)
         if isinstance(made, str):
             return made
         functions.append(made)
     return functions
 
 
+def _of_positions(piece: Piece, call: Call) -> ScoreFunction | str:
+    """The score_mod of a piece that reads no queries and keys. With its tensors it is kept for other calls of the plan,
+    which has the same pieces, unless these have a gradient or are of every pair."""
+    device = call.query.device
+
+    def may_stay(made: ScoreFunction | str) -> bool:
+        is_dense = piece.distance is None or piece.distance.axis is None
+        return not (is_dense or isinstance(made, str) or _at_first_pair([made], device).requires_grad)
+
+    return kept(call.kept, id(piece), device, lambda: function(piece, call.raw_block()), may_stay)
+
+
 def _score_function(call: Call, left: tuple[Piece, ...]) -> ScoreFunction | None:
     """The remaining pieces in turn, then ``attn_mask``; None if there is nothing to do."""
-    functions = _functions(call, call.block(), left)
+    functions = _functions(call, left)
     if isinstance(functions, str):  # not found with one pair: the range of coordinates is too large for a table
         raise ValueError(f"backend 'flex' cannot run this: {functions}")
     mask = call.attn_mask
@@ -216,13 +252,41 @@ def _score_function(call: Call, left: tuple[Piece, ...]) -> ScoreFunction | None
 
 # --- what is seen ---------------------------------------------------------------------------------------------------
 
+_SEEN: dict[Any, Any] = {}
+
+
+class _Seen(NamedTuple):
+    """What follows from positions alone: the blocks that are checked pair by pair and those with only unmasked pairs,
+    whether a pair is unmasked, and the block mask."""
+
+    lists: Bool[Tensor, "2 batch 1 query_blocks key_blocks"]
+    pair: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    blocks: BlockMask
+
 
 def _block_mask(call: Call, queries: int, keys: int) -> BlockMask:
     """The block mask of a call padded to ``queries`` and ``keys``.
 
     A block is skipped if all its pairs are masked or negligible, and full if none is masked; otherwise each pair is
-    checked.
+    checked. What follows from positions is kept for the plan and, unless the layouts are unknown, for all calls with
+    the same ones, whose many spans would take time to compare in each layer.
     """
+    device = call.query.device
+
+    def by_layouts() -> _Seen:
+        layouts = call.layouts
+        key = layouts, call.visibility, call.query.size(0), queries, keys
+        return kept(None if layouts is None else _SEEN, key, device, lambda: _seen(call, queries, keys))
+
+    seen = kept(call.kept, ("seen", queries, keys), device, by_layouts)
+    counted = counted_blocks(call, BLOCK)
+    if counted is None:
+        return seen.blocks
+    more_queries, more_keys = seen.lists.size(3) - counted.size(2), seen.lists.size(4) - counted.size(3)
+    return _blocks(seen.lists & F.pad(counted, (0, more_keys, 0, more_queries)), seen.pair, (queries, keys))
+
+
+def _seen(call: Call, queries: int, keys: int) -> _Seen:
     batch = call.query.size(0)
     (document, order), (of_key, key_order) = (
         (_filled(p.document, n, PADDING).expand(batch, -1), _filled(p.order, n, 0).expand(batch, -1))
@@ -230,31 +294,44 @@ def _block_mask(call: Call, queries: int, keys: int) -> BlockMask:
     )
     oldest, newest = orders_seen(order, call.visibility)
     some, every = seen_blocks(document, of_key, oldest, newest, key_order, BLOCK)
-    some, every = some[:, None], every[:, None]
-    counted = counted_blocks(call, BLOCK)
-    if counted is not None:
-        counted = F.pad(counted, (0, some.size(3) - counted.size(3), 0, some.size(2) - counted.size(2)))
-        some, every = some & counted, every & counted
 
     # Compiled code is specialized to strides, so broadcast rows are made contiguous.
     document, of_key, oldest, newest, key_order = (
         x.contiguous() for x in (document, of_key, oldest, newest, key_order)
     )
 
-    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def pair(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         mine, when = of_key[b, j], key_order[b, j]
         return (document[b, i] == mine) & (mine != PADDING) & (when <= newest[b, i]) & (when >= oldest[b, i])
 
-    return BlockMask.from_kv_blocks(
-        *_listed(some & ~every), *_listed(every), BLOCK_SIZE=BLOCK, mask_mod=seen, seq_lengths=(queries, keys)
+    lists = torch.stack((some & ~every, every))[:, :, None]
+    return _Seen(lists, pair, _blocks(lists, pair, (queries, keys)))
+
+
+def _blocks(lists: Tensor, pair: Callable[..., Tensor], lengths: tuple[int, int]) -> BlockMask:
+    """The block mask of blocks that are checked and of whole ones, (2, batch, heads, query_blocks, key_blocks)."""
+    (some, every), (indices, every_indices) = _listed(lists)
+    (of_some, of_every), (of_indices, of_every_indices) = _listed(lists.mT)
+    return BlockMask(
+        seq_lengths=lengths,
+        kv_num_blocks=some,
+        kv_indices=indices,
+        full_kv_num_blocks=every,
+        full_kv_indices=every_indices,
+        q_num_blocks=of_some,
+        q_indices=of_indices,
+        full_q_num_blocks=of_every,
+        full_q_indices=of_every_indices,
+        BLOCK_SIZE=(BLOCK, BLOCK),
+        mask_mod=pair,
     )
 
 
 def _listed(
-    blocks: Bool[Tensor, "rows heads query_blocks key_blocks"],
-) -> tuple[Int[Tensor, "rows heads query_blocks"], Int[Tensor, "rows heads query_blocks key_blocks"]]:
+    blocks: Bool[Tensor, "... query_blocks key_blocks"],
+) -> tuple[Int[Tensor, "... query_blocks"], Int[Tensor, "... query_blocks key_blocks"]]:
     """The number of key blocks of each query block, and their indices, which come first and in order."""
-    first = (~blocks).to(torch.int32).argsort(dim=-1, stable=True)
+    first = (~blocks).to(torch.int32, memory_format=torch.contiguous_format).argsort(dim=-1, stable=True)
     return blocks.sum(-1, dtype=torch.int32), first.to(torch.int32)
 
 

@@ -22,7 +22,9 @@ TABLES = ("bias", "vectors", "values", "factor", "key_vectors", "away")
 POSSIBLE = (*TABLES, "plane")  # those that begin at some distance
 IN_DOUBLE = ("query_clock", "key_clock", "lines", "share")
 # Those that no query, key or feature is part of.
-OF_POSITIONS = frozenset((*TABLES, "shift", "share", "lines", "ends", "query_cos", "query_sin", "key_cos", "key_sin"))
+OF_POSITIONS = frozenset(
+    (*TABLES, "slopes", "shift", "share", "lines", "ends", "query_cos", "query_sin", "key_cos", "key_sin")
+)
 FUNCTIONS = {"relu times": 1, "cap": 2}  # functions that kernels support, by `Function.formula`
 
 

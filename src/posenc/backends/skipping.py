@@ -7,7 +7,9 @@ Keys are skipped if this upper bound is so far below the lower bound that all of
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool
@@ -16,6 +18,7 @@ from torch.nn import functional as F
 
 from posenc.backends.call import Call
 from posenc.backends.eligible import line_of
+from posenc.backends.kept import kept
 from posenc.encoding.horizon import skip_threshold
 from posenc.encoding.pieces import Bias, Clock, Fold, Meeting
 from posenc.lowering.distances import ENTRIES_PER_TOKEN
@@ -72,7 +75,8 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
     own, reach = own_keys(call), _reach(call)
     if own is None or reach is None:
         return None
-    block, heads = call.block(), call.query.size(1)
+    near = kept(call.kept, ("near", size), call.query.device, lambda: _near(call, size, reach))
+    block, heads = replace(call.raw_block(), query=call.query.to(call.dtype)), call.query.size(1)
     groups = heads // call.key.size(1)
     query = block.query
     for piece in call.pieces:
@@ -80,23 +84,13 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
             query = query + added_to_query(piece, piece.query, block).to(query.dtype)
     mine = block.key[:, :, None, own : own + query.size(2)]
     score = (query.unflatten(1, (-1, groups)) * mine).sum(-1).flatten(1, 2) * call.scale
-    longest = _blocks(block.key.norm(dim=-1), size).repeat_interleave(groups, 1)
+    longest = torch.linalg.vector_norm(block.key, dim=-1, dtype=call.dtype)
+    longest = _blocks(longest, size).repeat_interleave(groups, 1)
     most = _blocks(query.norm(dim=-1) * call.scale, size)[..., None] * longest[..., None, :]
-    r = torch.arange(reach[0], reach[1] + 1, device=query.device)
-    lines = [line_of(p.at, p.distance, block, r).expand(heads, -1) for p in call.pieces if isinstance(p, Bias)]
-    if lines:
-        line = reduce(torch.add, lines)
-        first, last = (_ends_of_blocks(p.coords, size) for p in (call.query_positions, call.key_positions))
-        low, high = last[0][:, None] - first[1][..., None], last[1][:, None] - first[0][..., None]
-        # For every entry the maximum from there on, over the range of distances of two contiguous blocks.
-        window = 2 * size - 1
-        greatest = F.max_pool1d(F.pad(line, (0, window - 1), value=-torch.inf), window, 1)
-        by_distance = greatest[:, (low - reach[0]).clamp(0, len(r) - 1)].movedim(0, 1)
-        most = most + by_distance.masked_fill((high - low >= window)[:, None], torch.inf)
-        score = score + line[:, -reach[0], None]
-    for piece in call.pieces:
+    if near.bias is not None and near.own is not None:
+        most, score = most + near.bias, score + near.own
+    for piece, vectors in zip(call.pieces, near.vectors, strict=True):
         if isinstance(piece, Meeting):
-            vectors = line_of(piece.at, piece.distance, block, r).norm(dim=-1).amax(-1)[:, None]
             at_most = meets(piece, block).norm(dim=-1) * vectors
             if piece.side == "key":
                 most, score = most + _blocks(at_most, size)[..., None, :], score - at_most.amax(-1, keepdim=True)
@@ -108,6 +102,35 @@ def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blo
             score = score + (here - there[..., own : own + query.size(2)]).to(score.dtype)
     least = -_blocks(-score, size)[..., None]
     return ~(most < least + skip_threshold(call.skip_below, call.key.size(2)))  # NaN is computed
+
+
+class _Near(NamedTuple):
+    """What no query or key is part of: the highest bias of every block (rows, heads, query_blocks, key_blocks) and that
+    of a query's own key (heads, 1), or None; and for each `Meeting` the norm of its longest vector (heads or 1, 1)."""
+
+    bias: Tensor | None
+    own: Tensor | None
+    vectors: tuple[Tensor | None, ...]
+
+
+def _near(call: Call, size: int, reach: tuple[int, int]) -> _Near:
+    block, heads = call.raw_block(), call.query.size(1)
+    r = torch.arange(reach[0], reach[1] + 1, device=call.query.device)
+    vectors = tuple(
+        line_of(p.at, p.distance, block, r).norm(dim=-1).amax(-1)[:, None] if isinstance(p, Meeting) else None
+        for p in call.pieces
+    )
+    lines = [line_of(p.at, p.distance, block, r).expand(heads, -1) for p in call.pieces if isinstance(p, Bias)]
+    if not lines:
+        return _Near(None, None, vectors)
+    line = reduce(torch.add, lines)
+    first, last = (_ends_of_blocks(p.coords, size) for p in (call.query_positions, call.key_positions))
+    low, high = last[0][:, None] - first[1][..., None], last[1][:, None] - first[0][..., None]
+    # For every entry the maximum from there on, over the range of distances of two contiguous blocks.
+    window = 2 * size - 1
+    greatest = F.max_pool1d(F.pad(line, (0, window - 1), value=-torch.inf), window, 1)
+    bias = greatest[:, (low - reach[0]).clamp(0, len(r) - 1)].movedim(0, 1)
+    return _Near(bias.masked_fill((high - low >= window)[:, None], torch.inf), line[:, -reach[0], None], vectors)
 
 
 def own_keys(call: Call) -> int | None:

@@ -119,9 +119,10 @@ class T5(Scheme):
 
     def _bucket(self, r: Tensor) -> Tensor:
         away = r.abs() if self.bidirectional else (-r).clamp(min=0)
+        exact = (len(self.edges) + 1) // 2  # up to here each distance has its own bucket
         # Compare with Python ints: a tensor of edges would be copied to the GPU in every call.
-        bucket = torch.zeros_like(away, dtype=torch.int64)
-        for edge in self.edges:
+        bucket = away.clamp(max=exact).to(torch.int64)
+        for edge in self.edges[exact:]:
             bucket += away >= edge
         return bucket + self.num_buckets // 2 * (r >= 1) if self.bidirectional else bucket
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +12,12 @@ from posenc.backends import eligible
 from posenc.backends.backend import Backend, Unless
 from posenc.backends.call import Call
 from posenc.backends.eligible import line_of
+from posenc.backends.kept import kept
 from posenc.backends.operands import Given
 from posenc.backends.skipping import orders_seen, own_keys, seen_blocks
 from posenc.backends.triton.operator import GRID, counted_for, is_interpreted, missing, too_many, triton
 from posenc.backends.triton.skipping import share
+from posenc.backends.triton.steps import FEW
 from posenc.backends.triton.tasks import ANY, SPAN
 from posenc.encoding.pieces import Bias, Clock, Function, Meeting, Term
 
@@ -28,13 +31,24 @@ KINDS: dict[type[Term], tuple[Unless, ...]] = eligible.KINDS | {
         Unless("a key is multiplied with a vector", lambda piece, call: piece.side == "key"),
     ),
     Function: (
-        *eligible.KINDS[Function],
+        eligible.ONE_AXIS,
+        Unless(
+            "a score term is a piecewise linear function of both coordinates, which the kernel supports only for few "
+            "queries and without gradients",
+            lambda piece, call: piece.broken is not None and not _is_step(call),
+        ),
+        Unless(eligible.BY_DISTANCE.reason, lambda piece, call: piece.broken is None and piece.reads_coordinates),
         Unless(
             "a score term is a function of the score that the kernel does not support",
-            lambda piece, call: piece.formula != "relu times" or piece.distance is None,
+            lambda piece, call: piece.broken is None and (piece.formula != "relu times" or piece.distance is None),
         ),
     ),
 }
+
+
+def _is_step(call: Call) -> bool:
+    """Whether it is a step of decoding, for which there is a kernel that has no derivative of its own."""
+    return call.has_few_queries and not torch.is_grad_enabled()
 
 
 def _inputs(call: Call) -> str | None:
@@ -77,9 +91,9 @@ class _Lines(Given):
         end = start + max(FAR, 1 << start.bit_length())
         if distance.reach is not None:
             start, end = (min(at, distance.reach[0] - 1) for at in (start, end))
-        r = torch.tensor([-end, -start, start, end], device=self.call.query.device)
-        at = line_of(bias.at, distance, self.call.raw_block(), r)
-        return (at[:, [0, 3]] - at[:, [1, 2]]) / max(end - start, 1)
+        side = torch.arange(-1, 2, 2, device=self.call.query.device)  # made there: a copy would wait for the device
+        at = line_of(bias.at, distance, self.call.raw_block(), torch.cat((side * start, side * end)))
+        return (at[:, 2:] - at[:, :2]) / max(end - start, 1)
 
 
 def _long_tables(call: Call) -> str | None:
@@ -92,11 +106,26 @@ def _long_tables(call: Call) -> str | None:
     return eligible.LONG if is_beyond or not tails.issubset(_Lines.tails) else None
 
 
-def _run(call: Call) -> tuple[Tensor, Tensor | None]:
+def _arguments(call: Call) -> tuple[Tensor | None, tuple[Any, ...]]:
+    """The key, None if it is the call's own and no query, key or gradient is part of the others either; and these."""
     given = _Lines(call)
-    key = given.key.to(call.key.dtype)
-    out, lse = triton(call.query, key, call.value, *given.arguments(), call.scale, *_skipping(call))
+    is_kept = given.key is call.key and given.is_of_positions
+    return None if is_kept else given.key.to(call.key.dtype), given.arguments()
+
+
+def _run(call: Call) -> tuple[Tensor, Tensor | None]:
+    key, rest = kept(call.kept, "triton", call.query.device, lambda: _arguments(call), lambda made: made[0] is None)
+    key = call.key if key is None else key
+    arguments = _with_norms(call, key, *rest)
+    out, lse = triton(call.query, key, call.value, *arguments, call.scale, *_skipping(call))
     return out, lse if call.return_lse else None
+
+
+def _with_norms(call: Call, key: Tensor, given: list[Tensor], names: str, *rest: Any) -> tuple[Any, ...]:
+    """The arguments of the operator with the norms of the keys, by which few queries skip keys without reading them."""
+    if call.key_norms is None or key is not call.key or not call.has_few_queries:
+        return given, names, *rest
+    return [*given, call.key_norms.float().contiguous()], f"{names} key_norms", *rest
 
 
 def _skipping(call: Call) -> tuple[float, int]:
@@ -110,6 +139,8 @@ def _skipping(call: Call) -> tuple[float, int]:
 @torch.no_grad()
 def counted_share(call: Call) -> float:
     """The fraction of blocks with unmasked pairs that is computed. Reads tensor values."""
+    if call.query.size(2) <= FEW:  # which skip by themselves
+        return 1.0
     given = _Lines(call)
     moved = given.key.to(call.key.dtype)
     found = counted_for(call.query, moved, call.value, *given.arguments(), call.scale, *_skipping(call))

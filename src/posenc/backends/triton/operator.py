@@ -12,6 +12,7 @@ from torch import Tensor
 from posenc import compat
 from posenc.backends.custom import custom_operator
 from posenc.backends.operands import Form
+from posenc.backends.triton import steps
 from posenc.backends.triton.skipping import Counted, counted
 from posenc.backends.triton.tasks import LOWS, TABLES, Tasks, tasks_of
 
@@ -318,6 +319,8 @@ def _triton(
     may be skipped; each query attends to its own key, which is ``own`` tokens later, or if -1 it may not."""
     inputs = dict(zip(names.split(), given, strict=True))
     launch = _Launch(query, key, value, inputs, Form.unflat(form), scale, tiling, skip_below, own)
+    if query.size(2) <= steps.FEW:
+        return steps.split(launch)
     found: tuple[Tensor, Tensor] = launch.fitting("forward", launch.forward)
     return found
 

@@ -1,0 +1,237 @@
+"""The kernels for few queries: programs share the keys of a head, and then their outputs are merged."""
+
+import triton
+import triton.language as tl
+
+from posenc.backends.triton.pieces import (
+    LN2,
+    LOG2E,
+    bias_at,
+    entries_from,
+    number,
+    product,
+    relu,
+    rows,
+    weigh,
+)
+
+# What changes from step to step. A kernel that knew that one is 1 or a multiple of 16 would be compiled again.
+CHANGING = (
+    "bias_entries", "vectors_entries", "values_entries", "factor_entries", "away_entries",
+    "bias_head", "vectors_head", "values_head", "factor_head", "share_row", "tiles_row", "queries", "keys", "parts",
+    "count", "start", "stop", "from_key", "to_key", "least", "most",
+    "of_bias", "of_vectors", "of_values", "of_factor", "of_away", "apart",
+)  # fmt: skip
+
+
+@triton.jit
+def by_position(n, j, there, own, key_clock, bias, bias_entries, slopes):
+    """What is added to scores whatever queries and keys hold, (R, N): biases at entries n, and cumulative features."""
+    s = tl.zeros(n.shape, tl.float32)
+    if bias is not None:
+        s += bias_at(bias, bias_entries, slopes, n)
+    if own is not None:
+        # In double precision, so that nothing is lost of large sums.
+        s += (own - tl.load(key_clock + j[None, :], mask=there[None, :], other=0.0)).to(tl.float32) * LOG2E
+    return s
+
+
+@triton.jit
+def line_at(away, entries, share, lines, line_ends, n, LINES: tl.constexpr):
+    """A piecewise linear function of x = away(n) share, in units of log 2. ``share``, ``lines`` and ``line_ends`` point
+    to those of each row; entries before the k-th end are beyond the k-th break."""
+    part = tl.zeros(n.shape, tl.int32)
+    for k in range(LINES - 1):
+        part += (n < tl.load(line_ends + k)).to(tl.int32)
+    slope = (tl.load(lines + 2 * part) * tl.load(share)).to(tl.float32)
+    return (number(away, entries, n) * slope + tl.load(lines + 2 * part + 1).to(tl.float32)) * LOG2E
+
+
+@triton.jit
+def unit(u, row, table, table_head, first_head, Q: tl.constexpr, BY_HEAD: tl.constexpr):
+    """The rows that one product with a table by distance is for, those of one query, and of one head if heads have
+    tables of their own; the query, and the table."""
+    if BY_HEAD:
+        return row == u, u % Q, table + tl.cast(first_head + u // Q, tl.int64) * table_head
+    return row % Q == u, u, table
+
+
+@triton.jit(do_not_specialize=CHANGING)
+def decode(
+    q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, out, lse,
+    bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,
+    values, values_head, values_entries, factor, factor_head, factor_entries, slopes, slopes_head,
+    meeting, shift, query_clock, key_clock, away, away_entries, share, share_row, lines, line_ends, key_norms, faint,
+    tiles, tiles_row, count, start, stop, from_key, to_key, least, most,
+    of_bias, of_vectors, of_values, of_factor, of_away, apart, heads, groups, queries, keys, parts, scale,
+    D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
+    R: tl.constexpr, Q: tl.constexpr, N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
+    FUNCTION: tl.constexpr, PRECISION: tl.constexpr, LINES: tl.constexpr, BY_HEAD: tl.constexpr,
+):  # fmt: skip
+    """Q queries of the heads that share keys, in R rows, and one of ``parts`` parts of the keys: its output and
+    log-sum-exp, of (parts, batch, heads, queries[, V]). Blocks of keys before the first one with a score of at least
+    that of the query's own key plus ``faint`` are not read, where ``key_norms`` are given."""
+    blocks, kv_heads = tl.cdiv(queries, Q), heads // groups
+    b, i0 = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks * Q
+    kv, first_head, part = tl.program_id(1).to(tl.int64), tl.program_id(1) * groups, tl.program_id(2)
+    row, d = tl.arange(0, R), tl.arange(0, BLOCK_D)
+    mine = (row // Q < groups) & (i0 + row % Q < queries)
+    # Rows that do not exist repeat others.
+    i, h = tl.minimum(i0 + row % Q, queries - 1), first_head + tl.minimum(row // Q, groups - 1)
+    at = (b * heads + h) * queries + i  # of (batch, heads, queries)
+    h = h.to(tl.int64)
+    k, v = k + b * k_batch + kv * k_head, v + b * v_batch + kv * v_head
+    q_i = tl.load(
+        q + b * q_batch + (h * q_head + i.to(tl.int64) * q_row)[:, None] + d[None, :],
+        mask=(d < D)[None, :], other=0.0,
+    )  # fmt: skip
+    # Values per row are computed once. Branches on None are resolved at compile time.
+    x, x_scale, low, own, longest = q_i, scale * LOG2E, None, None, None
+    if bias is not None:
+        bias += (h * bias_head)[:, None]
+    if slopes is not None:
+        slopes += (h * slopes_head)[:, None]
+    if factor is not None:
+        factor += (h * factor_head)[:, None]
+    if meeting is not None:
+        e = tl.arange(0, BLOCK_E)
+        x = tl.load(meeting + at[:, None] * E + e[None, :], mask=(e < E)[None, :], other=0.0)
+        x_scale = LOG2E
+    if vectors is not None:
+        e = tl.arange(0, BLOCK_E)
+        nearest = tl.load(vectors + (h * vectors_head)[:, None] + e[None, :], mask=(e < E)[None, :], other=0.0)
+        low = tl.sum(x.to(tl.float32) * nearest, 1) * x_scale
+    if shift is not None:
+        added = tl.load(shift + h[:, None] * D + d[None, :], mask=(d < D)[None, :], other=0.0)
+        q_i = (q_i + added).to(q_i.dtype)
+    if query_clock is not None:
+        own = tl.load(query_clock + at)[:, None]
+        key_clock += ((b * heads + h) * keys)[:, None]
+    if lines is not None:
+        share, lines = share + (b * share_row + i)[:, None], lines + (h * (2 * LINES))[:, None]
+        line_ends += ((b * share_row + i) * (LINES - 1))[:, None]
+    if key_norms is not None:
+        key_norms += (b * kv_heads + kv) * keys
+        longest = tl.sqrt(tl.sum(q_i.to(tl.float32) * q_i.to(tl.float32), 1)) * (scale * LOG2E)
+    m_i, l_i = tl.full((R,), -float("inf"), tl.float32), tl.zeros((R,), tl.float32)
+    acc = tl.zeros((R, BLOCK_V), tl.float32)
+    l_low = tl.zeros((R,), tl.float32)  # before the first entry of the values
+    units = groups * Q if BY_HEAD else Q
+    from_tile, to_tile = 0, count
+    if tiles is not None:
+        from_tile, to_tile = tl.load(tiles + b * tiles_row), tl.load(tiles + b * tiles_row + 1)
+    for n in range(from_tile, to_tile):
+        if tiles is not None:
+            tile = tiles + n * 12
+            start, stop, from_key, to_key = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2), tl.load(tile + 3)
+            least, most, of_bias, of_vectors = (
+                tl.load(tile + 4), tl.load(tile + 5), tl.load(tile + 6), tl.load(tile + 7)
+            )  # fmt: skip
+            of_values, of_factor, of_away, apart = (
+                tl.load(tile + 8), tl.load(tile + 9), tl.load(tile + 10), tl.load(tile + 11)
+            )  # fmt: skip
+        i_low, i_high = tl.maximum(i0, start), tl.minimum(tl.minimum(i0 + Q, queries), stop) - 1
+        first, last = tl.maximum(from_key, i_low + least), tl.minimum(to_key, i_high + most + 1)
+        each = tl.cdiv(tl.cdiv(tl.where(i_low > i_high, 0, tl.maximum(last - first, 0)), N), parts) * N
+        first += part * each
+        last = tl.minimum(last, first + each)
+        asks = (i >= start) & (i < stop)
+        if key_norms is not None:
+            # The own key, if the query attends to it, gives a lower bound of the row's log-sum-exp.
+            own_j = i - apart
+            there = asks & (own_j >= from_key) & (own_j < to_key)
+            there = there & (own_j - i >= least) & (own_j - i <= most)
+            own_k = tl.load(
+                k + own_j.to(tl.int64)[:, None] * k_row + d[None, :], mask=there[:, None] & (d < D)[None, :], other=0.0
+            )
+            limit = tl.sum(q_i.to(tl.float32) * own_k.to(tl.float32), 1)[:, None] * (scale * LOG2E)
+            limit += faint * LOG2E
+            if bias is not None:
+                limit += bias_at(bias, bias_entries, slopes, (own_j - i + of_bias)[:, None])
+            if own is not None:
+                limit += (own - tl.load(key_clock + own_j[:, None], mask=there[:, None], other=0.0)).to(
+                    tl.float32
+                ) * LOG2E
+            limit = tl.where(there[:, None], limit, -float("inf"))
+            is_faint = first < last
+            while is_faint:
+                j = first + tl.arange(0, N)
+                pair = j[None, :] - i[:, None]
+                seen = asks[:, None] & (j < last)[None, :] & (pair >= least) & (pair <= most)
+                bound = longest[:, None] * tl.load(key_norms + j, mask=j < last, other=0.0)[None, :]
+                bound += by_position(pair + of_bias, j, j < last, own, key_clock, bias, bias_entries, slopes)
+                # NaN is computed.
+                is_faint = tl.sum(tl.sum((seen & ~(bound < limit)).to(tl.int32), 1), 0) == 0
+                first = tl.where(is_faint, first + N, first)
+                is_faint = is_faint & (first < last)
+        for j0 in range(first, last, N):
+            j = j0 + tl.arange(0, N)
+            here = j < last
+            pair = j[None, :] - i[:, None]
+            k_j, v_j = rows(k, k_row, j0, here, D, N, BLOCK_D), rows(v, v_row, j0, here, V, N, BLOCK_V)
+            s = product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E)
+            if FUNCTION != 0:
+                c = number(factor, factor_entries, pair + of_factor)
+            if FUNCTION == 1:
+                s = relu(s) * c
+            if vectors is not None:
+                if j0 + N - 1 - i_low + of_vectors > 0:
+                    met = tl.zeros((R, N), tl.float32)
+                    for u in range(units):
+                        whose, a, table = unit(u, row, vectors, vectors_head, first_head, Q, BY_HEAD)
+                        near = entries_from(table, vectors_entries, j0 - i0 - a + of_vectors, E, N, BLOCK_E).to(x.dtype)
+                        met += tl.where(whose[:, None], product(x, tl.trans(near), PRECISION), 0.0)
+                    met = met * x_scale
+                else:
+                    met = low[:, None] + tl.zeros((R, N), tl.float32)
+                s += met
+            s += by_position(pair + of_bias, j, here, own, key_clock, bias, bias_entries, slopes)
+            if lines is not None:
+                s += line_at(away, away_entries, share, lines, line_ends, pair + of_away, LINES)
+            if FUNCTION == 2:
+                s = relu(s) * c
+            seen = asks[:, None] & here[None, :] & (pair >= least) & (pair <= most)
+            p, m_i, l_i, fade = weigh(tl.where(seen, s, -float("inf")), 1.0, 0.0, m_i, l_i)
+            acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, PRECISION)
+            if values is not None:
+                l_low = l_low * fade
+                if j0 + N - 1 - i_low + of_values > 0:
+                    for u in range(units):
+                        whose, a, table = unit(u, row, values, values_head, first_head, Q, BY_HEAD)
+                        near = entries_from(table, values_entries, j0 - i0 - a + of_values, V, N, BLOCK_V).to(v_j.dtype)
+                        acc += product(tl.where(whose[:, None], p, 0.0).to(v_j.dtype), near, PRECISION)
+                else:
+                    l_low += tl.sum(p, 1)
+    d = tl.arange(0, BLOCK_V)
+    if values is not None:
+        nearest = tl.load(values + (h * values_head)[:, None] + d[None, :], mask=(d < V)[None, :], other=0.0)
+        acc += l_low[:, None] * nearest
+    l_safe = tl.where(l_i == 0, 1.0, l_i)  # rows that see nothing give zeros
+    at += part * (tl.num_programs(0) // blocks).to(tl.int64) * heads * queries
+    here = mine[:, None] & (d < V)[None, :]
+    tl.store(out + at[:, None] * V + d[None, :], (acc / l_safe[:, None]).to(out.dtype.element_ty), mask=here)
+    tl.store(lse + at, tl.where(l_i == 0, -float("inf"), (m_i + tl.log2(l_safe)) * LN2), mask=mine)
+
+
+@triton.jit(do_not_specialize=["parts", "count"])
+def decode_merge(
+    partial, partial_lse, out, lse, parts, count,
+    V: tl.constexpr, BLOCK_V: tl.constexpr, PARTS: tl.constexpr, STEP: tl.constexpr,
+):  # fmt: skip
+    """One of ``count`` rows of the output, of at most PARTS parts: see `posenc.merge`."""
+    row, every, d = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS), tl.arange(0, BLOCK_V)
+    lses = tl.load(partial_lse + row + every.to(tl.int64) * count, mask=every < parts, other=-float("inf"))
+    most = tl.max(lses, 0)
+    highest = tl.where(most == -float("inf"), 0.0, most)
+    total = tl.sum(tl.exp2((lses - highest) * LOG2E), 0)
+    acc = tl.zeros((BLOCK_V,), tl.float32)
+    for first in range(0, parts, STEP):
+        n = first + tl.arange(0, STEP)
+        at = row + n.to(tl.int64) * count
+        share = tl.exp2((tl.load(partial_lse + at, mask=n < parts, other=-float("inf")) - highest) * LOG2E)
+        there = (n < parts)[:, None] & (d < V)[None, :]
+        acc += tl.sum(share[:, None] * tl.load(partial + at[:, None] * V + d[None, :], mask=there, other=0.0), 0)
+    safe = tl.where(total == 0, 1.0, total)
+    tl.store(out + row * V + d, (acc / safe).to(out.dtype.element_ty), mask=d < V)
+    tl.store(lse + row, tl.where(total == 0, -float("inf"), highest + tl.log2(safe) * LN2))

@@ -1,0 +1,456 @@
+"""What a call of attention costs the host of a GPU: operations outside the kernels, and values read from the device.
+
+There is no GPU here. Tensors of the CPU say that they are on one, and the kernels return empty tensors.
+"""
+
+import gc
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import posenc
+from posenc import KERPLE, T5, ALiBi, Positions, RoPE, Sandwich, Scheme, Shaw
+from posenc.backends import flex, kept
+from posenc.backends.triton import backend as triton
+from posenc.positions.tiles import Visibility
+from posenc.positions.visibility import visible
+from tests.backends.test_flex import called
+
+HEADS, TOKENS, HEAD_DIM = 2, 1100, 16  # from 1,024 keys on, blocks that fade are left out
+CUDA = torch.device("cuda", 0)
+
+READS = {"_local_scalar_dense", "nonzero", "equal", "_unique2", "unique_dim", "unique_consecutive", "masked_select"}
+WITHOUT_A_KERNEL = READS | {
+    *(
+        "view",
+        "_unsafe_view",
+        "expand",
+        "slice",
+        "select",
+        "unsqueeze",
+        "squeeze",
+        "transpose",
+        "permute",
+        "t",
+        "alias",
+    ),
+    *(
+        "detach",
+        "as_strided",
+        "unbind",
+        "split",
+        "unfold",
+        "diagonal",
+        "empty",
+        "new_empty",
+        "empty_like",
+        "lift_fresh",
+    ),
+    "promote_types",
+}
+
+
+class OnDevice(TorchFunctionMode):
+    """Tensors say that they are on a GPU; what is made there is made on the CPU. Lists of numbers that are copied to it
+    are counted: a copy waits for the device, and no CUDA graph can have one."""
+
+    copies = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == torch.Tensor.device.__get__:
+            return CUDA
+        if func == torch.Tensor.is_cuda.__get__:
+            return True
+        if func is F.scaled_dot_product_attention:
+            return emptied(args[0], args[2])[0]
+
+        index = args[1] if func == torch.Tensor.__getitem__ else ()
+        if func in (torch.tensor, torch.as_tensor) or any(
+            isinstance(x, list) for x in (index if isinstance(index, tuple) else (index,))
+        ):
+            self.copies += 1
+
+        def here(x: Any) -> Any:
+            return torch.device("cpu") if isinstance(x, (str, torch.device)) and "cuda" in str(x) else x
+
+        return func(*map(here, args), **{name: here(x) for name, x in (kwargs or {}).items()})
+
+
+def emptied(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    lse = query.new_empty(query.shape[:3], dtype=torch.float32)
+    return value.new_empty((*query.shape[:3], value.size(-1))), lse
+
+
+@dataclass
+class Device:
+    """The stream that is current, whether a graph is captured, and what kernels were called with."""
+
+    stream: int = 1
+    is_capturing: bool = False
+    masks: list[Any] = field(default_factory=list)
+    mode: OnDevice = field(default_factory=OnDevice)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """A GPU, as far as the host can tell."""
+    made = Device()
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, function: Any, blocks: Any, *_: Any) -> Any:
+        made.masks.append(blocks)
+        return emptied(query, value)
+
+    monkeypatch.setattr(flex, "_compiled", lambda static: attend)
+    monkeypatch.setattr(triton, "triton", lambda query, key, value, *_: emptied(query, value))
+    monkeypatch.setattr(triton, "counted_for", lambda *_: None)
+    monkeypatch.setattr(triton, "missing", lambda: None)
+    monkeypatch.setattr("posenc.compat.is_undisturbed", lambda: True)
+    monkeypatch.setattr(kept, "stream_of", lambda device: made.stream if device.type == "cuda" else None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.is_capturing)
+    monkeypatch.setattr(flex, "_SEEN", {})
+    monkeypatch.setattr(kept, "_READ_BY_GRAPHS", [])
+    with made.mode:
+        yield made
+
+
+class Counted(TorchDispatchMode):
+    """Counts operations that launch a kernel, and those that read from the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: Counter[str] = Counter()
+        self.read: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        (self.read if name in READS else self.launched).update([name] if name not in WITHOUT_A_KERNEL - READS else [])
+        return func(*args, **(kwargs or {}))
+
+
+def drawn(queries: int = TOKENS, **how: Any) -> list[Tensor]:
+    return [torch.zeros(1, HEADS, n, HEAD_DIM, dtype=torch.bfloat16, **how) for n in (queries, TOKENS, TOKENS)]
+
+
+def counted(run: Callable[[], Any]) -> Counted:
+    with Counted() as found:
+        run()
+    return found
+
+
+# --- how many ---------------------------------------------------------------------------------------------------------
+
+LAID: dict[str, Callable[[], Positions]] = {
+    "text": lambda: Positions.arange(TOKENS),
+    "packed": lambda: Positions.packed([300, TOKENS - 300]),
+    "unknown": lambda: Positions.padded(torch.arange(TOKENS)[None] < TOKENS - 9),
+}
+MAKES: dict[str, Callable[[], Scheme | None]] = {
+    "nothing": posenc.NoPE,
+    "rope": lambda: RoPE(HEAD_DIM),
+    "alibi": lambda: ALiBi(HEADS),
+    "alibi, directed": lambda: ALiBi(HEADS, "directed"),
+    "sandwich": lambda: Sandwich(HEADS),
+    "t5": lambda: T5(HEADS),
+    "kerple": lambda: KERPLE(HEADS),
+    "shaw": lambda: Shaw(HEAD_DIM, 8),
+}
+# The backend, and the launches of the first and of each later layer, at most. What is left of flex's are the norms of
+# queries and keys, by which blocks are left out, and the list of the others; of a learned table, the table.
+COUNTS: list[tuple[str, str, bool, str, int, int]] = [
+    ("nothing", "text", False, "sdpa", 0, 0),
+    ("nothing", "packed", False, "flex", 55, 0),
+    ("nothing", "unknown", False, "flex", 55, 0),
+    ("rope", "text", False, "sdpa", 12, 12),
+    ("rope", "text", True, "sdpa", 12, 12),
+    ("alibi", "text", False, "triton", 45, 0),
+    ("alibi", "text", True, "triton", 45, 0),
+    ("alibi", "packed", True, "triton", 45, 0),
+    ("alibi", "unknown", True, "flex", 190, 36),
+    ("alibi, directed", "text", True, "flex", 130, 0),
+    ("sandwich", "text", False, "flex", 170, 36),
+    ("t5", "text", False, "triton", 38, 0),
+    ("t5", "text", True, "triton", 38, 38),
+    ("t5", "unknown", True, "flex", 220, 80),
+    ("kerple", "text", True, "triton", 20, 10),
+    ("shaw", "text", False, "triton", 14, 0),
+    ("shaw", "text", True, "triton", 14, 9),
+]
+
+
+@pytest.mark.parametrize(("name", "place", "is_training", "backend", "first", "later"), COUNTS)
+def test_layers_launch_few_operations_and_read_nothing(
+    name: str, place: str, is_training: bool, backend: str, first: int, later: int, device: Device
+) -> None:
+    """A block mask was made in each layer, of 87; all of ALiBi and of T5 was 171 and 263."""
+    scheme = MAKES[name]()
+    assert scheme is not None
+    scheme.requires_grad_(is_training)
+    looks_back = {} if name == "alibi, directed" else {"is_causal": True}
+    with torch.set_grad_enabled(is_training):
+        encoding = scheme(LAID[place](), dtype=torch.float32)
+        layer, device.mode.copies = drawn(requires_grad=is_training), 0
+        at_first = counted(lambda: posenc.attention(*layer, encoding, **looks_back))
+        then = [counted(lambda: posenc.attention(*drawn(), encoding, **looks_back)) for _ in range(2)]
+        then += [counted(lambda: posenc.attention(*layer, encoding, **looks_back)) for _ in range(2)]
+        explained = posenc.explain(*layer, encoding, **looks_back)
+    assert explained.backend == backend
+    assert at_first.launched.total() <= first, at_first.launched
+    assert not at_first.read
+    assert then[-1].launched.total() <= later, then[-1].launched
+    assert not any(each.read for each in then)
+    assert device.mode.copies == 0
+
+
+# The launches of the first layer of a step, and of each later one: two append the key and the value, and three are for
+# the norms of keys, by which a few queries skip them.
+STEPS = {"nothing": (2, 2), "rope": (25, 15), "alibi": (50, 5), "t5": (42, 5), "shaw": (15, 2)}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_of_decoding_reads_nothing(name: str, device: Device) -> None:
+    scheme, cache = MAKES[name](), posenc.models.KVCache()
+    assert scheme is not None
+    found: list[Counted] = []
+    with torch.no_grad():
+        for step in range(3):
+            positions = cache.positions.following(1) if cache.positions is not None else Positions.arange(TOKENS)
+            tokens = [torch.zeros(1, HEADS, len(positions), HEAD_DIM, dtype=torch.bfloat16) for _ in range(3)]
+            found.clear()
+            device.mode.copies = 0
+            with counted_pass(scheme, positions, cache, found) as layers:
+                for layer in range(3):
+                    found.append(counted(partial(layers.attention, *tokens, layer=layer)))
+            assert step == 0 or not any(each.read for each in found)
+    begun, first, *later = (each.launched.total() for each in found)
+    most_of_first, most = STEPS[name]
+    assert begun <= 3
+    assert first <= most_of_first
+    assert all(each <= most for each in later)
+    assert device.mode.copies == 0
+
+
+@contextmanager
+def counted_pass(scheme: Scheme, positions: Positions, cache: Any, found: list[Counted]) -> Iterator[Any]:
+    """A forward pass, of which the beginning is counted."""
+    with Counted() as beginning:
+        made = posenc.models.ForwardPass(scheme, positions, cache)
+    found.append(beginning)
+    with made:
+        yield made
+
+
+def test_another_pass_over_the_same_layouts_has_the_same_mask(device: Device) -> None:
+    """Of another encoding, or of a scheme that each call binds anew."""
+    for scheme in (posenc.NoPE(), posenc.NoPE(), RoPE(HEAD_DIM)):
+        posenc.attention(*drawn(), scheme(LAID["packed"]()), is_causal=True)
+    for _ in range(2):
+        at = LAID["packed"]()
+        posenc.attention(*drawn(), posenc.NoPE(), query_positions=at, is_causal=True)
+    assert len(device.masks) == 5
+    assert all(mask is device.masks[0] for mask in device.masks)
+
+
+# --- what a mask depends on -------------------------------------------------------------------------------------------
+
+
+def test_a_mask_is_that_of_its_own_call() -> None:
+    """Whatever was asked before: blocks hold what is visible there, and whole ones nothing else."""
+    n = 400
+    places = [Positions.arange(n), Positions.arange(n, start=5), Positions.packed([130, n - 130])]
+    places += [Positions.padded(torch.arange(n)[None] >= 140), Positions.grid(20, 20)]
+    order = torch.arange(n)[None] // 2
+    places += [Positions(torch.arange(n)[None], order=order)]
+    calls = [
+        called(*(torch.zeros(batch, 1, n, 16) for _ in range(3)), None, (at, at), is_causal=is_causal)
+        for at in places
+        for is_causal in (True, False)
+        for batch in (1, 2)
+    ]
+    calls += [_windowed(calls[0]), _windowed(calls[0], 7)]
+    for _ in range(2):
+        for call in calls:
+            mask = flex._block_mask(call, n, n)
+            i, j = torch.arange(n)[:, None], torch.arange(n)
+            seen = visible(call.query_positions, call.key_positions, call.visibility)
+            seen = torch.ones(1, n, n, dtype=torch.bool) if seen is None else seen
+            for row in range(call.query.size(0)):
+                pairs = mask.mask_mod(torch.tensor(row), torch.tensor(0), i, j)
+                assert torch.equal(pairs, seen[row if seen.size(0) > 1 else 0])
+            assert mask.kv_num_blocks.size(0) == call.query.size(0)
+
+
+def _windowed(call: Any, left: int = 150) -> Any:
+    return replace(call, visibility=Visibility(True, left))
+
+
+@pytest.mark.parametrize("scheme", [ALiBi(HEADS), ALiBi(HEADS) + Shaw(HEAD_DIM, 8, values=False)], ids=repr)
+def test_what_is_left_out_is_that_of_each_layer(scheme: Scheme) -> None:
+    """Of one plan, whose layers have other queries and keys."""
+    at, plan, found = (LAID["text"](),) * 2, {}, []
+    generator = torch.Generator().manual_seed(1)
+    layers = [[torch.randn(1, HEADS, TOKENS, HEAD_DIM, generator=generator) for _ in range(3)] for _ in range(2)]
+    layers[1][1][:, 0, 3] *= 100.0  # a key that counts from far away
+    for layer in layers:
+        masks = [
+            flex._block_mask(called(*layer, scheme, at, is_causal=True).keeping(store), TOKENS, TOKENS)
+            for store in (plan, {})
+        ]
+        kinds = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "q_num_blocks", "q_indices", "full_q_indices")
+        for kind in kinds:
+            assert torch.equal(*(getattr(mask, kind) for mask in masks))
+        found.append(masks[0].kv_num_blocks + masks[0].full_kv_num_blocks)
+    assert any(name[0] == ("near", flex.BLOCK) for name in plan)
+    assert (found[1][:, 0] > found[0][:, 0]).any()
+    assert (found[0].sum(-1) < sum(range(1, found[0].size(-1) + 1))).any()
+
+
+def test_positions_of_unknown_layout_share_none(device: Device) -> None:
+    """Nothing tells whether they are the same, but that they are bound in one encoding."""
+    encodings = [posenc.NoPE()(LAID["unknown"]()) for _ in range(2)]
+    for encoding in encodings * 2:
+        posenc.attention(*drawn(), encoding, is_causal=True)
+    one, other, again, _ = device.masks
+    assert again is one
+    assert other is not one
+    assert not flex._SEEN
+
+
+@pytest.mark.parametrize("place", ["packed", "unknown"])
+def test_each_stream_has_its_own(place: str, device: Device) -> None:
+    encoding = posenc.NoPE()(LAID[place]())
+    for device.stream in (1, 2, 1, 2):
+        posenc.attention(*drawn(), encoding, is_causal=True)
+    assert device.masks[0] is device.masks[2]
+    assert device.masks[1] is device.masks[3]
+    assert device.masks[0] is not device.masks[1]
+
+
+def test_inference_mode_has_its_own(device: Device) -> None:
+    """Autograd cannot save what was made there."""
+    for is_on in (True, False, True):
+        with torch.inference_mode(is_on):
+            posenc.attention(*drawn(), posenc.NoPE()(LAID["packed"]()), is_causal=True)
+    inside, outside, again = device.masks
+    assert inside is again
+    assert inside.kv_indices.is_inference()
+    assert not outside.kv_indices.is_inference()
+
+
+@pytest.mark.parametrize("place", ["packed", "unknown"])
+def test_a_graph_reads_what_was_made_before_it(place: str, device: Device) -> None:
+    """On whatever stream; it is not freed then. What is made while it is captured has no numbers yet."""
+    scheme, at = posenc.NoPE(), LAID[place]()
+
+    def attend(encoding: Any) -> Any:
+        posenc.attention(*drawn(), encoding, is_causal=True)
+        return device.masks[-1]
+
+    device.is_capturing = True
+    encoding = scheme(at)
+    inside = attend(encoding)
+    assert attend(encoding) is not inside
+    device.is_capturing = False
+    before = attend(encoding)
+    assert before is not inside
+    device.is_capturing, device.stream = True, 9
+    assert attend(encoding) is before
+    held = len(kept._READ_BY_GRAPHS)
+    attend(encoding)
+    assert len(kept._READ_BY_GRAPHS) == held  # each once
+    alive, device.is_capturing, device.masks = weakref.ref(before), False, []
+    flex._SEEN.clear()
+    del before, inside, encoding
+    gc.collect()
+    assert alive() is not None
+
+
+def test_they_are_bounded_and_freed(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "MOST", 3)
+    for n in range(2 * kept.MOST):
+        posenc.attention(*drawn(), posenc.NoPE()(Positions.packed([100 + n, TOKENS - 100 - n])), is_causal=True)
+        assert 1 <= len(flex._SEEN) <= kept.MOST
+    first = weakref.ref(device.masks[0])
+    device.masks.clear()
+    gc.collect()
+    assert first() is None
+
+
+@pytest.mark.parametrize("backend", ["flex", "triton"])
+def test_what_is_kept_holds_no_tensor_of_a_layer(backend: str, device: Device) -> None:
+    encoding, layer = ALiBi(HEADS)(LAID["text"](), dtype=torch.float32), drawn()
+    posenc.attention(*layer, encoding, is_causal=True, backend=backend)
+    assert encoding.plans
+    held = [weakref.ref(x) for x in layer]
+    device.masks.clear()
+    del layer
+    gc.collect()
+    assert [each() for each in held] == [None] * 3
+
+
+# --- what "auto" takes ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+ATOMIC = (
+    "FlexAttention adds up the gradients of a mask and of a score term's tensors in no fixed order, and "
+    "torch.use_deterministic_algorithms(True) forbids it"
+)
+
+
+@pytest.mark.parametrize("place", ["text", "unknown"])
+@pytest.mark.parametrize("name", ["t5", "kerple"])
+def test_a_deterministic_gradient_of_a_table_is_not_of_flex(
+    name: str, place: str, device: Device, deterministic: None
+) -> None:
+    scheme = MAKES[name]()
+    assert scheme is not None
+    encoding, layer = scheme(LAID[place](), dtype=torch.float32), drawn()
+    explained = posenc.explain(*layer, encoding, is_causal=True)
+    assert explained.backend != "flex"
+    assert explained.refusals["flex"] == ATOMIC
+    with pytest.raises(ValueError, match=r"torch.use_deterministic_algorithms\(True\) forbids it"):
+        posenc.attention(*layer, encoding, is_causal=True, backend="flex")
+    with torch.no_grad():  # where there is no gradient
+        assert "flex" not in posenc.explain(*layer, encoding, is_causal=True).refusals
+    scheme.requires_grad_(False)
+    fixed = scheme(LAID[place](), dtype=torch.float32)
+    assert "flex" not in posenc.explain(*layer, fixed, is_causal=True).refusals
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert "flex" not in posenc.explain(*layer, encoding, is_causal=True).refusals
+
+
+def test_nor_is_that_of_a_mask(device: Device, deterministic: None) -> None:
+    mask, layer = torch.zeros(TOKENS, TOKENS), drawn()
+    assert "flex" not in posenc.explain(*layer, attn_mask=mask).refusals
+    assert posenc.explain(*layer, attn_mask=mask.requires_grad_()).refusals["flex"] == ATOMIC
+
+
+def test_what_was_not_measured_is_said(device: Device) -> None:
+    said = "its speed on a GPU was not measured yet"
+    for name, backend in (("rope", "sdpa"), ("alibi", "triton"), ("alibi, directed", "flex"), ("shaw", "triton")):
+        scheme = MAKES[name]()
+        explained = posenc.explain(*drawn(), scheme, is_causal=True)
+        assert explained.backend == backend
+        assert (said in explained.why) == (backend != "sdpa")
+
+
+def test_on_the_cpu_nothing_is_said_of_it() -> None:
+    x = torch.zeros(1, HEADS, TOKENS, HEAD_DIM)
+    assert "not measured" not in posenc.explain(x, x, x, ALiBi(HEADS), is_causal=True).why

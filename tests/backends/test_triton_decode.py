@@ -1,0 +1,539 @@
+"""The kernels for few queries against the reference, and what can be told of them without a GPU.
+
+As of `test_triton`, a process of its own interprets them.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import posenc
+from posenc import FIRE, T5, ALiBi, NoPE, Positions, Scheme, Shaw
+from posenc.backends import choice
+from posenc.backends.request import Request
+from posenc.backends.triton import backend, operator, steps
+from posenc.models import KVCache
+from tests.awkward import clocked, learned_slope
+from tests.backends import grounds
+from tests.backends.grounds import (
+    ATTENDING,
+    BANDED,
+    BY_LAYERS,
+    KINDS,
+    Case,
+    Place,
+    case,
+    coarse,
+    encoded,
+    last,
+    packed,
+    padded,
+    takes,
+)
+from tests.backends.test_triton import INTERPRETED, MISSING, U, error, interpreted, on
+from tests.backends.test_triton_ahead import Elsewhere, on_cuda
+
+__all__ = ["on"]  # a fixture
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets them")
+def test_where_there_is_no_gpu_they_are_interpreted_too() -> None:
+    assert interpreted(__file__) >= len(SCHEMES) + len(SHAPES)  # and were not skipped
+
+
+# --- as exact as the reference ----------------------------------------------------------------------------------------
+
+TOKENS = 55
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs have 16 keys at once, and 55 keys are of three programs."""
+    monkeypatch.setattr(steps, "BYTES", 2**9)
+    monkeypatch.setattr(steps, "LEAST", 24)
+
+
+ENDS: dict[str, Callable[[int], tuple[Positions, Positions]]] = {
+    "one": lambda n: last(Positions.arange(n, start=11).shift(-4), 1),
+    "some": lambda n: last(Positions.arange(n), 5),
+    "rows of several lengths": lambda n: last(padded("lnia", n), 3),
+    "rows that end earlier": lambda n: last(padded("lrn", n), 2),
+    "documents": lambda n: last(packed(n), 16),
+    "a gap": lambda n: last(grounds.with_a_gap(n), 4),
+    "a prefix": lambda n: last(grounds.prefixed(n), 2),
+}
+SCHEMES = ["nope", "fire"]
+SCHEMES += [
+    name
+    for name in ATTENDING
+    if takes("triton", name)
+    and KINDS[name].axes == 1
+    and name not in BANDED | BY_LAYERS
+    and (encoded(name).pieces or encoded(name).values)
+]
+WAYS = ("causal", "a window", "both", "causal, a window", "causal, sinks")
+FIRST = ("nope", "fire", "alibi", "t5", "shaw", "shaw per head", "relative_1d", "clocked", "featured")
+CASES = [
+    pytest.param(*each, marks=() if each[0] in FIRST or "+" in each[0] else pytest.mark.more)
+    for each in zip(SCHEMES, itertools.cycle(ENDS), itertools.cycle(WAYS), strict=False)
+]
+"""Of other schemes the kernels make nothing else."""
+
+
+def check_as_exact_as_the_reference(it: Case, on: torch.device) -> None:
+    """See `test_triton.check_as_exact_as_the_reference`."""
+
+    def run(way: str, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        with torch.no_grad():
+            outs = it.to(dtype).to(device).attend(way, return_lse=True)
+        return {name: x.double().cpu() for name, x in zip(("output", "log-sum-exp"), outs, strict=True)}
+
+    cpu = torch.device("cpu")
+    truth, plain = run("reference", torch.float64, cpu), run("reference", torch.float32, cpu)
+    found = run("triton", torch.float32, on)
+    lse = truth["log-sum-exp"]
+    highest = float(lse.masked_fill(lse == -torch.inf, 0.0).abs().max())
+    for name, expected in truth.items():
+        finite = expected.masked_fill(expected == -torch.inf, 0.0)
+        allowed = 4 * error(plain[name], expected) + 4 * U * (1 + highest) * float(finite.abs().max())
+        assert error(found[name], expected) <= allowed, name
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("name", "place", "way"), CASES)
+def test_every_scheme_that_it_takes(
+    name: str, place: str, way: str, on: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(grounds.PLACES, "the end", Place(ENDS[place]))
+    check_as_exact_as_the_reference(case(name, "the end", TOKENS, way, heads=6, kv_heads=2), on)
+
+
+SHAPES = [  # scheme, heads, heads of the keys, queries
+    ("alibi", 12, 3, 16),
+    ("alibi", 1, 1, 1),
+    ("shaw per head", 12, 3, 3),
+    ("shaw", 71, 1, 2),
+    ("t5", 4, 4, 7),
+    ("clocked", 12, 3, 1),
+    ("fire", 12, 3, 5),
+    ("alibi+distance_aware", 12, 3, 3),
+]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("name", "heads", "kv_heads", "queries"), SHAPES)
+def test_heads_that_share_keys(
+    name: str, heads: int, kv_heads: int, queries: int, on: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(grounds.PLACES, "the end", Place(lambda n: last(padded("ln", n), queries)))
+    check_as_exact_as_the_reference(case(name, "the end", 37, "causal", heads=heads, kv_heads=kv_heads), on)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["alibi", "shaw", "featured", "fire"])
+@pytest.mark.usefixtures("small")
+def test_half_precision(name: str, dtype: torch.dtype, on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """See `test_triton.test_half_precision`; there is no backward pass."""
+    monkeypatch.setitem(grounds.PLACES, "the end", Place(lambda n: last(Positions.arange(n), 2)))
+    it = case(name, "the end", TOKENS, "causal", heads=4, kv_heads=2)
+    with torch.no_grad():
+        for x in (*it.scheme.parameters(), it.query, it.key, it.value, *it.features.values()):
+            x.copy_(coarse(x))
+        truth = it.to(torch.float64).attend("reference", return_lse=True)
+        plain = it.to(dtype).attend("reference", return_lse=True)
+        found = it.to(dtype).to(on).attend("triton", return_lse=True)
+    u = torch.finfo(dtype).eps / 2
+    for one, other, expected in zip(found, plain, truth, strict=True):
+        largest = float(expected.abs().max())
+        assert error(one.double().cpu(), expected) <= 2 * error(other.double(), expected) + 8 * u * largest
+
+
+def step_of(tokens: int, queries: int, on: torch.device, heads: int = 6, kv_heads: int = 2) -> tuple[Tensor, ...]:
+    return tuple(
+        torch.randn(2, h, n, 16, device=on) for h, n in ((heads, queries), (kv_heads, tokens), (kv_heads, tokens))
+    )
+
+
+def decoded(q: Tensor, k: Tensor, v: Tensor, scheme: Scheme, way: str = "triton", **how: Any) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        out = posenc.attention(q, k, v, scheme.to(q.device), is_causal=True, backend=way, return_lse=True, **how)
+    assert isinstance(out, tuple)
+    return out
+
+
+@pytest.mark.usefixtures("small")
+def test_a_cache_is_read_where_it_lies(on: torch.device) -> None:
+    """Keys are parts of larger buffers, with heads or tokens side by side, and NaN is in what is beyond them."""
+    q, k, v = step_of(TOKENS, 2, on)
+    scheme = Shaw(16, 5)
+    plain = decoded(q, k, v, scheme)
+    beyond = torch.full((2, 2, 128, 16), torch.nan, device=on)
+    for place in (lambda x: x, lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)):
+        held = [place(torch.cat((x, beyond), 2))[:, :, :TOKENS] for x in (k, v)]
+        assert not held[0].is_contiguous()
+        for one, other in zip(decoded(q, *held, scheme), plain, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.usefixtures("small")
+def test_what_belongs_to_no_text_is_never_read(on: torch.device) -> None:
+    """NaN in keys and values between, before and after the texts. Rows that see nothing are zeros."""
+    mask = torch.ones(3, TOKENS, dtype=torch.bool)
+    mask[0, :13] = mask[1, 30:41] = mask[2] = False
+    positions = Positions.padded(mask).with_layout().to(on)
+    q, k, v = (torch.randn(3, h, n, 16, device=on) for h, n in ((6, 3), (2, TOKENS), (2, TOKENS)))
+    at = {"query_positions": positions[-3:], "key_positions": positions}
+    out, lse = decoded(q, k, v, ALiBi(6), **at)
+    for x in (k, v):
+        x.masked_fill_(~mask.to(on)[:, None, :, None], torch.nan)
+    again = decoded(q, k, v, ALiBi(6), **at)
+    assert torch.equal(out, again[0])
+    assert torch.equal(lse, again[1])
+    assert (out[2] == 0).all()
+    assert (lse[2] == -torch.inf).all()
+    assert lse[:2].isfinite().all()
+
+
+@pytest.mark.usefixtures("small")
+def test_every_number_is_written(on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a row or a part of the keys has nothing to attend to: buffers are NaN before."""
+    positions = Positions.padded(torch.tensor([[1] * 10 + [0] * 45, [0] * 50 + [1] * 5]).bool()).with_layout().to(on)
+    q, k, v = step_of(TOKENS, 3, on)
+    empty = Tensor.new_empty
+
+    def poisoned(x: Tensor, *size: Any, **how: Any) -> Tensor:
+        made = empty(x, *size, **how)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    monkeypatch.setattr(Tensor, "new_empty", poisoned)
+    found = decoded(q, k, v, Shaw(16, 5), query_positions=positions[-3:], key_positions=positions)
+    for x in found:
+        assert not x.isnan().any()
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")  # NumPy's, in the interpreter
+@pytest.mark.usefixtures("small")
+def test_nan_in_a_row_stays_in_it(on: torch.device) -> None:
+    q, k, v = step_of(TOKENS, 3, on)
+    q[0, 1, 2, 3] = torch.nan
+    out, _ = decoded(q, k, v, Shaw(16, 5))
+    assert out[0, 1, 2].isnan().all()
+    out[0, 1, 2] = 0.0
+    assert out.isfinite().all()
+
+
+def test_scores_that_exponentials_cannot_hold(on: torch.device) -> None:
+    q, k, v = step_of(150, 2, on)
+    out, lse = decoded(200 * q, 20 * k, v, ALiBi(6))
+    truth, of_truth = decoded(200 * q.double(), 20 * k.double(), v.double(), ALiBi(6), "reference")
+    torch.testing.assert_close(out.double(), truth, rtol=0, atol=2e-3)  # scores of 10,000 are known to 0.001
+    torch.testing.assert_close(lse.double(), of_truth, rtol=2e-6, atol=0)
+    assert lse.abs().max() > 1000
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_any_number_of_parts_is_the_same(queries: int, on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to rounding: 4 for the sums of both."""
+    scheme, (q, k, v), found = T5(2), step_of(150, queries, on, 2, 1), []
+    for least in (1000, 64, 8):
+        monkeypatch.setattr(steps, "LEAST", least)
+        found.append(decoded(q, k, v, scheme))
+    for out, lse in found[1:]:
+        torch.testing.assert_close(out, found[0][0], rtol=0, atol=4 * 8 * U * float(v.abs().max()))
+        torch.testing.assert_close(lse, found[0][1], rtol=8 * U, atol=8 * U)
+
+
+def test_a_cache_of_more_elements_than_32_bits_count(on: torch.device) -> None:
+    """Heads and rows that are so far apart; the memory between them is never touched."""
+    far = 2**31 + 64
+    held = torch.empty(3 * far + 4096, dtype=torch.bfloat16, device=on)
+    k = held.as_strided((2, 2, 50, 16), (far, 2 * far, 16, 1))
+    k.copy_(torch.randn(2, 2, 50, 16))
+    q = torch.randn(2, 4, 1, 16, device=on).bfloat16()
+    found = decoded(q, k, k, ALiBi(4))
+    for one, other in zip(found, decoded(q, k.contiguous(), k.contiguous(), ALiBi(4)), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_compiled_step_serves_all_lengths(on: torch.device) -> None:
+    """One graph, in which the kernels are one node."""
+    scheme = ALiBi(6).to(on)
+    graphs = []
+
+    def keep(graph: Any, given: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        at = Positions.arange(1, start=k.size(2) - 1), Positions.arange(k.size(2))
+        out = posenc.attention(
+            q, k, v, scheme, query_positions=at[0], key_positions=at[1], is_causal=True, backend="triton"
+        )
+        assert isinstance(out, Tensor)
+        return out
+
+    compiled = torch.compile(run, fullgraph=True, dynamic=True, backend=keep)
+    with torch.no_grad():
+        for tokens in (40, 41, 64):
+            given = step_of(tokens, 1, on)
+            assert torch.equal(compiled(*given), run(*given))
+    assert len(graphs) == 1
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_captures_it() -> None:
+    """With rows of several lengths, whose tiles are copied to the device; it is replayed on other numbers."""
+    positions = padded("lni", TOKENS).with_layout().to("cuda")
+    q, k, v = (torch.randn(3, h, n, 16, device="cuda") for h, n in ((6, 2), (2, TOKENS), (2, TOKENS)))
+    scheme = ALiBi(6).cuda()
+
+    def run() -> tuple[Tensor, Tensor]:
+        return decoded(q, k, v, scheme, query_positions=positions[-2:], key_positions=positions)
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run()
+    steps._made.cache_clear()
+    for x in (q, k, v):
+        x.normal_()
+    graph.replay()
+    for one, other in zip(found, run(), strict=True):
+        assert torch.equal(one, other)
+
+
+# --- without a GPU ----------------------------------------------------------------------------------------------------
+
+
+class Launches:
+    """In the kernels' place: which were started, and with what."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.given: list[tuple[str, tuple[int, ...], dict[str, Any]]] = []
+        patch.setattr(backend, "is_interpreted", lambda: True)  # so that tensors of the CPU are taken
+        patch.setattr(backend, "missing", lambda: None)
+        patch.setattr(operator, "_kernel", lambda name: self.of(name))
+
+    def of(self, name: str) -> Any:
+        launches = self
+
+        class Started:
+            def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+                return lambda **given: launches.given.append((name, grid, given))
+
+        return Started()
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, *_ in self.given]
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    if INTERPRETED:
+        pytest.skip("the kernels are interpreted in this process")
+    return Launches(monkeypatch)
+
+
+def test_a_step_is_one_launch_or_two(launches: Launches) -> None:
+    """One where a program has all keys of a head; and nothing is copied to the device, or filled before."""
+    for tokens, names in ((100, ["decode"]), (1000, ["decode", "decode_merge"])):
+        launches.given.clear()
+        decoded(*step_of(tokens, 1, torch.device("cpu")), ALiBi(6))
+        assert launches.names == names
+        assert launches.given[0][2]["tiles"] is None
+    _, grid, given = launches.given[0]
+    assert grid == (2, 2, 8)  # rows of the batch, heads of keys, and parts of 1,000 keys, of at least 128 each
+    assert given["out"].shape == (8, 2, 6, 1, 16)
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "kv_heads", "queries", "tokens"),
+    [(1, 12, 3, 1, 10**5), (8, 32, 8, 1, 4096), (64, 32, 8, 4, 2**15), (1, 71, 1, 16, 999), (300, 8, 8, 1, 77)],
+)
+def test_programs_are_as_many_as_there_is_room_for(
+    batch: int, heads: int, kv_heads: int, queries: int, tokens: int, launches: Launches
+) -> None:
+    """Each query of each head is a row of one program, and each key of one part."""
+    q, k = (torch.zeros(16).expand(batch, h, n, 16) for h, n in ((heads, queries), (kv_heads, tokens)))
+    decoded(q, k, k, NoPE())
+    _, (programs, of_heads, parts), given = launches.given[0]
+    groups = heads // kv_heads
+    assert of_heads == kv_heads
+    assert programs == batch * -(-queries // given["Q"])
+    assert given["R"] >= max(16, groups * given["Q"])
+    assert given["R"] <= max(64, 2 * groups)
+    assert programs * kv_heads * parts <= max(steps.PROGRAMS, programs * kv_heads)
+    assert (parts - 1) * steps.LEAST < tokens
+
+
+def test_rows_of_several_lengths_are_one_copy(launches: Launches) -> None:
+    """Of a tensor that says where the tiles of each row are, and what they are."""
+    positions = padded("lin", 40).with_layout()
+    q, k, v = (torch.randn(3, h, n, 16) for h, n in ((6, 2), (2, 40), (2, 40)))
+    decoded(q, k, v, ALiBi(6), query_positions=positions[-2:], key_positions=positions)
+    ((_, _, given),) = launches.given
+    numbers, step = given["tiles"].tolist(), len(steps.TILE)
+    found = []
+    for row in range(3):
+        for n in range(numbers[row], numbers[row + 1]):
+            start, stop, first, last, least, most, *_, apart = numbers[n * step : (n + 1) * step]
+            pairs = itertools.product(range(start, stop), range(first, last))
+            found += [(row, i, j, j - i + apart) for i, j in pairs if least <= j - i <= most]
+    document, coords = positions.document.expand(3, -1), positions.coords.expand(3, -1)
+    expected = [
+        (row, i, j, int(coords[row, j] - coords[row, 38 + i]))
+        for row, i, j in itertools.product(range(3), range(2), range(40))
+        if document[row, j] == document[row, 38 + i] != -1 and j <= 38 + i
+    ]
+    assert sorted(found) == sorted(expected)
+
+
+class Written(TorchDispatchMode):
+    """The number of operations, and the largest tensor that one of them makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations, self.most = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view and isinstance(out, Tensor):
+            self.operations += 1
+            self.most = max(self.most, out.numel())
+        return out
+
+
+STEPS: dict[str, tuple[Callable[[], Scheme], int]] = {  # and operations beside the kernels, at most
+    "ALiBi": (lambda: ALiBi(12), 50),
+    "T5": (lambda: T5(12), 75),
+    "Shaw": (lambda: Shaw(64, 16), 20),
+    "FoX": (lambda: clocked(12), 20),
+    "FIRE": (lambda: FIRE(12), 65),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_cache_is_not_copied(name: str, launches: Launches) -> None:
+    """bfloat16 keys and values of a `KVCache` are read where they are; the reference converts all of them."""
+    make, most = STEPS[name]
+    scheme, cache, tokens = make(), KVCache(), 2000
+    k, v = (torch.randn(1, 3, tokens, 64).bfloat16() for _ in range(2))
+    cache.append(0, k, v)
+    cache._commit(Positions.arange(tokens))
+    at = Positions.arange(1, start=tokens)
+    with torch.no_grad():
+        k, v, _ = cache.append(0, k[:, :, :1], v[:, :, :1])
+        q = torch.randn(1, 12, 1, 64).bfloat16()
+        encoding = scheme(at, Positions.arange(tokens + 1))
+        if name == "FoX":
+            encoding = encoding.with_features(
+                {"clock": torch.zeros(1, 12, 1)}, {"clock": torch.zeros(1, 12, tokens + 1)}
+            )
+        counts = {}
+        for way in ("triton", "reference"):
+            with Written() as counts[way]:
+                posenc.attention(q, k, v, encoding, is_causal=True, backend=way)
+    assert launches.names == ["decode", "decode_merge"]
+    for of, x in (("k", k), ("v", v)):
+        assert launches.given[0][2][of].data_ptr() == x.data_ptr()
+        assert launches.given[0][2][f"{of}_head"] == x.stride(1)
+    # A number for each head and token, as of a clock or a piecewise linear function, but none for each channel.
+    assert counts["triton"].most <= 12 * (tokens + 1)
+    assert counts["reference"].most >= 3 * tokens * 64
+    assert counts["triton"].operations <= most
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_on_a_gpu_auto_takes_it_for_few_queries(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "missing", lambda: None)
+    scheme = STEPS[name][0]()
+    q, k = torch.empty(1, 12, 1, 64, dtype=torch.bfloat16), torch.empty(1, 3, 300, 64, dtype=torch.bfloat16)
+    encoding = scheme(Positions.arange(1, start=299), Positions.arange(300))
+    if name == "FoX":
+        encoding = encoding.with_features({"clock": torch.zeros(1, 12, 1)}, {"clock": torch.zeros(1, 12, 300)})
+    with torch.no_grad():
+        *_, call = Request(q, k, k, encoding, None, None, is_causal=True).checked()
+        there = replace(call, query=q.as_subclass(Elsewhere))
+        assert choice.choose(there) == (
+            backend.TRITON,
+            "there are few queries, and the kernel splits the keys over its programs",
+        )
+        monkeypatch.setattr(backend, "missing", lambda: "Triton is not installed")
+        assert choice.choose(there)[0].name in ("reference", "chunked")
+
+
+def test_a_piecewise_linear_function_has_no_derivative(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor a kernel for many queries."""
+    monkeypatch.setattr(backend, "missing", lambda: None)
+    said = "a score term is a piecewise linear function of both coordinates, which the kernel supports only for few"
+    refused = backend.TRITON.refuses(on_cuda(FIRE(2)))
+    assert refused is not None
+    assert refused.startswith(said)
+    q, k = torch.empty(1, 2, 1, 16), torch.empty(1, 2, 300, 16)
+    *_, call = Request(q, k, k, FIRE(2), None, None, is_causal=True).checked()
+    there = replace(call, query=q.as_subclass(Elsewhere))
+    assert (backend.TRITON.refuses(there) or "").startswith(said)
+    with torch.no_grad():
+        assert backend.TRITON.refuses(there) is None
+
+
+# --- keys that are not read -------------------------------------------------------------------------------------------
+
+
+def steep(kind: str, heads: int) -> Scheme:
+    """A term that falls by 2 from key to key."""
+    scheme = clocked(heads) if kind == "a clock" else learned_slope(heads)
+    if kind == "a line":
+        with torch.no_grad():
+            for parameter in scheme.parameters():
+                parameter.fill_(math.log(2.0))
+    return scheme
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered:RuntimeWarning")  # NumPy's, in the interpreter
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("kind", ["a line", "a clock"])
+def test_keys_that_cannot_count_are_not_read(kind: str, on: torch.device) -> None:
+    """By the bound of `posenc.backends.skipping`, from the norms of all keys: NaN in the first of 100 keys and values
+    is not met, while one of them with a large norm is computed."""
+    tokens, scheme = 100, steep(kind, 2).to(on)
+    q, k, v = step_of(tokens, 2, on, 2, 1)
+    encoding = scheme(Positions.arange(2, start=tokens - 2, device=on), Positions.arange(tokens, device=on))
+    if kind == "a clock":
+        clock = -2.0 * torch.arange(tokens, device=on).expand(2, 2, -1)
+        encoding = encoding.with_features({"clock": clock[..., -2:]}, {"clock": clock})
+    norms = k.norm(dim=-1)
+
+    def run(k: Tensor, v: Tensor, norms: Tensor | None = None, **how: Any) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            out = posenc.attention(
+                q, k, v, encoding, is_causal=True, backend="triton", key_norms=norms, return_lse=True, **how
+            )
+        assert isinstance(out, tuple)
+        return out
+
+    whole = run(k, v)
+    poisoned = [x.clone() for x in (k, v)]
+    for x in poisoned:
+        x[:, :, :32] = torch.nan
+    for one, other in zip(run(*poisoned, norms), whole, strict=True):
+        # What is left out has less than 2^-32 of the weight, and sums of weights are rounded.
+        torch.testing.assert_close(one, other, rtol=8 * U, atol=8 * U * float(v.abs().max()))
+    for how in ({"norms": None}, {"norms": norms, "skip_below": 0.0}):
+        assert run(*poisoned, **how)[0].isnan().all()
+    loud = k.clone()
+    loud[:, :, 20] = 1200 * q[:, ::2, -1] / q[:, ::2, -1].square().sum(-1, keepdim=True)  # a score of 300
+    expected = run(loud, v)
+    assert (expected[1] - whole[1])[:, ::2, -1].min() > 1  # it counts
+    for one, other in zip(run(loud, v, loud.norm(dim=-1)), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=8 * U, atol=8 * U * float(v.abs().max()))
