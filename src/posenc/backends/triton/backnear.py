@@ -3,19 +3,18 @@
 import triton
 import triton.language as tl
 
+from posenc.backends.triton.backward import past_ends
+from posenc.backends.triton.bounds import counted_of
 from posenc.backends.triton.pieces import (
-    LENGTHS,
     LOG2E,
     by_distance,
     clock_of,
-    counted_of,
     entry,
     lse_of,
     more,
     near_scores,
     of_vectors,
     part_of,
-    past_ends,
     product,
     put_rows,
     ranges,
@@ -24,6 +23,7 @@ from posenc.backends.triton.pieces import (
     to_scores,
     with_vectors,
 )
+from posenc.backends.triton.tasks import LENGTHS
 
 
 @triton.jit(do_not_specialize=LENGTHS)

@@ -4,11 +4,10 @@ the same in every run."""
 import triton
 import triton.language as tl
 
+from posenc.backends.triton.bounds import counted_of
 from posenc.backends.triton.pieces import (
-    LENGTHS,
     LOG2E,
     clock_of,
-    counted_of,
     ends,
     entry,
     far_clock,
@@ -19,7 +18,6 @@ from posenc.backends.triton.pieces import (
     more,
     near_scores,
     part_of,
-    past_ends,
     product,
     put_rows,
     ranges,
@@ -27,6 +25,13 @@ from posenc.backends.triton.pieces import (
     seen_of,
     to_scores,
 )
+from posenc.backends.triton.tasks import LENGTHS
+
+
+@triton.jit
+def past_ends(pairs, n, entries):
+    """For each row, the sums of pairs whose entries n are before and after the table, (rows,) each."""
+    return tl.sum(tl.where(n < 0, pairs, 0.0), 1), tl.sum(tl.where(n >= entries, pairs, 0.0), 1)
 
 
 @triton.jit(do_not_specialize=LENGTHS)

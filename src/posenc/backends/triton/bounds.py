@@ -7,9 +7,23 @@ the most that terms add. NaN counts as infinite, so that what is NaN is computed
 import triton
 import triton.language as tl
 
-from posenc.backends.triton.pieces import LENGTHS, entry, number, rows
+from posenc.backends.triton.pieces import entry, number, rows
+from posenc.backends.triton.tasks import LENGTHS, SPAN
 
 # No `from __future__ import annotations` here: Triton evaluates annotations to find constexpr arguments.
+
+TOKENS: tl.constexpr = tl.constexpr(SPAN)
+
+
+@triton.jit
+def counted_of(counted, blocks, row, start, stop):
+    """The first token of the other side that a block start .. stop of at most SPAN tokens is computed with, and the one
+    after the last, of blocks of a row of heads; without ``counted`` any."""
+    first, last = 0, 1 << 30
+    if counted is not None:
+        at, to = counted + (row * blocks + start // TOKENS) * 2, counted + (row * blocks + (stop - 1) // TOKENS) * 2
+        first, last = tl.minimum(tl.load(at), tl.load(to)), tl.maximum(tl.load(at + 1), tl.load(to + 1))
+    return first, last
 
 
 @triton.jit

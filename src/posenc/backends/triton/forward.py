@@ -3,12 +3,11 @@
 import triton
 import triton.language as tl
 
+from posenc.backends.triton.bounds import counted_of
 from posenc.backends.triton.pieces import (
-    LENGTHS,
     LN2,
     LOG2E,
     clock_of,
-    counted_of,
     ends,
     entry,
     far_clock,
@@ -27,6 +26,7 @@ from posenc.backends.triton.pieces import (
     weigh,
     with_vectors,
 )
+from posenc.backends.triton.tasks import LENGTHS
 
 
 @triton.jit(do_not_specialize=LENGTHS)

@@ -12,16 +12,7 @@ import triton.language as tl
 # No `from __future__ import annotations` here: Triton evaluates annotations to find constexpr arguments.
 
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-SPAN: tl.constexpr = tl.constexpr(128)  # tokens of a block of which is known whether it counts
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
-# Arguments that differ from call to call: of these no kernel is compiled anew for 1, or for multiples of 16. Strides
-# are not among them, since rows are read in one piece only if they are known to be aligned.
-LENGTHS = (
-    "queries", "keys", "bias_entries", "vectors_entries", "values_entries", "factor_entries",
-    "bias_head", "vectors_head", "values_head", "factor_head", "slopes_head",
-    "past", "least_r", "low", "lead", "count", "batch", "own", "blocks", "blocks_q", "blocks_k", "place_q_row",
-    "place_k_row", "highest_head",
-)  # fmt: skip
 
 
 @triton.jit
@@ -112,17 +103,6 @@ def near_of(left, right, table, entries, base, low, high, OF_KEYS: tl.constexpr)
         else:
             left, right = tl.minimum(left, low - base), tl.maximum(right, high - base + entries)
     return left, right
-
-
-@triton.jit
-def counted_of(counted, blocks, row, start, stop):
-    """The first token of the other side that a block start .. stop of at most SPAN tokens is computed with, and the one
-    after the last, of blocks of a row of heads; without ``counted`` any."""
-    first, last = 0, 1 << 30
-    if counted is not None:
-        at, to = counted + (row * blocks + start // SPAN) * 2, counted + (row * blocks + (stop - 1) // SPAN) * 2
-        first, last = tl.minimum(tl.load(at), tl.load(to)), tl.maximum(tl.load(at + 1), tl.load(to + 1))
-    return first, last
 
 
 @triton.jit
@@ -416,9 +396,3 @@ def seen_alone(p, ds, i0, j0, to, tile, M: tl.constexpr, N: tl.constexpr):
         seen = seen_of(i0, j0, to, tile, M, N, False)
         p, ds = tl.where(seen, p, 0.0), tl.where(seen, ds, 0.0)
     return p, ds
-
-
-@triton.jit
-def past_ends(pairs, n, entries):
-    """For each row, the sums of pairs whose entries n are before and after the table, (rows,) each."""
-    return tl.sum(tl.where(n < 0, pairs, 0.0), 1), tl.sum(tl.where(n >= entries, pairs, 0.0), 1)

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.backends.triton.tasks import places_of
+from posenc.backends.triton.tasks import SPAN, places_of
 from posenc.encoding.horizon import skip_threshold
 
-SPAN = 128  # tokens of a block; the same as in pieces.py, which needs Triton
 AT_ONCE = 64  # blocks of the other side
 FEWEST_KEYS = 1024  # a guess of the number from which on it pays off: not measured yet
 HOW = {"num_warps": 4}

@@ -26,6 +26,16 @@ ANY = 2**30  # beyond any index, and half the range of int32
 WIDTHS = (5, 5, 6 + len(TABLES), 6 + len(TABLES))  # of tasks and tiles of both sides
 ALIGNED = 4  # integers: Triton compiles for addresses that are multiples of 16 bytes
 
+SPAN = 128  # tokens of a block of which is known whether it counts
+# Arguments that differ from call to call: of these no kernel is compiled anew for 1, or for multiples of 16. Strides
+# are not among them, since rows are read in one piece only if they are known to be aligned.
+LENGTHS = (
+    "queries", "keys", "bias_entries", "vectors_entries", "values_entries", "factor_entries",
+    "bias_head", "vectors_head", "values_head", "factor_head", "slopes_head",
+    "past", "least_r", "low", "lead", "count", "batch", "own", "blocks", "blocks_q", "blocks_k", "place_q_row",
+    "place_k_row", "highest_head",
+)  # fmt: skip
+
 Numbers: TypeAlias = tuple[int, ...]
 
 
