@@ -117,7 +117,7 @@ survey: $(DEV) kernel ## set up, run more cases like those of CI, and laws on mo
 
 # Triton is a gigabyte, so not of `make test`.
 triton: $(TRITON) kernel ## set up with Triton, run the kernels for GPUs in its interpreter, and compile them
-	$(PYTEST) -m "not gpu and not survey" $(wildcard tests/backends/test_triton*.py) \
+	$(PYTEST) -m "not gpu and not more and not survey" $(wildcard tests/backends/test_triton*.py) \
 		$(addprefix tests/,backends/test_rotation_kernel.py backends/test_fused.py bench/test_gpu_dry.py)
 
 # With the Python that is there, which has torch and Triton: nothing is installed or fetched. It goes on where it stopped.

@@ -105,13 +105,13 @@ def run(
 
 
 CASES = [  # scheme, place, queries, causal
-    ("a line", "offset", 150, False),
+    pytest.param("a line", "offset", 150, False, marks=pytest.mark.more),
     ("a line", "packed", TOKENS, True),
     ("a line that rises to the left", "text", TOKENS, False),
-    ("a line", "a long gap", TOKENS, True),
+    pytest.param("a line", "a long gap", TOKENS, True, marks=pytest.mark.more),
     ("a power", "a gap", TOKENS, True),
     ("a learned power", "text", TOKENS, True),
-    ("a line and Shaw's vectors", "padded", TOKENS, True),
+    pytest.param("a line and Shaw's vectors", "padded", TOKENS, True, marks=pytest.mark.more),
     ("a clock", "text", TOKENS, True),
 ]
 
