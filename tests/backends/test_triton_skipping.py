@@ -135,10 +135,12 @@ def test_what_is_left_out_weighs_no_more_than_is_said(
         assert off <= largest * (8 * SHARE + 2.0**-24 * TOKENS), what
 
 
-def visited(name: str, on: torch.device, is_causal: bool, run: Any = posenc.attention, **how: Any) -> Tensor:
+def visited(
+    name: str, on: torch.device, is_causal: bool, run: Any = posenc.attention, place: str = "text", **how: Any
+) -> Tensor:
     """Which blocks of keys each block of queries was computed with, (heads, blocks, blocks): each block of keys has NaN
     in a channel of its values of its own."""
-    positions = Positions.arange(TOKENS, device=on)
+    positions = PLACES[place]().with_layout().to(on)
     q, k, v = drawn(torch.float32, on)
     _, bound = encoding(name, positions, TOKENS, torch.float32)
     block = torch.arange(TOKENS, device=on) // SPAN
@@ -165,6 +167,17 @@ def test_what_is_computed_is_what_is_explained(
     told = posenc.explain(q, k, v, bound, is_causal=is_causal, skip_below=SHARE)
     assert told.computed == pytest.approx(float(seen.sum() / (HEADS * possible.sum())))
     assert posenc.explain(q, k, v, bound, is_causal=is_causal, skip_below=0.0).computed == 1
+
+
+def test_no_more_is_computed_than_is_explained(on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a program's tokens are of two blocks: documents begin anywhere."""
+    possible = torch.ones(3, 3, dtype=torch.bool).tril().triu(-1)  # the first block is of the first document alone
+    seen = visited("a line", on, True, place="packed") & possible
+    q, k, v = drawn(torch.float32, on)
+    _, bound = encoding("a line", PLACES["packed"]().with_layout().to(on), TOKENS, torch.float32)
+    monkeypatch.setattr(choice, "choose", lambda call: (backend.TRITON, "it is asked"))
+    told = posenc.explain(q, k, v, bound, is_causal=True, skip_below=SHARE)
+    assert float(seen.sum() / (HEADS * possible.sum())) <= told.computed <= 1
 
 
 def test_a_key_of_a_large_norm_is_not_left_out(on: torch.device) -> None:

@@ -96,6 +96,13 @@ def _highest(bias: Tensor, is_line: bool) -> Tensor:
     return F.max_pool1d(F.pad(bias, (window, window), **beyond), window, 1)
 
 
+def of_neighbours(counted: Tensor) -> Tensor:
+    """What a program is computed with at most whose tokens are of two blocks, (batch, heads, blocks, 2)."""
+    ends = counted.double() * counted.new_tensor((-1, 1))
+    greatest = F.max_pool2d(ends, (3, 1), 1, (1, 0))
+    return (greatest * counted.new_tensor((-1, 1))).to(counted.dtype)
+
+
 def share(some: Tensor, counted: Tensor) -> float:
     """The fraction of blocks with unmasked pairs (rows, query_blocks, key_blocks) that are between the first and the
     last that count. Reads tensor values."""
