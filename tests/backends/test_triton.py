@@ -46,13 +46,11 @@ def on(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
-@pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets them")
-def test_where_there_is_no_gpu_they_are_interpreted() -> None:
+def interpreted(*files: str, only: str = "not gpu") -> int:
+    """How many tests of these files pass in a process that interprets the kernels; they must not fail."""
     kept = {name: x for name, x in os.environ.items() if not name.startswith("PYTEST_")}
     told = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not gpu", *FILES],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", only, *files],
         cwd=ROOT,
         env=kept | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -62,7 +60,14 @@ def test_where_there_is_no_gpu_they_are_interpreted() -> None:
     assert told.returncode == 0, told.stdout[-8000:]
     passed = re.search(r"(\d+) passed", told.stdout)
     assert passed is not None
-    assert int(passed[1]) >= len(CASES) + len(WIDTHS)  # and were not skipped
+    return int(passed[1])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets them")
+def test_where_there_is_no_gpu_they_are_interpreted() -> None:
+    assert interpreted(*FILES) >= len(CASES) + len(WIDTHS)  # and were not skipped
 
 
 # --- as exact as the reference ----------------------------------------------------------------------------------------

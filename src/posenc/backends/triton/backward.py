@@ -161,9 +161,10 @@ def backward_queries(
                         product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E), i0, j0, to, tile, None, own,
                         key_clock, zero, bias, bias_entries, slopes, factor, factor_entries, M, N, FUNCTION, False,
                     )  # fmt: skip
-                    p = tl.where(seen_of(i0, j0, to, tile, M, N, False), tl.exp2(s - lse_i[:, None]), 0.0)
+                    seen = seen_of(i0, j0, to, tile, M, N, False)
+                    p = tl.where(seen, tl.exp2(s - lse_i[:, None]), 0.0)
                     dp = product(do, tl.trans(v_j), PRECISION) - delta_i[:, None]
-                    ds, d_product, dc = to_scores(p * dp, bare, factor_of, FUNCTION)
+                    ds, d_product, dc = to_scores(tl.where(seen, p * dp, 0.0), bare, factor_of, FUNCTION)
                     acc += product(d_product.to(k_j.dtype), k_j, PRECISION)
                     d_clock += tl.sum(ds, 1)
                     if bias_past is not None:
@@ -290,10 +291,11 @@ def backward_keys(
                             of_key_clock, zero, of_bias, bias_entries, of_slopes, of_factor, factor_entries,
                             M, N, FUNCTION, True,
                         )  # fmt: skip
-                        p = tl.where(seen_of(i0, j0, stop, tile, M, N, True), tl.exp2(s - lse_i[None, :]), 0.0)
+                        seen = seen_of(i0, j0, stop, tile, M, N, True)
+                        p = tl.where(seen, tl.exp2(s - lse_i[None, :]), 0.0)
                         acc_v += product(p.to(do.dtype), do, PRECISION)
                         dp = product(v_j, tl.trans(do), PRECISION) - delta_i[None, :]
-                        ds, d_product, _ = to_scores(p * dp, bare, factor_of, FUNCTION)
+                        ds, d_product, _ = to_scores(tl.where(seen, p * dp, 0.0), bare, factor_of, FUNCTION)
                         acc_k += product(d_product.to(q_i.dtype), q_i, PRECISION)
                         d_clock += tl.sum(ds, 1)
         if d_key_clock is not None:
