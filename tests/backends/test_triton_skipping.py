@@ -2,7 +2,7 @@
 can.
 
 What was left out is seen by what the values hold there: NaN, which any weight, 0 too, would bring into the output.
-These tests run on a GPU, and in the process of `test_triton` that interprets the kernels.
+These tests run on a GPU, and in a process that interprets the kernels.
 """
 
 from typing import Any
@@ -18,11 +18,19 @@ from posenc.backends.triton import backend, skipping
 from posenc.backends.triton.tasks import SPAN
 from posenc.encoding.pieces import Bias, Clock, Distance
 from tests.awkward import Pieces
-from tests.backends.test_triton import INTERPRETED, MISSING
+from tests.backends.test_triton import INTERPRETED, MISSING, interpreted
 
 # The backward kernels mask weights, not scores, so those of masked pairs may be infinite before.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 HEADS, TOKENS, SHARE = 2, 300, 2.0**-16
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets them")
+@pytest.mark.parametrize("only", ["not more", pytest.param("more", marks=pytest.mark.more)])
+def test_where_there_is_no_gpu_they_are_interpreted(only: str) -> None:
+    assert interpreted(__file__, only=f"not gpu and {only}") >= 3  # and were not skipped
 
 
 @pytest.fixture(params=["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)])
