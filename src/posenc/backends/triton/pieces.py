@@ -305,7 +305,7 @@ def far_scores(
 # Pairs of a square block of B queries and B keys have 2 B - 1 distances. Those of the keys' own square are in the
 # columns w = c - a + B - 1 of a window: a row's first B - a columns that it has are in the window's first half, and the
 # others in its second half, where the first half of the next block of keys begins. So a row of both halves is a row by
-# key that is rotated, and each half of a window is multiplied once.
+# key that is rotated. A half is multiplied anew in the next block, since carrying it costs registers.
 
 
 @triton.jit
