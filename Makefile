@@ -117,7 +117,7 @@ survey: $(DEV) kernel ## set up, run more cases like those of CI, and laws on mo
 
 # Triton is a gigabyte, so not of `make test`.
 triton: $(TRITON) kernel ## set up with Triton, run the kernels for GPUs in its interpreter, and compile them
-	$(PYTEST) -m "not gpu" tests/backends/test_triton.py tests/backends/test_triton_ahead.py tests/backends/test_triton_decode.py
+	$(PYTEST) -m "not gpu and not more" tests/backends/test_triton*.py
 
 # One process, since there is one device.
 gpu: $(DEV) kernel ## set up, run the tests that need a CUDA device, measure on it, write runs/gpu/gpu.md

@@ -46,11 +46,11 @@ def on(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-def interpreted(*files: str) -> int:
-    """How many tests of these files pass in a process that interprets the kernels, where none may fail."""
+def interpreted(*files: str, only: str = "not gpu") -> int:
+    """How many tests of these files pass in a process that interprets the kernels; they must not fail."""
     kept = {name: x for name, x in os.environ.items() if not name.startswith("PYTEST_")}
     told = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not gpu", *files],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", only, *files],
         cwd=ROOT,
         env=kept | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -366,3 +366,17 @@ def test_on_a_gpu_auto_takes_it(on: torch.device) -> None:
     q = torch.randn(1, 2, 300, 16, device=on)
     taken = posenc.explain(q, q, q, Shaw(16, 5).to(on), is_causal=True).backend
     assert (taken == "triton") == (on.type == "cuda")
+
+
+@pytest.mark.parametrize("name", ["clocked", pytest.param("shaw per head", marks=pytest.mark.more)])
+def test_pytorchs_deterministic_mode_changes_nothing(name: str, on: torch.device) -> None:
+    """It fills new memory with NaN, so that what no program writes is seen, and refuses what is not deterministic."""
+    it = case(name, "packed", TOKENS, "causal", heads=2)
+    plain = both(it, "triton", torch.float32, on)
+    try:
+        torch.use_deterministic_algorithms(True)
+        found = both(it, "triton", torch.float32, on)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for what, x in plain.items():
+        assert torch.equal(found[what], x), what

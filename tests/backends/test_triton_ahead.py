@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import ALiBi, DistanceAware, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL
+from posenc import FIRE, ALiBi, DistanceAware, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL
 from posenc.backends import choice
 from posenc.backends.call import Call
 from posenc.backends.request import Request
@@ -73,6 +73,7 @@ REFUSED = {
     "it supports at most 256 channels, got 257": (lambda: Shaw(257, 5), 257, torch.float32, {}),
     "a key is multiplied with a vector": (lambda: disentangled(16, 2), 16, torch.float32, {}),
     "a score term is a function of the score that the kernel does not support": (softcap, 16, torch.float32, {}),
+    "a score term is a function of both coordinates": (lambda: FIRE(2), 16, torch.float32, {}),
     "it does not support attn_mask and dropout": (lambda: Shaw(16, 5), 16, torch.float32, {"dropout_p": 0.1}),
 }
 
@@ -172,36 +173,6 @@ def test_each_pair_that_is_seen_is_of_one_task_of_either_side(place: str) -> Non
 
 
 # --- they compile -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
-def test_where_a_block_does_not_fit_a_smaller_one_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    from triton.runtime.errors import OutOfResources  # not before: it is not everywhere
-
-    tried: list[int] = []
-
-    class Small:
-        """A device that has room for blocks of 16 alone, or none."""
-
-        least = 16
-
-        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            def run(M: int, **given: Any) -> None:
-                tried.append(M)
-                if self.least < M:
-                    raise OutOfResources(2, 1, "shared memory")
-
-            return run
-
-    monkeypatch.setattr(backend, "is_interpreted", lambda: True)
-    monkeypatch.setattr(operator, "_FITTING", {})
-    monkeypatch.setattr(operator, "_kernel", lambda name: Small())
-    q = torch.randn(1, 2, 70, 16)
-    posenc.attention(q, q, q, Shaw(16, 5), backend="triton")
-    assert tried == [*(sizes.long for sizes in operator.SIZES), 16]
-    monkeypatch.setattr(Small, "least", 8)
-    with pytest.raises(OutOfResources):
-        posenc.attention(q, q, q, Shaw(16, 5), backend="triton")
 
 
 ROOM = {80: 166_912, 90: 232_448}  # bytes that a block may share: of an A100, of an H100

@@ -47,8 +47,10 @@ __all__ = ["on"]  # a fixture
 @pytest.mark.slow
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets them")
-def test_where_there_is_no_gpu_they_are_interpreted_too() -> None:
-    assert interpreted(__file__) >= len(SCHEMES) + len(SHAPES)  # and were not skipped
+@pytest.mark.parametrize("only", ["not more", pytest.param("more", marks=pytest.mark.more)])
+def test_where_there_is_no_gpu_they_are_interpreted_too(only: str) -> None:
+    asked = [case for case in CASES if bool(case.marks) == (only == "more")]
+    assert interpreted(__file__, only=f"not gpu and {only}") >= len(asked)  # and were not skipped
 
 
 # --- as exact as the reference ----------------------------------------------------------------------------------------

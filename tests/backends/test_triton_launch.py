@@ -11,9 +11,13 @@ from torch import Tensor
 
 import posenc
 from posenc import ALiBi, Positions, Shaw, compat
+from posenc.backends import eligible
+from posenc.backends.request import Request
 from posenc.backends.triton import backend, kept, operator, tasks
 from posenc.backends.triton.tasks import LENGTHS
+from posenc.encoding.pieces import Bias, Distance
 from posenc.positions.tiles import Tiling, Visibility
+from tests.awkward import Pieces
 from tests.backends.test_triton import MISSING
 
 needs_triton = pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -251,3 +255,60 @@ def test_kernels_are_not_compiled_anew_for_another_length() -> None:
         of = {p.name: p for p in kernel.params if not p.is_constexpr}
         assert {name for name, p in of.items() if p.do_not_specialize} == of.keys() & set(LENGTHS)
         assert not (strides | tensors) & set(LENGTHS)
+
+
+# --- lines of distances -----------------------------------------------------------------------------------------------
+
+
+def lined(past: int, reach: int | None = None, knee: float = 0.3) -> posenc.Scheme:
+    """A bias that beyond ``past`` falls by 0.1 to the left and by 0.2 to the right, and before it by more."""
+
+    def at(r: Tensor) -> Tensor:
+        steep, far = r.abs().clamp(max=past).double(), (r.abs() - past).clamp(min=0).double()
+        return -(knee * steep + torch.where(r < 0, 0.1, 0.2) * far)[None]
+
+    distance = Distance("Lined", integral=True, tail="linear", past=past, reach=None if reach is None else (reach,))
+    return Pieces(lambda: (Bias(at, distance),))
+
+
+def asked(scheme: posenc.Scheme, positions: Positions, **how: Any) -> Any:
+    """The call of a text of these tokens."""
+    q = torch.randn(1, 2, positions.order.size(1), 16)
+    *_, call = Request(q, q, q, scheme, positions, None, **how).checked()
+    return call
+
+
+@pytest.mark.parametrize(("past", "reach"), [(0, None), (3, None), (3, 50), (200_000, None), (40, 41)])
+def test_slopes_are_as_exact_as_the_bias(past: int, reach: int | None) -> None:
+    """Each of two numbers of at most 0.3 past + 0.2 FAR is rounded by 2^-24 of itself, over as many distances."""
+    given = backend._Lines(asked(lined(past, reach), Positions.arange(30)))
+    over = max(backend.FAR, past)
+    expected = torch.tensor([[-0.1, -0.2]]) if past + 1 != reach else torch.zeros(1, 2)  # no pair is beyond
+    assert (given.tensors["slopes"] - expected).abs().max() <= 2 * 2.0**-24 * (0.3 * past / over + 2 * 0.2)
+    assert given.tensors["bias"].size(1) == min(2 * past + 1, 59)
+
+
+def test_two_lines_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a cutoff and without: beyond the further one."""
+    given = backend._Lines(asked(lined(3) + lined(9, 60), Positions.arange(30)))
+    torch.testing.assert_close(given.tensors["slopes"], torch.tensor([[-0.2, -0.4]]), rtol=0, atol=2.0**-22)
+    assert given.tensors["bias"].size(1) == 19
+
+
+def test_gaps_of_any_length_need_no_table_of_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a term is not a line, or distances are beyond what the kernels count to, they do."""
+    monkeypatch.setattr(backend, "is_interpreted", lambda: True)
+    monkeypatch.setattr(backend, "missing", lambda: None)
+
+    def apart(gap: int) -> Positions:
+        return Positions.cat([Positions.arange(20), Positions.arange(20, start=20).shift(gap)])
+
+    both = ALiBi(2, "bidirectional")
+    for scheme, gap, refusal in (
+        (both, 10**6, None),
+        (both + Shaw(16, 5), 10**6, None),
+        (both + posenc.KERPLE(2), 10**6, eligible.LONG),
+        (both, 2**29, eligible.LONG),
+        (Shaw(16, 5), 2**40, None),
+    ):
+        assert backend.TRITON.refuses(asked(scheme, apart(gap))) == refusal

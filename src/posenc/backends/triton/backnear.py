@@ -1,9 +1,9 @@
-"""The backward kernels of near pairs with vectors by distance, and of tables. Blocks are squares of B queries and B
-keys."""
+"""The backward kernels of near pairs with vectors by distance, and of tables, in squares of B queries and B keys."""
 
 import triton
 import triton.language as tl
 
+from posenc.backends.triton.backward import past_ends
 from posenc.backends.triton.bounds import counted_of
 from posenc.backends.triton.pieces import (
     LOG2E,
@@ -15,7 +15,6 @@ from posenc.backends.triton.pieces import (
     near_scores,
     of_vectors,
     part_of,
-    past_ends,
     product,
     put_rows,
     ranges,
@@ -97,17 +96,22 @@ def backward_queries_near(
                 k_j, v_j = rows(k, k_row, j0, here, D, B, BLOCK_D), rows(v, v_row, j0, here, V, B, BLOCK_V)
                 met, window = None, j0 - i0 - (B - 1)
                 if vectors is not None:
-                    met = x_scale * with_vectors(
-                        x, vectors, vectors_entries, window + tl.load(tile + 7), E, B, BLOCK_E, PRECISION
-                    )
+                    met = with_vectors(
+                        x, x_scale, vectors, vectors_entries, window + tl.load(tile + 7),
+                        bias, bias_entries, slopes, window + tl.load(tile + 6), E, B, BLOCK_E, PRECISION,
+                    )  # fmt: skip
                 s, bare, factor_of, pair = near_scores(
                     product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E), i0, j0, to, tile, met, own,
-                    key_clock, zero, bias, bias_entries, slopes, factor, factor_entries, B, B, FUNCTION, False,
+                    key_clock, zero, bias if vectors is None else None, bias_entries, slopes,
+                    factor, factor_entries, B, B, FUNCTION, False,
                 )  # fmt: skip
                 p = tl.exp2(s - lse_i[:, None])
                 dp = product(do, tl.trans(v_j), PRECISION) - delta_i[:, None]
                 if values is not None:
-                    dp += with_vectors(do, values, values_entries, window + tl.load(tile + 8), V, B, BLOCK_V, PRECISION)
+                    dp += with_vectors(
+                        do, 1.0, values, values_entries, window + tl.load(tile + 8),
+                        None, 0, None, 0, V, B, BLOCK_V, PRECISION,
+                    )  # fmt: skip
                 p, ds = seen_alone(p, p * dp, i0, j0, to, tile, B, B)
                 if values_past is not None:
                     low_of, high_of = past_ends(p, pair + tl.load(tile + 8), values_entries)
@@ -129,9 +133,10 @@ def backward_queries_near(
                     low_of, high_of = past_ends(ds, pair + tl.load(tile + 7), vectors_entries)
                     x_low, x_high = x_low + low_of, x_high + high_of
                 if vectors is not None:
-                    acc_x += of_vectors(
-                        ds, vectors, vectors_entries, window + tl.load(tile + 7), x.dtype, E, B, BLOCK_E, PRECISION
-                    )
+                    acc_x = of_vectors(
+                        acc_x, ds, vectors, vectors_entries, window + tl.load(tile + 7), x.dtype, E, B, BLOCK_E,
+                        PRECISION,
+                    )  # fmt: skip
     acc *= scale
     if d_shift is not None:
         d_d = tl.arange(0, BLOCK_D)
@@ -176,7 +181,8 @@ def backward_keys_near(
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
     FUNCTION: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The near pairs of B of the N keys of a block of `backward_keys`, whose gradients are in ``far_k`` and ``far_v``."""
+    """The near pairs of B of the N keys of a block of `backward_keys`, which left its gradients in ``far_k`` and
+    ``far_v``."""
     task, of_keys = tasks + tl.program_id(0) // (N // B) * 5, tl.program_id(1).to(tl.int64)
     b = (tl.load(task) + tl.program_id(2)).to(tl.int64)
     block, end = tl.load(task + 1), tl.minimum(tl.load(task + 2), tl.load(task + 1) + N)
@@ -223,9 +229,9 @@ def backward_keys_near(
                         x, x_scale = q_i, scale * LOG2E
                         if meeting is not None:
                             x, x_scale = rows(meeting + row * queries * E, E, i0, here, E, B, BLOCK_E), LOG2E
-                        met = x_scale * with_vectors(
-                            x, vectors + h * vectors_head * E, vectors_entries, window + tl.load(tile + 7),
-                            E, B, BLOCK_E, PRECISION,
+                        met = with_vectors(
+                            x, x_scale, vectors + h * vectors_head * E, vectors_entries, window + tl.load(tile + 7),
+                            of_bias, bias_entries, of_slopes, window + tl.load(tile + 6), E, B, BLOCK_E, PRECISION,
                         )  # fmt: skip
                     if query_clock is not None:
                         own = clock_of(of_query_clock, i, here, zero)
@@ -233,15 +239,15 @@ def backward_keys_near(
                         q_i = (q_i + entry(shift, h, D, BLOCK_D)[None, :]).to(q_i.dtype)
                     s, bare, factor_of, _ = near_scores(
                         product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E), i0, j0, end, tile, met, own,
-                        of_key_clock, zero, of_bias, bias_entries, of_slopes, of_factor, factor_entries,
-                        B, B, FUNCTION, False,
+                        of_key_clock, zero, of_bias if vectors is None else None, bias_entries, of_slopes,
+                        of_factor, factor_entries, B, B, FUNCTION, False,
                     )  # fmt: skip
                     p = tl.exp2(s - lse_i[:, None])
                     dp = product(do, tl.trans(v_j), PRECISION) - delta_i[:, None]
                     if values is not None:
                         dp += with_vectors(
-                            do, values + h * values_head * V, values_entries, window + tl.load(tile + 8),
-                            V, B, BLOCK_V, PRECISION,
+                            do, 1.0, values + h * values_head * V, values_entries, window + tl.load(tile + 8),
+                            None, 0, None, 0, V, B, BLOCK_V, PRECISION,
                         )  # fmt: skip
                     p, ds = seen_alone(p, p * dp, i0, j0, end, tile, B, B)
                     acc_v += product(tl.trans(p.to(do.dtype)), do, PRECISION)
@@ -330,17 +336,22 @@ def backward_tables(
                 v_j = rows(v + b * v_batch + h // groups * v_head, v_row, j0, here, V, B, BLOCK_V)
                 met, window = None, j0 - i0 - (B - 1)
                 if vectors is not None:
-                    met = x_scale * with_vectors(
-                        x, vectors, vectors_entries, window + tl.load(tile + 7), E, B, BLOCK_E, PRECISION
-                    )
+                    met = with_vectors(
+                        x, x_scale, vectors, vectors_entries, window + tl.load(tile + 7),
+                        bias, bias_entries, slopes, window + tl.load(tile + 6), E, B, BLOCK_E, PRECISION,
+                    )  # fmt: skip
                 s, bare, factor_of, _ = near_scores(
                     product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E), i0, j0, last, tile, met, own,
-                    of_key_clock, zero, bias, bias_entries, slopes, factor, factor_entries, B, B, FUNCTION, False,
+                    of_key_clock, zero, bias if vectors is None else None, bias_entries, slopes,
+                    factor, factor_entries, B, B, FUNCTION, False,
                 )  # fmt: skip
                 p = tl.exp2(s - lse_i[:, None])
                 dp = product(do, tl.trans(v_j), PRECISION) - delta_i[:, None]
                 if values is not None:
-                    dp += with_vectors(do, values, values_entries, window + tl.load(tile + 8), V, B, BLOCK_V, PRECISION)
+                    dp += with_vectors(
+                        do, 1.0, values, values_entries, window + tl.load(tile + 8),
+                        None, 0, None, 0, V, B, BLOCK_V, PRECISION,
+                    )  # fmt: skip
                 p, ds = seen_alone(p, p * dp, i0, j0, last, tile, B, B)
                 ds, _, dc = to_scores(ds, bare, factor_of, FUNCTION)
                 if (d_bias is not None) or (d_vectors is not None):

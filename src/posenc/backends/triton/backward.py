@@ -18,7 +18,6 @@ from posenc.backends.triton.pieces import (
     more,
     near_scores,
     part_of,
-    past_ends,
     product,
     put_rows,
     ranges,
@@ -27,6 +26,12 @@ from posenc.backends.triton.pieces import (
     to_scores,
 )
 from posenc.backends.triton.tasks import LENGTHS
+
+
+@triton.jit
+def past_ends(pairs, n, entries):
+    """For each row, the sums of pairs whose entries n are before and after the table, (rows,) each."""
+    return tl.sum(tl.where(n < 0, pairs, 0.0), 1), tl.sum(tl.where(n >= entries, pairs, 0.0), 1)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -156,9 +161,10 @@ def backward_queries(
                         product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E), i0, j0, to, tile, None, own,
                         key_clock, zero, bias, bias_entries, slopes, factor, factor_entries, M, N, FUNCTION, False,
                     )  # fmt: skip
-                    p = tl.where(seen_of(i0, j0, to, tile, M, N, False), tl.exp2(s - lse_i[:, None]), 0.0)
+                    seen = seen_of(i0, j0, to, tile, M, N, False)
+                    p = tl.where(seen, tl.exp2(s - lse_i[:, None]), 0.0)
                     dp = product(do, tl.trans(v_j), PRECISION) - delta_i[:, None]
-                    ds, d_product, dc = to_scores(p * dp, bare, factor_of, FUNCTION)
+                    ds, d_product, dc = to_scores(tl.where(seen, p * dp, 0.0), bare, factor_of, FUNCTION)
                     acc += product(d_product.to(k_j.dtype), k_j, PRECISION)
                     d_clock += tl.sum(ds, 1)
                     if bias_past is not None:
@@ -232,7 +238,7 @@ def backward_keys(
         row = b * heads + h
         d_clock = tl.zeros((N,), tl.float32)
         clock, zero = None, None
-        of_query_clock, of_key_clock, of_bias, of_vectors, of_factor, of_slopes = None, None, None, None, None, None
+        of_query_clock, of_key_clock, of_bias, of_factor, of_slopes = None, None, None, None, None
         if query_clock is not None:
             of_query_clock, of_key_clock = query_clock + row * queries, key_clock + row * keys
             zero = tl.load(of_key_clock + j0)
@@ -252,9 +258,9 @@ def backward_keys(
             )  # fmt: skip
             for i0 in range(c, d, M):
                 acc_k, acc_v, d_clock = _of_far_queries(
-                    acc_k, acc_v, d_clock, q + b * q_batch + h * q_head, q_row, k_j, v_j, dout, lse, delta, row * queries,
-                    i0, j0, tile, scale, clock, zero, of_query_clock, of_bias, bias_entries, of_slopes, of_factor,
-                    factor_entries, vectors, met_ends, values, out_ends, shift, h,
+                    acc_k, acc_v, d_clock, q + b * q_batch + h * q_head, q_row, k_j, v_j, dout, lse, delta,
+                    row * queries, i0, j0, tile, scale, clock, zero, of_query_clock, of_bias, bias_entries, of_slopes,
+                    of_factor, factor_entries, vectors, met_ends, values, out_ends, shift, h,
                     D, V, M, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION, False,
                 )  # fmt: skip
             if HAS_RIGHT:
@@ -262,8 +268,8 @@ def backward_keys(
                     acc_k, acc_v, d_clock = _of_far_queries(
                         acc_k, acc_v, d_clock, q + b * q_batch + h * q_head, q_row, k_j, v_j, dout, lse, delta,
                         row * queries, i0, j0, tile, scale, clock, zero, of_query_clock, of_bias, bias_entries,
-                        of_slopes, of_factor, factor_entries, vectors, met_ends + past, values, out_ends + past, shift, h,
-                        D, V, M, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION, True,
+                        of_slopes, of_factor, factor_entries, vectors, met_ends + past, values, out_ends + past, shift,
+                        h, D, V, M, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION, True,
                     )  # fmt: skip
             if (vectors is None) and (values is None):
                 for part in range(3):
@@ -285,10 +291,11 @@ def backward_keys(
                             of_key_clock, zero, of_bias, bias_entries, of_slopes, of_factor, factor_entries,
                             M, N, FUNCTION, True,
                         )  # fmt: skip
-                        p = tl.where(seen_of(i0, j0, stop, tile, M, N, True), tl.exp2(s - lse_i[None, :]), 0.0)
+                        seen = seen_of(i0, j0, stop, tile, M, N, True)
+                        p = tl.where(seen, tl.exp2(s - lse_i[None, :]), 0.0)
                         acc_v += product(p.to(do.dtype), do, PRECISION)
                         dp = product(v_j, tl.trans(do), PRECISION) - delta_i[None, :]
-                        ds, d_product, _ = to_scores(p * dp, bare, factor_of, FUNCTION)
+                        ds, d_product, _ = to_scores(tl.where(seen, p * dp, 0.0), bare, factor_of, FUNCTION)
                         acc_k += product(d_product.to(q_i.dtype), q_i, PRECISION)
                         d_clock += tl.sum(ds, 1)
         if d_key_clock is not None:

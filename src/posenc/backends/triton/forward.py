@@ -189,21 +189,23 @@ def forward_near(
                 k_j, v_j = rows(k, k_row, j0, here, D, B, BLOCK_D), rows(v, v_row, j0, here, V, B, BLOCK_V)
                 met, at = None, j0 - i0 - (B - 1)
                 if vectors is not None:
-                    met = x_scale * with_vectors(
-                        x, vectors, vectors_entries, at + tl.load(tile + 7), E, B, BLOCK_E, PRECISION
-                    )
+                    met = with_vectors(
+                        x, x_scale, vectors, vectors_entries, at + tl.load(tile + 7),
+                        bias, bias_entries, slopes, at + tl.load(tile + 6), E, B, BLOCK_E, PRECISION,
+                    )  # fmt: skip
                 s, _, _, _ = near_scores(
                     product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E), i0, j0, to, tile, met, own,
-                    key_clock, zero, bias, bias_entries, slopes, factor, factor_entries, B, B, FUNCTION, False,
+                    key_clock, zero, bias if vectors is None else None, bias_entries, slopes,
+                    factor, factor_entries, B, B, FUNCTION, False,
                 )  # fmt: skip
                 if not is_whole(i0, j0, to, tile, B, B):
                     s = tl.where(seen_of(i0, j0, to, tile, B, B, False), s, -float("inf"))
                 p, m_i, l_i, fade = weigh(s, 1.0, 0.0, m_i, l_i)
                 acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, PRECISION)
                 if values is not None:
-                    acc += of_vectors(
-                        p, values, values_entries, at + tl.load(tile + 8), v_j.dtype, V, B, BLOCK_V, PRECISION
-                    )
+                    acc = of_vectors(
+                        acc, p, values, values_entries, at + tl.load(tile + 8), v_j.dtype, V, B, BLOCK_V, PRECISION,
+                    )  # fmt: skip
     l_safe = tl.where(l_i == 0, 1.0, l_i)
     put_rows(out + row * queries * V, i0, mine, acc / l_safe[:, None], V, B, BLOCK_V)
     tl.store(lse + row * queries + i, tl.where(l_i == 0, -float("inf"), (m_i + tl.log2(l_safe)) * LN2), mask=mine)

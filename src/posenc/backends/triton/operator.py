@@ -81,6 +81,11 @@ def _out_of_resources() -> type[Exception]:
     return error
 
 
+def _readable(x: Tensor) -> Tensor:
+    """A tensor whose channels are side by side, and the rows of a block so near that 32 bits say how far."""
+    return x if x.stride(-1) == 1 and x.stride(-2) * SIZES[0].long < 2**31 else x.contiguous()
+
+
 class _Launch:
     """The arguments of a call that all kernels share, and their launch."""
 
@@ -98,7 +103,7 @@ class _Launch:
     ) -> None:
         if max(query.shape[:2]) > GRID:
             raise ValueError(f"backend 'triton' cannot run this: {too_many(*query.shape[:2])}")
-        self.query, self.key, self.value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+        self.query, self.key, self.value = (_readable(x) for x in (query, key, value))
         self.given = {
             name: x.contiguous().to(query.dtype) if name in ("meeting", *WINDOWED) else x.contiguous()
             for name, x in given.items()

@@ -110,10 +110,10 @@ def ranges(
     tile, i0, stop, bias, bias_entries, vectors, vectors_entries, values, values_entries, factor, factor_entries,
     from_, to, N: tl.constexpr, OF_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """The keys of a tile that the queries i0 .. stop attend to, as six ends: pairs far to the left are in a .. b and far
-    to the right in c .. d, of which none is masked and which are multiples of N; near pairs are in first .. a, b .. c
-    and d .. last. OF_KEYS: the queries that attend to these keys, those far to the right of them first. In
-    either case only those in ``from_`` .. ``to``."""
+    """The keys of a tile that the queries i0 .. stop attend to, as six ends: pairs far to the left are in a .. b and
+    far to the right in c .. d, of which none is masked and which are multiples of N; near pairs are in first .. a,
+    b .. c and d .. last. OF_KEYS: the queries that attend to these keys, those far to the right of them first.
+    In either case only those in ``from_`` .. ``to``."""
     mine, other = (2, 0) if OF_KEYS else (0, 2)
     start, end, first, last = (
         tl.load(tile + mine), tl.load(tile + mine + 1), tl.load(tile + other), tl.load(tile + other + 1)
@@ -325,25 +325,34 @@ def by_distance(x, B: tl.constexpr):
 
 @triton.jit
 def with_vectors(
-    x, table, entries, from_, WIDTH: tl.constexpr, B: tl.constexpr, BLOCK_WIDTH: tl.constexpr, PRECISION: tl.constexpr
-):
-    """The products of B rows with the vectors of their distances to B keys, (B, B), of a window from entry ``from_``."""
+    x, scale, table, entries, from_, bias, bias_entries, slopes, bias_from,
+    WIDTH: tl.constexpr, B: tl.constexpr, BLOCK_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The scaled products of B rows with the vectors of their distances to B keys, (B, B), of a window of entries from
+    ``from_`` on; and the bias of these distances, unless it is None, which saves looking it up for each pair."""
     near = entries_from(table, entries, from_, WIDTH, B, BLOCK_WIDTH).to(x.dtype)
-    left = product(x, tl.trans(near), PRECISION)
+    left = product(x, tl.trans(near), PRECISION) * scale
     near = entries_from(table, entries, from_ + B, WIDTH, B, BLOCK_WIDTH).to(x.dtype)
-    return by_key(left, product(x, tl.trans(near), PRECISION), B)
+    right = product(x, tl.trans(near), PRECISION) * scale
+    if bias is not None:
+        n = bias_from + tl.arange(0, B)
+        left += bias_at(bias, bias_entries, slopes, n)[None, :]
+        right += bias_at(bias, bias_entries, slopes, n + B)[None, :]
+    return by_key(left, right, B)
 
 
 @triton.jit
 def of_vectors(
-    pairs, table, entries, from_, dtype: tl.constexpr,
+    acc, pairs, table, entries, from_, dtype: tl.constexpr,
     WIDTH: tl.constexpr, B: tl.constexpr, BLOCK_WIDTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """For B rows, the sums of the vectors of their distances to B keys, times a number for each pair."""
+    """Adds to B rows the sums of the vectors of their distances to B keys, times a number for each pair."""
     left, right = by_distance(pairs, B)
-    acc = product(left.to(dtype), entries_from(table, entries, from_, WIDTH, B, BLOCK_WIDTH).to(dtype), PRECISION)
+    near = entries_from(table, entries, from_, WIDTH, B, BLOCK_WIDTH).to(dtype)
+    acc += product(left.to(dtype), near, PRECISION)
     near = entries_from(table, entries, from_ + B, WIDTH, B, BLOCK_WIDTH).to(dtype)
-    return acc + product(right.to(dtype), near, PRECISION)
+    acc += product(right.to(dtype), near, PRECISION)
+    return acc
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
@@ -351,8 +360,8 @@ def of_vectors(
 
 @triton.jit
 def weigh(s, by, row, m_i, l_i):
-    """The weights of more scores s * by + row, relative to a new maximum; the maximum and the sum; and by how much older
-    weights fade. ``by`` is positive. Rows that see nothing so far have a maximum of -inf."""
+    """The weights of more scores s * by + row, relative to a new maximum; the maximum and the sum; and by how much
+    older weights fade. ``by`` is positive. Rows that see nothing so far have a maximum of -inf."""
     m_new = tl.maximum(m_i, tl.max(s, 1) * by + row)
     offset = tl.where(m_new == -float("inf"), 0.0, m_new)
     fade = tl.exp2(m_i - offset)
@@ -387,9 +396,3 @@ def seen_alone(p, ds, i0, j0, to, tile, M: tl.constexpr, N: tl.constexpr):
         seen = seen_of(i0, j0, to, tile, M, N, False)
         p, ds = tl.where(seen, p, 0.0), tl.where(seen, ds, 0.0)
     return p, ds
-
-
-@triton.jit
-def past_ends(pairs, n, entries):
-    """For each row, the sums of pairs whose entries n are before and after the table, (rows,) each."""
-    return tl.sum(tl.where(n < 0, pairs, 0.0), 1), tl.sum(tl.where(n >= entries, pairs, 0.0), 1)
