@@ -122,6 +122,7 @@ NAMES = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
     torch.int32: "i32",
+    torch.int64: "i64",
 }
 
 

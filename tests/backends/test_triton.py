@@ -44,11 +44,11 @@ def on(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param)
 
 
-def interpreted(file: str, only: str) -> int:
-    """How many tests of a file pass in a process that interprets the kernels; they must not fail."""
+def interpreted(*files: str, only: str = "not gpu") -> int:
+    """How many tests of these files pass in a process that interprets the kernels; they must not fail."""
     kept = {name: x for name, x in os.environ.items() if not name.startswith("PYTEST_")}
     told = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", only, file],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", only, *files],
         cwd=ROOT,
         env=kept | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,

@@ -19,7 +19,7 @@ from posenc.backends.request import Request
 from posenc.backends.triton import backend, operator
 from posenc.backends.triton.tasks import ANY, tasks_of
 from posenc.positions.tiles import Tiling, Visibility
-from tests.awkward import clocked, disentangled, featured, softcap
+from tests.awkward import clocked, disentangled, featured, interpolated, softcap
 from tests.backends import ceilings
 from tests.backends.grounds import ATTENDING, BANDED, BY_LAYERS, KINDS, PLACES, built, shape_of, takes
 from tests.backends.test_triton import INTERPRETED, MISSING
@@ -73,7 +73,7 @@ REFUSED = {
     "it supports at most 256 channels, got 257": (lambda: Shaw(257, 5), 257, torch.float32, {}),
     "a key is multiplied with a vector": (lambda: disentangled(16, 2), 16, torch.float32, {}),
     "a score term is a function of the score that the kernel does not support": (softcap, 16, torch.float32, {}),
-    "a score term is a function of both coordinates": (lambda: FIRE(2), 16, torch.float32, {}),
+    "a score term is a function of both coordinates": (lambda: interpolated(2), 16, torch.float32, {}),
     "it does not support attn_mask and dropout": (lambda: Shaw(16, 5), 16, torch.float32, {"dropout_p": 0.1}),
 }
 

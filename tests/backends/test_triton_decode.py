@@ -7,7 +7,8 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,13 +16,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import posenc
-from posenc import FIRE, T5, ALiBi, NoPE, Positions, Scheme, Shaw
+from posenc import FIRE, T5, ALiBi, DistanceAware, NoPE, Positions, Scheme, Shaw, TransformerXL
 from posenc.backends import choice
 from posenc.backends.request import Request
 from posenc.backends.triton import backend, operator, steps
 from posenc.models import KVCache
 from tests.awkward import clocked, learned_slope
-from tests.backends import grounds
+from tests.backends import ceilings, grounds
 from tests.backends.grounds import (
     ATTENDING,
     BANDED,
@@ -46,8 +47,10 @@ __all__ = ["on"]  # a fixture
 @pytest.mark.slow
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets them")
-def test_where_there_is_no_gpu_they_are_interpreted_too() -> None:
-    assert interpreted(__file__) >= len(SCHEMES) + len(SHAPES)  # and were not skipped
+@pytest.mark.parametrize("only", ["not more", pytest.param("more", marks=pytest.mark.more)])
+def test_where_there_is_no_gpu_they_are_interpreted_too(only: str) -> None:
+    asked = [case for case in CASES if bool(case.marks) == (only == "more")]
+    assert interpreted(__file__, only=f"not gpu and {only}") >= len(asked)  # and were not skipped
 
 
 # --- as exact as the reference ----------------------------------------------------------------------------------------
@@ -485,6 +488,89 @@ def test_a_piecewise_linear_function_has_no_derivative(monkeypatch: pytest.Monke
     assert (backend.TRITON.refuses(there) or "").startswith(said)
     with torch.no_grad():
         assert backend.TRITON.refuses(there) is None
+
+
+# --- they compile -----------------------------------------------------------------------------------------------------
+
+
+class Compiled(NamedTuple):
+    """A call of so many heads, heads of keys, queries, and channels."""
+
+    make: Callable[[int, int], Scheme]
+    heads: int = 16
+    kv_heads: int = 4
+    queries: int = 1
+    width: int = 64
+    dtype: torch.dtype = torch.bfloat16
+    is_ragged: bool = False
+
+
+COMPILED = {
+    "line": Compiled(lambda h, d: ALiBi(h)),
+    "line, 8 queries of ragged rows": Compiled(lambda h, d: ALiBi(h), queries=8, is_ragged=True),
+    "line, float32": Compiled(lambda h, d: ALiBi(h), dtype=torch.float32),
+    "line, 71 heads of a single head of keys": Compiled(lambda h, d: ALiBi(h), 71, 1),
+    "line, 256 channels": Compiled(lambda h, d: ALiBi(h), width=256),
+    "line, 256 channels, 4 queries": Compiled(lambda h, d: ALiBi(h), queries=4, width=256),
+    "line, 256 channels of 71": Compiled(lambda h, d: ALiBi(h), 71, 1, width=256),
+    "T5, 16 queries": Compiled(lambda h, d: T5(h), 12, 12, 16),
+    "Shaw": Compiled(lambda h, d: Shaw(d, 16)),
+    "Shaw, 8 queries": Compiled(lambda h, d: Shaw(d, 16), queries=8),
+    "Shaw, tables by head, 3 queries": Compiled(lambda h, d: Shaw(d, 16, num_heads=h), queries=3),
+    "Shaw, 128 channels": Compiled(lambda h, d: Shaw(d, 16), width=128),
+    "Transformer-XL": Compiled(lambda h, d: TransformerXL(h, d)),
+    "factor": Compiled(lambda h, d: DistanceAware(h)),
+    "clock": Compiled(lambda h, d: clocked(h)),
+    "clock, 8 queries": Compiled(lambda h, d: clocked(h), queries=8),
+    "FIRE": Compiled(lambda h, d: FIRE(h)),
+}
+IN_MAKE_TRITON = ("line, 8 queries of ragged rows", "Shaw", "clock", "FIRE")
+ROOM = 166_912  # bytes that a block may share on an A100
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.parametrize("capability", [90, pytest.param(100, marks=pytest.mark.more)])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in IN_MAKE_TRITON else pytest.mark.more) for name in COMPILED]
+)
+def test_they_compile_without_spills(
+    name: str, capability: int, launches: Launches, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    it, tokens = COMPILED[name], 4096
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # the default until Triton 3.9, which warns without it
+    mask = torch.ones(2, tokens, dtype=torch.bool)
+    mask[0, :77] = not it.is_ragged
+    positions = Positions.padded(mask).with_layout()
+    encoding = it.make(it.heads, it.width)(positions[tokens - it.queries :], positions)
+    if any(getattr(piece, "feature", None) for piece in encoding.pieces):
+        clock = torch.zeros(2, it.heads, tokens)
+        encoding = encoding.with_features({"clock": clock[..., : it.queries]}, {"clock": clock})
+    q, k = (
+        torch.zeros(1, dtype=it.dtype).expand(2 * h * n * it.width).clone().view(2, h, n, it.width)
+        for h, n in ((it.heads, it.queries), (it.kv_heads, tokens))
+    )
+    with torch.no_grad():
+        posenc.attention(q, k, k, encoding, is_causal=True, backend="triton", key_norms=k.norm(dim=-1))
+    assert launches.names == ["decode", "decode_merge"]
+    for kernel, _, given in launches.given:
+        figures = ceilings.figures_of(ceilings.compiled(kernel, given, capability), given)
+        assert figures.spills == 0
+        assert figures.shared <= ROOM
+
+
+def test_a_kernel_serves_all_lengths() -> None:
+    """No number that changes from step to step is known when a kernel is compiled; strides are, and what belongs to a
+    model."""
+    if MISSING or INTERPRETED:
+        pytest.skip(MISSING or "the kernels are interpreted in this process")
+    numbers = {p.name for p in operator._kernel("decode").params if not p.is_constexpr}
+    fixed = {p.name for p in operator._kernel("decode").params if not p.is_constexpr and not p.do_not_specialize}
+    strides = {f"{x}_{of}" for x, of in itertools.product("qkv", ("batch", "head", "row"))}
+    tensors = {*"qkv", "out", "lse", *steps.TABLES, "slopes", *operator.OTHERS, *steps.MORE.values()}
+    assert fixed - strides - tensors == {"slopes_head", "key_norms", "faint", "tiles", "heads", "groups", "scale"}
+    assert numbers > fixed
 
 
 # --- keys that are not read -------------------------------------------------------------------------------------------

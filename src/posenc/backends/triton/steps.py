@@ -23,6 +23,7 @@ BYTES = 2**13  # of keys, and of values, that a program holds at once
 MORE = {"away": "away", "share": "share", "lines": "lines", "ends": "line_ends"}
 """Tensors that other kernels do not take, and the names of arguments."""
 
+HEAVY = ("key_clock", "vectors", "values")  # they need registers
 UNBOUNDED = ("vectors", "away")  # terms of which no bound is known here
 
 TILE = (
@@ -44,7 +45,8 @@ def split(launch: Any) -> tuple[Tensor, Tensor]:
     blocks = -(-queries // of_program)
     parts = max(1, min(PROGRAMS // (batch * blocks * kv_heads), -(-keys // LEAST)))
     wide = max(known["BLOCK_D"], known["BLOCK_V"]) * value.element_size()
-    held = BYTES // 2 if "key_clock" in given else BYTES  # differences in double precision need registers
+    held = BYTES if given.keys().isdisjoint(HEAVY) else BYTES // 2
+    warps = min(8, max(4, rows * known["BLOCK_V"] // 2**10))
     lines = given.get("lines")
     out = value.new_empty((batch, heads, queries, value.size(-1)))
     lse = query.new_empty((batch, heads, queries), dtype=torch.float32)
@@ -64,7 +66,7 @@ def split(launch: Any) -> tuple[Tensor, Tensor]:
         launch.start(
             "decode", (batch * blocks, kv_heads, parts), **arguments, out=some, lse=some_lse, parts=parts,
             R=rows, Q=of_program, N=max(16, min(64, held // wide)), LINES=1 if lines is None else lines.size(1),
-            BY_HEAD="vectors" in by_head or "values" in by_head, num_warps=4, num_stages=2,
+            BY_HEAD="vectors" in by_head or "values" in by_head, num_warps=warps, num_stages=2,
         )  # fmt: skip
         if parts > 1:
             launch.start(
