@@ -26,6 +26,9 @@ from tests.extend.small import checkpoint
         ({"depths": (110,)}, "depths must be percent, 0 to 100, got"),
         ({"factor": 1.0}, "factor must be"),
         ({"lora": 2}, "lora needs --train N, got lora 2 and nothing to train"),
+        ({"scalings": ("base",)}, "base needs the number: add --base N, such as --base 1000000"),
+        ({"base": 1e6}, "base must be omitted unless scalings have base, got 1000000"),
+        ({"base": 1.0, "scalings": ("base",)}, "base must be a finite number above 1, got 1.0"),
         ({"scalings": ("yarm",)}, r"scalings must be .*, got 'yarm' \(did you mean 'yarn'\?\)"),
     ],
 )
@@ -42,6 +45,12 @@ def test_what_is_not_there_is_named(settings: Extension, tmp_path: Path, monkeyp
     monkeypatch.setattr("posenc.tools.extend.model.available_bytes", lambda device: 1000)
     with pytest.raises(ValueError, match=r"needs about .* KiB for 128 tokens in float32, and 1.0 KiB are free"):
         run.extend(settings, tmp_path / "b")
+
+
+def test_a_base_that_is_not_larger_is_refused(settings: Extension, tmp_path: Path) -> None:
+    smaller = replace(settings, scalings=("none", "base"), base=10_000.0)
+    with pytest.raises(ValueError, match=r"base must be above that of .*model \(10000\), got 10000"):
+        run.extend(smaller, tmp_path)
 
 
 def test_another_extension_in_the_folder_is_refused(settings: Extension, tmp_path: Path) -> None:

@@ -228,6 +228,26 @@ def test_longrope_is_added_to_a_folder(settings: Extension, tmp_path: Path) -> N
         run.extend(replace(both, search=5), tmp_path)
 
 
+def test_base_is_the_model_with_that_base(settings: Extension, tmp_path: Path) -> None:
+    """Added to a folder, it has the losses of the same weights whose configuration has that base."""
+    plain = replace(settings, scalings=("none",), lengths=(32, 128))
+    run.extend(plain, tmp_path / "out")
+    larger = replace(plain, scalings=("none", "base"), base=1e6)
+    records = run.extend(larger, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"with base 1000000\.0 there and 500000\.0 here"):
+        run.extend(replace(larger, base=5e5), tmp_path / "out")
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    other = checkpoint(tmp_path / "model", rope_parameters=rope)  # the same weights, by their seed
+    expected = run.extend(replace(plain, model=str(other)), tmp_path / "other")
+    bits = [
+        {(r["seed"], r["length"]): r["bits"] for r in each if r["kind"] == "final" and r["scheme"] == name}
+        for each, name in ((records, "base"), (expected, "none"), (records, "none"))
+    ]
+    assert len(bits[0]) == 4
+    assert bits[0] == pytest.approx(bits[1], abs=1e-4)
+    assert bits[0] != pytest.approx(bits[2], abs=1e-3)
+
+
 def test_wrong_factors_are_said_before_the_first_pass(settings: Extension, tmp_path: Path) -> None:
     path = tmp_path / "factors.json"
     path.write_text(json.dumps({"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 0.0, 4.0]}))

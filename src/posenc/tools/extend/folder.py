@@ -15,7 +15,7 @@ CHECKPOINTS = "checkpoints"
 SEARCH = "search.jsonl"
 KEPT = ("final", "windows")  # their defaults depend on the first run in a folder
 OF_TRAINING = ("train_length", "train_batch", "lora", "learning_rate")
-OF_LONGROPE = ("search", "factors")
+OF_SCALINGS = {"longrope": ("search", "factors"), "base": ("base",)}
 
 
 def continued(settings: Extension, out: Path) -> Extension:
@@ -40,8 +40,9 @@ def require_same(out: Path, identity: Mapping[str, Any], records: Records) -> No
         return
     there = identity_in(out)
     without: tuple[str, ...] = () if there.get("train") or identity["train"] else OF_TRAINING
-    if not (trained or searched or any(record["scheme"].partition(",")[0] == "longrope" for record in records)):
-        without += OF_LONGROPE
+    if not (trained or searched):
+        measured = {record["scheme"].partition(",")[0] for record in records}
+        without += tuple(name for scaling in OF_SCALINGS.keys() - measured for name in OF_SCALINGS[scaling])
     here = {name: value for name, value in identity.items() if name not in without}
     saved.require_same(out, there, here, "extension")
 

@@ -9,7 +9,7 @@ from posenc.rotation.scalings import LongRoPE
 from posenc.tools.extend import model as models
 from posenc.tools.extend.settings import PLAIN, Extension
 from posenc.tools.kit.machine import device_of
-from posenc.tools.kit.scalings import NAMED, factors_of
+from posenc.tools.kit.scalings import NAMED, Base, factors_of
 
 
 def resolved(settings: Extension, source: models.Source) -> Extension:
@@ -43,8 +43,12 @@ def check(settings: Extension) -> tuple[Extension, models.Source, str]:
         factors_of(settings.factors, pairs_of(source), "factors")
     if settings.lora and importlib.util.find_spec("peft") is None:
         raise ValueError("--lora needs peft, which is not installed: pip install 'posenc[extend]'")
-    if "longrope" in settings.scalings and len(bases := source.bases()) != 1:
-        raise ValueError(f"longrope needs one base of all rotating layers, and {source.name} has {sorted(bases)}")
+    for name in {"longrope", "base"}.intersection(settings.scalings):
+        if len(bases := source.bases()) != 1:
+            raise ValueError(f"{name} needs one base of all rotating layers, and {source.name} has {sorted(bases)}")
+    if settings.base is not None:
+        (own,) = source.bases()
+        settings.require("base", settings.base > own, f"above that of {source.name} ({own:g})")
     return settings, source, memory
 
 
@@ -58,6 +62,9 @@ def scaling_of(name: str, settings: Extension, factors: tuple[list[float], list[
         assert factors is not None
         short, long = factors
         return LongRoPE(tuple(short), tuple(long), trained, factor=factor)
+    if name == "base":
+        assert settings.base is not None
+        return Base(settings.base)
     return NAMED[name](factor, trained)
 
 

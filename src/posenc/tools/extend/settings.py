@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from posenc.tools.kit.configuration import ConfigError, Configuration, option
 
 # Names of the command line, in the order of reports.
-SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope", "dynamic_yarn")
+SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope", "dynamic_yarn", "base")
 PLAIN = "none"
 CROPPED = "cropped"  # the unscaled model, given no more tokens than it was trained on
 PUZZLES = {"passkey": "a number that occurs once in a text", "item": "the word with a given number in a list"}
@@ -49,6 +49,7 @@ class Extension(Configuration):
     trained_length: int | None = option(None, "trained length of the model (default: from its configuration)")
     search: int = option(0, "evaluations of a search for LongRoPE's factors; longrope needs this or --factors", least=0)
     factors: str | None = option(None, "JSON file with LongRoPE's short_factor and long_factor")
+    base: float | None = option(None, "RoPE base that the scaling base gives the model, above its own", above=1)
     train: int = option(0, "fine-tuning steps with each scaling before it is measured", least=0)
     train_length: int | None = option(
         None, "length of fine-tuning texts in tokens (default: the longest length)", least=16
@@ -75,6 +76,9 @@ class Extension(Configuration):
         has_factors = self.search > 0 or self.factors is not None
         if "longrope" in self.scalings and not has_factors:
             raise ConfigError("scalings", "longrope needs its factors: add --search N or --factors FILE")
+        if "base" in self.scalings and self.base is None:
+            raise ConfigError("scalings", "base needs the number: add --base N, such as --base 1000000")
+        self.require("base", self.base is None or "base" in self.scalings, "omitted unless scalings have base")
         fine = self.train == 0 or self.lora > 0 or self.dtype == "float32"
         self.require("dtype", fine, "float32 where all weights are trained: half precision loses most small updates")
         self.require("factors", self.factors is None or self.search == 0, "omitted with --search, which finds them")

@@ -2,7 +2,10 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+from torch import Tensor, arange, float64
 
 from posenc.rotation.scalings import DynamicNTK, Llama3, NTKAware, PositionInterpolation, Proportional, Scaling, YaRN
 
@@ -17,6 +20,17 @@ NAMED: Mapping[str, Callable[[float, int], Scaling]] = {
     "proportional": lambda factor, length: Proportional(SHARE),
 }
 """Functions from a factor and a trained length to a scaling, by name; without LongRoPE, which needs lists."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A scaling to the frequencies of RoPE with another base, base^(-2k/d) for pair k, whatever the model's are."""
+
+    base: float
+
+    def __call__(self, theta: Tensor) -> tuple[Tensor, float]:
+        pairs = len(theta)
+        return self.base ** (-arange(pairs, dtype=float64, device=theta.device) / pairs), 1.0
 
 
 def factors_of(path: str, pairs: int, argument: str) -> tuple[list[float], list[float]]:
