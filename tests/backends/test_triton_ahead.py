@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import FIRE, KERPLE, T5, ALiBi, DistanceAware, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL
+from posenc import KERPLE, T5, ALiBi, DistanceAware, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL
 from posenc.backends import choice
 from posenc.backends.call import Call
 from posenc.backends.request import Request

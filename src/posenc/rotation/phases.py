@@ -257,9 +257,8 @@ def _as_one_expression(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) 
     return torch.cat((turned, rest), -1) if rest.size(-1) else turned
 
 
-_BLOCK = (
-    2**20
-)  # elements rotated at a time in half precision on the CPU, so that their float32 copies (4 MB) stay in cache
+# Elements rotated at a time in half precision on the CPU, so that their float32 copies (4 MB) stay in cache.
+_BLOCK = 2**20
 
 
 def _turn_into(out: Tensor, x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> None:
