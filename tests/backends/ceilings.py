@@ -143,12 +143,13 @@ def compiled(name: str, given: dict[str, Any], capability: int) -> Any:
             divisible[(place,)] = [["tt.divisibility", 16]]
     if "PRECISION" in constants:  # "exact" is the interpreter's
         constants["PRECISION"] = "tf32" if given["q"].dtype == torch.float32 else "ieee"
-    options = {name: x for name, x in given.items() if name in ("num_warps", "num_stages")}
+    options = {name: x for name, x in given.items() if name in OPTIONS}
     return compile(
         ASTSource(kernel, signature, constants, divisible), target=GPUTarget("cuda", capability, 32), options=options
     )
 
 
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 _KERNEL = operator._kernel
 
 

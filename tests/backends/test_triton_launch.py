@@ -13,7 +13,7 @@ import posenc
 from posenc import ALiBi, Positions, Shaw, compat
 from posenc.backends import eligible
 from posenc.backends.request import Request
-from posenc.backends.triton import backend, kept, operator, tasks
+from posenc.backends.triton import backend, kept, operator, skipping, tasks
 from posenc.backends.triton.tasks import LENGTHS
 from posenc.encoding.pieces import Bias, Distance
 from posenc.positions.tiles import Tiling, Visibility
@@ -312,3 +312,12 @@ def test_gaps_of_any_length_need_no_table_of_a_line(monkeypatch: pytest.MonkeyPa
         (Shaw(16, 5), 2**40, None),
     ):
         assert backend.TRITON.refuses(asked(scheme, apart(gap))) == refusal
+
+
+def test_a_program_of_two_blocks_is_computed_with_what_either_needs() -> None:
+    ends = torch.tensor([[[[0, 128], [256, 384], [256, 640], [512, 640]]]], dtype=torch.int32)
+    expected = torch.tensor([[[[0, 384], [0, 640], [256, 640], [256, 640]]]], dtype=torch.int32)
+    assert torch.equal(skipping.of_neighbours(ends), expected)
+    some = torch.ones(1, 4, 5, dtype=torch.bool)
+    assert skipping.share(some, ends) == pytest.approx(6 / 20)
+    assert skipping.share(some, expected) == pytest.approx(14 / 20)

@@ -2,7 +2,7 @@
 can.
 
 What was left out is seen by what the values hold there: NaN, which any weight, 0 too, would bring into the output.
-These tests run on a GPU, and in the process of `test_triton` that interprets the kernels.
+These tests run on a GPU, and in a process that interprets the kernels.
 """
 
 from typing import Any
@@ -18,11 +18,19 @@ from posenc.backends.triton import backend, skipping
 from posenc.backends.triton.tasks import SPAN
 from posenc.encoding.pieces import Bias, Clock, Distance
 from tests.awkward import Pieces
-from tests.backends.test_triton import INTERPRETED, MISSING
+from tests.backends.test_triton import INTERPRETED, MISSING, interpreted
 
 # The backward kernels mask weights, not scores, so those of masked pairs may be infinite before.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 HEADS, TOKENS, SHARE = 2, 300, 2.0**-16
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets them")
+@pytest.mark.parametrize("only", ["not more", pytest.param("more", marks=pytest.mark.more)])
+def test_where_there_is_no_gpu_they_are_interpreted(only: str) -> None:
+    assert interpreted(__file__, only=f"not gpu and {only}") >= 3  # and were not skipped
 
 
 @pytest.fixture(params=["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -135,10 +143,12 @@ def test_what_is_left_out_weighs_no_more_than_is_said(
         assert off <= largest * (8 * SHARE + 2.0**-24 * TOKENS), what
 
 
-def visited(name: str, on: torch.device, is_causal: bool, run: Any = posenc.attention, **how: Any) -> Tensor:
+def visited(
+    name: str, on: torch.device, is_causal: bool, run: Any = posenc.attention, place: str = "text", **how: Any
+) -> Tensor:
     """Which blocks of keys each block of queries was computed with, (heads, blocks, blocks): each block of keys has NaN
     in a channel of its values of its own."""
-    positions = Positions.arange(TOKENS, device=on)
+    positions = PLACES[place]().with_layout().to(on)
     q, k, v = drawn(torch.float32, on)
     _, bound = encoding(name, positions, TOKENS, torch.float32)
     block = torch.arange(TOKENS, device=on) // SPAN
@@ -165,6 +175,17 @@ def test_what_is_computed_is_what_is_explained(
     told = posenc.explain(q, k, v, bound, is_causal=is_causal, skip_below=SHARE)
     assert told.computed == pytest.approx(float(seen.sum() / (HEADS * possible.sum())))
     assert posenc.explain(q, k, v, bound, is_causal=is_causal, skip_below=0.0).computed == 1
+
+
+def test_no_more_is_computed_than_is_explained(on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a program's tokens are of two blocks: documents begin anywhere."""
+    possible = torch.ones(3, 3, dtype=torch.bool).tril().triu(-1)  # the first block is of the first document alone
+    seen = visited("a line", on, True, place="packed") & possible
+    q, k, v = drawn(torch.float32, on)
+    _, bound = encoding("a line", PLACES["packed"]().with_layout().to(on), TOKENS, torch.float32)
+    monkeypatch.setattr(choice, "choose", lambda call: (backend.TRITON, "it is asked"))
+    told = posenc.explain(q, k, v, bound, is_causal=True, skip_below=SHARE)
+    assert float(seen.sum() / (HEADS * possible.sum())) <= told.computed <= 1
 
 
 def test_a_key_of_a_large_norm_is_not_left_out(on: torch.device) -> None:

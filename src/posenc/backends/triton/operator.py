@@ -12,8 +12,8 @@ from torch import Tensor
 from posenc import compat
 from posenc.backends.custom import custom_operator
 from posenc.backends.operands import Form
-from posenc.backends.triton.skipping import Counted, counted
-from posenc.backends.triton.tasks import LOWS, TABLES, Tasks, tasks_of
+from posenc.backends.triton.skipping import Counted, counted, of_neighbours
+from posenc.backends.triton.tasks import LOWS, SPAN, TABLES, Tasks, tasks_of
 
 # custom_op evaluates annotations, so no `from __future__ import annotations` here.
 
@@ -35,8 +35,9 @@ class Sizes(NamedTuple):
     square: int
 
 
-FAR = {"num_warps": 8, "num_stages": 2}
-NEAR = {"num_warps": 8, "num_stages": 1}
+# Multiplications and additions are fused, which from Triton 3.10 on is no default.
+FAR = {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True}
+NEAR = {"num_warps": 8, "num_stages": 1, "enable_fp_fusion": True}
 # The first that fits on the device is used, and remembered by what is run there.
 _FITTING: dict[tuple[object, ...], int] = {}
 SIZES = (Sizes(128, 64, 64), Sizes(64, 32, 32), Sizes(32, 16, 16), Sizes(16, 16, 16))
@@ -357,14 +358,15 @@ def _triton_backward(
 
 def counted_for(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> Tensor | None:
     """For each block of queries, the first key that it is computed with and the one after the last, (batch, heads,
-    blocks, 2); None for all. The arguments are those of the operator."""
+    blocks, 2); None for all. The arguments are those of the operator. Reads tensor values."""
     given, names, _, tiling, form, scale, skip_below, own = arguments
     inputs = dict(zip(names.split(), given, strict=True))
     launch = _Launch(query, key, value, inputs, Form.unflat(form), scale, tiling, skip_below, own)
     with torch.cuda.device_of(query):
         (found,) = counted(launch, (0,))
     taken: Tensor | None = found["counted"]
-    return taken
+    starts = launch.tasks(SIZES[0].long).tasks[0][:, 1]
+    return taken if taken is None or not bool((starts % SPAN).any()) else of_neighbours(taken)
 
 
 triton = custom_operator("posenc::triton", _triton, _triton_backward)

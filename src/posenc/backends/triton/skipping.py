@@ -13,7 +13,7 @@ from posenc.encoding.horizon import skip_threshold
 
 AT_ONCE = 64  # blocks of the other side
 FEWEST_KEYS = 1024  # a guess of the number from which on it pays off: not measured yet
-HOW = {"num_warps": 4}
+HOW = {"num_warps": 4, "enable_fp_fusion": True}
 
 Counted = dict[str, Any]
 
@@ -94,6 +94,13 @@ def _highest(bias: Tensor, is_line: bool) -> Tensor:
     window = 2 * SPAN - 1
     beyond = {"value": -torch.inf} if is_line else {"mode": "replicate"}
     return F.max_pool1d(F.pad(bias, (window, window), **beyond), window, 1)
+
+
+def of_neighbours(counted: Tensor) -> Tensor:
+    """What a program is computed with at most whose tokens are of two blocks, (batch, heads, blocks, 2)."""
+    ends = counted.double() * counted.new_tensor((-1, 1))
+    greatest = F.max_pool2d(ends, (3, 1), 1, (1, 0))
+    return (greatest * counted.new_tensor((-1, 1))).to(counted.dtype)
 
 
 def share(some: Tensor, counted: Tensor) -> float:
