@@ -72,7 +72,11 @@ def sweep() -> list[Any]:
     return found
 
 
-SWEEP = sweep()
+ENDING = [  # in blocks of keys that are of two tiles
+    ("shaw+alibi", "a prefix", "a window", 2, 1),
+    ("alibi bidirectional", "a prefix", "a window", 2, 1),
+]
+SWEEP = [*sweep(), *(pytest.param(*x) for x in ENDING)]
 
 
 @pytest.mark.parametrize(("name", "place", "way", "heads", "kv_heads"), SWEEP)

@@ -214,6 +214,7 @@ def backward_keys_near(
                 factor_entries, from_j, to_j, M, True,
             )  # fmt: skip
             least, most = tl.load(tile + 4), tl.load(tile + 5)
+            until = tl.minimum(end, tl.load(tile + 3))  # a tile may end within the block
             for part in range(3):
                 from_, to = part_of(first, a, b_, c, d, last, part)
                 from_, to = tl.maximum(from_, j0 - most), tl.minimum(to, j0 + B - least)
@@ -238,7 +239,7 @@ def backward_keys_near(
                     if shift is not None:
                         q_i = (q_i + entry(shift, h, D, BLOCK_D)[None, :]).to(q_i.dtype)
                     s, bare, factor_of, _ = near_scores(
-                        product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E), i0, j0, end, tile, met, own,
+                        product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E), i0, j0, until, tile, met, own,
                         of_key_clock, zero, of_bias if vectors is None else None, bias_entries, of_slopes,
                         of_factor, factor_entries, B, B, FUNCTION, False,
                     )  # fmt: skip
@@ -249,7 +250,7 @@ def backward_keys_near(
                             do, 1.0, values + h * values_head * V, values_entries, window + tl.load(tile + 8),
                             None, 0, None, 0, V, B, BLOCK_V, PRECISION,
                         )  # fmt: skip
-                    p, ds = seen_alone(p, p * dp, i0, j0, end, tile, B, B)
+                    p, ds = seen_alone(p, p * dp, i0, j0, until, tile, B, B)
                     acc_v += product(tl.trans(p.to(do.dtype)), do, PRECISION)
                     ds, d_product, _ = to_scores(ds, bare, factor_of, FUNCTION)
                     acc_k += product(tl.trans(d_product.to(q_i.dtype)), q_i, PRECISION)

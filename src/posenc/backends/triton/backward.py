@@ -272,6 +272,7 @@ def backward_keys(
                         h, D, V, M, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION, True,
                     )  # fmt: skip
             if (vectors is None) and (values is None):
+                until = tl.minimum(stop, tl.load(tile + 3))  # a tile may end within the block
                 for part in range(3):
                     from_, to = part_of(first, a, b_, c, d, last, part)
                     for i0 in range(from_, to, M):
@@ -287,11 +288,11 @@ def backward_keys(
                         if shift is not None:
                             q_i = (q_i + entry(shift, h, D, BLOCK_D)[None, :]).to(q_i.dtype)
                         s, bare, factor_of, _ = near_scores(
-                            product(k_j, tl.trans(q_i), PRECISION) * (scale * LOG2E), i0, j0, stop, tile, None, own,
+                            product(k_j, tl.trans(q_i), PRECISION) * (scale * LOG2E), i0, j0, until, tile, None, own,
                             of_key_clock, zero, of_bias, bias_entries, of_slopes, of_factor, factor_entries,
                             M, N, FUNCTION, True,
                         )  # fmt: skip
-                        seen = seen_of(i0, j0, stop, tile, M, N, True)
+                        seen = seen_of(i0, j0, until, tile, M, N, True)
                         p = tl.where(seen, tl.exp2(s - lse_i[None, :]), 0.0)
                         acc_v += product(p.to(do.dtype), do, PRECISION)
                         dp = product(v_j, tl.trans(do), PRECISION) - delta_i[None, :]
