@@ -125,8 +125,9 @@ class Entry:
     ``laws`` are claims about the scheme that ``build`` returns; `posenc.tools.laws` measures them, tests check them.
     ``learned``, ``does`` and ``limits`` are texts for the documentation's tables. ``formula`` is in LaTeX: i is a query
     and j a key, p a position, d is head_dim, h one of H heads, s a score, o an output, x the input. It holds for
-    all options; an option has its name as symbol (``\\mathrm{base}``), or that of ``symbols``, and a line may end at
-    ``\\allowbreak``. ``example`` is Python code that runs after `GIVEN`.
+    all options, but for RoPE's ``values``, which are rotated as in `RotatedValues`; an option has its name as symbol
+    (``\\mathrm{base}``), or that of ``symbols``, and a line may end at ``\\allowbreak``. ``example`` is Python code
+    that runs after `GIVEN`.
     """
 
     name: str  # the name of its file

@@ -71,7 +71,6 @@ ENTRY = Entry(
         ROTATED_SCORE,
         r"\phi_k = p \, \theta_k, \qquad \theta_k = \mathrm{base}^{-2k/n}, \qquad "
         r"n = \mathrm{rotary\_dim}, \mbox{ or else } d",
-        r"\mathrm{values} \mbox{: } o_i = R_{-p_i} \sum_j a_{ij} R_{p_j} v_j",
     ),
     example="posenc.attention(q, k, v, posenc.RoPE(64), is_causal=True)",
     users="Llama, Mistral, Qwen2 and 3, Gemma 1 to 3, gpt-oss, OLMo 3, ModernBERT",
