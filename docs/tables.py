@@ -2,6 +2,7 @@
 docs/design.md, from the backends; in docs/choose.md, of what `posenc choose` recommends, of the study and of digits."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from posenc.backends.backend import Backend
@@ -42,7 +43,7 @@ def _word(law: Law) -> str:
 
 HAPPENS = {
     "add": "a vector is added to the input",
-    "rotate": "queries and keys are rotated, or transformed in another way",
+    "rotate": "queries and keys, of RotatedValues values too, are rotated, or transformed in another way",
     "score": "a bias is added to the attention scores, or the scores are transformed",
     "value": "a vector is added to a value",
     "none": "nothing",
@@ -51,7 +52,8 @@ HAPPENS = {
 
 def _of_door(door: str) -> tuple[str, str, str]:
     """A door and who opens it."""
-    return door, HAPPENS[door], ", ".join(entry.title for entry in CATALOG if door in (entry.doors or ("none",)))
+    titles = [entry.title for entry in CATALOG if door in (entry.doors or ("none",))]
+    return door, HAPPENS[door], ", ".join(sorted(titles, key=str.lower))
 
 
 def _kinds() -> str:
@@ -89,10 +91,12 @@ def _choices() -> str:
             return f"[{of.source}]({of.url})" + ", second-hand" * of.second_hand
         return f"[{of.title}]({Path(of.doc).name})" if isinstance(of, evidence.Table) else f"`{of.command}`"
 
-    rows = [
-        (a.case, code(a.begin), f"**{a.strength}**: {'; '.join(map(ground, a.rests_on))}", code(a.compare_with))
-        for a in answers()
-    ]
+    def grounds(names: Sequence[str]) -> str:
+        """Each strength, the strongest first, with what has it."""
+        each = {strength: [n for n in names if found[n].strength == strength] for strength in evidence.STRENGTHS}
+        return "; ".join(f"**{strength}**: {'; '.join(map(ground, of))}" for strength, of in each.items() if of)
+
+    rows = [(a.case, code(a.begin), grounds(a.rests_on), code(a.compare_with)) for a in answers()]
     return _table(("your case", "start with", "evidence", "compare with"), *rows)
 
 

@@ -24,11 +24,13 @@ from posenc.tools.compare.compare import check as check_comparison
 from posenc.tools.extend.resolve import check as check_extension
 from posenc.tools.extend.settings import Extension
 from posenc.tools.kit.command import given as given_by
+from tests.examples.scripts import load
 
 QUESTIONS, ANSWERS = asking.questions(), asking.answers()
 NAMES = tuple(question.name for question in QUESTIONS)
 ALL = [dict(zip(NAMES, values, strict=True)) for values in product(*(question.values for question in QUESTIONS))]
-PAGE = (Path(__file__).parents[2] / "docs" / "choose.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
 EACH = pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.name)
 
 
@@ -99,19 +101,22 @@ def test_in_a_window_a_stream_is_never_further_than_in_training() -> None:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The configuration of a model at path/to/model."""
+    """A model at path/to/model, with heads of 128 channels, and the examples."""
     transformers = pytest.importorskip("transformers")
     monkeypatch.chdir(tmp_path)
-    transformers.LlamaConfig(hidden_size=64, num_attention_heads=2, num_hidden_layers=1).save_pretrained(
-        "path/to/model"
+    Path("examples").symlink_to(ROOT / "examples")
+    config = transformers.LlamaConfig(
+        hidden_size=256, num_attention_heads=2, num_hidden_layers=1, intermediate_size=64, vocab_size=64
     )
+    transformers.LlamaForCausalLM(config).save_pretrained("path/to/model")
 
 
 @EACH
 @pytest.mark.usefixtures("checkpoint")
 def test_the_python_of_an_answer_runs(answer: asking.Answer) -> None:
-    names: dict[str, Any] = {}
-    exec(GIVEN, names)
+    names: dict[str, Any] = {"transformers": pytest.importorskip("transformers")}
+    channels = re.search(r"RoPE\((\d+)", answer.code)
+    exec(GIVEN.replace("64, 64)", f"64, {channels[1]})", 1) if channels else GIVEN, names)
     *before, last = answer.code.splitlines()
     exec("\n".join(before), names)
     if last.startswith("x = "):
@@ -119,12 +124,39 @@ def test_the_python_of_an_answer_runs(answer: asking.Answer) -> None:
         exec(last, names)
         assert names["x"].shape == old.shape
         assert not torch.equal(names["x"], old)
-    elif "huggingface" in last:
+    elif "scheme_from_config" in last:
         assert len(eval(last, names).schedule) > 0
+    elif "transformers" in answer.code:
+        exec(last, names)
+        config = names["model"].config
+        (rope,) = posenc.huggingface.scheme_from_config(config).schedule.schemes
+        put_in = {"long_checkpoint": (10_000.0, "YaRN(factor=8.0"), "tuned_checkpoint": (1_000_000.0, "")}
+        base, record = put_in[answer.name]
+        assert rope.base == base
+        assert record in str(getattr(config, "posenc_patch", ""))
     else:
         (*lead, tokens, channels), of_all = eval(last, names).shape, names["q"].shape
         assert (*lead, channels) == (*of_all[:2], of_all[3])
         assert tokens == (1 if "q[:, :, -1:]" in last else of_all[2])
+
+
+def lowest(rope: posenc.RoPE, length: int) -> float:
+    """The lowest sum of cosines over the pairs of a head at any distance within the length, as docs/long-context.md."""
+    pairs = rope.frequencies()[0]
+    return min(float((m[:, None] * pairs).cos().sum(1).min()) for m in torch.arange(length).double().split(2048))
+
+
+def test_a_base_that_is_recommended_is_large_enough_for_its_heads() -> None:
+    texts = (PAGE, *(answer.code for answer in ANSWERS))
+    named = {found for text in texts for found in re.findall(r"RoPE\((\d+), base=([\d_]+)", text)}
+    assert named == {("128", "1_000_000")}
+    assert {found for text in texts for found in re.findall(r'"rope_theta"\] = ([\d_]+)', text)} == {"1_000_000"}
+    assert lowest(posenc.RoPE(128, base=1_000_000.0), 16_384) > 0
+    said = {words for answer in ANSWERS for words in re.findall(r"heads of (\d+) need ([\d,]+)", answer.why)}
+    assert said == {("64", "5,000,000")}
+    assert lowest(posenc.RoPE(64, base=5_000_000.0), 16_384) > 0 > lowest(posenc.RoPE(64, base=1_000_000.0), 16_384)
+    small = load("larger_base").LargerBase(96 // 4)  # as the commands compare it
+    assert lowest(small, 1024) > 0 > lowest(posenc.RoPE(96 // 4), 1024)
 
 
 @EACH

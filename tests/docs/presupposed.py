@@ -50,7 +50,16 @@ def huggingface() -> dict[str, Any]:
     return {"posenc": posenc, "table": table, "patches": patches, "model": model}
 
 
+def choose() -> dict[str, Any]:
+    config = transformers.LlamaConfig(
+        hidden_size=256, num_attention_heads=2, num_hidden_layers=1, intermediate_size=64, vocab_size=64
+    )
+    transformers.LlamaForCausalLM(config).save_pretrained("path/to/model")
+    return {}
+
+
 PRESUPPOSED: dict[str, Callable[[], dict[str, Any]]] = {
+    "choose.md": choose,
     "conformance.md": conformance,
     "huggingface.md": huggingface,
 }

@@ -30,7 +30,7 @@ COMMANDS = [
 ]
 QUICK = ("laws", "plot", "schemes")
 # They compile, load transformers, or form a group of processes.
-LONG = ("in-your-model.md", "huggingface.md", "patched-model.md", "rl-padding.md", "ddp-and-fsdp.md")
+LONG = ("choose.md", "in-your-model.md", "huggingface.md", "patched-model.md", "rl-padding.md", "ddp-and-fsdp.md")
 WEEKLY = ("onnx.md",)  # as test_export.py, which `make check` runs, exports the same
 NEEDED = {"onnx.md": ("onnx", "onnxscript", "onnxruntime")}  # packages that are for some Pythons only
 PRINTED = ("getting-started.md", "huggingface.md", "long-context.md")  # all that their blocks print stands in them

@@ -35,9 +35,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """A recommendation. ``when`` maps questions to the values that lead to it, ``code`` is Python that runs with the
-    variables of the catalog's examples, ``command`` measures it; ``evidence`` names tables, ``claims`` claims and
-    ``statements`` statements. ``rests_on`` names the tables and statements that speak for the recommendation."""
+    """A recommendation. ``when`` maps questions to the values that lead to it, ``code`` is Python that runs with
+    transformers and the variables of the catalog's examples (with heads of the channels that it names), ``command``
+    measures it; ``evidence`` names tables, ``claims`` claims and ``statements`` statements. ``rests_on`` names the
+    tables and statements that speak for the recommendation."""
 
     name: str
     case: str
