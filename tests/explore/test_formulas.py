@@ -115,6 +115,7 @@ OPTIONS = {
     "lie_re": {"extent"},
     "mixed_rope": {"base"},
     "mrope": {"form"},
+    "rope": {"values"},
     "string": {"base", "form"},
     "swin": {"class_token"},
     "transformer_xl": {"share_biases"},
