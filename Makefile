@@ -111,14 +111,16 @@ tests: $(DEV) kernel ## set up, run all of test, check and mutants, in one run
 	$(PYTEST) -m "not survey" -q
 
 # Hundreds of subjects of posenc check, the bugs of the C++, of which each is a library to build, and more: once a week.
-survey: $(DEV) kernel ## set up, run more cases like those of CI, and laws on more examples: hours
+survey: $(TRITON) kernel ## set up, run more cases like those of CI, and laws on more examples: hours
+	$(PYTEST) -m "more and not gpu" -q $(TRITONED)
 	$(PYTEST) -m survey -q
 	POSENC_EXAMPLES=10 $(PYTEST) tests/hard/test_positions.py tests/hard/test_properties.py -q
 
 # Triton is a gigabyte, so not of `make test`.
+TRITONED := $(wildcard tests/backends/test_triton*.py) \
+	$(addprefix tests/,backends/test_rotation_kernel.py backends/test_fused.py bench/test_gpu_dry.py)
 triton: $(TRITON) kernel ## set up with Triton, run the kernels for GPUs in its interpreter, and compile them
-	$(PYTEST) -m "not gpu and not more and not survey" $(wildcard tests/backends/test_triton*.py) \
-		$(addprefix tests/,backends/test_rotation_kernel.py backends/test_fused.py bench/test_gpu_dry.py)
+	$(PYTEST) -m "not gpu and not more and not survey" $(TRITONED)
 
 # With the Python that is there, which has torch and Triton: nothing is installed or fetched. It goes on where it stopped.
 # GPU=--variants, GPU=--flex; GPU=--dry-run needs no GPU.
