@@ -74,3 +74,12 @@ def test_lines_leave_out_what_is_not_told(clock: Clock) -> None:
     clock.now += 2
     lines.advance(49, "two", "3/4")
     assert file.getvalue() == "  1%  one\n 50%  two 3/4  (0:02 left)\n"
+
+
+def test_what_was_done_earlier_counts_in_the_share(clock: Clock) -> None:
+    file = io.StringIO()
+    lines = for_console(Console(file=file, width=100))
+    lines.begin(100)
+    lines.skip(70)
+    lines.advance(5, "resumed")
+    assert file.getvalue() == " 75%  resumed\n"

@@ -15,18 +15,19 @@ class Progress:
 
     def __init__(self) -> None:
         self.begun = False
-        self._total = self._done = 0.0
+        self._total = self._done = self._earlier = 0.0
         # The work done and the time after each step. The first step includes the setup.
         self._steps: list[tuple[float, float]] = []
 
     def begin(self, total: float) -> None:
         """Starts with ``total`` work to do."""
         self.begun = True
-        self._total, self._done, self._steps = total, 0.0, []
+        self._total, self._done, self._earlier, self._steps = total, 0.0, 0.0, []
 
     def skip(self, work: float) -> None:
-        """Removes work that was done earlier, so that it does not affect the estimate of the time left."""
+        """Counts work that was done earlier: a part of the share, but not of the pace that gives the time left."""
         self._total -= work
+        self._earlier += work
 
     def advance(self, work: float, stage: str, detail: str = "") -> None:
         """Adds work done, in a stage such as "rope, seed 0: training"."""
@@ -88,7 +89,8 @@ class _Bar(Progress):
 
     def _show(self, stage: str, detail: str) -> None:
         description = f"{stage} {detail}".rstrip()
-        self._rich.update(self._task, description=description, completed=self._done, total=self._total, left=self.left)
+        done, total = self._earlier + self._done, self._earlier + self._total
+        self._rich.update(self._task, description=description, completed=done, total=total, left=self.left)
 
 
 class _Lines(Progress):
@@ -109,7 +111,8 @@ class _Lines(Progress):
         if stage != self._stage or now - self._shown >= self.EVERY:
             self._stage, self._shown = stage, now
             left = f"  ({self.left})" if self.left else ""
-            self.say(f"{self._done / max(self._total, 1):4.0%}  {stage} {detail}".rstrip() + left)
+            share = (self._earlier + self._done) / max(self._earlier + self._total, 1)
+            self.say(f"{share:4.0%}  {stage} {detail}".rstrip() + left)
 
 
 def for_console(console: Console) -> Progress:
