@@ -50,7 +50,8 @@ def test_a_command_names_what_is_there(words: list[str]) -> None:
 
 def test_the_forge_asks_all_that_ci_asks_and_more() -> None:
     asked = set(re.findall(r"^make (\w+)", CI, re.M))
-    assert asked
+    assert "tests" in asked
+    asked = asked - {"tests"} | {"test", "check", "mutants"}  # which `make tests` runs at once
     assert asked | {"docs", "oldest", "wheel"} <= MADE
 
 

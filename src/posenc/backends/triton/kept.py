@@ -7,7 +7,7 @@ import functools
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 KEPT = 256
 
 
+@runtime_checkable
 class Listed(Protocol):
     """Something with its ``numbers`` in one tensor, that can be made of a copy of them."""
 
