@@ -84,7 +84,8 @@ def attention(
     - ``skip_below``: the fraction of a row's attention weight that may be skipped. Where a term decays with distance,
       distant keys whose total weight is at most this fraction, whatever the queries and keys, are not computed and
       their values are not read: NaN in them does not propagate. A distant key with a larger score is computed.
-      Supported by ``"native"``, ``"triton"``, ``"tiled"`` and ``"flex"``; `explain` reports how much is computed.
+      Supported by ``"native"``, ``"triton"``, ``"flex"`` and, on the CPU, ``"tiled"``; `explain` reports how much is
+      computed.
       Default: 2**-32, a 256th of float32 rounding (2**-61 for float64 inputs); ``0.0`` computes everything.
     - ``key_norms`` (batch, kv_heads, keys): the norms of the rotated keys, if the caller has them, as `KVCache` does. A
       few queries then need not read the keys that they skip. Norms that are too small skip keys that count.

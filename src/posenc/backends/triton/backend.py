@@ -10,14 +10,13 @@ from torch import Tensor
 
 from posenc.backends import eligible
 from posenc.backends.backend import Backend, Unless
-from posenc.backends.call import Call
+from posenc.backends.call import FEW_QUERIES, Call
 from posenc.backends.eligible import line_of
 from posenc.backends.kept import kept
 from posenc.backends.operands import Given
 from posenc.backends.skipping import orders_seen, own_keys, seen_blocks
 from posenc.backends.triton.operator import GRID, counted_for, is_interpreted, missing, too_many, triton
 from posenc.backends.triton.skipping import share
-from posenc.backends.triton.steps import FEW
 from posenc.backends.triton.tasks import ANY, SPAN
 from posenc.encoding.pieces import Bias, Clock, Function, Meeting, Term
 
@@ -140,7 +139,7 @@ def _skipping(call: Call) -> tuple[float, int]:
 @torch.no_grad()
 def counted_share(call: Call) -> float:
     """The fraction of blocks with unmasked pairs that is computed. Reads tensor values."""
-    if call.query.size(2) <= FEW:  # which skip by themselves
+    if call.query.size(2) < FEW_QUERIES:  # which skip by themselves
         return 1.0
     given = _Lines(call)
     moved = given.key.to(call.key.dtype)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc import compat
+from posenc.backends.call import FEW_QUERIES
 from posenc.backends.custom import custom_operator
 from posenc.backends.operands import Form
 from posenc.backends.triton import steps
@@ -22,7 +23,7 @@ GRID = 65_535  # the maximum of the second and third dimension of a grid on CUDA
 SMALLEST = 16  # the minimum size of tl.dot
 WINDOWED = ("vectors", "values")  # tables whose near pairs have kernels of their own
 OTHERS = ("meeting", "shift", "query_clock", "key_clock")  # inputs other than tables
-PARTIAL_SUMS = 256  # how many programs share the pairs of a window of distances, at most
+PARTIAL_SUMS = 256  # programs of all windows of distances and heads, if some are to share a window
 
 Tensors: TypeAlias = dict[str, Any]  # those of a kernel by name, None, or a stride
 
@@ -36,9 +37,8 @@ class Sizes(NamedTuple):
     square: int
 
 
-# Multiplications and additions are fused, which from Triton 3.10 on is no default.
-FAR = {"num_warps": 8, "num_stages": 2, "enable_fp_fusion": True}
-NEAR = {"num_warps": 8, "num_stages": 1, "enable_fp_fusion": True}
+FAR = {"num_warps": 8, "num_stages": 2}
+NEAR = {"num_warps": 8, "num_stages": 1}
 # The first that fits on the device is used, and remembered by what is run there.
 _FITTING: dict[tuple[object, ...], int] = {}
 SIZES = (Sizes(128, 64, 64), Sizes(64, 32, 32), Sizes(32, 16, 16), Sizes(16, 16, 16))
@@ -143,8 +143,8 @@ class _Launch:
         return tasks_of(self.tiling, tuple(self.form.lows), self.query.size(0), block, self.query.device)
 
     def start(self, name: str, grid: tuple[int, ...], **given: Any) -> None:
-        """Starts a kernel."""
-        _kernel(name)[grid](**given)
+        """Starts a kernel. Multiplications and additions are fused, which from Triton 3.10 on is no default."""
+        _kernel(name)[grid](**given, enable_fp_fusion=True)
 
     def run(self, name: str, tasks: Tasks, side: int, sizes: Sizes, made: Tensors, times: int = 1) -> None:
         """Runs a kernel over blocks of queries (side 0) or keys (side 1)."""
@@ -216,14 +216,13 @@ class _Launch:
         if tasks.is_empty:
             return found
         times = sizes.long // sizes.square
-        each = query.new_empty((2, *query.shape[:3]), dtype=torch.float32)
+        past = query.shape[:3].numel()
 
-        def ends_of(name: str, is_made: bool) -> Tensor | None:
-            return torch.zeros_like(each) if is_made else None
+        def ends_of(is_made: bool) -> Tensor | None:
+            return query.new_zeros((2, *query.shape[:3]), dtype=torch.float32) if is_made else None
 
-        ends = {"met_ends": ends_of("met", "vectors" in self.given), "out_ends": ends_of("out", "values" in self.given)}
-        pasts = {f"{name}_past": ends_of(name, name in wanted) for name in (*TABLES, "slopes")}
-        pasts["slopes_past"] = ends_of("slopes", "slopes" in wanted)
+        ends = {"met_ends": ends_of("vectors" in self.given), "out_ends": ends_of("values" in self.given)}
+        pasts = {f"{name}_past": ends_of(name in wanted) for name in (*TABLES, "slopes")}
         clocks = {"query_clock", "key_clock"} & set(wanted)
         stored = torch.float32 if self.is_windowed else query.dtype
         dq, dk, dv = (
@@ -244,9 +243,9 @@ class _Launch:
             shifts.append(query.new_zeros((count, query.size(1), query.size(-1)), dtype=torch.float32))
             return shifts[-1]
 
-        shared: Tensors = {**rows, **others, **pasts, "past": each[0].numel()}
+        shared: Tensors = {**rows, **others, **pasts, "past": past}
         self.run("backward_queries", tasks, 0, sizes, {**shared, **ends, "dq": dq, "d_shift": shift(1)})
-        of_keys = {**rows, **ends, "past": each[0].numel()}
+        of_keys = {**rows, **ends, "past": past}
         d_key_clock = torch.zeros_like(self.given["key_clock"], dtype=torch.float32) if clocks else None
         self.run("backward_keys", tasks, 1, sizes, {**of_keys, "dk": dk, "dv": dv, "d_key_clock": d_key_clock})
         if self.is_windowed:
@@ -325,7 +324,7 @@ def _triton(
     may be skipped; each query attends to its own key, which is ``own`` tokens later, or if -1 it may not."""
     inputs = dict(zip(names.split(), given, strict=True))
     launch = _Launch(query, key, value, inputs, Form.unflat(form), scale, tiling, skip_below, own)
-    if query.size(2) <= steps.FEW:
+    if query.size(2) < FEW_QUERIES:
         return steps.split(launch)
     found: tuple[Tensor, Tensor] = launch.fitting("forward", launch.forward)
     return found

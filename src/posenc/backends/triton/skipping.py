@@ -13,7 +13,7 @@ from posenc.encoding.horizon import skip_threshold
 
 AT_ONCE = 64  # blocks of the other side
 FEWEST_KEYS = 1024  # a guess of the number from which on it pays off: not measured yet
-HOW = {"num_warps": 4, "enable_fp_fusion": True}
+HOW = {"num_warps": 4}
 
 Counted = dict[str, Any]
 

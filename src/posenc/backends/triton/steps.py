@@ -15,7 +15,6 @@ from posenc.backends.triton.tasks import ANY, TABLES, Numbers
 from posenc.encoding.horizon import skip_threshold
 from posenc.positions.tiles import Tile, Tiling
 
-FEW = 16  # with so many queries, programs that share keys are more than blocks of queries
 PROGRAMS = 528  # four for each multiprocessor of an H100
 LEAST = 128  # keys of a program
 ROWS = 64  # queries of all heads of a program; at least one query of each

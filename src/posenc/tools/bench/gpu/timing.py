@@ -100,7 +100,7 @@ def _kernels() -> dict[str, list[dict[str, Any]]]:
     it where kernels are interpreted."""
     found: dict[str, list[dict[str, Any]]] = {}
     for name, module in list(sys.modules.items()):
-        if name.startswith("posenc.") and ".triton." in f"{name}.":
+        if name.startswith("posenc."):
             for kernel, function in vars(module).items():
                 caches = getattr(function, "device_caches", None)
                 if caches and getattr(function, "__module__", name) == name:
