@@ -513,7 +513,7 @@ COMPILED = {
     "line, 256 channels": Compiled(lambda h, d: ALiBi(h), width=256),
     "line, 256 channels, 4 queries": Compiled(lambda h, d: ALiBi(h), queries=4, width=256),
     "line, 256 channels of 71": Compiled(lambda h, d: ALiBi(h), 71, 1, width=256),
-    "T5, 16 queries": Compiled(lambda h, d: T5(h), 12, 12, 16),
+    "T5, 15 queries": Compiled(lambda h, d: T5(h), 12, 12, 15),
     "Shaw": Compiled(lambda h, d: Shaw(d, 16)),
     "Shaw, 8 queries": Compiled(lambda h, d: Shaw(d, 16), queries=8),
     "Shaw, tables by head, 3 queries": Compiled(lambda h, d: Shaw(d, 16, num_heads=h), queries=3),

@@ -321,3 +321,11 @@ def test_a_program_of_two_blocks_is_computed_with_what_either_needs() -> None:
     some = torch.ones(1, 4, 5, dtype=torch.bool)
     assert skipping.share(some, ends) == pytest.approx(6 / 20)
     assert skipping.share(some, expected) == pytest.approx(14 / 20)
+
+
+def test_every_head_has_its_bound_of_vectors_that_all_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel reads a number for each head: one that is expanded would be one number, and then other memory."""
+    calls = launched(posenc.ALiBi(4) + posenc.Shaw(16, 5), monkeypatch, tokens=1100)
+    longest = calls["bounds_queries"]["longest"]
+    assert longest.shape == (4,)
+    assert longest.is_contiguous()

@@ -42,14 +42,14 @@ def kept(
         if not any(found is other for other in _READ_BY_GRAPHS):
             _READ_BY_GRAPHS.append(found)
         return found
-    if stream not in made:
-        found = make()
-        if not may_stay(found):
-            return found
+    if stream in made:
+        return made[stream]
+    found = make()
+    if may_stay(found):
         if len(store) >= MOST:
             store.clear()
         store.setdefault(key, made)[stream] = found
-    return made[stream]
+    return found
 
 
 def stream_of(device: torch.device) -> int | None:

@@ -37,7 +37,7 @@ _SOURCES: dict[Asked, Any] = {}
 
 
 def on_device(device: torch.device, make: Callable[..., L], *asked: Hashable) -> L:
-    """``make(*asked, is_pinned)`` on a device. It is cached, and on the CPU not copied."""
+    """``make(*asked, is_pinned)`` on a device, the current one. It is cached, and on the CPU not copied."""
     if device.type == "cpu":
         return make(*asked, False)
     key = (make.__name__, *asked, device)
@@ -45,7 +45,7 @@ def on_device(device: torch.device, make: Callable[..., L], *asked: Hashable) ->
     with _LOCK:
         found: L | None = _CAPTURED.get(key) or _KEPT.get(key)
         if found is None:
-            made = make(*asked, True)
+            made = _SOURCES.get(key) or make(*asked, True)
             if is_captured:  # memory of the graph, which holds the numbers only while it is replayed
                 _SOURCES[key] = made
                 found = made.at(made.numbers.to(device, non_blocking=True))

@@ -355,7 +355,8 @@ def _triton_backward(
         delta -= dlse.masked_fill(lse == -torch.inf, 0.0)
     rows: Tensors = {"dout": dout, "lse": lse, "delta": delta}
     found = launch.fitting("backward " + learned, functools.partial(launch.backward, rows, wanted), lse)
-    return [*(found[name] for name in ("dq", "dk", "dv")), *(found[name].to(inputs[name].dtype) for name in wanted)]
+    tables = (found[name].to(inputs[name].dtype).contiguous() for name in wanted)
+    return [*(found[name] for name in ("dq", "dk", "dv")), *tables]
 
 
 def counted_for(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> Tensor | None:

@@ -54,7 +54,8 @@ def counted(launch: Any, sides: tuple[int, ...], lse: Tensor | None = None) -> l
     of_k = {"most": made(kv_heads, blocks[1]), "clock": made(heads, blocks[1], is_clocked, torch.float64)}
     longest = None
     if "vectors" in given:
-        longest = torch.linalg.vector_norm(given["vectors"], dim=-1, dtype=torch.float32).amax(-1).expand(heads)
+        longest = torch.linalg.vector_norm(given["vectors"], dim=-1, dtype=torch.float32).amax(-1)
+        longest = longest.expand(heads).contiguous()  # which the kernel reads without a stride
     every = {
         **launch.shared,
         **launch.known,

@@ -58,7 +58,8 @@ def split(launch: Any) -> tuple[Tensor, Tensor]:
     skips = launch.skip_below > 0 and not known["FUNCTION"] and given.keys().isdisjoint(UNBOUNDED)
     arguments |= {"key_norms": given.get("key_norms") if skips else None}
     arguments |= {"faint": skip_threshold(launch.skip_below, keys) if skips else 0.0}
-    arguments |= {"share_row": queries if is_ragged else 0, **_tiles(launch.tiling, tuple(launch.form.lows), query)}
+    with torch.cuda.device_of(query):
+        arguments |= {"share_row": queries if is_ragged else 0, **_tiles(launch.tiling, tuple(launch.form.lows), query)}
     by_head = {name: x.stride(0) for name, x in given.items() if name in (*TABLES, "slopes") and x.size(0) > 1}
     arguments |= {f"{name}_head": by_head.get(name, 0) for name in (*TABLES, "slopes")}
     with torch.cuda.device_of(query):
@@ -119,7 +120,7 @@ def _tiles_of(tiling: Numbers, lows: Numbers, rows: int, is_pinned: bool) -> _Ti
     ends = [*itertools.accumulate(of_rows, initial=before)]
     ends += [0] * (before * len(TILE) - len(ends))
     numbers = [*ends, *itertools.chain.from_iterable(_numbers(each, lows) for each in found)]
-    made = torch.tensor(numbers, dtype=torch.int32, pin_memory=is_pinned)
+    made = torch.tensor(numbers, dtype=torch.int32, device="cpu", pin_memory=is_pinned)
     return _Tiles(made, tile, int(is_ragged), len(found))
 
 

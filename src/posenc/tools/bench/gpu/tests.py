@@ -14,6 +14,7 @@ from posenc.tools.bench.gpu.step import Answer, Result, Step, answered
 ROOT = Path(__file__).parents[5]
 FILES = ("test_triton*.py", "test_rotation_kernel.py")
 MARK = "item: "
+COLLECTING = 45  # seconds
 FEW = 3  # in a dry run: `make triton` runs all of them
 
 
@@ -52,7 +53,10 @@ def _names(place: Place) -> Sequence[str]:
     if not _files():
         return ()
     words = [sys.executable, "-m", __name__, *(["dry"] if place.is_dry else [])]
-    told = subprocess.run(words, capture_output=True, text=True, check=False)
+    try:
+        told = subprocess.run(words, capture_output=True, text=True, check=False, timeout=COLLECTING)
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"pytest did not collect the tests of the kernels within {COLLECTING} s") from None
     lines = [line.removeprefix(MARK) for line in told.stdout.splitlines() if line.startswith(MARK)]
     if told.returncode or not lines:
         lines = [line for line in told.stdout.splitlines() if line.startswith(("E  ", "ERROR"))]
