@@ -179,8 +179,8 @@ def test_the_commands_try_it_before_anything_else(
     command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With parameters that are not the zeros that they begin as."""
-    (tmp_path / "mine.py").write_text(FILE)
-    assert main([*command, f"{tmp_path}/mine.py:Mine"]) == 1
+    (tmp_path / "claimed.py").write_text(FILE)
+    assert main([*command, f"{tmp_path}/claimed.py:Mine"]) == 1
     said = capsys.readouterr().err
     assert "posenc: error: Mine: its Bias declares tail='constant' and past=8, but at distance -8.5 head" in said
     assert claims._is_on is sys.flags.dev_mode

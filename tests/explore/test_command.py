@@ -30,7 +30,7 @@ def test_the_export_is_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_a_scheme_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "explored.py").write_text(
         "from posenc import Scheme\n"
         "from posenc.encoding.pieces import Bias, Distance\n"
         "class Mine(Scheme):\n"
@@ -38,7 +38,7 @@ def test_a_scheme_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "        return (Bias(lambda r: -2.0 * r.abs()[None], Distance('Mine')),)\n"
     )
     monkeypatch.chdir(tmp_path)
-    assert main(["explore", "--export", "own.html", "--schemes", "mine.py:Mine"]) == 0
+    assert main(["explore", "--export", "own.html", "--schemes", "explored.py:Mine"]) == 0
     data = json.loads(re.findall(r'id="data">(.*?)</script>', Path("own.html").read_text(), re.S)[0])
     (seen,) = data["seen"]
     assert seen["values"][:3] == [0, -2, -4]
