@@ -58,6 +58,12 @@ def is_direct(tensors: Iterable[Tensor]) -> bool:
     return not torch.autograd.profiler._is_profiler_enabled and is_bare(tensors)
 
 
+def is_hooked(module: torch.nn.Module) -> bool:
+    """Whether calling the module does more than its ``forward``."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(hooks) or torch.nn.modules.module._has_any_global_hook()
+
+
 def multiplies_in_tf32() -> bool:
     """Whether float32 matrix products on CUDA may round factors to TF32. From torch 2.9 on, the setting is
     ``fp32_precision``, and after it was set, reading the older ones raises."""
