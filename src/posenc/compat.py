@@ -61,7 +61,7 @@ def is_direct(tensors: Iterable[Tensor]) -> bool:
 def is_hooked(module: torch.nn.Module) -> bool:
     """Whether calling the module does more than its ``forward``."""
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return any(hooks) or torch.nn.modules.module._has_any_global_hook()
+    return any(hooks) or bool(torch.nn.modules.module._has_any_global_hook())
 
 
 def multiplies_in_tf32() -> bool:

@@ -29,7 +29,7 @@ class Bound(dict[Any, Encoding]):
     """The latest encoding of a scheme, and all that it was made of. Copies of the scheme begin without one."""
 
     state: tuple[object, ...] = ()
-    may_stay = True
+    may_stay: bool | None = None  # None: not known yet
 
     def __reduce__(self) -> Any:
         return Bound, ()
@@ -69,8 +69,8 @@ def bound(request: Request) -> Encoding | None:
     store = vars(scheme).setdefault("_bound", Bound())
     if len(state) != len(store.state) or not all(map(is_, state, store.state)):
         store.clear()
-        store.state, store.may_stay = state, all(map(_is_constant, state))
-    if not store.may_stay:
+        store.state, store.may_stay = state, None if all(map(_is_constant, state)) else False
+    if store.may_stay is False:
         return None
     dtype = torch.promote_types(query.dtype, torch.float32)
 
@@ -78,12 +78,13 @@ def bound(request: Request) -> Encoding | None:
         store.clear()  # only the latest is kept
         at = kept(_PLAIN, ends, key.device, plain)
         positions = at.query_positions, at.key_positions
-        learned = [part for part in bare_parts(scheme) if any(True for _ in part.parameters())]
-        store.may_stay = all(_is_lazy(of_scheme(part, *positions, dtype)) for part in learned)
+        if store.may_stay is None:
+            learned = [part for part in bare_parts(scheme) if any(True for _ in part.parameters())]
+            store.may_stay = all(_is_lazy(of_scheme(part, *positions, dtype)) for part in learned)
         return of_scheme(scheme, *positions, dtype)
 
     asked = *ends, dtype, torch.get_default_dtype(), is_autocast(query)
-    found = kept(store, asked, key.device, make, lambda _: store.may_stay)
+    found = kept(store, asked, key.device, make, lambda _: store.may_stay is True)
     if found._made_with:  # read by terms in each call, so they may have changed
         object.__setattr__(found, "_made_with", made_with(scheme, key.device))
     return found
