@@ -39,7 +39,10 @@ def is_undisturbed() -> bool:
     return (
         not (torch.compiler.is_compiling() or is_forward_mode() or is_transformed())
         and torch._C._len_torch_dispatch_stack() == 0
-        and all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+        and (
+            torch._C._len_torch_function_stack() == 0
+            or all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+        )
         and torch._C._get_tracing_state() is None
     )
 

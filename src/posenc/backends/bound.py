@@ -86,7 +86,7 @@ def bound(request: Request) -> Encoding | None:
     asked = *ends, dtype, torch.get_default_dtype(), is_autocast(query)
     found = kept(store, asked, key.device, make, lambda _: store.may_stay is True)
     if found._made_with:  # read by terms in each call, so they may have changed
-        object.__setattr__(found, "_made_with", made_with(scheme, key.device))
+        object.__setattr__(found, "_made_with", made_with(scheme, key.device, [p for p, _ in found._made_with]))
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ def planned(request: Request, backend: str) -> tuple[Encoding, Call, bands.Run]:
     """
     of_scheme = bound(request)
     if of_scheme is not None:
-        request = replace(request, encoding=of_scheme, align=None)
+        request.encoding, request.align = of_scheme, None
     encoding, signature = request.encoding, signature_of(request, backend)
     if signature is not None and isinstance(encoding, Encoding):
         plan = encoding.plans.get(signature)
