@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import posenc
 from posenc import FIRE, KERPLE, T5, ALiBi, Positions, RoPE, Scheme, Shaw, Sinusoidal
@@ -364,3 +366,63 @@ def test_a_compiled_graph_has_no_part_in_it() -> None:
     torch.testing.assert_close(compiled(*layer), eager)
     hidden(scheme.weight)
     torch.testing.assert_close(compiled(*layer), fresh(layer, scheme))
+
+
+# --- layers that are computed again, or divided -----------------------------------------------------------------------
+
+
+class Layer(nn.Module):
+    """A projection and attention."""
+
+    def __init__(self, scheme: Scheme, attends: Callable[..., Tensor] = attend) -> None:
+        super().__init__()
+        self.projection, self.scheme, self.attends = nn.Linear(DIM, DIM), scheme, attends
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attends(split(self.projection(x)), self.scheme)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", list(COMMON)[1:])
+def test_a_layer_that_is_computed_again_has_the_same_gradients(name: str, reentrant: bool) -> None:
+    """As one that is bound by hand; also with what an earlier step has kept."""
+    scheme = COMMON[name]()
+    assert scheme is not None
+    layer, x = Layer(scheme), torch.randn(2, TOKENS, DIM, requires_grad=True)
+    for _ in range(2):
+        grads = []
+        for layer.attends in (attend, fresh):
+            layer.zero_grad()
+            checkpoint(layer, x, use_reentrant=reentrant).square().sum().backward()  # type: ignore[no-untyped-call]
+            grads.append([parameter.grad for parameter in layer.parameters()])
+        for mine, its in zip(*grads, strict=True):
+            assert mine is not None
+            assert its is not None
+            same(mine, its)
+
+
+@pytest.mark.more
+def test_divided_parameters_are_read_after_each_step() -> None:
+    from torch.distributed.device_mesh import init_device_mesh  # a second
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for alone in (False, True):
+            plain = Layer(T5(HEADS))
+            divided = copy.deepcopy(plain)
+            if alone:
+                fully_shard(divided.scheme, mesh=mesh, reshard_after_forward=False)
+            fully_shard(divided, mesh=mesh)
+            optimizers = [torch.optim.AdamW(model.parameters(), lr=0.1) for model in (plain, divided)]
+            for _ in range(3):
+                x = torch.randn(2, TOKENS, DIM)
+                outs = [model(x) for model in (plain, divided)]
+                same(outs[1], outs[0])
+                for out, optimizer in zip(outs, optimizers, strict=True):
+                    out.square().sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+    finally:
+        dist.destroy_process_group()
