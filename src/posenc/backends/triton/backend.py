@@ -117,7 +117,7 @@ def _arguments(call: Call) -> tuple[Tensor | None, tuple[Any, ...]]:
     """The key, None if it is the call's own and no query, key or gradient is part of the others either; and these."""
     given = _Lines(call)
     is_kept = given.key is call.key and given.is_of_positions
-    if is_kept and "bias" in given.tensors and _skipping(call)[0] and not call.has_few_queries:
+    if is_kept and call.kept is not None and "bias" in given.tensors and _skipping(call)[0] and not call.has_few_queries:
         given.tensors["highest"] = highest_of(given.tensors)
     return None if is_kept else given.key.to(call.key.dtype), given.arguments()
 
