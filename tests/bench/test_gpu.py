@@ -217,7 +217,7 @@ def test_wrong_usage_and_what_is_missing_have_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "0")  # set back after the test
-    monkeypatch.setattr("posenc.backends.triton.operator.missing", lambda: None)
+    monkeypatch.setattr("posenc.backends.triton.launch.missing", lambda: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "jaxtyping" else object())
     out = ["--out", str(tmp_path)]
 
@@ -237,7 +237,7 @@ def test_wrong_usage_and_what_is_missing_have_a_line(
     assert said("--dry-run")[1].endswith("holds results: --resume goes on from them, --out names another folder")
     (tmp_path / "first-minutes.jsonl").write_text('{"plan": "first minutes", "is_dry": false}\n')
     assert "no dry run: name another folder with --out" in said("--dry-run", "--resume")[1]
-    monkeypatch.setattr("posenc.backends.triton.operator.missing", lambda: "Triton is not installed")
+    monkeypatch.setattr("posenc.backends.triton.launch.missing", lambda: "Triton is not installed")
     assert said("--dry-run") == (1, "posenc: error: Triton is not installed")
 
 

@@ -15,7 +15,8 @@ from posenc.backends.eligible import line_of
 from posenc.backends.kept import kept
 from posenc.backends.operands import Given
 from posenc.backends.skipping import orders_seen, own_keys, seen_blocks
-from posenc.backends.triton.operator import GRID, counted_for, is_interpreted, missing, too_many, triton
+from posenc.backends.triton.launch import GRID, is_interpreted, missing, too_many
+from posenc.backends.triton.operator import counted_for, triton
 from posenc.backends.triton.skipping import highest_of, share
 from posenc.backends.triton.tasks import ANY, SPAN
 from posenc.encoding.pieces import Bias, Clock, Function, Meeting, Term
@@ -117,7 +118,13 @@ def _arguments(call: Call) -> tuple[Tensor | None, tuple[Any, ...]]:
     """The key, None if it is the call's own and no query, key or gradient is part of the others either; and these."""
     given = _Lines(call)
     is_kept = given.key is call.key and given.is_of_positions
-    if is_kept and call.kept is not None and "bias" in given.tensors and _skipping(call)[0] and not call.has_few_queries:
+    if (
+        is_kept
+        and call.kept is not None
+        and "bias" in given.tensors
+        and _skipping(call)[0]
+        and not call.has_few_queries
+    ):
         given.tensors["highest"] = highest_of(given.tensors)
     return None if is_kept else given.key.to(call.key.dtype), given.arguments()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from posenc.backends.triton import operator
+from posenc.backends.triton import launch as of_launch
 from posenc.schemes.catalog import catalog
 from posenc.tools.bench.gpu import ways
 from posenc.tools.bench.gpu.agreement import Case, compared
@@ -39,8 +39,7 @@ def _work(place: Place, name: str) -> Work:
     if how != TAKEN:
         blocks, warps, stages = how.split()
         launch = {
-            "SIZES": (operator.Sizes(*map(int, blocks.split("x"))),),
-            "FAR": {"num_warps": int(warps), "num_stages": int(stages)},
+            "sizes_of": lambda _: (of_launch.Sizes(*map(int, (*blocks.split("x"), warps, stages))),),
         }
     return ways.Way(scheme, "triton", lambda: launch).work(place, place.inputs(int(length), phase))
 

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import posenc
 from posenc import FIRE, ALiBi, NoPE, Positions, RoPE, Scheme, Shaw, TransformerXL, compat
-from posenc.backends.triton import operator
+from posenc.backends.triton import launch
 from posenc.schemes.catalog import scheme_from_names
 from posenc.schemes.entry import Shape
 from posenc.schemes.t5 import T5
@@ -25,6 +25,7 @@ AGAIN = "flash, again"
 CUDNN = "cuDNN"
 FLEX_STATIC, FLEX_DYNAMIC = "flex, static", "flex, dynamic"
 PLAIN = "nothing added, triton"
+SIZES_OF, NEAR_OF = launch.sizes_of, launch.near_of
 COMPILATIONS = 256  # of one function, at most
 BUCKETS, FARTHEST, CLIP = 32, 128, 64
 
@@ -57,17 +58,18 @@ def scheme_of(place: Place, name: str, heads: int, head_dim: int, kv_heads: int 
 
 @contextmanager
 def launched(**choices: Any) -> Iterator[None]:
-    """Other sizes and stages of the kernels: SIZES, FAR and NEAR of their launch. AttributeError for another name."""
-    if choices and hasattr(operator, "_FITTING"):
+    """Other sizes and stages of the kernels: `sizes_of` and `near_of` of their launch. AttributeError for another
+    name."""
+    if choices:
         choices = {**choices, "_FITTING": {}}  # what fits is another matter then
-    before = {name: getattr(operator, name) for name in choices}
+    before = {name: getattr(launch, name) for name in choices}
     for name, value in choices.items():
-        setattr(operator, name, value)
+        setattr(launch, name, value)
     try:
         yield
     finally:
         for name, value in before.items():
-            setattr(operator, name, value)
+            setattr(launch, name, value)
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,14 @@ class Way:
             return posenc.explain(inputs.query, inputs.key, inputs.value, scheme, is_causal=True).backend
 
 
-def stages(which: str, count: int) -> Callable[[], dict[str, Any]]:
-    """FAR or NEAR with so many stages, and the first of the sizes, whether or not it fits."""
-    return lambda: {which: {**getattr(operator, which), "num_stages": count}, "SIZES": operator.SIZES[:1]}
+def far(count: int) -> Callable[[], dict[str, Any]]:
+    """Far loops in so many stages, and the first of the sizes, whether or not it fits."""
+    return lambda: {"sizes_of": lambda is_narrow: (SIZES_OF(is_narrow)[0]._replace(stages=count),)}
+
+
+def near(count: int) -> Callable[[], dict[str, Any]]:
+    """Kernels of squares in so many stages."""
+    return lambda: {"near_of": lambda *how: {**NEAR_OF(*how), "num_stages": count}}
 
 
 WAYS: dict[str, Way] = {
@@ -124,9 +131,9 @@ WAYS: dict[str, Way] = {
     "shaw, tiled": Way("shaw", "tiled"),
     "transformer_xl, triton": Way("transformer_xl", "triton"),
     "rope, auto": Way("rope", "auto"),
-    "nothing added, triton, 1 stage": Way("nope", "triton", stages("FAR", 1)),
-    "nothing added, triton, 3 stages": Way("nope", "triton", stages("FAR", 3)),
-    "shaw, triton, near in 2 stages": Way("shaw", "triton", stages("NEAR", 2)),
+    "nothing added, triton, 1 stage": Way("nope", "triton", far(1)),
+    "nothing added, triton, 2 stages": Way("nope", "triton", far(2)),
+    "shaw, triton, near in 2 stages": Way("shaw", "triton", near(2)),
 }
 
 
