@@ -41,10 +41,12 @@ def bound(request: Request) -> Encoding | None:
     It belongs to a scheme of this package that reads only constants and its own parameters, these no earlier than in
     attention, and that is called without hooks. Attributes and parameters are compared in every call.
     """
+    if not compat.is_undisturbed():
+        return None
     scheme, query, key = request.encoding, request.query, request.key
     if isinstance(scheme, Encoding) or request.query_positions is not None or request.key_positions is not None:
         return None
-    if {type(query), type(key)} - compat.PLAIN or {query.dtype, key.dtype} - DTYPES or not compat.is_undisturbed():
+    if {type(query), type(key)} - compat.PLAIN or {query.dtype, key.dtype} - DTYPES:
         return None
     if query.dim() != 4 or key.dim() != 4 or query.device != key.device:
         return None
