@@ -90,14 +90,14 @@ MUTANTS = (
         "the kernel's units that bend at no distance are past it",
         FIRE,
         "_lines",
-        ("torch.cat(((b1 > 0)[None], active))", "torch.cat((active[:1], active))"),
+        ("torch.cat((is_on[None], ", "torch.cat(((breaks[:1, None] >= bends) ^ falls, "),
         partial(test_native.test_a_network_is_a_broken_line_wherever_it_bends, "bends at 0", True),
     ),
     Line(
         "the kernel's units that never bend are taken for those that bend far away",
         FIRE,
         "_lines",
-        ("torch.where(w1 < 0, before, b1 > 0)", "before"),
+        ("torch.where(w1 == 0, is_on, w1 < 0)", "w1 < 0"),
         partial(test_native.test_a_network_is_a_broken_line_wherever_it_bends, "never bends", True),
     ),
 )

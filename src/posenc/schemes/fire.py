@@ -98,13 +98,13 @@ class FIRE(Scheme):
         with torch.no_grad():
             bends = torch.where(w1 == 0, torch.inf, -b1 / w1).clamp(min=0)
             breaks = F.pad(bends.sort().values, (1, 0))
-            # For each piece from the second on, and each unit, whether the unit is active. On the first piece x = 0.
-            after, before = breaks[:, None] >= bends, F.pad(breaks[1:], (0, 1), value=torch.inf)[:, None] <= bends
-            active = torch.where(w1 > 0, after, torch.where(w1 < 0, before, b1 > 0))
-            active = torch.cat(((b1 > 0)[None], active)).to(w1.dtype)
+            # For each piece from the second on, and each unit, whether the unit is active: it is beyond its bend, or
+            # before it if the unit falls. Of a unit without slope, the bend is beyond all. On the first piece x = 0.
+            is_on = b1 > 0
+            falls = torch.where(w1 == 0, is_on, w1 < 0)
+            active = torch.cat((is_on[None], (breaks[:, None] >= bends) ^ falls)).to(w1.dtype)
         of_units = torch.stack((w1, b1), -1) * w2[:, :, None]  # (heads, hidden, 2)
-        lines = torch.einsum("ku,hul->hkl", active, of_units)
-        return breaks, lines + torch.stack((torch.zeros_like(b2), b2), -1)[:, None]
+        return breaks, active @ of_units + F.pad(b2[:, None, None], (1, 0))
 
 
 ENTRY = Entry(
