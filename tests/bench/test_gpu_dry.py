@@ -27,8 +27,8 @@ def run(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def lines(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "first-minutes.jsonl").read_text().splitlines()]
+def lines(out: Path, plan: str = "first-minutes") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / f"{plan}.jsonl").read_text().splitlines()]
 
 
 def test_a_dry_run_does_every_item_once_and_resumes(tmp_path: Path) -> None:
@@ -58,3 +58,12 @@ def test_a_dry_run_does_every_item_once_and_resumes(tmp_path: Path) -> None:
     told = run(tmp_path, "--only", *STEPS, "--resume")
     assert told.returncode == 0
     assert lines(tmp_path) == records
+
+
+@pytest.mark.parametrize(("plan", "steps"), [("quick", ("few",)), ("variants", ("variants",))])
+def test_the_other_commands_run_dry(plan: str, steps: tuple[str, ...], tmp_path: Path) -> None:
+    told = run(tmp_path, f"--{plan}", "--only", *steps)
+    assert told.returncode == 0, told.stdout + told.stderr + (tmp_path / "gpu.log").read_text()[-4000:]
+    records = lines(tmp_path, plan)
+    assert [r["outcome"] for r in records if "outcome" in r] == ["done"]
+    assert len([r for r in records if "passed" in r or "kernels" in r]) == 2

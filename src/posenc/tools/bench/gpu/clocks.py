@@ -13,7 +13,7 @@ from posenc.tools.kit.turns import spread
 
 CACHE = 2**28  # bytes that are written before each timed call, larger than a GPU's caches
 FEWEST, MOST = 3, 200  # timed calls
-BUDGET = 0.3  # seconds of timed calls
+BUDGET = 0.2  # seconds of timed calls
 ISSUED = 20  # calls of the host in a row: a queue of a thousand launches must not fill up
 NO_GRAPHS = "the CPU has no graphs"
 NO_EVENTS = "the CPU has no events: a clock"

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from posenc.tools.bench.gpu.journal import AGAIN
+
 LOOK = 0.05  # seconds after which a thread looks whether all is to stop
 STARTING = 90.0  # seconds until a process is ready at most
 MODULE = "posenc.tools.bench.gpu.worker"
@@ -147,7 +149,7 @@ class Lanes:
             found = self._waited(worker, min(self.until, limit))
         except TimeoutError:
             if time.monotonic() >= limit:
-                return {"failed": f"it took longer than {self.each:g} s"}, False
+                return {"failed": f"it took longer than {self.each:g} s", AGAIN: True}, False
             self.outcome = "out of time"
             return None, False
         if found is None:
