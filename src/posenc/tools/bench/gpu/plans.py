@@ -20,9 +20,9 @@ PLANS: dict[str, tuple[Step, ...]] = {
     ),
     QUICK: (
         first.FIRST,
-        replace(timing.COMPILED, limit=45),
+        replace(timing.COMPILED, limit=40, each=35),
         agreement.FEW_SIZES,
-        replace(timing.TIMED, limit=90),
+        replace(timing.TIMED, limit=85),
         timing.PROFILES,
     ),
     VARIANTS: (first.FIRST, variants.COMPILED, variants.VARIANTS),
