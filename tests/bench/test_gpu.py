@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -32,12 +33,13 @@ from posenc.tools.bench.gpu import (
 from posenc.tools.bench.gpu.__main__ import QUICK, WHOLE, main
 from posenc.tools.bench.gpu.agreement import Case
 from posenc.tools.bench.gpu.journal import AGAIN, Journal
-from posenc.tools.bench.gpu.page import DASH, MAIN, page, verdict
+from posenc.tools.bench.gpu.page import DASH, MAIN, NOT_YET, fill, page, verdict
 from posenc.tools.bench.gpu.place import REAL, SMALL, Place, Sizes
 from posenc.tools.bench.gpu.step import Step, answered
 from posenc.tools.bench.measure import LeftOutError
 
 MINUTES = plans.MINUTES
+ROOT = Path(__file__).parents[2]
 
 # A process as `worker` is one, without PyTorch: what it does goes by the name of an item.
 WORKER = """
@@ -341,10 +343,10 @@ def test_the_page_says_what_was_predicted_what_came_and_what_it_changes() -> Non
     assert "| learned t5, triton | learned t5, flex | 4,096 | training | 0.05 to 0.50 | – | not measured |" in told
     assert "| nothing added | 5% | 4,096 | forward | sdpa | sdpa | stays |" in told
     changed = "a line in distance (ALiBi), 4,096, forward: triton, not flex"
-    assert f"- checks: 0 of 2 passed\n- choices of auto: 1 of 2 stay; {changed}\n" in told
-    assert "| what | forward 4,096 | decoding 4,096 | training 4,096 |" in told
-    assert "| ALiBi | 1.40 / 2.33 | 2.00 | – |" in told
-    assert "| ALiBi by flex | 1.33 / 2.86 | – | – |" in told
+    assert f"- checks: 0 of 2 passed; failed: alibi, 64; one\n- choices of auto: 1 of 2 stay; {changed}\n" in told
+    assert "| what | forward 4,096 | decoding 4,096 |\n" in told
+    assert "| ALiBi | 1.40 / 2.33 | 2.00 |\n" in told
+    assert "| ALiBi by flex | 1.33 / 2.86 | – |\n" in told
     assert "| a line in distance (ALiBi) | 5% | 4,096 | forward | flex | triton | changes |" in told
     assert "| a learned table (T5) | 5% | 4,096 | forward | – | not measured | not measured |" in told
     assert "| alibi, flex | – | 2.000 ± 0.000 | 1.33 | 2.86 | 2.86 |" in told
@@ -352,6 +354,29 @@ def test_the_page_says_what_was_predicted_what_came_and_what_it_changes() -> Non
     assert "| times | 4096 training flash | out of memory |" in told
     assert "| real | 1 | 0 | 0 | 1 | 1 | not yet |" in told
     json.dumps(records)
+
+
+def test_other_pages_have_summaries_of_results(tmp_path: Path) -> None:
+    path = tmp_path / "it.md"
+    path.write_text("one\n<!-- gpu: it.jsonl -->\nold\n<!-- end -->\ntwo\n")
+    assert fill(path) == f"one\n<!-- gpu: it.jsonl -->\n\n{NOT_YET}\n\n<!-- end -->\ntwo\n"
+    records = [
+        {"plan": MINUTES, "predictions": [], "rules": []},
+        timed("forward flash", 1.0, 1.0),
+        timed("forward rope, auto", 2.0, 2.0),
+    ]
+    (tmp_path / "it.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    path.write_text(fill(path))
+    assert "| RoPE | 2.00 / – |\n\n<!-- end -->\ntwo\n" in fill(path)
+    assert fill(path) == path.read_text()
+
+
+def test_the_documentation_has_the_summaries_of_the_results_kept() -> None:
+    page = ROOT / "docs" / "gpu.md"
+    kept = {str(path.relative_to(ROOT)) for path in ROOT.glob("benchmarks/results/gpu/*/first-minutes.jsonl")}
+    assert kept
+    assert kept <= {name.removeprefix("../") for name in re.findall("<!-- gpu: (.*) -->", page.read_text())}
+    assert fill(page) == page.read_text()
 
 
 # --- what is run ------------------------------------------------------------------------------------------------------

@@ -34,6 +34,9 @@ MAIN = {
     "RoPE": ("rope, auto", ""),
     "FIRE": ("", "fire, auto"),
 }
+LEAD = (
+    f"The device's time over that of {' / '.join(BASES[:2])}; in decoding, over PyTorch's attention without positions."
+)
 NOT_YET = "There are no results yet."
 PLACE = re.compile(r"(<!-- gpu: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -116,27 +119,30 @@ def summary(records: Sequence[Record]) -> str:
     results = Results(records)
     of_checks = {record["step"] for record in results.items if "passed" in record}
     checks = [record for record in results.items if record["step"] in of_checks]
-    passed = sum(_outcome(record) == "done" for record in checks)
+    failed = [record["item"] for record in checks if _outcome(record) == "failed"]
+    passed = len([record for record in checks if _outcome(record) == "done"])
     decided = [choice for choice in results.choices() if choice[-1] != "not measured"]
     changed = [f"{rule['name']}, {n:,}, {at}: {then}, not {now}" for rule, n, at, now, then in decided if then != now]
     about = (f"{name} {results.about[name]}" for name in ("device", "torch", "triton") if name in results.about)
     lines = [
-        ", ".join([results.head.get("at", "").partition(" ")[0], *about]).lstrip(", "),
-        f"checks: {passed} of {len(checks)} passed",
+        ", ".join(filter(None, (results.head.get("at", "").partition(" ")[0], *about))),
+        f"checks: {passed} of {len(checks)} passed{'; failed: ' * bool(failed)}{'; '.join(failed)}",
         f"choices of auto: {len(decided) - len(changed)} of {len(decided)} stay{'; '.join(['', *changed])}",
     ]
+    rows = {name: [_main(results, ways, *cell) for cell in results.cells] for name, ways in MAIN.items()}
+    shown = [n for n in range(len(results.cells)) if any(row[n] != DASH for row in rows.values())]
     header = [f"{phase} {length:,}" for length, phase in results.cells]
-    lead = f"The device's time over that of {' / '.join(BASES[:2])}; in decoding, over PyTorch's attention alone."
-    table = Table("", lead, ("what", *header))
-    for name, (attending, decoding) in MAIN.items():
-        row = []
-        for length, phase in results.cells:
-            way, bases = (decoding, BASES[2:]) if phase == "decoding" else (attending, BASES[:2])
-            ratios = [results.ratio(way, base, length, phase) for base in bases]
-            row.append(DASH if {*ratios} == {DASH} else " / ".join(ratios))
-        if {*row} - {DASH}:
-            table.rows.append((name, *row))
-    return "\n".join(f"- {line}" for line in lines) + "\n\n" + (as_markdown(table) if table.rows else "")
+    table = Table("", LEAD, ("what", *(header[n] for n in shown)))
+    table.rows += [(name, *(row[n] for n in shown)) for name, row in rows.items() if {*row} - {DASH}]
+    ratios = as_markdown(table).partition("\n\n")[2] if table.rows else ""
+    return "\n".join(f"- {line}" for line in lines) + f"\n\n{ratios}"
+
+
+def _main(results: Results, ways: tuple[str, str], length: int, phase: str) -> str:
+    """A cell of the summary."""
+    way, bases = (ways[1], BASES[2:]) if phase == "decoding" else (ways[0], BASES[:2])
+    ratios = [results.ratio(way, base, length, phase) for base in bases]
+    return DASH if {*ratios} == {DASH} else " / ".join(ratios)
 
 
 def fill(path: Path) -> str:
