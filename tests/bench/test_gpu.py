@@ -34,7 +34,7 @@ from posenc.tools.bench.gpu.__main__ import QUICK, WHOLE, main
 from posenc.tools.bench.gpu.agreement import Case
 from posenc.tools.bench.gpu.journal import AGAIN, Journal
 from posenc.tools.bench.gpu.page import DASH, MAIN, NOT_YET, fill, page, verdict
-from posenc.tools.bench.gpu.place import REAL, SMALL, Place, Sizes
+from posenc.tools.bench.gpu.place import PHASES, REAL, SMALL, Place, Sizes
 from posenc.tools.bench.gpu.step import Step, answered
 from posenc.tools.bench.measure import LeftOutError
 
@@ -264,9 +264,9 @@ def test_everything_that_is_predicted_or_decided_is_timed() -> None:
     for told in predictions.PREDICTIONS:
         for way in (told.of, told.over):
             assert f"{told.length} {told.phase} {way}" in timed
-    for rule in predictions.RULES:
-        for way in (rule.now, *rule.ways.values()):
-            assert {f"{REAL.lengths[0]} {phase} {way}" for phase in rule.phases} <= timed
+    for now, backends in predictions.RULES.values():
+        for way in (now, *backends.values()):
+            assert {f"{REAL.lengths[0]} {phase} {way}" for phase in PHASES} <= timed
     assert {told.low < told.high for told in predictions.PREDICTIONS} == {True}
     assert {*timing.COMPILED.items(Place())} <= timed
     assert {*timing.PROFILES.items(Place())} <= timed
@@ -382,13 +382,24 @@ def test_the_documentation_has_the_summaries_of_the_results_kept() -> None:
 # --- what is run ------------------------------------------------------------------------------------------------------
 
 
-def test_other_sizes_and_stages_are_put_back() -> None:
-    before = operator.SIZES, operator.FAR
-    with variants.launched(SIZES=before[0][:1], FAR={"num_stages": 7}):
-        assert (before[0][:1], {"num_stages": 7}) == (operator.SIZES, operator.FAR)
-    assert before == (operator.SIZES, operator.FAR)
-    with pytest.raises(AttributeError), variants.launched(ELSEWHERE=1):
-        pass
+@pytest.mark.parametrize("how", ["far 32x16 4w7", "near 16 4w7"])
+def test_other_sizes_and_stages_are_put_back(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def called() -> tuple[()]:
+        seen.append((operator.SIZES, operator.FAR, operator.NEAR))
+        return ()
+
+    seen: list[Any] = []
+    before = operator.SIZES, operator.FAR, operator.NEAR
+    monkeypatch.setattr(variants, "call_of", lambda place, name: (called, {}))
+    variants._work(Place(True), f"alibi 16 {how}")()
+    variants._work(Place(True), f"alibi 16 {variants.TAKEN}")()
+    (((long, short, square),), far, near), taken = seen
+    assert taken == before == (operator.SIZES, operator.FAR, operator.NEAR)
+    launched = {"num_warps": 4, "num_stages": 7}
+    if how.startswith("far"):
+        assert (long, short, square, far, near) == (32, 16, 32, launched, before[2])
+    else:
+        assert (long, short, square, far, near) == (*before[0][0][:2], 16, before[1], launched)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.tools.bench.gpu.journal import Record, latest
+from posenc.tools.bench.gpu.place import DECODING, ROTATION
 from posenc.tools.kit.files import parse, write_whole
 from posenc.tools.kit.report import Table, as_markdown
 
@@ -34,9 +35,8 @@ MAIN = {
     "RoPE": ("rope, auto", ""),
     "FIRE": ("", "fire, auto"),
 }
-LEAD = (
-    f"The device's time over that of {' / '.join(BASES[:2])}; in decoding, over PyTorch's attention without positions."
-)
+LEAD = "The device's time over that of flash / cuDNN; in decoding, over PyTorch's attention without positions."
+DRY = "A dry run: on the CPU, kernels interpreted, at small sizes. No number here says anything of a GPU.\n\n"
 NOT_YET = "There are no results yet."
 PLACE = re.compile(r"(<!-- gpu: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -70,16 +70,12 @@ class Results:
         found = dict.fromkeys(tuple(name.split(" ", 2)[:2]) for name in self.times)
         return [(int(length), phase) for length, phase in found]
 
-    def bases(self, length: int, phase: str) -> list[str]:
-        """What a cell is compared with."""
-        return [base for base in BASES if "events" in self.times.get(f"{length} {phase} {base}", {})]
-
     def choices(self) -> Iterator[tuple[Mapping[str, Any], int, str, str, str]]:
         """Each choice of ``auto`` where it was timed: the rule, length, phase, what it takes now, and what it
         should: the same, another backend, or "not measured"."""
         for rule in self.head["rules"]:
             for length, phase in self.cells:
-                if phase.partition("/")[0] in rule["phases"]:
+                if phase not in (DECODING, ROTATION):
                     now = self.times.get(f"{length} {phase} {rule['now']}", {}).get("auto", DASH)
                     known = self.medians(rule["ways"], length, phase)
                     then = "not measured"
@@ -103,11 +99,7 @@ def page(records: Sequence[Record]) -> str:
         _profiles(results),
         _kernels(results),
     ]
-    title = f"# posenc on a GPU: {results.head['plan']}\n\n"
-    if results.head["is_dry"]:
-        title += (
-            "A dry run: on the CPU, kernels interpreted, at small sizes. No number here says anything of a GPU.\n\n"
-        )
+    title = f"# posenc on a GPU: {results.head['plan']}\n\n{DRY if results.head['is_dry'] else ''}"
     sources = dict.fromkeys(record["sources"] for record in records if "sources" in record)
     if len(sources) > 1:
         title += f"The sources were changed between runs: these are results of {len(sources)} versions of them.\n\n"
@@ -129,18 +121,17 @@ def summary(records: Sequence[Record]) -> str:
         f"checks: {passed} of {len(checks)} passed{'; failed: ' * bool(failed)}{'; '.join(failed)}",
         f"choices of auto: {len(decided) - len(changed)} of {len(decided)} stay{'; '.join(['', *changed])}",
     ]
-    rows = {name: [_main(results, ways, *cell) for cell in results.cells] for name, ways in MAIN.items()}
-    shown = [n for n in range(len(results.cells)) if any(row[n] != DASH for row in rows.values())]
-    header = [f"{phase} {length:,}" for length, phase in results.cells]
-    table = Table("", LEAD, ("what", *(header[n] for n in shown)))
-    table.rows += [(name, *(row[n] for n in shown)) for name, row in rows.items() if {*row} - {DASH}]
+    cells = [cell for cell in results.cells if any(_main(results, ways, *cell) != DASH for ways in MAIN.values())]
+    table = Table("", LEAD, ("what", *(f"{phase} {length:,}" for length, phase in cells)))
+    rows = ((name, *(_main(results, ways, *cell) for cell in cells)) for name, ways in MAIN.items())
+    table.rows += [row for row in rows if {*row[1:]} - {DASH}]
     ratios = as_markdown(table).partition("\n\n")[2] if table.rows else ""
     return "\n".join(f"- {line}" for line in lines) + f"\n\n{ratios}"
 
 
 def _main(results: Results, ways: tuple[str, str], length: int, phase: str) -> str:
     """A cell of the summary."""
-    way, bases = (ways[1], BASES[2:]) if phase == "decoding" else (ways[0], BASES[:2])
+    way, bases = (ways[1], BASES[2:]) if phase == DECODING else (ways[0], BASES[:2])
     ratios = [results.ratio(way, base, length, phase) for base in bases]
     return DASH if {*ratios} == {DASH} else " / ".join(ratios)
 
@@ -253,7 +244,7 @@ def _timed(results: Results, length: int, phase: str) -> Iterator[tuple[str, Rec
 
 def _times(results: Results) -> Iterator[Table]:
     for length, phase in results.cells:
-        bases = results.bases(length, phase)
+        bases = [base for base in BASES if "events" in results.times.get(f"{length} {phase} {base}", {})]
         header = ("what", *OURS, *(f"over {base}" for base in bases))
         table = Table(f"Times: {phase}, {length:,}", "Milliseconds: of a replayed graph, and between events.", header)
         for way, record in _timed(results, length, phase):

@@ -74,28 +74,16 @@ PREDICTIONS: tuple[Prediction, ...] = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A choice of ``auto``: the backends and how each of them is called here, in all phases of a forward pass or a
-    training step.
-
-    It takes the fastest that was measured, of the device's own time. It keeps what it takes now unless another is
-    faster by more than ``margin``; where that differs by length or phase, so does the choice.
-    """
-
-    name: str
-    now: str  # a backend, or who says it: the way with this name
-    ways: dict[str, str]
-    phases: tuple[str, ...] = PHASES
-    margin: float = 0.05
-
-
-RULES: tuple[Rule, ...] = (
-    Rule("nothing added", PLAIN, {"sdpa": ANY, "triton": PLAIN, "flex": FLEX_DYNAMIC}),
-    Rule("a line in distance (ALiBi)", LINE, {"triton": LINE, "flex": "alibi, flex"}),
-    Rule("a learned table (T5)", TABLE, {"triton": TABLE, "tiled": "learned t5, tiled", "flex": "learned t5, flex"}),
-    Rule("vectors by distance (Shaw)", VECTORS, {"triton": VECTORS, "tiled": "shaw, tiled"}),
-)
+# Choices of ``auto``: the way whose line says what it takes now, and the backends as they are called here. It takes the
+# fastest that was measured, of the device's own time, but keeps what it takes now unless another is faster by more than
+# the margin; where that differs by length or phase, so does the choice.
+MARGIN = 0.05
+RULES: dict[str, tuple[str, dict[str, str]]] = {
+    "nothing added": (PLAIN, {"sdpa": ANY, "triton": PLAIN, "flex": FLEX_DYNAMIC}),
+    "a line in distance (ALiBi)": (LINE, {"triton": LINE, "flex": "alibi, flex"}),
+    "a learned table (T5)": (TABLE, {"triton": TABLE, "tiled": "learned t5, tiled", "flex": "learned t5, flex"}),
+    "vectors by distance (Shaw)": (VECTORS, {"triton": VECTORS, "tiled": "shaw, tiled"}),
+}
 
 
 def told(plan: str, sizes: Sizes) -> dict[str, Any]:
@@ -107,4 +95,5 @@ def told(plan: str, sizes: Sizes) -> dict[str, Any]:
     here = [
         asdict(each) | {"length": at[each.length], "phase": wide.get(each.phase, each.phase)} for each in PREDICTIONS
     ]
-    return {"predictions": here, "rules": [asdict(each) for each in RULES]}
+    rules = [{"name": name, "now": now, "ways": ways, "margin": MARGIN} for name, (now, ways) in RULES.items()]
+    return {"predictions": here, "rules": rules}

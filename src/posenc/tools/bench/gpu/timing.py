@@ -53,9 +53,8 @@ TIMED = Step("times", "Times", 200, 40, lambda place: tuple(_timed_items(place))
 
 def _compiled_items(place: Place) -> tuple[str, ...]:
     """What is timed and compiled, the longest compilations first. Flex's are of a length."""
-    names = [
-        name for name in _timed_items(place) if ways.split(name)[2] not in (*PYTORCH, *BIASED, ways.AGAIN, ways.COPY)
-    ]
+    ready = (*PYTORCH, *BIASED, ways.AGAIN, ways.COPY)
+    names = [name for name in _timed_items(place) if ways.split(name)[2] not in ready]
     long = str(place.sizes.lengths[-1])
     names = [name for name in names if not name.startswith(long) or "flex" in name or ROTATION in name]
     return tuple(sorted(names, key=lambda name: (" training" not in name, name.startswith(long))))

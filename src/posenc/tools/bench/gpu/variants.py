@@ -1,8 +1,8 @@
 """Sizes and stages of the kernels beside those that are taken, and flex on every scheme that it takes."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -43,27 +43,8 @@ def _items(place: Place) -> tuple[str, ...]:
     )
 
 
-@contextmanager
-def launched(**choices: Any) -> Iterator[None]:
-    """Other sizes and stages of the kernels: SIZES, FAR and NEAR of their launch. AttributeError for another name."""
-    if choices and hasattr(operator, "_FITTING"):
-        choices = {**choices, "_FITTING": {}}  # what fits is another matter then
-    before = {name: getattr(operator, name) for name in choices}
-    for name, value in choices.items():
-        setattr(operator, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(operator, name, value)
-
-
-def _work(place: Place, name: str) -> Work:
-    """A training step, its kernels launched as the name says."""
-    scheme, channels, how = name.split(" ", 2)
-    work, _ = call_of(place, f"{place.sizes.lengths[0]} training/{channels} {scheme}, triton")
-    if how == TAKEN:
-        return work
+def _launch(how: str) -> dict[str, Any]:
+    """The names of the kernels' launch, and what they are instead."""
     which, blocks, rest = how.split()
     warps, stages = map(int, rest.split("w"))
     first = operator.SIZES[0]
@@ -72,10 +53,18 @@ def _work(place: Place, name: str) -> Work:
         sizes = first._replace(long=long, short=short, square=min(first.square, long))
     else:
         sizes = first._replace(square=int(blocks))
-    launch = {"SIZES": (sizes,), which.upper(): {"num_warps": warps, "num_stages": stages}}
+    how_many = {"num_warps": warps, "num_stages": stages}
+    return {"SIZES": (sizes,), "_FITTING": {}, which.upper(): how_many}  # what fits is another matter then
+
+
+def _work(place: Place, name: str) -> Work:
+    """A training step, its kernels launched as the name says."""
+    scheme, channels, how = name.split(" ", 2)
+    work, _ = call_of(place, f"{place.sizes.lengths[0]} training/{channels} {scheme}, triton")
+    launch = {} if how == TAKEN else _launch(how)
 
     def otherwise() -> tuple[Tensor, ...]:
-        with launched(**launch):
+        with patch.multiple(operator, **launch) if launch else nullcontext():
             return work()
 
     return otherwise

@@ -73,12 +73,10 @@ def call_of(place: Place, name: str) -> tuple[Work, Result]:
     inputs = place.inputs(length, phase)
     label, _, backend = way.partition(", ")
     scheme = LABELS.get(label, label)
+    if scheme in SCHEMES and f", {backend}" == MADE_BEFORE:
+        return _made_before(place, scheme, inputs), {}
     if scheme in SCHEMES:
-        return (
-            _made_before(place, scheme, inputs)
-            if f", {backend}" == MADE_BEFORE
-            else _posenc(place, scheme, backend, inputs)
-        )
+        return _posenc(place, scheme, backend, inputs)
     if way in (FLEX_STATIC, FLEX_DYNAMIC):
         return _flex(place, inputs, way == FLEX_DYNAMIC), {}
     return _pytorch(place, way, inputs), {}
@@ -105,7 +103,7 @@ def _posenc(place: Place, name: str, backend: str, inputs: Inputs) -> tuple[Work
     return inputs.work(attend, tuple(scheme.parameters())), {"auto": told.backend}
 
 
-def _made_before(place: Place, name: str, inputs: Inputs) -> tuple[Work, Result]:
+def _made_before(place: Place, name: str, inputs: Inputs) -> Work:
     """PyTorch's attention with a bias of all pairs, made before in the precision of the queries; in training also its
     gradient, if the scheme learns. Making the bias, and the gradient of the scheme's own tables, come on top."""
     (_, heads, queries, width), keys = inputs.query.shape, inputs.key.size(2)
@@ -115,15 +113,13 @@ def _made_before(place: Place, name: str, inputs: Inputs) -> tuple[Work, Result]
     with torch.no_grad():
         for begin in range(keys - queries, keys, ROWS):  # all at once take several times the memory
             rows = min(ROWS, keys - begin)
-            at = Positions.arange(rows, start=begin, device=place.device), Positions.arange(keys, device=place.device)
-            part = posenc.logits(
-                row[:, :, :rows], row, scheme, query_positions=at[0], key_positions=at[1], is_causal=True
-            )
+            i, j = Positions.arange(rows, start=begin, device=place.device), Positions.arange(keys, device=place.device)
+            part = posenc.logits(row[:, :, :rows], row, scheme, query_positions=i, key_positions=j, is_causal=True)
             future = torch.ones_like(part[0, 0], dtype=torch.bool).triu(begin + 1)
             parts.append(part.masked_fill_(future, -torch.inf).to(row.dtype))
     bias = torch.cat(parts, 2)
-    learned = (bias.requires_grad_(),) if inputs.training and any(True for _ in scheme.parameters()) else ()
-    return _pytorch(place, ANY, inputs, bias, learned), {"bytes": bias.nbytes}
+    learned = (bias.requires_grad_(),) if inputs.training and list(scheme.parameters()) else ()
+    return _pytorch(place, ANY, inputs, bias, learned)
 
 
 def _pytorch(
