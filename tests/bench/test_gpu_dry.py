@@ -60,10 +60,14 @@ def test_a_dry_run_does_every_item_once_and_resumes(tmp_path: Path) -> None:
     assert lines(tmp_path) == records
 
 
-@pytest.mark.parametrize(("plan", "steps"), [("quick", ("few",)), ("variants", ("variants",))])
-def test_the_other_commands_run_dry(plan: str, steps: tuple[str, ...], tmp_path: Path) -> None:
-    told = run(tmp_path, f"--{plan}", "--only", *steps)
+@pytest.mark.parametrize(
+    ("plan", "step", "found"),
+    [("quick", "few", "passed"), ("variants", "variants", "kernels"), ("flex", "flex", "left_out")],
+)
+def test_the_other_commands_run_dry(plan: str, step: str, found: str, tmp_path: Path) -> None:
+    """FlexAttention has no backward pass on the CPU."""
+    told = run(tmp_path, f"--{plan}", "--only", step)
     assert told.returncode == 0, told.stdout + told.stderr + (tmp_path / "gpu.log").read_text()[-4000:]
     records = lines(tmp_path, plan)
     assert [r["outcome"] for r in records if "outcome" in r] == ["done"]
-    assert len([r for r in records if "passed" in r or "kernels" in r]) == 2
+    assert {found in r for r in records if "item" in r} == {True}

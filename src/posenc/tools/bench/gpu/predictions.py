@@ -11,8 +11,8 @@ from typing import Any
 
 from posenc.tools.bench.gpu.place import DECODING, PHASES, REAL, ROTATION, Sizes
 from posenc.tools.bench.gpu.plans import MINUTES, QUICK
-from posenc.tools.bench.gpu.timing import BIASED, DENSE, LINE, TABLE, VECTORS
-from posenc.tools.bench.gpu.ways import AGAIN, ANY, COPY, CUDNN, FLASH, FLEX_DYNAMIC, FLEX_STATIC, PLAIN
+from posenc.tools.bench.gpu.timing import BIASED, DENSE, FLEX, LINE, TABLE, VECTORS
+from posenc.tools.bench.gpu.ways import AGAIN, ANY, COPY, CUDNN, FLASH, PLAIN
 
 FORWARD, TRAINING = PHASES
 SHORT, LONG = REAL.lengths
@@ -57,8 +57,7 @@ PREDICTIONS: tuple[Prediction, ...] = (
     *_both(VECTORS, FLASH, FORWARD, 1.0, 2.0, "near tiles have more products and spill, but are few"),
     *_both(DENSE, FLASH, FORWARD, 1.8, 2.5, f"{GOAL}: half its speed; all pairs are near"),
     *_both(DENSE, FLASH, TRAINING, 2.5, 3.5, f"{GOAL}: 0.35 of its speed"),
-    Prediction(FLEX_STATIC, FLASH, SHORT, FORWARD, 0.9, 1.3, "published for causal masks"),
-    Prediction(FLEX_DYNAMIC, FLEX_STATIC, SHORT, FORWARD, 1.0, 1.1, "bounds of loops are arguments"),
+    *_both(FLEX, FLASH, FORWARD, 0.9, 1.3, "published for causal masks"),
     *_both("rope, auto", FLASH, FORWARD, 1.02, 1.3, "one kernel turns both, at the speed of a copy"),
     Prediction("rope", COPY, LONG, ROTATION, 1.0, 1.3, "read and written once"),
     *(
@@ -79,7 +78,7 @@ PREDICTIONS: tuple[Prediction, ...] = (
 # the margin; where that differs by length or phase, so does the choice.
 MARGIN = 0.05
 RULES: dict[str, tuple[str, dict[str, str]]] = {
-    "nothing added": (PLAIN, {"sdpa": ANY, "triton": PLAIN, "flex": FLEX_DYNAMIC}),
+    "nothing added": (PLAIN, {"sdpa": ANY, "triton": PLAIN, "flex": FLEX}),
     "a line in distance (ALiBi)": (LINE, {"triton": LINE, "flex": "alibi, flex"}),
     "a learned table (T5)": (TABLE, {"triton": TABLE, "tiled": "learned t5, tiled", "flex": "learned t5, flex"}),
     "vectors by distance (Shaw)": (VECTORS, {"triton": VECTORS, "tiled": "shaw, tiled"}),

@@ -11,10 +11,11 @@ from posenc.tools.bench.gpu.step import Result, Step, called
 from posenc.tools.bench.measure import LeftOutError, Work
 
 PYTORCH = (ways.FLASH, ways.CUDNN, ways.ANY)
+FLEX = "nothing added, flex"
 LINE, TABLE = "alibi, triton", "learned t5, triton"
 VECTORS, DENSE = "shaw, triton", "transformer_xl, triton"
 BIASED = ("alibi" + ways.MADE_BEFORE, "learned t5" + ways.MADE_BEFORE)
-CHOICES = (LINE, ways.PLAIN, ways.FLEX_DYNAMIC, "alibi, flex", TABLE, "learned t5, tiled", VECTORS, "shaw, tiled")
+CHOICES = (LINE, ways.PLAIN, FLEX, "alibi, flex", TABLE, "learned t5, tiled", VECTORS, "shaw, tiled")
 OTHERS = (DENSE, "rope, auto", *BIASED)
 DECODED = (ways.ANY, *(f"{name}, auto" for name in ("nope", "alibi", "t5", "shaw", "fire")), *BIASED)
 SLOW = "learned t5, flex"  # near half a second a step, when it was first measured
@@ -34,8 +35,8 @@ def _timed_items(place: Place) -> Iterator[str]:
     yield from both(short, *OTHERS)
     yield from (f"{long} {DECODING} {way}" for way in DECODED)
     yield from (f"{long} {ROTATION} {way}" for way in (ways.COPY, "rope"))
-    yield from both(long, ways.PLAIN, VECTORS, ways.FLEX_DYNAMIC, "alibi, flex")
-    yield from both(short, ways.FLEX_STATIC, ways.AGAIN)
+    yield from both(long, ways.PLAIN, VECTORS, FLEX, "alibi, flex")
+    yield from both(short, ways.AGAIN)
     yield from both(long, "learned t5, tiled", "shaw, tiled", *OTHERS)
     yield from both(short, SLOW)
 
@@ -52,12 +53,11 @@ TIMED = Step("times", "Times", 200, 40, lambda place: tuple(_timed_items(place))
 
 
 def _compiled_items(place: Place) -> tuple[str, ...]:
-    """What is timed and compiled, the longest compilations first. Flex's are of a length."""
-    ready = (*PYTORCH, *BIASED, ways.AGAIN, ways.COPY)
+    """What is compiled of all that is timed first, the longest compilations first."""
+    ready = (*PYTORCH, *BIASED, ways.AGAIN, ways.COPY, SLOW)
     names = [name for name in _timed_items(place) if ways.split(name)[2] not in ready]
-    long = str(place.sizes.lengths[-1])
-    names = [name for name in names if not name.startswith(long) or "flex" in name or ROTATION in name]
-    return tuple(sorted(names, key=lambda name: (" training" not in name, name.startswith(long))))
+    names = [name for name in names if ways.split(name)[0] == place.sizes.lengths[0] or ROTATION in name]
+    return tuple(sorted(names, key=lambda name: ("flex" not in name, " training" not in name)))
 
 
 def compiled_by(place: Place, work: Work) -> Result:

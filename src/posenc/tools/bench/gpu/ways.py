@@ -1,6 +1,5 @@
 """What is timed: plain attention by several kernels, and schemes by several backends."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import posenc
-from posenc import FIRE, ALiBi, NoPE, Positions, RoPE, Scheme, Shaw, TransformerXL, compat
+from posenc import FIRE, ALiBi, NoPE, Positions, RoPE, Scheme, Shaw, TransformerXL
 from posenc.schemes.catalog import scheme_from_names
 from posenc.schemes.entry import Shape
 from posenc.schemes.t5 import T5
@@ -21,13 +20,11 @@ from posenc.tools.bench.measure import Inputs, LeftOutError, Work
 FLASH = "flash"
 AGAIN = "flash, again"
 CUDNN = "cuDNN"
-FLEX_STATIC, FLEX_DYNAMIC = "flex, static", "flex, dynamic"
 ANY = "plain"  # the kernel that PyTorch takes
 PLAIN = "nothing added, triton"
 MADE_BEFORE = ", sdpa, bias made before"
 COPY = "copy"
 LABELS = {"nothing added": "nope", "learned t5": "t5"}
-COMPILATIONS = 256  # of one function, at most
 ROWS = 1024  # of a bias, made at once
 BUCKETS, FARTHEST, CLIP = 32, 128, 64
 
@@ -77,8 +74,6 @@ def call_of(place: Place, name: str) -> tuple[Work, Result]:
         return _made_before(place, scheme, inputs), {}
     if scheme in SCHEMES:
         return _posenc(place, scheme, backend, inputs)
-    if way in (FLEX_STATIC, FLEX_DYNAMIC):
-        return _flex(place, inputs, way == FLEX_DYNAMIC), {}
     return _pytorch(place, way, inputs), {}
 
 
@@ -140,26 +135,6 @@ def _pytorch(
             return work()
 
     return by_kernel
-
-
-def _flex(place: Place, inputs: Inputs, dynamic: bool) -> Work:
-    """FlexAttention with a causal block mask, made before, and no score_mod."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    if place.is_dry and inputs.training:
-        raise LeftOutError("FlexAttention has no backward pass on the CPU")
-    tokens = inputs.query.size(2)
-    seen = create_block_mask(lambda b, h, i, j: i >= j, None, None, tokens, tokens, device=str(place.device))
-    attend = _compiled(dynamic and not place.is_dry)
-    return inputs.work(lambda: attend(inputs.query, inputs.key, inputs.value, block_mask=seen))
-
-
-@functools.cache
-def _compiled(dynamic: bool) -> Callable[..., Tensor]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    compat.compilations(COMPILATIONS).__enter__()  # for good: entering it in each call would be timed
-    return torch.compile(flex_attention, dynamic=dynamic)
 
 
 def _rotating(place: Place, way: str, tokens: int) -> tuple[Work, Result]:
