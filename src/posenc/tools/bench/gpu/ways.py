@@ -9,10 +9,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import posenc
-from posenc import FIRE, ALiBi, NoPE, Positions, RoPE, Scheme, Shaw, TransformerXL
+from posenc import ALiBi, Positions, RoPE, Scheme, Shaw
 from posenc.schemes.catalog import scheme_from_names
 from posenc.schemes.entry import Shape
-from posenc.schemes.t5 import T5
 from posenc.tools.bench.gpu.place import ROTATION, Place
 from posenc.tools.bench.gpu.step import Result
 from posenc.tools.bench.measure import Inputs, LeftOutError, Work
@@ -26,18 +25,11 @@ MADE_BEFORE = ", sdpa, bias made before"
 COPY = "copy"
 LABELS = {"nothing added": "nope", "learned t5": "t5"}
 ROWS = 1024  # of a bias, made at once
-BUCKETS, FARTHEST, CLIP = 32, 128, 64
 
 # Of heads and head_dim; others are the catalog's.
 SCHEMES: dict[str, Callable[[int, int], Scheme]] = {
-    "nope": lambda heads, head_dim: NoPE(),
-    "alibi": lambda heads, head_dim: ALiBi(heads),
     "alibi, bidirectional": lambda heads, head_dim: ALiBi(heads, "bidirectional"),
-    "t5": lambda heads, head_dim: T5(heads, BUCKETS, FARTHEST),
-    "shaw": lambda heads, head_dim: Shaw(head_dim, CLIP),
-    "transformer_xl": lambda heads, head_dim: TransformerXL(heads, head_dim),
-    "rope": lambda heads, head_dim: RoPE(head_dim),
-    "fire": lambda heads, head_dim: FIRE(heads),
+    "shaw": lambda heads, head_dim: Shaw(head_dim, 64),
 }
 
 
@@ -68,13 +60,13 @@ def call_of(place: Place, name: str) -> tuple[Work, Result]:
     if phase == ROTATION:
         return _rotating(place, way, length)
     inputs = place.inputs(length, phase)
+    if way in (FLASH, AGAIN, CUDNN, ANY):
+        return _pytorch(place, way, inputs), {}
     label, _, backend = way.partition(", ")
     scheme = LABELS.get(label, label)
-    if scheme in SCHEMES and f", {backend}" == MADE_BEFORE:
+    if f", {backend}" == MADE_BEFORE:
         return _made_before(place, scheme, inputs), {}
-    if scheme in SCHEMES:
-        return _posenc(place, scheme, backend, inputs)
-    return _pytorch(place, way, inputs), {}
+    return _posenc(place, scheme, backend, inputs)
 
 
 def _posenc(place: Place, name: str, backend: str, inputs: Inputs) -> tuple[Work, Result]:
