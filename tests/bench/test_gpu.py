@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from posenc.backends.triton import operator
+from posenc.backends.triton import launch, operator
 from posenc.tools.bench.gpu import (
     agreement,
     clocks,
@@ -231,7 +231,7 @@ def test_wrong_usage_and_what_is_missing_have_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "0")  # set back after the test
-    monkeypatch.setattr("posenc.backends.triton.operator.missing", lambda: None)
+    monkeypatch.setattr("posenc.backends.triton.launch.missing", lambda: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "jaxtyping" else object())
     out = ["--out", str(tmp_path)]
 
@@ -251,7 +251,7 @@ def test_wrong_usage_and_what_is_missing_have_a_line(
     assert said("--dry-run")[1].endswith("holds results: --resume goes on from them, --out names another folder")
     (tmp_path / "first-minutes.jsonl").write_text('{"plan": "first minutes", "is_dry": false}\n')
     assert "no dry run: name another folder with --out" in said("--dry-run", "--resume")[1]
-    monkeypatch.setattr("posenc.backends.triton.operator.missing", lambda: "Triton is not installed")
+    monkeypatch.setattr("posenc.backends.triton.launch.missing", lambda: "Triton is not installed")
     assert said("--dry-run") == (1, "posenc: error: Triton is not installed")
 
 
@@ -384,21 +384,20 @@ def test_the_documentation_has_the_summaries_of_the_results_kept() -> None:
 @pytest.mark.parametrize("how", ["far 32x16 4w7", "near 16 4w7"])
 def test_other_sizes_and_stages_are_put_back(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def called() -> tuple[()]:
-        seen.append((operator.SIZES, operator.FAR, operator.NEAR))
+        seen.append((launch.sizes_of(True)[0], operator.near_of("forward_near", {}, True)))
         return ()
 
     seen: list[Any] = []
-    before = operator.SIZES, operator.FAR, operator.NEAR
     monkeypatch.setattr(variants, "call_of", lambda place, name: (called, {}))
+    before = launch.sizes_of, launch.near_of, operator.near_of
     variants._work(Place(True), f"alibi 16 {how}")()
     variants._work(Place(True), f"alibi 16 {variants.TAKEN}")()
-    (((long, short, square),), far, near), taken = seen
-    assert taken == before == (operator.SIZES, operator.FAR, operator.NEAR)
-    launched = {"num_warps": 4, "num_stages": 7}
+    assert before == (launch.sizes_of, launch.near_of, operator.near_of)
+    (sizes, near), taken = seen
     if how.startswith("far"):
-        assert (long, short, square, far, near) == (32, 16, 32, launched, before[2])
+        assert (sizes, near) == (launch.Sizes(32, 16, 32, 4, 7), taken[1])
     else:
-        assert (long, short, square, far, near) == (*before[0][0][:2], 16, before[1], launched)
+        assert (sizes, near) == (taken[0]._replace(square=16), {"num_warps": 4, "num_stages": 7})
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from posenc.backends.triton.pieces import (
     far_column,
     far_row,
     far_scores,
+    last_of,
     lse_of,
     more,
     near_scores,
@@ -31,7 +32,23 @@ from posenc.backends.triton.tasks import LENGTHS
 @triton.jit
 def past_ends(pairs, n, entries):
     """For each row, the sums of pairs whose entries n are before and after the table, (rows,) each."""
-    return tl.sum(tl.where(n < 0, pairs, 0.0), 1), tl.sum(tl.where(n >= entries, pairs, 0.0), 1)
+    return tl.sum(tl.where(n < 0, pairs, 0.0), 1), tl.sum(tl.where(n > last_of(entries), pairs, 0.0), 1)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def backward_deltas(
+    out, dout, lse, dlse, delta, count, V: tl.constexpr, BLOCK_V: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """For each row, the product of the output and its gradient, less the gradient of the log-sum-exp."""
+    i0 = tl.program_id(0) * ROWS
+    i = i0 + tl.arange(0, ROWS)
+    mine = i < count
+    o = rows(out, V, i0, mine, V, ROWS, BLOCK_V).to(tl.float32)
+    delta_i = tl.sum(o * rows(dout, V, i0, mine, V, ROWS, BLOCK_V).to(tl.float32), 1)
+    if dlse is not None:
+        seen = tl.load(lse + i, mask=mine, other=0.0) != -float("inf")
+        delta_i -= tl.load(dlse + i, mask=mine & seen, other=0.0)
+    tl.store(delta + i, delta_i, mask=mine)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -45,6 +62,7 @@ def backward_queries(
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
     FUNCTION: tl.constexpr, PRECISION: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    NEAR_STAGES: tl.constexpr,
 ):  # fmt: skip
     """A block of queries of one head, as in `forward`: far pairs, and near ones unless they have vectors.
 
@@ -145,7 +163,7 @@ def backward_queries(
                 acc += product(d_product.to(k_j.dtype), k_j, PRECISION)
                 s_high += tl.sum(ds, 1)
                 if slopes_past is not None:
-                    beyond = j0 - i0 + tl.load(tile + 6) - (bias_entries - 1) + tl.arange(0, N)
+                    beyond = j0 - i0 + tl.load(tile + 6) - last_of(bias_entries) + tl.arange(0, N)
                     n_high += tl.sum(ds * beyond[None, :], 1)
                 if values_past is not None:
                     p_high += tl.sum(p, 1)
@@ -154,7 +172,7 @@ def backward_queries(
         if (vectors is None) and (values is None):
             for part in range(3):
                 from_, to = part_of(first, a, b_, c, d, last, part)
-                for j0 in range(from_, to, N):
+                for j0 in tl.range(from_, to, N, num_stages=NEAR_STAGES):
                     here = j0 + tl.arange(0, N) < to
                     k_j, v_j = rows(k, k_row, j0, here, D, N, BLOCK_D), rows(v, v_row, j0, here, V, N, BLOCK_V)
                     s, bare, factor_of, pair = near_scores(
@@ -173,7 +191,7 @@ def backward_queries(
                     if slopes_past is not None:
                         e = pair + tl.load(tile + 6)
                         n_low += tl.sum(ds * tl.maximum(-e, 0), 1)
-                        n_high += tl.sum(ds * tl.maximum(e - bias_entries + 1, 0), 1)
+                        n_high += tl.sum(ds * tl.maximum(e - last_of(bias_entries), 0), 1)
                     if factor_past is not None:
                         low_of, high_of = past_ends(dc, pair + tl.load(tile + 9), factor_entries)
                         c_low, c_high = c_low + low_of, c_high + high_of
@@ -222,6 +240,7 @@ def backward_keys(
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
     FUNCTION: tl.constexpr, PRECISION: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    NEAR_STAGES: tl.constexpr,
 ):  # fmt: skip
     """A block of N keys of one key head, and all queries of its group that attend to them: far pairs, and near ones
     unless they have vectors."""
@@ -275,7 +294,7 @@ def backward_keys(
                 until = tl.minimum(stop, tl.load(tile + 3))  # a tile may end within the block
                 for part in range(3):
                     from_, to = part_of(first, a, b_, c, d, last, part)
-                    for i0 in range(from_, to, M):
+                    for i0 in tl.range(from_, to, M, num_stages=NEAR_STAGES):
                         i = i0 + tl.arange(0, M)
                         here = i < to
                         q_i = rows(q + b * q_batch + h * q_head, q_row, i0, here, D, M, BLOCK_D)

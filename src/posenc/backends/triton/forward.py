@@ -38,6 +38,7 @@ def forward(
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
     FUNCTION: tl.constexpr, PRECISION: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    NEAR_STAGES: tl.constexpr,
 ):  # fmt: skip
     """Far pairs, and near ones too unless they have vectors: those `forward_near` adds."""
     task, h = tasks + tl.program_id(0) * 5, tl.program_id(1).to(tl.int64)
@@ -111,7 +112,7 @@ def forward(
         if (vectors is None) and (values is None):
             for part in range(3):
                 from_, to = part_of(first, a, b_, c, d, last, part)
-                for j0 in range(from_, to, N):
+                for j0 in tl.range(from_, to, N, num_stages=NEAR_STAGES):
                     here = j0 + tl.arange(0, N) < to
                     k_j, v_j = rows(k, k_row, j0, here, D, N, BLOCK_D), rows(v, v_row, j0, here, V, N, BLOCK_V)
                     s, _, _, _ = near_scores(

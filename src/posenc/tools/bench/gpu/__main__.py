@@ -43,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> int:
         os.environ["TRITON_INTERPRET"] = "1"
     import torch
 
-    from posenc.backends.triton.operator import missing
+    from posenc.backends.triton.launch import missing
     from posenc.tools.bench.gpu import plans
     from posenc.tools.bench.gpu.place import Place
     from posenc.tools.bench.gpu.run import run, steps, unwell

@@ -1,13 +1,12 @@
 """Sizes and stages of the kernels beside those that are taken, and flex on every scheme that it takes."""
 
-from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from posenc.backends.triton import operator
+from posenc.backends.triton import launch, operator
 from posenc.schemes.catalog import catalog
 from posenc.tools.bench.gpu.agreement import Case, compared
 from posenc.tools.bench.gpu.place import Place
@@ -18,9 +17,9 @@ from posenc.tools.bench.measure import LeftOutError, Work
 
 TAKEN = "as taken"
 # Blocks of the far loops or of the near kernels, and the warps and stages of these.
-FAR = ("128x64 8w3", "128x64 8w4", "128x64 4w3", "128x64 4w4", "128x128 8w2", "128x128 8w3", "64x64 4w3", "64x64 4w4")
-WIDE = ("128x64 8w3", "128x64 4w3", "128x32 8w3", "128x32 4w3", "64x64 4w2", "64x64 4w3", "128x128 8w2")
-NEAR = ("64 4w1", "64 4w2", "64 8w2", "32 4w1", "32 4w2")
+FAR = ("64x64 4w2", "64x64 4w4", "64x64 8w3", "64x128 4w2", "128x64 8w2", "128x64 8w3", "128x128 8w2", "128x128 8w3")
+WIDE = ("128x64 8w2", "128x32 8w3", "128x32 4w3", "64x64 4w2", "64x64 4w3", "64x64 8w3", "128x128 8w2")
+NEAR = ("64 4w1", "64 4w2", "64 8w1", "64 8w2", "32 4w1", "32 4w2")
 FAR_SCHEMES, NEAR_SCHEMES = ("nope", "alibi", "t5"), ("shaw", "transformer_xl")
 
 
@@ -33,7 +32,7 @@ def _items(place: Place) -> tuple[str, ...]:
         (width, FAR_SCHEMES, "far", FAR),
         (width, NEAR_SCHEMES, "near", NEAR),
         (place.sizes.wide, FAR_SCHEMES[:2], "far", WIDE),
-        (place.sizes.wide, NEAR_SCHEMES, "near", NEAR[::3]),
+        (place.sizes.wide, NEAR_SCHEMES, "near", NEAR[::2]),
     )
     return tuple(
         f"{scheme} {channels} {how}"
@@ -47,24 +46,29 @@ def _launch(how: str) -> dict[str, Any]:
     """The names of the kernels' launch, and what they are instead."""
     which, blocks, rest = how.split()
     warps, stages = map(int, rest.split("w"))
-    first = operator.SIZES[0]
+    fresh: dict[str, Any] = {"_FITTING": {}}  # what fits is another matter then
     if which == "far":
         long, short = map(int, blocks.split("x"))
-        sizes = first._replace(long=long, short=short, square=min(first.square, long))
-    else:
-        sizes = first._replace(square=int(blocks))
-    how_many = {"num_warps": warps, "num_stages": stages}
-    return {"SIZES": (sizes,), "_FITTING": {}, which.upper(): how_many}  # what fits is another matter then
+        sizes = launch.Sizes(long, short, min(long, 64), warps, stages)
+        return fresh | {"sizes_of": lambda is_narrow: (sizes,)}
+    taken = launch.sizes_of
+    return fresh | {
+        "sizes_of": lambda is_narrow: (taken(is_narrow)[0]._replace(square=int(blocks)),),
+        "near_of": lambda name, given, is_narrow: {"num_warps": warps, "num_stages": stages},
+    }
 
 
 def _work(place: Place, name: str) -> Work:
     """A training step, its kernels launched as the name says."""
     scheme, channels, how = name.split(" ", 2)
     work, _ = call_of(place, f"{place.sizes.lengths[0]} training/{channels} {scheme}, triton")
-    launch = {} if how == TAKEN else _launch(how)
+    if how == TAKEN:
+        return work
+    other = _launch(how)
+    near_of = other.get("near_of", operator.near_of)
 
     def otherwise() -> tuple[Tensor, ...]:
-        with patch.multiple(operator, **launch) if launch else nullcontext():
+        with patch.multiple(launch, **other), patch.object(operator, "near_of", near_of):
             return work()
 
     return otherwise
