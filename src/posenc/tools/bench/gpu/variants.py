@@ -65,7 +65,7 @@ def _work(place: Place, name: str) -> Work:
     if how == TAKEN:
         return work
     other = _launch(how)
-    near_of = other.get("near_of", operator.near_of)
+    near_of = other.get("near_of", launch.near_of)
 
     def otherwise() -> tuple[Tensor, ...]:
         with patch.multiple(launch, **other), patch.object(operator, "near_of", near_of):
