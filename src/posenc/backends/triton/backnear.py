@@ -197,10 +197,11 @@ def backward_keys_near(
         h = of_keys * groups + g
         row = b * heads + h
         d_clock = tl.zeros((B,), tl.float32)
-        zero, of_query_clock, of_key_clock, of_bias, of_factor, of_slopes = None, None, None, None, None, None
+        zero, of_query_clock, of_key_clock = None, None, None
         if query_clock is not None:
             of_query_clock, of_key_clock = query_clock + row * queries, key_clock + row * keys
             zero = tl.load(of_key_clock + block)
+        of_bias, of_factor, of_slopes = None, None, None
         if bias is not None:
             of_bias = bias + h * bias_head
         if slopes is not None:

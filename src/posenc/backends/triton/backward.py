@@ -128,47 +128,19 @@ def backward_queries(
         )  # fmt: skip
         row_low = far_row(low, own, bias, bias_entries, slopes, M, False)
         for j0 in range(a, b_, N):
-            k_j, v_j = rows(k, k_row, j0, None, D, N, BLOCK_D), rows(v, v_row, j0, None, V, N, BLOCK_V)
-            clock = far_clock(key_clock, j0, zero, N)
-            column = far_column(clock, i0, j0, tile, bias_entries, slopes, N, False)
-            s, by, rest, bare, factor_of = far_scores(
-                product(q_i, tl.trans(k_j), PRECISION), scale * LOG2E, row_low, column, factor, factor_entries,
-                FUNCTION, False, False,
+            acc, s_low, n_low, p_low, c_low = _of_far_keys(
+                acc, s_low, n_low, p_low, c_low, q_i, do, lse_i, delta_low, k, k_row, v, v_row, i0, j0, tile, scale,
+                row_low, key_clock, zero, bias_entries, slopes, factor, factor_entries, slopes_past, values_past,
+                factor_past, D, V, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION, False,
             )  # fmt: skip
-            p = tl.exp2(s * by + (rest - lse_i)[:, None])
-            dp = product(do, tl.trans(v_j), PRECISION) - delta_low[:, None]
-            ds, d_product, dc = to_scores(p * dp, bare, factor_of, FUNCTION)
-            acc += product(d_product.to(k_j.dtype), k_j, PRECISION)
-            s_low += tl.sum(ds, 1)
-            if slopes_past is not None:
-                beyond = i0 - j0 - tl.load(tile + 6) - tl.arange(0, N)
-                n_low += tl.sum(ds * beyond[None, :], 1)
-            if values_past is not None:
-                p_low += tl.sum(p, 1)
-            if factor_past is not None:
-                c_low += tl.sum(dc, 1)
         if HAS_RIGHT:
             row_high = far_row(high, own, bias, bias_entries, slopes, M, True)
             for j0 in range(c, d, N):
-                k_j, v_j = rows(k, k_row, j0, None, D, N, BLOCK_D), rows(v, v_row, j0, None, V, N, BLOCK_V)
-                clock = far_clock(key_clock, j0, zero, N)
-                column = far_column(clock, i0, j0, tile, bias_entries, slopes, N, True)
-                s, by, rest, bare, factor_of = far_scores(
-                    product(q_i, tl.trans(k_j), PRECISION), scale * LOG2E, row_high, column, factor, factor_entries,
-                    FUNCTION, True, False,
+                acc, s_high, n_high, p_high, c_high = _of_far_keys(
+                    acc, s_high, n_high, p_high, c_high, q_i, do, lse_i, delta_high, k, k_row, v, v_row, i0, j0, tile,
+                    scale, row_high, key_clock, zero, bias_entries, slopes, factor, factor_entries, slopes_past,
+                    values_past, factor_past, D, V, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION, True,
                 )  # fmt: skip
-                p = tl.exp2(s * by + (rest - lse_i)[:, None])
-                dp = product(do, tl.trans(v_j), PRECISION) - delta_high[:, None]
-                ds, d_product, dc = to_scores(p * dp, bare, factor_of, FUNCTION)
-                acc += product(d_product.to(k_j.dtype), k_j, PRECISION)
-                s_high += tl.sum(ds, 1)
-                if slopes_past is not None:
-                    beyond = j0 - i0 + tl.load(tile + 6) - last_of(bias_entries) + tl.arange(0, N)
-                    n_high += tl.sum(ds * beyond[None, :], 1)
-                if values_past is not None:
-                    p_high += tl.sum(p, 1)
-                if factor_past is not None:
-                    c_high += tl.sum(dc, 1)
         if (vectors is None) and (values is None):
             for part in range(3):
                 from_, to = part_of(first, a, b_, c, d, last, part)
@@ -230,6 +202,36 @@ def backward_queries(
         more(factor_past + past, c_high, at, mine, False)
 
 
+@triton.jit
+def _of_far_keys(
+    acc, s_sum, n_sum, p_sum, c_sum, q_i, do, lse_i, delta_i, k, k_row, v, v_row, i0, j0, tile, scale,
+    row, key_clock, zero, bias_entries, slopes, factor, factor_entries, slopes_past, values_past, factor_past,
+    D: tl.constexpr, V: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    FUNCTION: tl.constexpr, PRECISION: tl.constexpr, RIGHT: tl.constexpr,
+):  # fmt: skip
+    """What a block of keys far to one side adds to the gradients of queries, and to the sums over pairs beyond this end
+    of the tables."""
+    k_j, v_j = rows(k, k_row, j0, None, D, N, BLOCK_D), rows(v, v_row, j0, None, V, N, BLOCK_V)
+    column = far_column(far_clock(key_clock, j0, zero, N), i0, j0, tile, bias_entries, slopes, N, RIGHT)
+    s, by, rest, bare, factor_of = far_scores(
+        product(q_i, tl.trans(k_j), PRECISION), scale * LOG2E, row, column, factor, factor_entries, FUNCTION, RIGHT,
+        False,
+    )  # fmt: skip
+    p = tl.exp2(s * by + (rest - lse_i)[:, None])
+    dp = product(do, tl.trans(v_j), PRECISION) - delta_i[:, None]
+    ds, d_product, dc = to_scores(p * dp, bare, factor_of, FUNCTION)
+    acc += product(d_product.to(k_j.dtype), k_j, PRECISION)
+    s_sum += tl.sum(ds, 1)
+    if slopes_past is not None:
+        beyond = j0 - i0 + tl.load(tile + 6) - (last_of(bias_entries) if RIGHT else 0) + tl.arange(0, N)
+        n_sum += tl.sum(ds * (beyond if RIGHT else -beyond)[None, :], 1)
+    if values_past is not None:
+        p_sum += tl.sum(p, 1)
+    if factor_past is not None:
+        c_sum += tl.sum(dc, 1)
+    return acc, s_sum, n_sum, p_sum, c_sum
+
+
 @triton.jit(do_not_specialize=LENGTHS)
 def backward_keys(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
@@ -257,11 +259,12 @@ def backward_keys(
         row = b * heads + h
         d_clock = tl.zeros((N,), tl.float32)
         clock, zero = None, None
-        of_query_clock, of_key_clock, of_bias, of_factor, of_slopes = None, None, None, None, None
+        of_query_clock, of_key_clock = None, None
         if query_clock is not None:
             of_query_clock, of_key_clock = query_clock + row * queries, key_clock + row * keys
             zero = tl.load(of_key_clock + j0)
             clock = clock_of(of_key_clock, j, mine, zero)
+        of_bias, of_factor, of_slopes = None, None, None
         if bias is not None:
             of_bias = bias + h * bias_head
         if slopes is not None:
