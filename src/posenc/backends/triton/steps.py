@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from posenc.backends.operands import POSSIBLE
-from posenc.backends.triton.kept import KEPT, on_device
+from posenc.backends.triton.lists import KEPT, on_device
 from posenc.backends.triton.tasks import ANY, TABLES, Numbers
 from posenc.encoding.horizon import skip_threshold
 from posenc.positions.tiles import Tile, Tiling
@@ -97,7 +97,7 @@ class _Tiles(NamedTuple):
 
 def _tiles(tiling: Numbers, lows: Numbers, like: Tensor) -> dict[str, Any]:
     """The arguments that say which keys each query attends to."""
-    found = _tiles_of(tiling, lows, like.size(0), False)
+    found = _tiles_of(tiling, lows, like.size(0))
     if found.numbers is not None:
         found = on_device(like.device, _tiles_of, tiling, lows, like.size(0))  # type: ignore[type-var]
     return {"tiles": found.numbers, "tiles_row": found.row, "count": found.total} | dict(
@@ -106,7 +106,7 @@ def _tiles(tiling: Numbers, lows: Numbers, like: Tensor) -> dict[str, Any]:
 
 
 @functools.lru_cache(KEPT)
-def _tiles_of(tiling: Numbers, lows: Numbers, rows: int, is_pinned: bool) -> _Tiles:
+def _tiles_of(tiling: Numbers, lows: Numbers, rows: int) -> _Tiles:
     told = Tiling.unflat(tiling)
     found = told.tiles(rows)
     is_ragged = len(told.query.rows or ()) != 1 or len(told.key.rows or ()) != 1
@@ -120,7 +120,7 @@ def _tiles_of(tiling: Numbers, lows: Numbers, rows: int, is_pinned: bool) -> _Ti
     ends = [*itertools.accumulate(of_rows, initial=before)]
     ends += [0] * (before * len(TILE) - len(ends))
     numbers = [*ends, *itertools.chain.from_iterable(_numbers(each, lows) for each in found)]
-    made = torch.tensor(numbers, dtype=torch.int32, device="cpu", pin_memory=is_pinned)
+    made = torch.tensor(numbers, dtype=torch.int32, device="cpu")
     return _Tiles(made, tile, int(is_ragged), len(found))
 
 
