@@ -150,7 +150,7 @@ def compiled(name: str, given: dict[str, Any], capability: int) -> Any:
     )
 
 
-OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
+OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion", "maxnreg")
 _KERNEL = operator._kernel
 
 

@@ -15,14 +15,34 @@ from posenc.backends.triton.tasks import ANY, TABLES, Numbers
 from posenc.encoding.horizon import skip_threshold
 from posenc.positions.tiles import Tile, Tiling
 
-PROGRAMS = 528  # four for each multiprocessor of an H100
 LEAST = 128  # keys of a program
 ROWS = 64  # queries of all heads of a program; at least one query of each
-BYTES = 2**13  # of keys, and of values, that a program holds at once
+
+
+class How(NamedTuple):
+    """How the keys are split: over about so many ``programs``, which should all run at once. A program holds so many
+    ``bytes`` of keys, and of values, in each of its ``stages``. A thread has at most so many ``registers``."""
+
+    programs: int
+    bytes: int
+    stages: int
+    registers: int
+
+
+# By the input that is most to hold. Programs are two to four for each multiprocessor of an H100, which has registers
+# for as many, if their outputs are small.
+HOW = {
+    "lines": How(264, 2**13, 2, 255),
+    "key_clock": How(396, 2**12, 2, 168),
+    "vectors": How(528, 2**12, 2, 128),
+    "values": How(528, 2**12, 2, 128),
+    "": How(528, 2**13, 2, 128),
+}
+SMALL = 2**11  # bytes of an output
+REGISTERS = 255  # of a thread
 MORE = {"away": "away", "share": "share", "lines": "lines", "ends": "line_ends"}
 """Tensors that other kernels do not take, and the names of arguments."""
 
-HEAVY = ("key_clock", "vectors", "values")  # they need registers
 UNBOUNDED = ("vectors", "away")  # terms of which no bound is known here
 
 TILE = (
@@ -42,10 +62,11 @@ def split(launch: Any) -> tuple[Tensor, Tensor]:
     of_program = min(_up(queries), 1 << max(1, ROWS // groups).bit_length() - 1)
     rows = max(16, _up(groups * of_program))
     blocks = -(-queries // of_program)
-    parts = max(1, min(PROGRAMS // (batch * blocks * kv_heads), -(-keys // LEAST)))
+    how = next(how for name, how in HOW.items() if not name or name in given)
+    parts = max(1, min(how.programs // (batch * blocks * kv_heads), -(-keys // LEAST)))
     wide = max(known["BLOCK_D"], known["BLOCK_V"]) * value.element_size()
-    held = BYTES if given.keys().isdisjoint(HEAVY) else BYTES // 2
-    warps = min(8, max(4, rows * known["BLOCK_V"] // 2**10))
+    numbers = rows * known["BLOCK_V"]
+    registers = how.registers if numbers * value.element_size() <= SMALL else REGISTERS
     lines = given.get("lines")
     out = value.new_empty((batch, heads, queries, value.size(-1)))
     lse = query.new_empty((batch, heads, queries), dtype=torch.float32)
@@ -65,8 +86,9 @@ def split(launch: Any) -> tuple[Tensor, Tensor]:
     with torch.cuda.device_of(query):
         launch.start(
             "decode", (batch * blocks, kv_heads, parts), **arguments, out=some, lse=some_lse, parts=parts,
-            R=rows, Q=of_program, N=max(16, min(64, held // wide)), LINES=1 if lines is None else lines.size(1),
-            BY_HEAD="vectors" in by_head or "values" in by_head, num_warps=warps, num_stages=2,
+            R=rows, Q=of_program, N=max(16, min(64, how.bytes // wide)), LINES=1 if lines is None else lines.size(1),
+            PIECES=16 if lines is None else _up(lines.size(1)), BY_HEAD="vectors" in by_head or "values" in by_head,
+            num_warps=min(8, max(4, numbers // 2**10)), num_stages=how.stages, maxnreg=registers,
         )  # fmt: skip
         if parts > 1:
             launch.start(
