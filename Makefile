@@ -123,7 +123,7 @@ triton: $(TRITON) kernel ## set up with Triton, run the kernels for GPUs in its 
 	$(PYTEST) -m "not gpu and not more and not survey" $(TRITONED)
 
 # With the Python that is there, which has torch and Triton: nothing is installed or fetched. It goes on where it stopped.
-# GPU=--variants, GPU=--flex; GPU=--dry-run needs no GPU.
+# GPU=--quick, GPU=--variants, GPU=--flex; GPU=--dry-run needs no GPU.
 gpu: ## with PYTHON and nothing set up, check and time the kernels on a CUDA device, write runs/gpu: ten minutes
 	@PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m posenc.tools.bench.gpu --resume $(GPU)
 

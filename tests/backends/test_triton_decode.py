@@ -19,7 +19,7 @@ import posenc
 from posenc import FIRE, T5, ALiBi, DistanceAware, NoPE, Positions, Scheme, Shaw, TransformerXL
 from posenc.backends import choice
 from posenc.backends.request import Request
-from posenc.backends.triton import backend, operator, steps
+from posenc.backends.triton import backend, launch, steps
 from posenc.models import KVCache
 from tests.awkward import clocked, learned_slope
 from tests.backends import ceilings, grounds
@@ -324,7 +324,7 @@ class Launches:
         self.given: list[tuple[str, tuple[int, ...], dict[str, Any]]] = []
         patch.setattr(backend, "is_interpreted", lambda: True)  # so that tensors of the CPU are taken
         patch.setattr(backend, "missing", lambda: None)
-        patch.setattr(operator, "_kernel", lambda name: self.of(name))
+        patch.setattr(launch, "kernel_of", lambda name: self.of(name))
 
     def of(self, name: str) -> Any:
         launches = self
@@ -565,10 +565,10 @@ def test_a_kernel_serves_all_lengths() -> None:
     model."""
     if MISSING or INTERPRETED:
         pytest.skip(MISSING or "the kernels are interpreted in this process")
-    numbers = {p.name for p in operator._kernel("decode").params if not p.is_constexpr}
-    fixed = {p.name for p in operator._kernel("decode").params if not p.is_constexpr and not p.do_not_specialize}
+    numbers = {p.name for p in launch.kernel_of("decode").params if not p.is_constexpr}
+    fixed = {p.name for p in launch.kernel_of("decode").params if not p.is_constexpr and not p.do_not_specialize}
     strides = {f"{x}_{of}" for x, of in itertools.product("qkv", ("batch", "head", "row"))}
-    tensors = {*"qkv", "out", "lse", *steps.TABLES, "slopes", *operator.OTHERS, *steps.MORE.values()}
+    tensors = {*"qkv", "out", "lse", *steps.TABLES, "slopes", *launch.OTHERS, *steps.MORE.values()}
     assert fixed - strides - tensors == {"slopes_head", "key_norms", "faint", "tiles", "heads", "groups", "scale"}
     assert numbers > fixed
 

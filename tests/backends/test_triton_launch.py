@@ -16,7 +16,7 @@ import posenc
 from posenc import ALiBi, Positions, Shaw, compat
 from posenc.backends import eligible
 from posenc.backends.request import Request
-from posenc.backends.triton import backend, lists, operator, skipping, tasks
+from posenc.backends.triton import backend, launch, lists, operator, skipping, tasks
 from posenc.backends.triton.tasks import LENGTHS
 from posenc.encoding.pieces import Bias, Distance
 from posenc.positions.tiles import Tiling, Visibility
@@ -78,8 +78,8 @@ def launched(
 
     patch.setattr(backend, "missing", lambda: None)
     patch.setattr(backend, "is_interpreted", lambda: True)  # so that it takes tensors of the CPU
-    patch.setattr(operator, "_kernel", Recorder)
-    patch.setattr(operator, "_out_of_resources", lambda: MemoryError)
+    patch.setattr(launch, "kernel_of", Recorder)
+    patch.setattr(launch, "out_of_resources", lambda: MemoryError)
     q, k = (torch.randn(1, heads, tokens, 16, dtype=dtype, requires_grad=True) for heads in (4, 2))
     out = posenc.attention(q, k, k, scheme, is_causal=True, backend="triton", **how)
     assert isinstance(out, Tensor)
@@ -105,9 +105,9 @@ def test_sizes_that_do_not_fit_are_tried_once(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(backend, "missing", lambda: None)
     monkeypatch.setattr(backend, "is_interpreted", lambda: True)
-    monkeypatch.setattr(operator, "_FITTING", {})
-    monkeypatch.setattr(operator, "_out_of_resources", lambda: MemoryError)
-    monkeypatch.setattr(operator, "_kernel", lambda name: Small())
+    monkeypatch.setattr(launch, "_FITTING", {})
+    monkeypatch.setattr(launch, "out_of_resources", lambda: MemoryError)
+    monkeypatch.setattr(launch, "kernel_of", lambda name: Small())
 
     def tries(scheme: posenc.Scheme, tokens: int, width: int, dtype: torch.dtype) -> list[int]:
         tried.clear()
@@ -116,12 +116,13 @@ def test_sizes_that_do_not_fit_are_tried_once(monkeypatch: pytest.MonkeyPatch) -
         return tried
 
     plain = ALiBi(2)
-    assert tries(plain, 70, 16, torch.float32) == [128, 64, 32]
+    assert tries(plain, 70, 16, torch.float32) == [128, 128, 64, 32]  # in three stages, and in two
     assert tries(plain, 70, 16, torch.float32) == [32]
     assert tries(plain, 45, 16, torch.float32) == [32]
-    assert tries(plain, 70, 40, torch.float32) == [128, 64, 32]
-    assert tries(plain, 70, 16, torch.bfloat16) == [128, 64, 32]
+    assert tries(plain, 70, 40, torch.float32) == [128, 128, 64, 32]
+    assert tries(plain, 70, 16, torch.bfloat16) == [64, 64, 32]
     assert tries(Shaw(16, 5, values=False), 70, 16, torch.float32) == [
+        128,
         128,
         64,
         32,
@@ -129,7 +130,7 @@ def test_sizes_that_do_not_fit_are_tried_once(monkeypatch: pytest.MonkeyPatch) -
     ]  # near pairs have another kernel
 
 
-@pytest.mark.parametrize("shape", [(operator.GRID + 1, 1), (1, operator.GRID + 1)])
+@pytest.mark.parametrize("shape", [(launch.GRID + 1, 1), (1, launch.GRID + 1)])
 def test_more_rows_or_heads_than_a_grid_has_are_refused(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from posenc.backends.tiled import fused
 from posenc.backends.tiled.lines import Gradients, Inputs, Results
 from posenc.backends.tiled.plan import Plan
 from posenc.backends.triton import backend as of_triton
+from posenc.backends.triton import launch as of_launch
 from posenc.backends.triton import operator, tasks
 from posenc.backends.triton.lists import KEPT, on_device
 
@@ -30,9 +31,9 @@ def why_not(query: Tensor, widest: int) -> str | None:
         return "they support only float32, bfloat16 and float16"
     if widest > of_triton.WIDEST:
         return f"they support at most {of_triton.WIDEST} channels, got {widest}"
-    if max(query.shape[:2]) > operator.GRID:
-        return operator.too_many(*query.shape[:2])
-    return operator.missing()
+    if max(query.shape[:2]) > of_launch.GRID:
+        return of_launch.too_many(*query.shape[:2])
+    return of_launch.missing()
 
 
 def takes(plan: Plan, inputs: Inputs) -> bool:
@@ -43,7 +44,7 @@ def takes(plan: Plan, inputs: Inputs) -> bool:
     return why_not(inputs.query, max(x.size(-1) for x in each if x is not None)) is None
 
 
-class _Launch(operator._Launch):
+class _Launch(of_launch.Launch):
     """The kernels' arguments, with tasks within the band."""
 
     def __init__(self, plan: Plan, inputs: Inputs) -> None:
@@ -60,11 +61,11 @@ class _Launch(operator._Launch):
         asked = (self.tiling, tuple(self.form.lows), self.query.size(0), block, self.width)
         return on_device(self.query.device, _tasks_within, *asked)
 
-    def go_on(self, results: Results, sizes: operator.Sizes) -> None:
+    def go_on(self, results: Results, sizes: of_launch.Sizes) -> None:
         """Adds near pairs to the results, in place: a program reads its rows, and at the end writes them."""
         found = self.tasks(sizes.long)
         if not found.is_empty:
-            made: operator.Tensors = {"far": results.out, "out": results.out, "lse": results.lse}
+            made: of_launch.Tensors = {"far": results.out, "out": results.out, "lse": results.lse}
             self.run("forward_near", found, 0, sizes, made, sizes.long // sizes.square)
 
 
@@ -92,8 +93,8 @@ def backward(plan: Plan, inputs: Inputs, results: Results, grads: Gradients) -> 
     """Adds the gradients of near pairs."""
     launch = _Launch(plan, inputs)
     names = list(launch.given)
-    rows: operator.Tensors = {"dout": grads.dout, "lse": results.lse, "delta": grads.delta}
-    run = functools.partial(launch.backward, rows, names)
+    rows: of_launch.Tensors = {"dout": grads.dout, "lse": results.lse, "delta": grads.delta}
+    run = functools.partial(operator.backward, launch, rows, names)
     found = launch.fitting(f"backward {' '.join(names)}", run, results.lse)
     for name, total in (("dq", grads.query), ("dk", grads.key), ("dv", grads.value)):
         total += found[name]

@@ -15,7 +15,8 @@ from posenc.backends.eligible import line_of
 from posenc.backends.kept import kept
 from posenc.backends.operands import Given
 from posenc.backends.skipping import orders_seen, own_keys, seen_blocks
-from posenc.backends.triton.operator import GRID, counted_for, is_interpreted, missing, too_many, triton
+from posenc.backends.triton.launch import GRID, is_interpreted, missing, too_many
+from posenc.backends.triton.operator import counted_for, triton
 from posenc.backends.triton.skipping import share
 from posenc.backends.triton.tasks import ANY, SPAN
 from posenc.encoding.pieces import Bias, Clock, Function, Meeting, Term

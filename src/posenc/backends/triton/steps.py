@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from posenc.backends.triton.lists import KEPT, on_device
 from posenc.backends.triton.tasks import ANY, TABLES, Numbers
 from posenc.encoding.horizon import skip_threshold
 from posenc.positions.tiles import Tile, Tiling
+
+if TYPE_CHECKING:
+    from posenc.backends.triton.launch import Launch
 
 LEAST = 128  # keys of a program
 ROWS = 64  # queries of all heads of a program; at least one query of each
@@ -53,7 +56,7 @@ TILE = (
 table is j - i plus the next five, and the distance of its coordinates is j - i + apart."""
 
 
-def split(launch: Any) -> tuple[Tensor, Tensor]:
+def split(launch: Launch) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a launch with few queries."""
     query, value, given = launch.query, launch.value, launch.given
     batch, heads, queries, _ = query.shape
