@@ -39,7 +39,10 @@ def is_undisturbed() -> bool:
     return (
         not (torch.compiler.is_compiling() or is_forward_mode() or is_transformed())
         and torch._C._len_torch_dispatch_stack() == 0
-        and all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+        and (
+            torch._C._len_torch_function_stack() == 0
+            or all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+        )
         and torch._C._get_tracing_state() is None
     )
 
@@ -56,6 +59,12 @@ def is_bare(tensors: Iterable[Tensor]) -> bool:
 def is_direct(tensors: Iterable[Tensor]) -> bool:
     """Whether such code may be called without its custom operator, which a profiler is to see."""
     return not torch.autograd.profiler._is_profiler_enabled and is_bare(tensors)
+
+
+def is_hooked(module: torch.nn.Module) -> bool:
+    """Whether calling the module does more than its ``forward``."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(hooks) or bool(torch.nn.modules.module._has_any_global_hook())
 
 
 def multiplies_in_tf32() -> bool:

@@ -79,7 +79,7 @@ class Call:
     turn: Turn | None = None
     kept: dict[str, Any] | None = field(default=None, init=False)  # see `keeping`; a call made of this one has none
 
-    def keeping(self, kept: dict[str, Any]) -> Call:
+    def keeping(self, kept: dict[str, Any] | None) -> Call:
         """Gives the call, just made, a place for what a backend derives of it that no number in its tensors changes:
         other calls of the same plan are given it too."""
         object.__setattr__(self, "kept", kept)

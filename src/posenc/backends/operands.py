@@ -68,7 +68,9 @@ class Given:
 
     def __init__(self, call: Call) -> None:
         planar = [piece for piece in call.pieces if piece.is_planar and isinstance(piece, Bias | Meeting)]
-        self.call = call = replace(call, pieces=tuple(piece for piece in call.pieces if not piece.is_planar))
+        if planar:
+            call = replace(call, pieces=tuple(piece for piece in call.pieces if not piece.is_planar))
+        self.call = call
         self.reach = reach_of(call)
         self.key = call.key
         self.tensors: dict[str, Tensor] = {}
