@@ -99,6 +99,19 @@ class Reads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class Lookups(TorchFunctionMode):
+    """Where numbers of pairs are looked up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == torch.Tensor.__getitem__ and isinstance(args[1], tuple):
+            self.found.append(torch.stack(torch.broadcast_tensors(*(x.long() for x in args[1])), -1))
+        return func(*args, **(kwargs or {}))
+
+
 def _scores(call: Call) -> tuple[Tensor, Reads]:
     functions = flex._functions(call, call.pieces)
     assert not isinstance(functions, str)
@@ -142,6 +155,27 @@ def test_scores_are_those_of_the_dense_form(name: str, place: str) -> None:
     folds = name == "transformer_xl"  # u, folded before
     looked_up = 0 if name.startswith("alibi") else terms
     assert (reads.pairs, reads.tokens) == (looked_up, 0 if place in LAID else 2 * (terms - folds))
+
+
+def test_gradients_of_a_learned_table_are_added_apart() -> None:
+    """Keys next to one another add to different numbers, which together have the gradient of the dense form."""
+    scheme = T5(HEADS, 8, 16)
+    call = _call(scheme, (TEXT, TEXT))
+    functions = flex._functions(call, call.pieces)
+    assert not isinstance(functions, str)
+    indices = _indices(call)
+    score = functions[0](torch.zeros(2, HEADS, TOKENS, TOKENS), *indices)
+    weight = (torch.arange(score.numel()) % 7 - 3).float().view(score.shape)  # sums of whole numbers are exact
+    given, wanted = (
+        torch.autograd.grad((weight * x).sum(), scheme.weight)[0]
+        for x in (score, forms.added(call.pieces[0], call.block()))
+    )
+    assert torch.equal(given, wanted)
+    with Lookups() as lookups:
+        functions[0](torch.zeros(2, HEADS, TOKENS, TOKENS), *indices)
+    (found,) = lookups.found
+    for first in range(TOKENS - 31):
+        assert len({tuple(place) for place in found[0, 0, 30, first : first + 32].tolist()}) == 32
 
 
 @torch.no_grad()
@@ -189,7 +223,6 @@ def test_a_shift_needs_one_number_for_all() -> None:
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flex_compiled, "_STATIC", set())
     monkeypatch.setattr(flex_compiled, "_FITTING", {})
 
 
@@ -197,7 +230,7 @@ def _asked(monkeypatch: pytest.MonkeyPatch, fits: int, message: str = flex_compi
     """The sizes that are tried; the first that fits is ``fits``."""
     tried: list[int] = []
 
-    def run(size: Any, query: Tensor, *_: Any) -> tuple[Tensor, None]:
+    def run(size: Any, has_whole_blocks: bool, query: Tensor, *_: Any) -> tuple[Tensor, None]:
         tried.append(flex_compiled.SIZES.index(size))
         if tried[-1] < fits:
             raise RuntimeError(f"{message}. OutOfMemoryError: out of resource")
@@ -253,23 +286,18 @@ def test_another_error_is_not_of_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fresh")
-def test_the_first_whole_lengths_have_code_of_their_own() -> None:
-    asked = [
-        (300, 300),
-        (256, 256),
-        (128, 256),
-        (256, 200),
-        (512, 512),
-        (256, 256),
-        (1024, 1024),
-        (640, 640),
-        (512, 512),
-    ]
-    own = [flex_compiled._static_lengths(*lengths) for lengths in asked]
-    assert own == [None, (256, 256), (128, 256), None, (512, 512), (256, 256), (1024, 1024), None, (512, 512)]
+def test_whole_blocks_are_known_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths that are multiples of a block, of which code for all lengths knows nothing itself."""
+    options: list[dict[str, Any] | None] = []
 
+    def run(query: Tensor, *_: Any, kernel_options: Any) -> Tensor:
+        options.append(kernel_options)
+        return query
 
-def test_lengths_share_no_code() -> None:
-    """Else dynamo would run the code for all lengths where there is some for one."""
-    copies = [flex_compiled._compiled("cuda", lengths) for lengths in (None, (128, 128), (256, 256))]
-    assert len({copy._torchdynamo_orig_callable.__code__ for copy in copies}) == 3  # type: ignore[attr-defined]
+    monkeypatch.setattr(flex_compiled, "_compiled", lambda dynamic: flex_compiled._attend)
+    monkeypatch.setattr(flex_compiled.flex, "flex_attention", run)
+    for queries, keys in ((256, 384), (256, 300), (100, 128), (128, 128)):
+        query, key = (torch.zeros(1, 1, n, 16) for n in (queries, keys))
+        with OnDevice():
+            flex_compiled.attend((query, key, key, None, None, 1.0, False, False), False)
+    assert options == [{"IS_DIVISIBLE": True}, None, None, {"IS_DIVISIBLE": True}]

@@ -25,6 +25,7 @@ ScoreFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Te
 It only indexes tensors and does arithmetic."""
 
 TURNS = 256  # distances for which a rotated query is used
+LANES = 32  # copies of a learned table, for as many keys next to one another
 PAIRS = 16  # queries of which exponentials are taken pair by pair
 
 
@@ -192,6 +193,10 @@ class _OfBias(Form):
             return line
         index = line.index
         bias = block.of_heads(piece.at(line.entries).to(block.dtype), distance.scheme).expand(heads, -1).contiguous()
+        if bias.requires_grad and distance.tail == "constant":
+            # Far pairs share an entry, to which a GPU would add their gradients one after the other.
+            copies = bias[..., None].expand(-1, -1, LANES).contiguous()
+            return lambda s, b, h, i, j: s + copies[h, index(b, i, j), j & (LANES - 1)]
         return lambda s, b, h, i, j: s + bias[h, index(b, i, j)]
 
 
