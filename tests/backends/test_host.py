@@ -107,11 +107,11 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
     """A GPU, as far as the host can tell."""
     made = Device()
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, function: Any, blocks: Any, *_: Any) -> Any:
-        made.masks.append(blocks)
-        return emptied(query, value)
+    def attend(how: tuple[Any, ...], reads_pairs: bool) -> Any:
+        made.masks.append(how[4])
+        return emptied(how[0], how[2])
 
-    monkeypatch.setattr(flex, "_compiled", lambda static: attend)
+    monkeypatch.setattr(flex, "attend", attend)
     monkeypatch.setattr(triton, "triton", lambda query, key, value, *_: emptied(query, value))
     monkeypatch.setattr(triton, "counted_for", lambda *_: None)
     monkeypatch.setattr(triton, "missing", lambda: None)
