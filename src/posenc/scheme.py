@@ -250,7 +250,7 @@ class Scheme(nn.Module):
         for name, parameter in inspect.signature(type(self)).parameters.items():
             value = getattr(self, name, parameter)
             several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-            if several or value is parameter or inspect.ismethod(value) or isinstance(value, Tensor | nn.Module):
+            if several or value is parameter or inspect.ismethod(value) or isinstance(value, (Tensor, nn.Module)):
                 continue
             if parameter.default is parameter.empty:
                 arguments.append(repr(value))

@@ -139,7 +139,7 @@ def own_keys(call: Call) -> int | None:
     fades = any(piece.fades for piece in call.pieces)
     known = all(
         isinstance(p, Clock)
-        or (isinstance(p, Bias | Meeting) and not p.hides and not p.is_planar)
+        or (isinstance(p, (Bias, Meeting)) and not p.hides and not p.is_planar)
         or (isinstance(p, Fold) and p.key is None)
         for p in call.pieces
     )

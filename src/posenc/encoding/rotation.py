@@ -22,7 +22,7 @@ class Band:
     key: TokenMap
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Unread:
     """The map of a rotation that reads a feature, before a layer's feature is given: it raises ValueError."""
 
