@@ -9,7 +9,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -168,6 +168,12 @@ def first(items: Iterable[T], otherwise: T) -> T:
     for item in items:
         return item
     return otherwise
+
+
+def replace(of: T, /, **changes: Any) -> T:
+    """`dataclasses.replace`, which dynamo does not trace in torch 2.6."""
+    kept = {field.name: getattr(of, field.name) for field in fields(of) if field.init}  # type: ignore[arg-type]
+    return type(of)(**{**kept, **changes})
 
 
 def sym_min(a: Any, b: Any) -> Any:

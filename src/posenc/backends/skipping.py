@@ -7,7 +7,6 @@ Keys are skipped if this upper bound is so far below the lower bound that all of
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import reduce
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 from posenc.backends.call import Call
 from posenc.backends.eligible import line_of
 from posenc.backends.kept import kept
+from posenc.compat import replace
 from posenc.encoding.horizon import skip_threshold
 from posenc.encoding.pieces import Bias, Clock, Fold, Meeting
 from posenc.lowering.distances import ENTRIES_PER_TOKEN

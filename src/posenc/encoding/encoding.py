@@ -15,7 +15,7 @@ and backends do not know which scheme they run: they share only the types of thi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_type, one_or, shown, turned_axes
+from posenc.compat import replace
 from posenc.encoding.context import Context as Context
 from posenc.encoding.features import (
     NO_FEATURES,

@@ -17,7 +17,7 @@ backends run: dense, by distance or in a compiled kernel. Backends recognize kin
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import torch
@@ -25,6 +25,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from posenc import compat
+from posenc.compat import replace
 
 
 @dataclass(frozen=True)
