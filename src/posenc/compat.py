@@ -1,4 +1,4 @@
-"""All uses of private APIs of torch, tested with versions 2.6 to 2.13."""
+"""All uses of private APIs of torch, and what its versions from 2.6 to 2.13 do differently."""
 
 from __future__ import annotations
 
