@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -320,6 +321,8 @@ def test_the_page_says_what_was_predicted_what_came_and_what_it_changes() -> Non
         {"step": "real", "item": "alibi, 64", "seconds": 1, "passed": False, "worst": "output",
          "errors": {"output": ["nan", "1.00e-02"], "log-sum-exp": ["1.00e-09", "1.00e-03"]}},
         {"step": "tests", "item": "one", "seconds": 1, "passed": False, "told": "a long\nstory"},
+        {"step": "tests", "item": "two", "seconds": 1, "passed": True},
+        {"step": "tests", "item": "three", "seconds": 1, "left_out": "needs two GPUs"},
         timed("forward flash", 1.0, 1.5),
         timed("forward cuDNN", 0.6, 0.7),
         timed(f"forward {ways.PLAIN}", 1.2, 1.3, auto="sdpa"),
@@ -342,7 +345,7 @@ def test_the_page_says_what_was_predicted_what_came_and_what_it_changes() -> Non
     assert "| learned t5, triton | learned t5, flex | 4,096 | training | 0.05 to 0.50 | – | not measured |" in told
     assert "| nothing added | 5% | 4,096 | forward | sdpa | sdpa | stays |" in told
     changed = "a line in distance (ALiBi), 4,096, forward: triton, not flex"
-    assert f"- checks: 0 of 2 passed; failed: alibi, 64; one\n- choices of auto: 1 of 2 stay; {changed}\n" in told
+    assert f"- checks: 1 of 3 passed; failed: alibi, 64; one\n- choices of auto: 1 of 2 stay; {changed}\n" in told
     assert "| what | forward 4,096 | decoding 4,096 |\n" in told
     assert "| ALiBi | 1.40 / 2.33 | 2.00 |\n" in told
     assert "| ALiBi by flex | 1.33 / 2.86 | – |\n" in told
@@ -523,6 +526,10 @@ def test_a_comparison_sees_faults(fault: float, monkeypatch: pytest.MonkeyPatch)
         "gradient of key",
         "gradient of value",
     }
+
+
+def test_without_a_causal_mask_alibi_is_that_of_both_directions() -> None:
+    assert agreement.compared(Place(True), replace(CASE, at="both"))["passed"]
 
 
 def test_three_runs_that_differ_in_a_bit_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

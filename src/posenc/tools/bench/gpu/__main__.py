@@ -15,7 +15,7 @@ from pathlib import Path
 
 from posenc.tools.kit.command import Parser, failed
 
-WHOLE, QUICK = 560.0, 205.0  # seconds
+WHOLE, QUICK = 560.0, 195.0  # seconds
 NEEDED = ("torch", "triton", "jaxtyping")
 
 
@@ -25,7 +25,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = Parser(prog="python -m posenc.tools.bench.gpu", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--resume", action="store_true", help="go on from the results that are there")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"), help="folder of results (default: runs/gpu)")
-    parser.add_argument("--seconds", type=float, help="stop after this time (default: 560; of --quick: 205)")
+    parser.add_argument("--seconds", type=float, help="stop after this time (default: 560; of --quick: 195)")
     parser.add_argument("--dry-run", action="store_true", help="on the CPU, kernels interpreted, at small sizes")
     parser.add_argument("--only", nargs="+", default=(), metavar="STEP", help="these steps alone")
     which = parser.add_mutually_exclusive_group()

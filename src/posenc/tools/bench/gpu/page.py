@@ -110,15 +110,14 @@ def summary(records: Sequence[Record]) -> str:
     """On what it ran, what passed, what `auto` should take, and the main ratios."""
     results = Results(records)
     of_checks = {record["step"] for record in results.items if "passed" in record}
-    checks = [record for record in results.items if record["step"] in of_checks]
+    checks = [record for record in results.items if record["step"] in of_checks and "left_out" not in record]
     failed = [record["item"] for record in checks if _outcome(record) == "failed"]
-    passed = len([record for record in checks if _outcome(record) == "done"])
     decided = [choice for choice in results.choices() if choice[-1] != "not measured"]
     changed = [f"{rule['name']}, {n:,}, {at}: {then}, not {now}" for rule, n, at, now, then in decided if then != now]
     about = (f"{name} {results.about[name]}" for name in ("device", "torch", "triton") if name in results.about)
     lines = [
         ", ".join(filter(None, (results.head.get("at", "").partition(" ")[0], *about))),
-        f"checks: {passed} of {len(checks)} passed{'; failed: ' * bool(failed)}{'; '.join(failed)}",
+        f"checks: {len(checks) - len(failed)} of {len(checks)} passed{'; failed: ' * bool(failed)}{'; '.join(failed)}",
         f"choices of auto: {len(decided) - len(changed)} of {len(decided)} stay{'; '.join(['', *changed])}",
     ]
     cells = [cell for cell in results.cells if any(_main(results, ways, *cell) != DASH for ways in MAIN.values())]

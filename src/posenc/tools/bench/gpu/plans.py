@@ -22,7 +22,7 @@ PLANS: dict[str, tuple[Step, ...]] = {
         first.FIRST,
         replace(timing.COMPILED, limit=40, each=35),
         agreement.FEW_SIZES,
-        replace(timing.TIMED, limit=85),
+        replace(timing.TIMED, limit=80),
         timing.PROFILES,
     ),
     VARIANTS: (first.FIRST, variants.COMPILED, variants.VARIANTS),
