@@ -1,4 +1,4 @@
-"""All uses of private APIs of torch, tested with versions 2.6 to 2.13."""
+"""All uses of private APIs of torch, and what its versions from 2.6 to 2.13 do differently."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -19,7 +20,9 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 F = TypeVar("F", bound=Callable[..., Any])
-PLAIN = frozenset((Tensor, torch.nn.Parameter))  # classes without operations of their own
+T = TypeVar("T")
+PLAIN = (Tensor, torch.nn.Parameter)  # classes without operations of their own
+SEQUENCES: tuple[Any, ...] = (Sequence, list)
 FEW_THREADS = 8  # a guess; with two, one thread was as fast, and safe on a busy machine (docs/log.md)
 
 
@@ -81,6 +84,16 @@ def assert_later(condition: Tensor, message: str) -> None:
     torch._assert_async(condition, message)
 
 
+def custom_op(name: str, function: Callable[..., Any]) -> Any:
+    """`torch.library.custom_op` of a function that changes none of its arguments. It reads the types of arguments and
+    results, of which torch 2.6 knows only the sequences of `typing`."""
+    types: dict[str, Any] = function.__annotations__
+    for of, kind in types.items():
+        if typing.get_origin(kind) in SEQUENCES:
+            types[of] = typing.List[typing.get_args(kind)]  # type: ignore[misc]  # noqa: UP006
+    return torch.library.custom_op(name, function, mutates_args=())
+
+
 def uncompiled(function: F) -> F:
     """The function, outside of compiled graphs: `torch.compiler.disable`, which would load the compiler (a second)
     here, where this waits until something else has."""
@@ -93,11 +106,17 @@ def uncompiled(function: F) -> F:
     return outside  # type: ignore[return-value]
 
 
+def is_autocast(x: Tensor) -> bool:
+    """Whether autocast is enabled on the device of x. Not every device has it, which before torch 2.12 cannot be asked
+    in a compiled graph; of the devices that one is compiled for, meta alone has none."""
+    kind = x.device.type
+    has = kind != "meta" if torch.compiler.is_compiling() else torch.amp.is_autocast_available(kind)
+    return has and torch.is_autocast_enabled(kind)
+
+
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Disables autocast on the device of x, if it is enabled: it would round factors of products to half precision."""
-    kind = x.device.type
-    is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if is_on else nullcontext()
+    return torch.autocast(x.device.type, enabled=False) if is_autocast(x) else nullcontext()
 
 
 def without_numbers() -> AbstractContextManager[Any]:
@@ -153,6 +172,29 @@ def outside_compilation() -> Iterator[None]:
         torch.compiler._is_compiling_flag = before
 
 
+def first(items: Iterable[T], otherwise: T) -> T:
+    """The first item: ``next(items, otherwise)``, which dynamo does not trace before torch 2.9."""
+    for item in items:
+        return item
+    return otherwise
+
+
+def replace(of: T, /, **changes: Any) -> T:
+    """`dataclasses.replace`, which dynamo does not trace in torch 2.6."""
+    kept = {field.name: getattr(of, field.name) for field in fields(of) if field.init}  # type: ignore[arg-type]
+    return type(of)(**{**kept, **changes})
+
+
+def sym_min(a: Any, b: Any) -> Any:
+    """`torch.sym_min`, which dynamo traces before torch 2.12 only for symbolic numbers."""
+    return torch.sym_min(a, b) if isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt) else min(a, b)
+
+
+def sym_max(a: Any, b: Any) -> Any:
+    """`torch.sym_max`, like `sym_min`."""
+    return torch.sym_max(a, b) if isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt) else max(a, b)
+
+
 def unsplit(x: Tensor, dim: int) -> Tensor:
     """x itself; in a graph for the CPU, x computed in a loop that inductor does not split.
 
@@ -165,10 +207,20 @@ def unsplit(x: Tensor, dim: int) -> Tensor:
     return torch.maximum(x, (parity + torch.iinfo(torch.int64).min).to(x.dtype))
 
 
+_EAGER = "force_non_lazy_backward_lowering"
+
+
 def compilations(most: int) -> AbstractContextManager[Any]:
     """A context that sets how many compilations of one function dynamo keeps, for which there is no public setting."""
     patch: AbstractContextManager[Any] = torch._dynamo.config.patch(cache_size_limit=most)
     return patch
+
+
+def eager_backward() -> AbstractContextManager[Any]:
+    """A context in which what is compiled has its backward compiled at once, so that errors are raised here and not in
+    ``backward()``; before torch 2.10 there is none."""
+    config: Any = torch._functorch.config
+    return config.patch(**{_EAGER: True}) if hasattr(config, _EAGER) else nullcontext()
 
 
 def register_pytree(

@@ -21,7 +21,7 @@ from torch import Tensor
 import posenc
 from posenc import Positions, Shaw
 from posenc.backends.triton import backend as of_triton
-from posenc.backends.triton import kept, launch, tasks
+from posenc.backends.triton import launch, lists, tasks
 from posenc.schemes.catalog import Shape
 from tests.backends.grounds import KINDS, Case, case, coarse, refuses, same, with_gradients
 
@@ -358,7 +358,7 @@ def test_a_cuda_graph_captures_it() -> None:
         with torch.cuda.graph(graph):
             out = run()
         tasks._tasks.cache_clear()
-        kept._KEPT.clear()
+        lists._KEPT.clear()
         for x in (q, k, v):
             x.normal_()
         graph.replay()

@@ -61,7 +61,7 @@ TOKENS = 55
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs have 16 keys at once, and 55 keys are of three programs."""
-    monkeypatch.setattr(steps, "BYTES", 2**9)
+    monkeypatch.setattr(steps, "HOW", {kind: how._replace(bytes=2**9) for kind, how in steps.HOW.items()})
     monkeypatch.setattr(steps, "LEAST", 24)
 
 
@@ -306,7 +306,7 @@ def test_a_cuda_graph_captures_it() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = run()
-    steps._made.cache_clear()
+    steps._tiles_of.cache_clear()
     for x in (q, k, v):
         x.normal_()
     graph.replay()
@@ -375,7 +375,7 @@ def test_programs_are_as_many_as_there_is_room_for(
     assert programs == batch * -(-queries // given["Q"])
     assert given["R"] >= max(16, groups * given["Q"])
     assert given["R"] <= max(64, 2 * groups)
-    assert programs * kv_heads * parts <= max(steps.PROGRAMS, programs * kv_heads)
+    assert programs * kv_heads * parts <= max(steps.HOW[""].programs, programs * kv_heads)
     assert (parts - 1) * steps.LEAST < tokens
 
 

@@ -46,7 +46,7 @@ def bound(request: Request) -> Encoding | None:
     scheme, query, key = request.encoding, request.query, request.key
     if isinstance(scheme, Encoding) or request.query_positions is not None or request.key_positions is not None:
         return None
-    if {type(query), type(key)} - compat.PLAIN or {query.dtype, key.dtype} - DTYPES:
+    if not {type(query), type(key)}.issubset(compat.PLAIN) or {query.dtype, key.dtype} - DTYPES:
         return None
     if query.dim() != 4 or key.dim() != 4 or query.device != key.device:
         return None

@@ -13,20 +13,15 @@ Properties of FlexAttention (torch 2.13) that this file depends on:
 - On CPU lengths must not be dynamic: the C++ template inserts tile sizes by replacing a name, ks2, everywhere, and the
   sizes of indexed tensors may be named ks24 or ks2. So it is compiled for lengths that are powers of two, and other
   lengths are padded with tokens that the block mask skips. There is one compilation for each doubling of the length,
-  and one for each batch size. On CUDA lengths are dynamic.
+  and one for each batch size.
 - On CPU it must be compiled separately: it cannot index a tensor that the same compiled graph computes.
-- dynamo keeps 8 compilations of one function, then runs without compiling, with only a log message. Every kind of term,
-  dtype and length is a compilation of the same function here, so the limit is raised, and exceeding it is an error
-  (fullgraph).
 - Compilations are reused for other calls and layers, since dynamo compares the code and closure of a function, not its
-  identity. For the same reason causality and packing are values, not code, and broadcast rows are made contiguous.
+  identity. For the same reason causality, windows and shifts are values, not code, and broadcast rows are contiguous.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -34,22 +29,21 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as F
-from torch.nn.attention import flex_attention as flex
 from torch.nn.attention.flex_attention import BlockMask
 
-from posenc import compat
 from posenc.backends.backend import Backend, Unless, never
 from posenc.backends.call import Call
+from posenc.backends.flex_compiled import BLOCK, attend
 from posenc.backends.kept import kept
 from posenc.backends.skipping import counted_blocks, orders_seen, seen_blocks
+from posenc.compat import replace
 from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting, Piece, Row, Term, Value
+from posenc.lowering.distances import FARTHEST, Pair, shift_of
 from posenc.lowering.folding import fold
 from posenc.lowering.forms import ScoreFunction, function
 from posenc.positions.positions import PADDING, Positions
 
-BLOCK = 128  # tokens along each side of a block of the mask: the kernel's own size
 SHORTEST = 16  # the minimum length on CPU, by padding
-COMPILATIONS = 256  # the maximum number of compilations
 
 
 KINDS: dict[type[Term], tuple[Unless, ...]] = {
@@ -165,37 +159,15 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     if not torch.is_grad_enabled():  # on CPU it rejects leaves that require grad even under no_grad
         query, key, value = query.detach(), key.detach(), value.detach()
     how = (query, key, value, function, blocks, call.scale, grouped, call.return_lse)
-    if torch.compiler.is_compiling():
-        out, lse = _attend(*how)
-    else:
-        with compat.compilations(COMPILATIONS):
-            out, lse = _compiled(on_cpu)(*how)
+    reads_pairs = call.attn_mask is not None or any(_reads_pairs(piece) for piece in left)
+    out, lse = attend(how, reads_pairs)
     return out[:, :, :queries], lse
 
 
-@functools.cache
-def _compiled(static: bool) -> Callable[..., Any]:
-    return torch.compile(_attend, dynamic=not static, fullgraph=True)
-
-
-def _attend(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    function: ScoreFunction | None,
-    blocks: BlockMask,
-    scale: float,
-    grouped: bool,
-    return_lse: bool,
-) -> tuple[Tensor, Tensor | None]:
-    if not return_lse:
-        out = flex.flex_attention(query, key, value, function, blocks, scale, grouped)
-        return out, None
-    if hasattr(flex, "AuxRequest"):  # torch 2.9 and later, which deprecate return_lse
-        wanted = flex.AuxRequest(lse=True)
-        out, more = flex.flex_attention(query, key, value, function, blocks, scale, grouped, return_aux=wanted)
-        return out, more.lse
-    return flex.flex_attention(query, key, value, function, blocks, scale, grouped, return_lse=True)
+def _reads_pairs(piece: Piece) -> bool:
+    """Whether the score_mod reads a number for each pair, rather than some for each query, key or head."""
+    is_straight = isinstance(piece, Bias) and piece.distance.tail == "linear" and piece.distance.past == 0
+    return not (is_straight or isinstance(piece, Clock) or (isinstance(piece, Function) and piece.distance is None))
 
 
 # --- the scores -----------------------------------------------------------------------------------------------------
@@ -287,7 +259,7 @@ def _block_mask(call: Call, queries: int, keys: int) -> BlockMask:
 
 
 def _seen(call: Call, queries: int, keys: int) -> _Seen:
-    batch = call.query.size(0)
+    batch, device = call.query.size(0), call.query.device
     (document, order), (of_key, key_order) = (
         (_filled(p.document, n, PADDING).expand(batch, -1), _filled(p.order, n, 0).expand(batch, -1))
         for p, n in ((call.query_positions, queries), (call.key_positions, keys))
@@ -299,13 +271,41 @@ def _seen(call: Call, queries: int, keys: int) -> _Seen:
     document, of_key, oldest, newest, key_order = (
         x.contiguous() for x in (document, of_key, oldest, newest, key_order)
     )
+    known, is_single = (None, False) if device.type == "cpu" else _by_index(call)  # on the CPU there is padding
+
+    def within(b: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        when = key_order[b, j]
+        return (when <= newest[b, i]) & (when >= oldest[b, i])
+
+    in_reach = known or within
 
     def pair(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        mine, when = of_key[b, j], key_order[b, j]
-        return (document[b, i] == mine) & (mine != PADDING) & (when <= newest[b, i]) & (when >= oldest[b, i])
+        if is_single:
+            return in_reach(b, i, j)
+        mine = of_key[b, j]
+        return (document[b, i] == mine) & (mine != PADDING) & in_reach(b, i, j)
 
     lists = torch.stack((some & ~every, every))[:, :, None]
     return _Seen(lists, pair, _blocks(lists, pair, (queries, keys)))
+
+
+def _by_index(call: Call) -> tuple[Pair | None, bool]:
+    """Whether a key's order is in reach of a query, from indices alone; None if layouts do not tell. And whether all
+    tokens are known to be of one document."""
+    if call.layouts is None:
+        return None, False
+    query, key = call.layouts
+    shift = shift_of(query, key, lambda span: span.order if span.order_step == 1 else None)
+    if shift is None or not -FARTHEST <= shift <= FARTHEST:
+        return None, False
+    left, right = call.visibility.left, call.visibility.furthest
+    ends = (
+        -2 * FARTHEST if left is None else max(-left - shift, -2 * FARTHEST),
+        2 * FARTHEST - 1 if right is None else min(right - shift, 2 * FARTHEST - 1),
+    )
+    low, high = (torch.full((), end, dtype=torch.int32, device=call.query.device) for end in ends)
+    is_single = query.start is not None and key.start is not None and query.start[0] == key.start[0]
+    return lambda b, i, j: (j - i >= low) & (j - i <= high), is_single
 
 
 def _blocks(lists: Tensor, pair: Callable[..., Tensor], lengths: tuple[int, int]) -> BlockMask:
@@ -383,8 +383,12 @@ def _padded_piece(piece: Piece, queries: int, keys: int) -> Piece:
 
 
 def _stretched(positions: Positions, tokens: int) -> Positions:
+    """Positions with padding, of which the layout says nothing more."""
     last = positions.order.size(1) - 1
-    return positions[torch.arange(tokens, device=positions.device).clamp(max=last)]
+    more = positions[torch.arange(tokens, device=positions.device).clamp(max=last)]
+    document = _filled(positions.document, tokens, PADDING)
+    longer = Positions(more.coords, order=more.order, document=document, segment=more.segment)
+    return longer.with_layout(replace(positions.layout, tokens=tokens))
 
 
 FLEX = Backend("flex", _run, KINDS, first=(_inputs,), last=(_score_mods, _ways, _derivative))

@@ -18,7 +18,7 @@ from posenc.encoding.encoding import Encoding
 from posenc.positions.tiles import Chunk
 
 OPTIONS = frozenset((bool, int, float, str, type(None), Chunk))
-TENSORS = compat.PLAIN | {type(None)}
+TENSORS = {*compat.PLAIN, type(None)}
 MOST = 16  # plans of one encoding: layers with other windows, heads or dtypes have plans of their own
 
 

@@ -262,15 +262,14 @@ def _instead_of(encoding: object) -> str:
         return f": make a scheme of it, {encoding.__name__}(...)"
     if isinstance(encoding, str):
         return ": make a scheme, such as posenc.ALiBi(num_heads)"
-    if callable(encoding) and not isinstance(encoding, torch.nn.Module | type):
+    if callable(encoding) and not isinstance(encoding, (torch.nn.Module, type)):
         return ": a scaling belongs to a scheme, RoPE(head_dim, scaling=...)"
     return ""
 
 
 def is_autocast(x: Tensor) -> bool:
-    """Whether autocast would cast x: it does not cast float64 and does not support every device (meta)."""
-    kind = x.device.type
-    return x.dtype != torch.float64 and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    """Whether autocast would cast x: it does not cast float64."""
+    return x.dtype != torch.float64 and compat.is_autocast(x)
 
 
 def _is_number(value: object) -> bool:

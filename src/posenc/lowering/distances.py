@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -10,12 +12,16 @@ from torch import Tensor
 from posenc.encoding.claims import coordinates
 from posenc.encoding.pieces import Distance
 from posenc.lowering.block import Block
-from posenc.positions.layout import distance_bounds
+from posenc.positions.layout import Layout, Span, distance_bounds
 from posenc.positions.visibility import check_reach
 
 # A table has every distance between the lowest and the highest coordinate if these are at most this many per query and
 # key; otherwise only the distances that occur, if they can be read.
 ENTRIES_PER_TOKEN = 8
+FARTHEST = 2**30  # sums of two indices and this are int32
+
+Pair: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""What is known of a pair, given indices of its batch row, query and key."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,3 +99,44 @@ def apart(x: Tensor, y: Tensor) -> Tensor:
     if (x.is_floating_point() or y.is_floating_point()) and x.device.type != "mps":
         x, y = x.double(), y.double()
     return y[:, None] - x[:, :, None]
+
+
+def of_pair(distance: Distance, block: Block, x: Tensor, y: Tensor) -> Pair:
+    """p_j - p_i as a function of indices. Where layouts are known it reads nothing for a pair: j - i, shifted by one
+    number for all. Of pairs in different documents, which nobody sees, it may be another number then."""
+    shift = None
+    if distance.axis == 0 and distance.axes == 1:
+        shift = shift_of(block.query_positions.layout, block.key_positions.layout, lambda span: span.line)
+    if shift is not None and -FARTHEST <= shift <= FARTHEST:
+        by = torch.full(
+            (), shift, dtype=torch.int32, device=x.device
+        )  # a number, for which compiled code would be made
+        return lambda b, i, j: j - i + by
+    x, y = (c.expand(block.query.size(0), -1).contiguous() for c in (x, y))
+    return lambda b, i, j: y[b, j] - x[b, i]
+
+
+def shift_of(query: Layout, key: Layout, at: Callable[[Span], int | None]) -> int | None:
+    """The d with n_j - n_i = j - i + d for every query i and key j of one document; None: unknown, or there is none.
+
+    ``at`` gives n of a span's first token, and None if n does not increase by one in it.
+    """
+    if query.rows is None or key.rows is None:
+        return None
+    shift = None
+    for row in range(max(len(query.rows), len(key.rows))):
+        ahead: dict[int, int] = {}
+        for span in query.of_row(row):
+            first = at(span)
+            if first is None or ahead.setdefault(span.document, first - span.start) != first - span.start:
+                return None
+        for span in key.of_row(row):
+            first = at(span)
+            if first is None:
+                return None
+            if span.document in ahead:
+                found = first - span.start - ahead[span.document]
+                if shift is not None and found != shift:
+                    return None
+                shift = found
+    return 0 if shift is None else shift

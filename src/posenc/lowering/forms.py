@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from posenc.encoding.pieces import Bias, Clock, Distance, Fading, Fold, Function, Meeting, Piece, Row, Value
 from posenc.lowering.block import Block
-from posenc.lowering.distances import along, apart, check_heads, table_of
+from posenc.lowering.distances import Pair, along, apart, check_heads, of_pair, table_of
 from posenc.positions.tiles import Visibility, tiles
 from posenc.positions.visibility import visible
 from posenc.rotation.phases import phases
@@ -25,6 +25,7 @@ ScoreFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Te
 It only indexes tensors and does arithmetic."""
 
 TURNS = 256  # distances for which a rotated query is used
+LANES = 32  # copies of a learned table, for as many keys next to one another
 PAIRS = 16  # queries of which exponentials are taken pair by pair
 
 
@@ -107,52 +108,46 @@ def function(piece: Piece, block: Block) -> ScoreFunction | str:
 
 @dataclass(frozen=True, eq=False)
 class _Line:
-    """Coordinates of queries and keys (batch, tokens), the distances that they have, and the index of each."""
+    """The distances that queries and keys have, and of each pair the index among them."""
 
-    x: Tensor
-    y: Tensor
     entries: Tensor
-    index: Callable[[Tensor], Tensor]
+    index: Pair
 
 
 def _line_of(distance: Distance, block: Block) -> _Line | str:
     """What a score_mod looks a term up by, or the reason why it cannot."""
     if distance.axis is None:
         return "a score term depends on several coordinates at once"
-    x, y = _of_batch(distance, block)
+    x, y = along(distance, block)
     table = table_of(distance, block, x, y)
     if table is None or table.index is not None:
         return "a score term depends on distances without a known range: use integer positions with a layout"
-    return _Line(x, y, distance.clamped(table.entries), table.of_distance)
+    r, index = of_pair(distance, block, x, y), table.of_distance
+    return _Line(distance.clamped(table.entries), lambda b, i, j: index(r(b, i, j)))
 
 
-def _of_batch(distance: Distance, block: Block) -> tuple[Tensor, Tensor]:
-    """The coordinates of queries and keys, checked and contiguous, of every row of the batch."""
-    x, y = (c.expand(block.query.size(0), -1).contiguous() for c in along(distance, block))
-    return x, y
-
-
-def _straight(piece: Bias, block: Block, x: Tensor, y: Tensor) -> ScoreFunction:
-    """A bias with a linear tail: a table of near distances, and beyond it two slopes per head."""
-    past = piece.distance.past
+def _straight(piece: Bias, block: Block) -> ScoreFunction:
+    """A bias with a linear tail: a table of near distances, and beyond it two slopes per head, which a kernel reads
+    once for all pairs of a head."""
+    past, hides = piece.distance.past, piece.hides
+    x, y = along(piece.distance, block)
+    r = of_pair(piece.distance, block, x, y)
     line = block.of_heads(piece.at(torch.arange(-past - 1, past + 2, device=x.device)), piece.distance.scheme)
     line = line.to(block.dtype).expand(block.query.size(1), -1).contiguous()
-    slopes = torch.stack((line[:, 0] - line[:, 1], line[:, -1] - line[:, -2]), 1)
+    left, right = line[:, 1] - line[:, 0], line[:, -1] - line[:, -2]
+
+    def beyond(s: Tensor, h: Tensor, away: Tensor) -> Tensor:
+        more = torch.where(away > 0, right[h], left[h]) * away
+        return s + (torch.where(away == 0, 0.0, more) if hides else more)  # a slope may be infinite
+
     if past == 0:  # no table, so coordinates may be fractional
         start = line[:, 1].contiguous()
-
-        def straight(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            r = y[b, j] - x[b, i]
-            away, side = r.abs().to(s.dtype), (r > 0).to(torch.int64)
-            steep = slopes[h, side]
-            return s + start[h] + torch.where(away == 0, 0.0, steep * away)  # a slope may be -inf
-
-        return straight
+        return lambda s, b, h, i, j: beyond(s + start[h], h, r(b, i, j).to(s.dtype))
 
     def bent(s: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        r = y[b, j] - x[b, i]
-        near = r.clamp(-past, past)
-        return s + line[h, near + past + 1] + slopes[h, (r > 0).to(torch.int64)] * (r - near).abs().to(s.dtype)
+        apart = r(b, i, j)
+        near = apart.clamp(-past, past)
+        return beyond(s + line[h, near + past + 1], h, (apart - near).to(s.dtype))
 
     return bent
 
@@ -192,13 +187,17 @@ class _OfBias(Form):
             rows = laid.size(0)
             return lambda s, b, h, i, j: s + laid[b if rows > 1 else 0, h, i, j]
         if distance.tail == "linear":
-            return _straight(piece, block, *_of_batch(distance, block))
+            return _straight(piece, block)
         line = _line_of(distance, block)
         if isinstance(line, str):
             return line
-        x, y, index = line.x, line.y, line.index
+        index = line.index
         bias = block.of_heads(piece.at(line.entries).to(block.dtype), distance.scheme).expand(heads, -1).contiguous()
-        return lambda s, b, h, i, j: s + bias[h, index(y[b, j] - x[b, i])]
+        if bias.requires_grad and distance.tail == "constant":
+            # Far pairs share an entry, to which a GPU would add their gradients one after the other.
+            copies = bias[..., None].expand(-1, -1, LANES).contiguous()
+            return lambda s, b, h, i, j: s + copies[h, index(b, i, j), j & (LANES - 1)]
+        return lambda s, b, h, i, j: s + bias[h, index(b, i, j)]
 
 
 class _OfMeeting(Form):
@@ -235,13 +234,13 @@ class _OfMeeting(Form):
         line = _line_of(piece.distance, block)
         if isinstance(line, str):
             return line
-        x, y, index, scheme = line.x, line.y, line.index, piece.distance.scheme
+        index, scheme = line.index, piece.distance.scheme
         meeting, vectors = meets(piece, block), block.of_heads(piece.at(line.entries), scheme)
         check_width(vectors, meeting, scheme)
         products = meeting @ vectors.to(meeting.dtype).mT
         if piece.side == "key":
-            return lambda s, b, h, i, j: s + products[b, h, j, index(y[b, j] - x[b, i])]
-        return lambda s, b, h, i, j: s + products[b, h, i, index(y[b, j] - x[b, i])]
+            return lambda s, b, h, i, j: s + products[b, h, j, index(b, i, j)]
+        return lambda s, b, h, i, j: s + products[b, h, i, index(b, i, j)]
 
 
 class _OfFold(Form):
@@ -357,12 +356,12 @@ class _OfFunction(Form):
         line = _line_of(piece.distance, block)
         if isinstance(line, str):
             return line
-        x, y, index, scheme, heads = line.x, line.y, line.index, piece.distance.scheme, block.query.size(1)
+        index, scheme, heads = line.index, piece.distance.scheme, block.query.size(1)
         lines = [
             block.of_heads(c, scheme).to(block.dtype).expand(heads, -1).contiguous()
             for c in piece.coefficients(line.entries)
         ]
-        return lambda s, b, h, i, j: piece.apply(s, *(c[h, index(y[b, j] - x[b, i])] for c in lines))
+        return lambda s, b, h, i, j: piece.apply(s, *(c[h, index(b, i, j)] for c in lines))
 
 
 class _OfRow(Form):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_type
+from posenc.compat import replace
 from posenc.positions.positions import PositionError, Positions
 from posenc.rotation import fused
 from posenc.rotation.maps import FOR_KEY_HEADS, check_fits, shared_by

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 
-import torch
 from torch import Tensor
 
 from posenc.backends.operands import POSSIBLE, Form
@@ -18,7 +17,7 @@ from posenc.backends.tiled.plan import Plan
 from posenc.backends.triton import backend as of_triton
 from posenc.backends.triton import launch as of_launch
 from posenc.backends.triton import operator, tasks
-from posenc.backends.triton.kept import KEPT, on_device
+from posenc.backends.triton.lists import KEPT, on_device
 
 NAMES = ("bias", "vectors", "values", "meeting", "query_clock", "key_clock")  # lines that the kernels support
 FLAT = ("bias",)  # those whose entries are numbers, here of one dimension less
@@ -71,13 +70,11 @@ class _Launch(of_launch.Launch):
 
 
 @functools.lru_cache(KEPT)
-def _tasks_within(
-    tiling: tasks.Numbers, lows: tasks.Numbers, rows: int, block: int, width: int, is_pinned: bool
-) -> tasks.Tasks:
+def _tasks_within(tiling: tasks.Numbers, lows: tasks.Numbers, rows: int, block: int, width: int) -> tasks.Tasks:
     """Tasks whose tiles have the distances |r| < W alone. The entry of a distance r in tables is r + W, and that of
     j = i follows the limits of j - i in a tile."""
-    found = tasks._tasks(tiling, lows, rows, block, False)
-    made = found.at(torch.empty_like(found.numbers, pin_memory=is_pinned).copy_(found.numbers))
+    found = tasks._tasks(tiling, lows, rows, block)
+    made = found.at(found.numbers.clone())
     for tiles in made.tiles:
         at = width - tiles[:, 6]  # j - i at distance 0
         tiles[:, 4] = tiles[:, 4].maximum(at - (width - 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +11,6 @@ from torch.nn import functional as F
 
 from posenc.backends.triton.tasks import SPAN, places_of
 from posenc.encoding.horizon import skip_threshold
-
-if TYPE_CHECKING:
-    from posenc.backends.triton.launch import Launch
 
 AT_ONCE = 64  # blocks of the other side
 FEWEST_KEYS = 1024  # a guess of the number from which on it pays off: not measured yet
@@ -29,7 +26,7 @@ OF_KEYS = f"{STRIDED.format('k')} key_clock groups keys D BLOCK_D SPAN"
 OF_BOTH = f"{BIAS} slopes slopes_head"
 
 
-def counted(launch: Launch, sides: tuple[int, ...], lse: Tensor | None = None) -> list[Counted]:
+def counted(launch: Any, sides: tuple[int, ...], lse: Tensor | None = None) -> list[Counted]:
     """The arguments "counted" (batch, heads, blocks, 2) and "blocks" of kernels for blocks of queries (side 0) and of
     keys (side 1): the first token and the one after the last of the other side, that may have more than ``skip_below``
     of a row's weight, int32; None for all. Does not synchronize a device.

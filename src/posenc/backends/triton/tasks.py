@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from posenc.backends import operands as given
-from posenc.backends.triton.kept import KEPT, on_device
+from posenc.backends.triton.lists import KEPT, on_device
 from posenc.positions.layout import Layout
 from posenc.positions.tiles import Tile, Tiling, distances
 
@@ -77,8 +77,8 @@ def tasks_of(tiling: Numbers, lows: Numbers, rows: int, block: int, device: torc
 
 
 @functools.lru_cache(KEPT)
-def _tasks(tiling: Numbers, lows: Numbers, rows: int, block: int, is_pinned: bool) -> Tasks:
-    """The same, optionally in pinned memory."""
+def _tasks(tiling: Numbers, lows: Numbers, rows: int, block: int) -> Tasks:
+    """The same on the CPU."""
     told = Tiling.unflat(tiling)
     found = told.tiles(rows)
     sides = (
@@ -89,7 +89,7 @@ def _tasks(tiling: Numbers, lows: Numbers, rows: int, block: int, is_pinned: boo
     parts = (sides[0][0], sides[1][0], sides[0][1], sides[1][1])
     counts = [len(part) // width for part, width in zip(parts, WIDTHS, strict=True)]
     padded = [number for part in parts for number in (*part, *[0] * (_whole(len(part)) - len(part)))]
-    numbers = torch.tensor(padded, dtype=torch.int32, device="cpu", pin_memory=is_pinned)
+    numbers = torch.tensor(padded, dtype=torch.int32, device="cpu")
     reached = distances(found)
     alike = len(told.query.rows or ()) == len(told.key.rows or ()) == 1
     return Tasks(numbers, counts, rows if alike else 1, reached[1] if reached else 0, (tokens[0], tokens[1]))
@@ -182,11 +182,11 @@ def _coordinates(tiling: Numbers, queries: int, keys: int, span: int) -> tuple[l
 
 
 @functools.lru_cache(KEPT)
-def _places(tiling: Numbers, queries: int, keys: int, span: int, is_pinned: bool) -> Places:
-    """The same, optionally in pinned memory."""
+def _places(tiling: Numbers, queries: int, keys: int, span: int) -> Places:
+    """The same on the CPU."""
     found = _coordinates(tiling, queries, keys, span)
     assert found is not None
     parts = [[n for row in rows for end in row for n in end] for rows in found]
     numbers = [*parts[0], *[0] * (_whole(len(parts[0])) - len(parts[0])), *parts[1]]
     shapes = [(len(rows), len(rows[0])) for rows in found]
-    return Places(torch.tensor(numbers, dtype=torch.int32, device="cpu", pin_memory=is_pinned), shapes)
+    return Places(torch.tensor(numbers, dtype=torch.int32, device="cpu"), shapes)
