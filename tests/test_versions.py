@@ -28,10 +28,10 @@ def untraced(node: ast.AST) -> bool:
         return node.module == "dataclasses" and any(name.name == "replace" for name in node.names)  # 2.6
     if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(how) for how in node.decorator_list):
         defaults = [line.value for line in node.body if isinstance(line, ast.AnnAssign)]
-        return any(isinstance(x, ast.Call) and ast.unparse(x.func) != "field" for x in defaults)  # to 2.11: an instance
+        return any(isinstance(x, ast.Call) and ast.unparse(x.func) != "field" for x in defaults)  # 2.6, 2.10, 2.11
     if isinstance(node, ast.FunctionDef):
         given = {each.arg for each in node.args.args}
-        return any(  # to 2.8: what the caller gave is not changed
+        return any(  # 2.8: what the caller gave is not changed
             isinstance(line, ast.AugAssign) and isinstance(line.op, ast.BitOr) and ast.unparse(line.target) in given
             for line in ast.walk(node)
         )
@@ -39,9 +39,9 @@ def untraced(node: ast.AST) -> bool:
         return False
     called = ast.unparse(node.func)
     return (
-        (called == "isinstance" and isinstance(node.args[1], ast.BinOp))  # to 2.9: A | B
-        or (called == "next" and len(node.args) == 2)  # to 2.8
-        or called in UNTRACED_CALLS  # to 2.11
+        (called == "isinstance" and isinstance(node.args[1], ast.BinOp))  # 2.6 to 2.8: A | B
+        or (called == "next" and len(node.args) == 2)  # 2.6 to 2.8
+        or called in UNTRACED_CALLS  # 2.6 to 2.11
     )
 
 

@@ -207,6 +207,14 @@ def unsplit(x: Tensor, dim: int) -> Tensor:
     return torch.maximum(x, (parity + torch.iinfo(torch.int64).min).to(x.dtype))
 
 
+def flex_takes(width: int) -> bool:
+    """Whether FlexAttention takes heads of this width: powers of two before torch 2.8."""
+    from torch.nn.attention import flex_attention
+
+    takes: Callable[[int], bool] | None = getattr(flex_attention, "_supported_head_dim", None)
+    return takes is None or takes(width)
+
+
 _EAGER = "force_non_lazy_backward_lowering"
 
 

@@ -172,6 +172,7 @@ def test_it_is_compared_and_its_file_must_stay_as_it_was(
 
 
 def test_an_error_in_training_shows_the_line(own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("safetensors")
     words = ["compare", "--text", str(write_text(tmp_path / "text.txt")), "--out", str(tmp_path / "out")]
     words += SMALL
     assert main([*words, "--schemes", f"{own}:FailsWhenCalled"]) == 1
@@ -179,6 +180,7 @@ def test_an_error_in_training_shows_the_line(own: str, tmp_path: Path, capsys: p
 
 
 def test_its_laws_are_measured(own: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("rich")
     assert main(["laws", "--schemes", f"{own}:Steep,{own}:Claims"]) == 1
     shown = capsys.readouterr()
     assert f"{own}:Steep" not in shown.err  # nothing is claimed of it
@@ -210,6 +212,7 @@ def test_it_is_timed(own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_it_is_drawn_and_described(own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
     words = ["plot", "bias", "--length", "8", "--out", str(tmp_path / "bias.png")]
     assert main([*words, "--schemes", f"{own}:Steep"]) == 0
     assert main(["schemes", f"{own}:Steep"]) == 0
