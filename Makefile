@@ -22,7 +22,7 @@ OLDEST := .venv-oldest
 WHEEL := .venv-wheel
 OLDEST_TORCH := $(shell sed -n 's/^dependencies = .*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 CORE_TESTS := tests/backends tests/models tests/schemes tests/hard/test_positions.py tests/hard/test_properties.py \
-	tests/test_contract.py tests/test_encoding.py tests/test_oracles.py tests/test_positions.py
+	tests/test_contract.py tests/test_encoding.py tests/test_oracles.py tests/test_positions.py tests/test_versions.py
 
 # What `make bench` holds posenc against, and what that imports. Installed without dependencies, or pip would touch torch.
 PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops rotary-embedding-torch \
@@ -123,7 +123,7 @@ triton: $(TRITON) kernel ## set up with Triton, run the kernels for GPUs in its 
 	$(PYTEST) -m "not gpu and not more and not survey" $(TRITONED)
 
 # With the Python that is there, which has torch and Triton: nothing is installed or fetched. It goes on where it stopped.
-# GPU=--variants, GPU=--flex; GPU=--dry-run needs no GPU.
+# GPU=--quick, GPU=--variants, GPU=--flex; GPU=--dry-run needs no GPU.
 gpu: ## with PYTHON and nothing set up, check and time the kernels on a CUDA device, write runs/gpu: ten minutes
 	@PYTHONPATH=src$${PYTHONPATH:+:$$PYTHONPATH} $(PYTHON) -m posenc.tools.bench.gpu --resume $(GPU)
 

@@ -85,7 +85,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Where mutants were not left out: what caught each planted bug, and which escaped."""
     caught, failed, broken = (
-        [report for report in terminalreporter.getreports(outcome) if "mutant" in report.keywords]
+        [report for report in terminalreporter.getreports(outcome) if "mutant" in getattr(report, "keywords", ())]
         for outcome in ("passed", "failed", "error")
     )
     escaped = [*failed, *broken]

@@ -27,7 +27,7 @@ def shown(value: object) -> str:
             return described
         if value.shape:  # a NumPy scalar is shown like a Python number
             return f"{kind} {described}"
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         inside = ", ".join(map(shown, value[:8])) + (", ..." if len(value) > 8 else "," if len(value) == 1 else "")
         return f"({inside})" if isinstance(value, tuple) else f"[{inside.removesuffix(',')}]"
     written = repr(value)

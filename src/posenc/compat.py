@@ -1,4 +1,4 @@
-"""All uses of private APIs of torch, tested with versions 2.6 to 2.13."""
+"""All uses of private APIs of torch, and what its versions from 2.6 to 2.13 do differently."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+import typing
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -19,7 +20,9 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 F = TypeVar("F", bound=Callable[..., Any])
-PLAIN = frozenset((Tensor, torch.nn.Parameter))  # classes without operations of their own
+T = TypeVar("T")
+PLAIN = (Tensor, torch.nn.Parameter)  # classes without operations of their own
+SEQUENCES: tuple[Any, ...] = (Sequence, list)
 FEW_THREADS = 8  # a guess; with two, one thread was as fast, and safe on a busy machine (docs/log.md)
 
 
@@ -39,7 +42,10 @@ def is_undisturbed() -> bool:
     return (
         not (torch.compiler.is_compiling() or is_forward_mode() or is_transformed())
         and torch._C._len_torch_dispatch_stack() == 0
-        and all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+        and (
+            torch._C._len_torch_function_stack() == 0
+            or all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+        )
         and torch._C._get_tracing_state() is None
     )
 
@@ -58,6 +64,12 @@ def is_direct(tensors: Iterable[Tensor]) -> bool:
     return not torch.autograd.profiler._is_profiler_enabled and is_bare(tensors)
 
 
+def is_hooked(module: torch.nn.Module) -> bool:
+    """Whether calling the module does more than its ``forward``."""
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(hooks) or bool(torch.nn.modules.module._has_any_global_hook())
+
+
 def multiplies_in_tf32() -> bool:
     """Whether float32 matrix products on CUDA may round factors to TF32. From torch 2.9 on, the setting is
     ``fp32_precision``, and after it was set, reading the older ones raises."""
@@ -72,6 +84,16 @@ def assert_later(condition: Tensor, message: str) -> None:
     torch._assert_async(condition, message)
 
 
+def custom_op(name: str, function: Callable[..., Any]) -> Any:
+    """`torch.library.custom_op` of a function that changes none of its arguments. It reads the types of arguments and
+    results, of which torch 2.6 knows only the sequences of `typing`."""
+    types: dict[str, Any] = function.__annotations__
+    for of, kind in types.items():
+        if typing.get_origin(kind) in SEQUENCES:
+            types[of] = typing.List[typing.get_args(kind)]  # type: ignore[misc]  # noqa: UP006
+    return torch.library.custom_op(name, function, mutates_args=())
+
+
 def uncompiled(function: F) -> F:
     """The function, outside of compiled graphs: `torch.compiler.disable`, which would load the compiler (a second)
     here, where this waits until something else has."""
@@ -84,11 +106,17 @@ def uncompiled(function: F) -> F:
     return outside  # type: ignore[return-value]
 
 
+def is_autocast(x: Tensor) -> bool:
+    """Whether autocast is enabled on the device of x. Not every device has it, which before torch 2.12 cannot be asked
+    in a compiled graph; of the devices that one is compiled for, meta alone has none."""
+    kind = x.device.type
+    has = kind != "meta" if torch.compiler.is_compiling() else torch.amp.is_autocast_available(kind)
+    return has and torch.is_autocast_enabled(kind)
+
+
 def without_autocast(x: Tensor) -> AbstractContextManager[object]:
     """Disables autocast on the device of x, if it is enabled: it would round factors of products to half precision."""
-    kind = x.device.type
-    is_on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.autocast(kind, enabled=False) if is_on else nullcontext()
+    return torch.autocast(x.device.type, enabled=False) if is_autocast(x) else nullcontext()
 
 
 def without_numbers() -> AbstractContextManager[Any]:
@@ -142,6 +170,29 @@ def outside_compilation() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+def first(items: Iterable[T], otherwise: T) -> T:
+    """The first item: ``next(items, otherwise)``, which dynamo does not trace before torch 2.9."""
+    for item in items:
+        return item
+    return otherwise
+
+
+def replace(of: T, /, **changes: Any) -> T:
+    """`dataclasses.replace`, which dynamo does not trace in torch 2.6."""
+    kept = {field.name: getattr(of, field.name) for field in fields(of) if field.init}  # type: ignore[arg-type]
+    return type(of)(**{**kept, **changes})
+
+
+def sym_min(a: Any, b: Any) -> Any:
+    """`torch.sym_min`, which dynamo traces before torch 2.12 only for symbolic numbers."""
+    return torch.sym_min(a, b) if isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt) else min(a, b)
+
+
+def sym_max(a: Any, b: Any) -> Any:
+    """`torch.sym_max`, like `sym_min`."""
+    return torch.sym_max(a, b) if isinstance(a, torch.SymInt) or isinstance(b, torch.SymInt) else max(a, b)
 
 
 def unsplit(x: Tensor, dim: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_choice, check_flag, check_type, is_number, number, shown, whole
+from posenc.compat import replace
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions
@@ -86,7 +87,7 @@ class Rotary(Scheme):
             raise ValueError(f"{name} must be a non-empty range within 0..{num_heads}, got {some}")
         check_flag("values", values)
         base = number("base", base, above=1)
-        if isinstance(scaling, str | Mapping):
+        if isinstance(scaling, (str, Mapping)):
             scaling = scaling_of(scaling, base, head_dim, rotary_dim)
         if scaling is not None and (isinstance(scaling, type) or not callable(scaling)):
             raise ValueError(
@@ -282,6 +283,6 @@ def _scaled(scaling: Scaling, *given: Tensor) -> tuple[Tensor, float | Tensor]:
     if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor):
         theta, factor = found
         fits = theta.dtype == torch.float64 and theta.dim() in (1, 2) and theta.size(-1) == pairs
-        if fits and (isinstance(factor, Tensor | torch.SymFloat) or (is_number(factor) and math.isfinite(factor))):
+        if fits and (isinstance(factor, (Tensor, torch.SymFloat)) or (is_number(factor) and math.isfinite(factor))):
             return (theta if theta.dim() == 2 else theta[None]), factor
     raise ValueError(f"scaling must return theta' of {pairs} pairs in float64 and a factor, got {shown(found)}")

@@ -158,7 +158,7 @@ def _layers(name: str, given: Any, num_layers: Any, every: int) -> set[int]:
     count = whole("num_layers", num_layers)
     if given is None:
         return set(range(every - 1, count, every))
-    if isinstance(given, str | Tensor) or not isinstance(given, Iterable):
+    if isinstance(given, (str, Tensor)) or not isinstance(given, Iterable):
         raise ValueError(f"{name} must be numbers of layers, got {shown(given)}")
     listed = [whole(f"{name}[{n}]", layer, 0, count - 1) for n, layer in enumerate(given)]
     if len(set(listed)) < len(listed):

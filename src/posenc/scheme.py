@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import reduce
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -14,6 +13,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from posenc.arguments import check_type, number, one_or, shown, whole
+from posenc.compat import replace
 from posenc.encoding.claims import check_bound
 from posenc.encoding.encoding import DOORS, TURNED_IN_PAIRS, Context, Encoding
 from posenc.encoding.features import Feature, wanted_by_both
@@ -250,7 +250,7 @@ class Scheme(nn.Module):
         for name, parameter in inspect.signature(type(self)).parameters.items():
             value = getattr(self, name, parameter)
             several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-            if several or value is parameter or inspect.ismethod(value) or isinstance(value, Tensor | nn.Module):
+            if several or value is parameter or inspect.ismethod(value) or isinstance(value, (Tensor, nn.Module)):
                 continue
             if parameter.default is parameter.empty:
                 arguments.append(repr(value))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 import posenc
 from posenc import T5, ALiBi, DistanceAware, Positions, Scheme, Shaw, TransformerXL
-from posenc.backends.triton import backend, operator
+from posenc.backends.triton import backend, launch
 from tests.awkward import clocked
 
 STORED = Path(__file__).parents[2] / "benchmarks" / "results" / "kernels.json"
@@ -104,7 +104,7 @@ def calls_of(scheme: Scheme, q: Tensor, k: Tensor, patch: pytest.MonkeyPatch) ->
     """What the kernels would be called with, forward and backward."""
     calls: dict[str, dict[str, Any]] = {}
     patch.setattr(backend, "is_interpreted", lambda: True)  # so that it takes tensors of the CPU
-    patch.setattr(operator, "_kernel", partial(Recorder, calls))
+    patch.setattr(launch, "kernel_of", partial(Recorder, calls))
     encoding = scheme(Positions.arange(q.size(2)))
     wanted = {piece.feature for piece in encoding.pieces if getattr(piece, "feature", None)}
     features = {"clock": torch.randn(q.shape[:3], requires_grad=True), "gist": torch.randn(*q.shape[:3], 3)}
@@ -150,8 +150,8 @@ def compiled(name: str, given: dict[str, Any], capability: int) -> Any:
     )
 
 
-OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
-_KERNEL = operator._kernel
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
+_KERNEL = launch.kernel_of
 
 
 def _kind(x: float) -> str:

@@ -205,7 +205,7 @@ def test_explain_says_what_runs_and_that_it_was_not_measured(
     scheme: Scheme, dtype: torch.dtype, words: str, gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("posenc.backends.native.backend.missing", lambda dtype: "there is no C++ compiler")
-    monkeypatch.setattr(near_kernels.operator, "missing", lambda: "Triton is not installed")
+    monkeypatch.setattr(near_kernels.of_launch, "missing", lambda: "Triton is not installed")
     q = torch.zeros(1, 2, 300, 16, dtype=dtype)
     explained = posenc.explain(q, q, q, scheme, is_causal=True)
     assert explained.backend == "tiled"

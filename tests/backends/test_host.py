@@ -173,14 +173,14 @@ COUNTS: list[tuple[str, str, bool, str, int, int]] = [
     ("nothing", "unknown", False, "flex", 55, 0),
     ("rope", "text", False, "sdpa", 12, 12),
     ("rope", "text", True, "sdpa", 12, 12),
-    ("alibi", "text", False, "triton", 45, 0),
-    ("alibi", "text", True, "triton", 45, 0),
-    ("alibi", "packed", True, "triton", 45, 0),
+    ("alibi", "text", False, "triton", 26, 0),
+    ("alibi", "text", True, "triton", 26, 0),
+    ("alibi", "packed", True, "triton", 26, 0),
     ("alibi", "unknown", True, "flex", 190, 36),
     ("alibi, directed", "text", True, "flex", 130, 0),
     ("sandwich", "text", False, "flex", 170, 36),
-    ("t5", "text", False, "triton", 38, 0),
-    ("t5", "text", True, "triton", 38, 38),
+    ("t5", "text", False, "triton", 42, 0),
+    ("t5", "text", True, "triton", 42, 5),
     ("t5", "unknown", True, "flex", 220, 80),
     ("kerple", "text", True, "triton", 20, 10),
     ("shaw", "text", False, "triton", 14, 0),
@@ -210,6 +210,22 @@ def test_layers_launch_few_operations_and_read_nothing(
     assert then[-1].launched.total() <= later, then[-1].launched
     assert not any(each.read for each in then)
     assert device.mode.copies == 0
+
+
+# The launches of each later call that is given the scheme: what rotates queries and keys on the CPU, and of what is
+# learned the tables.
+PASSED = {"nothing": 0, "rope": 12, "alibi": 0, "t5": 5, "shaw": 8}
+
+
+@pytest.mark.parametrize("queries", [TOKENS, 1])
+@pytest.mark.parametrize("name", PASSED)
+def test_a_scheme_that_is_passed_launches_what_is_learned(name: str, queries: int, device: Device) -> None:
+    """Of ALiBi it was 43, of T5 37 and of Shaw 14, in each call."""
+    scheme = MAKES[name]()
+    layer = drawn(queries)
+    found = [counted(lambda: posenc.attention(*layer, scheme, is_causal=True)) for _ in range(3)]
+    assert found[-1].launched.total() <= PASSED[name], found[-1].launched
+    assert not any(each.read for each in found)
 
 
 # The launches of the first layer of a step, and of each later one: two append the key and the value, and three are for
@@ -443,12 +459,12 @@ def test_nor_is_that_of_a_mask(device: Device, deterministic: None) -> None:
 
 
 def test_what_was_not_measured_is_said(device: Device) -> None:
-    said = "its speed on a GPU was not measured yet"
+    said = {"triton": "its kernels were timed on an H100 alone", "flex": "its speed on a GPU was not measured yet"}
     for name, backend in (("rope", "sdpa"), ("alibi", "triton"), ("alibi, directed", "flex"), ("shaw", "triton")):
         scheme = MAKES[name]()
         explained = posenc.explain(*drawn(), scheme, is_causal=True)
         assert explained.backend == backend
-        assert (said in explained.why) == (backend != "sdpa")
+        assert [by for by, words in said.items() if words in explained.why] == [by for by in said if by == backend]
 
 
 def test_on_the_cpu_nothing_is_said_of_it() -> None:

@@ -163,28 +163,69 @@ def test_channels_that_are_not_there_are_an_error_and_not_read(launched: list[di
     assert not launched
 
 
-def test_a_kernel_that_cannot_run_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton needs a C compiler where it runs. Without Triton nothing is to be said: it is optional."""
-    ones = torch.ones
+GPU = torch.device("cuda:0")
 
-    def failing(*given: Any, **how: Any) -> None:
-        raise RuntimeError("Failed to find C compiler")
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[Exception | None]:
+    """A device on which nothing was rotated yet, and how the next tries end: None is a rotation."""
+    ones, ends = torch.ones, list[Exception | None]()
+
+    def end(*given: Any, **how: Any) -> None:
+        error = ends.pop(0)
+        if error is not None:
+            raise error
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch, "ones", lambda *shape, device: ones(*shape))
-    monkeypatch.setattr(fused, "rotate_into", failing)
+    monkeypatch.setattr(fused, "rotate_into", end)
     monkeypatch.setattr(fused, "_kernel", object)
-    works_on = fused.works_on.__wrapped__
+    monkeypatch.setattr(fused, "_WORKS", {})
+    return ends
+
+
+def test_a_kernel_that_cannot_run_is_said_once(tried: list[Exception | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton needs a C compiler where it runs. Without Triton nothing is to be said: it is optional."""
+    tried.append(RuntimeError("Failed to find C compiler"))
     with pytest.warns(UserWarning, match="rotations on cuda:0 take PyTorch's operations, .* Failed to find C compiler"):
-        assert not works_on(torch.device("cuda:0"))
+        assert not fused.works_on(GPU)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert not works_on(torch.device("cpu"))
+        assert not fused.works_on(GPU)
+        assert not fused.works_on(torch.device("cpu"))
+        monkeypatch.setattr(fused, "_WORKS", {})
         monkeypatch.setattr(fused, "_kernel", lambda: None)
-        assert not works_on(torch.device("cuda:0"))
+        assert not fused.works_on(GPU)
         monkeypatch.setattr(fused, "_kernel", object)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        assert not works_on(torch.device("cuda:0"))
+        assert not fused.works_on(GPU)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("Triton Error [CUDA]: out of memory")]
+)
+def test_a_device_without_memory_to_spare_is_tried_again(error: Exception, tried: list[Exception | None]) -> None:
+    tried += [error, None]
+    with pytest.warns(UserWarning, match="out of memory"):
+        assert not fused.works_on(GPU)
+    assert fused.works_on(GPU)
+    assert fused.works_on(GPU)  # and is known
+    assert not tried
+
+
+def test_nothing_is_tried_while_a_graph_is_captured(
+    tried: list[Exception | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be part of the graph, or end its capture. What was known before is used."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.warns(UserWarning, match="a CUDA graph is captured, and nothing was rotated before; run once what"):
+        assert not fused.works_on(GPU)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    tried.append(None)
+    assert fused.works_on(GPU)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert fused.works_on(GPU)
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------------

@@ -21,13 +21,13 @@ from torch import Tensor
 import posenc
 from posenc import Positions, Shaw
 from posenc.backends.triton import backend as of_triton
-from posenc.backends.triton import kept, operator, tasks
+from posenc.backends.triton import launch, lists, tasks
 from posenc.schemes.catalog import Shape
 from tests.backends.grounds import KINDS, Case, case, coarse, refuses, same, with_gradients
 
 FILE = Path(__file__)
 ROOT = FILE.parents[2]
-INTERPRETED = operator.is_interpreted()
+INTERPRETED = launch.is_interpreted()
 MISSING = ""  # why kernels can be neither interpreted nor compiled here
 if importlib.util.find_spec("triton") is None:
     MISSING = "needs Triton, which is not installed"
@@ -155,7 +155,7 @@ def test_what_goes_by_distance_is_what_the_reference_says(
 ) -> None:
     """A text of 37 is three blocks of 16, or less than one of 64."""
     assert not refuses("triton", name, place, way)
-    monkeypatch.setattr(operator, "SIZES", (operator.Sizes(block, block, block),))
+    monkeypatch.setattr(launch, "sizes_of", lambda _: (launch.Sizes(block, block, block, 4, 1),))
     check_as_exact_as_the_reference(case(name, place, TOKENS, way, heads=heads, kv_heads=kv_heads), on)
 
 
@@ -209,8 +209,8 @@ def test_the_comparison_sees_a_table_that_stands_one_distance_off(
     on: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     it = case("shaw keys", "text", TOKENS, "both", heads=3)
-    right = operator.tasks_of
-    monkeypatch.setattr(operator, "tasks_of", lambda tiling, lows, *how: right(tiling, (0, lows[1] + 1, 0, 0), *how))
+    right = launch.tasks_of
+    monkeypatch.setattr(launch, "tasks_of", lambda tiling, lows, *how: right(tiling, (0, lows[1] + 1, 0, 0), *how))
     with pytest.raises(AssertionError, match="output"):
         check_as_exact_as_the_reference(it, on)
 
@@ -358,7 +358,7 @@ def test_a_cuda_graph_captures_it() -> None:
         with torch.cuda.graph(graph):
             out = run()
         tasks._tasks.cache_clear()
-        kept._KEPT.clear()
+        lists._KEPT.clear()
         for x in (q, k, v):
             x.normal_()
         graph.replay()

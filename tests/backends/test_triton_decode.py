@@ -19,7 +19,7 @@ import posenc
 from posenc import FIRE, T5, ALiBi, DistanceAware, NoPE, Positions, Scheme, Shaw, TransformerXL
 from posenc.backends import choice
 from posenc.backends.request import Request
-from posenc.backends.triton import backend, operator, steps
+from posenc.backends.triton import backend, launch, steps
 from posenc.models import KVCache
 from tests.awkward import clocked, learned_slope
 from tests.backends import ceilings, grounds
@@ -61,7 +61,7 @@ TOKENS = 55
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs have 16 keys at once, and 55 keys are of three programs."""
-    monkeypatch.setattr(steps, "BYTES", 2**9)
+    monkeypatch.setattr(steps, "HOW", {kind: how._replace(bytes=2**9) for kind, how in steps.HOW.items()})
     monkeypatch.setattr(steps, "LEAST", 24)
 
 
@@ -306,7 +306,7 @@ def test_a_cuda_graph_captures_it() -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = run()
-    steps._made.cache_clear()
+    steps._tiles_of.cache_clear()
     for x in (q, k, v):
         x.normal_()
     graph.replay()
@@ -324,7 +324,7 @@ class Launches:
         self.given: list[tuple[str, tuple[int, ...], dict[str, Any]]] = []
         patch.setattr(backend, "is_interpreted", lambda: True)  # so that tensors of the CPU are taken
         patch.setattr(backend, "missing", lambda: None)
-        patch.setattr(operator, "_kernel", lambda name: self.of(name))
+        patch.setattr(launch, "kernel_of", lambda name: self.of(name))
 
     def of(self, name: str) -> Any:
         launches = self
@@ -375,7 +375,7 @@ def test_programs_are_as_many_as_there_is_room_for(
     assert programs == batch * -(-queries // given["Q"])
     assert given["R"] >= max(16, groups * given["Q"])
     assert given["R"] <= max(64, 2 * groups)
-    assert programs * kv_heads * parts <= max(steps.PROGRAMS, programs * kv_heads)
+    assert programs * kv_heads * parts <= max(steps.HOW[""].programs, programs * kv_heads)
     assert (parts - 1) * steps.LEAST < tokens
 
 
@@ -565,10 +565,10 @@ def test_a_kernel_serves_all_lengths() -> None:
     model."""
     if MISSING or INTERPRETED:
         pytest.skip(MISSING or "the kernels are interpreted in this process")
-    numbers = {p.name for p in operator._kernel("decode").params if not p.is_constexpr}
-    fixed = {p.name for p in operator._kernel("decode").params if not p.is_constexpr and not p.do_not_specialize}
+    numbers = {p.name for p in launch.kernel_of("decode").params if not p.is_constexpr}
+    fixed = {p.name for p in launch.kernel_of("decode").params if not p.is_constexpr and not p.do_not_specialize}
     strides = {f"{x}_{of}" for x, of in itertools.product("qkv", ("batch", "head", "row"))}
-    tensors = {*"qkv", "out", "lse", *steps.TABLES, "slopes", *operator.OTHERS, *steps.MORE.values()}
+    tensors = {*"qkv", "out", "lse", *steps.TABLES, "slopes", *launch.OTHERS, *steps.MORE.values()}
     assert fixed - strides - tensors == {"slopes_head", "key_norms", "faint", "tiles", "heads", "groups", "scale"}
     assert numbers > fixed
 

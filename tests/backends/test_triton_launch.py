@@ -1,8 +1,11 @@
 """How the kernels for CUDA are launched: what is settled before, copied once, or refused. None of this needs a GPU."""
 
-import functools
+import ctypes
 import itertools
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ import posenc
 from posenc import ALiBi, Positions, Shaw, compat
 from posenc.backends import eligible
 from posenc.backends.request import Request
-from posenc.backends.triton import backend, kept, operator, skipping, tasks
+from posenc.backends.triton import backend, launch, lists, operator, skipping, tasks
 from posenc.backends.triton.tasks import LENGTHS
 from posenc.encoding.pieces import Bias, Distance
 from posenc.positions.tiles import Tiling, Visibility
@@ -75,8 +78,8 @@ def launched(
 
     patch.setattr(backend, "missing", lambda: None)
     patch.setattr(backend, "is_interpreted", lambda: True)  # so that it takes tensors of the CPU
-    patch.setattr(operator, "_kernel", Recorder)
-    patch.setattr(operator, "_out_of_resources", lambda: MemoryError)
+    patch.setattr(launch, "kernel_of", Recorder)
+    patch.setattr(launch, "out_of_resources", lambda: MemoryError)
     q, k = (torch.randn(1, heads, tokens, 16, dtype=dtype, requires_grad=True) for heads in (4, 2))
     out = posenc.attention(q, k, k, scheme, is_causal=True, backend="triton", **how)
     assert isinstance(out, Tensor)
@@ -102,9 +105,9 @@ def test_sizes_that_do_not_fit_are_tried_once(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(backend, "missing", lambda: None)
     monkeypatch.setattr(backend, "is_interpreted", lambda: True)
-    monkeypatch.setattr(operator, "_FITTING", {})
-    monkeypatch.setattr(operator, "_out_of_resources", lambda: MemoryError)
-    monkeypatch.setattr(operator, "_kernel", lambda name: Small())
+    monkeypatch.setattr(launch, "_FITTING", {})
+    monkeypatch.setattr(launch, "out_of_resources", lambda: MemoryError)
+    monkeypatch.setattr(launch, "kernel_of", lambda name: Small())
 
     def tries(scheme: posenc.Scheme, tokens: int, width: int, dtype: torch.dtype) -> list[int]:
         tried.clear()
@@ -113,12 +116,13 @@ def test_sizes_that_do_not_fit_are_tried_once(monkeypatch: pytest.MonkeyPatch) -
         return tried
 
     plain = ALiBi(2)
-    assert tries(plain, 70, 16, torch.float32) == [128, 64, 32]
+    assert tries(plain, 70, 16, torch.float32) == [128, 128, 64, 32]  # in three stages, and in two
     assert tries(plain, 70, 16, torch.float32) == [32]
     assert tries(plain, 45, 16, torch.float32) == [32]
-    assert tries(plain, 70, 40, torch.float32) == [128, 64, 32]
-    assert tries(plain, 70, 16, torch.bfloat16) == [128, 64, 32]
+    assert tries(plain, 70, 40, torch.float32) == [128, 128, 64, 32]
+    assert tries(plain, 70, 16, torch.bfloat16) == [64, 64, 32]
     assert tries(Shaw(16, 5, values=False), 70, 16, torch.float32) == [
+        128,
         128,
         64,
         32,
@@ -126,7 +130,7 @@ def test_sizes_that_do_not_fit_are_tried_once(monkeypatch: pytest.MonkeyPatch) -
     ]  # near pairs have another kernel
 
 
-@pytest.mark.parametrize("shape", [(operator.GRID + 1, 1), (1, operator.GRID + 1)])
+@pytest.mark.parametrize("shape", [(launch.GRID + 1, 1), (1, launch.GRID + 1)])
 def test_more_rows_or_heads_than_a_grid_has_are_refused(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,40 +147,32 @@ def test_more_rows_or_heads_than_a_grid_has_are_refused(
 # --- tasks on the device ----------------------------------------------------------------------------------------------
 
 
-def unpinned(make: Any) -> Any:
-    @functools.wraps(make)
-    def made(*asked: Any) -> Any:
-        return make.__wrapped__(*asked[:-1], False)
-
-    return made
-
-
 class Device:
     """In place of a GPU: counts copies, and says whether a graph is being captured."""
 
     there = torch.device("cuda", 0)
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.copies, self.used, self.is_capturing = 0, 0, False
-        for name in ("_KEPT", "_CAPTURED", "_SOURCES"):
-            patch.setattr(kept, name, {})
-        for name in ("_tasks", "_places"):
-            patch.setattr(tasks, name, unpinned(getattr(tasks, name)))
-        patch.setattr(kept, "_copied", lambda numbers, device: self.copy(numbers))
+        self.copies, self.is_capturing, self.stream = 0, False, 0
+        self.streams: list[int] = []  # that were told to the allocator
+        self.relaxed: set[int] = set()  # threads
+        for name in ("_KEPT", "_CAPTURED"):
+            patch.setattr(lists, name, {})
+        patch.setattr(lists, "_relax", lambda: self.relaxed.add(threading.get_ident()))
+        patch.setattr(lists, "_stream", lambda device: SimpleNamespace(synchronize=lambda: None))
+        patch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)
-        patch.setattr(torch.cuda, "current_stream", lambda device: None)
-        patch.setattr(Tensor, "record_stream", self.use, raising=False)
+        patch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=self.stream))
+        patch.setattr(Tensor, "record_stream", lambda x, stream: self.streams.append(stream.cuda_stream))
         real = Tensor.to
-        patch.setattr(
-            Tensor, "to", lambda x, *args, **how: self.copy(x) if args == (self.there,) else real(x, *args, **how)
-        )
+        patch.setattr(Tensor, "to", lambda x, *given, **how: self.copy(x, real, *given, **how))
 
-    def copy(self, numbers: Tensor) -> Tensor:
+    def copy(self, numbers: Tensor, real: Any, *given: Any, **how: Any) -> Tensor:
+        if given != (self.there,):
+            return real(numbers, *given, **how)
+        assert threading.get_ident() in self.relaxed
         self.copies += 1
         return numbers.clone()
-
-    def use(self, stream: Any) -> None:
-        self.used += 1
 
     def tasks(self, tokens: int, block: int = 16) -> tasks.Tasks:
         layout = Positions.arange(tokens).layout
@@ -192,14 +188,23 @@ def test_tasks_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gpu.copies == 1
     assert gpu.tasks(70) is first
     assert gpu.copies == 1
-    assert gpu.used == 2
     for part in (*first.tasks, *first.tiles):
         assert part.untyped_storage().data_ptr() == first.numbers.data_ptr()
         assert part.storage_offset() % 4 == 0
-    for tokens in range(1, kept.KEPT + 1):
+    for tokens in range(1, lists.KEPT + 1):
         gpu.tasks(100 + tokens)
-    assert len(kept._KEPT) == kept.KEPT
+    assert len(lists._KEPT) == lists.KEPT
     assert gpu.tasks(70) is not first
+
+
+def test_the_allocator_is_told_once_of_each_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the memory is freed, it waits for all that these streams have to do then."""
+    gpu = Device(monkeypatch)
+    for gpu.stream in (0, 0, 7, 0, 7):
+        gpu.tasks(70)
+    assert gpu.streams == [0, 7]
+    gpu.tasks(71)
+    assert gpu.streams == [0, 7, 7]
 
 
 def test_what_a_graph_reads_is_kept_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,24 +214,48 @@ def test_what_a_graph_reads_is_kept_once(monkeypatch: pytest.MonkeyPatch) -> Non
     for _ in range(3):
         assert gpu.tasks(70) is first
     gpu.is_capturing = False
-    for tokens in range(1, kept.KEPT + 1):
+    for tokens in range(1, lists.KEPT + 1):
         gpu.tasks(100 + tokens)
     gpu.is_capturing = True
     assert gpu.tasks(70) is first  # however many came since
-    assert len(kept._CAPTURED) == 1
+    assert len(lists._CAPTURED) == 1
 
 
-def test_a_graph_that_was_not_warmed_up_copies_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its memory is of the graph, so nobody else gets it; what it copies from stays."""
+def test_a_graph_that_was_not_warmed_up_reads_what_is_copied_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, in a thread that may do so during any capture, and into memory that is not the graph's. No stream that
+    captures is told to the allocator, which must not wait for it: the list is kept."""
     gpu = Device(monkeypatch)
     gpu.is_capturing = True
-    first, second = gpu.tasks(70), gpu.tasks(70)
-    assert first.numbers is not second.numbers
-    assert not kept._KEPT
-    assert not kept._CAPTURED
-    assert len(kept._SOURCES) == 1
+    first = gpu.tasks(70)
+    assert gpu.tasks(70) is first
     gpu.is_capturing = False
-    assert gpu.tasks(70) not in (first, second)
+    assert gpu.tasks(70) is first
+    assert gpu.copies == 1
+    assert threading.get_ident() not in gpu.relaxed  # the caller's own mode stays
+    assert gpu.streams == [0]
+    assert len(lists._CAPTURED) == 1
+
+
+def test_a_thread_is_relaxed_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch has no function for it. Where there is no such driver, nothing is changed."""
+    modes: list[int] = []
+
+    def exchange(mode: Any) -> int:
+        modes.append(mode._obj.value)
+        return 0
+
+    def load(name: str) -> Any:
+        assert name == "libcuda.so.1"
+        return SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
+
+    def missing(name: str) -> Any:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    lists._relax()
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    lists._relax()
+    assert modes == [2]  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
 # --- what kernels are compiled for ------------------------------------------------------------------------------------

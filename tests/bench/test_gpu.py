@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from posenc.backends.triton import operator
+from posenc.backends.triton import launch, operator
 from posenc.tools.bench.gpu import (
     agreement,
     clocks,
@@ -28,15 +30,16 @@ from posenc.tools.bench.gpu import (
     variants,
     ways,
 )
-from posenc.tools.bench.gpu.__main__ import main
+from posenc.tools.bench.gpu.__main__ import QUICK, WHOLE, main
 from posenc.tools.bench.gpu.agreement import Case
-from posenc.tools.bench.gpu.journal import Journal
-from posenc.tools.bench.gpu.page import page, verdict
-from posenc.tools.bench.gpu.place import REAL, SMALL, Place, Sizes
+from posenc.tools.bench.gpu.journal import AGAIN, Journal
+from posenc.tools.bench.gpu.page import DASH, MAIN, NOT_YET, fill, page, verdict
+from posenc.tools.bench.gpu.place import PHASES, REAL, SMALL, Place, Sizes
 from posenc.tools.bench.gpu.step import Step, answered
 from posenc.tools.bench.measure import LeftOutError
 
 MINUTES = plans.MINUTES
+ROOT = Path(__file__).parents[2]
 
 # A process as `worker` is one, without PyTorch: what it does goes by the name of an item.
 WORKER = """
@@ -69,7 +72,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def steps(*named: tuple[str, list[str]], workers: int = 1, limit: float = 5.0) -> tuple[Step, ...]:
     return tuple(
-        Step(name, name, limit, 0.3, lambda place, names=names: names, lambda place, name: {}, workers)  # type: ignore[misc]
+        Step(name, name, limit, 0.3, lambda place, names=names: names, step.called(lambda place, name: {}), workers)  # type: ignore[misc]
         for name, names in named
     )
 
@@ -131,6 +134,19 @@ def test_all_of_it_stops_in_time_and_goes_on(tiny: Path, monkeypatch: pytest.Mon
     assert [r["item"] for r in records if "item" in r] == ["one", "hang", "two"]
 
 
+def test_what_was_too_slow_is_tried_again_by_the_next_run_alone(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = steps(("a", ["one", "hang", "die"]))
+    records = went(monkeypatch, tiny, plan)
+    assert [r["item"] for r in records if "item" in r] == ["one", "hang", "die"]  # once, in both passes
+    assert records[2][AGAIN]
+    (tiny / "tiny_worker.py").write_text(WORKER.replace("sleep(60)", "sleep(0)"))
+    records = went(monkeypatch, tiny, plan, resume=True)
+    assert [r["item"] for r in records if "item" in r] == ["one", "hang", "die", "hang"]
+    assert run.unwell(records, plan) == (["a: die"], [])
+    assert "| a | 3 | 2 | 0 | 1 |" in page(records)
+    assert went(monkeypatch, tiny, plan, resume=True) == records
+
+
 def test_a_result_that_cannot_be_written_ends_all_of_it(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int, data: bytes) -> None:
         if b"two" in data:
@@ -181,7 +197,6 @@ def test_two_at_once_and_damaged_lines_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "it.jsonl"
     with Journal.opened(path) as journal:
         journal.add({"step": "a", "item": "one"})
-        assert journal.done("a") == {"one"}
         with pytest.raises(ValueError, match="is being written by another process"), Journal.opened(path):
             pass
     path.write_bytes(path.read_bytes() + b"nothing\n")
@@ -198,7 +213,7 @@ def test_errors_of_items_say_what_they_are() -> None:
 
     place = Place(True)
     assert answered(place, of(LeftOutError("no room"))) == {"left_out": "no room"}
-    assert answered(place, of(torch.OutOfMemoryError("CUDA"))) == {"left_out": "out of memory: CUDA"}
+    assert answered(place, of(torch.OutOfMemoryError("CUDA"))) == {"failed": "out of memory: CUDA", AGAIN: True}
     assert answered(place, of(RuntimeError("an error\nof lines"))) == {"failed": "RuntimeError: an error"}
 
 
@@ -217,7 +232,7 @@ def test_wrong_usage_and_what_is_missing_have_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "0")  # set back after the test
-    monkeypatch.setattr("posenc.backends.triton.operator.missing", lambda: None)
+    monkeypatch.setattr("posenc.backends.triton.launch.missing", lambda: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "jaxtyping" else object())
     out = ["--out", str(tmp_path)]
 
@@ -237,7 +252,7 @@ def test_wrong_usage_and_what_is_missing_have_a_line(
     assert said("--dry-run")[1].endswith("holds results: --resume goes on from them, --out names another folder")
     (tmp_path / "first-minutes.jsonl").write_text('{"plan": "first minutes", "is_dry": false}\n')
     assert "no dry run: name another folder with --out" in said("--dry-run", "--resume")[1]
-    monkeypatch.setattr("posenc.backends.triton.operator.missing", lambda: "Triton is not installed")
+    monkeypatch.setattr("posenc.backends.triton.launch.missing", lambda: "Triton is not installed")
     assert said("--dry-run") == (1, "posenc: error: Triton is not installed")
 
 
@@ -246,34 +261,40 @@ def test_wrong_usage_and_what_is_missing_have_a_line(
 
 def test_everything_that_is_predicted_or_decided_is_timed() -> None:
     timed = {*timing.TIMED.items(Place())}
-    varied = {*variants.VARIANTS.items(Place())}
     for told in predictions.PREDICTIONS:
         for way in (told.of, told.over):
             assert f"{told.length} {told.phase} {way}" in timed
-    for told in predictions.VARIED:
-        for way in (told.of, told.over):
-            assert f"{told.length} {told.phase} {way}" in varied
-    for rule in predictions.RULES:
-        for way in (rule.now, *rule.ways.values()):
-            assert {f"{n} {phase} {way}" for n in REAL.lengths for phase in rule.phases} <= timed
-    for setting in predictions.SETTINGS:
-        for way in (setting.taken, setting.other):
-            assert {f"{n} {phase} {way}" for n in REAL.lengths for phase in setting.phases} <= timed
-    assert {told.low < told.high for told in predictions.PREDICTIONS + predictions.VARIED} == {True}
+    for now, backends in predictions.RULES.values():
+        for way in (now, *backends.values()):
+            assert {f"{REAL.lengths[0]} {phase} {way}" for phase in PHASES} <= timed
+    assert {told.low < told.high for told in predictions.PREDICTIONS} == {True}
     assert {*timing.COMPILED.items(Place())} <= timed
     assert {*timing.PROFILES.items(Place())} <= timed
+    assert {way for ways_ in MAIN.values() for way in ways_ if way} <= {name.split(" ", 2)[2] for name in timed}
 
 
 def test_the_limits_of_the_steps_are_within_the_time() -> None:
-    assert sum(step.limit for step in plans.PLANS[MINUTES]) <= 560
+    assert all(sum(step.limit for step in plan) <= WHOLE for name, plan in plans.PLANS.items() if name != plans.QUICK)
+    quick = plans.PLANS[plans.QUICK]
+    assert sum(step.limit for step in quick[1:]) + 10 <= QUICK  # the first step took 8 seconds
     assert all(step.each <= step.limit for plan in plans.PLANS.values() for step in plan)
+
+
+def test_what_is_checked_quickly_is_of_the_checks() -> None:
+    steps = agreement.SMALL_SIZES, agreement.REAL_SIZES, agreement.FEW_SIZES
+    small, real, few = ({*each.items(Place())} for each in steps)
+    assert few < small | real
+    assert len(few) == len(agreement.FEW)
+    for scheme in agreement.MAIN:
+        assert {name for name in few & small if name.startswith(scheme)}
+        assert {name for name in few & real if name.startswith(scheme)}
 
 
 @pytest.mark.parametrize(
     ("found", "said"),
-    [(None, "not measured"), (0.8, "below"), (0.9, "as predicted"), (1.0, "as predicted"), (1.2, "above")],
+    [(DASH, "not measured"), ("0.80", "below"), ("0.90", "as predicted"), ("1.00", "as predicted"), ("1.20", "above")],
 )
-def test_verdicts(found: float | None, said: str) -> None:
+def test_verdicts(found: str, said: str) -> None:
     assert verdict(found, 0.9, 1.0) == said
 
 
@@ -300,13 +321,17 @@ def test_the_page_says_what_was_predicted_what_came_and_what_it_changes() -> Non
         {"step": "real", "item": "alibi, 64", "seconds": 1, "passed": False, "worst": "output",
          "errors": {"output": ["nan", "1.00e-02"], "log-sum-exp": ["1.00e-09", "1.00e-03"]}},
         {"step": "tests", "item": "one", "seconds": 1, "passed": False, "told": "a long\nstory"},
+        {"step": "tests", "item": "two", "seconds": 1, "passed": True},
+        {"step": "tests", "item": "three", "seconds": 1, "left_out": "needs two GPUs"},
         timed("forward flash", 1.0, 1.5),
         timed("forward cuDNN", 0.6, 0.7),
         timed(f"forward {ways.PLAIN}", 1.2, 1.3, auto="sdpa"),
-        timed("forward flex, dynamic", 1.0, 1.1),
+        timed("forward nothing added, flex", 1.0, 1.1),
         timed("forward alibi, triton", 1.4, 1.6, auto="flex"),
         timed("forward alibi, flex", None, 2.0),  # so all three are compared between events
-        timed("forward alibi, sdpa with a mask", 5.0, 5.1),
+        timed("forward plain", 0.6, 0.7),
+        timed("decoding plain", 0.1, 0.1),
+        timed("decoding alibi, auto", 0.2, 0.3),
         {"step": "times", "item": "4096 training flash", "seconds": 1, "left_out": "out of memory"},
     ]  # fmt: skip
     told = page(records)
@@ -317,28 +342,65 @@ def test_the_page_says_what_was_predicted_what_came_and_what_it_changes() -> Non
     assert "| cuDNN | flash | 4,096 | forward | 0.50 to 0.80 | 0.60 | as predicted |" in told
     assert "| alibi, triton | flash | 4,096 | forward | 0.90 to 1.11 | 1.40 | above |" in told
     assert "| alibi, triton | alibi, flex | 4,096 | forward | 0.50 to 0.90 | 0.80 | as predicted |" in told
-    assert "| learned t5, triton | learned t5, flex | 16,384 | training | 0.05 to 0.50 | – | not measured |" in told
+    assert "| learned t5, triton | learned t5, flex | 4,096 | training | 0.05 to 0.50 | – | not measured |" in told
     assert "| nothing added | 5% | 4,096 | forward | sdpa | sdpa | stays |" in told
+    changed = "a line in distance (ALiBi), 4,096, forward: triton, not flex"
+    assert f"- checks: 1 of 3 passed; failed: alibi, 64; one\n- choices of auto: 1 of 2 stay; {changed}\n" in told
+    assert "| what | forward 4,096 | decoding 4,096 |\n" in told
+    assert "| ALiBi | 1.40 / 2.33 | 2.00 |\n" in told
+    assert "| ALiBi by flex | 1.33 / 2.86 | – |\n" in told
     assert "| a line in distance (ALiBi) | 5% | 4,096 | forward | flex | triton | changes |" in told
     assert "| a learned table (T5) | 5% | 4,096 | forward | – | not measured | not measured |" in told
-    assert "| PyTorch's kernel: cuDNN | flash | 4,096 | forward | 0.60 | documentation names cuDNN first |" in told
-    assert "| alibi, flex | – | 2.000 ± 0.000 | 0.100 ± 0.000 | 1.33 |" in told
+    assert "| alibi, flex | – | 2.000 ± 0.000 | 1.33 | 2.86 | 2.86 |" in told
+    assert "| alibi, flex | 4,096 | forward | 0.100 ± 0.000 | 0.000 | 2.000 |" in told
     assert "| times | 4096 training flash | out of memory |" in told
     assert "| real | 1 | 0 | 0 | 1 | 1 | not yet |" in told
     json.dumps(records)
 
 
+def test_other_pages_have_summaries_of_results(tmp_path: Path) -> None:
+    path = tmp_path / "it.md"
+    path.write_text("one\n<!-- gpu: it.jsonl -->\nold\n<!-- end -->\ntwo\n")
+    assert fill(path) == f"one\n<!-- gpu: it.jsonl -->\n\n{NOT_YET}\n\n<!-- end -->\ntwo\n"
+    records = [
+        {"plan": MINUTES, "predictions": [], "rules": []},
+        timed("forward flash", 1.0, 1.0),
+        timed("forward rope, auto", 2.0, 2.0),
+    ]
+    (tmp_path / "it.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    path.write_text(fill(path))
+    assert "| RoPE | 2.00 / – |\n\n<!-- end -->\ntwo\n" in fill(path)
+    assert fill(path) == path.read_text()
+
+
+def test_the_documentation_has_the_summaries_of_the_results_kept() -> None:
+    page = ROOT / "docs" / "gpu.md"
+    kept = {str(path.relative_to(ROOT)) for path in ROOT.glob("benchmarks/results/gpu/*/first-minutes.jsonl")}
+    assert kept
+    assert kept <= {name.removeprefix("../") for name in re.findall("<!-- gpu: (.*) -->", page.read_text())}
+    assert fill(page) == page.read_text()
+
+
 # --- what is run ------------------------------------------------------------------------------------------------------
 
 
-def test_other_sizes_and_stages_are_put_back() -> None:
-    before = operator.SIZES, operator.FAR
-    with ways.launched(**ways.stages("FAR", 7)()):
-        assert before[0][:1] == operator.SIZES
-        assert {**before[1], "num_stages": 7} == operator.FAR
-    assert before == (operator.SIZES, operator.FAR)
-    with pytest.raises(AttributeError), ways.launched(ELSEWHERE=1):
-        pass
+@pytest.mark.parametrize("how", ["far 32x16 4w7", "near 16 4w7"])
+def test_other_sizes_and_stages_are_put_back(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def called() -> tuple[()]:
+        seen.append((launch.sizes_of(True)[0], operator.near_of("forward_near", {}, True)))
+        return ()
+
+    seen: list[Any] = []
+    monkeypatch.setattr(variants, "call_of", lambda place, name: (called, {}))
+    before = launch.sizes_of, launch.near_of, operator.near_of
+    variants._work(Place(True), f"alibi 16 {how}")()
+    variants._work(Place(True), f"alibi 16 {variants.TAKEN}")()
+    assert before == (launch.sizes_of, launch.near_of, operator.near_of)
+    (sizes, near), taken = seen
+    if how.startswith("far"):
+        assert (sizes, near) == (launch.Sizes(32, 16, 32, 4, 7), taken[1])
+    else:
+        assert (sizes, near) == (taken[0]._replace(square=16), {"num_warps": 4, "num_stages": 7})
 
 
 @pytest.fixture
@@ -382,15 +444,22 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place()
 
 
+def of(what: Step, place: Place, item: str) -> dict[str, Any]:
+    """The result of an item of a step."""
+    found: list[dict[str, Any]] = []
+    what.serve(place, iter((item,)), lambda: None, lambda name, result: found.append(result))
+    return found[0]
+
+
 def test_what_a_gpu_is_asked_is_run_here_with_stand_ins(pretended: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     for item in first.ITEMS:
-        found = answered(pretended, lambda item=item: first.FIRST.run(pretended, item))  # type: ignore[misc]
+        found = of(first.FIRST, pretended, item)
         assert "failed" not in found
         if item == "versions":
             assert found["about"]["capability"] == "9.0"
         else:
             assert set(found) >= {"host", "events", "graph"}
-    found = timing.TIMED.run(pretended, "48 training flash")
+    found = of(timing.TIMED, pretended, "48 training flash")
     assert min(found[clock][0] for clock in ("host", "events", "graph")) > 0
     found = agreement.in_a_graph(pretended, CASE)
     assert (found["passed"], len(found["differ"])) == (False, 5)  # what is replayed here writes nothing
@@ -406,7 +475,7 @@ def test_launches_are_counted_by_kernel(pretended: Place, monkeypatch: pytest.Mo
     events = [
         event("CUDA", "forward", 2.0),
         event("CUDA", "forward", 1.0),
-        event("CUDA", "fill", 0.5),
+        event("CUDA", "void at::fill", 0.5),
         event("CUDA", "a range", 9.0, is_user_annotation=True),
         event("CPU", "posenc::triton", 0.25),
         event("CPU", "aten::empty", 0.125, cpu_parent=object()),
@@ -414,16 +483,16 @@ def test_launches_are_counted_by_kernel(pretended: Place, monkeypatch: pytest.Mo
     monkeypatch.setattr(
         torch.profiler, "profile", lambda activities: nullcontext(SimpleNamespace(events=lambda: events))
     )
-    found = timing.PROFILES.run(pretended, "48 forward flash")
-    assert found.pop("kernels") == {"forward": [2, 3.0], "fill": [1, 0.5]}
-    assert found == {"launches": 3, "on_device": 3.5, "operations": 1, "host": 0.25}
-    head = {"plan": MINUTES, "is_dry": False, "predictions": [], "rules": [], "settings": []}
-    kernels = {"kernels": {"forward": [2, 3.0], "fill": [1, 0.5]}}
-    told = page([head, {"step": "profiles", "item": "it", "seconds": 1, **found, **kernels}])
-    assert "| it | 3 | 3.500 | 1 | 0.250 | forward: 2 × 3.000; fill: 1 × 0.500 |" in told
+    monkeypatch.setattr(timing, "REPEATED", 2)  # so the mean of two calls
+    found = of(timing.PROFILES, pretended, "48 forward flash")
+    kernels = {"forward": [1, 1.5], "void at::fill": [0.5, 0.25]}
+    assert found == {"launches": 1.5, "on_device": 1.75, "operations": 0.5, "host": 0.125, "kernels": kernels}
+    head = {"plan": MINUTES, "is_dry": False, "predictions": [], "rules": []}
+    told = page([head, {"step": "profiles", "item": "it", "seconds": 1, **found}])
+    assert "| what | launches | device | forward | other kernels | operations | host |" in told
+    assert "| it | 1.5 | 1.750 | 1.500 | 0.250 | 0.5 | 0.125 |" in told
     events[:] = events[-2:]
-    with pytest.raises(LeftOutError, match="saw no kernel"):
-        timing.PROFILES.run(pretended, "48 forward flash")
+    assert of(timing.PROFILES, pretended, "48 forward flash") == {"left_out": "the profiler saw no kernel"}
 
 
 def test_a_call_that_cannot_be_captured_says_why(pretended: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,6 +528,10 @@ def test_a_comparison_sees_faults(fault: float, monkeypatch: pytest.MonkeyPatch)
     }
 
 
+def test_without_a_causal_mask_alibi_is_that_of_both_directions() -> None:
+    assert agreement.compared(Place(True), replace(CASE, at="both"))["passed"]
+
+
 def test_three_runs_that_differ_in_a_bit_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert agreement.thrice(Place(True), CASE) == {"passed": True, "differ": []}
     real, calls = agreement.posenc.attention, []
@@ -486,16 +559,59 @@ def test_what_is_compiled_is_read_from_the_kernels(monkeypatch: pytest.MonkeyPat
         return ()
 
     work()
-    found = timing.compiled_by(lambda place, name: work, Place(True), "")
-    expected = {"registers": 168, "spills": 1, "shared": 1024, "stages": 2, "warps": 8}
-    assert found == {"kernels": {"forward": [expected]}}
-    record = {"step": "compiled", "item": "4096 forward it", "seconds": 1, **found}
-    head = {"plan": MINUTES, "is_dry": False, "predictions": [], "rules": [], "settings": []}
-    assert "| 4096 forward it | forward | 168 | 1 | 1024 | 8 | 2 |" in page([head, record])
+    kernels[-1] = SimpleNamespace(metadata=None)  # did not fit on the device
+    found = timing.compiled_by(Place(True), work)
+    expected = {"registers": 168, "spills": 2, "shared": 1024, "stages": 2, "warps": 8}
+    assert found == {"compiled": {"forward": [expected]}}
+    records = [{"step": "compiled", "item": f"4096 {it}", "seconds": 1, **found} for it in ("forward", "training")]
+    head = {"plan": MINUTES, "is_dry": False, "predictions": [], "rules": []}
+    assert "| forward | 168 | 2 | 1024 | 8 | 2 | 4096 forward | 1 |" in page([head, *records])
 
 
 def test_steps_take_names_until_there_are_none() -> None:
+    it = Step("a", "a", 1, 1, lambda place: ("one",), step.called(lambda place, name: {"name": name}))
     answers: dict[str, dict[str, Any]] = {}
-    it = Step("a", "a", 1, 1, lambda place: ("one",), lambda place, name: {"name": name})
-    step.one_by_one(it, Place(True), iter(("one", "two")), lambda: None, lambda n, found: answers.update({n: found}))
+    it.serve(Place(True), iter(("one", "two")), lambda: None, lambda n, found: answers.update({n: found}))
     assert answers == {"one": {"name": "one"}, "two": {"name": "two"}}
+
+
+@pytest.mark.parametrize("phase", ["forward", "training", "decoding", "forward/24"])
+@pytest.mark.parametrize("scheme", ["alibi", "learned t5"])
+def test_a_bias_made_before_is_that_of_the_scheme(scheme: str, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "ROWS", 20)  # not a divisor of 48
+    place = Place(True)
+    (out, *gradients), (expected, *others) = (
+        ways.call_of(place, f"48 {phase} {scheme}{by}")[0]() for by in (ways.MADE_BEFORE, ", reference")
+    )
+    # Rounding a bias b moves a score by 2^-9 |b|; a weight is the quotient of two that do. The outputs are rounded too.
+    u = torch.finfo(torch.bfloat16).eps / 2
+    furthest = 47 * 2**-4 if scheme == "alibi" else 0.0  # tables are of bfloat16
+    values = float(place.inputs(48, phase).value.detach().abs().max())
+    assert float((out - expected).detach().abs().max()) <= (2 * u * furthest + 4 * u) * values
+    if phase == "training":
+        assert [x.shape for x in gradients[:3]] == [x.shape for x in others[:3]]
+        assert [x.shape for x in gradients[3:]] == ([] if scheme == "alibi" else [(1, 2, 48, 48)])
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("48 decoding plain", set()),
+        ("48 decoding shaw, auto", {"auto"}),
+        ("80 rotation rope", {"bytes"}),
+        ("80 rotation copy", {"bytes"}),
+        ("48 training rope, auto", {"auto"}),
+    ],
+)
+def test_other_ways_run_too(name: str, told: set[str]) -> None:
+    found = of(timing.TIMED, Place(True), name)
+    assert set(found) == {"events", "host", "events_are", "graph_left_out"} | told
+
+
+def test_what_is_compiled_once_is_found_by_all_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """PyTorch's compiler names a folder of its own in the process that it first compiles in, unless one is named."""
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TRITON_HOME", str(tmp_path))
+    assert run._environment(Place(True), 1)["TRITON_CACHE_DIR"] == str(tmp_path / ".triton" / "cache")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")
+    assert run._environment(Place(True), 16)["TRITON_CACHE_DIR"] == "elsewhere"

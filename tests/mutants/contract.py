@@ -175,7 +175,7 @@ MUTANTS = (
     Mutant(
         "queries are the first of the keys",
         request,
-        "_default_positions",
+        "default_positions",
         first_of_the_keys,
         partial(test_attention.check_queries_are_the_last_of_the_keys, "reference"),
     ),

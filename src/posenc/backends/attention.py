@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,6 +16,7 @@ from posenc.backends.merging import sink_of
 from posenc.backends.plan import planned
 from posenc.backends.reference import dense_logits
 from posenc.backends.request import Align, Request
+from posenc.compat import replace
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import gives_weights
 from posenc.lowering.forms import added

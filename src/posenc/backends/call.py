@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import and_
 from typing import Any
@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from posenc import compat
+from posenc.compat import replace
 from posenc.encoding.features import NOTHING, Features
 from posenc.encoding.horizon import SKIP_BELOW
 from posenc.encoding.pieces import Piece, Value
@@ -79,7 +80,7 @@ class Call:
     turn: Turn | None = None
     kept: dict[str, Any] | None = field(default=None, init=False)  # see `keeping`; a call made of this one has none
 
-    def keeping(self, kept: dict[str, Any]) -> Call:
+    def keeping(self, kept: dict[str, Any] | None) -> Call:
         """Gives the call, just made, a place for what a backend derives of it that no number in its tensors changes:
         other calls of the same plan are given it too."""
         object.__setattr__(self, "kept", kept)

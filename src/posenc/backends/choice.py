@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.skipping import computed_share
 from posenc.backends.tiled.backend import TILED, has_far_keys, kernels_of, width_of
 from posenc.backends.triton.backend import TRITON, counted_share
+from posenc.compat import replace
 from posenc.encoding.pieces import Bias, Function, Meeting
 from posenc.positions.tiles import tiles
 
@@ -312,8 +313,10 @@ def explain(call: Call) -> Explanation:
     kernels = kernels_of(call) if backend is TILED else None
     if kernels is not None:
         why += f": {kernels}"
-    if kernels is not None or (backend in (TRITON, FLEX) and call.query.device.type == "cuda"):
+    if kernels is not None or (backend is FLEX and call.query.device.type == "cuda"):
         why += "; its speed on a GPU was not measured yet"
+    elif backend is TRITON:
+        why += "; of GPUs, its kernels were timed on an H100 alone"
     reasons = {other.name: other.refuses(call) for other in BACKENDS}
     refusals = {name: reason for name, reason in reasons.items() if reason is not None}
     computed = 1.0

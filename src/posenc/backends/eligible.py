@@ -197,7 +197,7 @@ def _reach_of_runs(query: Span, key: Span, call: Call) -> tuple[int, int]:
     lowest, highest = apart - (m - 1), apart + n - 1
     if call.visibility.furthest is not None:
         level = (key.line - key.order) - (query.line - query.order)
-        highest = torch.sym_min(highest, level + call.visibility.furthest)
+        highest = compat.sym_min(highest, level + call.visibility.furthest)
     return lowest, highest
 
 

@@ -22,7 +22,6 @@ Properties of FlexAttention (torch 2.13) that this file depends on:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -37,6 +36,7 @@ from posenc.backends.call import Call
 from posenc.backends.flex_compiled import BLOCK, attend
 from posenc.backends.kept import kept
 from posenc.backends.skipping import counted_blocks, orders_seen, seen_blocks
+from posenc.compat import replace
 from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting, Piece, Row, Term, Value
 from posenc.lowering.distances import FARTHEST, Pair, shift_of
 from posenc.lowering.folding import fold

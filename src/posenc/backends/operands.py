@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import reduce
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from posenc import compat
 from posenc.backends.call import Call
 from posenc.backends.eligible import line_of, reach_of
 from posenc.backends.plane import tables_of_plane
+from posenc.compat import replace
 from posenc.encoding.pieces import Bias, BrokenLine, Clock, Distance, Fold, Function, Meeting
 from posenc.lowering.block import Block
 from posenc.lowering.forms import check_width, meets
@@ -67,8 +68,10 @@ class Given:
     tails: tuple[str | None, ...] = ("constant",)  # those for which a table ends where they begin
 
     def __init__(self, call: Call) -> None:
-        planar = [piece for piece in call.pieces if piece.is_planar and isinstance(piece, Bias | Meeting)]
-        self.call = call = replace(call, pieces=tuple(piece for piece in call.pieces if not piece.is_planar))
+        planar = [piece for piece in call.pieces if piece.is_planar and isinstance(piece, (Bias, Meeting))]
+        if planar:
+            call = replace(call, pieces=tuple(piece for piece in call.pieces if not piece.is_planar))
+        self.call = call
         self.reach = reach_of(call)
         self.key = call.key
         self.tensors: dict[str, Tensor] = {}
@@ -87,7 +90,7 @@ class Given:
         lowest, highest = self.reach
         if all(distance.tail in self.tails for distance in distances):
             past = max(distance.past for distance in distances)
-            lowest, highest = (torch.sym_min(torch.sym_max(end, lowest), highest) for end in (-past, past))
+            lowest, highest = (compat.sym_min(compat.sym_max(end, lowest), highest) for end in (-past, past))
         return lowest, torch.arange(lowest, highest + 1, device=self.call.query.device)
 
     def _put(self, name: str, low: int, table: Tensor) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from posenc import compat
 from posenc.backends import bands
+from posenc.backends.bound import bound
 from posenc.backends.call import Call
 from posenc.backends.native.library import missing
 from posenc.backends.request import Request, is_autocast
@@ -17,7 +18,7 @@ from posenc.encoding.encoding import Encoding
 from posenc.positions.tiles import Chunk
 
 OPTIONS = frozenset((bool, int, float, str, type(None), Chunk))
-TENSORS = compat.PLAIN | {type(None)}
+TENSORS = {*compat.PLAIN, type(None)}
 MOST = 16  # plans of one encoding: layers with other windows, heads or dtypes have plans of their own
 
 
@@ -28,7 +29,7 @@ class Plan:
 
     settled: Mapping[str, Any]
     run: bands.Run
-    kept: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, Any] | None  # None: its encoding outlives changes of parameters
 
 
 def planned(request: Request, backend: str) -> tuple[Encoding, Call, bands.Run]:
@@ -37,6 +38,9 @@ def planned(request: Request, backend: str) -> tuple[Encoding, Call, bands.Run]:
     A plan belongs to an encoding, an immutable value, and to everything else that a check or a choice reads; whether
     parameters or doors have changed since is checked in every call.
     """
+    of_scheme = bound(request)
+    if of_scheme is not None:
+        request.encoding, request.align = of_scheme, None
     encoding, signature = request.encoding, signature_of(request, backend)
     if signature is not None and isinstance(encoding, Encoding):
         plan = encoding.plans.get(signature)
@@ -48,7 +52,7 @@ def planned(request: Request, backend: str) -> tuple[Encoding, Call, bands.Run]:
     run = bands.runner(call, backend)
     call.check()
     if signature is not None:
-        plan = Plan(settled, run)
+        plan = Plan(settled, run, None if of_scheme is not None and made._made_with else {})
         if len(made.plans) >= MOST:
             made.plans.clear()
         made.plans[signature] = plan

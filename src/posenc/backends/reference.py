@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from posenc.backends.backend import Backend
 from posenc.backends.call import Call
+from posenc.compat import replace
 from posenc.lowering.forms import bucket, dense
 
 

@@ -29,7 +29,7 @@ FOR_PADDING = "for a tokenizer's mask pass scheme(Positions.padded(mask))"
 NO_DEFAULTS: list[str] = []
 """Why positions must be given: messages of the contexts that are open in which tokens are a part of a text."""
 Align: TypeAlias = Literal["lower_right", "upper_left"]
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 
 
 @dataclass(eq=False)
@@ -83,8 +83,8 @@ class Request:
             return encoding
         if NO_DEFAULTS and encoding is not None and self.query_positions is None and self.key_positions is None:
             raise ValueError(NO_DEFAULTS[-1])
-        positions = _default_positions(query, key, self.query_positions, self.key_positions, self.align)
-        made = _of_scheme(encoding, *positions, torch.promote_types(query.dtype, torch.float32))
+        positions = default_positions(query, key, self.query_positions, self.key_positions, self.align)
+        made = of_scheme(encoding, *positions, torch.promote_types(query.dtype, torch.float32))
         made.check(query, key)
         made.check_token_doors(query, key)
         return made
@@ -202,7 +202,7 @@ def _turn_left(encoding: Encoding, query: Tensor, key: Tensor) -> Turn | None:
     return Turn(*turns)
 
 
-def _of_scheme(
+def of_scheme(
     scheme: Scheme | None, query_positions: Positions, key_positions: Positions, dtype: torch.dtype
 ) -> Encoding:
     if scheme is None:
@@ -218,7 +218,7 @@ def _of_scheme(
     return scheme(query_positions, key_positions, dtype=dtype)
 
 
-def _default_positions(
+def default_positions(
     query: Tensor,
     key: Tensor,
     query_positions: Positions | None,
@@ -262,15 +262,14 @@ def _instead_of(encoding: object) -> str:
         return f": make a scheme of it, {encoding.__name__}(...)"
     if isinstance(encoding, str):
         return ": make a scheme, such as posenc.ALiBi(num_heads)"
-    if callable(encoding) and not isinstance(encoding, torch.nn.Module | type):
+    if callable(encoding) and not isinstance(encoding, (torch.nn.Module, type)):
         return ": a scaling belongs to a scheme, RoPE(head_dim, scaling=...)"
     return ""
 
 
 def is_autocast(x: Tensor) -> bool:
-    """Whether autocast would cast x: it does not cast float64 and does not support every device (meta)."""
-    kind = x.device.type
-    return x.dtype != torch.float64 and torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    """Whether autocast would cast x: it does not cast float64."""
+    return x.dtype != torch.float64 and compat.is_autocast(x)
 
 
 def _is_number(value: object) -> bool:

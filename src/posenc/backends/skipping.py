@@ -7,7 +7,6 @@ Keys are skipped if this upper bound is so far below the lower bound that all of
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import reduce
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 from posenc.backends.call import Call
 from posenc.backends.eligible import line_of
 from posenc.backends.kept import kept
+from posenc.compat import replace
 from posenc.encoding.horizon import skip_threshold
 from posenc.encoding.pieces import Bias, Clock, Fold, Meeting
 from posenc.lowering.distances import ENTRIES_PER_TOKEN
@@ -139,7 +139,7 @@ def own_keys(call: Call) -> int | None:
     fades = any(piece.fades for piece in call.pieces)
     known = all(
         isinstance(p, Clock)
-        or (isinstance(p, Bias | Meeting) and not p.hides and not p.is_planar)
+        or (isinstance(p, (Bias, Meeting)) and not p.hides and not p.is_planar)
         or (isinstance(p, Fold) and p.key is None)
         for p in call.pieces
     )

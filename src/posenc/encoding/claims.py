@@ -80,7 +80,7 @@ def check_bound(scheme: nn.Module, encoding: Encoding) -> None:
     device = next((x.device for x in parameters), torch.device("cpu"))
     with torch.no_grad():
         for term in terms:
-            if isinstance(term, Bias | Meeting | Function | Value) and term.distance is not None:
+            if isinstance(term, (Bias, Meeting, Function, Value)) and term.distance is not None:
                 wrong = _wrong(term, term.distance, device)
                 if wrong:
                     raise ClaimError(f"{type(scheme).__name__}: its {type(term).__name__} declares {wrong}")

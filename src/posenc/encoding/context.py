@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from posenc.arguments import check_type, shown
+from posenc.compat import replace
 from posenc.encoding.features import Feature
 
 

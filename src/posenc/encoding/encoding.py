@@ -15,14 +15,16 @@ and backends do not know which scheme they run: they share only the types of thi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc import compat
 from posenc.arguments import check_type, one_or, shown, turned_axes
+from posenc.compat import replace
 from posenc.encoding.context import Context as Context
 from posenc.encoding.features import (
     NO_FEATURES,
@@ -62,7 +64,7 @@ class Encoding:
     rotations: tuple[Rotation, ...] = ()
     pieces: tuple[Piece, ...] = ()
     values: tuple[Value, ...] = ()
-    context: Context = Context()  # noqa: RUF009  # it is frozen
+    context: Context = field(default_factory=Context)
     query_features: Features = field(default_factory=lambda: NOTHING)
     key_features: Features = field(default_factory=lambda: NOTHING)
     wanted: Mapping[str, Feature] = field(default_factory=lambda: NO_FEATURES)  # what layers must project
@@ -227,7 +229,7 @@ class Encoding:
     @property
     def banded(self) -> Rotation | None:
         """The rotation that rotates distant pairs differently, or None."""
-        return next((rotation for rotation in self.rotations if rotation.bands), None)
+        return compat.first((rotation for rotation in self.rotations if rotation.bands), None)
 
     def rotate_bands(self, query: Tensor, key: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Queries and keys rotated for near pairs, and for each band. Maps that several of them share run once."""
@@ -258,7 +260,8 @@ class Encoding:
     @property
     def scale(self) -> float | None:
         """The softmax scale that a rotation requires, or None."""
-        return next((rotation.scale for rotation in self.rotations if rotation.scale is not None), self._scale)
+        scales = (rotation.scale for rotation in self.rotations if rotation.scale is not None)
+        return compat.first(scales, self._scale)
 
     def cos_sin(self) -> tuple[Tensor, Tensor]:
         """cos and sin of the angles, (rows, tokens, pairs), at the query positions, for models with their own rotation.
@@ -291,7 +294,7 @@ class Encoding:
 
     def check_fresh(self) -> None:
         """ValueError if a parameter changed or was freed after the encoding was made."""
-        check_fresh(self._made_with, bool(self.pieces or self.values))
+        check_fresh(self._made_with, len(self.pieces) + len(self.values) > 0)
 
     def _learns(self) -> tuple[bool, ...] | None:
         """Of each parameter that it was made with, whether it has a gradient; None if its terms may read others."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from posenc.arguments import check_type, whole
+from posenc.compat import replace
 from posenc.encoding.features import Features, missing
 from posenc.encoding.marks import mark_of
 from posenc.rotation.maps import OfHeads, TokenMap, kind_of
@@ -22,7 +23,7 @@ class Band:
     key: TokenMap
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Unread:
     """The map of a rotation that reads a feature, before a layer's feature is given: it raises ValueError."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import torch
@@ -11,12 +12,12 @@ MadeWith: TypeAlias = tuple[tuple[Tensor, int], ...]
 """Parameters, each with its version counter."""
 
 
-def made_with(module: nn.Module, device: torch.device) -> MadeWith:
-    """The current parameters of a module; empty in a compiled graph, which does not track them. ValueError for one on
-    another device than the positions."""
+def made_with(module: nn.Module, device: torch.device, parameters: Iterable[Tensor] | None = None) -> MadeWith:
+    """The current parameters of a module, if they are not given; empty in a compiled graph, which does not track them.
+    ValueError for one on another device than the positions."""
     if torch.compiler.is_compiling():
         return ()
-    made = tuple((p, version_of(p)) for p in module.parameters())
+    made = tuple((p, version_of(p)) for p in (module.parameters() if parameters is None else parameters))
     for p, _ in made:
         if p.device != device:
             raise ValueError(

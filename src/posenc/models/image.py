@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from posenc import compat
 from posenc.arguments import check_flag, check_type, shown, whole
 from posenc.models.transformer import Trunk, check_trunk
 from posenc.positions.positions import Positions
@@ -66,9 +66,7 @@ class ImageClassifier(nn.Module):
             raise ValueError(f"images must be a tensor (batch, {self.channels}, height, width), got {shown(images)}")
         if images.device != weight.device:
             raise ValueError(f"images must be on {weight.device} like the model, got {images.device}")
-        kind = images.device.type
-        casts = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-        if not images.is_floating_point() or (images.dtype != weight.dtype and not casts):
+        if not images.is_floating_point() or (images.dtype != weight.dtype and not compat.is_autocast(images)):
             raise ValueError(f"images must be {weight.dtype} like the model, got {images.dtype}")
         check_type("positions", positions, Positions, None)
         height, width = images.shape[-2:]

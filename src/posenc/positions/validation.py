@@ -163,7 +163,7 @@ def ends_of(index: slice, tokens: int) -> tuple[int, int]:
 def check_whole(**values: object) -> None:
     """ValueError unless all are ints, possibly symbolic."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Integral | torch.SymInt):
+        if isinstance(value, bool) or not isinstance(value, (Integral, torch.SymInt)):
             raise ValueError(f"{name} must be a whole number, got {shown(value)}")
 
 

@@ -21,6 +21,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PAIRS = 2048  # rotated by a program of four warps: 16 by a thread, in loads of 16 bytes
 HOW: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
 INSTEAD = "rotations on {} take PyTorch's operations, since the Triton kernel for them cannot run: {}"
+UNTRIED = "a CUDA graph is captured, and nothing was rotated before; run once what is captured"
+_WORKS: dict[torch.device, bool] = {}
 
 
 @functools.cache
@@ -32,18 +34,26 @@ def _kernel() -> Any:
         return None
 
 
-@functools.cache
 def works_on(device: torch.device) -> bool:
     """Whether the kernel runs on a device, found out by running it. Warns where Triton is installed, but cannot compile
-    for the device, or has no C compiler for what launches kernels."""
+    for the device, or has no C compiler for what launches kernels. Nothing is remembered of a device without memory to
+    spare, nor of a stream that captures a CUDA graph, on which nothing can be tried."""
     if device.type != "cuda" or not torch.cuda.is_available() or _kernel() is None:
         return False
-    x = torch.ones(1, 1, 1, 2, device=device)
+    if device in _WORKS:
+        return _WORKS[device]
+    if torch.cuda.is_current_stream_capturing():
+        warnings.warn(INSTEAD.format(device, UNTRIED), stacklevel=2)
+        return False
     try:
+        x = torch.ones(1, 1, 1, 2, device=device)
         rotate_into(x, x, x[..., :1], x[..., 1:], is_interleaved=False)
     except Exception as error:  # compilers raise many kinds
         warnings.warn(INSTEAD.format(device, error), stacklevel=2)
+        if "out of memory" not in str(error):
+            _WORKS[device] = False
         return False
+    _WORKS[device] = True
     return True
 
 

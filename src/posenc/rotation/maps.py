@@ -38,7 +38,7 @@ class Scaled:
         return (x.to(dtype) * self.factor.to(dtype)).to(x.dtype)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class InTurn:
     """Maps that are applied one after the other."""
 
@@ -75,7 +75,7 @@ def kind_of(turn: TokenMap) -> Hashable:
     two maps of a kind."""
     inside = turn.turn if isinstance(turn, OfHeads) else turn
     name, told = getattr(inside, "__qualname__", type(inside).__qualname__), getattr(inside, "__dict__", {})
-    return name, *(told[part] for part in ("first", "heads") if isinstance(told.get(part), int | range))
+    return name, *(told[part] for part in ("first", "heads") if isinstance(told.get(part), (int, range)))
 
 
 def check_fits(what: str, made: Sequence[int], x: Tensor, heads: int | None = None, hint: str = "") -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_type
+from posenc.compat import replace
 from posenc.positions.positions import PositionError, Positions
 from posenc.rotation import fused
 from posenc.rotation.maps import FOR_KEY_HEADS, check_fits, shared_by
@@ -36,6 +38,20 @@ def widest(device: torch.device) -> torch.dtype:
 def in_double(x: Tensor) -> Float64[Tensor, "..."]:
     """x in float64, on a device that supports it."""
     return x.to(device=exact(x.device), dtype=torch.float64)
+
+
+def constant(make: Callable[..., Tensor], *numbers: Hashable, device: torch.device) -> Tensor:
+    """``make(*numbers, device)``, which nobody may change: made and copied to the device once, where nothing traces or
+    captures. It is never freed, since CUDA graphs may read it."""
+    if not compat.is_undisturbed() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return make(*numbers, device)
+    return _copied(make, numbers, device)
+
+
+@functools.cache
+def _copied(make: Callable[..., Tensor], numbers: tuple[Any, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return make(*numbers, torch.device("cpu")).to(device)  # which waits for the copy: any stream may read it
 
 
 def coords_of(
@@ -98,7 +114,7 @@ def grown(n: Float64[Tensor, "..."], length: int, strength: float) -> Float64[Te
 def alibi_slopes(heads: int, dtype: torch.dtype, device: torch.device | None = None) -> Float[Tensor, " heads"]:
     """ALiBi's slopes: 2^(-8h/H) for a power of two, else those of the next lower one and every other of twice as many.
 
-    They are computed on the device: a list of numbers would be copied to the GPU in every call.
+    They are computed on the device: a list of numbers would be copied to the GPU in every graph.
     """
     power = 2 ** int(math.log2(heads))
     h = torch.arange(heads, dtype=dtype, device=device)

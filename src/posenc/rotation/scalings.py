@@ -331,7 +331,7 @@ class LongRoPE(_Scaling):
         if self.factor is not None:
             given["factor"] = number("factor", self.factor, least=1)
         each = self.attention_factor
-        if isinstance(each, tuple | list):
+        if isinstance(each, (tuple, list)):
             if len(each) != 2:
                 raise ValueError(f"attention_factor must be a number, or one for each list, got {shown(each)}")
             given["attention_factor"] = tuple(number("attention_factor", one, above=0) for one in each)

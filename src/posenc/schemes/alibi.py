@@ -11,7 +11,7 @@ from posenc.arguments import check_choice, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Bias, Distance
 from posenc.positions.positions import Positions
-from posenc.rotation.phases import alibi_slopes, widest
+from posenc.rotation.phases import alibi_slopes, constant, widest
 from posenc.scheme import Scheme
 from posenc.schemes.entry import FORMULA, Entry, Law, lines
 
@@ -68,10 +68,9 @@ class ALiBi(Scheme):
         return (Bias(self._bias, distance, hides=self.form == "directed"),)
 
     def _bias(self, r: Tensor) -> Tensor:
-        away = -r if self.form == "causal" else r.abs()
-        heads = range(self.num_heads // 2 if self.form == "directed" else self.num_heads)
-        slopes = self._slopes(len(heads), widest(r.device), r.device)
-        bias = -torch.tensordot(slopes, away.to(slopes.dtype), 0)
+        heads = self.num_heads // 2 if self.form == "directed" else self.num_heads
+        slopes = constant(self._slopes, heads, widest(r.device), device=r.device)
+        bias = slopes.view(-1, *[1] * r.dim()) * (r if self.form == "causal" else -r.abs())
         if self.form != "directed":
             return bias
         return torch.cat((bias.masked_fill(r > 0, -torch.inf), bias.masked_fill(r < 0, -torch.inf)))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from posenc.compat import replace
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import Positions

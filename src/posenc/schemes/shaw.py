@@ -89,8 +89,7 @@ class Shaw(Scheme):
 
     def _rows(self, table: Tensor) -> Callable[[Tensor], Tensor]:
         k = self.max_distance
-        by_head = table if table.dim() == 3 else table[None]
-        return lambda r: by_head[:, r.clamp(-k, k) + k]
+        return lambda r: (table if table.dim() == 3 else table[None])[:, r.clamp(-k, k) + k]
 
 
 ENTRY = Entry(

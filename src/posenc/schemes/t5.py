@@ -12,6 +12,7 @@ from posenc.arguments import check_flag, number, whole
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Bias, Distance
 from posenc.positions.positions import Positions
+from posenc.rotation.phases import constant
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, lines
 
@@ -118,13 +119,20 @@ class T5(Scheme):
         return weight.mT[:, self._bucket(r)]
 
     def _bucket(self, r: Tensor) -> Tensor:
-        away = r.abs() if self.bidirectional else (-r).clamp(min=0)
-        exact = (len(self.edges) + 1) // 2  # up to here each distance has its own bucket
-        # Compare with Python ints: a tensor of edges would be copied to the GPU in every call.
-        bucket = away.clamp(max=exact).to(torch.int64)
-        for edge in self.edges[exact:]:
-            bucket += away >= edge
-        return bucket + self.num_buckets // 2 * (r >= 1) if self.bidirectional else bucket
+        last, second = self.edges[-1], self.num_buckets // 2 if self.bidirectional else 0
+        return constant(_buckets, self.edges, second, device=r.device)[r.clamp(-last, last).long() + last]
+
+
+def _buckets(edges: tuple[int, ...], second: int, device: torch.device) -> Tensor:
+    """The buckets of all distances up to the last edge, on both sides. Those to the right are the ``second`` half."""
+    r = torch.arange(-edges[-1], edges[-1] + 1, device=device)
+    away = r.abs() if second else (-r).clamp(min=0)
+    exact = (len(edges) + 1) // 2  # up to here each distance has its own bucket
+    # Compare with Python ints: a tensor of edges would be copied to the GPU in every graph.
+    bucket = away.clamp(max=exact)
+    for edge in edges[exact:]:
+        bucket += away >= edge
+    return bucket + second * (r >= 1)
 
 
 def _edges(side: int, max_distance: int) -> tuple[int, ...]:

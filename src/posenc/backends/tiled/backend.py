@@ -96,11 +96,11 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     operands = [call.query, given.key.to(call.key.dtype), call.value]
     if width is not None:
         operands[0] = _shifted(call, lines)
-        offset = _taken_off(lines, width, bool(_sloped(call)))
+        offset = _taken_off(lines, width, len(_sloped(call)) > 0)
     near = [lines[name] for name in ("bias", "vectors", "values") if name in lines]
     if width is not None and _is_exact(call, lines, near):
         operands = [x.to(call.dtype) for x in operands]
-    keeps_right = width is not None and bool(near) and _looks_right(call)
+    keeps_right = width is not None and len(near) > 0 and _looks_right(call)
     lowest = given.lowest if width is None else -width
     out, lse, *_ = torch.ops.posenc.tiled(
         *operands,
@@ -171,7 +171,8 @@ def _taken_off(lines: dict[str, Tensor], width: int, is_sloped: bool) -> _Offset
     offset = _Offset()
     if "bias" in lines:
         bias, slopes, offset.bias = _straightened(lines.pop("bias"), width, is_sloped)
-        lines |= {name: x for name, x in (("bias", bias), ("slopes", slopes)) if x is not None}
+        # Not by |=, after which the caller's lines are the old ones in graphs before torch 2.9.
+        lines.update({name: x for name, x in (("bias", bias), ("slopes", slopes)) if x is not None})
     if "vectors" in lines:
         lines["vectors"], offset.vectors = _relative(lines["vectors"])
     if "values" in lines:
@@ -229,7 +230,7 @@ def kernels_of(call: Call) -> str | None:
     width, reason = _width_to_run(call), compat.why_not_fused(call.query)
     if width is None:
         return f"all pairs in blocks, since {reason or 'most are near'}"
-    is_masked = bool(_sloped(call)) or any(isinstance(piece, Clock) for piece in call.pieces)
+    is_masked = len(_sloped(call)) > 0 or any(isinstance(piece, Clock) for piece in call.pieces)
     far = fused.kernel_of(call.query, is_masked).name
     if width == 0:
         return f"by {far}"

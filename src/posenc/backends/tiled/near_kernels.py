@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 
-import torch
 from torch import Tensor
 
 from posenc.backends.operands import POSSIBLE, Form
@@ -16,8 +15,9 @@ from posenc.backends.tiled import fused
 from posenc.backends.tiled.lines import Gradients, Inputs, Results
 from posenc.backends.tiled.plan import Plan
 from posenc.backends.triton import backend as of_triton
+from posenc.backends.triton import launch as of_launch
 from posenc.backends.triton import operator, tasks
-from posenc.backends.triton.kept import KEPT, on_device
+from posenc.backends.triton.lists import KEPT, on_device
 
 NAMES = ("bias", "vectors", "values", "meeting", "query_clock", "key_clock")  # lines that the kernels support
 FLAT = ("bias",)  # those whose entries are numbers, here of one dimension less
@@ -31,9 +31,9 @@ def why_not(query: Tensor, widest: int) -> str | None:
         return "they support only float32, bfloat16 and float16"
     if widest > of_triton.WIDEST:
         return f"they support at most {of_triton.WIDEST} channels, got {widest}"
-    if max(query.shape[:2]) > operator.GRID:
-        return operator.too_many(*query.shape[:2])
-    return operator.missing()
+    if max(query.shape[:2]) > of_launch.GRID:
+        return of_launch.too_many(*query.shape[:2])
+    return of_launch.missing()
 
 
 def takes(plan: Plan, inputs: Inputs) -> bool:
@@ -44,7 +44,7 @@ def takes(plan: Plan, inputs: Inputs) -> bool:
     return why_not(inputs.query, max(x.size(-1) for x in each if x is not None)) is None
 
 
-class _Launch(operator._Launch):
+class _Launch(of_launch.Launch):
     """The kernels' arguments, with tasks within the band."""
 
     def __init__(self, plan: Plan, inputs: Inputs) -> None:
@@ -61,22 +61,20 @@ class _Launch(operator._Launch):
         asked = (self.tiling, tuple(self.form.lows), self.query.size(0), block, self.width)
         return on_device(self.query.device, _tasks_within, *asked)
 
-    def go_on(self, results: Results, sizes: operator.Sizes) -> None:
+    def go_on(self, results: Results, sizes: of_launch.Sizes) -> None:
         """Adds near pairs to the results, in place: a program reads its rows, and at the end writes them."""
         found = self.tasks(sizes.long)
         if not found.is_empty:
-            made: operator.Tensors = {"far": results.out, "out": results.out, "lse": results.lse}
+            made: of_launch.Tensors = {"far": results.out, "out": results.out, "lse": results.lse}
             self.run("forward_near", found, 0, sizes, made, sizes.long // sizes.square)
 
 
 @functools.lru_cache(KEPT)
-def _tasks_within(
-    tiling: tasks.Numbers, lows: tasks.Numbers, rows: int, block: int, width: int, is_pinned: bool
-) -> tasks.Tasks:
+def _tasks_within(tiling: tasks.Numbers, lows: tasks.Numbers, rows: int, block: int, width: int) -> tasks.Tasks:
     """Tasks whose tiles have the distances |r| < W alone. The entry of a distance r in tables is r + W, and that of
     j = i follows the limits of j - i in a tile."""
-    found = tasks._tasks(tiling, lows, rows, block, False)
-    made = found.at(torch.empty_like(found.numbers, pin_memory=is_pinned).copy_(found.numbers))
+    found = tasks._tasks(tiling, lows, rows, block)
+    made = found.at(found.numbers.clone())
     for tiles in made.tiles:
         at = width - tiles[:, 6]  # j - i at distance 0
         tiles[:, 4] = tiles[:, 4].maximum(at - (width - 1))
@@ -95,8 +93,8 @@ def backward(plan: Plan, inputs: Inputs, results: Results, grads: Gradients) -> 
     """Adds the gradients of near pairs."""
     launch = _Launch(plan, inputs)
     names = list(launch.given)
-    rows: operator.Tensors = {"dout": grads.dout, "lse": results.lse, "delta": grads.delta}
-    run = functools.partial(launch.backward, rows, names)
+    rows: of_launch.Tensors = {"dout": grads.dout, "lse": results.lse, "delta": grads.delta}
+    run = functools.partial(operator.backward, launch, rows, names)
     found = launch.fitting(f"backward {' '.join(names)}", run, results.lse)
     for name, total in (("dq", grads.query), ("dk", grads.key), ("dv", grads.value)):
         total += found[name]

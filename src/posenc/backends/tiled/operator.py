@@ -19,10 +19,12 @@ cumulative feature.
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from posenc import compat
 from posenc.backends.custom import refuse
 from posenc.backends.eligible import by_name
 from posenc.backends.tiled import far_passes, fused, near, near_kernels, pairwise
@@ -45,7 +47,7 @@ def _lines_of(tables: Sequence[Tensor], names: str, apply: str, plan: Plan) -> L
     return lines
 
 
-@torch.library.custom_op("posenc::tiled", mutates_args=())
+@partial(compat.custom_op, "posenc::tiled")
 def _tiled(
     query: Tensor,
     key: Tensor,
@@ -81,7 +83,7 @@ def _tiled(
     return out.to(query.dtype), lse, out, right, right_lse
 
 
-@torch.library.custom_op("posenc::tiled_backward", mutates_args=())
+@partial(compat.custom_op, "posenc::tiled_backward")
 def _tiled_backward(
     dout: Tensor,
     dlse: Tensor | None,

@@ -15,10 +15,12 @@ from posenc.backends.eligible import line_of
 from posenc.backends.kept import kept
 from posenc.backends.operands import Given
 from posenc.backends.skipping import orders_seen, own_keys, seen_blocks
-from posenc.backends.triton.operator import GRID, counted_for, is_interpreted, missing, too_many, triton
-from posenc.backends.triton.skipping import share
+from posenc.backends.triton.launch import GRID, is_interpreted, missing, too_many
+from posenc.backends.triton.operator import counted_for, triton
+from posenc.backends.triton.skipping import highest_of, share
 from posenc.backends.triton.tasks import ANY, SPAN
 from posenc.encoding.pieces import Bias, Clock, Function, Meeting, Term
+from posenc.rotation.phases import constant
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 256  # the maximum number of channels, which must fit into shared memory with a block of scores
@@ -91,9 +93,15 @@ class _Lines(Given):
         end = start + max(FAR, 1 << start.bit_length())
         if distance.reach is not None:
             start, end = (min(at, distance.reach[0] - 1) for at in (start, end))
-        side = torch.arange(-1, 2, 2, device=self.call.query.device)  # made there: a copy would wait for the device
-        at = line_of(bias.at, distance, self.call.raw_block(), torch.cat((side * start, side * end)))
+        ends = constant(_on_both_sides, start, end, device=self.call.query.device)
+        at = line_of(bias.at, distance, self.call.raw_block(), ends)
         return (at[:, 2:] - at[:, :2]) / max(end - start, 1)
+
+
+def _on_both_sides(start: int, end: int, device: torch.device) -> Tensor:
+    """The distances -start, start, -end, end."""
+    side = torch.arange(-1, 2, 2, device=device)  # made there: a copy would wait for the device
+    return torch.cat((side * start, side * end))
 
 
 def _long_tables(call: Call) -> str | None:
@@ -110,6 +118,14 @@ def _arguments(call: Call) -> tuple[Tensor | None, tuple[Any, ...]]:
     """The key, None if it is the call's own and no query, key or gradient is part of the others either; and these."""
     given = _Lines(call)
     is_kept = given.key is call.key and given.is_of_positions
+    if (
+        is_kept
+        and call.kept is not None
+        and "bias" in given.tensors
+        and _skipping(call)[0]
+        and not call.has_few_queries
+    ):
+        given.tensors["highest"] = highest_of(given.tensors)
     return None if is_kept else given.key.to(call.key.dtype), given.arguments()
 
 

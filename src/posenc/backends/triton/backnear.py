@@ -10,6 +10,7 @@ from posenc.backends.triton.pieces import (
     by_distance,
     clock_of,
     entry,
+    last_of,
     lse_of,
     more,
     near_scores,
@@ -125,7 +126,7 @@ def backward_queries_near(
                 if slopes_past is not None:
                     e = pair + tl.load(tile + 6)
                     n_low += tl.sum(ds * tl.maximum(-e, 0), 1)
-                    n_high += tl.sum(ds * tl.maximum(e - bias_entries + 1, 0), 1)
+                    n_high += tl.sum(ds * tl.maximum(e - last_of(bias_entries), 0), 1)
                 if factor_past is not None:
                     low_of, high_of = past_ends(dc, pair + tl.load(tile + 9), factor_entries)
                     c_low, c_high = c_low + low_of, c_high + high_of
@@ -196,10 +197,11 @@ def backward_keys_near(
         h = of_keys * groups + g
         row = b * heads + h
         d_clock = tl.zeros((B,), tl.float32)
-        zero, of_query_clock, of_key_clock, of_bias, of_factor, of_slopes = None, None, None, None, None, None
+        zero, of_query_clock, of_key_clock = None, None, None
         if query_clock is not None:
             of_query_clock, of_key_clock = query_clock + row * queries, key_clock + row * keys
             zero = tl.load(of_key_clock + block)
+        of_bias, of_factor, of_slopes = None, None, None
         if bias is not None:
             of_bias = bias + h * bias_head
         if slopes is not None:
@@ -280,8 +282,9 @@ def backward_tables(
     Window w is of the blocks whose first query and last key are at the distance least_r + (w + 1) B - 1: both halves
     of it are in row 2 w of what it writes and in the next, (programs, heads, 2 windows, B[, width]). ``low`` is the
     distance of the first entry of the table number ``lead``, from which distances are known."""
-    w, h = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    of_window = (tl.program_id(2) * heads + h) * tl.num_programs(0) + w
+    # Windows of the greatest distances first: of text that is causal, these have the most pairs.
+    w, h = tl.num_programs(1) - 1 - tl.program_id(1), tl.program_id(0).to(tl.int64)
+    of_window = (tl.program_id(2) * heads + h) * tl.num_programs(1) + w
     d_low = least_r + w * B  # the distance of the window's first column
     if bias is not None:
         bias += h * bias_head

@@ -14,6 +14,7 @@ from posenc.backends.triton.pieces import (
     far_column,
     far_row,
     far_scores,
+    last_of,
     lse_of,
     more,
     near_scores,
@@ -31,7 +32,23 @@ from posenc.backends.triton.tasks import LENGTHS
 @triton.jit
 def past_ends(pairs, n, entries):
     """For each row, the sums of pairs whose entries n are before and after the table, (rows,) each."""
-    return tl.sum(tl.where(n < 0, pairs, 0.0), 1), tl.sum(tl.where(n >= entries, pairs, 0.0), 1)
+    return tl.sum(tl.where(n < 0, pairs, 0.0), 1), tl.sum(tl.where(n > last_of(entries), pairs, 0.0), 1)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def backward_deltas(
+    out, dout, lse, dlse, delta, count, V: tl.constexpr, BLOCK_V: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """For each row, the product of the output and its gradient, less the gradient of the log-sum-exp."""
+    i0 = tl.program_id(0) * ROWS
+    i = i0 + tl.arange(0, ROWS)
+    mine = i < count
+    o = rows(out, V, i0, mine, V, ROWS, BLOCK_V).to(tl.float32)
+    delta_i = tl.sum(o * rows(dout, V, i0, mine, V, ROWS, BLOCK_V).to(tl.float32), 1)
+    if dlse is not None:
+        seen = tl.load(lse + i, mask=mine, other=0.0) != -float("inf")
+        delta_i -= tl.load(dlse + i, mask=mine & seen, other=0.0)
+    tl.store(delta + i, delta_i, mask=mine)
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -45,6 +62,7 @@ def backward_queries(
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
     FUNCTION: tl.constexpr, PRECISION: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    NEAR_STAGES: tl.constexpr,
 ):  # fmt: skip
     """A block of queries of one head, as in `forward`: far pairs, and near ones unless they have vectors.
 
@@ -110,51 +128,23 @@ def backward_queries(
         )  # fmt: skip
         row_low = far_row(low, own, bias, bias_entries, slopes, M, False)
         for j0 in range(a, b_, N):
-            k_j, v_j = rows(k, k_row, j0, None, D, N, BLOCK_D), rows(v, v_row, j0, None, V, N, BLOCK_V)
-            clock = far_clock(key_clock, j0, zero, N)
-            column = far_column(clock, i0, j0, tile, bias_entries, slopes, N, False)
-            s, by, rest, bare, factor_of = far_scores(
-                product(q_i, tl.trans(k_j), PRECISION), scale * LOG2E, row_low, column, factor, factor_entries,
-                FUNCTION, False, False,
+            acc, s_low, n_low, p_low, c_low = _of_far_keys(
+                acc, s_low, n_low, p_low, c_low, q_i, do, lse_i, delta_low, k, k_row, v, v_row, i0, j0, tile, scale,
+                row_low, key_clock, zero, bias_entries, slopes, factor, factor_entries, slopes_past, values_past,
+                factor_past, D, V, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION, False,
             )  # fmt: skip
-            p = tl.exp2(s * by + (rest - lse_i)[:, None])
-            dp = product(do, tl.trans(v_j), PRECISION) - delta_low[:, None]
-            ds, d_product, dc = to_scores(p * dp, bare, factor_of, FUNCTION)
-            acc += product(d_product.to(k_j.dtype), k_j, PRECISION)
-            s_low += tl.sum(ds, 1)
-            if slopes_past is not None:
-                beyond = i0 - j0 - tl.load(tile + 6) - tl.arange(0, N)
-                n_low += tl.sum(ds * beyond[None, :], 1)
-            if values_past is not None:
-                p_low += tl.sum(p, 1)
-            if factor_past is not None:
-                c_low += tl.sum(dc, 1)
         if HAS_RIGHT:
             row_high = far_row(high, own, bias, bias_entries, slopes, M, True)
             for j0 in range(c, d, N):
-                k_j, v_j = rows(k, k_row, j0, None, D, N, BLOCK_D), rows(v, v_row, j0, None, V, N, BLOCK_V)
-                clock = far_clock(key_clock, j0, zero, N)
-                column = far_column(clock, i0, j0, tile, bias_entries, slopes, N, True)
-                s, by, rest, bare, factor_of = far_scores(
-                    product(q_i, tl.trans(k_j), PRECISION), scale * LOG2E, row_high, column, factor, factor_entries,
-                    FUNCTION, True, False,
+                acc, s_high, n_high, p_high, c_high = _of_far_keys(
+                    acc, s_high, n_high, p_high, c_high, q_i, do, lse_i, delta_high, k, k_row, v, v_row, i0, j0, tile,
+                    scale, row_high, key_clock, zero, bias_entries, slopes, factor, factor_entries, slopes_past,
+                    values_past, factor_past, D, V, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION, True,
                 )  # fmt: skip
-                p = tl.exp2(s * by + (rest - lse_i)[:, None])
-                dp = product(do, tl.trans(v_j), PRECISION) - delta_high[:, None]
-                ds, d_product, dc = to_scores(p * dp, bare, factor_of, FUNCTION)
-                acc += product(d_product.to(k_j.dtype), k_j, PRECISION)
-                s_high += tl.sum(ds, 1)
-                if slopes_past is not None:
-                    beyond = j0 - i0 + tl.load(tile + 6) - (bias_entries - 1) + tl.arange(0, N)
-                    n_high += tl.sum(ds * beyond[None, :], 1)
-                if values_past is not None:
-                    p_high += tl.sum(p, 1)
-                if factor_past is not None:
-                    c_high += tl.sum(dc, 1)
         if (vectors is None) and (values is None):
             for part in range(3):
                 from_, to = part_of(first, a, b_, c, d, last, part)
-                for j0 in range(from_, to, N):
+                for j0 in tl.range(from_, to, N, num_stages=NEAR_STAGES):
                     here = j0 + tl.arange(0, N) < to
                     k_j, v_j = rows(k, k_row, j0, here, D, N, BLOCK_D), rows(v, v_row, j0, here, V, N, BLOCK_V)
                     s, bare, factor_of, pair = near_scores(
@@ -173,7 +163,7 @@ def backward_queries(
                     if slopes_past is not None:
                         e = pair + tl.load(tile + 6)
                         n_low += tl.sum(ds * tl.maximum(-e, 0), 1)
-                        n_high += tl.sum(ds * tl.maximum(e - bias_entries + 1, 0), 1)
+                        n_high += tl.sum(ds * tl.maximum(e - last_of(bias_entries), 0), 1)
                     if factor_past is not None:
                         low_of, high_of = past_ends(dc, pair + tl.load(tile + 9), factor_entries)
                         c_low, c_high = c_low + low_of, c_high + high_of
@@ -212,6 +202,36 @@ def backward_queries(
         more(factor_past + past, c_high, at, mine, False)
 
 
+@triton.jit
+def _of_far_keys(
+    acc, s_sum, n_sum, p_sum, c_sum, q_i, do, lse_i, delta_i, k, k_row, v, v_row, i0, j0, tile, scale,
+    row, key_clock, zero, bias_entries, slopes, factor, factor_entries, slopes_past, values_past, factor_past,
+    D: tl.constexpr, V: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    FUNCTION: tl.constexpr, PRECISION: tl.constexpr, RIGHT: tl.constexpr,
+):  # fmt: skip
+    """What a block of keys far to one side adds to the gradients of queries, and to the sums over pairs beyond this end
+    of the tables."""
+    k_j, v_j = rows(k, k_row, j0, None, D, N, BLOCK_D), rows(v, v_row, j0, None, V, N, BLOCK_V)
+    column = far_column(far_clock(key_clock, j0, zero, N), i0, j0, tile, bias_entries, slopes, N, RIGHT)
+    s, by, rest, bare, factor_of = far_scores(
+        product(q_i, tl.trans(k_j), PRECISION), scale * LOG2E, row, column, factor, factor_entries, FUNCTION, RIGHT,
+        False,
+    )  # fmt: skip
+    p = tl.exp2(s * by + (rest - lse_i)[:, None])
+    dp = product(do, tl.trans(v_j), PRECISION) - delta_i[:, None]
+    ds, d_product, dc = to_scores(p * dp, bare, factor_of, FUNCTION)
+    acc += product(d_product.to(k_j.dtype), k_j, PRECISION)
+    s_sum += tl.sum(ds, 1)
+    if slopes_past is not None:
+        beyond = j0 - i0 + tl.load(tile + 6) - (last_of(bias_entries) if RIGHT else 0) + tl.arange(0, N)
+        n_sum += tl.sum(ds * (beyond if RIGHT else -beyond)[None, :], 1)
+    if values_past is not None:
+        p_sum += tl.sum(p, 1)
+    if factor_past is not None:
+        c_sum += tl.sum(dc, 1)
+    return acc, s_sum, n_sum, p_sum, c_sum
+
+
 @triton.jit(do_not_specialize=LENGTHS)
 def backward_keys(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
@@ -222,6 +242,7 @@ def backward_keys(
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
     FUNCTION: tl.constexpr, PRECISION: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    NEAR_STAGES: tl.constexpr,
 ):  # fmt: skip
     """A block of N keys of one key head, and all queries of its group that attend to them: far pairs, and near ones
     unless they have vectors."""
@@ -238,11 +259,12 @@ def backward_keys(
         row = b * heads + h
         d_clock = tl.zeros((N,), tl.float32)
         clock, zero = None, None
-        of_query_clock, of_key_clock, of_bias, of_factor, of_slopes = None, None, None, None, None
+        of_query_clock, of_key_clock = None, None
         if query_clock is not None:
             of_query_clock, of_key_clock = query_clock + row * queries, key_clock + row * keys
             zero = tl.load(of_key_clock + j0)
             clock = clock_of(of_key_clock, j, mine, zero)
+        of_bias, of_factor, of_slopes = None, None, None
         if bias is not None:
             of_bias = bias + h * bias_head
         if slopes is not None:
@@ -275,7 +297,7 @@ def backward_keys(
                 until = tl.minimum(stop, tl.load(tile + 3))  # a tile may end within the block
                 for part in range(3):
                     from_, to = part_of(first, a, b_, c, d, last, part)
-                    for i0 in range(from_, to, M):
+                    for i0 in tl.range(from_, to, M, num_stages=NEAR_STAGES):
                         i = i0 + tl.arange(0, M)
                         here = i < to
                         q_i = rows(q + b * q_batch + h * q_head, q_row, i0, here, D, M, BLOCK_D)

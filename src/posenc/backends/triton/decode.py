@@ -25,26 +25,42 @@ CHANGING = (
 
 
 @triton.jit
-def by_position(n, j, there, own, key_clock, bias, bias_entries, slopes):
-    """What is added to scores whatever queries and keys hold, (R, N): biases at entries n, and cumulative features."""
-    s = tl.zeros(n.shape, tl.float32)
+def placed(s, n, nearest, j, here, own, key_clock, bias, bias_entries, slopes, level, slope):
+    """Scores of rows and keys j, (R, N), with what is added whatever queries and keys hold: biases at entries n, (R, N)
+    or (1, N), of which none is above ``nearest``, and cumulative features. Before the first entry, a bias is ``level``
+    and goes on by ``slope``."""
     if bias is not None:
-        s += bias_at(bias, bias_entries, slopes, n)
+        if (s.shape[0] > 64) or (nearest > 0):  # with so many rows, two ways would take too many registers
+            s += bias_at(bias, bias_entries, slopes, n)
+        elif slopes is not None:
+            s += level - slope * n.to(tl.float32)
+        else:
+            s += level
     if own is not None:
         # In double precision, so that nothing is lost of large sums.
-        s += (own - tl.load(key_clock + j[None, :], mask=there[None, :], other=0.0)).to(tl.float32) * LOG2E
+        s += (own - tl.load(key_clock + j[None, :], mask=here[None, :], other=0.0)).to(tl.float32) * LOG2E
     return s
 
 
 @triton.jit
-def line_at(away, entries, share, lines, line_ends, n, LINES: tl.constexpr):
-    """A piecewise linear function of x = away(n) share, in units of log 2. ``share``, ``lines`` and ``line_ends`` point
-    to those of each row; entries before the k-th end are beyond the k-th break."""
-    part = tl.zeros(n.shape, tl.int32)
-    for k in range(LINES - 1):
-        part += (n < tl.load(line_ends + k)).to(tl.int32)
+def piece_at(x, share, lines, part):
+    """Piece ``part`` of a piecewise linear function of x share, in units of log 2; see `lined`."""
     slope = (tl.load(lines + 2 * part) * tl.load(share)).to(tl.float32)
-    return (number(away, entries, n) * slope + tl.load(lines + 2 * part + 1).to(tl.float32)) * LOG2E
+    return (x * slope + tl.load(lines + 2 * part + 1).to(tl.float32)) * LOG2E
+
+
+@triton.jit
+def lined(s, x, n, first, last, share, lines, line_ends):
+    """Scores with a piecewise linear function of x share. ``share``, ``lines`` and ``line_ends`` point to those of each
+    row; entries n before the k-th end are beyond the k-th break. Pairs are in the pieces ``first`` .. ``last``."""
+    if first == last:
+        s += piece_at(x, share, lines, first)
+    else:
+        part = tl.zeros(n.shape, tl.int32) + first
+        for k in range(first, last):
+            part += (n < tl.load(line_ends + k)).to(tl.int32)
+        s += piece_at(x, share, lines, part)
+    return s
 
 
 @triton.jit
@@ -67,7 +83,8 @@ def decode(
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
     R: tl.constexpr, Q: tl.constexpr, N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
-    FUNCTION: tl.constexpr, PRECISION: tl.constexpr, LINES: tl.constexpr, BY_HEAD: tl.constexpr,
+    FUNCTION: tl.constexpr, PRECISION: tl.constexpr, LINES: tl.constexpr, PIECES: tl.constexpr,
+    BY_HEAD: tl.constexpr,
 ):  # fmt: skip
     """Q queries of the heads that share keys, in R rows, and one of ``parts`` parts of the keys: its output and
     log-sum-exp, of (parts, batch, heads, queries[, V]). Blocks of keys before the first one with a score of at least
@@ -87,11 +104,13 @@ def decode(
         mask=(d < D)[None, :], other=0.0,
     )  # fmt: skip
     # Values per row are computed once. Branches on None are resolved at compile time.
-    x, x_scale, low, own, longest = q_i, scale * LOG2E, None, None, None
+    x, x_scale, low, own, longest, level, slope = q_i, scale * LOG2E, None, None, None, None, None
     if bias is not None:
         bias += (h * bias_head)[:, None]
+        level = tl.load(bias) * LOG2E
     if slopes is not None:
         slopes += (h * slopes_head)[:, None]
+        slope = tl.load(slopes) * LOG2E
     if factor is not None:
         factor += (h * factor_head)[:, None]
     if meeting is not None:
@@ -110,7 +129,12 @@ def decode(
         key_clock += ((b * heads + h) * keys)[:, None]
     if lines is not None:
         share, lines = share + (b * share_row + i)[:, None], lines + (h * (2 * LINES))[:, None]
-        line_ends += ((b * share_row + i) * (LINES - 1))[:, None]
+        if Q == 1:
+            line_ends += (b * share_row + i0) * (LINES - 1)
+            piece = tl.arange(0, PIECES)  # at least LINES
+            ends = tl.load(line_ends + piece, mask=piece < LINES - 1, other=-(1 << 30))
+        else:
+            line_ends += ((b * share_row + i) * (LINES - 1))[:, None]
     if key_norms is not None:
         key_norms += (b * kv_heads + kv) * keys
         longest = tl.sqrt(tl.sum(q_i.to(tl.float32) * q_i.to(tl.float32), 1)) * (scale * LOG2E)
@@ -118,6 +142,9 @@ def decode(
     acc = tl.zeros((R, BLOCK_V), tl.float32)
     l_low = tl.zeros((R,), tl.float32)  # before the first entry of the values
     units = groups * Q if BY_HEAD else Q
+    i_pair = i[:, None]
+    if Q == 1:  # the distances of a row are those of all
+        i_pair = i0
     from_tile, to_tile = 0, count
     if tiles is not None:
         from_tile, to_tile = tl.load(tiles + b * tiles_row), tl.load(tiles + b * tiles_row + 1)
@@ -157,10 +184,14 @@ def decode(
             is_faint = first < last
             while is_faint:
                 j = first + tl.arange(0, N)
-                pair = j[None, :] - i[:, None]
-                seen = asks[:, None] & (j < last)[None, :] & (pair >= least) & (pair <= most)
-                bound = longest[:, None] * tl.load(key_norms + j, mask=j < last, other=0.0)[None, :]
-                bound += by_position(pair + of_bias, j, j < last, own, key_clock, bias, bias_entries, slopes)
+                here = j < last
+                pair = j[None, :] - i_pair
+                seen = asks[:, None] & here[None, :] & (pair >= least) & (pair <= most)
+                bound = placed(
+                    longest[:, None] * tl.load(key_norms + j, mask=here, other=0.0)[None, :],
+                    pair + of_bias, first + N - 1 - i_low + of_bias, j, here, own, key_clock,
+                    bias, bias_entries, slopes, level, slope,
+                )  # fmt: skip
                 # NaN is computed.
                 is_faint = tl.sum(tl.sum((seen & ~(bound < limit)).to(tl.int32), 1), 0) == 0
                 first = tl.where(is_faint, first + N, first)
@@ -168,7 +199,7 @@ def decode(
         for j0 in range(first, last, N):
             j = j0 + tl.arange(0, N)
             here = j < last
-            pair = j[None, :] - i[:, None]
+            pair = j[None, :] - i_pair
             k_j, v_j = rows(k, k_row, j0, here, D, N, BLOCK_D), rows(v, v_row, j0, here, V, N, BLOCK_V)
             s = product(q_i, tl.trans(k_j), PRECISION) * (scale * LOG2E)
             if FUNCTION != 0:
@@ -177,18 +208,23 @@ def decode(
                 s = relu(s) * c
             if vectors is not None:
                 if j0 + N - 1 - i_low + of_vectors > 0:
-                    met = tl.zeros((R, N), tl.float32)
                     for u in range(units):
                         whose, a, table = unit(u, row, vectors, vectors_head, first_head, Q, BY_HEAD)
                         near = entries_from(table, vectors_entries, j0 - i0 - a + of_vectors, E, N, BLOCK_E).to(x.dtype)
-                        met += tl.where(whose[:, None], product(x, tl.trans(near), PRECISION), 0.0)
-                    met = met * x_scale
+                        s += tl.where(whose[:, None], product(x, tl.trans(near), PRECISION) * x_scale, 0.0)
                 else:
-                    met = low[:, None] + tl.zeros((R, N), tl.float32)
-                s += met
-            s += by_position(pair + of_bias, j, here, own, key_clock, bias, bias_entries, slopes)
+                    s += low[:, None]
+            s = placed(
+                s, pair + of_bias, j0 + N - 1 - i_low + of_bias, j, here, own, key_clock,
+                bias, bias_entries, slopes, level, slope,
+            )  # fmt: skip
             if lines is not None:
-                s += line_at(away, away_entries, share, lines, line_ends, pair + of_away, LINES)
+                far, first_piece, last_piece = pair + of_away, 0, LINES - 1
+                if Q == 1:
+                    nearest = j0 + N - 1 - i0 + of_away
+                    first_piece = tl.sum((nearest < ends).to(tl.int32), 0)
+                    last_piece = tl.sum((nearest - (N - 1) < ends).to(tl.int32), 0)
+                s = lined(s, number(away, away_entries, far), far, first_piece, last_piece, share, lines, line_ends)
             if FUNCTION == 2:
                 s = relu(s) * c
             seen = asks[:, None] & here[None, :] & (pair >= least) & (pair <= most)

@@ -38,6 +38,7 @@ def forward(
     D: tl.constexpr, V: tl.constexpr, E: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_E: tl.constexpr,
     FUNCTION: tl.constexpr, PRECISION: tl.constexpr, HAS_RIGHT: tl.constexpr,
+    NEAR_STAGES: tl.constexpr,
 ):  # fmt: skip
     """Far pairs, and near ones too unless they have vectors: those `forward_near` adds."""
     task, h = tasks + tl.program_id(0) * 5, tl.program_id(1).to(tl.int64)
@@ -83,35 +84,23 @@ def forward(
         )  # fmt: skip
         row_low = far_row(low, own, bias, bias_entries, slopes, M, False)
         for j0 in range(a, b_, N):
-            k_j, v_j = rows(k, k_row, j0, None, D, N, BLOCK_D), rows(v, v_row, j0, None, V, N, BLOCK_V)
-            clock = far_clock(key_clock, j0, zero, N)
-            column = far_column(clock, i0, j0, tile, bias_entries, slopes, N, False)
-            s, by, rest, _, _ = far_scores(
-                product(q_i, tl.trans(k_j), PRECISION), scale * LOG2E, row_low, column, factor, factor_entries,
-                FUNCTION, False, False,
+            acc, m_i, l_i, l_low, l_high = _of_far_keys(
+                acc, m_i, l_i, l_low, l_high, q_i, k, k_row, v, v_row, i0, j0, tile, scale, row_low, key_clock, zero,
+                bias_entries, slopes, factor, factor_entries, values, D, V, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION,
+                False,
             )  # fmt: skip
-            p, m_i, l_i, fade = weigh(s, by, rest, m_i, l_i)
-            acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, PRECISION)
-            if values is not None:
-                l_low, l_high = l_low * fade + tl.sum(p, 1), l_high * fade
         if HAS_RIGHT:
             row_high = far_row(high, own, bias, bias_entries, slopes, M, True)
             for j0 in range(c, d, N):
-                k_j, v_j = rows(k, k_row, j0, None, D, N, BLOCK_D), rows(v, v_row, j0, None, V, N, BLOCK_V)
-                clock = far_clock(key_clock, j0, zero, N)
-                column = far_column(clock, i0, j0, tile, bias_entries, slopes, N, True)
-                s, by, rest, _, _ = far_scores(
-                    product(q_i, tl.trans(k_j), PRECISION), scale * LOG2E, row_high, column, factor, factor_entries,
-                    FUNCTION, True, False,
+                acc, m_i, l_i, l_high, l_low = _of_far_keys(
+                    acc, m_i, l_i, l_high, l_low, q_i, k, k_row, v, v_row, i0, j0, tile, scale, row_high, key_clock,
+                    zero, bias_entries, slopes, factor, factor_entries, values, D, V, N, BLOCK_D, BLOCK_V, FUNCTION,
+                    PRECISION, True,
                 )  # fmt: skip
-                p, m_i, l_i, fade = weigh(s, by, rest, m_i, l_i)
-                acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, PRECISION)
-                if values is not None:
-                    l_low, l_high = l_low * fade, l_high * fade + tl.sum(p, 1)
         if (vectors is None) and (values is None):
             for part in range(3):
                 from_, to = part_of(first, a, b_, c, d, last, part)
-                for j0 in range(from_, to, N):
+                for j0 in tl.range(from_, to, N, num_stages=NEAR_STAGES):
                     here = j0 + tl.arange(0, N) < to
                     k_j, v_j = rows(k, k_row, j0, here, D, N, BLOCK_D), rows(v, v_row, j0, here, V, N, BLOCK_V)
                     s, _, _, _ = near_scores(
@@ -127,6 +116,28 @@ def forward(
     l_safe = tl.where(l_i == 0, 1.0, l_i)  # fully masked rows give zeros
     put_rows(out + row * queries * V, i0, mine, acc / l_safe[:, None], V, M, BLOCK_V)
     tl.store(lse + row * queries + i, tl.where(l_i == 0, -float("inf"), (m_i + tl.log2(l_safe)) * LN2), mask=mine)
+
+
+@triton.jit
+def _of_far_keys(
+    acc, m_i, l_i, l_here, l_there, q_i, k, k_row, v, v_row, i0, j0, tile, scale, row, key_clock, zero,
+    bias_entries, slopes, factor, factor_entries, values,
+    D: tl.constexpr, V: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
+    FUNCTION: tl.constexpr, PRECISION: tl.constexpr, RIGHT: tl.constexpr,
+):  # fmt: skip
+    """A block of keys far to one side. ``l_here`` and ``l_there`` are the weights beyond the ends of the values, on
+    this side and on the other."""
+    k_j, v_j = rows(k, k_row, j0, None, D, N, BLOCK_D), rows(v, v_row, j0, None, V, N, BLOCK_V)
+    column = far_column(far_clock(key_clock, j0, zero, N), i0, j0, tile, bias_entries, slopes, N, RIGHT)
+    s, by, rest, _, _ = far_scores(
+        product(q_i, tl.trans(k_j), PRECISION), scale * LOG2E, row, column, factor, factor_entries, FUNCTION, RIGHT,
+        False,
+    )  # fmt: skip
+    p, m_i, l_i, fade = weigh(s, by, rest, m_i, l_i)
+    acc = acc * fade[:, None] + product(p.to(v_j.dtype), v_j, PRECISION)
+    if values is not None:
+        l_here, l_there = l_here * fade + tl.sum(p, 1), l_there * fade
+    return acc, m_i, l_i, l_here, l_there
 
 
 @triton.jit(do_not_specialize=LENGTHS)

@@ -94,14 +94,24 @@ def relu(s):
 
 
 @triton.jit
+def last_of(entries):
+    """The last entry of a table. ``entries`` None says that it has one, which is then known to the compiler: a line
+    (ALiBi) needs no lookup for each pair."""
+    if entries is None:
+        return 0
+    else:  # not without it: Triton would compile both
+        return entries - 1
+
+
+@triton.jit
 def near_of(left, right, table, entries, base, low, high, OF_KEYS: tl.constexpr):
     """The tokens that are near a block low .. high in some table: those of the tables so far, and of one more, which
     may be None."""
     if table is not None:
         if OF_KEYS:
-            left, right = tl.minimum(left, low + base - entries + 1), tl.maximum(right, high + base + 1)
+            left, right = tl.minimum(left, low + base - last_of(entries)), tl.maximum(right, high + base + 1)
         else:
-            left, right = tl.minimum(left, low - base), tl.maximum(right, high - base + entries)
+            left, right = tl.minimum(left, low - base), tl.maximum(right, high - base + last_of(entries) + 1)
     return left, right
 
 
@@ -152,8 +162,11 @@ def part_of(first, a, b, c, d, last, part):
 
 @triton.jit
 def number(table, entries, n):
-    """The value of a table of width 1 at entries n, of any shape, clamped to the table."""
-    return tl.load(table + tl.minimum(tl.maximum(n, 0), entries - 1))
+    """The value of a table of width 1 at entries n, of any shape, clamped to the table; one number of one entry."""
+    if entries is None:
+        return tl.load(table)
+    else:
+        return tl.load(table + tl.minimum(tl.maximum(n, 0), entries - 1))
 
 
 @triton.jit
@@ -162,7 +175,7 @@ def bias_at(bias, entries, slopes, n):
     s = number(bias, entries, n)
     if slopes is not None:
         s += tl.load(slopes) * tl.maximum(-n, 0).to(tl.float32)
-        s += tl.load(slopes + 1) * tl.maximum(n - entries + 1, 0).to(tl.float32)
+        s += tl.load(slopes + 1) * tl.maximum(n - last_of(entries), 0).to(tl.float32)
     return s * LOG2E
 
 
@@ -239,7 +252,7 @@ def far_row(met, own, bias, bias_entries, slopes, M: tl.constexpr, RIGHT: tl.con
     if own is not None:
         row += own
     if bias is not None:
-        row += tl.load(bias + (bias_entries - 1 if RIGHT else 0)) * LOG2E
+        row += tl.load(bias + (last_of(bias_entries) if RIGHT else 0)) * LOG2E
         if slopes is not None:
             row -= _slope(slopes, RIGHT) * tl.arange(0, M)
     return row
@@ -260,7 +273,7 @@ def far_column(clock, i0, j0, tile, bias_entries, slopes, N: tl.constexpr, RIGHT
     feature, or None."""
     column = None
     if slopes is not None:
-        n = (j0 - i0) + tl.load(tile + 6) - (bias_entries - 1 if RIGHT else 0) + tl.arange(0, N)
+        n = (j0 - i0) + tl.load(tile + 6) - (last_of(bias_entries) if RIGHT else 0) + tl.arange(0, N)
         column = _slope(slopes, RIGHT) * n
         if clock is not None:
             column -= clock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -73,7 +74,9 @@ def counted(launch: Any, sides: tuple[int, ...], lse: Tensor | None = None) -> l
     start("bounds_keys", OF_KEYS, (blocks[1], kv_heads, batch), **of_k)
     of_both: dict[str, Any] = {f"{name}_q": x for name, x in of_q.items()}
     of_both |= {f"{name}_k": x for name, x in of_k.items()} | {"blocks_q": blocks[0], "blocks_k": blocks[1]}
-    highest = None if places is None else _highest(given["bias"][..., 0], "slopes" in given)
+    highest = None
+    if places is not None:
+        highest = given["highest"] if "highest" in given else highest_of(given)
     of_both |= {"highest": highest, "highest_head": 0 if highest is None or len(highest) == 1 else highest.size(1)}
     for name in ("query", "key"):
         x = None if places is None else getattr(places, name)
@@ -89,12 +92,12 @@ def counted(launch: Any, sides: tuple[int, ...], lse: Tensor | None = None) -> l
     return found
 
 
-def _highest(bias: Tensor, is_line: bool) -> Tensor:
-    """The maximum of a bias (heads or 1, entries) over the distances of two contiguous blocks, wherever these start.
-    Beyond its ends it repeats its end entries, or is a line that is not of the table."""
+def highest_of(given: Mapping[str, Tensor]) -> Tensor:
+    """The maximum of the bias, (heads or 1, entries), over the distances of two contiguous blocks, wherever these
+    start. Beyond its ends it repeats its end entries, or is a line that is not of the table."""
     window = 2 * SPAN - 1
-    beyond = {"value": -torch.inf} if is_line else {"mode": "replicate"}
-    return F.max_pool1d(F.pad(bias, (window, window), **beyond), window, 1)
+    beyond: dict[str, Any] = {"value": -torch.inf} if "slopes" in given else {"mode": "replicate"}
+    return F.max_pool1d(F.pad(given["bias"][..., 0], (window, window), **beyond), window, 1)
 
 
 def of_neighbours(counted: Tensor) -> Tensor:

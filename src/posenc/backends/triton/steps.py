@@ -4,25 +4,48 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from posenc.backends.operands import POSSIBLE
-from posenc.backends.triton.kept import KEPT, on_device
+from posenc.backends.triton.lists import KEPT, on_device
 from posenc.backends.triton.tasks import ANY, TABLES, Numbers
 from posenc.encoding.horizon import skip_threshold
 from posenc.positions.tiles import Tile, Tiling
 
-PROGRAMS = 528  # four for each multiprocessor of an H100
+if TYPE_CHECKING:
+    from posenc.backends.triton.launch import Launch
+
 LEAST = 128  # keys of a program
 ROWS = 64  # queries of all heads of a program; at least one query of each
-BYTES = 2**13  # of keys, and of values, that a program holds at once
+
+
+class How(NamedTuple):
+    """How the keys are split: over about so many ``programs``, which should all run at once. A program holds so many
+    ``bytes`` of keys, and of values, in each of its ``stages``. A thread has at most so many ``registers``."""
+
+    programs: int
+    bytes: int
+    stages: int
+    registers: int
+
+
+# By the input that is most to hold. Programs are two to four for each multiprocessor of an H100, which has registers
+# for as many, if their outputs are small.
+HOW = {
+    "lines": How(264, 2**13, 2, 255),
+    "key_clock": How(396, 2**12, 2, 168),
+    "vectors": How(528, 2**12, 2, 128),
+    "values": How(528, 2**12, 2, 128),
+    "": How(528, 2**13, 2, 128),
+}
+SMALL = 2**11  # bytes of an output
+REGISTERS = 255  # of a thread
 MORE = {"away": "away", "share": "share", "lines": "lines", "ends": "line_ends"}
 """Tensors that other kernels do not take, and the names of arguments."""
 
-HEAVY = ("key_clock", "vectors", "values")  # they need registers
 UNBOUNDED = ("vectors", "away")  # terms of which no bound is known here
 
 TILE = (
@@ -33,7 +56,7 @@ TILE = (
 table is j - i plus the next five, and the distance of its coordinates is j - i + apart."""
 
 
-def split(launch: Any) -> tuple[Tensor, Tensor]:
+def split(launch: Launch) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of a launch with few queries."""
     query, value, given = launch.query, launch.value, launch.given
     batch, heads, queries, _ = query.shape
@@ -42,10 +65,11 @@ def split(launch: Any) -> tuple[Tensor, Tensor]:
     of_program = min(_up(queries), 1 << max(1, ROWS // groups).bit_length() - 1)
     rows = max(16, _up(groups * of_program))
     blocks = -(-queries // of_program)
-    parts = max(1, min(PROGRAMS // (batch * blocks * kv_heads), -(-keys // LEAST)))
+    how = next(how for name, how in HOW.items() if not name or name in given)
+    parts = max(1, min(how.programs // (batch * blocks * kv_heads), -(-keys // LEAST)))
     wide = max(known["BLOCK_D"], known["BLOCK_V"]) * value.element_size()
-    held = BYTES if given.keys().isdisjoint(HEAVY) else BYTES // 2
-    warps = min(8, max(4, rows * known["BLOCK_V"] // 2**10))
+    numbers = rows * known["BLOCK_V"]
+    registers = how.registers if numbers * value.element_size() <= SMALL else REGISTERS
     lines = given.get("lines")
     out = value.new_empty((batch, heads, queries, value.size(-1)))
     lse = query.new_empty((batch, heads, queries), dtype=torch.float32)
@@ -65,8 +89,9 @@ def split(launch: Any) -> tuple[Tensor, Tensor]:
     with torch.cuda.device_of(query):
         launch.start(
             "decode", (batch * blocks, kv_heads, parts), **arguments, out=some, lse=some_lse, parts=parts,
-            R=rows, Q=of_program, N=max(16, min(64, held // wide)), LINES=1 if lines is None else lines.size(1),
-            BY_HEAD="vectors" in by_head or "values" in by_head, num_warps=warps, num_stages=2,
+            R=rows, Q=of_program, N=max(16, min(64, how.bytes // wide)), LINES=1 if lines is None else lines.size(1),
+            PIECES=16 if lines is None else _up(lines.size(1)), BY_HEAD="vectors" in by_head or "values" in by_head,
+            num_warps=min(8, max(4, numbers // 2**10)), num_stages=how.stages, maxnreg=registers,
         )  # fmt: skip
         if parts > 1:
             launch.start(
@@ -97,7 +122,7 @@ class _Tiles(NamedTuple):
 
 def _tiles(tiling: Numbers, lows: Numbers, like: Tensor) -> dict[str, Any]:
     """The arguments that say which keys each query attends to."""
-    found = _tiles_of(tiling, lows, like.size(0), False)
+    found = _tiles_of(tiling, lows, like.size(0))
     if found.numbers is not None:
         found = on_device(like.device, _tiles_of, tiling, lows, like.size(0))  # type: ignore[type-var]
     return {"tiles": found.numbers, "tiles_row": found.row, "count": found.total} | dict(
@@ -106,7 +131,7 @@ def _tiles(tiling: Numbers, lows: Numbers, like: Tensor) -> dict[str, Any]:
 
 
 @functools.lru_cache(KEPT)
-def _tiles_of(tiling: Numbers, lows: Numbers, rows: int, is_pinned: bool) -> _Tiles:
+def _tiles_of(tiling: Numbers, lows: Numbers, rows: int) -> _Tiles:
     told = Tiling.unflat(tiling)
     found = told.tiles(rows)
     is_ragged = len(told.query.rows or ()) != 1 or len(told.key.rows or ()) != 1
@@ -120,7 +145,7 @@ def _tiles_of(tiling: Numbers, lows: Numbers, rows: int, is_pinned: bool) -> _Ti
     ends = [*itertools.accumulate(of_rows, initial=before)]
     ends += [0] * (before * len(TILE) - len(ends))
     numbers = [*ends, *itertools.chain.from_iterable(_numbers(each, lows) for each in found)]
-    made = torch.tensor(numbers, dtype=torch.int32, device="cpu", pin_memory=is_pinned)
+    made = torch.tensor(numbers, dtype=torch.int32, device="cpu")
     return _Tiles(made, tile, int(is_ragged), len(found))
 
 

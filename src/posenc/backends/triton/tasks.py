@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from posenc.backends import operands as given
-from posenc.backends.triton.kept import KEPT, on_device
+from posenc.backends.triton.lists import KEPT, on_device
 from posenc.positions.layout import Layout
 from posenc.positions.tiles import Tile, Tiling, distances
 
@@ -43,11 +43,14 @@ class Tasks:
     """Side 0: blocks of queries, each with its tiles; side 1: blocks of keys.
 
     ``tasks`` are (count, 5) and ``tiles`` (tiles, 10) of both sides, int32, parts of one tensor ``numbers``. ``rows``
-    is the number of batch rows of each task, ``furthest`` the greatest distance of any pair to the right.
+    is the number of batch rows of each task, ``furthest`` the greatest distance of any pair to the right, ``tokens``
+    how many are in blocks of either side, in one of the ``rows``.
     """
 
-    def __init__(self, numbers: Tensor, counts: Sequence[int], rows: int, furthest: int) -> None:
-        self.numbers, self.counts, self.rows, self.furthest = numbers, counts, rows, furthest
+    def __init__(
+        self, numbers: Tensor, counts: Sequence[int], rows: int, furthest: int, tokens: tuple[int, int]
+    ) -> None:
+        self.numbers, self.counts, self.rows, self.furthest, self.tokens = numbers, counts, rows, furthest, tokens
         parts, at = [], 0
         for count, width in zip(counts, WIDTHS, strict=True):
             parts.append(numbers[at : at + count * width].view(count, width))
@@ -59,9 +62,13 @@ class Tasks:
         """Whether everything is masked."""
         return 0 in (self.rows, *self.counts[:2])
 
+    def covers(self, side: int, x: Tensor) -> bool:
+        """Whether every token of ``x``, (batch, heads, tokens, ...), is in a block."""
+        return self.tokens[side] * self.rows == x.size(0) * x.size(2)
+
     def at(self, numbers: Tensor) -> Tasks:
         """The same tasks in a copy of their numbers."""
-        return Tasks(numbers, self.counts, self.rows, self.furthest)
+        return Tasks(numbers, self.counts, self.rows, self.furthest, self.tokens)
 
 
 def tasks_of(tiling: Numbers, lows: Numbers, rows: int, block: int, device: torch.device) -> Tasks:
@@ -70,21 +77,22 @@ def tasks_of(tiling: Numbers, lows: Numbers, rows: int, block: int, device: torc
 
 
 @functools.lru_cache(KEPT)
-def _tasks(tiling: Numbers, lows: Numbers, rows: int, block: int, is_pinned: bool) -> Tasks:
-    """The same, optionally in pinned memory."""
+def _tasks(tiling: Numbers, lows: Numbers, rows: int, block: int) -> Tasks:
+    """The same on the CPU."""
     told = Tiling.unflat(tiling)
     found = told.tiles(rows)
     sides = (
         _side(found, told.query, "start", "stop", lows, block),
         _side(found, told.key, "first", "last", lows, block),
     )
+    tokens = [sum(side[0][2 :: WIDTHS[0]]) - sum(side[0][1 :: WIDTHS[0]]) for side in sides]
     parts = (sides[0][0], sides[1][0], sides[0][1], sides[1][1])
     counts = [len(part) // width for part, width in zip(parts, WIDTHS, strict=True)]
     padded = [number for part in parts for number in (*part, *[0] * (_whole(len(part)) - len(part)))]
-    numbers = torch.tensor(padded, dtype=torch.int32, device="cpu", pin_memory=is_pinned)
+    numbers = torch.tensor(padded, dtype=torch.int32, device="cpu")
     reached = distances(found)
     alike = len(told.query.rows or ()) == len(told.key.rows or ()) == 1
-    return Tasks(numbers, counts, rows if alike else 1, reached[1] if reached else 0)
+    return Tasks(numbers, counts, rows if alike else 1, reached[1] if reached else 0, (tokens[0], tokens[1]))
 
 
 def _whole(count: int) -> int:
@@ -112,8 +120,8 @@ def _side(
         each = range(start, stop, block)
         tasks += [(row, at, min(at + block, stop), count, count + len(of_span)) for at in each]
         count += len(of_span)
-    # The last queries have the most keys, so they start first.
-    return [number for task in reversed(tasks) for number in task], numbers
+    # The last queries have the most keys, and the first keys the most queries: they start first.
+    return [number for task in (reversed(tasks) if first == "start" else tasks) for number in task], numbers
 
 
 def _numbers(tile: Tile, lows: Numbers) -> tuple[int, ...]:
@@ -174,11 +182,11 @@ def _coordinates(tiling: Numbers, queries: int, keys: int, span: int) -> tuple[l
 
 
 @functools.lru_cache(KEPT)
-def _places(tiling: Numbers, queries: int, keys: int, span: int, is_pinned: bool) -> Places:
-    """The same, optionally in pinned memory."""
+def _places(tiling: Numbers, queries: int, keys: int, span: int) -> Places:
+    """The same on the CPU."""
     found = _coordinates(tiling, queries, keys, span)
     assert found is not None
     parts = [[n for row in rows for end in row for n in end] for rows in found]
     numbers = [*parts[0], *[0] * (_whole(len(parts[0])) - len(parts[0])), *parts[1]]
     shapes = [(len(rows), len(rows[0])) for rows in found]
-    return Places(torch.tensor(numbers, dtype=torch.int32, device="cpu", pin_memory=is_pinned), shapes)
+    return Places(torch.tensor(numbers, dtype=torch.int32, device="cpu"), shapes)

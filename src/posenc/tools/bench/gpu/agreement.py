@@ -13,7 +13,7 @@ import posenc
 from posenc import Positions, Scheme
 from posenc.tools.bench.gpu.clocks import NO_GRAPHS, captured
 from posenc.tools.bench.gpu.place import Place
-from posenc.tools.bench.gpu.step import Result, Step
+from posenc.tools.bench.gpu.step import Result, Step, called
 from posenc.tools.bench.gpu.ways import scheme_of
 from posenc.tools.bench.measure import LeftOutError
 
@@ -51,7 +51,8 @@ class Call:
             joined = torch.cat([x.transpose(1, 2) for x in self.tensors], 2)
             parts = joined.split([x.size(1) for x in self.tensors], 2)
             self.tensors = [x.transpose(1, 2) for x in parts]
-        self.scheme = scheme_of(place, case.scheme, case.heads, case.head_dim, case.kv_heads)
+        name = f"{case.scheme}, bidirectional" if (case.scheme, case.at) == ("alibi", "both") else case.scheme
+        self.scheme = scheme_of(place, name, case.heads, case.head_dim, case.kv_heads)
         if self.scheme.features:
             raise LeftOutError("it needs projections of a layer")
         self.how: dict[str, Any] = {"is_causal": case.at != "both"}
@@ -260,9 +261,28 @@ LARGES: dict[str, Check] = {
     "shaw, forward": lambda place: large(place, "shaw", False),
 }
 
-SMALL_SIZES = Step("small", "Small sizes against double precision", 50, 40, lambda place: tuple(_small(place)),
-                   lambda place, name: _small(place)[name](place), workers=0)  # fmt: skip
-REAL_SIZES = Step("real", "Real sizes against double precision", 70, 60, lambda place: tuple(_real(place)),
-                  lambda place, name: _real(place)[name](place), workers=0)  # fmt: skip
-LARGE_SIZES = Step("large", "More than 2^31 numbers", 20, 18, lambda place: tuple(LARGES),
-                   lambda place, name: LARGES[name](place))  # fmt: skip
+# Of all schemes, widths and ways to stand, the longest compilations first.
+FEW = (
+    "t5 float32 text", "alibi float32 window", "transformer_xl, 128", "alibi, 256", "shaw, 128", "transformer_xl, 64",
+    "t5, 128", "shaw, 64", "alibi, 128", "t5, 64", "alibi, 64", "shaw, 12 heads, 4 of keys", "shaw, three times",
+    "transformer_xl, in a graph", "shaw, compiled", "alibi, compiled", "transformer_xl bfloat16 packed",
+    "shaw bfloat16 both", "shaw bfloat16 padded", "t5 bfloat16 packed", "t5 bfloat16 window", "alibi bfloat16 both",
+    "nope bfloat16 padded", "alibi, packed", "shaw, window", "t5, three times", "alibi, in a graph",
+)  # fmt: skip
+
+
+def _step(name: str, title: str, limit: float, each: float, of: Callable[[Place], dict[str, Check]]) -> Step:
+    return Step(name, title, limit, each, lambda place: tuple(of(place)),
+                called(lambda place, item: of(place)[item](place)), workers=0)  # fmt: skip
+
+
+def _few(place: Place) -> dict[str, Check]:
+    checks = _real(place) | _small(place)
+    return dict(itertools.islice(checks.items(), 3, 8)) if place.is_dry else {name: checks[name] for name in FEW}
+
+
+SMALL_SIZES = _step("small", "Small sizes against double precision", 50, 40, _small)
+REAL_SIZES = _step("real", "Real sizes against double precision", 70, 60, _real)
+FEW_SIZES = _step("few", "Some small and real sizes against double precision", 45, 40, _few)
+LARGE_SIZES = Step("large", "More than 2^31 numbers", 60, 40, lambda place: tuple(LARGES),
+                   called(lambda place, name: LARGES[name](place)))  # fmt: skip

@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,13 @@ from posenc.tools.kit.files import naming, naming_line, parse, put, whole_lines
 
 Record = Mapping[str, Any]
 """The first line has ``plan``, and each other one either ``item`` (of a ``step``) or only ``step``, which has ended."""
+
+AGAIN = "again"  # of an item that the next run tries again: it was too slow, or memory was short
+
+
+def latest(records: Sequence[Record]) -> dict[tuple[str, str], Record]:
+    """The last line of each item, by step and item."""
+    return {(record["step"], record["item"]): record for record in records if "item" in record}
 
 
 class Journal:
@@ -56,6 +63,7 @@ class Journal:
             put(self.descriptor, line.encode() + b"\n")
             self.records.append(json.loads(line))  # as it is read again
 
-    def done(self, step: str) -> set[str]:
-        """The items of a step that have a line."""
-        return {record["item"] for record in self.records if record.get("step") == step and "item" in record}
+    def again(self, since: int) -> set[tuple[str, str]]:
+        """The steps and items that are to be tried again, by the lines before ``since``, and were not yet."""
+        before, after = latest(self.records[:since]), latest(self.records[since:])
+        return {which for which, record in before.items() if AGAIN in record and which not in after}

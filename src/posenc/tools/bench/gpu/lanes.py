@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from posenc.tools.bench.gpu.journal import AGAIN
+
 LOOK = 0.05  # seconds after which a thread looks whether all is to stop
 STARTING = 90.0  # seconds until a process is ready at most
 MODULE = "posenc.tools.bench.gpu.worker"
@@ -40,11 +42,13 @@ class Worker:
         with contextlib.suppress(BrokenPipeError):  # it has ended, which `answer` says
             self.process.stdin.write(f"{name}\n".encode())
 
-    def answer(self, until: float) -> dict[str, Any] | None:
-        """The next line; None if the process has ended. TimeoutError if there is none in time."""
+    def answer(self, until: float, stopped: threading.Event) -> dict[str, Any] | None:
+        """The next line; None if the process has ended. TimeoutError if there is none in time, or all is to stop."""
         while b"\n" not in self.left:
-            if not select.select([self.descriptor], [], [], max(0.0, until - time.monotonic()))[0]:
-                raise TimeoutError
+            if not select.select([self.descriptor], [], [], LOOK)[0]:
+                if time.monotonic() >= until or stopped.is_set():
+                    raise TimeoutError
+                continue
             read = os.read(self.descriptor, 2**16)
             if not read:
                 return None
@@ -131,7 +135,7 @@ class Lanes:
 
     def _is_ready(self, worker: Worker) -> bool:
         try:
-            if self._waited(worker, min(self.until, time.monotonic() + STARTING)) is not None:
+            if worker.answer(min(self.until, time.monotonic() + STARTING), self.stopped) is not None:
                 return True
             self.outcome = SILENT
         except TimeoutError:
@@ -144,10 +148,10 @@ class Lanes:
         limit = time.monotonic() + self.each
         worker.ask(name)
         try:
-            found = self._waited(worker, min(self.until, limit))
+            found = worker.answer(min(self.until, limit), self.stopped)
         except TimeoutError:
             if time.monotonic() >= limit:
-                return {"failed": f"it took longer than {self.each:g} s"}, False
+                return {"failed": f"it took longer than {self.each:g} s", AGAIN: True}, False
             self.outcome = "out of time"
             return None, False
         if found is None:
@@ -155,12 +159,3 @@ class Lanes:
             how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
             return {"failed": f"its process ended {how}: see the log"}, False
         return found, not found.pop("broken", False)
-
-    def _waited(self, worker: Worker, until: float) -> dict[str, Any] | None:
-        """The next line, as `Worker.answer` says; looks now and then whether all is to stop."""
-        while True:
-            try:
-                return worker.answer(min(until, time.monotonic() + LOOK))
-            except TimeoutError:
-                if time.monotonic() >= until or self.stopped.is_set():
-                    raise

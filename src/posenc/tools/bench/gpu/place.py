@@ -9,6 +9,7 @@ from torch import Tensor
 from posenc.tools.bench.measure import Inputs
 
 PHASES = ("forward", "training")
+DECODING, ROTATION = "decoding", "rotation"
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Sizes:
     tokens: int
     heads: int
     head_dim: int
+    wide: int  # channels of a head that are timed too
     rotated: tuple[int, int]  # the batch and the heads of rotations, of the last of these lengths
     decoded: int  # the batch of a decoding step
     real: int  # tokens of comparisons with double precision
@@ -28,11 +30,11 @@ class Sizes:
 
 
 REAL = Sizes(
-    lengths=(4096, 16384), tokens=16384, heads=16, head_dim=64, rotated=(4, 16), decoded=8,
+    lengths=(4096, 16384), tokens=16384, heads=16, head_dim=64, wide=128, rotated=(4, 16), decoded=8,
     real=4113, widths=(64, 80, 128, 256), copied=2**30, multiplied=8192,
 )  # fmt: skip
 SMALL = Sizes(
-    lengths=(48, 80), tokens=80, heads=2, head_dim=16, rotated=(1, 2), decoded=2,
+    lengths=(48, 80), tokens=80, heads=2, head_dim=16, wide=24, rotated=(1, 2), decoded=2,
     real=37, widths=(16, 24), copied=2**16, multiplied=64,
 )  # fmt: skip
 
@@ -66,9 +68,19 @@ class Place:
         return torch.randn(shape, generator=generator, dtype=dtype, device=self.device)
 
     def inputs(self, length: int, phase: str) -> Inputs:
-        """Queries, keys, values and the gradient of the output, in bfloat16."""
-        shape = (max(1, self.sizes.tokens // length), self.sizes.heads, length, self.sizes.head_dim)
+        """Queries, keys, values and the gradient of the output, in bfloat16. A phase may say how many channels a head
+        has, as in "training/128"; wider heads are fewer. In decoding a sequence has one query, and heads are grouped by
+        four."""
+        phase, _, channels = phase.partition("/")
+        width = int(channels or self.sizes.head_dim)
+        heads = self.sizes.heads * self.sizes.head_dim // width
+        batch, groups, queries = max(1, self.sizes.tokens // length), heads, length
+        if phase == DECODING:
+            batch, groups, queries = self.sizes.decoded, max(1, heads // 4), 1
+        asked, kept = (batch, heads, queries, width), (batch, groups, length, width)
+        query, key, value, gradient = (
+            self.drawn(*shape, seed=seed) for seed, shape in enumerate((asked, kept, kept, asked))
+        )
         training = phase == "training"
-        query, key, value, gradient = (self.drawn(*shape, seed=seed) for seed in range(4))
         query, key, value = (x.requires_grad_(training) for x in (query, key, value))
         return Inputs(query, key, value, gradient, training)

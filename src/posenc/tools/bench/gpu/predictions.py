@@ -1,17 +1,18 @@
-"""What is expected of the kernels, written down before any of them has run on a GPU; and what `auto` is to take.
+"""What is expected of the kernels, and what `auto` is to take.
 
-A prediction is a ratio of two times of the same text and phase. Those of goals are inverses of the speeds that were
-wanted, relative to FlashAttention-2. Those of counts come from instructions compiled for sm_90, of a block of 128
-queries and 64 keys by eight warps.
+A prediction is a ratio of two times of the same text and phase. Goals are inverses of the speeds that were wanted,
+relative to FlashAttention-2. Those of counts come from instructions compiled for sm_90, of a block of 128 queries and
+64 keys by eight warps. All but those of biases made before and of wide heads were written down before any of these
+kernels had run on a GPU, and were not changed since; docs/gpu.md says what came.
 """
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from posenc.tools.bench.gpu import ways
-from posenc.tools.bench.gpu.place import PHASES, REAL, Sizes
-from posenc.tools.bench.gpu.plans import MINUTES, VARIANTS
-from posenc.tools.bench.gpu.variants import TAKEN
+from posenc.tools.bench.gpu.place import DECODING, PHASES, REAL, ROTATION, Sizes
+from posenc.tools.bench.gpu.plans import MINUTES, QUICK
+from posenc.tools.bench.gpu.timing import BIASED, DENSE, FLEX, LINE, TABLE, VECTORS
+from posenc.tools.bench.gpu.ways import AGAIN, ANY, COPY, CUDNN, FLASH, PLAIN
 
 FORWARD, TRAINING = PHASES
 SHORT, LONG = REAL.lengths
@@ -20,7 +21,7 @@ GOAL = "goal"
 # and 780 to issue 390 instructions of each of 8 warps. That is 900 to 1,250 clocks, or 390 to 540 TFLOP/s of an H100.
 # PyTorch's flash is taken to have 300 to 400 of them.
 COUNTED = "390 instructions in the far loop: 390 to 540 TFLOP/s, and flash some 350"
-PLAIN = ways.PLAIN
+DENSELY = "no pair is left out, and two bytes are read for each"
 
 
 @dataclass(frozen=True)
@@ -41,105 +42,57 @@ def _both(of: str, over: str, phase: str, low: float, high: float, why: str) -> 
 
 
 PREDICTIONS: tuple[Prediction, ...] = (
-    *_both(ways.AGAIN, ways.FLASH, FORWARD, 0.97, 1.03, "the same call: what the device's clocks add"),
-    *_both(ways.CUDNN, ways.FLASH, FORWARD, 0.5, 0.8, "asynchronous products, which PyTorch's flash has not"),
-    *_both(PLAIN, ways.FLASH, FORWARD, 0.65, 1.1, COUNTED),
-    *_both(PLAIN, ways.FLASH, TRAINING, 1.0, 1.6, "seven products for five: queries and keys have a kernel each"),
-    *_both("alibi, triton", ways.FLASH, FORWARD, 0.9, 1.11, f"{GOAL}: 0.9 to 1.1 of its speed"),
-    *_both("alibi, triton", ways.FLASH, TRAINING, 1.11, 1.43, f"{GOAL}: 0.7 to 0.9 of its speed"),
-    *_both("alibi, triton", PLAIN, FORWARD, 1.0, 1.15, "a line is an addition per score and a column per tile"),
-    Prediction("alibi, triton", ways.CUDNN, LONG, FORWARD, 0.3, 1.0, f"{GOAL}: below dense, with 28 % computed"),
-    *_both("alibi, triton", "alibi, flex", FORWARD, 0.5, 0.9, "flex computes each bias from indices"),
-    *_both("alibi, sdpa with a mask", ways.FLASH, FORWARD, 3.0, 12.0, "a mask of two bytes a pair is made and read"),
-    *_both("learned t5, triton", PLAIN, TRAINING, 1.0, 1.3, f"{GOAL}: 1.3 times a plain step, deterministic"),
-    *_both("learned t5, triton", "learned t5, flex", TRAINING, 0.05, 0.5, "flex adds far pairs to one address"),
-    *_both("shaw, triton", ways.FLASH, FORWARD, 1.0, 2.0, "near tiles have more products and spill, but are few"),
-    *_both("transformer_xl, triton", ways.FLASH, FORWARD, 1.8, 2.5, f"{GOAL}: half its speed; all pairs are near"),
-    *_both("transformer_xl, triton", ways.FLASH, TRAINING, 2.5, 3.5, f"{GOAL}: 0.35 of its speed"),
-    *_both(ways.FLEX_STATIC, ways.FLASH, FORWARD, 0.9, 1.3, "published for causal masks"),
-    *_both(ways.FLEX_DYNAMIC, ways.FLEX_STATIC, FORWARD, 1.0, 1.1, "bounds of loops are arguments"),
-    *_both("rope, auto", ways.FLASH, FORWARD, 1.02, 1.3, "one kernel turns both, at the speed of a copy"),
-    *_both("nothing added, triton, 1 stage", PLAIN, FORWARD, 1.1, 1.5, "loads wait for products"),
-    *_both("nothing added, triton, 3 stages", PLAIN, FORWARD, 0.95, 1.1, "one block a multiprocessor"),
-    *_both("shaw, triton, near in 2 stages", "shaw, triton", FORWARD, 1.0, 1.5, "near kernels spill already"),
-    Prediction("rope", "copy", LONG, "rotation", 1.0, 1.3, "read and written once"),
+    Prediction(AGAIN, FLASH, SHORT, FORWARD, 0.97, 1.03, "the same call: what the device's clocks add"),
+    *_both(CUDNN, FLASH, FORWARD, 0.5, 0.8, "asynchronous products, which PyTorch's flash has not"),
+    *_both(PLAIN, FLASH, FORWARD, 0.65, 1.1, COUNTED),
+    *_both(PLAIN, FLASH, TRAINING, 1.0, 1.6, "seven products for five: queries and keys have a kernel each"),
+    *_both(LINE, FLASH, FORWARD, 0.9, 1.11, f"{GOAL}: 0.9 to 1.1 of its speed"),
+    *_both(LINE, FLASH, TRAINING, 1.11, 1.43, f"{GOAL}: 0.7 to 0.9 of its speed"),
+    *_both(LINE, PLAIN, FORWARD, 1.0, 1.15, "a line is an addition per score and a column per tile"),
+    Prediction(LINE, CUDNN, LONG, FORWARD, 0.3, 1.0, f"{GOAL}: below dense, with 28 % computed"),
+    *_both(LINE, "alibi, flex", FORWARD, 0.5, 0.9, "flex computes each bias from indices"),
+    *(Prediction(way, FLASH, SHORT, FORWARD, 2.0, 8.0, DENSELY) for way in BIASED),
+    *_both(TABLE, PLAIN, TRAINING, 1.0, 1.3, f"{GOAL}: 1.3 times a plain step, deterministic"),
+    Prediction(TABLE, "learned t5, flex", SHORT, TRAINING, 0.05, 0.5, "flex adds far pairs to one address"),
+    *_both(VECTORS, FLASH, FORWARD, 1.0, 2.0, "near tiles have more products and spill, but are few"),
+    *_both(DENSE, FLASH, FORWARD, 1.8, 2.5, f"{GOAL}: half its speed; all pairs are near"),
+    *_both(DENSE, FLASH, TRAINING, 2.5, 3.5, f"{GOAL}: 0.35 of its speed"),
+    *_both(FLEX, FLASH, FORWARD, 0.9, 1.3, "published for causal masks"),
+    *_both("rope, auto", FLASH, FORWARD, 1.02, 1.3, "one kernel turns both, at the speed of a copy"),
+    Prediction("rope", COPY, LONG, ROTATION, 1.0, 1.3, "read and written once"),
     *(
-        Prediction(f"{name}, auto", "plain", keys, "decoding", 0.8, 2.0, "the cache is read once, split over programs")
+        Prediction(f"{name}, auto", ANY, keys, DECODING, 0.8, 2.0, "the cache is read once, split over programs")
         for keys in REAL.lengths
         for name in ("alibi", "t5", "fire")
     ),
-)  # fmt: skip
-
-# Of the second command: each over the sizes and stages that are taken.
-VARIED: tuple[Prediction, ...] = tuple(
-    Prediction(f"{scheme} {how}", f"{scheme} {TAKEN}", SHORT, phase, low, high, why)
-    for how, phase, low, high, why in (
-        ("128x64x64 8 2", FORWARD, 0.97, 1.03, "it is what is taken"),
-        ("128x64x64 8 1", FORWARD, 1.1, 1.5, "loads wait for products"),
-        ("128x64x64 4 2", FORWARD, 0.9, 1.3, "twice the registers a thread, half the warps"),
-        ("128x128x64 8 2", FORWARD, 0.9, 1.2, "fewer steps, but more registers for scores"),
-        ("64x64x64 8 2", FORWARD, 1.1, 1.6, "half the work for every load of keys"),
-        ("128x64x64 8 1", TRAINING, 1.05, 1.4, "loads wait for products"),
-        ("128x128x64 8 2", TRAINING, 1.0, 2.0, "the backward pass holds more blocks, and spills"),
-    )
-    for scheme in ("nope", "alibi")
-)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A choice of ``auto``: the backends and how each of them is called here, at ``lengths`` in ``phases``.
-
-    It takes the fastest that was measured, of the device's own time. It keeps what it takes now unless another is
-    faster by more than ``margin``; where that differs by length or phase, so does the choice.
-    """
-
-    name: str
-    now: str  # a backend, or who says it: the way with this name
-    ways: dict[str, str]
-    phases: tuple[str, ...] = PHASES
-    margin: float = 0.05
-
-
-RULES: tuple[Rule, ...] = (
-    Rule("nothing added", PLAIN, {"sdpa": ways.FLASH, "triton": PLAIN, "flex": ways.FLEX_DYNAMIC}),
-    Rule("a line in distance (ALiBi)", "alibi, triton",
-         {"triton": "alibi, triton", "flex": "alibi, flex", "sdpa": "alibi, sdpa with a mask"}),
-    Rule("a learned table (T5)", "learned t5, triton",
-         {"triton": "learned t5, triton", "tiled": "learned t5, tiled", "flex": "learned t5, flex"}),
-    Rule("vectors by distance (Shaw)", "shaw, triton", {"triton": "shaw, triton", "tiled": "shaw, tiled"}),
-    *(Rule(f"decoding with {name}", f"{name}, auto", {"triton": f"{name}, triton", "sdpa": f"{name}, sdpa"},
-           ("decoding",)) for name in ("alibi", "t5")),
+    *(
+        Prediction(way, FLASH, SHORT, f"{phase}/{REAL.wide}", 0.7, 1.6, "twice the products for each exponential")
+        for way in (PLAIN, LINE, TABLE)
+        for phase in PHASES
+    ),
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A number in the code that is taken unless ``other`` is faster than ``taken`` by more than ``margin``."""
-
-    name: str
-    taken: str
-    other: str
-    then: str
-    phases: tuple[str, ...] = (FORWARD,)
-    margin: float = 0.05
-
-
-SETTINGS: tuple[Setting, ...] = (
-    Setting("stages of far loops", PLAIN, "nothing added, triton, 1 stage", "FAR has 1 stage"),
-    Setting("more stages of far loops", PLAIN, "nothing added, triton, 3 stages", "FAR has 3 stages"),
-    Setting("stages of near kernels", "shaw, triton", "shaw, triton, near in 2 stages", "NEAR has 2 stages"),
-    Setting("lengths of flex", ways.FLEX_DYNAMIC, ways.FLEX_STATIC, "flex is compiled for each length", PHASES),
-    Setting("PyTorch's kernel", ways.FLASH, ways.CUDNN, "documentation names cuDNN first", PHASES),
-)
+# Choices of ``auto``: the way whose line says what it takes now, and the backends as they are called here. It takes the
+# fastest that was measured, of the device's own time, but keeps what it takes now unless another is faster by more than
+# the margin; where that differs by length or phase, so does the choice.
+MARGIN = 0.05
+RULES: dict[str, tuple[str, dict[str, str]]] = {
+    "nothing added": (PLAIN, {"sdpa": ANY, "triton": PLAIN, "flex": FLEX}),
+    "a line in distance (ALiBi)": (LINE, {"triton": LINE, "flex": "alibi, flex"}),
+    "a learned table (T5)": (TABLE, {"triton": TABLE, "tiled": "learned t5, tiled", "flex": "learned t5, flex"}),
+    "vectors by distance (Shaw)": (VECTORS, {"triton": VECTORS, "tiled": "shaw, tiled"}),
+}
 
 
 def told(plan: str, sizes: Sizes) -> dict[str, Any]:
     """All of it as data, for the first line of a file of results; of a dry run, at its lengths."""
-    predictions = {MINUTES: PREDICTIONS, VARIANTS: VARIED}.get(plan, ())
+    if plan not in (MINUTES, QUICK):
+        return {"predictions": [], "rules": []}
     at = dict(zip(REAL.lengths, sizes.lengths, strict=True))
-    found: dict[str, Any] = {"predictions": [asdict(each) | {"length": at[each.length]} for each in predictions]}
-    found |= {"rules": [], "settings": []}
-    if plan == MINUTES:
-        found |= {"rules": [asdict(each) for each in RULES], "settings": [asdict(each) for each in SETTINGS]}
-    return found
+    wide = {f"{phase}/{REAL.wide}": f"{phase}/{sizes.wide}" for phase in PHASES}
+    here = [
+        asdict(each) | {"length": at[each.length], "phase": wide.get(each.phase, each.phase)} for each in PREDICTIONS
+    ]
+    rules = [{"name": name, "now": now, "ways": ways, "margin": MARGIN} for name, (now, ways) in RULES.items()]
+    return {"predictions": here, "rules": rules}

@@ -9,7 +9,7 @@ from typing import Any
 
 import posenc
 from posenc.arguments import check_choice
-from posenc.tools.bench.gpu.journal import Journal
+from posenc.tools.bench.gpu.journal import Journal, latest
 from posenc.tools.bench.gpu.lanes import Lanes, Worker
 from posenc.tools.bench.gpu.page import page
 from posenc.tools.bench.gpu.place import Place
@@ -41,11 +41,12 @@ def run(
     path = out / f"{name}.jsonl"
     with Journal.opened(path) as journal:
         _begin(journal, plan, place, path, resume)
+        begun = len(journal.records)
         for is_last in (False, True):
             for step in steps(plan, only):
                 limit = until if is_last else min(until, time.monotonic() + step.limit)
                 if not (is_last and step.name in _hopeless(journal)):
-                    _step(journal, plan, step, place, out, limit, say)
+                    _step(journal, begun, plan, step, place, out, limit, say)
                 write_whole(out / f"{name}.md", page(journal.records).encode())
         return journal.records
 
@@ -82,17 +83,18 @@ def _hopeless(journal: Journal) -> set[str]:
     return {step for step, outcome in ends.items() if outcome not in (DONE, LATE)}
 
 
-def _step(journal: Journal, plan: str, step: Step, place: Place, out: Path, until: float, say: Say) -> None:
+def _step(journal: Journal, begun: int, plan: str, step: Step, place: Place, out: Path, until: float, say: Say) -> None:
     begin = time.monotonic()
-    if begin >= until or _is_done(journal, step):
+    again = {item for of, item in journal.again(begun) if of == step.name}
+    if begin >= until or (_is_done(journal, step) and not again):
         return
     try:
         items = step.items(place)
     except ValueError as error:
         outcome, items = str(error), ()
     else:
-        done = journal.done(step.name)
-        names = [name for name in items if name not in done]
+        done = {item for of, item in latest(journal.records) if of == step.name}
+        names = [name for name in items if name not in done or name in again]
         say(f"{step.title}: {len(names)} of {len(items)}")
         start = partial(
             Worker,
@@ -112,15 +114,17 @@ def _is_done(journal: Journal, step: Step) -> bool:
 
 
 def _environment(place: Place, processes: int) -> dict[str, str]:
-    """Of several processes each has a core, and none starts others that compile."""
+    """Of several processes each has a core, and none starts others that compile. All find what another has compiled:
+    PyTorch's compiler would name another folder, from its first graph in a process on."""
     alone = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"} if processes > 1 else {}
     dry = {"TRITON_INTERPRET": "1"} if place.is_dry else {}
-    return {**os.environ, "PYTHONUNBUFFERED": "1", **alone, **dry}
+    kept = Path(os.environ.get("TRITON_HOME", Path.home()), ".triton", "cache")  # Triton's own
+    return {"TRITON_CACHE_DIR": str(kept), **os.environ, "PYTHONUNBUFFERED": "1", **alone, **dry}
 
 
 def unwell(records: list[dict[str, Any]], chosen: Sequence[Step]) -> tuple[list[str], list[str]]:
     """The items that failed, and those of the steps that are not done."""
-    items = [record for record in records if "item" in record]
+    items = latest(records).values()
     failed = [f"{r['step']}: {r['item']}" for r in items if "failed" in r or r.get("passed") is False]
     done = {r["step"] for r in records if r.get("outcome") == DONE}
     return failed, [step.name for step in chosen if step.name not in done]

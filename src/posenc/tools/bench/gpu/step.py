@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from posenc.tools.bench.gpu.journal import AGAIN
 from posenc.tools.bench.gpu.place import Place
 from posenc.tools.bench.measure import LeftOutError
 
@@ -24,10 +25,9 @@ Answer: TypeAlias = Callable[[str, Result], None]
 class Step:
     """Items that are run one by one in a process, or in several.
 
-    ``items`` names them, the most valuable first. ``run`` is called with a name, and returns what its line has, with
-    ``passed`` if it is a check; it raises LeftOutError where there is nothing to run. ``limit`` are the seconds of the
-    step and ``each`` those of an item. ``workers`` is the number of processes; 0 is one per core. ``serve`` is for
-    items that are not called one by one: it takes their names from an iterator, after ``ready``.
+    ``items`` names them, the most valuable first. ``limit`` are the seconds of the step and ``each`` those of an item.
+    ``serve`` runs those whose names come from an iterator, after it has called ``ready``. ``workers`` is the number of
+    processes; 0 is one per core.
     """
 
     name: str
@@ -35,9 +35,8 @@ class Step:
     limit: float
     each: float
     items: Callable[[Place], Sequence[str]]
-    run: Callable[[Place, str], Result]
+    serve: Callable[[Place, Iterator[str], Callable[[], None], Answer], None]
     workers: int = 1
-    serve: Callable[[Place, Iterator[str], Callable[[], None], Answer], None] | None = None
 
     def count(self, place: Place) -> int:
         """The number of processes."""
@@ -53,7 +52,7 @@ def answered(place: Place, run: Callable[[], Result]) -> Result:
     except LeftOutError as error:
         found = {"left_out": str(error)}
     except torch.OutOfMemoryError as error:
-        found = {"left_out": f"out of memory: {first_line(error)}"}
+        found = {"failed": f"out of memory: {first_line(error)}", AGAIN: True}
     except Exception as error:
         if type(error).__name__ == "OutOfResources":  # Triton's: no module of it is imported here
             return {"left_out": first_line(error)}
@@ -74,13 +73,23 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), "")[:300]
 
 
-def one_by_one(step: Step, place: Place, names: Iterator[str], ready: Callable[[], None], answer: Answer) -> None:
-    """Runs items as they are named."""
-    if not place.is_dry:
-        torch.empty(1, device=place.device)  # begins with the device
-    ready()
+def answer_each(place: Place, run: Callable[[str], Result], names: Iterator[str], answer: Answer) -> None:
+    """Runs items as they are named, until the device takes no more calls."""
     for name in names:
-        found = answered(place, lambda name=name: step.run(place, name))  # type: ignore[misc]
+        found = answered(place, lambda name=name: run(name))  # type: ignore[misc]
         answer(name, found)
         if found.get("broken"):
             os._exit(0)
+
+
+def called(run: Callable[[Place, str], Result]) -> Callable[..., None]:
+    """The ``serve`` of a step that calls ``run`` with each name. It returns what the line has, with ``passed`` if it is
+    a check, and raises LeftOutError where there is nothing to run."""
+
+    def serve(place: Place, names: Iterator[str], ready: Callable[[], None], answer: Answer) -> None:
+        if not place.is_dry:
+            torch.empty(1, device=place.device)  # begins with the device
+        ready()
+        answer_each(place, lambda name: run(place, name), names, answer)
+
+    return serve

@@ -1,52 +1,83 @@
 """Sizes and stages of the kernels beside those that are taken, and flex on every scheme that it takes."""
 
-import itertools
-from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
-from posenc.backends.triton import operator
+from posenc.backends.triton import launch, operator
 from posenc.schemes.catalog import catalog
-from posenc.tools.bench.gpu import ways
 from posenc.tools.bench.gpu.agreement import Case, compared
-from posenc.tools.bench.gpu.clocks import timed
-from posenc.tools.bench.gpu.place import PHASES, Place
-from posenc.tools.bench.gpu.step import Result, Step
-from posenc.tools.bench.gpu.timing import compiled_by
+from posenc.tools.bench.gpu.place import Place
+from posenc.tools.bench.gpu.step import Result, Step, called
+from posenc.tools.bench.gpu.timing import compiled_by, profiled
+from posenc.tools.bench.gpu.ways import call_of
 from posenc.tools.bench.measure import LeftOutError, Work
 
 TAKEN = "as taken"
-BLOCKS = ((128, 64, 64), (128, 128, 64), (64, 64, 64), (128, 32, 32))
-HOW = ((8, 2), (8, 1), (8, 3), (4, 2))  # warps and stages
-TRIED = ("nope", "alibi", "t5", "shaw")
-"""With the first blocks and each of `HOW`, and with each of the blocks and the first of it."""
+# Blocks of the far loops or of the near kernels, and the warps and stages of these.
+FAR = ("64x64 4w2", "64x64 4w4", "64x64 8w3", "64x128 4w2", "128x64 8w2", "128x64 8w3", "128x128 8w2", "128x128 8w3")
+WIDE = ("128x64 8w2", "128x32 8w3", "128x32 4w3", "64x64 4w2", "64x64 4w3", "64x64 8w3", "128x128 8w2")
+NEAR = ("64 4w1", "64 4w2", "64 8w1", "64 8w2", "32 4w1", "32 4w2")
+FAR_SCHEMES, NEAR_SCHEMES = ("nope", "alibi", "t5"), ("shaw", "transformer_xl")
 
 
 def _items(place: Place) -> tuple[str, ...]:
-    length = place.sizes.lengths[0]
-    pairs = [(BLOCKS[0], how) for how in HOW] + [(blocks, HOW[0]) for blocks in BLOCKS[1:]]
+    """A scheme, channels of a head, and blocks."""
+    width = place.sizes.head_dim
     if place.is_dry:
-        pairs = [((32, 16, 16), HOW[1])]
-    names = [TAKEN, *(f"{'x'.join(map(str, blocks))} {warps} {stages}" for blocks, (warps, stages) in pairs)]
-    tried = TRIED[1:2] if place.is_dry else TRIED
-    return tuple(f"{length} {phase} {scheme} {name}" for phase, scheme, name in itertools.product(PHASES, tried, names))
+        return f"alibi {width} {TAKEN}", f"alibi {width} far 32x16 8w1"
+    tried = (
+        (width, FAR_SCHEMES, "far", FAR),
+        (width, NEAR_SCHEMES, "near", NEAR),
+        (place.sizes.wide, FAR_SCHEMES[:2], "far", WIDE),
+        (place.sizes.wide, NEAR_SCHEMES, "near", NEAR[::2]),
+    )
+    return tuple(
+        f"{scheme} {channels} {how}"
+        for channels, schemes, which, blocks in tried
+        for scheme in schemes
+        for how in (TAKEN, *(f"{which} {each}" for each in blocks))
+    )
+
+
+def _launch(how: str) -> dict[str, Any]:
+    """The names of the kernels' launch, and what they are instead."""
+    which, blocks, rest = how.split()
+    warps, stages = map(int, rest.split("w"))
+    fresh: dict[str, Any] = {"_FITTING": {}}  # what fits is another matter then
+    if which == "far":
+        long, short = map(int, blocks.split("x"))
+        sizes = launch.Sizes(long, short, min(long, 64), warps, stages)
+        return fresh | {"sizes_of": lambda is_narrow: (sizes,)}
+    taken = launch.sizes_of
+    return fresh | {
+        "sizes_of": lambda is_narrow: (taken(is_narrow)[0]._replace(square=int(blocks)),),
+        "near_of": lambda name, given, is_narrow: {"num_warps": warps, "num_stages": stages},
+    }
 
 
 def _work(place: Place, name: str) -> Work:
-    length, phase, scheme, how = name.split(" ", 3)
-    launch: dict[str, Any] = {}
-    if how != TAKEN:
-        blocks, warps, stages = how.split()
-        launch = {
-            "SIZES": (operator.Sizes(*map(int, blocks.split("x"))),),
-            "FAR": {"num_warps": int(warps), "num_stages": int(stages)},
-        }
-    return ways.Way(scheme, "triton", lambda: launch).work(place, place.inputs(int(length), phase))
+    """A training step, its kernels launched as the name says."""
+    scheme, channels, how = name.split(" ", 2)
+    work, _ = call_of(place, f"{place.sizes.lengths[0]} training/{channels} {scheme}, triton")
+    if how == TAKEN:
+        return work
+    other = _launch(how)
+    near_of = other.get("near_of", launch.near_of)
+
+    def otherwise() -> tuple[Tensor, ...]:
+        with patch.multiple(launch, **other), patch.object(operator, "near_of", near_of):
+            return work()
+
+    return otherwise
 
 
-COMPILED = Step("compiled", "Sizes and stages compiled, on all cores", 240, 120, _items, partial(compiled_by, _work), 0)
-VARIANTS = Step("variants", "Sizes and stages", 280, 45, _items, lambda place, name: timed(place, _work(place, name)))
+COMPILED = Step("compiled", "Sizes and stages compiled, on all cores", 240, 120, _items,
+                called(lambda place, name: compiled_by(place, _work(place, name))), workers=0)  # fmt: skip
+VARIANTS = Step("variants", "Sizes and stages", 260, 45, _items,
+                called(lambda place, name: profiled(place, _work(place, name))))  # fmt: skip
 
 
 # -- flex -------------------------------------------------------------------------------------------------------------
@@ -67,4 +98,4 @@ def _agrees(place: Place, name: str) -> Result:
         raise
 
 
-FLEX = Step("flex", "Flex against double precision", 540, 90, _flexed, _agrees, workers=0)
+FLEX = Step("flex", "Flex against double precision", 500, 90, _flexed, called(_agrees), workers=0)

@@ -1,9 +1,6 @@
 """What is timed: plain attention by several kernels, and schemes by several backends."""
 
-import functools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,31 +9,27 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import posenc
-from posenc import FIRE, ALiBi, NoPE, Positions, RoPE, Scheme, Shaw, TransformerXL, compat
-from posenc.backends.triton import operator
+from posenc import ALiBi, Positions, RoPE, Scheme, Shaw
 from posenc.schemes.catalog import scheme_from_names
 from posenc.schemes.entry import Shape
-from posenc.schemes.t5 import T5
-from posenc.tools.bench.gpu.place import Place
+from posenc.tools.bench.gpu.place import ROTATION, Place
+from posenc.tools.bench.gpu.step import Result
 from posenc.tools.bench.measure import Inputs, LeftOutError, Work
 
 FLASH = "flash"
 AGAIN = "flash, again"
 CUDNN = "cuDNN"
-FLEX_STATIC, FLEX_DYNAMIC = "flex, static", "flex, dynamic"
+ANY = "plain"  # the kernel that PyTorch takes
 PLAIN = "nothing added, triton"
-COMPILATIONS = 256  # of one function, at most
-BUCKETS, FARTHEST, CLIP = 32, 128, 64
+MADE_BEFORE = ", sdpa, bias made before"
+COPY = "copy"
+LABELS = {"nothing added": "nope", "learned t5": "t5"}
+ROWS = 1024  # of a bias, made at once
 
 # Of heads and head_dim; others are the catalog's.
 SCHEMES: dict[str, Callable[[int, int], Scheme]] = {
-    "nope": lambda heads, head_dim: NoPE(),
-    "alibi": lambda heads, head_dim: ALiBi(heads),
-    "t5": lambda heads, head_dim: T5(heads, BUCKETS, FARTHEST),
-    "shaw": lambda heads, head_dim: Shaw(head_dim, CLIP),
-    "transformer_xl": lambda heads, head_dim: TransformerXL(heads, head_dim),
-    "rope": lambda heads, head_dim: RoPE(head_dim),
-    "fire": lambda heads, head_dim: FIRE(heads),
+    "alibi, bidirectional": lambda heads, head_dim: ALiBi(heads, "bidirectional"),
+    "shaw": lambda heads, head_dim: Shaw(head_dim, 64),
 }
 
 
@@ -55,177 +48,90 @@ def scheme_of(place: Place, name: str, heads: int, head_dim: int, kv_heads: int 
     return scheme.to(place.device)
 
 
-@contextmanager
-def launched(**choices: Any) -> Iterator[None]:
-    """Other sizes and stages of the kernels: SIZES, FAR and NEAR of their launch. AttributeError for another name."""
-    if choices and hasattr(operator, "_FITTING"):
-        choices = {**choices, "_FITTING": {}}  # what fits is another matter then
-    before = {name: getattr(operator, name) for name in choices}
-    for name, value in choices.items():
-        setattr(operator, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(operator, name, value)
+def split(name: str) -> tuple[int, str, str]:
+    """The length, the phase and the way of what is timed."""
+    length, phase, way = name.split(" ", 2)
+    return int(length), phase, way
 
 
-@dataclass(frozen=True)
-class Way:
-    """A scheme by a backend, and how its kernels are launched."""
-
-    scheme: str
-    backend: str
-    launch: Callable[[], dict[str, Any]] = dict
-
-    def work(self, place: Place, inputs: Inputs) -> Work:
-        """The call, positions bound in it."""
-        heads, head_dim = inputs.query.size(1), inputs.query.size(3)
-        scheme = scheme_of(place, self.scheme, heads, head_dim)
-        with torch.set_grad_enabled(inputs.training):
-            told = posenc.explain(inputs.query, inputs.key, inputs.value, scheme, is_causal=True)
-        if self.backend in told.refusals:
-            raise LeftOutError(told.refusals[self.backend])
-
-        def attend() -> Tensor:
-            out = posenc.attention(inputs.query, inputs.key, inputs.value, scheme, is_causal=True, backend=self.backend)
-            assert isinstance(out, Tensor)
-            return out
-
-        work = inputs.work(attend, tuple(scheme.parameters()))
-
-        def all_of_it() -> tuple[Tensor, ...]:
-            with launched(**self.launch()):
-                return work()
-
-        return all_of_it
-
-    def auto(self, inputs: Inputs, place: Place) -> str:
-        """What "auto" takes here."""
-        scheme = scheme_of(place, self.scheme, inputs.query.size(1), inputs.query.size(3))
-        with torch.set_grad_enabled(inputs.training):
-            return posenc.explain(inputs.query, inputs.key, inputs.value, scheme, is_causal=True).backend
+def call_of(place: Place, name: str) -> tuple[Work, Result]:
+    """What is timed under a name, and what its line says beside the times."""
+    length, phase, way = split(name)
+    if phase == ROTATION:
+        return _rotating(place, way, length)
+    inputs = place.inputs(length, phase)
+    if way in (FLASH, AGAIN, CUDNN, ANY):
+        return _pytorch(place, way, inputs), {}
+    label, _, backend = way.partition(", ")
+    scheme = LABELS.get(label, label)
+    if f", {backend}" == MADE_BEFORE:
+        return _made_before(place, scheme, inputs), {}
+    return _posenc(place, scheme, backend, inputs)
 
 
-def stages(which: str, count: int) -> Callable[[], dict[str, Any]]:
-    """FAR or NEAR with so many stages, and the first of the sizes, whether or not it fits."""
-    return lambda: {which: {**getattr(operator, which), "num_stages": count}, "SIZES": operator.SIZES[:1]}
-
-
-WAYS: dict[str, Way] = {
-    PLAIN: Way("nope", "triton"),
-    "alibi, sdpa with a mask": Way("alibi", "sdpa"),
-    "alibi, flex": Way("alibi", "flex"),
-    "alibi, triton": Way("alibi", "triton"),
-    "learned t5, flex": Way("t5", "flex"),
-    "learned t5, triton": Way("t5", "triton"),
-    "learned t5, tiled": Way("t5", "tiled"),
-    "shaw, triton": Way("shaw", "triton"),
-    "shaw, tiled": Way("shaw", "tiled"),
-    "transformer_xl, triton": Way("transformer_xl", "triton"),
-    "rope, auto": Way("rope", "auto"),
-    "nothing added, triton, 1 stage": Way("nope", "triton", stages("FAR", 1)),
-    "nothing added, triton, 3 stages": Way("nope", "triton", stages("FAR", 3)),
-    "shaw, triton, near in 2 stages": Way("shaw", "triton", stages("NEAR", 2)),
-}
-
-
-def work_of(place: Place, name: str, inputs: Inputs) -> Work:
-    """The call of a way of `WAYS` or of a kernel without schemes."""
-    if name in WAYS:
-        return WAYS[name].work(place, inputs)
-    if name in (FLASH, AGAIN):
-        return _by(SDPBackend.FLASH_ATTENTION, inputs)
-    if name == CUDNN:
-        if place.is_dry:
-            raise LeftOutError("the CPU has no cuDNN")
-        return _by(SDPBackend.CUDNN_ATTENTION, inputs)
-    return _flex(place, inputs, name == FLEX_DYNAMIC)
-
-
-NAMES = (FLASH, CUDNN, PLAIN, *list(WAYS)[1:], FLEX_STATIC, FLEX_DYNAMIC, AGAIN)
-
-
-def _by(backend: SDPBackend, inputs: Inputs) -> Work:
-    plain = inputs.plain()
-
-    def work() -> tuple[Tensor, ...]:
-        with sdpa_kernel(backend):
-            return plain()
-
-    return work
-
-
-def _flex(place: Place, inputs: Inputs, dynamic: bool) -> Work:
-    """FlexAttention with a causal block mask, made before, and no score_mod."""
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    if place.is_dry and inputs.training:
-        raise LeftOutError("FlexAttention has no backward pass on the CPU")
-    tokens = inputs.query.size(2)
-    seen = create_block_mask(lambda b, h, i, j: i >= j, None, None, tokens, tokens, device=str(place.device))
-    attend = _compiled(dynamic and not place.is_dry)
-    return inputs.work(lambda: attend(inputs.query, inputs.key, inputs.value, block_mask=seen))
-
-
-@functools.cache
-def _compiled(dynamic: bool) -> Callable[..., Tensor]:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    compat.compilations(COMPILATIONS).__enter__()  # for good: entering it in each call would be timed
-    return torch.compile(flex_attention, dynamic=dynamic)
-
-
-# -- decoding and rotation --------------------------------------------------------------------------------------------
-
-DECODED = (
-    "nope, auto", "alibi, auto", "alibi, triton", "alibi, sdpa", "t5, auto", "t5, triton", "t5, sdpa", "shaw, auto",
-    "fire, auto", "fire, sdpa",
-)  # fmt: skip
-
-
-def decoding(place: Place, name: str, backend: str, keys: int) -> tuple[Work, str]:
-    """A step of a token for each sequence of a batch against a cache, heads grouped by four; and what "auto" takes."""
-    heads, head_dim = place.sizes.heads, place.sizes.head_dim
-    batch, key_heads = place.sizes.decoded, max(1, heads // 4)
-    query = place.drawn(batch, heads, 1, head_dim)
-    key, value = (place.drawn(batch, key_heads, keys, head_dim, seed=seed) for seed in (1, 2))
-    scheme = scheme_of(place, name, heads, head_dim)
-    how: dict[str, Any] = {
-        "query_positions": Positions.arange(1, start=keys - 1, device=place.device),
-        "key_positions": Positions.arange(keys, device=place.device),
-        "is_causal": True,
-    }
-    with torch.no_grad():
+def _posenc(place: Place, name: str, backend: str, inputs: Inputs) -> tuple[Work, Result]:
+    """A scheme by a backend, positions bound in the call; and what "auto" takes."""
+    query, key, value = inputs.query, inputs.key, inputs.value
+    scheme = scheme_of(place, name, query.size(1), query.size(3))
+    how: dict[str, Any] = {"is_causal": True}
+    if query.size(2) < key.size(2):
+        how["query_positions"] = Positions.arange(query.size(2), start=key.size(2) - query.size(2), device=place.device)
+        how["key_positions"] = Positions.arange(key.size(2), device=place.device)
+    with torch.set_grad_enabled(inputs.training):
         told = posenc.explain(query, key, value, scheme, **how)
     if backend in told.refusals:
         raise LeftOutError(told.refusals[backend])
 
-    def work() -> tuple[Tensor, ...]:
-        with torch.no_grad():
-            out = posenc.attention(query, key, value, scheme, **how, backend=backend)
+    def attend() -> Tensor:
+        out = posenc.attention(query, key, value, scheme, **how, backend=backend)
         assert isinstance(out, Tensor)
-        return (out,)
+        return out
 
-    return work, told.backend
-
-
-def plain_decoding(place: Place, keys: int) -> Work:
-    """The same step without positions, by PyTorch's function."""
-    heads, head_dim = place.sizes.heads, place.sizes.head_dim
-    batch, key_heads = place.sizes.decoded, max(1, heads // 4)
-    query = place.drawn(batch, heads, 1, head_dim)
-    key, value = (place.drawn(batch, key_heads, keys, head_dim, seed=seed) for seed in (1, 2))
-
-    def work() -> tuple[Tensor, ...]:
-        return (F.scaled_dot_product_attention(query, key, value, enable_gqa=True),)
-
-    return work
+    return inputs.work(attend, tuple(scheme.parameters())), {"auto": told.backend}
 
 
-def rotating(place: Place, name: str) -> tuple[Work, int]:
+def _made_before(place: Place, name: str, inputs: Inputs) -> Work:
+    """PyTorch's attention with a bias of all pairs, made before in the precision of the queries; in training also its
+    gradient, if the scheme learns. Making the bias, and the gradient of the scheme's own tables, come on top."""
+    (_, heads, queries, width), keys = inputs.query.shape, inputs.key.size(2)
+    scheme = scheme_of(place, name, heads, width)
+    row = inputs.key.new_zeros(1, heads, keys, width)
+    parts = []
+    with torch.no_grad():
+        for begin in range(keys - queries, keys, ROWS):  # all at once take several times the memory
+            rows = min(ROWS, keys - begin)
+            i, j = Positions.arange(rows, start=begin, device=place.device), Positions.arange(keys, device=place.device)
+            part = posenc.logits(row[:, :, :rows], row, scheme, query_positions=i, key_positions=j, is_causal=True)
+            future = torch.ones_like(part[0, 0], dtype=torch.bool).triu(begin + 1)
+            parts.append(part.masked_fill_(future, -torch.inf).to(row.dtype))
+    bias = torch.cat(parts, 2)
+    learned = (bias.requires_grad_(),) if inputs.training and list(scheme.parameters()) else ()
+    return _pytorch(place, ANY, inputs, bias, learned)
+
+
+def _pytorch(
+    place: Place, way: str, inputs: Inputs, mask: Tensor | None = None, learned: tuple[Tensor, ...] = ()
+) -> Work:
+    """PyTorch's attention, by one of its kernels or by that which it takes."""
+    query, key, value = inputs.query, inputs.key, inputs.value
+    how: dict[str, Any] = {"attn_mask": mask, "enable_gqa": query.size(1) != key.size(1)}
+    how["is_causal"] = mask is None and query.size(2) == key.size(2)
+    work = inputs.work(lambda: F.scaled_dot_product_attention(query, key, value, **how), learned)
+    if way == ANY:
+        return work
+    if way == CUDNN and place.is_dry:
+        raise LeftOutError("the CPU has no cuDNN")
+
+    def by_kernel() -> tuple[Tensor, ...]:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION if way == CUDNN else SDPBackend.FLASH_ATTENTION):
+            return work()
+
+    return by_kernel
+
+
+def _rotating(place: Place, way: str, tokens: int) -> tuple[Work, Result]:
     """Queries and keys turned, or copied into place; and the bytes that are read and written."""
-    (batch, heads), tokens, head_dim = place.sizes.rotated, place.sizes.lengths[-1], place.sizes.head_dim
+    (batch, heads), head_dim = place.sizes.rotated, place.sizes.head_dim
     # In the layout that a projection gives.
     query, key = (place.drawn(batch, tokens, heads, head_dim, seed=seed).transpose(1, 2) for seed in (0, 1))
     held = torch.empty_like(query), torch.empty_like(key)
@@ -233,8 +139,8 @@ def rotating(place: Place, name: str) -> tuple[Work, int]:
 
     def work() -> tuple[Tensor, ...]:
         with torch.no_grad():
-            if name == "copy":
+            if way == COPY:
                 return held[0].copy_(query), held[1].copy_(key)
             return encoding.rotate(query, key)
 
-    return work, 2 * (query.nbytes + key.nbytes)
+    return work, {"bytes": 2 * (query.nbytes + key.nbytes)}

@@ -17,7 +17,6 @@ from typing import Any
 
 from posenc.tools.bench.gpu.place import Place
 from posenc.tools.bench.gpu.plans import PLANS
-from posenc.tools.bench.gpu.step import one_by_one
 
 
 def main() -> None:
@@ -52,10 +51,7 @@ def main() -> None:
     def ready() -> None:
         say({"ready": True})
 
-    if step.serve is None:
-        one_by_one(step, place, names(), ready, answer)
-    else:
-        step.serve(place, names(), ready, answer)
+    step.serve(place, names(), ready, answer)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,428 @@
+"""A scheme that is passed to attention is bound once for calls of the same lengths, and anew when anything changes."""
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import posenc
+from posenc import FIRE, KERPLE, T5, ALiBi, Positions, RoPE, Scheme, Shaw, Sinusoidal
+from posenc.backends import bound
+from posenc.encoding.encoding import Encoding
+from posenc.encoding.pieces import Bias, Distance
+from posenc.rotation.scalings import YaRN
+from tests.cases import CASES, HEAD_DIM, HEADS, TOKENS, split
+
+DIM = HEADS * HEAD_DIM
+COMMON: dict[str, Callable[[], Scheme | None]] = {
+    "nothing": lambda: None,
+    "alibi": lambda: ALiBi(HEADS),
+    "rope": lambda: RoPE(HEAD_DIM, scaling=YaRN(2.0, 4)),
+    "t5": lambda: T5(HEADS),
+    "kerple": lambda: KERPLE(HEADS),
+    "fire": lambda: FIRE(HEADS),
+    "shaw": lambda: Shaw(HEAD_DIM, max_distance=4),
+    "rope + t5": lambda: RoPE(HEAD_DIM) + T5(HEADS),
+}
+
+
+def drawn(**how: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return split(torch.randn(2, TOKENS, DIM, **how))
+
+
+def attend(layer: tuple[Tensor, Tensor, Tensor], scheme: Scheme | None, **how: Any) -> Tensor:
+    out = posenc.attention(*layer, scheme, **{"is_causal": True} | how)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def fresh(layer: tuple[Tensor, Tensor, Tensor], scheme: Scheme, **how: Any) -> Tensor:
+    """The same with an encoding made now."""
+    positions = Positions.arange(TOKENS)
+    dtype = torch.promote_types(layer[0].dtype, torch.float32)
+    return attend(layer, scheme(positions, dtype=dtype), **how)  # type: ignore[arg-type]
+
+
+def same(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Encoding]:
+    """Encodings as they are made."""
+    encodings: list[Encoding] = []
+    check = Encoding.__post_init__
+
+    def noted(self: Encoding) -> None:
+        encodings.append(self)
+        check(self)
+
+    monkeypatch.setattr(Encoding, "__post_init__", noted)
+    monkeypatch.setattr(bound, "_PLAIN", {})
+    return encodings
+
+
+@pytest.mark.parametrize("scheme", COMMON.values(), ids=COMMON)
+def test_it_is_bound_once(scheme: Callable[[], Scheme | None], made: list[Encoding]) -> None:
+    layer, common = drawn(), scheme()
+    attend(layer, common)
+    made.clear()
+    attend(layer, common)
+    attend(tuple(x.clone().requires_grad_() for x in layer), common)  # type: ignore[arg-type]
+    assert not made
+
+
+# --- parameters -------------------------------------------------------------------------------------------------------
+
+LEARNED = [
+    name for name, case in CASES.items() if case.axes == 1 and next(case.scheme().parameters(), None) is not None
+]
+
+
+def hidden(p: nn.Parameter) -> None:
+    p.data.add_(0.25)  # which no version counts
+
+
+def counted(p: nn.Parameter) -> None:
+    p.add_(0.25)
+
+
+@pytest.mark.parametrize("change", [hidden, counted])
+def test_changed_parameters_are_read(change: Callable[[nn.Parameter], None]) -> None:
+    """Of all learned schemes, as far as attention takes them unbound."""
+    tried = 0
+    for name in LEARNED:
+        scheme, layer = CASES[name].scheme(), drawn(dtype=torch.float64)
+        with torch.no_grad():
+            try:
+                before = attend(layer, scheme)
+            except ValueError:  # it adds to the input, needs features or segments, or other positions
+                continue
+            attend(layer, scheme)
+            for parameter in scheme.parameters():
+                change(parameter)
+            found = attend(layer, scheme)
+            same(found, fresh(layer, scheme))
+        tried += not torch.equal(found, before)
+    assert tried > 15
+
+
+@pytest.mark.parametrize("name", ["t5", "kerple", "fire", "shaw", "rope + t5"])
+def test_each_step_trains_on_the_last(name: str) -> None:
+    """Gradients after an optimizer's steps are those of a scheme that is bound by hand, twice in each step."""
+    torch.manual_seed(0)
+    one, layer = COMMON[name](), drawn()
+    assert one is not None
+    other = copy.deepcopy(one)
+    ways = {attend: one, fresh: other}
+    optimizers = [torch.optim.AdamW(scheme.parameters(), lr=0.1) for scheme in ways.values()]
+    for _ in range(3):
+        for attends, scheme in ways.items():
+            loss = sum(attends(layer, scheme).square().sum() for _ in range(2))
+            loss.backward()  # type: ignore[union-attr, no-untyped-call]
+        for mine, its in zip(one.parameters(), other.parameters(), strict=True):
+            assert mine.grad is not None
+            assert its.grad is not None
+            assert mine.grad.any()
+            same(mine.grad, its.grad)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def replaced(scheme: T5) -> None:
+    scheme.weight = nn.Parameter(torch.randn_like(scheme.weight))
+
+
+def loaded(scheme: T5) -> None:
+    scheme.load_state_dict({"weight": torch.randn_like(scheme.weight)})
+
+
+def assigned(scheme: T5) -> None:
+    scheme.load_state_dict({"weight": torch.randn_like(scheme.weight)}, assign=True)
+
+
+def set_to_data(scheme: T5) -> None:
+    scheme.weight.data = torch.randn_like(scheme.weight)
+
+
+def parametrized(scheme: T5) -> None:
+    nn.utils.parametrize.register_parametrization(scheme, "weight", nn.Tanh())
+
+
+def frozen(scheme: T5) -> None:
+    scheme.requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    "change", [replaced, loaded, assigned, set_to_data, parametrized, frozen, lambda t5: t5.half()]
+)
+def test_parameters_of_all_kinds_are_read(change: Callable[[T5], None]) -> None:
+    scheme, layer = T5(HEADS), drawn(requires_grad=True)
+    attend(layer, scheme)
+    change(scheme)
+    out = attend(layer, scheme)
+    same(out, fresh(layer, scheme))
+    out.sum().backward()  # type: ignore[no-untyped-call]
+    learned = [parameter for parameter in scheme.parameters() if parameter.requires_grad]
+    assert all(parameter.grad is not None for parameter in learned)
+    assert len(learned) == (change is not frozen)
+
+
+def test_a_functional_call_reads_what_it_is_given() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scheme = T5(HEADS)
+
+        def forward(self, *layer: Tensor) -> Tensor:
+            return attend(layer, self.scheme, backend="reference")  # type: ignore[arg-type]
+
+    model, layer = Layer(), drawn()
+    model(*layer)
+    given = {"scheme.weight": torch.randn_like(model.scheme.weight).requires_grad_()}
+    out = torch.func.functional_call(model, given, layer)
+    copied = copy.deepcopy(model)
+    copied.load_state_dict(given)
+    same(out, copied(*layer))
+    (grad,) = torch.autograd.grad(out.sum(), given["scheme.weight"])
+    of_func = torch.func.grad(lambda p: torch.func.functional_call(model, p, layer).sum())(given)
+    same(of_func["scheme.weight"], grad)
+    same(model(*layer), fresh(layer, model.scheme, backend="reference"))
+
+
+def test_parameters_elsewhere_raise() -> None:
+    scheme, layer = T5(HEADS), drawn()
+    attend(layer, scheme)
+    scheme.to("meta")
+    with pytest.raises(ValueError, match="T5 must be on cpu"):
+        attend(layer, scheme)
+
+
+def test_inference_parameters_are_read() -> None:
+    with torch.inference_mode():
+        scheme, layer = T5(HEADS), drawn()
+        attend(layer, scheme)
+        nn.init.zeros_(scheme.weight)
+        torch.testing.assert_close(attend(layer, scheme), attend(layer, None))
+
+
+def test_what_inference_mode_made_is_not_trained_with() -> None:
+    scheme = RoPE(HEAD_DIM)
+    with torch.inference_mode():
+        attend(drawn(), scheme)
+    attend(drawn(requires_grad=True), scheme).sum().backward()  # type: ignore[no-untyped-call]
+
+
+# --- attributes, parts and hooks --------------------------------------------------------------------------------------
+
+
+def other_base(scheme: Any) -> None:
+    scheme.schemes[0].base = 313.0
+
+
+def other_scaling(scheme: Any) -> None:
+    scheme.schemes[0].scaling = YaRN(2.0, 4)
+
+
+def own_scaling(scheme: Any) -> None:
+    scheme.schemes[0].scaling = lambda theta: (theta / 2, 1.0)
+
+
+def other_form(scheme: Any) -> None:
+    scheme.schemes[1].form = "directed"
+
+
+def other_part(scheme: Any) -> None:
+    scheme.schemes[1] = KERPLE(HEADS)
+
+
+def own_method(scheme: Any) -> None:
+    scheme.schemes[1].score = T5(HEADS).score
+
+
+@pytest.mark.parametrize("change", [other_base, other_scaling, own_scaling, other_form, other_part, own_method])
+def test_changed_attributes_are_read(change: Callable[[Any], None]) -> None:
+    scheme, layer = RoPE(HEAD_DIM) + ALiBi(HEADS), drawn()
+    before = attend(layer, scheme)
+    change(scheme)
+    found = attend(layer, scheme)
+    same(found, fresh(layer, scheme))
+    assert not torch.equal(found, before)
+
+
+def test_a_scaling_that_changes_is_read() -> None:
+    factors = [1.0]
+    scheme, layer = RoPE(HEAD_DIM, scaling=lambda theta: (theta / factors[0], 1.0)), drawn()
+    attend(layer, scheme)
+    factors[0] = 7.0
+    same(attend(layer, scheme), fresh(layer, scheme))
+
+
+def test_hooks_are_called() -> None:
+    scheme, layer, called = ALiBi(HEADS), drawn(), []
+    attend(layer, scheme)
+    scheme.register_forward_hook(lambda *_: called.append("its own"))
+    attend(layer, scheme)
+    with torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: called.append("of all")):
+        attend(layer, scheme)
+    assert called == ["its own", "of all", "its own"]
+
+
+class Drawn(ALiBi):
+    """A scheme of a user, which draws a number whenever it is bound."""
+
+    def score(self, query_positions: Positions, key_positions: Positions, context: Any = None) -> tuple[Bias, ...]:
+        slopes = torch.rand(HEADS)
+        return (Bias(lambda r: -torch.tensordot(slopes, r.abs().float(), 0), Distance("Drawn", tail="linear")),)
+
+
+def test_a_scheme_of_a_user_is_bound_in_each_call() -> None:
+    scheme, layer = Drawn(HEADS), drawn()
+    assert not torch.equal(attend(layer, scheme), attend(layer, scheme))
+
+
+# --- copies, shapes and errors ----------------------------------------------------------------------------------------
+
+
+def pickled(scheme: T5) -> T5:
+    made: T5 = pickle.loads(pickle.dumps(scheme))
+    return made
+
+
+def saved(scheme: T5) -> T5:
+    file = io.BytesIO()
+    torch.save(scheme, file)
+    file.seek(0)
+    made: T5 = torch.load(file, weights_only=False)
+    return made
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, pickled, saved, lambda t5: t5.another()])
+def test_copies_read_their_own(copied: Callable[[T5], T5]) -> None:
+    scheme, layer = T5(HEADS), drawn()
+    attend(layer, scheme)
+    other = copied(scheme)
+    other.weight = nn.Parameter(torch.randn_like(other.weight))
+    for each in (scheme, other, scheme):
+        same(attend(layer, each), fresh(layer, each))
+
+
+def test_lengths_dtypes_and_ends_have_their_own() -> None:
+    scheme, (query, key, value) = RoPE(HEAD_DIM) + ALiBi(HEADS), drawn()
+    positions = Positions.arange(TOKENS)
+    for _ in range(2):
+        few = query[:, :, -2:]
+        same(attend((few, key, value), scheme), attend((few, key, value), scheme(positions[-2:], positions)))  # type: ignore[arg-type]
+        of_first = attend((few, key, value), scheme, align="upper_left")
+        same(of_first, attend((few, key, value), scheme(positions[:2], positions)))  # type: ignore[arg-type]
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            layer = query.to(dtype), key.to(dtype), value.to(dtype)
+            same(attend(layer, scheme), fresh(layer, scheme))
+
+
+def test_errors_are_those_of_the_first_call() -> None:
+    query, key, value = drawn()
+    scheme = ALiBi(HEADS)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="without a causal mask"):
+            attend((query, key, value), scheme, is_causal=False)
+        with pytest.raises(ValueError, match="key must have head_dim"):
+            attend((query, key[..., 1:], value), scheme)
+        with pytest.raises(ValueError, match="queries are by default the last"):
+            attend((query, key[:, :, 1:], value[:, :, 1:]), scheme)
+        with pytest.raises(ValueError, match="align must be"):
+            attend((query, key, value), scheme, align="left")
+        with pytest.raises(ValueError, match="bound to positions already"):
+            attend((query, key, value), scheme(Positions.arange(TOKENS)), query_positions=Positions.arange(TOKENS))  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="Sinusoidal adds to the input"):
+            attend((query, key, value), Sinusoidal(DIM))
+        attend((query, key, value), scheme)
+
+
+def test_one_encoding_is_kept_and_none_that_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheme, (query, key, value) = RoPE(HEAD_DIM), drawn()
+    for tokens in range(2, TOKENS):
+        attend(tuple(x[:, :, :tokens] for x in (query, key, value)), scheme)  # type: ignore[arg-type]
+    assert len(vars(scheme)["_bound"]) == 1
+    scheme = RoPE(HEAD_DIM)
+    monkeypatch.setattr(bound, "LONGEST", TOKENS - 1)
+    attend((query, key, value), scheme)
+    assert "_bound" not in vars(scheme)
+
+
+@pytest.mark.more
+def test_a_compiled_graph_has_no_part_in_it() -> None:
+    scheme, layer = T5(HEADS), drawn()
+    eager = attend(layer, scheme)
+    compiled = torch.compile(lambda *layer: attend(layer, scheme), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*layer), eager)
+    hidden(scheme.weight)
+    torch.testing.assert_close(compiled(*layer), fresh(layer, scheme))
+
+
+# --- layers that are computed again, or divided -----------------------------------------------------------------------
+
+
+class Layer(nn.Module):
+    """A projection and attention."""
+
+    def __init__(self, scheme: Scheme, attends: Callable[..., Tensor] = attend) -> None:
+        super().__init__()
+        self.projection, self.scheme, self.attends = nn.Linear(DIM, DIM), scheme, attends
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attends(split(self.projection(x)), self.scheme)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", list(COMMON)[1:])
+def test_a_layer_that_is_computed_again_has_the_same_gradients(name: str, reentrant: bool) -> None:
+    """As one that is bound by hand; also with what an earlier step has kept."""
+    scheme = COMMON[name]()
+    assert scheme is not None
+    layer, x = Layer(scheme), torch.randn(2, TOKENS, DIM, requires_grad=True)
+    for _ in range(2):
+        grads = []
+        for layer.attends in (attend, fresh):
+            layer.zero_grad()
+            checkpoint(layer, x, use_reentrant=reentrant).square().sum().backward()  # type: ignore[no-untyped-call]
+            grads.append([parameter.grad for parameter in layer.parameters()])
+        for mine, its in zip(*grads, strict=True):
+            assert mine is not None
+            assert its is not None
+            same(mine, its)
+
+
+@pytest.mark.more
+def test_divided_parameters_are_read_after_each_step() -> None:
+    from torch.distributed.device_mesh import init_device_mesh  # a second
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for alone in (False, True):
+            plain = Layer(T5(HEADS))
+            divided = copy.deepcopy(plain)
+            if alone:
+                fully_shard(divided.scheme, mesh=mesh, reshard_after_forward=False)
+            fully_shard(divided, mesh=mesh)
+            optimizers = [torch.optim.AdamW(model.parameters(), lr=0.1) for model in (plain, divided)]
+            for _ in range(3):
+                x = torch.randn(2, TOKENS, DIM)
+                outs = [model(x) for model in (plain, divided)]
+                same(outs[1], outs[0])
+                for out, optimizer in zip(outs, optimizers, strict=True):
+                    out.square().sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+    finally:
+        dist.destroy_process_group()
