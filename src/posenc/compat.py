@@ -207,9 +207,6 @@ def unsplit(x: Tensor, dim: int) -> Tensor:
     return torch.maximum(x, (parity + torch.iinfo(torch.int64).min).to(x.dtype))
 
 
-_EAGER = "force_non_lazy_backward_lowering"
-
-
 def compilations(most: int) -> AbstractContextManager[Any]:
     """A context that sets how many compilations of one function dynamo keeps, for which there is no public setting."""
     patch: AbstractContextManager[Any] = torch._dynamo.config.patch(cache_size_limit=most)
@@ -220,7 +217,8 @@ def eager_backward() -> AbstractContextManager[Any]:
     """A context in which what is compiled has its backward compiled at once, so that errors are raised here and not in
     ``backward()``; before torch 2.10 there is none."""
     config: Any = torch._functorch.config
-    return config.patch(**{_EAGER: True}) if hasattr(config, _EAGER) else nullcontext()
+    name = "force_non_lazy_backward_lowering"
+    return config.patch(**{name: True}) if hasattr(config, name) else nullcontext()
 
 
 def register_pytree(
