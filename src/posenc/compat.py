@@ -215,9 +215,6 @@ def flex_takes(width: int) -> bool:
     return takes is None or takes(width)
 
 
-_EAGER = "force_non_lazy_backward_lowering"
-
-
 def compilations(most: int) -> AbstractContextManager[Any]:
     """A context that sets how many compilations of one function dynamo keeps, for which there is no public setting."""
     patch: AbstractContextManager[Any] = torch._dynamo.config.patch(cache_size_limit=most)
@@ -228,7 +225,8 @@ def eager_backward() -> AbstractContextManager[Any]:
     """A context in which what is compiled has its backward compiled at once, so that errors are raised here and not in
     ``backward()``; before torch 2.10 there is none."""
     config: Any = torch._functorch.config
-    return config.patch(**{_EAGER: True}) if hasattr(config, _EAGER) else nullcontext()
+    name = "force_non_lazy_backward_lowering"
+    return config.patch(**{name: True}) if hasattr(config, name) else nullcontext()
 
 
 def register_pytree(

@@ -305,6 +305,7 @@ def test_whole_blocks_are_known_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
+@pytest.mark.more
 @torch.no_grad()
 def test_one_graph_serves_all_lengths() -> None:
     """In which the shift of coordinates and order is a number of the graph, where starts are."""

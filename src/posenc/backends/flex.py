@@ -31,6 +31,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
+from posenc import compat
 from posenc.backends.backend import Backend, Unless, never
 from posenc.backends.call import Call
 from posenc.backends.flex_compiled import BLOCK, attend
