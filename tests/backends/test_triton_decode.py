@@ -456,6 +456,25 @@ def test_the_cache_is_not_copied(name: str, launches: Launches) -> None:
     assert counts["triton"].operations <= most
 
 
+MULTIPROCESSORS, REGISTERS = 132, 2**16  # of an H100, and of each of them
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_all_programs_run_at_once(name: str, launches: Launches) -> None:
+    """As far as registers say: a few that wait for the others would take as long as these again."""
+    tokens = 16_384
+    q, k = (torch.empty(1, dtype=torch.bfloat16).expand(8, h, n, 64) for h, n in ((12, 1), (3, tokens)))
+    encoding = STEPS[name][0]()(Positions.arange(1, start=tokens - 1), Positions.arange(tokens))
+    if name == "FoX":
+        clock = torch.zeros(1).expand(8, 12, tokens)
+        encoding = encoding.with_features({"clock": clock[..., :1]}, {"clock": clock})
+    with torch.no_grad():
+        posenc.attention(q, k, k, encoding, is_causal=True, backend="triton")
+    _, grid, given = launches.given[0]
+    at_once = MULTIPROCESSORS * (REGISTERS // (32 * given["num_warps"] * -(-given["maxnreg"] // 8) * 8))
+    assert 0.9 * at_once <= math.prod(grid) <= at_once
+
+
 @pytest.mark.parametrize("name", STEPS)
 def test_on_a_gpu_auto_takes_it_for_few_queries(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "missing", lambda: None)
