@@ -93,7 +93,7 @@ def _copied(numbers: Tensor, device: torch.device) -> Tensor:
 def _relax() -> None:
     """Lets this thread allocate and copy while others capture: what it does is no part of their graphs. PyTorch has no
     function for this; without NVIDIA's driver, only threads that capture are restricted."""
-    with suppress(OSError):
+    with suppress(OSError, AttributeError):
         ctypes.CDLL(DRIVER).cuThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(RELAXED)))
 
 
