@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import T5, ALiBi, DistanceAware, Positions, Scheme, Shaw, TransformerXL
+from posenc import T5, ALiBi, DistanceAware, NoPE, Positions, Scheme, Shaw, TransformerXL
 from posenc.backends.triton import backend, launch
 from tests.awkward import clocked
 
@@ -39,11 +39,14 @@ class Variant(NamedTuple):
     dtype: torch.dtype = torch.bfloat16
     width: int = 64
     capability: int = 90
+    is_causal: bool = True
 
 
 HEADS = 16
 VARIANTS = {
+    "nothing added": Variant(lambda d: NoPE()),
     "line": Variant(lambda d: ALiBi(HEADS)),
+    "line, both directions": Variant(lambda d: ALiBi(HEADS, form="bidirectional"), is_causal=False),
     "line, 128": Variant(lambda d: ALiBi(HEADS), width=128),
     "line, sm_100": Variant(lambda d: ALiBi(HEADS), capability=100),
     "T5": Variant(lambda d: T5(HEADS)),
@@ -56,7 +59,7 @@ VARIANTS = {
     "clock": Variant(lambda d: clocked(HEADS)),
     "factor": Variant(lambda d: DistanceAware(HEADS)),
 }
-IN_MAKE_TRITON = ("line", "Shaw", "clock")  # others are compiled in CI
+IN_MAKE_TRITON = ("line", "line, both directions", "Shaw", "clock")  # others are compiled in CI
 
 
 class Loop(NamedTuple):
@@ -100,7 +103,9 @@ class Recorder:
         return lambda **given: self.calls.update({self.name: given})
 
 
-def calls_of(scheme: Scheme, q: Tensor, k: Tensor, patch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
+def calls_of(
+    scheme: Scheme, q: Tensor, k: Tensor, patch: pytest.MonkeyPatch, is_causal: bool = True
+) -> dict[str, dict[str, Any]]:
     """What the kernels would be called with, forward and backward."""
     calls: dict[str, dict[str, Any]] = {}
     patch.setattr(backend, "is_interpreted", lambda: True)  # so that it takes tensors of the CPU
@@ -110,7 +115,7 @@ def calls_of(scheme: Scheme, q: Tensor, k: Tensor, patch: pytest.MonkeyPatch) ->
     features = {"clock": torch.randn(q.shape[:3], requires_grad=True), "gist": torch.randn(*q.shape[:3], 3)}
     given = {name: x for name, x in features.items() if name in wanted}
     encoding = encoding.with_features(given, given) if given else encoding
-    out = posenc.attention(q, k, k, encoding, is_causal=True, backend="triton")
+    out = posenc.attention(q, k, k, encoding, is_causal=is_causal, backend="triton")
     assert isinstance(out, Tensor)
     out.sum().backward()
     return calls
@@ -208,7 +213,7 @@ def measured(variant: Variant) -> dict[str, Figures]:
     q, k = (torch.randn(1, HEADS, TOKENS, variant.width, dtype=variant.dtype, requires_grad=True) for _ in range(2))
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setenv("TRITON_CACHE_DIR", folder)
-        calls = calls_of(variant.make(variant.width), q, k, patch)
+        calls = calls_of(variant.make(variant.width), q, k, patch, variant.is_causal)
         # The bounds of what can be skipped take no time beside the others.
         given = {name: x for name, x in calls.items() if not name.startswith("bounds")}
         return {name: figures_of(compiled(name, x, variant.capability), x) for name, x in given.items()}

@@ -155,7 +155,7 @@ def test_what_goes_by_distance_is_what_the_reference_says(
 ) -> None:
     """A text of 37 is three blocks of 16, or less than one of 64."""
     assert not refuses("triton", name, place, way)
-    monkeypatch.setattr(launch, "sizes_of", lambda _: (launch.Sizes(block, block, block, 4, 1),))
+    monkeypatch.setattr(launch, "sizes_of", lambda *_: (launch.Sizes(block, block, block, 4, 1),))
     check_as_exact_as_the_reference(case(name, place, TOKENS, way, heads=heads, kv_heads=kv_heads), on)
 
 

@@ -90,7 +90,7 @@ def test_every_place_in_every_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A text of 37 is two blocks of 16 and a rest."""
-    monkeypatch.setattr(launch, "sizes_of", lambda _: SMALL)
+    monkeypatch.setattr(launch, "sizes_of", lambda *_: SMALL)
     check_as_exact_as_the_reference(case(name, place, 37, way, heads=heads, kv_heads=kv_heads), on)
 
 
@@ -116,7 +116,7 @@ def test_every_number_is_written_and_the_same_each_time(
 ) -> None:
     """In PyTorch's deterministic mode memory that nobody wrote to is NaN; then not a bit of any output or gradient
     differs."""
-    monkeypatch.setattr(launch, "sizes_of", lambda _: SMALL)
+    monkeypatch.setattr(launch, "sizes_of", lambda *_: SMALL)
     it = case(name, "packed", 37, "both", heads=2, kv_heads=1)
     plain = everything(it, on)
     torch.use_deterministic_algorithms(True)
@@ -136,7 +136,7 @@ def test_however_many_programs_share_a_window_of_distances(
     on: torch.device,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launch, "sizes_of", lambda _: SMALL)
+    monkeypatch.setattr(launch, "sizes_of", lambda *_: SMALL)
     monkeypatch.setattr(operator, "PARTIAL_SUMS", most)
     check_as_exact_as_the_reference(case(name, "padded left and right", 37, "both", heads=2, kv_heads=1), on)
 
@@ -144,7 +144,7 @@ def test_however_many_programs_share_a_window_of_distances(
 @pytest.mark.parametrize("scheme", [Shaw(16, 5), ALiBi(1), T5(1)], ids=["windows", "a line", "a table"])
 def test_indices_beyond_32_bits(scheme: posenc.Scheme, on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """Rows, and texts of a batch, 2^31 elements apart and more, of which only what is read takes memory."""
-    monkeypatch.setattr(launch, "sizes_of", lambda _: SMALL)
+    monkeypatch.setattr(launch, "sizes_of", lambda *_: SMALL)
     whole = torch.empty(2**31 + 2**29, dtype=torch.float16, device=on)
     far = whole.as_strided((2, 1, 37, 16), (2**31 + 16, 16, 2**20, 1))
     far.copy_(torch.randn(2, 1, 37, 16))
@@ -187,7 +187,7 @@ def test_nan_in_a_query_reaches_no_key_that_it_does_not_see(
 
 def test_what_lies_beyond_a_block_is_not_read(on: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """Far pairs are loaded without masks: tensors of exactly so many tokens, between NaN."""
-    monkeypatch.setattr(launch, "sizes_of", lambda _: SMALL)
+    monkeypatch.setattr(launch, "sizes_of", lambda *_: SMALL)
     positions = Positions.arange(53, start=3)
     q, k, v = (torch.full((1, 2, 90, 16), torch.nan, device=on) for _ in range(3))
     for x in (q, k, v):

@@ -29,8 +29,8 @@ def why_not(query: Tensor, widest: int) -> str | None:
         return "they run only on CUDA devices"
     if query.dtype not in of_triton.DTYPES:
         return "they support only float32, bfloat16 and float16"
-    if widest > of_triton.WIDEST:
-        return f"they support at most {of_triton.WIDEST} channels, got {widest}"
+    if widest > of_launch.WIDEST:
+        return f"they support at most {of_launch.WIDEST} channels, got {widest}"
     if max(query.shape[:2]) > of_launch.GRID:
         return of_launch.too_many(*query.shape[:2])
     return of_launch.missing()

@@ -15,7 +15,7 @@ from posenc.backends.eligible import line_of
 from posenc.backends.kept import kept
 from posenc.backends.operands import Given
 from posenc.backends.skipping import orders_seen, own_keys, seen_blocks
-from posenc.backends.triton.launch import GRID, is_interpreted, missing, too_many
+from posenc.backends.triton.launch import GRID, WIDEST, is_interpreted, missing, too_many
 from posenc.backends.triton.operator import counted_for, triton
 from posenc.backends.triton.skipping import highest_of, share
 from posenc.backends.triton.tasks import ANY, SPAN
@@ -23,7 +23,6 @@ from posenc.encoding.pieces import Bias, Clock, Function, Meeting, Term
 from posenc.rotation.phases import constant
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-WIDEST = 256  # the maximum number of channels, which must fit into shared memory with a block of scores
 
 
 KINDS: dict[type[Term], tuple[Unless, ...]] = eligible.KINDS | {

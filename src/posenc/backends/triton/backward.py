@@ -282,7 +282,7 @@ def backward_keys(
                 acc_k, acc_v, d_clock = _of_far_queries(
                     acc_k, acc_v, d_clock, q + b * q_batch + h * q_head, q_row, k_j, v_j, dout, lse, delta,
                     row * queries, i0, j0, tile, scale, clock, zero, of_query_clock, of_bias, bias_entries, of_slopes,
-                    of_factor, factor_entries, vectors, met_ends, values, out_ends, shift, h,
+                    of_factor, factor_entries, vectors, met_ends, values, out_ends, past, shift, h,
                     D, V, M, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION, False,
                 )  # fmt: skip
             if HAS_RIGHT:
@@ -290,8 +290,8 @@ def backward_keys(
                     acc_k, acc_v, d_clock = _of_far_queries(
                         acc_k, acc_v, d_clock, q + b * q_batch + h * q_head, q_row, k_j, v_j, dout, lse, delta,
                         row * queries, i0, j0, tile, scale, clock, zero, of_query_clock, of_bias, bias_entries,
-                        of_slopes, of_factor, factor_entries, vectors, met_ends + past, values, out_ends + past, shift,
-                        h, D, V, M, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION, True,
+                        of_slopes, of_factor, factor_entries, vectors, met_ends, values, out_ends, past, shift, h,
+                        D, V, M, N, BLOCK_D, BLOCK_V, FUNCTION, PRECISION, True,
                     )  # fmt: skip
             if (vectors is None) and (values is None):
                 until = tl.minimum(stop, tl.load(tile + 3))  # a tile may end within the block
@@ -330,7 +330,7 @@ def backward_keys(
 @triton.jit
 def _of_far_queries(
     acc_k, acc_v, d_clock, q, q_row, k_j, v_j, dout, lse, delta, row, i0, j0, tile, scale, clock, zero, query_clock,
-    bias, bias_entries, slopes, factor, factor_entries, vectors, met_ends, values, out_ends, shift, h,
+    bias, bias_entries, slopes, factor, factor_entries, vectors, met_ends, values, out_ends, past, shift, h,
     D: tl.constexpr, V: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_V: tl.constexpr,
     FUNCTION: tl.constexpr, PRECISION: tl.constexpr, RIGHT: tl.constexpr,
 ):  # fmt: skip
@@ -340,9 +340,9 @@ def _of_far_queries(
     lse_i, delta_i = lse_of(lse, row + i, None), tl.load(delta + row + i)
     met, own = None, None
     if vectors is not None:
-        met = tl.load(met_ends + row + i)
+        met = tl.load(met_ends + (past if RIGHT else 0) + row + i)
     if values is not None:
-        delta_i -= tl.load(out_ends + row + i)
+        delta_i -= tl.load(out_ends + (past if RIGHT else 0) + row + i)
     if query_clock is not None:
         own = clock_of(query_clock, i, None, zero)
     if shift is not None:

@@ -40,22 +40,30 @@ class Sizes(NamedTuple):
 
 
 LONG = 128  # the most tokens of a program
-# The first that fits on the device is used, and remembered by what is run there. Of up to 64 channels and of more.
+# The first that fits on the device is used, and remembered by what is run there.
 NARROW = (Sizes(64, 64, 64, 4, 3, 168), Sizes(64, 32, 32, 4, 2), Sizes(32, 16, 16, 4, 2), Sizes(16, 16, 16, 4, 1))
 WIDE = (Sizes(128, 64, 64, 8, 3), Sizes(128, 64, 64, 8, 2), *NARROW[1:])
-WIDTH = 64
+WIDE_FORWARD = (Sizes(64, 64, 64, 4, 3), *WIDE)
+WIDEST = 256  # the maximum number of channels, which must fit into shared memory with a block of scores
 
 
-def sizes_of(is_narrow: bool) -> tuple[Sizes, ...]:
-    """The sizes to try."""
-    return NARROW if is_narrow else WIDE
+def sizes_of(width: int, is_forward: bool) -> tuple[Sizes, ...]:
+    """The sizes to try, of heads with so many channels."""
+    if width <= 64:
+        return NARROW
+    return WIDE_FORWARD if is_forward and width <= 128 else WIDE
 
 
-def near_of(name: str, given: Container[str], is_narrow: bool) -> dict[str, int]:
-    """How a kernel of squares is launched. With values by distance, gradients have so many products that four warps
-    lack registers."""
-    few = is_narrow and "vectors" in given and ("values" not in given or name == "forward_near")
-    return {"num_warps": 4 if few else 8, "num_stages": 1}
+def near_of(name: str, given: Container[str], width: int) -> dict[str, int]:
+    """How a kernel of squares is launched. Gradients have so many products that four warps lack registers, with values
+    by distance or wide heads."""
+    most = 128 if name == "forward_near" else 64 if "values" not in given else 0
+    return {"num_warps": 4 if "vectors" in given and width <= most else 8, "num_stages": 1}
+
+
+def block_of(width: int) -> int:
+    """The number of channels that kernels compute with."""
+    return max(SMALLEST, 1 << (width - 1).bit_length())
 
 
 _FITTING: dict[tuple[object, ...], int] = {}
@@ -88,7 +96,7 @@ is_interpreted._dynamo_marked_constant = missing._dynamo_marked_constant = True 
 def kernel_of(name: str) -> Any:
     """A kernel by name. Triton is imported on first use."""
     file = name.split("_")[0]
-    if name in ("backward_queries_near", "backward_keys_near", "backward_tables"):
+    if name in ("backward_queries_near", "backward_keys_near", "backward_tables", "backward_ends"):
         file = "backnear"
     return getattr(importlib.import_module(f"posenc.backends.triton.{file}"), name)
 
@@ -132,16 +140,14 @@ class Launch:
         known, is_last = form.function
         vectors = self.given.get("vectors")
         widths = {"D": query.size(-1), "V": value.size(-1), "E": SMALLEST if vectors is None else vectors.size(-1)}
-        blocks = {f"BLOCK_{name}": max(SMALLEST, 1 << (width - 1).bit_length()) for name, width in widths.items()}
+        blocks = {f"BLOCK_{name}": block_of(width) for name, width in widths.items()}
         # TF32 only if PyTorch's matrix products may use it.
         precision = "tf32" if query.dtype == torch.float32 and compat.multiplies_in_tf32() else "ieee"
         precision = "exact" if is_interpreted() else precision
         self.known: dict[str, Any] = {**widths, **blocks, "FUNCTION": known * (1 + is_last), "PRECISION": precision}
         self.is_windowed = any(name in self.given for name in WINDOWED)
         widest = max(x for name, x in blocks.items() if name != "BLOCK_E" or vectors is not None)
-        # Products of float32 take more registers.
-        self.is_narrow = widest <= WIDTH and query.element_size() < 4
-        self.sizes = sizes_of(self.is_narrow)
+        self.width = widest if query.element_size() < 4 else WIDEST  # products of float32 take more registers
         self.shared = self._shared()
 
     def _shared(self) -> dict[str, Any]:
@@ -175,11 +181,11 @@ class Launch:
         )
         how: dict[str, Any] = {"num_warps": sizes.warps, "num_stages": sizes.stages}
         if name.endswith("_near"):
-            blocks["B"], how = sizes.square, near_of(name, self.given, self.is_narrow)
+            blocks["B"], how = sizes.square, near_of(name, self.given, self.width)
         else:
             work["HAS_RIGHT"] = self.has_right(tasks)
             # Lookups in tables would be loaded ahead too, a number for each pair.
-            blocks["NEAR_STAGES"] = 1 if self.looks_up or (side and self.is_narrow) else sizes.stages
+            blocks["NEAR_STAGES"] = 1 if self.looks_up or (side and self.width <= 64) else sizes.stages
             if sizes.registers and not side and torch.version.hip is None:
                 how["maxnreg"] = sizes.registers
         grid = (work["tasks"].size(0) * times, self.query.size(1) if side == 0 else self.key.size(1), tasks.rows)
@@ -209,15 +215,15 @@ class Launch:
         """What ``run`` returns with the largest sizes that fit on the device. Those that do not are tried once for
         ``kernels`` of a device, dtype, inputs and widths. Keys that do not count are left out; the backward pass knows
         the log-sum-exp."""
-        widths = tuple(self.known.values())
+        widths, sizes = tuple(self.known.values()), sizes_of(self.width, lse is None)
         asked = (kernels, self.query.device, self.query.dtype, tuple(sorted(self.given)), widths)
         with torch.cuda.device_of(self.query):
             self.counted = counted(self, (0,) if lse is None else (0, 1), lse)
-            for n in range(_FITTING.get(asked, 0), len(self.sizes)):
+            for n in range(_FITTING.get(asked, 0), len(sizes)):
                 try:
-                    found = run(self.sizes[n])
+                    found = run(sizes[n])
                 except out_of_resources():
-                    if n + 1 == len(self.sizes):
+                    if n + 1 == len(sizes):
                         raise
                 else:
                     _FITTING[asked] = n

@@ -11,7 +11,7 @@ from posenc.backends.call import FEW_QUERIES
 from posenc.backends.custom import custom_operator
 from posenc.backends.operands import Form
 from posenc.backends.triton import steps
-from posenc.backends.triton.launch import LONG, WINDOWED, Launch, Sizes, Tensors, near_of
+from posenc.backends.triton.launch import LONG, WINDOWED, Launch, Sizes, Tensors, block_of, near_of, sizes_of
 from posenc.backends.triton.skipping import counted, of_neighbours
 from posenc.backends.triton.tasks import SPAN, TABLES
 
@@ -131,7 +131,7 @@ def _tables(launch: Launch, rows: Tensors, wanted: Sequence[str], pasts: Tensors
     }
     where = {"tasks": tasks.tasks[0], "tiles": tasks.tiles[0], "count": count, "batch": tasks.rows, "B": B}
     where |= {"least_r": least - B, "low": lows[wanted[0]], "lead": 6 + TABLES.index(wanted[0])}
-    how = near_of("backward_tables", launch.given, launch.is_narrow)
+    how = near_of("backward_tables", launch.given, launch.width)
     given = {**launch.pairs, **launch.counted[0], **rows, **sums, **launch.known, **where, **how}
     launch.start("backward_tables", (heads, windows + 1, programs), **given)
     for name in wanted:
@@ -142,12 +142,24 @@ def _tables(launch: Launch, rows: Tensors, wanted: Sequence[str], pasts: Tensors
         if name in WINDOWED:
             by = rows["dout"] if name == "values" else launch.given.get("meeting", query)
             factor = launch.scale if name == "vectors" and "meeting" not in launch.given else 1.0
-            ends = torch.einsum("zbhi,bhid->zhd", pasts[f"{name}_past"], by.float()) * factor
+            ends = _ends(launch, pasts[f"{name}_past"], by) * factor
         else:
             ends = pasts[f"{name}_past"].sum((1, 3))[..., None]
         line[:, 0] += ends[0]
         line[:, -1] += ends[1]
         found[name] = _of_heads(line, launch.given[name])
+
+
+def _ends(launch: Launch, pasts: Tensor, by: Tensor) -> Tensor:
+    """The sums of rows ``by`` times the sums over their pairs beyond either end of a table, (2, heads, width)."""
+    batch, heads, queries, width = by.shape
+    blocks = -(-queries // LONG)
+    ends = pasts.new_empty((batch * blocks, heads, 2, width))
+    x = dict(zip(("x", "x_batch", "x_head", "x_row"), (by, *by.stride()), strict=False))
+    known = {"W": width, "BLOCK_W": block_of(width), "ROWS": LONG}
+    given: Tensors = {"pasts": pasts, "past": pasts[0].numel(), "ends": ends, "heads": heads, "queries": queries}
+    launch.start("backward_ends", (blocks, heads, batch), **x, **given, **known, num_warps=4)
+    return ends.sum(0).transpose(0, 1)
 
 
 def blank(like: Tensor, is_whole: bool, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
@@ -219,7 +231,7 @@ def counted_for(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> T
     with torch.cuda.device_of(query):
         (found,) = counted(launch, (0,))
     taken: Tensor | None = found["counted"]
-    starts = launch.tasks(launch.sizes[0].long).tasks[0][:, 1]
+    starts = launch.tasks(sizes_of(launch.width, True)[0].long).tasks[0][:, 1]
     return taken if taken is None or not bool((starts % SPAN).any()) else of_neighbours(taken)
 
 

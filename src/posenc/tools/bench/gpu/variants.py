@@ -53,11 +53,11 @@ def _launch(how: str) -> dict[str, Any]:
         blocks, _, few = blocks.partition("q")
         (long, short), queries = map(int, blocks.split("x")), int(few or 0)
         sizes = launch.Sizes(long, short, min(long, 64), warps, stages, queries=queries or None)
-        return fresh | {"sizes_of": lambda is_narrow: (sizes,)}
+        return fresh | {"sizes_of": lambda *how: (sizes,)}
     taken = launch.sizes_of
     return fresh | {
-        "sizes_of": lambda is_narrow: (taken(is_narrow)[0]._replace(square=int(blocks)),),
-        "near_of": lambda name, given, is_narrow: {"num_warps": warps, "num_stages": stages},
+        "sizes_of": lambda *how: (taken(*how)[0]._replace(square=int(blocks)),),
+        "near_of": lambda *how: {"num_warps": warps, "num_stages": stages},
     }
 
 
@@ -67,7 +67,7 @@ def _work(place: Place, name: str) -> Work:
     work, _ = call_of(place, f"{place.sizes.lengths[0]} training/{channels} {scheme}, triton")
     if how == TAKEN:
         return work
-    other = {} if how == UNSKIPPED else _launch(how)
+    other = {"_FITTING": {}} if how == UNSKIPPED else _launch(how)
     near_of = other.get("near_of", launch.near_of)
     fewest = FEWEST if how == UNSKIPPED else skipping.FEWEST_KEYS
 
