@@ -102,3 +102,14 @@ def test_whether_autocast_is_on_is_the_same_in_a_graph(device: str) -> None:
         with torch.autocast("cpu", enabled=is_on):
             torch.compile(run, fullgraph=True, backend="eager")(x)
             assert found[-1] is compat.is_autocast(x) is (is_on and device == "cpu")
+
+
+def test_hooks_of_all_modules_are_seen() -> None:
+    """Whose number the module of PyTorch tells only from torch 2.8 on."""
+    layer = torch.nn.Linear(2, 2)
+    assert not compat.is_hooked(layer)
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    try:
+        assert compat.is_hooked(layer)
+    finally:
+        handle.remove()

@@ -22,7 +22,6 @@ from torch.utils._device import DeviceContext
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 PLAIN = (Tensor, torch.nn.Parameter)  # classes without operations of their own
-SEQUENCES: tuple[Any, ...] = (Sequence, list)
 FEW_THREADS = 8  # a guess; with two, one thread was as fast, and safe on a busy machine (docs/log.md)
 
 
@@ -66,8 +65,9 @@ def is_direct(tensors: Iterable[Tensor]) -> bool:
 
 def is_hooked(module: torch.nn.Module) -> bool:
     """Whether calling the module does more than its ``forward``."""
-    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return any(hooks) or bool(torch.nn.modules.module._has_any_global_hook())
+    names = "forward_hooks", "forward_pre_hooks", "backward_hooks", "backward_pre_hooks"
+    of_all = torch.nn.modules.module
+    return any(getattr(module, f"_{name}") or getattr(of_all, f"_global_{name}") for name in names)
 
 
 def multiplies_in_tf32() -> bool:
@@ -89,7 +89,7 @@ def custom_op(name: str, function: Callable[..., Any]) -> Any:
     results, of which torch 2.6 knows only the sequences of `typing`."""
     types: dict[str, Any] = function.__annotations__
     for of, kind in types.items():
-        if typing.get_origin(kind) in SEQUENCES:
+        if typing.get_origin(kind) in typing.cast("Any", (Sequence, list)):
             types[of] = typing.List[typing.get_args(kind)]  # type: ignore[misc]  # noqa: UP006
     return torch.library.custom_op(name, function, mutates_args=())
 
@@ -205,14 +205,6 @@ def unsplit(x: Tensor, dim: int) -> Tensor:
         return x
     parity = (torch.arange(x.size(dim)) % 2).view(-1, *[1] * (x.dim() - 1 - dim))
     return torch.maximum(x, (parity + torch.iinfo(torch.int64).min).to(x.dtype))
-
-
-def flex_takes(width: int) -> bool:
-    """Whether FlexAttention takes heads of this width: powers of two before torch 2.8."""
-    from torch.nn.attention import flex_attention
-
-    takes: Callable[[int], bool] | None = getattr(flex_attention, "_supported_head_dim", None)
-    return takes is None or takes(width)
 
 
 def compilations(most: int) -> AbstractContextManager[Any]:

@@ -31,10 +31,9 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.nn.attention.flex_attention import BlockMask
 
-from posenc import compat
 from posenc.backends.backend import Backend, Unless, never
 from posenc.backends.call import Call
-from posenc.backends.flex_compiled import BLOCK, attend
+from posenc.backends.flex_compiled import BLOCK, attend, widened
 from posenc.backends.kept import kept
 from posenc.backends.skipping import counted_blocks, orders_seen, seen_blocks
 from posenc.compat import replace
@@ -157,18 +156,13 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     function = _score_function(call, left)
     grouped = query.size(1) != key.size(1)
     value, width = call.value, call.value.size(3)
-    query, key, value = (_widened(x) for x in (query, key, value))
+    query, key, value = (widened(x) for x in (query, key, value))
     if not torch.is_grad_enabled():  # on CPU it rejects leaves that require grad even under no_grad
         query, key, value = query.detach(), key.detach(), value.detach()
     how = (query, key, value, function, blocks, call.scale, grouped, call.return_lse)
     reads_pairs = call.attn_mask is not None or any(_reads_pairs(piece) for piece in left)
     out, lse = attend(how, reads_pairs)
     return out[:, :, :queries, :width], lse
-
-
-def _widened(x: Tensor) -> Tensor:
-    """x with channels of zeros up to a width that FlexAttention takes."""
-    return x if compat.flex_takes(x.size(3)) else F.pad(x, (0, _length(x.size(3)) - x.size(3)))
 
 
 def _reads_pairs(piece: Piece) -> bool:

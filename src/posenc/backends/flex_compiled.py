@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.attention import flex_attention as flex
 from torch.nn.attention.flex_attention import BlockMask
 
@@ -69,6 +70,12 @@ def attend(how: tuple[Any, ...], reads_pairs: bool) -> tuple[Tensor, Tensor | No
     raise RuntimeError(
         f"no size of FlexAttention's kernel fits this GPU for {channels}: use another backend, such as 'tiled'"
     ) from last
+
+
+def widened(x: Tensor) -> Tensor:
+    """x with channels of zeros up to a width that FlexAttention takes: a power of two before torch 2.8."""
+    width, takes = x.size(3), getattr(flex, "_supported_head_dim", None)
+    return x if takes is None or takes(width) else F.pad(x, (0, (1 << (width - 1).bit_length()) - width))
 
 
 @functools.cache
