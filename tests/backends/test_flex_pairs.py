@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch.overrides import TorchFunctionMode
 
 from posenc import KERPLE, T5, ALiBi, DeBERTa, Positions, Sandwich, Scheme, TransformerXL
@@ -301,3 +302,28 @@ def test_whole_blocks_are_known_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -
         with OnDevice():
             flex_compiled.attend((query, key, key, None, None, 1.0, False, False), False)
     assert options == [{"IS_DIVISIBLE": True}, None, None, {"IS_DIVISIBLE": True}]
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_one_graph_serves_all_lengths() -> None:
+    """In which the shift of coordinates and order is a number of the graph, where starts are."""
+    scheme = ALiBi(HEADS)
+
+    def pairs(query: Tensor, key: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        call = called(query, key, key, scheme, (Positions.arange(query.size(2), start), Positions.arange(key.size(2))))
+        (score,) = flex._functions(call, call.pieces)
+        seen, is_single = flex._by_index(replace(call, visibility=Visibility(True, 5)))
+        assert seen is not None
+        assert is_single
+        b, h, i, j = _indices(call)
+        return score(torch.zeros(1, 1, 1, 1), b, h, i, j), seen(b, i, j)  # type: ignore[operator]
+
+    torch._dynamo.reset()
+    before = counters["stats"]["unique_graphs"]
+    compiled = torch.compile(pairs, backend="eager", fullgraph=True, dynamic=True)
+    for queries, keys, start in ((20, 31, 11), (17, 45, 28), (30, 33, 2)):
+        query, key = (torch.zeros(2, HEADS, n, HEAD_DIM) for n in (queries, keys))
+        for found, wanted in zip(compiled(query, key, start), pairs(query, key, start), strict=True):
+            assert torch.equal(found, wanted)
+    assert counters["stats"]["unique_graphs"] - before == 1

@@ -16,7 +16,7 @@ Properties of FlexAttention (torch 2.13) that this file depends on:
   and one for each batch size.
 - On CPU it must be compiled separately: it cannot index a tensor that the same compiled graph computes.
 - Compilations are reused for other calls and layers, since dynamo compares the code and closure of a function, not its
-  identity. For the same reason causality and packing are values, not code, and broadcast rows are made contiguous.
+  identity. For the same reason causality, windows and shifts are values, not code, and broadcast rows are contiguous.
 """
 
 from __future__ import annotations

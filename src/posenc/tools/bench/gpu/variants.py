@@ -6,7 +6,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from posenc.backends.triton import launch, operator
+from posenc.backends.triton import launch, operator, skipping
 from posenc.schemes.catalog import catalog
 from posenc.tools.bench.gpu.agreement import Case, compared
 from posenc.tools.bench.gpu.place import Place
@@ -15,11 +15,13 @@ from posenc.tools.bench.gpu.timing import compiled_by, profiled
 from posenc.tools.bench.gpu.ways import call_of
 from posenc.tools.bench.measure import LeftOutError, Work
 
-TAKEN = "as taken"
-# Blocks of the far loops or of the near kernels, and the warps and stages of these.
+TAKEN, UNSKIPPED = "as taken", "nothing skipped"
+# Blocks of the far loops or of the near kernels, and the warps and stages of these; q and the queries that a block of
+# keys takes at a time, if these are fewer.
 FAR = ("64x64 4w2", "64x64 4w4", "64x64 8w3", "64x128 4w2", "128x64 8w2", "128x64 8w3", "128x128 8w2", "128x128 8w3")
-WIDE = ("128x64 8w2", "128x32 8w3", "128x32 4w3", "64x64 4w2", "64x64 4w3", "64x64 8w3", "128x128 8w2")
+WIDE = ("128x64 8w2", "128x64q32 8w2", "128x32 8w3", "128x32 4w3", "64x64 4w2", "64x64 4w3", "64x64 8w3", "128x128 8w2")
 NEAR = ("64 4w1", "64 4w2", "64 8w1", "64 8w2", "32 4w1", "32 4w2")
+FEWEST = 2**30  # keys, more than any call has
 FAR_SCHEMES, NEAR_SCHEMES = ("nope", "alibi", "t5"), ("shaw", "transformer_xl")
 
 
@@ -38,7 +40,7 @@ def _items(place: Place) -> tuple[str, ...]:
         f"{scheme} {channels} {how}"
         for channels, schemes, which, blocks in tried
         for scheme in schemes
-        for how in (TAKEN, *(f"{which} {each}" for each in blocks))
+        for how in (TAKEN, *([UNSKIPPED] if scheme == "alibi" else []), *(f"{which} {each}" for each in blocks))
     )
 
 
@@ -48,8 +50,9 @@ def _launch(how: str) -> dict[str, Any]:
     warps, stages = map(int, rest.split("w"))
     fresh: dict[str, Any] = {"_FITTING": {}}  # what fits is another matter then
     if which == "far":
-        long, short = map(int, blocks.split("x"))
-        sizes = launch.Sizes(long, short, min(long, 64), warps, stages)
+        blocks, _, few = blocks.partition("q")
+        (long, short), queries = map(int, blocks.split("x")), int(few or 0)
+        sizes = launch.Sizes(long, short, min(long, 64), warps, stages, queries=queries or None)
         return fresh | {"sizes_of": lambda is_narrow: (sizes,)}
     taken = launch.sizes_of
     return fresh | {
@@ -64,11 +67,16 @@ def _work(place: Place, name: str) -> Work:
     work, _ = call_of(place, f"{place.sizes.lengths[0]} training/{channels} {scheme}, triton")
     if how == TAKEN:
         return work
-    other = _launch(how)
+    other = {} if how == UNSKIPPED else _launch(how)
     near_of = other.get("near_of", launch.near_of)
+    fewest = FEWEST if how == UNSKIPPED else skipping.FEWEST_KEYS
 
     def otherwise() -> tuple[Tensor, ...]:
-        with patch.multiple(launch, **other), patch.object(operator, "near_of", near_of):
+        with (
+            patch.multiple(launch, **other),
+            patch.object(operator, "near_of", near_of),
+            patch.object(skipping, "FEWEST_KEYS", fewest),
+        ):
             return work()
 
     return otherwise
