@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from posenc.backends.triton.backward import past_ends
+from posenc.backends.triton.backward import past_ends, to_scores
 from posenc.backends.triton.bounds import counted_of
 from posenc.backends.triton.pieces import (
     LOG2E,
@@ -21,7 +21,6 @@ from posenc.backends.triton.pieces import (
     ranges,
     rows,
     seen_alone,
-    to_scores,
     with_vectors,
 )
 from posenc.backends.triton.tasks import LENGTHS

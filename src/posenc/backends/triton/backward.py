@@ -6,6 +6,7 @@ import triton.language as tl
 
 from posenc.backends.triton.bounds import counted_of
 from posenc.backends.triton.pieces import (
+    LN2,
     LOG2E,
     clock_of,
     ends,
@@ -22,11 +23,24 @@ from posenc.backends.triton.pieces import (
     product,
     put_rows,
     ranges,
+    relu,
     rows,
     seen_of,
-    to_scores,
 )
 from posenc.backends.triton.tasks import LENGTHS
+
+
+@triton.jit
+def to_scores(ds, bare, c, FUNCTION: tl.constexpr):
+    """The gradients of the sum of terms, of the scaled product of query and key, and of the factor c, given those of
+    the scores."""
+    terms, product, dc = ds, ds, ds
+    if FUNCTION != 0:
+        product = tl.where(bare <= 0, 0.0, ds * c)
+        dc = ds * relu(bare) * LN2
+    if FUNCTION == 2:
+        terms = product
+    return terms, product, dc
 
 
 @triton.jit

@@ -390,19 +390,6 @@ def lse_of(lse, at, mine):
 
 
 @triton.jit
-def to_scores(ds, bare, c, FUNCTION: tl.constexpr):
-    """The gradients of the sum of terms, of the scaled product of query and key, and of the factor c, given those of
-    the scores."""
-    terms, product, dc = ds, ds, ds
-    if FUNCTION != 0:
-        product = tl.where(bare <= 0, 0.0, ds * c)
-        dc = ds * relu(bare) * LN2
-    if FUNCTION == 2:
-        terms = product
-    return terms, product, dc
-
-
-@triton.jit
 def seen_alone(p, ds, i0, j0, to, tile, M: tl.constexpr, N: tl.constexpr):
     """Weights and gradients of scores, 0 where a pair is masked. A block without such pairs needs no mask."""
     if not is_whole(i0, j0, to, tile, M, N):
