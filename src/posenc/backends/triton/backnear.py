@@ -266,24 +266,6 @@ def backward_keys_near(
 
 
 @triton.jit(do_not_specialize=LENGTHS)
-def backward_ends(
-    x, x_batch, x_head, x_row, pasts, past, ends, heads, queries,
-    W: tl.constexpr, BLOCK_W: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Of a block of queries of one head, the sum of rows x, each times its sums over the pairs beyond either end of a
-    table, (programs, heads, 2, width)."""
-    h, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
-    i0 = tl.program_id(0) * ROWS
-    i, d = i0 + tl.arange(0, ROWS), tl.arange(0, BLOCK_W)
-    mine, at = i < queries, pasts + (b * heads + h) * queries + i
-    x_i = rows(x + b * x_batch + h * x_head, x_row, i0, mine, W, ROWS, BLOCK_W).to(tl.float32)
-    low, high = tl.load(at, mask=mine, other=0.0), tl.load(at + past, mask=mine, other=0.0)
-    to = ends + ((b * tl.num_programs(0) + tl.program_id(0)) * heads + h) * 2 * W + d
-    tl.store(to, tl.sum(low[:, None] * x_i, 0), mask=d < W)
-    tl.store(to + W, tl.sum(high[:, None] * x_i, 0), mask=d < W)
-
-
-@triton.jit(do_not_specialize=LENGTHS)
 def backward_tables(
     q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, dout, lse, delta,
     bias, bias_head, bias_entries, vectors, vectors_head, vectors_entries,

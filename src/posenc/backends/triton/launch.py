@@ -96,7 +96,7 @@ is_interpreted._dynamo_marked_constant = missing._dynamo_marked_constant = True 
 def kernel_of(name: str) -> Any:
     """A kernel by name. Triton is imported on first use."""
     file = name.split("_")[0]
-    if name in ("backward_queries_near", "backward_keys_near", "backward_tables", "backward_ends"):
+    if name in ("backward_queries_near", "backward_keys_near", "backward_tables"):
         file = "backnear"
     return getattr(importlib.import_module(f"posenc.backends.triton.{file}"), name)
 
