@@ -230,7 +230,7 @@ def test_a_scheme_that_is_passed_launches_what_is_learned(name: str, queries: in
 
 # The launches of the first layer of a step, and of each later one: two append the key and the value, and three are for
 # the norms of keys, by which a few queries skip them.
-STEPS = {"nothing": (2, 2), "rope": (25, 15), "alibi": (50, 5), "t5": (42, 5), "shaw": (15, 2)}
+STEPS = {"nothing": (2, 2), "rope": (25, 15), "alibi": (12, 5), "t5": (10, 5), "shaw": (14, 2)}
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -361,6 +361,22 @@ def test_inference_mode_has_its_own(device: Device) -> None:
     assert inside is again
     assert inside.kv_indices.is_inference()
     assert not outside.kv_indices.is_inference()
+
+
+@pytest.mark.parametrize("name", ["alibi", "t5"])
+def test_a_graph_computes_no_constants(name: str, device: Device) -> None:
+    """A replayed step with T5 took 0.101 ms on an H100, of which our kernels took 0.013."""
+    scheme = MAKES[name]()
+    at = {"query_positions": Positions.arange(1, start=TOKENS - 1), "key_positions": Positions.arange(TOKENS)}
+
+    def step() -> int:
+        return counted(lambda: posenc.attention(*drawn(1), scheme, is_causal=True, **at)).launched.total()
+
+    with torch.no_grad():
+        step()
+        before = step()
+        device.is_capturing, device.stream = True, 9
+        assert step() == before
 
 
 @pytest.mark.parametrize("place", ["packed", "unknown"])

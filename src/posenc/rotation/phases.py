@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -35,23 +34,27 @@ def widest(device: torch.device) -> torch.dtype:
     return torch.float64 if exact(device) == device else torch.float32
 
 
+_CONSTANTS: dict[Hashable, Tensor] = {}
+
+
 def in_double(x: Tensor) -> Float64[Tensor, "..."]:
     """x in float64, on a device that supports it."""
     return x.to(device=exact(x.device), dtype=torch.float64)
 
 
 def constant(make: Callable[..., Tensor], *numbers: Hashable, device: torch.device) -> Tensor:
-    """``make(*numbers, device)``, which nobody may change: made and copied to the device once, where nothing traces or
-    captures. It is never freed, since CUDA graphs may read it."""
-    if not compat.is_undisturbed() or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+    """``make(*numbers, device)``, which nobody may change: made and copied to the device once, where nothing traces,
+    and before a capture. It is never freed, since CUDA graphs may read it."""
+    if not compat.is_undisturbed():
         return make(*numbers, device)
-    return _copied(make, numbers, device)
-
-
-@functools.cache
-def _copied(make: Callable[..., Tensor], numbers: tuple[Any, ...], device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        return make(*numbers, torch.device("cpu")).to(device)  # which waits for the copy: any stream may read it
+    asked = make, numbers, device
+    if asked not in _CONSTANTS:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return make(*numbers, device)
+        with torch.inference_mode(False):
+            made = make(*numbers, torch.device("cpu"))
+            _CONSTANTS[asked] = made.to(device)  # which waits for the copy: any stream may read it
+    return _CONSTANTS[asked]
 
 
 def coords_of(
