@@ -100,7 +100,7 @@ def test_selecting_bands_reads_nothing_and_is_the_same_for_any_number_of_chunks(
 def test_on_a_device_flex_takes_a_band_in_a_few_operations_and_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of tensors without numbers, which nothing can read. The kernel, which is compiled, is left out."""
     monkeypatch.setattr(bands.choice, "named", lambda *args: flex.FLEX)
-    monkeypatch.setattr(flex, "_compiled", lambda static: lambda q, k, v, *how: (v, v[..., 0].float()))
+    monkeypatch.setattr(flex, "attend", lambda how, reads_pairs: (how[2], how[2][..., 0].float()))
     scheme = DualChunk(HEAD_DIM, 48, 8)
     for tokens in (300, 4096):
         q = torch.empty(1, 1, tokens, HEAD_DIM, device="meta", dtype=torch.bfloat16)

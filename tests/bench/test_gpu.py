@@ -387,7 +387,7 @@ def test_the_documentation_has_the_summaries_of_the_results_kept() -> None:
 @pytest.mark.parametrize("how", ["far 32x16 4w7", "near 16 4w7"])
 def test_other_sizes_and_stages_are_put_back(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def called() -> tuple[()]:
-        seen.append((launch.sizes_of(True)[0], operator.near_of("forward_near", {}, True)))
+        seen.append((launch.sizes_of(64, True)[0], operator.near_of("forward_near", {}, 64)))
         return ()
 
     seen: list[Any] = []

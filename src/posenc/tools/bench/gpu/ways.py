@@ -70,20 +70,21 @@ def call_of(place: Place, name: str) -> tuple[Work, Result]:
 
 
 def _posenc(place: Place, name: str, backend: str, inputs: Inputs) -> tuple[Work, Result]:
-    """A scheme by a backend, positions bound in the call; and what "auto" takes."""
+    """A scheme by a backend; and what "auto" takes. Positions are bound in the call, and those of a step of decoding
+    before, as for each layer after a model's first."""
     query, key, value = inputs.query, inputs.key, inputs.value
     scheme = scheme_of(place, name, query.size(1), query.size(3))
-    how: dict[str, Any] = {"is_causal": True}
+    encoding: Any = scheme
     if query.size(2) < key.size(2):
-        how["query_positions"] = Positions.arange(query.size(2), start=key.size(2) - query.size(2), device=place.device)
-        how["key_positions"] = Positions.arange(key.size(2), device=place.device)
+        i = Positions.arange(query.size(2), start=key.size(2) - query.size(2), device=place.device)
+        encoding = scheme(i, Positions.arange(key.size(2), device=place.device), dtype=torch.float32)
     with torch.set_grad_enabled(inputs.training):
-        told = posenc.explain(query, key, value, scheme, **how)
+        told = posenc.explain(query, key, value, encoding, is_causal=True)
     if backend in told.refusals:
         raise LeftOutError(told.refusals[backend])
 
     def attend() -> Tensor:
-        out = posenc.attention(query, key, value, scheme, **how, backend=backend)
+        out = posenc.attention(query, key, value, encoding, is_causal=True, backend=backend)
         assert isinstance(out, Tensor)
         return out
 
