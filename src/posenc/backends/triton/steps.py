@@ -37,7 +37,7 @@ class How(NamedTuple):
 HOW = {
     "lines": How(264, 2**13, 2, 255),
     "key_clock": How(396, 2**12, 2, 168),
-    "vectors": How(528, 2**12, 2, 128),
+    "vectors": How(396, 2**13, 2, 160),
     "values": How(528, 2**12, 2, 128),
     "": How(528, 2**13, 2, 128),
 }
