@@ -365,7 +365,7 @@ def test_inference_mode_has_its_own(device: Device) -> None:
 
 @pytest.mark.parametrize("name", ["alibi", "t5"])
 def test_a_graph_computes_no_constants(name: str, device: Device) -> None:
-    """A replayed step with T5 took 0.101 ms on an H100, of which our kernels took 0.013."""
+    """A replayed step with T5 took 0.101 ms on an H100."""
     scheme = MAKES[name]()
     at = {"query_positions": Positions.arange(1, start=TOKENS - 1), "key_positions": Positions.arange(TOKENS)}
 
@@ -474,15 +474,14 @@ def test_nor_is_that_of_a_mask(device: Device, deterministic: None) -> None:
     assert posenc.explain(*layer, attn_mask=mask.requires_grad_()).refusals["flex"] == ATOMIC
 
 
-def test_what_was_not_measured_is_said(device: Device) -> None:
-    said = {"triton": "its kernels were timed on an H100 alone", "flex": "its speed on a GPU was not measured yet"}
+def test_where_it_was_timed_is_said(device: Device) -> None:
     for name, backend in (("rope", "sdpa"), ("alibi", "triton"), ("alibi, directed", "flex"), ("shaw", "triton")):
         scheme = MAKES[name]()
         explained = posenc.explain(*drawn(), scheme, is_causal=True)
         assert explained.backend == backend
-        assert [by for by, words in said.items() if words in explained.why] == [by for by in said if by == backend]
+        assert ("timed on an H100 alone" in explained.why) == (backend != "sdpa")
 
 
 def test_on_the_cpu_nothing_is_said_of_it() -> None:
     x = torch.zeros(1, HEADS, TOKENS, HEAD_DIM)
-    assert "not measured" not in posenc.explain(x, x, x, ALiBi(HEADS), is_causal=True).why
+    assert "H100" not in posenc.explain(x, x, x, ALiBi(HEADS), is_causal=True).why

@@ -313,10 +313,8 @@ def explain(call: Call) -> Explanation:
     kernels = kernels_of(call) if backend is TILED else None
     if kernels is not None:
         why += f": {kernels}"
-    if kernels is not None or (backend is FLEX and call.query.device.type == "cuda"):
-        why += "; its speed on a GPU was not measured yet"
-    elif backend is TRITON:
-        why += "; of GPUs, its kernels were timed on an H100 alone"
+    if backend is TRITON or kernels is not None or (backend is FLEX and call.query.device.type == "cuda"):
+        why += "; of GPUs, it was timed on an H100 alone"
     reasons = {other.name: other.refuses(call) for other in BACKENDS}
     refusals = {name: reason for name, reason in reasons.items() if reason is not None}
     computed = 1.0

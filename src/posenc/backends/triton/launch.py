@@ -28,7 +28,7 @@ class Sizes(NamedTuple):
     """The blocks of kernels: ``long`` tokens of a program against blocks of ``short``, by so many warps, the next
     ``stages - 1`` blocks loaded ahead; near pairs with vectors in squares. ``long`` is a multiple of ``square``. A
     thread of a block of queries has at most so many ``registers``, if that is not None, so that more programs run side
-    by side. A block of keys has more sums: it is taken with ``queries`` at a time, if that is not None."""
+    by side; a block of keys has too many sums for that."""
 
     long: int
     short: int
@@ -36,7 +36,6 @@ class Sizes(NamedTuple):
     warps: int
     stages: int
     registers: int | None = None
-    queries: int | None = None
 
 
 LONG = 128  # the most tokens of a program
@@ -54,7 +53,7 @@ def sizes_of(width: int, is_forward: bool) -> tuple[Sizes, ...]:
     return WIDE_FORWARD if is_forward and width <= 128 else WIDE
 
 
-def near_of(name: str, given: Container[str], width: int) -> dict[str, int]:
+def squares_of(name: str, given: Container[str], width: int) -> dict[str, int]:
     """How a kernel of squares is launched. Gradients have so many products that four warps lack registers, with values
     by distance or wide heads."""
     most = 128 if name == "forward_near" else 64 if "values" not in given else 0
@@ -176,12 +175,10 @@ class Launch:
     def run(self, name: str, tasks: Tasks, side: int, sizes: Sizes, made: Tensors, times: int = 1) -> None:
         """Runs a kernel over blocks of queries (side 0) or keys (side 1)."""
         work: dict[str, Any] = {"tasks": tasks.tasks[side], "tiles": tasks.tiles[side]}
-        blocks = (
-            {"M": sizes.long, "N": sizes.short} if side == 0 else {"M": sizes.queries or sizes.short, "N": sizes.long}
-        )
+        blocks = {"M": sizes.long, "N": sizes.short} if side == 0 else {"M": sizes.short, "N": sizes.long}
         how: dict[str, Any] = {"num_warps": sizes.warps, "num_stages": sizes.stages}
         if name.endswith("_near"):
-            blocks["B"], how = sizes.square, near_of(name, self.given, self.width)
+            blocks["B"], how = sizes.square, squares_of(name, self.given, self.width)
         else:
             work["HAS_RIGHT"] = self.has_right(tasks)
             # Lookups in tables would be loaded ahead too, a number for each pair.

@@ -11,7 +11,7 @@ from posenc.backends.call import FEW_QUERIES
 from posenc.backends.custom import custom_operator
 from posenc.backends.operands import Form
 from posenc.backends.triton import steps
-from posenc.backends.triton.launch import LONG, WINDOWED, Launch, Sizes, Tensors, block_of, near_of, sizes_of
+from posenc.backends.triton.launch import LONG, WINDOWED, Launch, Sizes, Tensors, block_of, sizes_of, squares_of
 from posenc.backends.triton.skipping import counted, of_neighbours
 from posenc.backends.triton.tasks import SPAN, TABLES
 
@@ -131,7 +131,7 @@ def _tables(launch: Launch, rows: Tensors, wanted: Sequence[str], pasts: Tensors
     }
     where = {"tasks": tasks.tasks[0], "tiles": tasks.tiles[0], "count": count, "batch": tasks.rows, "B": B}
     where |= {"least_r": least - B, "low": lows[wanted[0]], "lead": 6 + TABLES.index(wanted[0])}
-    how = near_of("backward_tables", launch.given, launch.width)
+    how = squares_of("backward_tables", launch.given, launch.width)
     given = {**launch.pairs, **launch.counted[0], **rows, **sums, **launch.known, **where, **how}
     launch.start("backward_tables", (heads, windows + 1, programs), **given)
     for name in wanted:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from posenc.backends.operands import POSSIBLE
+from posenc.backends.triton.launch import Launch
 from posenc.backends.triton.lists import KEPT, on_device
 from posenc.backends.triton.tasks import ANY, TABLES, Numbers
 from posenc.encoding.horizon import skip_threshold
 from posenc.positions.tiles import Tile, Tiling
-
-if TYPE_CHECKING:
-    from posenc.backends.triton.launch import Launch
 
 LEAST = 128  # keys of a program
 ROWS = 64  # queries of all heads of a program; at least one query of each

@@ -24,7 +24,7 @@ BASES = ("flash", "cuDNN", "plain")  # what all else is compared with
 # Of each row of the summary, the ways of attention and of decoding.
 MAIN = {
     "PyTorch's choice": ("plain", ""),
-    "nothing added": ("nothing added, triton", "nope, auto"),
+    "nothing added, our kernel": ("nothing added, triton", ""),
     "ALiBi": ("alibi, triton", "alibi, auto"),
     "ALiBi by flex": ("alibi, flex", ""),
     "ALiBi, bias made before": ("alibi, sdpa, bias made before", "alibi, sdpa, bias made before"),
@@ -35,7 +35,10 @@ MAIN = {
     "RoPE": ("rope, auto", ""),
     "FIRE": ("", "fire, auto"),
 }
-LEAD = "The device's time over that of flash / cuDNN; in decoding, over PyTorch's attention without positions."
+LEADS = {
+    "graph": "In replayed CUDA graphs: time over that of flash / cuDNN; in decoding, over PyTorch's attention alone.",
+    "events": "Called one by one, where the device may wait for the host: the same ratios.",
+}
 DRY = "A dry run: on the CPU, kernels interpreted, at small sizes. No number here says anything of a GPU.\n\n"
 NOT_YET = "There are no results yet."
 PLACE = re.compile(r"(<!-- gpu: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -51,17 +54,17 @@ class Results:
         self.times = {record["item"]: record for record in self.items if record["step"] == "times"}
         self.about: Mapping[str, str] = next((record["about"] for record in self.items if "about" in record), {})
 
-    def medians(self, ways: Mapping[str, str], length: int, phase: str) -> dict[str, float]:
-        """The times of these ways, by name, as far as they were measured: all of replayed graphs, or all between
-        events."""
+    def medians(self, ways: Mapping[str, str], length: int, phase: str, clock: str = "") -> dict[str, float]:
+        """The times of these ways, by name, as far as they were measured: by a clock of `OURS`, if it is given, else
+        all of replayed graphs, or all between events."""
         all_of = {name: self.times.get(f"{length} {phase} {way}", {}) for name, way in ways.items()}
-        known = {name: record for name, record in all_of.items() if "events" in record}
-        clock = "graph" if all("graph" in record for record in known.values()) else "events"
+        known = {name: record for name, record in all_of.items() if (clock or "events") in record}
+        clock = clock or ("graph" if all("graph" in record for record in known.values()) else "events")
         return {name: record[clock][0] for name, record in known.items()}
 
-    def ratio(self, of: str, over: str, length: int, phase: str) -> str:
+    def ratio(self, of: str, over: str, length: int, phase: str, clock: str = "") -> str:
         """The time of one way over that of another; a dash if one of them was not measured."""
-        found = self.medians({"of": of, "over": over}, length, phase)
+        found = self.medians({"of": of, "over": over}, length, phase, clock)
         return f"{found['of'] / found['over']:.2f}" if len(found) == 2 and found["over"] else DASH
 
     @property
@@ -112,26 +115,32 @@ def summary(records: Sequence[Record]) -> str:
     of_checks = {record["step"] for record in results.items if "passed" in record}
     checks = [record for record in results.items if record["step"] in of_checks and "left_out" not in record]
     failed = [record["item"] for record in checks if _outcome(record) == "failed"]
-    decided = [choice for choice in results.choices() if choice[-1] != "not measured"]
+    choices = list(results.choices())
+    decided = [choice for choice in choices if choice[-1] != "not measured"]
     changed = [f"{rule['name']}, {n:,}, {at}: {then}, not {now}" for rule, n, at, now, then in decided if then != now]
     about = (f"{name} {results.about[name]}" for name in ("device", "torch", "triton") if name in results.about)
     lines = [
         ", ".join(filter(None, (results.head.get("at", "").partition(" ")[0], *about))),
         f"checks: {len(checks) - len(failed)} of {len(checks)} passed{'; failed: ' * bool(failed)}{'; '.join(failed)}",
-        f"choices of auto: {len(decided) - len(changed)} of {len(decided)} stay{'; '.join(['', *changed])}",
+        f"choices of auto: {len(decided) - len(changed)} of {len(decided)} stay{'; '.join(['', *changed])}"
+        f"; {len(choices) - len(decided)} not measured",
     ]
-    cells = [cell for cell in results.cells if any(_main(results, ways, *cell) != DASH for ways in MAIN.values())]
-    table = Table("", LEAD, ("what", *(f"{phase} {length:,}" for length, phase in cells)))
-    rows = ((name, *(_main(results, ways, *cell) for cell in cells)) for name, ways in MAIN.items())
+    return "\n".join([*(f"- {line}" for line in lines), "", *(_ratios(results, clock) for clock in OURS)])
+
+
+def _ratios(results: Results, clock: str) -> str:
+    """A table of the summary: the main ratios by a clock."""
+    cells = [c for c in results.cells if any(_main(results, ways, *c, clock) != DASH for ways in MAIN.values())]
+    table = Table("", LEADS[clock], ("what", *(f"{phase} {length:,}" for length, phase in cells)))
+    rows = ((name, *(_main(results, ways, *cell, clock) for cell in cells)) for name, ways in MAIN.items())
     table.rows += [row for row in rows if {*row[1:]} - {DASH}]
-    ratios = as_markdown(table).partition("\n\n")[2] if table.rows else ""
-    return "\n".join(f"- {line}" for line in lines) + f"\n\n{ratios}"
+    return as_markdown(table).partition("\n\n")[2] if table.rows else ""
 
 
-def _main(results: Results, ways: tuple[str, str], length: int, phase: str) -> str:
+def _main(results: Results, ways: tuple[str, str], length: int, phase: str, clock: str) -> str:
     """A cell of the summary."""
     way, bases = (ways[1], BASES[2:]) if phase == DECODING else (ways[0], BASES[:2])
-    ratios = [results.ratio(way, base, length, phase) for base in bases]
+    ratios = [results.ratio(way, base, length, phase, clock) for base in bases]
     return DASH if {*ratios} == {DASH} else " / ".join(ratios)
 
 

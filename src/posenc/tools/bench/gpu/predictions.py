@@ -2,8 +2,8 @@
 
 A prediction is a ratio of two times of the same text and phase. Goals are inverses of the speeds that were wanted,
 relative to FlashAttention-2. Those of counts come from instructions compiled for sm_90, of a block of 128 queries and
-64 keys by eight warps. All but those of biases made before and of wide heads were written down before any of these
-kernels had run on a GPU, and were not changed since; docs/gpu.md says what came.
+64 keys by eight warps. Those of FlexAttention, of biases made before and of wide heads were written after the first run
+on a GPU, all others before; docs/gpu.md says what came.
 """
 
 from dataclasses import asdict, dataclass

@@ -16,10 +16,9 @@ from posenc.tools.bench.gpu.ways import call_of
 from posenc.tools.bench.measure import LeftOutError, Work
 
 TAKEN, UNSKIPPED = "as taken", "nothing skipped"
-# Blocks of the far loops or of the near kernels, and the warps and stages of these; q and the queries that a block of
-# keys takes at a time, if these are fewer.
+# Blocks of the far loops or of the near kernels, and the warps and stages of these.
 FAR = ("64x64 4w2", "64x64 4w4", "64x64 8w3", "64x128 4w2", "128x64 8w2", "128x64 8w3", "128x128 8w2", "128x128 8w3")
-WIDE = ("128x64 8w2", "128x64q32 8w2", "128x32 8w3", "128x32 4w3", "64x64 4w2", "64x64 4w3", "64x64 8w3", "128x128 8w2")
+WIDE = ("128x64 8w2", "128x32 8w3", "128x32 4w3", "64x64 4w2", "64x64 4w3", "64x64 8w3", "128x128 8w2")
 NEAR = ("64 4w1", "64 4w2", "64 8w1", "64 8w2", "32 4w1", "32 4w2")
 FEWEST = 2**30  # keys, more than any call has
 FAR_SCHEMES, NEAR_SCHEMES = ("nope", "alibi", "t5"), ("shaw", "transformer_xl")
@@ -50,14 +49,13 @@ def _launch(how: str) -> dict[str, Any]:
     warps, stages = map(int, rest.split("w"))
     fresh: dict[str, Any] = {"_FITTING": {}}  # what fits is another matter then
     if which == "far":
-        blocks, _, few = blocks.partition("q")
-        (long, short), queries = map(int, blocks.split("x")), int(few or 0)
-        sizes = launch.Sizes(long, short, min(long, 64), warps, stages, queries=queries or None)
+        long, short = map(int, blocks.split("x"))
+        sizes = launch.Sizes(long, short, min(long, 64), warps, stages)
         return fresh | {"sizes_of": lambda *how: (sizes,)}
     taken = launch.sizes_of
     return fresh | {
         "sizes_of": lambda *how: (taken(*how)[0]._replace(square=int(blocks)),),
-        "near_of": lambda *how: {"num_warps": warps, "num_stages": stages},
+        "squares_of": lambda *how: {"num_warps": warps, "num_stages": stages},
     }
 
 
@@ -68,13 +66,13 @@ def _work(place: Place, name: str) -> Work:
     if how == TAKEN:
         return work
     other = {"_FITTING": {}} if how == UNSKIPPED else _launch(how)
-    near_of = other.get("near_of", launch.near_of)
+    squares_of = other.get("squares_of", launch.squares_of)
     fewest = FEWEST if how == UNSKIPPED else skipping.FEWEST_KEYS
 
     def otherwise() -> tuple[Tensor, ...]:
         with (
             patch.multiple(launch, **other),
-            patch.object(operator, "near_of", near_of),
+            patch.object(operator, "squares_of", squares_of),
             patch.object(skipping, "FEWEST_KEYS", fewest),
         ):
             return work()
