@@ -38,8 +38,8 @@ class Bound(dict[Any, Encoding]):
 def bound(request: Request) -> Encoding | None:
     """The encoding of a request for a scheme, or none, at default positions, if it may be kept; else None.
 
-    It belongs to a scheme of this package that reads only constants and its own parameters, these no earlier than in
-    attention, and that is called without hooks. Attributes and parameters are compared in every call.
+    It belongs to a scheme of this package that reads only constants and its own parameters, which its terms read in
+    each call, and that is called without hooks. Attributes and parameters are compared in every call.
     """
     if not compat.is_undisturbed():
         return None
