@@ -1,8 +1,10 @@
 """A scheme that is passed to attention is bound once for calls of the same lengths, and anew when anything changes."""
 
 import copy
+import gc
 import io
 import pickle
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -196,6 +198,20 @@ def test_a_functional_call_reads_what_it_is_given() -> None:
     of_func = torch.func.grad(lambda p: torch.func.functional_call(model, p, layer).sum())(given)
     same(of_func["scheme.weight"], grad)
     same(model(*layer), fresh(layer, model.scheme, backend="reference"))
+
+
+def test_a_functional_call_leaves_no_graph_behind() -> None:
+    scheme, layer = T5(HEADS), drawn()
+    weight = torch.randn_like(scheme.weight).requires_grad_() * 2
+    torch.func.functional_call(scheme, {"weight": weight}, Positions.arange(3))  # the name is right
+    alive = weakref.ref(weight)
+    held = scheme._parameters["weight"]
+    scheme._parameters["weight"] = weight  # type: ignore[assignment]  # as in a functional call
+    attend(layer, scheme)
+    scheme._parameters["weight"] = held
+    del weight
+    gc.collect()
+    assert alive() is None
 
 
 def test_parameters_elsewhere_raise() -> None:

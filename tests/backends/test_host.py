@@ -468,6 +468,15 @@ def test_a_deterministic_gradient_of_a_table_is_not_of_flex(
     assert "flex" not in posenc.explain(*layer, encoding, is_causal=True).refusals
 
 
+def test_a_plan_made_when_it_only_warned_does_not_pass(device: Device, deterministic: None) -> None:
+    layer, scheme = drawn(requires_grad=True), MAKES["t5"]()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    posenc.attention(*layer, scheme, is_causal=True, backend="flex")
+    torch.use_deterministic_algorithms(True)
+    with pytest.raises(ValueError, match="no fixed order"):
+        posenc.attention(*layer, scheme, is_causal=True, backend="flex")
+
+
 def test_nor_is_that_of_a_mask(device: Device, deterministic: None) -> None:
     mask, layer = torch.zeros(TOKENS, TOKENS), drawn()
     assert "flex" not in posenc.explain(*layer, attn_mask=mask).refusals

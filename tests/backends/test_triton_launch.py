@@ -130,6 +130,27 @@ def test_sizes_that_do_not_fit_are_tried_once(monkeypatch: pytest.MonkeyPatch) -
     ]  # near pairs have another kernel
 
 
+@pytest.mark.parametrize("hip", [None, "6.4"])
+@pytest.mark.parametrize("queries", [70, 1])
+def test_registers_are_limited_where_there_is_a_limit(
+    hip: str | None, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[dict[str, Any]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+            return lambda **how: given.append(how)
+
+    monkeypatch.setattr(backend, "missing", lambda: None)
+    monkeypatch.setattr(backend, "is_interpreted", lambda: True)
+    monkeypatch.setattr(launch, "out_of_resources", lambda: MemoryError)
+    monkeypatch.setattr(launch, "kernel_of", lambda name: Kernel())
+    monkeypatch.setattr(torch.version, "hip", hip)
+    q, k = (torch.zeros(1, 2, n, 16, dtype=torch.bfloat16) for n in (queries, 70))
+    posenc.attention(q, k, k, ALiBi(2), is_causal=True, backend="triton")
+    assert any("maxnreg" in how for how in given) == (hip is None)
+
+
 @pytest.mark.parametrize("shape", [(launch.GRID + 1, 1), (1, launch.GRID + 1)])
 def test_more_rows_or_heads_than_a_grid_has_are_refused(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch

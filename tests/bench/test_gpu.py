@@ -345,7 +345,10 @@ def test_the_page_says_what_was_predicted_what_came_and_what_it_changes() -> Non
     assert "| learned t5, triton | learned t5, flex | 4,096 | training | 0.05 to 0.50 | – | not measured |" in told
     assert "| nothing added | 5% | 4,096 | forward | sdpa | sdpa | stays |" in told
     changed = "a line in distance (ALiBi), 4,096, forward: triton, not flex"
-    assert f"- checks: 1 of 3 passed; failed: alibi, 64; one\n- choices of auto: 1 of 2 stay; {changed}; 6 not measured\n" in told
+    assert (
+        f"- checks: 1 of 3 passed; failed: alibi, 64; one\n- choices of auto: 1 of 2 stay; {changed}; 6 not measured\n"
+        in told
+    )
     assert "| what | forward 4,096 | decoding 4,096 |\n" in told
     assert "| ALiBi | 1.40 / 2.33 | 2.00 |\n" in told
     graphs, _, one_by_one = told.partition("Called one by one")

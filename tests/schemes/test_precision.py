@@ -176,3 +176,12 @@ def test_alibi_tells_neighbours_apart_a_million_tokens_away() -> None:
     for i, j in ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)):
         distance = int(far[0, i] - far[0, j])
         assert bias[0, :, i, j].tolist() == [-distance * 2.0**-h for h in range(1, 9)]
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_t5_with_buckets_of_any_distance(bidirectional: bool) -> None:
+    """A table of all distances up to 10^9 would take gigabytes."""
+    scheme = posenc.T5(2, max_distance=10**9, bidirectional=bidirectional)
+    small, near = posenc.T5(2, max_distance=2**16, bidirectional=bidirectional), torch.arange(-7, 8)
+    assert torch.equal(scheme._bucket(near), small._bucket(near))  # each has a bucket of its own
+    assert int(scheme._bucket(torch.tensor([-(2 * 10**9)]))) == (15 if bidirectional else 31)

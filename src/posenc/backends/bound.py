@@ -71,7 +71,10 @@ def bound(request: Request) -> Encoding | None:
     store = vars(scheme).setdefault("_bound", Bound())
     if len(state) != len(store.state) or not all(map(is_, state, store.state)):
         store.clear()
-        store.state, store.may_stay = state, None if all(map(_is_constant, state)) else False
+        store.state, store.may_stay = state, None
+        if not all(map(_is_constant, state)):
+            store.state = ()  # such tensors may hold a graph
+            return None
     if store.may_stay is False:
         return None
     dtype = torch.promote_types(query.dtype, torch.float32)

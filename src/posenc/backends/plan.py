@@ -88,6 +88,7 @@ def signature_of(request: Request, backend: str) -> Hashable:
         torch.is_inference_mode_enabled(),
         autocast,
         torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.get_num_threads(),
         missing(torch.promote_types(query.dtype, torch.float32)) if query.device.type == "cpu" else None,
     )

@@ -22,6 +22,7 @@ PAIRS = 2048  # rotated by a program of four warps: 16 by a thread, in loads of 
 HOW: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": True}
 INSTEAD = "rotations on {} take PyTorch's operations, since the Triton kernel for them cannot run: {}"
 UNTRIED = "a CUDA graph is captured, and nothing was rotated before; run once what is captured"
+PASSING = ("out of memory", "capturing")  # errors that say nothing of the next trial
 _WORKS: dict[torch.device, bool] = {}
 
 
@@ -37,7 +38,7 @@ def _kernel() -> Any:
 def works_on(device: torch.device) -> bool:
     """Whether the kernel runs on a device, found out by running it. Warns where Triton is installed, but cannot compile
     for the device, or has no C compiler for what launches kernels. Nothing is remembered of a device without memory to
-    spare, nor of a stream that captures a CUDA graph, on which nothing can be tried."""
+    spare, nor of one where a CUDA graph is captured, on this stream or by another thread."""
     if device.type != "cuda" or not torch.cuda.is_available() or _kernel() is None:
         return False
     if device in _WORKS:
@@ -50,7 +51,7 @@ def works_on(device: torch.device) -> bool:
         rotate_into(x, x, x[..., :1], x[..., 1:], is_interleaved=False)
     except Exception as error:  # compilers raise many kinds
         warnings.warn(INSTEAD.format(device, error), stacklevel=2)
-        if "out of memory" not in str(error):
+        if not any(words in str(error) for words in PASSING):
             _WORKS[device] = False
         return False
     _WORKS[device] = True

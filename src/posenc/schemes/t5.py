@@ -16,6 +16,8 @@ from posenc.rotation.phases import constant
 from posenc.scheme import Scheme
 from posenc.schemes.entry import Entry, Law, lines
 
+MOST_KEPT = 2**16  # the longest distance up to which all buckets are kept
+
 
 class T5(Scheme):
     """Relative position bias of T5: a learned bias per head and bucket of distances. Small distances have their own
@@ -120,16 +122,21 @@ class T5(Scheme):
 
     def _bucket(self, r: Tensor) -> Tensor:
         last, second = self.edges[-1], self.num_buckets // 2 if self.bidirectional else 0
+        if last > MOST_KEPT:
+            return _bucket_of(r, self.edges, second)
         return constant(_buckets, self.edges, second, device=r.device)[r.clamp(-last, last).long() + last]
 
 
 def _buckets(edges: tuple[int, ...], second: int, device: torch.device) -> Tensor:
     """The buckets of all distances up to the last edge, on both sides. Those to the right are the ``second`` half."""
-    r = torch.arange(-edges[-1], edges[-1] + 1, device=device)
+    return _bucket_of(torch.arange(-edges[-1], edges[-1] + 1, device=device), edges, second)
+
+
+def _bucket_of(r: Tensor, edges: tuple[int, ...], second: int) -> Tensor:
     away = r.abs() if second else (-r).clamp(min=0)
     exact = (len(edges) + 1) // 2  # up to here each distance has its own bucket
     # Compare with Python ints: a tensor of edges would be copied to the GPU in every graph.
-    bucket = away.clamp(max=exact)
+    bucket = away.clamp(max=exact).to(torch.int64)
     for edge in edges[exact:]:
         bucket += away >= edge
     return bucket + second * (r >= 1)

@@ -146,7 +146,7 @@ class Launch:
         self.known: dict[str, Any] = {**widths, **blocks, "FUNCTION": known * (1 + is_last), "PRECISION": precision}
         self.is_windowed = any(name in self.given for name in WINDOWED)
         widest = max(x for name, x in blocks.items() if name != "BLOCK_E" or vectors is not None)
-        self.width = widest if query.element_size() < 4 else WIDEST  # products of float32 take more registers
+        self.channels = widest if query.element_size() < 4 else WIDEST  # products of float32 take more registers
         self.shared = self._shared()
 
     def _shared(self) -> dict[str, Any]:
@@ -170,6 +170,8 @@ class Launch:
 
     def start(self, name: str, grid: tuple[int, ...], **given: Any) -> None:
         """Starts a kernel. Multiplications and additions are fused, which from Triton 3.10 on is no default."""
+        if torch.version.hip is not None:  # which has no such limit
+            given.pop("maxnreg", None)
         kernel_of(name)[grid](**given, enable_fp_fusion=True)
 
     def run(self, name: str, tasks: Tasks, side: int, sizes: Sizes, made: Tensors, times: int = 1) -> None:
@@ -178,12 +180,12 @@ class Launch:
         blocks = {"M": sizes.long, "N": sizes.short} if side == 0 else {"M": sizes.short, "N": sizes.long}
         how: dict[str, Any] = {"num_warps": sizes.warps, "num_stages": sizes.stages}
         if name.endswith("_near"):
-            blocks["B"], how = sizes.square, squares_of(name, self.given, self.width)
+            blocks["B"], how = sizes.square, squares_of(name, self.given, self.channels)
         else:
             work["HAS_RIGHT"] = self.has_right(tasks)
             # Lookups in tables would be loaded ahead too, a number for each pair.
-            blocks["NEAR_STAGES"] = 1 if self.looks_up or (side and self.width <= 64) else sizes.stages
-            if sizes.registers and not side and torch.version.hip is None:
+            blocks["NEAR_STAGES"] = 1 if self.looks_up or (side and self.channels <= 64) else sizes.stages
+            if sizes.registers and not side:
                 how["maxnreg"] = sizes.registers
         grid = (work["tasks"].size(0) * times, self.query.size(1) if side == 0 else self.key.size(1), tasks.rows)
         self.start(name, grid, **self.pairs, **work, **self.counted[side], **made, **self.known, **blocks, **how)
@@ -212,7 +214,7 @@ class Launch:
         """What ``run`` returns with the largest sizes that fit on the device. Those that do not are tried once for
         ``kernels`` of a device, dtype, inputs and widths. Keys that do not count are left out; the backward pass knows
         the log-sum-exp."""
-        widths, sizes = tuple(self.known.values()), sizes_of(self.width, lse is None)
+        widths, sizes = tuple(self.known.values()), sizes_of(self.channels, lse is None)
         asked = (kernels, self.query.device, self.query.dtype, tuple(sorted(self.given)), widths)
         with torch.cuda.device_of(self.query):
             self.counted = counted(self, (0,) if lse is None else (0, 1), lse)

@@ -131,7 +131,7 @@ def _tables(launch: Launch, rows: Tensors, wanted: Sequence[str], pasts: Tensors
     }
     where = {"tasks": tasks.tasks[0], "tiles": tasks.tiles[0], "count": count, "batch": tasks.rows, "B": B}
     where |= {"least_r": least - B, "low": lows[wanted[0]], "lead": 6 + TABLES.index(wanted[0])}
-    how = squares_of("backward_tables", launch.given, launch.width)
+    how = squares_of("backward_tables", launch.given, launch.channels)
     given = {**launch.pairs, **launch.counted[0], **rows, **sums, **launch.known, **where, **how}
     launch.start("backward_tables", (heads, windows + 1, programs), **given)
     for name in wanted:
@@ -216,7 +216,8 @@ def _triton_backward(
     """The gradients of query, key and value, and of learned tensors."""
     inputs, wanted = dict(zip(names.split(), given, strict=True)), learned.split()
     launch = Launch(query, key, value, inputs, Form.unflat(form), scale, tiling, skip_below, own)
-    rows: Tensors = {"dout": dout, "lse": lse, "delta": _deltas(launch, out, dout, lse, dlse)}
+    lse = lse.contiguous()  # what was saved may come back in another order
+    rows: Tensors = {"dout": dout, "lse": lse, "delta": _deltas(launch, out.contiguous(), dout, lse, dlse)}
     found = launch.fitting("backward " + learned, functools.partial(backward, launch, rows, wanted), lse)
     tables = (found[name].to(inputs[name].dtype).contiguous() for name in wanted)
     return [*(found[name] for name in ("dq", "dk", "dv")), *tables]
@@ -231,7 +232,7 @@ def counted_for(query: Tensor, key: Tensor, value: Tensor, *arguments: Any) -> T
     with torch.cuda.device_of(query):
         (found,) = counted(launch, (0,))
     taken: Tensor | None = found["counted"]
-    starts = launch.tasks(sizes_of(launch.width, True)[0].long).tasks[0][:, 1]
+    starts = launch.tasks(sizes_of(launch.channels, True)[0].long).tasks[0][:, 1]
     return taken if taken is None or not bool((starts % SPAN).any()) else of_neighbours(taken)
 
 
