@@ -3,11 +3,12 @@
 from dataclasses import replace
 from functools import partial
 
+import pytest
 import torch
 from torch import Tensor
 
 from posenc import Encoding, Positions, compat
-from posenc.backends import call, choice, reference, request, sdpa
+from posenc.backends import call, choice, plan, reference, request, sdpa
 from posenc.backends.backend import Backend
 from posenc.backends.call import Call
 from posenc.encoding.encoding import Context
@@ -37,6 +38,13 @@ def first_of_the_keys(
 ) -> tuple[Positions, Positions]:
     key_positions = Positions.arange(key.size(2)) if key_positions is None else key_positions
     return key_positions[: query.size(2)] if query_positions is None else query_positions, key_positions
+
+
+def queries_are_the_last_of_the_keys() -> None:
+    """Without positions that an earlier call has left."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "bound", lambda request: None)
+        test_attention.check_queries_are_the_last_of_the_keys("reference")
 
 
 def layout_kept_by_any_index(self: Positions, index: slice | Tensor) -> Positions:
@@ -177,7 +185,7 @@ MUTANTS = (
         request,
         "default_positions",
         first_of_the_keys,
-        partial(test_attention.check_queries_are_the_last_of_the_keys, "reference"),
+        queries_are_the_last_of_the_keys,
     ),
     Mutant(
         "a permutation is taken for the text in order",

@@ -83,10 +83,11 @@ def bound(request: Request) -> Encoding | None:
         store.clear()  # only the latest is kept
         at = kept(_PLAIN, ends, key.device, plain)
         positions = at.query_positions, at.key_positions
+        made = of_scheme(scheme, *positions, dtype)  # first, since its errors are of all parts
         if store.may_stay is None:
             learned = [part for part in bare_parts(scheme) if any(True for _ in part.parameters())]
             store.may_stay = all(_is_lazy(of_scheme(part, *positions, dtype)) for part in learned)
-        return of_scheme(scheme, *positions, dtype)
+        return made
 
     asked = *ends, dtype, torch.get_default_dtype(), is_autocast(query)
     found = kept(store, asked, key.device, make, lambda _: store.may_stay is True)
