@@ -35,7 +35,7 @@ class How(NamedTuple):
 HOW = {
     "lines": How(264, 2**13, 2, 255),
     "key_clock": How(396, 2**12, 2, 168),
-    "vectors": How(396, 2**13, 2, 160),
+    "vectors": How(528, 2**12, 2, 128),
     "values": How(528, 2**12, 2, 128),
     "": How(528, 2**13, 2, 128),
 }
