@@ -108,9 +108,8 @@ def of_pair(distance: Distance, block: Block, x: Tensor, y: Tensor) -> Pair:
     if distance.axis == 0 and distance.axes == 1:
         shift = shift_of(block.query_positions.layout, block.key_positions.layout, lambda span: span.line)
     if shift is not None and -FARTHEST <= shift <= FARTHEST:
-        by = torch.full(
-            (), shift, dtype=torch.int32, device=x.device
-        )  # a number, for which compiled code would be made
+        # A tensor, since code would be compiled anew for each Python number.
+        by = torch.full((), shift, dtype=torch.int32, device=x.device)
         return lambda b, i, j: j - i + by
     x, y = (c.expand(block.query.size(0), -1).contiguous() for c in (x, y))
     return lambda b, i, j: y[b, j] - x[b, i]
