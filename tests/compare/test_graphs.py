@@ -1,0 +1,62 @@
+"""Passes that are recorded as CUDA graphs: the same training, without a GPU as far as there is none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from posenc.tools.compare import data, graphs
+from posenc.tools.compare.compare import build_model
+from posenc.tools.compare.graphs import Recorded
+from posenc.tools.compare.train import train
+from tests.compare.small import small_config, write_text
+
+
+def test_passes_are_recorded_once_and_the_model_stays_callable(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded = []
+
+    def record(module: nn.Module, inputs: Any, allow_unused_input: bool) -> Any:
+        recorded.append((inputs, allow_unused_input))
+        whole = module.forward
+        module.forward = lambda *inputs: whole(*inputs) + 1  # as PyTorch's replaces it
+        return module
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", record)
+    model = nn.Linear(3, 2)
+    learner, x = Recorded(model), torch.randn(4, 3)
+    assert [torch.equal(learner(x), model(x) + 1) for _ in range(2)] == [True, True]
+    assert len(recorded) == 1
+    assert recorded[0][0][0] is x
+    assert recorded[0][1]  # a scheme may have parameters that a length does not use
+
+
+def test_what_cannot_be_recorded_is_called_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCUDA kernel errors might be")
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", refuse)
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    learner = Recorded(model)
+    slower = "recorded as CUDA graphs, so its training is slower: .* not permitted when stream is capturing$"
+    with pytest.warns(UserWarning, match=slower):
+        assert torch.equal(learner(x), model(x))
+    assert torch.equal(learner(x), model(x))  # it does not try again
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("scheme", ["learned", "rope", "t5", "fox", "stick_breaking"])
+def test_recorded_passes_train_the_same_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
+    config = small_config(write_text(tmp_path / "text"), steps=30, device="cuda")
+    text = data.load(config.text).train.draw
+
+    def trained(name: str) -> tuple[list[torch.Tensor], list[tuple[int, float]]]:
+        model = build_model(config, scheme, 0).to("cuda")
+        curve = train(model, text, config, 0, tmp_path / name).curve
+        return list(model.state_dict().values()), curve
+
+    recorded = trained("recorded")
+    monkeypatch.setattr(graphs.Recorded, "_recorded", lambda self, inputs: self.model)
+    as_it_is = trained("as it is")
+    torch.testing.assert_close(recorded, as_it_is)
