@@ -1,29 +1,30 @@
 """What the records of the study say: of each text its comparison, how far it has come, and the four contrasts."""
 
+from __future__ import annotations
+
 import math
-import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from posenc.tools.choose.evidence import agrees, claims
-from posenc.tools.compare.config import CompareConfig, Rate
-from posenc.tools.compare.puzzle import Puzzle
+from posenc.tools.compare.config import Rate
 from posenc.tools.compare.results import check
 from posenc.tools.compare.summary import Estimate, Summary
-from posenc.tools.compare.tasks import complete, from_toml, task_of
+from posenc.tools.compare.tasks import configured, from_toml
 from posenc.tools.compare.tuning import chosen
+from posenc.tools.kit.configuration import fingerprint
 from posenc.tools.kit.files import digest_of
 from posenc.tools.kit.records import Record, read
 from posenc.tools.kit.statistics import holm, verdict
-from study.run import OF_TASKS, OF_TWO_LAYERS, RECORDS, SCHEMES, tuned
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from study.run import CPU, GPU, OF_TWO_LAYERS, RECORDS, SCHEMES, tuned
 
 HERE = Path(__file__).parent
 LENGTHS = (128, 1024)
@@ -46,14 +47,34 @@ def interval(value: Estimate | None) -> str:
 
 
 def records(part: str) -> list[Record]:
-    """Those of all schemes, in their order; none where nothing was measured."""
-    return [record for folder in SCHEMES for record in read(RECORDS / part / folder, check)]
+    """Those of all schemes, in their order and from all devices; none where nothing was measured."""
+    folders = (RECORDS / part / folder for folder in SCHEMES)
+    return [record for on_cpu in folders for out in (on_cpu, on_cpu / GPU) for record in read(out, check)]
 
 
 def images() -> Summary | None:
     """The comparison on digits, beside the study; None where nothing was measured."""
     made = read(RECORDS / "digits" / "all", check)
     return Summary(made) if made else None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The trainings on one device, and the seconds that half of them took at most: some were halted for other work."""
+
+    device: str
+    trainings: int
+    seconds: float
+
+
+def costs(trainings: Iterable[Mapping[str, Any]]) -> list[Cost]:
+    """Those of each device."""
+    seconds: dict[str, list[float]] = {}
+    for record in trainings:
+        if "seconds" in record:  # it did not diverge
+            device = record["machine"]["device"]
+            seconds.setdefault("a CPU core" if device == CPU else f"an {device}", []).append(record["seconds"])
+    return [Cost(device, len(each), median(each)) for device, each in sorted(seconds.items())]
 
 
 @dataclass(frozen=True)
@@ -81,10 +102,9 @@ class Text:
         return f"{self.trained} of {self.planned} trainings are there"
 
     @property
-    def seconds(self) -> float:
-        """What training took."""
-        trainings = [record for scheme in self.summary.schemes for record in self.summary.of("training", scheme)]
-        return sum(record.get("seconds", 0.0) for record in trainings)
+    def costs(self) -> list[Cost]:
+        """What training took, by device."""
+        return costs(record for scheme in self.summary.schemes for record in self.summary.of("training", scheme))
 
     @property
     def complete(self) -> bool:
@@ -97,9 +117,9 @@ class Text:
 
 def text(name: str, seeds: int) -> Text:
     """Its comparison. ValueError for records of several, and for a training at another rate than was tuned."""
-    made = [record for record in records(name) if record["kind"] != "trial"]
+    made = records(name)
     trained = [record for record in made if record["kind"] == "training"]
-    rates = {scheme: tuned(folder_of(scheme)) for scheme in {record["scheme"] for record in trained}}
+    rates = {scheme: tuned(name, folder_of(scheme)) for scheme in {record["scheme"] for record in trained}}
     for record in trained:
         its, rate = Rate(record["learning_rate"], record["multiplier"]), rates[record["scheme"]]
         if its != rate:
@@ -112,14 +132,55 @@ def folder_of(scheme: str) -> str:
 
 
 def summary(name: str, made: Sequence[Record]) -> Summary:
-    """ValueError for records of several comparisons, or of another plan than the one that is here."""
-    found = Summary(made)
+    """Without trials. ValueError for records of several comparisons, or of another plan than the one that is here."""
+    found = Summary([{**record, "fingerprint": _anywhere(record)} for record in _once(made)])
     if found.left_out:
         raise ValueError(f"{name} must hold the records of one comparison, got {found.left_out} records of others")
     plan = digest_of((HERE / "plan.md").read_bytes())
-    if others := {str(record.get("plan")) for record in made} - {plan}:
+    if others := {str(record.get("plan")) for record in found.records} - {plan}:
         raise ValueError(f"{name} must be of the plan {plan}, got records of {', '.join(sorted(others))}")
     return found
+
+
+@dataclass(frozen=True)
+class Twice:
+    """The trainings that were made on both devices, and the largest difference of their loss: in the first tenth of the
+    steps, and at the end."""
+
+    trainings: int
+    first: float
+    last: float
+
+
+def twice(parts: Iterable[str]) -> Twice | None:
+    """Those of all parts; None where there is none."""
+    curves: dict[tuple[str, str, int], list[NDArray[np.float64]]] = {}
+    for part in parts:
+        for record in records(part):
+            if record["kind"] == "training" and "curve" in record:
+                bits = np.array([bits for _, bits in record["curve"]])
+                curves.setdefault((part, record["scheme"], record["seed"]), []).append(bits)
+    gaps = [abs(each[0] - each[1]) for each in curves.values() if len(each) > 1]
+    if not gaps:
+        return None
+    first = max(float(gap[: len(gap) // 10].max()) for gap in gaps)
+    return Twice(len(gaps), first, max(float(gap[-1]) for gap in gaps))
+
+
+def _once(made: Sequence[Record]) -> list[Record]:
+    """The records of trainings; of one that was made on both devices, those of the device that tested it further."""
+    counted: dict[tuple[str, int], Counter[str]] = {}
+    trained = [record for record in made if record["kind"] != "trial"]
+    for record in trained:
+        counted.setdefault((record["scheme"], record["seed"]), Counter())[record["machine"]["device"]] += 1
+    taken = {training: devices.most_common(1)[0][0] for training, devices in counted.items()}
+    return [each for each in trained if taken[each["scheme"], each["seed"]] == each["machine"]["device"]]
+
+
+def _anywhere(record: Record) -> str:
+    """The fingerprint of its comparison, whatever device and versions it was measured with."""
+    identity = configured(record["configuration"]).identity(text_digest=record["text"]["digest"])
+    return fingerprint({name: value for name, value in identity.items() if name != "device"})
 
 
 @dataclass(frozen=True)
@@ -234,45 +295,3 @@ def exploratory(of: Text, length: int) -> list[tuple[str, list[str]]]:
             better, worse = (a, b) if gap.mean < 0 else (b, a)
             lower[better].append(worse)
     return sorted(lower.items(), key=lambda item: -len(item[1]))
-
-
-@dataclass(frozen=True)
-class Task:
-    """A puzzle: what it is, how far it has come, and how often each scheme was right at every length."""
-
-    name: str
-    called: str
-    published: str
-    progress: str
-    lengths: tuple[int, ...]
-    rows: list[tuple[str, list[str]]]
-
-
-def task(name: str, seeds: int) -> Task:
-    """Its tested schemes, those that the most seeds solve at the longest rows first."""
-    found = summary(name, [record for record in records(name) if record["kind"] != "trial"])
-    puzzle = task_of(name)
-    assert isinstance(puzzle, Puzzle)
-    lengths = complete(CompareConfig(task=name, train_length=puzzle.defaults["train_length"])).test_lengths
-    tested = {scheme: len(found.measured(scheme)) for scheme in found.schemes if found.measured(scheme)}
-    planned = seeds * len(OF_TASKS)
-
-    def solved(scheme: str, length: int) -> int:
-        return sum(share >= puzzle.solved for share in found.by_seed("accuracy", scheme, length))
-
-    def cell(scheme: str, length: int) -> str:
-        value = found.bits("accuracy", scheme, length)
-        if value is None:
-            return found.no_value(scheme, length, "accuracy") or "–"
-        count = f"**{solved(scheme, length)} of {value.seeds}**"
-        return f"{count}, {value.mean:.2f} ({value.low:.2f} to {value.high:.2f})"
-
-    order = sorted(tested, key=lambda scheme: [solved(scheme, n) for n in reversed(lengths)], reverse=True)
-    return Task(
-        name,
-        puzzle.called[0].upper() + puzzle.called[1:],
-        tomllib.loads((HERE / "published.toml").read_text())[name],
-        f"{sum(min(count, seeds) for count in tested.values())} of {planned} trainings are there",
-        lengths,
-        [(scheme, [cell(scheme, n) for n in lengths]) for scheme in order],
-    )

@@ -11,27 +11,31 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from scipy.stats import spearmanr
 
 import posenc.tools.choose
 from posenc.tools.choose.evidence import LEAST_SEEDS, claims
 from posenc.tools.choose.evidence import TEXTS as CLAIMED
 from posenc.tools.compare.summary import Summary
+from posenc.tools.compare.task import listed
 from posenc.tools.kit.files import write_whole
 from study.found import (
     LENGTHS,
     MEASURE,
     Contrast,
+    Cost,
     Text,
     contrasts,
     exploratory,
     images,
     interval,
     label,
-    task,
     text,
     tuning,
+    twice,
 )
 from study.pictures import png
+from study.puzzles import PUBLISHED, order, task
 from study.run import SCHEMES, TASKS, TEXTS
 from study.shipped import FILE, repeated, shipped
 
@@ -54,6 +58,7 @@ TITLES = {"python": "Python's packages", "plays": "Shakespeare's works", "larger
 def main() -> None:
     """Writes every page; one of which nothing is measured says so."""
     texts = [text(name, seeds) for name, seeds in TEXTS.items()]
+    tasks = [task(name, seeds) for name, seeds in TASKS.items()]
     found = {of.name: contrasts(of) for of in texts if of.name in CLAIMED}
     known = {
         "texts": texts,
@@ -61,7 +66,11 @@ def main() -> None:
         "schemes": list(SCHEMES.values()),
         "titles": TITLES,
         "contrasts": found,
-        "tasks": [task(name, seeds) for name, seeds in TASKS.items()],
+        "tasks": tasks,
+        "order": order(tasks),
+        "ranked": PUBLISHED["ranked"],
+        "twice": twice((*TEXTS, *TASKS)),
+        "stays": _correlations(texts),
         "lengths": LENGTHS,
     }
     write_whole(CHOOSE / "claims.json", _claims(found).encode())
@@ -180,9 +189,39 @@ def _write(name: str, template: str, **known: object) -> None:
     environment = Environment(  # of Markdown, in which nothing is to be escaped
         loader=FileSystemLoader(HERE / "templates"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"label": label, "number": number, "interval": interval}
+    environment.filters |= {"label": label, "number": number, "interval": interval, "said": said, "cost": cost}
     written = environment.get_template(f"{template}.md.j2").render(**known)
     write_whole(DOCS / "study" / f"{name}.md", (written.rstrip() + "\n").encode())
+
+
+def said(contrast: Contrast) -> str:
+    """A verdict, and whether another was published."""
+    if not contrast.verdict:
+        return "not yet"
+    return f"{contrast.verdict}: **not as published**" if contrast.agrees == "no" else contrast.verdict
+
+
+def cost(costs: Sequence[Cost]) -> str:
+    """What trainings took, in a sentence."""
+    each = (f"{of.seconds:.0f} seconds on {of.device} (median of {of.trainings})" for of in costs)
+    return f"**What it cost.** A training took {listed(each)}; each device had other work at the same time."
+
+
+def _correlations(texts: Sequence[Text]) -> list[tuple[int, float]]:
+    """Spearman's, of the losses of schemes after few steps and after more, at both lengths."""
+    few, more = (next((of for of in texts if of.name == name), None) for name in ("python", "larger"))
+    if few is None or more is None:
+        return []
+    found = []
+    for length in LENGTHS:
+        pairs = [
+            (mine.mean, its.mean)
+            for scheme in few.summary.schemes
+            if (mine := few.summary.bits(MEASURE, scheme, length))
+            and (its := more.summary.bits(MEASURE, scheme, length))
+        ]
+        found += [(length, float(spearmanr(*zip(*pairs, strict=True)).statistic))] if len(pairs) > 2 else []
+    return found
 
 
 def number(value: float | None) -> str:

@@ -2,26 +2,30 @@
 
 A job is a comparison of one scheme in a folder of its own below ``study/records``, which is under version control. Jobs
 are in stages, so that all schemes have come equally far whenever it stops: tuning, then one seed of each, then more.
+
+A GPU can help: once all is tuned, ``--device cuda`` runs the seeds that the CPU has not measured, the last ones first,
+in folders of their own. What either has measured the other leaves out.
 """
 
 import argparse
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from posenc.tools.compare.compare import compare
 from posenc.tools.compare.config import CompareConfig, Rate
 from posenc.tools.compare.grid import finished
-from posenc.tools.compare.tasks import from_toml
+from posenc.tools.compare.summary import Summary
+from posenc.tools.compare.tasks import complete, from_toml, task_of
 from posenc.tools.compare.tuning import chosen, trials
 from posenc.tools.executors.executor import cores
 from posenc.tools.executors.local import local
-from posenc.tools.kit.records import read
+from posenc.tools.kit.records import FILE, read
 from study.texts import fetch
 
 HERE = Path(__file__).parent
@@ -58,13 +62,20 @@ OF_TASKS = ("nope", "sinusoidal", "rope", "alibi", "t5", "fox", "pope", "windows
 """Those that puzzles are tried with."""
 
 
+PLANNED = TEXTS | TASKS
+"""The seeds of each part."""
+
+CPU, GPU = "cpu", "cuda"
+
+
 @dataclass(frozen=True)
 class Job:
-    """A comparison of one scheme, with so many seeds; none: tuning alone."""
+    """A comparison of one scheme with these seeds on a device; no seeds: tuning alone."""
 
     part: str
     folder: str
-    seeds: int
+    seeds: tuple[int, ...]
+    device: str = CPU
 
     @property
     def scheme(self) -> str:
@@ -72,51 +83,79 @@ class Job:
 
     @property
     def out(self) -> Path:
-        return RECORDS / self.part / self.folder
+        """That of the CPU, which tunes too, or a folder in it."""
+        on_cpu = RECORDS / self.part / self.folder
+        return on_cpu if self.device == CPU else on_cpu / self.device
 
     def __str__(self) -> str:
-        return f"{self.part}/{self.folder}, {self.seeds} seeds"
+        return f"{self.part}/{self.folder}, {len(self.seeds)} seeds"
 
     def configuration(self) -> CompareConfig:
-        given: dict[str, Any] = {"schemes": [self.scheme], "seeds": list(range(self.seeds))}
+        given: dict[str, Any] = {"schemes": [self.scheme], "seeds": list(self.seeds), "device": self.device}
+        if self.device != CPU or self.part not in ("python", *TASKS):
+            given["rates"] = [f"{self.scheme}={tuned(self.part, self.folder)}"]
         if self.part in TASKS:
             return from_toml(HERE / "tasks.toml", task=self.part, **given)
-        if self.part != "python":
-            given["rates"] = [f"{self.scheme}={tuned(self.folder)}"]
         return from_toml(HERE / f"{self.part}.toml", **given)
 
     def done(self) -> bool:
         """Whether its folder holds all of it, so that the text need not be read to find nothing to do."""
         return finished(self.configuration(), read(self.out))
 
+    def measured(self) -> set[int]:
+        """Its seeds of which its folder holds a training with all tests."""
+        config = complete(self.configuration())
+        found = Summary(record for record in read(self.out) if record["kind"] != "trial")
+        planned = [
+            ("training", None),
+            *task_of(config.task).plan(self.scheme, config.test_lengths, config.train_length),
+        ]
+        return {s for s in self.seeds if all(found.get(kind, self.scheme, s, n) for kind, n in planned)}
 
-def tuned(folder: str) -> Rate:
-    """The rate that tuning on Python's packages chose for a scheme. ValueError where it has not had all its trials."""
-    job, made = Job("python", folder, 0), read(RECORDS / "python" / folder)
-    rate, tried = chosen(SCHEMES[folder], made), sum(record["kind"] == "trial" for record in made)
+
+def tuned(part: str, folder: str) -> Rate:
+    """The rate that tuning chose for a scheme: on Python's packages for all texts, on its own rows for a puzzle.
+    ValueError where it has not had all its trials."""
+    job = Job(part if part in TASKS else "python", folder, ())
+    made = read(job.out)
+    rate, tried = chosen(job.scheme, made), sum(record["kind"] == "trial" for record in made)
     wanted = len(trials(job.configuration(), learns=True))
     if rate is None or tried < wanted:
-        raise ValueError(f"{folder} must be tuned on python first: it has had {tried} of {wanted} trials")
+        raise ValueError(f"{folder} must be tuned on {job.part} first: it has had {tried} of {wanted} trials")
     return rate
 
 
-def jobs() -> Iterator[list[Job]]:
-    """The stages: all schemes are tuned, then come few seeds of everything, then the rest."""
-    yield [Job("python", folder, 0) for folder in SCHEMES]
+def jobs(device: str = CPU) -> Iterator[list[Job]]:
+    """The stages. On the CPU all schemes are tuned, then come few seeds of everything, then the rest; a GPU has one, of
+    what the CPU has not measured, which begins at the last seed."""
+    if device != CPU:
+        yield [job for part, seeds in PLANNED.items() for job in _rest(part, reversed(range(seeds)), device)]
+        return
+    yield [Job("python", folder, ()) for folder in SCHEMES]
     for share in (0.1, 0.3, 0.5, 1.0):
-        for part, seeds in TEXTS.items():
-            yield [Job(part, folder, math.ceil(share * seeds)) for folder in SCHEMES]
-        for part, seeds in TASKS.items():
-            yield [Job(part, folder, math.ceil(share * seeds)) for folder in OF_TASKS]
+        for part, seeds in PLANNED.items():
+            yield _rest(part, range(math.ceil(share * seeds)), CPU)
+
+
+def _rest(part: str, seeds: Iterable[int], device: str) -> list[Job]:
+    """A job for each scheme of a part, without the seeds that are measured on the other device."""
+    wanted, elsewhere, found = tuple(seeds), GPU if device == CPU else CPU, []
+    for folder in SCHEMES if part in TEXTS else OF_TASKS:
+        job, other = Job(part, folder, wanted, device), Job(part, folder, wanted, elsewhere)
+        there = other.measured() if (other.out / FILE).exists() else set()
+        if left := tuple(seed for seed in job.seeds if seed not in there):
+            found.append(replace(job, seeds=left))
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m study.run", description=__doc__)
     parser.add_argument("--processes", type=int, default=cores(), help="jobs at once, of one thread each")
     parser.add_argument("--stages", type=int, default=99, help="stop after so many stages")
+    parser.add_argument("--device", default=CPU, choices=(CPU, GPU), help="where to train")
     arguments = parser.parse_args()
     fetch()
-    for stage, _ in zip(jobs(), range(arguments.stages), strict=False):
+    for stage, _ in zip(jobs(arguments.device), range(arguments.stages), strict=False):
         failed = run([job for job in stage if not job.done()], arguments.processes)
         if failed:  # what comes after builds on it
             sys.exit(f"these failed, and nothing after them was begun: {', '.join(map(str, failed))}")

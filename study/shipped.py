@@ -15,7 +15,8 @@ from posenc.tools.explore import data
 from posenc.tools.explore.records import summarised
 from posenc.tools.extend.settings import CROPPED
 from posenc.tools.extend.verdicts import LEAST_PIECES
-from study.found import HERE, Text, contrasts, images, interval, label, records, task
+from study.found import HERE, Text, contrasts, images, interval, label
+from study.puzzles import task
 from study.run import TASKS
 
 if sys.version_info >= (3, 11):
@@ -46,10 +47,10 @@ def _sets(texts: Sequence[Text], titles: Mapping[str, str]) -> Iterator[dict[str
             source = f"{OF_TEXTS[of.name]}{f' ({size[0]})' if size else ''}"
             yield _one(titles[of.name], summarised(of.summary.records) | {"source": source}, verdicts(of))
     for name, seeds in TASKS.items():
-        made = [record for record in records(name) if record["kind"] != "trial"]
-        if made:
-            progress = task(name, seeds).progress
-            yield _one(f"Puzzle: {name}", summarised(made), f"Described, not tested: {progress}.")
+        if (puzzle := task(name, seeds)).trained:
+            yield _one(
+                f"Puzzle: {name}", summarised(puzzle.summary.records), f"Described, not tested: {puzzle.progress}."
+            )
     if found := images():
         yield _one("Images: digits", summarised(found.records), unbeaten(found), repeated(found))
     few = f"Undecided: four pieces of text are too few for a verdict, which needs {LEAST_PIECES}."

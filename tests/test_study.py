@@ -15,7 +15,7 @@ from posenc.tools.compare.config import Rate
 from posenc.tools.compare.summary import Estimate, Summary
 from posenc.tools.kit.files import digest_of
 from posenc.tools.kit.statistics import mean_of
-from study import found, pages, run, shipped
+from study import found, pages, puzzles, run, shipped
 from study.found import AT_ONE_RATE, Contrast, judged
 from study.pictures import panels
 from tests.compare import made_up, test_accuracy, test_summary
@@ -78,7 +78,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]
     level = {scheme: 2.4 + 0.05 * n for n, scheme in enumerate(run.SCHEMES.values())} | made_up.LEVEL
     monkeypatch.setattr(made_up, "GROWTH", growth)
     monkeypatch.setattr(made_up, "LEVEL", level)
-    monkeypatch.setattr(found, "tuned", lambda folder: RATE)
+    monkeypatch.setattr(found, "tuned", lambda part, folder: RATE)
     at = {"learning_rate": RATE.learning_rate, "multiplier": RATE.multiplier}
     plan = {"plan": digest_of((found.HERE / "plan.md").read_bytes())}
 
@@ -110,7 +110,8 @@ def test_records_that_do_not_belong_together_are_refused(kept: Any, monkeypatch:
         with pytest.raises(ValueError, match=message):
             found.text("plays", 1)
 
-    refused([*({**r, "fingerprint": "old"} for r in one), *two], "plays must hold the records of one comparison, got ")
+    other = [{**r, "text": {**r["text"], "digest": "old"}} for r in one]
+    refused([*other, *two], "plays must hold the records of one comparison, got ")
     refused([{**r, "plan": "old"} for r in one], "plays must be of the plan [0-9a-f]{16}, got records of old")
     refused(
         [{**r, "multiplier": 1.0} if r["kind"] == "training" else r for r in one],
@@ -150,6 +151,7 @@ def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pages, "CHOOSE", tmp_path)
     monkeypatch.setattr(pages, "FILE", tmp_path / "records.json")
     monkeypatch.setattr(found, "records", lambda part: [])
+    monkeypatch.setattr(puzzles, "records", lambda part: [])
     pages.main()
     assert "No scheme has had all of its trials yet." in (tmp_path / "study" / "tuning.md").read_text()
 
@@ -264,80 +266,140 @@ def test_what_was_found_is_kept_with_its_claim(monkeypatch: pytest.MonkeyPatch) 
     assert [claim["name"] for claim in kept] == [claim["name"] for claim in claims()]
 
 
-def solving(scheme: str, seed: int, length: int, share: float) -> dict[str, Any]:
-    """Of ten rows so many right."""
-    config = {"task": "copy", "schemes": ["rope", "nope"], "seeds": [0, 1, 2], "train_length": 20, "timed": False}
-    about = {
-        name: made_up.records(("nope",))[0][name] for name in ("fingerprint", "text", "versions", "machine", "time")
-    }
-    right = [float(n < 10 * share) for n in range(10)]
-    named = {"kind": "accuracy", "scheme": scheme, "seed": seed, "length": length}
-    lengths = {"test_lengths": [20, 25, 30, 40]}
-    about["plan"] = digest_of((found.HERE / "plan.md").read_bytes())
-    return {**named, "accuracy": right, "examples": 1, "configuration": {**config, **lengths}, **about}
+def on_gpu(records: Sequence[dict[str, Any]], more: float = 0.0) -> list[dict[str, Any]]:
+    """The same records, had a GPU made them: with other versions, and losses that are higher, at the end the most."""
+    made = []
+    for record in records:
+        config, machine = (
+            {**record[name], "device": device} for name, device in (("configuration", "cuda"), ("machine", "H1"))
+        )
+        told = {**record, "configuration": config, "machine": machine, "fingerprint": "of the GPU"}
+        if "curve" in told:
+            told["curve"] = [
+                [step, bits + more * n / len(told["curve"])] for n, (step, bits) in enumerate(told["curve"])
+            ]
+        made.append(told)
+    return made
 
 
-def test_a_task_counts_the_seeds_that_solve_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    shares = {"nope": {20: (1.0, 1.0, 0.9), 40: (0.0, 0.0, 0.0)}, "rope": {20: (1.0, 1.0, 1.0), 40: (1.0, 0.2, 0.1)}}
-    made = [
-        solving(scheme, seed, length, share)
-        for scheme, lengths in shares.items()
-        for length, each in lengths.items()
-        for seed, share in enumerate(each)
-    ]
+def test_both_devices_are_of_one_comparison(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    schemes = list(run.SCHEMES.values())
+    made = [*kept(schemes, (0, 1)), *on_gpu(kept(schemes, (2,)))]
     monkeypatch.setattr(found, "records", lambda part: made)
-    copy = found.task("copy", 10)
-    assert (copy.progress, copy.lengths) == ("6 of 80 trainings are there", (20, 25, 30, 40))
-    (first, of_rope), (second, of_nope) = copy.rows
-    assert (first, second) == ("rope", "nope")
-    assert [cell.partition(",")[0] for cell in of_rope] == ["**3 of 3**", "–", "–", "**1 of 3**"]
-    assert [cell.partition(",")[0] for cell in of_nope] == ["**2 of 3**", "–", "–", "**0 of 3**"]
-    assert of_nope[0].startswith("**2 of 3**, 0.97 (")
+    of = found.text("python", 3)
+    assert of.complete
+    seconds = {r["seconds"] for r in made if r["kind"] == "training"}
+    assert [(each.device, each.trainings) for each in of.costs] == [("a CPU core", 28), ("an H1", 14)]
+    assert all(min(seconds) <= each.seconds <= max(seconds) for each in of.costs)
+    assert pages.cost(of.costs).startswith("**What it cost.** A training took ")
+    alone = Summary(kept(schemes, (0, 1, 2)))
+    assert of.summary.bits("sliding", "rope", 1024) == alone.bits("sliding", "rope", 1024)
 
 
-def test_jobs_name_the_scheme_and_the_rate_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainings_on_both_devices_are_compared(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = kept(["rope", "nope"], (0, 1))
+    monkeypatch.setattr(found, "records", lambda part: made)
+    assert found.twice(["python"]) is None
+    made += on_gpu(kept(["rope"], (1,)), more=0.5)
+    both = found.twice(["python"])
+    assert both is not None
+    steps = len(next(r["curve"] for r in made if "curve" in r))
+    assert both.trainings == 1
+    assert both.last == pytest.approx(0.5 * (steps - 1) / steps)
+    assert both.first == pytest.approx(0.5 * (steps // 10 - 1) / steps)
+
+
+def test_a_training_that_both_devices_made_counts_once(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one was not tested to its end, the other is taken, and nothing is mixed."""
+    full, begun = kept(["rope"], (0,)), on_gpu(kept(["rope"], (0,)))[:4]
+    for made in ([*full, *begun], [*begun, *full]):
+        monkeypatch.setattr(found, "records", lambda part, made=made: made)
+        of = found.text("python", 1)
+        assert {record["machine"]["device"] for record in of.summary.records} == {"cpu"}
+        assert not of.summary.missing()
+
+
+def test_what_was_not_published_stands_out() -> None:
+    one = contrast(-0.1, 0.01, published="tied")
+    assert pages.said(one) == "not yet"
+    assert pages.said(replace(one, verdict="lower")) == "lower: **not as published**"
+    assert pages.said(replace(one, verdict="tied")) == "tied"
+    assert pages.said(replace(one, verdict="undecided")) == "undecided"
+
+
+def test_jobs_name_the_scheme_and_the_rate_that_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "RECORDS", tmp_path)
     stages = list(run.jobs())
     assert all(
         {job.folder for job in stage} == set(run.SCHEMES if stage[0].part in run.TEXTS else run.OF_TASKS)
         for stage in stages
     )
-    last = {job.part: job.seeds for stage in stages for job in stage}
-    assert last == {**run.TEXTS, **run.TASKS}
-    counts = [job.seeds for stage in stages for job in stage if (job.part, job.folder) == ("python", "rope")]
+    last = {job.part: len(job.seeds) for stage in stages for job in stage}
+    assert last == run.PLANNED
+    counts = [len(job.seeds) for stage in stages for job in stage if (job.part, job.folder) == ("python", "rope")]
     assert counts == [0, 1, 3, 5, 10]
     first, *_ = stages[0]
-    assert (first.part, first.seeds) == ("python", 0)  # tuning comes first, for all
+    assert (first.part, first.seeds) == ("python", ())  # tuning comes first, for all
     assert first.configuration().tune
-    monkeypatch.setattr(run, "tuned", lambda folder: Rate(0.02, 30.0))
-    config = run.Job("plays", "windows", 3).configuration()
+    monkeypatch.setattr(run, "tuned", lambda part, folder: Rate(0.02, 30.0))
+    config = run.Job("plays", "windows", (0, 1, 2)).configuration()
     assert config.schemes == ("rope@32~rope@32~nope",)
     assert config.given_rates() == {"rope@32~rope@32~nope": Rate(0.02, 30.0)}
-    assert (config.seeds, config.tune, config.steps) == ((0, 1, 2), False, 600)
-    puzzle = run.Job("copy", "t5", 2).configuration()
+    assert (config.seeds, config.tune, config.steps, config.device) == ((0, 1, 2), False, 600, "cpu")
+    puzzle = run.Job("copy", "t5", (0, 1)).configuration()
     assert (puzzle.task, puzzle.schemes, puzzle.tune, puzzle.rates) == ("copy", ("t5",), True, ())
+    on_gpu = run.Job("copy", "windows", (9, 8), "cuda")
+    config = on_gpu.configuration()
+    assert (config.seeds, config.device) == ((9, 8), "cuda")
+    assert config.given_rates() == {"rope@32~nope": Rate(0.02, 30.0)}  # it does not tune
+    assert on_gpu.out == tmp_path / "copy" / "windows" / "cuda"
 
 
 def test_a_scheme_that_is_not_tuned_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "RECORDS", tmp_path)
     with pytest.raises(ValueError, match="rope must be tuned on python first: it has had 0 of 15 trials"):
-        run.Job("plays", "rope", 1).configuration()
+        run.Job("plays", "rope", (0,)).configuration()
+    with pytest.raises(ValueError, match="rope must be tuned on copy first: it has had 0 of 3 trials"):
+        run.Job("copy", "rope", (0,), "cuda").configuration()
+
+
+def write(out: Path, records: Sequence[Any]) -> None:
+    """The records in a folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def test_a_job_is_done_when_its_folder_holds_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "RECORDS", tmp_path)
-    tuning, one, two = (run.Job("python", "rope", seeds) for seeds in (0, 1, 2))
-    tuning.out.mkdir(parents=True)
+    tuning, one, two = (run.Job("python", "rope", tuple(range(seeds))) for seeds in (0, 1, 2))
     made = trials("rope", 2.2, 2.1) + made_up.records(("rope",))
 
     def kept(count: int) -> list[bool]:
-        lines = "".join(json.dumps(record) + "\n" for record in made[:count])
-        (tuning.out / "records.jsonl").write_text(lines)
+        write(tuning.out, made[:count])
         return [job.done() for job in (tuning, one, two)]
 
     assert kept(14) == [False, False, False]
     assert kept(15) == [True, False, False]
     assert kept(len(made) - 2) == [False, False, False]  # a training that is not tested to its end
     assert kept(len(made)) == [True, True, False]
+
+
+def test_what_one_device_has_measured_the_other_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "RECORDS", tmp_path)
+    monkeypatch.setattr(run, "SCHEMES", {"rope": "rope"})
+    monkeypatch.setattr(run, "PLANNED", {"python": 10})
+    tuning = trials("rope", 2.2, 2.1)
+    on_cpu, on_gpu = run.Job("python", "rope", ()), run.Job("python", "rope", (), "cuda")
+    write(on_cpu.out, tuning + made_up.records(("rope",), (0, 1)))
+    ((job,),) = run.jobs("cuda")
+    assert (job.seeds, job.device) == ((9, 8, 7, 6, 5, 4, 3, 2), "cuda")  # the last first
+    begun = made_up.records(("rope",), (7,))[:-2]  # not tested to its end
+    write(on_gpu.out, made_up.records(("rope",), (9, 8)) + begun)
+    *_, (job,) = run.jobs()
+    assert (job.seeds, job.device) == ((0, 1, 2, 3, 4, 5, 6, 7), "cpu")
+    write(on_cpu.out, tuning + made_up.records(("rope",), tuple(range(8))))
+    ((job,),) = run.jobs("cuda")
+    assert job.seeds == (9, 8)
 
 
 def test_what_fails_is_named_and_the_others_go_on(
@@ -349,7 +411,7 @@ def test_what_fails_is_named_and_the_others_go_on(
             yield job, "no text" if job.folder == "rope" else ""
 
     monkeypatch.setattr(run, "local", local)
-    stage = [run.Job("python", folder, 0) for folder in ("rope", "nope")]
+    stage = [run.Job("python", folder, ()) for folder in ("rope", "nope")]
     assert run.run(stage, 2) == stage[:1]
     first, second = capsys.readouterr().out.splitlines()
     assert first.endswith("python/rope, 0 seeds: no text")
