@@ -96,7 +96,7 @@ endef
 
 test: $(DEV) kernel ## set up and run the tests, all but those of `make check`, and some of the mutants
 	$(call browser)
-	$(PYTEST) -m "(not mutant or sample) and not more and not survey"
+	$(PYTEST) -m "(not mutant or sample) and not more and not survey and not triton"
 
 check: $(DEV) kernel ## set up, run posenc check on posenc itself and on correct code, export to ONNX, run the cases that make test skips
 	$(PYTEST) -m "more and not mutant and not survey"
@@ -116,7 +116,7 @@ survey: $(TRITON) kernel ## set up, run more cases like those of CI, and laws on
 	$(PYTEST) -m survey -q
 	POSENC_EXAMPLES=10 $(PYTEST) tests/hard/test_positions.py tests/hard/test_properties.py -q
 
-# Triton is a gigabyte, so not of `make test`.
+# Triton is a gigabyte, and its interpreter slow, so not of `make test`.
 TRITONED := $(wildcard tests/backends/test_triton*.py) \
 	$(addprefix tests/,backends/test_rotation_kernel.py backends/test_fused.py bench/test_gpu_dry.py)
 triton: $(TRITON) kernel ## set up with Triton, run the kernels for GPUs in its interpreter, and compile them

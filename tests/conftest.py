@@ -15,6 +15,7 @@ import torch
 from jaxtyping import install_import_hook
 
 from tests.alike import ALIKE
+from tests.needs import NO_TRITON
 
 if os.environ.get("POSENC_SHAPES") == "1":
     install_import_hook("posenc", "beartype.beartype")
@@ -77,9 +78,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What is marked gpu is skipped where there is no CUDA device, and says so."""
+    """What is marked gpu or triton is skipped where there is no CUDA device or no Triton, and says so."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device, and torch sees none")
+    if item.get_closest_marker("triton") and NO_TRITON:
+        pytest.skip(NO_TRITON)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -1,8 +1,5 @@
 """Far pairs by PyTorch's fused kernels for a GPU, where there is none: what they are called with, and how often."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,9 +20,9 @@ from tests.backends.grounds import case
 from tests.backends.test_parity import check_parity
 from tests.backends.test_triton import (
     INTERPRETED,
-    MISSING,
     check_as_exact_as_the_reference,
     check_half_precision,
+    interpreted,
 )
 
 FILE = Path(__file__)
@@ -243,7 +240,7 @@ def test_pytorch_has_these_operators_with_these_arguments(name: str) -> None:
 
 # --- near pairs by the kernels of triton ------------------------------------------------------------------------------
 
-needs_triton = pytest.mark.skipif(bool(MISSING) or not INTERPRETED, reason=MISSING or "needs TRITON_INTERPRET=1")
+in_interpreter = pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
 ON_A_GPU = [
     ("shaw", "other keys", "both", 3, 1),
     ("shaw", "packed", "a window", 12, 3),
@@ -266,33 +263,11 @@ NEAR = [  # scheme, place, way, heads, heads of the keys
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.triton
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets them")
 def test_the_kernels_are_interpreted() -> None:
-    kept = {name: x for name, x in os.environ.items() if not name.startswith("PYTEST_")}
-    told = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:xdist",
-            "-m",
-            "not more",
-            str(FILE),
-            "-k",
-            "kernels_and",
-        ],
-        cwd=FILE.parents[2],
-        env=kept | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert f"{len(NEAR) - 2 + len(HALVES)} passed" in told.stdout, told.stdout[-8000:]
+    passed = interpreted(__file__, "-k", "kernels_and", only="not more")
+    assert passed == len(NEAR) - 2 + len(HALVES)
 
 
 @pytest.fixture
@@ -304,7 +279,8 @@ def near_calls(calls: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatc
     return calls
 
 
-@needs_triton
+@pytest.mark.triton
+@in_interpreter
 @pytest.mark.parametrize(("name", "place", "way", "heads", "kv_heads"), NEAR)
 def test_the_kernels_and_the_fused_ones_are_as_exact_as_the_reference(
     name: str, place: str, way: str, heads: int, kv_heads: int, near_calls: list[tuple[str, int, int]]
@@ -317,7 +293,8 @@ def test_the_kernels_and_the_fused_ones_are_as_exact_as_the_reference(
 HALVES = [("shaw", torch.bfloat16), ("t5 bidirectional", torch.float16)]
 
 
-@needs_triton
+@pytest.mark.triton
+@in_interpreter
 @pytest.mark.parametrize(("name", "dtype"), HALVES)
 def test_the_kernels_and_the_fused_ones_in_half_precision(
     name: str, dtype: torch.dtype, near_calls: list[tuple[str, int, int]]

@@ -5,7 +5,6 @@ to ceilings.
 """
 
 import itertools
-import os
 import re
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from posenc.rotation import fused, phases
 from posenc.rotation.phases import PairLayout, PairRotation
 from tests.backends.counting import operations
 from tests.backends.grounds import ATTENDING, case, encoded, with_gradients
-from tests.backends.test_triton import INTERPRETED, MISSING
+from tests.backends.test_triton import INTERPRETED, ON, interpreted
 
 FILE = Path(__file__)
 ROOT = FILE.parents[2]
@@ -232,29 +231,15 @@ def test_nothing_is_tried_while_a_graph_is_captured(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.triton
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets it")
 def test_where_there_is_no_gpu_it_is_interpreted() -> None:
-    kept = {name: x for name, x in os.environ.items() if not name.startswith("PYTEST_")}
-    told = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not gpu", str(FILE)],
-        cwd=ROOT,
-        env=kept | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert told.returncode == 0, told.stdout[-8000:]
-    passed = re.search(r"(\d+) passed", told.stdout)
-    assert passed is not None
-    assert int(passed[1]) >= len(CASES) + len(SCHEMES)  # and were not skipped
+    assert interpreted(__file__) >= len(CASES) + len(SCHEMES)  # and were not skipped
 
 
-@pytest.fixture(params=["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=ON)
 def on(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     """Where the kernel runs: a GPU, or in the process that interprets it the CPU."""
-    if MISSING:
-        pytest.skip(MISSING)
     monkeypatch.setattr(fused, "works_on", lambda device: device.type == request.param)
     return torch.device(request.param)
 
@@ -480,7 +465,8 @@ def moved(ptx: str, kind: str) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(MISSING) or INTERPRETED, reason=MISSING or "it is interpreted in this process")
+@pytest.mark.triton
+@pytest.mark.skipif(INTERPRETED, reason="it is interpreted in this process")
 @pytest.mark.parametrize("case", CEILINGS, ids=lambda case: "-".join(map(str, case[:6])))
 def test_it_needs_few_registers_and_moves_each_number_once(
     case: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

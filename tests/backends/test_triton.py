@@ -4,7 +4,6 @@ Where there is no GPU, Triton interprets them line by line on the CPU. Whether i
 it is imported, for good, so one test runs the others of this file in a process of their own.
 """
 
-import importlib.util
 import math
 import os
 import re
@@ -28,27 +27,28 @@ from tests.backends.grounds import KINDS, Case, case, coarse, refuses, same, wit
 FILE = Path(__file__)
 ROOT = FILE.parents[2]
 INTERPRETED = launch.is_interpreted()
-MISSING = ""  # why kernels can be neither interpreted nor compiled here
-if importlib.util.find_spec("triton") is None:
-    MISSING = "needs Triton, which is not installed"
-elif os.environ.get("POSENC_SHAPES") == "1":
-    MISSING = "POSENC_SHAPES=1 guards functions, and Triton would read the guards"
 U = 2.0**-24  # what rounding to single precision is off by, relatively
 
 
-@pytest.fixture(params=["cpu"] if INTERPRETED else [pytest.param("cuda", marks=pytest.mark.gpu)])
+ON = [
+    pytest.param("cpu", marks=pytest.mark.triton)
+    if INTERPRETED
+    else pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.triton])
+]
+
+
+@pytest.fixture(params=ON)
 def on(request: pytest.FixtureRequest) -> torch.device:
     """Where the kernels run: a GPU, or in the process that interprets them the CPU."""
-    if MISSING:
-        pytest.skip(MISSING)
     return torch.device(request.param)
 
 
-def interpreted(*files: str, only: str = "not gpu") -> int:
-    """How many tests of these files pass in a process that interprets the kernels; they must not fail."""
+def interpreted(*given: str, only: str = "not gpu") -> int:
+    """How many tests pass in a process that interprets the kernels; they must not fail. ``given`` are files, and more
+    options of pytest."""
     kept = {name: x for name, x in os.environ.items() if not name.startswith("PYTEST_")}
     told = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", only, *files],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", only, *given],
         cwd=ROOT,
         env=kept | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -62,7 +62,7 @@ def interpreted(*files: str, only: str = "not gpu") -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.triton
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets them")
 @pytest.mark.parametrize("only", ["not more", pytest.param("more", marks=pytest.mark.more)])
 def test_where_there_is_no_gpu_they_are_interpreted(only: str) -> None:

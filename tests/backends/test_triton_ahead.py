@@ -22,7 +22,7 @@ from posenc.positions.tiles import Tiling, Visibility
 from tests.awkward import clocked, disentangled, featured, interpolated, softcap
 from tests.backends import ceilings
 from tests.backends.grounds import ATTENDING, BANDED, BY_LAYERS, KINDS, PLACES, built, shape_of, takes
-from tests.backends.test_triton import INTERPRETED, MISSING
+from tests.backends.test_triton import INTERPRETED
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="the kernels are interpreted in this process")
 
@@ -185,7 +185,7 @@ ROOM = {80: 166_912, 90: 232_448}  # bytes that a block may share: of an A100, o
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.triton
 @pytest.mark.parametrize(
     ("make", "dtype", "capability"),
     [
@@ -212,7 +212,7 @@ def test_they_compile_and_fit(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.triton
 @pytest.mark.parametrize(
     "name",
     [

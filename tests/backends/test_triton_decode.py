@@ -38,14 +38,14 @@ from tests.backends.grounds import (
     padded,
     takes,
 )
-from tests.backends.test_triton import INTERPRETED, MISSING, U, error, interpreted, on
+from tests.backends.test_triton import INTERPRETED, U, error, interpreted, on
 from tests.backends.test_triton_ahead import Elsewhere, on_cuda
 
 __all__ = ["on"]  # a fixture
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.triton
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets them")
 @pytest.mark.parametrize("only", ["not more", pytest.param("more", marks=pytest.mark.more)])
 def test_where_there_is_no_gpu_they_are_interpreted_too(only: str) -> None:
@@ -550,7 +550,7 @@ ROOM = 166_912  # bytes that a block may share on an A100
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.triton
 @pytest.mark.parametrize("capability", [90, pytest.param(100, marks=pytest.mark.more)])
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in IN_MAKE_TRITON else pytest.mark.more) for name in COMPILED]
@@ -581,11 +581,11 @@ def test_they_compile_without_spills(
         assert figures.shared <= ROOM
 
 
+@pytest.mark.triton
+@pytest.mark.skipif(INTERPRETED, reason="the kernels are interpreted in this process")
 def test_a_kernel_serves_all_lengths() -> None:
     """No number that changes from step to step is known when a kernel is compiled; strides are, and what belongs to a
     model."""
-    if MISSING or INTERPRETED:
-        pytest.skip(MISSING or "the kernels are interpreted in this process")
     numbers = {p.name for p in launch.kernel_of("decode").params if not p.is_constexpr}
     fixed = {p.name for p in launch.kernel_of("decode").params if not p.is_constexpr and not p.do_not_specialize}
     strides = {f"{x}_{of}" for x, of in itertools.product("qkv", ("batch", "head", "row"))}

@@ -18,7 +18,6 @@ from posenc.backends.triton import launch, operator
 from tests.backends.grounds import PLACES, WAYS, Case, case, refuses
 from tests.backends.test_triton import (
     INTERPRETED,
-    MISSING,
     both,
     check_as_exact_as_the_reference,
     interpreted,
@@ -30,7 +29,7 @@ FILE = str(Path(__file__))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(MISSING), reason=MISSING)
+@pytest.mark.triton
 @pytest.mark.skipif(INTERPRETED, reason="this is the process that interprets them")
 @pytest.mark.parametrize("only", ["not more", pytest.param("more", marks=pytest.mark.more)])
 def test_where_there_is_no_gpu_they_are_interpreted(only: str) -> None:

@@ -21,10 +21,6 @@ from posenc.backends.triton.tasks import LENGTHS
 from posenc.encoding.pieces import Bias, Distance
 from posenc.positions.tiles import Tiling, Visibility
 from tests.awkward import Pieces
-from tests.backends.test_triton import MISSING
-
-needs_triton = pytest.mark.skipif(bool(MISSING), reason=MISSING)
-
 
 # --- precision of products --------------------------------------------------------------------------------------------
 
@@ -282,7 +278,7 @@ def test_a_thread_is_relaxed_by_the_driver(monkeypatch: pytest.MonkeyPatch) -> N
 # --- what kernels are compiled for ------------------------------------------------------------------------------------
 
 
-@needs_triton
+@pytest.mark.triton
 def test_kernels_are_not_compiled_anew_for_another_length() -> None:
     from posenc.backends.triton import backnear, backward, bounds, forward  # not before: they need Triton
 

@@ -1,6 +1,5 @@
 """The command whole, on the CPU: processes that interpret the kernels, lines and a page."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,10 +12,7 @@ import pytest
 from posenc.tools.bench.gpu import plans, timing
 from posenc.tools.bench.gpu.place import Place
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, which is not installed"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.triton]
 STEPS = ("first", "few", "profiles")
 
 
