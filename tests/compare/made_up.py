@@ -68,8 +68,20 @@ def records(
 
 def diverge(records: list[dict[str, Any]], scheme: str, seed: int = 0) -> list[dict[str, Any]]:
     """The same comparison, had this training diverged."""
-    results = {"bits", "tokens", "edges", "stderr", "undefined", "curve", "final_bits", "seconds", "peak_bytes"}
-    results |= {"parameters", "position_parameters", "tokens_per_second", "learning_rate", "multiplier", "tuned"}
+    results = {
+        "bits",
+        "tokens",
+        "accuracy",
+        "examples",
+        "edges",
+        "stderr",
+        "undefined",
+        "curve",
+        "final_bits",
+        "seconds",
+        "peak_bytes",
+    }
+    results |= {"parameters", "position_parameters", "tokens_per_second"}
     made = []
     for record in records:
         if (record["scheme"], record["seed"]) == (scheme, seed) and record["kind"] != "speed":

@@ -1,5 +1,6 @@
-"""Passes that are recorded as CUDA graphs: the same training, without a GPU as far as there is none."""
+"""Passes that are recorded as CUDA graphs. Tests that need a GPU are marked."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -7,13 +8,22 @@ import pytest
 import torch
 from torch import nn
 
-from posenc.tools.compare import data, graphs
+from posenc.tools.compare import data
+from posenc.tools.compare import train as train_module
 from posenc.tools.compare.compare import build_model
 from posenc.tools.compare.graphs import Recorded
 from posenc.tools.compare.train import train
 from tests.compare.small import small_config, write_text
 
 
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is asked of a GPU."""
+    for name in ("device", "stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, lambda given: nullcontext())
+
+
+@pytest.mark.usefixtures("no_gpu")
 def test_passes_are_recorded_once_and_the_model_stays_callable(monkeypatch: pytest.MonkeyPatch) -> None:
     recorded = []
 
@@ -32,6 +42,7 @@ def test_passes_are_recorded_once_and_the_model_stays_callable(monkeypatch: pyte
     assert recorded[0][1]  # a scheme may have parameters that a length does not use
 
 
+@pytest.mark.usefixtures("no_gpu")
 def test_what_cannot_be_recorded_is_called_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nCUDA kernel errors might be")
@@ -57,6 +68,35 @@ def test_recorded_passes_train_the_same_model(tmp_path: Path, monkeypatch: pytes
         return list(model.state_dict().values()), curve
 
     recorded = trained("recorded")
-    monkeypatch.setattr(graphs.Recorded, "_recorded", lambda self, inputs: self.model)
+    monkeypatch.setattr(train_module, "replayed", lambda model: model)
     as_it_is = trained("as it is")
     torch.testing.assert_close(recorded, as_it_is)
+
+
+@pytest.mark.gpu
+def test_what_reads_numbers_back_is_not_recorded_and_the_next_model_is() -> None:
+    class ReadsBack(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found = super().forward(x)
+            return found * found.detach().sum().item()
+
+    x = torch.randn(4, 3, device="cuda")
+    stream = torch.cuda.current_stream()
+    with pytest.warns(UserWarning, match="cannot be recorded as CUDA graphs"):
+        Recorded(ReadsBack(3, 2).to("cuda"))(x)
+    assert torch.cuda.current_stream() == stream
+    model = nn.Linear(3, 2).to("cuda")
+    learner = Recorded(model)
+    for _ in range(3):
+        x = torch.randn(4, 3, device="cuda")
+        torch.testing.assert_close(learner(x), model(x))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_another_gpu_than_the_current_one_is_trained() -> None:
+    model = nn.Linear(3, 2).to("cuda:1")
+    learner = Recorded(model)
+    for _ in range(3):
+        x = torch.randn(4, 3, device="cuda:1")
+        torch.testing.assert_close(learner(x), model(x))

@@ -19,6 +19,7 @@ from posenc.tools.compare import results
 from posenc.tools.compare.checkpoint import Reached
 from posenc.tools.compare.config import CompareConfig, Rate
 from posenc.tools.compare.folder import CHECKPOINTS, VERSIONS, check_folder, clear, made_names, name_of
+from posenc.tools.compare.graphs import replayed
 from posenc.tools.compare.job import Build, Training, follow
 from posenc.tools.compare.layers import position_from
 from posenc.tools.compare.task import Loaded, Task, listed
@@ -252,6 +253,9 @@ class _Lab:
             return
         if not before:
             tokens = batch(self.loaded.train, config, seed, 0).to(self.device)
+            if self.device.type == "cuda":  # libraries keep what they allocate in a first pass
+                self.task.loss(model, tokens).backward()
+                model.zero_grad(set_to_none=True)
             self._record(
                 "training",
                 scheme,
@@ -317,7 +321,9 @@ class _Lab:
         names = tuple(dict.fromkeys((PLAIN, scheme)))
         models = {name: self.build(self.config, name, seed).to(self.device) for name in names}
         steps = {
-            name: partial(step_of, model, optimizer_for(model, self.config), tokens, self.config, self.task.loss)
+            name: partial(
+                step_of, replayed(model), optimizer_for(model, self.config), tokens, self.config, self.task.loss
+            )
             for name, model in models.items()
         }
         clock = clock_of(self.device)

@@ -109,14 +109,14 @@ def grid_of(path: str | Path, out: str, **overrides: Any) -> Grid:
 
 
 def finished(config: CompareConfig, records: Iterable[Record]) -> bool:
-    """Whether the records are all that a comparison makes. No text is read, so a finished one costs little."""
+    """Whether the records are all that a comparison makes, or more. No text is read, so a finished one costs little."""
     made = list(records)
     tuned = set(config.schemes) - set(config.given_rates()) if config.tune else ()
     wanted = len(trials(config, learns=True)) * len(config.tune_seeds)
     tried = [record["scheme"] for record in made if record["kind"] == "trial"]
     summary = Summary(record for record in made if record["kind"] != "trial")
-    trained = all(summary.get("training", scheme, seed) for scheme in config.schemes for seed in config.seeds)
-    return trained and not summary.missing() and all(tried.count(scheme) >= wanted for scheme in tuned)
+    trained = set(product(config.schemes, config.seeds)) <= summary.whole()
+    return trained and all(tried.count(scheme) >= wanted for scheme in tuned)
 
 
 def run_cell(cell: Cell) -> str:

@@ -121,7 +121,7 @@ class Summary:
         return _share([np.mean(rows, axis=0)]) if rows else None
 
     def by_seed(self, kind: str, scheme: str, length: int) -> tuple[float, ...]:
-        """The mean of each seed."""
+        """The mean of each seed, in their order."""
         return tuple(float(row.mean()) for row in self._rows(kind, scheme, length).values())
 
     def difference(
@@ -240,6 +240,10 @@ class Summary:
                 found[scheme, seed] = "everything" if len(parts) == len(once) + len(expected) else "; ".join(parts)
         return found
 
+    def whole(self) -> set[tuple[str, int]]:
+        """The trainings, by scheme and seed, that miss no measurement."""
+        return set(self.trainings) - set(self.lacking())
+
     def plan(self, scheme: str) -> list[tuple[str, int]]:
         """The planned measurements of a training."""
         return self.task.plan(scheme, self.test_lengths, self.train_length) if self.test_lengths else []
@@ -258,8 +262,8 @@ class Summary:
         ]
 
     def _rows(self, kind: str, scheme: str, length: int) -> dict[int, NDArray[np.float64]]:
-        """Bits (or accuracy) per window, by seed; NaN where the record has null, which was not finite."""
-        found = {seed: self.get(kind, scheme, seed, length) for seed in self.seeds(scheme)}
+        """Bits (or accuracy) per window, by seed, in order; NaN where the record has null, which was not finite."""
+        found = {seed: self.get(kind, scheme, seed, length) for seed in sorted(self.seeds(scheme))}
         name = self.task.score
         rows = {s: np.array(r[name], dtype=np.float64) for s, r in found.items() if r and r.get(name)}
         # Seeds share their windows; records of earlier versions may have fewer, and cannot be paired.

@@ -17,7 +17,7 @@ from posenc.tools.compare import checkpoint as checkpoints
 from posenc.tools.compare.checkpoint import CheckpointError, Reached
 from posenc.tools.compare.config import CompareConfig, Rate
 from posenc.tools.compare.data import Bytes
-from posenc.tools.compare.graphs import Recorded
+from posenc.tools.compare.graphs import replayed
 from posenc.tools.kit import processes
 
 Loss: TypeAlias = Callable[[nn.Module, Tensor], Tensor]
@@ -147,11 +147,9 @@ def train(
     processes.require_same(f"the steps in {checkpoint}", reached.step)
 
     model.train()
-    learner = processes.parallel(
-        model, lambda model: loss_of(model, batch(draw, config, seed, 0, stream)[:1].to(device))
+    learner = replayed(
+        processes.parallel(model, lambda model: loss_of(model, batch(draw, config, seed, 0, stream)[:1].to(device)))
     )
-    if device.type == "cuda" and processes.world() == 1:
-        learner = Recorded(model)
     saved = clock = time.perf_counter()
     for step in range(reached.step, config.steps):
         for group in optimizer.param_groups:
