@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from statistics import median
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from posenc.tools.choose.evidence import agrees, claims
 from posenc.tools.compare.config import Rate
 from posenc.tools.compare.results import check
 from posenc.tools.compare.summary import Estimate, Summary
-from posenc.tools.compare.tasks import configured, from_toml
+from posenc.tools.compare.tasks import from_toml
 from posenc.tools.compare.tuning import chosen
-from posenc.tools.kit.configuration import fingerprint
 from posenc.tools.kit.files import digest_of
 from posenc.tools.kit.records import Record, read
 from posenc.tools.kit.statistics import holm, verdict
-from study.run import CPU, GPU, OF_TWO_LAYERS, RECORDS, SCHEMES, tuned
+from study.devices import once
+from study.run import FOLDERS, GPU, OF_TWO_LAYERS, RECORDS, SCHEMES, Job, tuned
 
 HERE = Path(__file__).parent
 LENGTHS = (128, 1024)
 MEASURE = "sliding"
-LABELS = dict.fromkeys((SCHEMES["windows"], OF_TWO_LAYERS["windows"]), "RoPE in windows, NoPE")
+LABELS = dict.fromkeys((SCHEMES["windows"], OF_TWO_LAYERS["windows"]), "RoPE in windows with NoPE")
 TRIALS = 15
 AT_ONE_RATE = Rate(0.005, 1.0)  # the default of posenc compare, and no more for what a scheme learns
 
@@ -59,40 +54,33 @@ def images() -> Summary | None:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """The trainings on one device, and the seconds that half of them took at most: some were halted for other work."""
-
-    device: str
-    trainings: int
-    seconds: float
-
-
-def costs(trainings: Iterable[Mapping[str, Any]]) -> list[Cost]:
-    """Those of each device."""
-    seconds: dict[str, list[float]] = {}
-    for record in trainings:
-        if "seconds" in record:  # it did not diverge
-            device = record["machine"]["device"]
-            seconds.setdefault("a CPU core" if device == CPU else f"an {device}", []).append(record["seconds"])
-    return [Cost(device, len(each), median(each)) for device, each in sorted(seconds.items())]
-
-
-@dataclass(frozen=True)
-class Text:
-    """One text of the study, and the seeds that are planned of each scheme."""
+class Part:
+    """A text or a puzzle of the study: its trainings without those of tuning, and the seeds that are planned of each
+    scheme."""
 
     name: str
     summary: Summary
     seeds: int
 
     @property
+    def folders(self) -> Sequence[str]:
+        """Those of its schemes."""
+        return FOLDERS[self.name]
+
+    @property
     def trained(self) -> int:
-        """Trainings that are tested, of those that are planned."""
-        return sum(min(len(self.summary.measured(scheme)), self.seeds) for scheme in self.summary.schemes)
+        """Trainings with all tests, or diverged, of those that are planned."""
+        planned = {(Job(self.name, folder, ()).scheme, seed) for folder in self.folders for seed in range(self.seeds)}
+        return len(planned & self.summary.whole())
 
     @property
     def planned(self) -> int:
-        return self.seeds * len(SCHEMES)
+        return self.seeds * len(self.folders)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every training is there, so that verdicts may be given."""
+        return self.trained == self.planned
 
     @property
     def progress(self) -> str:
@@ -101,86 +89,80 @@ class Text:
             return f"all {self.planned} trainings are there"
         return f"{self.trained} of {self.planned} trainings are there"
 
-    @property
-    def costs(self) -> list[Cost]:
-        """What training took, by device."""
-        return costs(record for scheme in self.summary.schemes for record in self.summary.of("training", scheme))
+
+class Text(Part):
+    """One text of the study."""
 
     @property
-    def complete(self) -> bool:
-        """Whether every training is there, or diverged, so that verdicts may be given."""
-        return (
-            all(len(self.summary.of("training", scheme)) >= self.seeds for scheme in SCHEMES.values())
-            and not self.summary.missing()
-        )
+    def about(self) -> str:
+        """How large it is, and what of it is left out."""
+        told = self.summary.records[-1]["text"]
+        sentences = (f"The text has {told['about'].partition(': ')[2]}", told.get("notice"))
+        return " ".join(f"{each}." for each in sentences if each).replace("%", " %")
+
+    def far(self, scheme: str) -> Estimate | None:
+        """What far text is worth to a scheme: the loss of the final tokens after all that a window has less that after
+        as many as in training."""
+        of = self.summary
+        return of.difference("final_tokens", scheme, scheme, LENGTHS[-1], "truncated", of.train_length)
 
 
 def text(name: str, seeds: int) -> Text:
-    """Its comparison. ValueError for records of several, and for a training at another rate than was tuned."""
-    made = records(name)
-    trained = [record for record in made if record["kind"] == "training"]
-    rates = {scheme: tuned(name, folder_of(scheme)) for scheme in {record["scheme"] for record in trained}}
-    for record in trained:
-        its, rate = Rate(record["learning_rate"], record["multiplier"]), rates[record["scheme"]]
-        if its != rate:
-            raise ValueError(f"{name}: {record['scheme']} must be trained at {rate}, got a training at {its}")
-    return Text(name, summary(name, made), seeds)
-
-
-def folder_of(scheme: str) -> str:
-    return next(folder for folder, names in SCHEMES.items() if names == scheme)
+    """The text with its records."""
+    return Text(name, summary(name, records(name)), seeds)
 
 
 def summary(name: str, made: Sequence[Record]) -> Summary:
-    """Without trials. ValueError for records of several comparisons, or of another plan than the one that is here."""
-    found = Summary([{**record, "fingerprint": _anywhere(record)} for record in _once(made)])
+    """The records of a part without trials. ValueError for records of several comparisons, or of another plan than the
+    one that is here, and for a training at another rate than was tuned."""
+    found = Summary(once(made))
     if found.left_out:
         raise ValueError(f"{name} must hold the records of one comparison, got {found.left_out} records of others")
     plan = digest_of((HERE / "plan.md").read_bytes())
     if others := {str(record.get("plan")) for record in found.records} - {plan}:
         raise ValueError(f"{name} must be of the plan {plan}, got records of {', '.join(sorted(others))}")
+    for folder in FOLDERS[name]:
+        for record in found.of("training", Job(name, folder, ()).scheme):
+            its, rate = Rate(record["learning_rate"], record["multiplier"]), tuned(name, folder)
+            if its != rate:
+                raise ValueError(f"{name}: {record['scheme']} must be trained at {rate}, got a training at {its}")
     return found
 
 
 @dataclass(frozen=True)
-class Twice:
-    """The trainings that were made on both devices, and the largest difference of their loss: in the first tenth of the
-    steps, and at the end."""
+class Short:
+    """What holds on every text: the schemes that no other is shown to be lower than, at each length; those whose loss
+    rises from the first length to the last by less than the margin, with its interval, and those by more than a bit;
+    and those that text further back than in training helps on any text."""
 
-    trainings: int
-    first: float
-    last: float
+    best: dict[int, list[str]]
+    flat: list[str]
+    steep: list[str]
+    helped: list[str]
 
 
-def twice(parts: Iterable[str]) -> Twice | None:
-    """Those of all parts; None where there is none."""
-    curves: dict[tuple[str, str, int], list[NDArray[np.float64]]] = {}
-    for part in parts:
-        for record in records(part):
-            if record["kind"] == "training" and "curve" in record:
-                bits = np.array([bits for _, bits in record["curve"]])
-                curves.setdefault((part, record["scheme"], record["seed"]), []).append(bits)
-    gaps = [abs(each[0] - each[1]) for each in curves.values() if len(each) > 1]
-    if not gaps:
+def short(texts: Sequence[Text]) -> Short | None:
+    """Of the texts that are tested; None while one of them is not complete."""
+    if not texts or not all(of.complete for of in texts):
         return None
-    first = max(float(gap[: len(gap) // 10].max()) for gap in gaps)
-    return Twice(len(gaps), first, max(float(gap[-1]) for gap in gaps))
+    rises = {scheme: [_rise(of.summary, scheme) for of in texts] for scheme in SCHEMES.values()}
+    known = {s: [rise for rise in each if rise is not None] for s, each in rises.items()}
+    margin = texts[0].summary.task.margin
+    return Short(
+        {n: [s for s in known if all(s in of.summary.best(MEASURE, n) for of in texts)] for n in LENGTHS},
+        [
+            s
+            for s, each in known.items()
+            if len(each) == len(texts) and all(-margin < x.low and x.high < margin for x in each)
+        ],
+        [s for s, each in known.items() if len(each) == len(texts) and all(x.low > 1 for x in each)],
+        [s for s in known if any((gain := of.far(s)) and gain.high < 0 for of in texts)],
+    )
 
 
-def _once(made: Sequence[Record]) -> list[Record]:
-    """The records of trainings; of one that was made on both devices, those of the device that tested it further."""
-    counted: dict[tuple[str, int], Counter[str]] = {}
-    trained = [record for record in made if record["kind"] != "trial"]
-    for record in trained:
-        counted.setdefault((record["scheme"], record["seed"]), Counter())[record["machine"]["device"]] += 1
-    taken = {training: devices.most_common(1)[0][0] for training, devices in counted.items()}
-    return [each for each in trained if taken[each["scheme"], each["seed"]] == each["machine"]["device"]]
-
-
-def _anywhere(record: Record) -> str:
-    """The fingerprint of its comparison, whatever device and versions it was measured with."""
-    identity = configured(record["configuration"]).identity(text_digest=record["text"]["digest"])
-    return fingerprint({name: value for name, value in identity.items() if name != "device"})
+def _rise(of: Summary, scheme: str) -> Estimate | None:
+    first, last = LENGTHS
+    return of.difference(MEASURE, scheme, scheme, last, MEASURE, first)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,9 @@ The words are in ``templates``, with a template for each page; the numbers are t
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +21,22 @@ from posenc.tools.choose.evidence import TEXTS as CLAIMED
 from posenc.tools.compare.summary import Summary
 from posenc.tools.compare.task import listed
 from posenc.tools.kit.files import write_whole
+from study.devices import Share, again, shares, twice
 from study.found import (
     LENGTHS,
     MEASURE,
     Contrast,
-    Cost,
+    Part,
     Text,
     contrasts,
     exploratory,
     images,
     interval,
     label,
+    records,
+    short,
     text,
     tuning,
-    twice,
 )
 from study.pictures import png
 from study.puzzles import PUBLISHED, order, task
@@ -48,7 +52,7 @@ NEAR = (
     "longer than in training",
 )
 FAR = (
-    "Loss of the same final bytes after up to 1,024 bytes less that after exactly 128, in bits per byte",
+    "Loss of the same final bytes after up to 1,024 bytes minus that after exactly 128, in bits per byte",
     "Below zero, text further back than a model was trained on helps it; around zero it makes no use of it.",
     "what far text is worth",
 )
@@ -69,8 +73,12 @@ def main() -> None:
         "tasks": tasks,
         "order": order(tasks),
         "ranked": PUBLISHED["ranked"],
-        "twice": twice((*TEXTS, *TASKS)),
-        "stays": _correlations(texts),
+        "agreed": Counter(each.agrees for made in found.values() for each in made),
+        "devices": _devices([*texts, *tasks]),
+        "twice": twice(map(records, TASKS)),
+        "again": again(records("python"), records("again"), MEASURE, LENGTHS[0]),
+        "stays": _stays(texts),
+        "short": short([of for of in texts if of.name in CLAIMED]),
         "lengths": LENGTHS,
     }
     write_whole(CHOOSE / "claims.json", _claims(found).encode())
@@ -189,7 +197,14 @@ def _write(name: str, template: str, **known: object) -> None:
     environment = Environment(  # of Markdown, in which nothing is to be escaped
         loader=FileSystemLoader(HERE / "templates"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"label": label, "number": number, "interval": interval, "said": said, "cost": cost}
+    environment.filters |= {
+        "label": label,
+        "number": number,
+        "interval": interval,
+        "said": said,
+        "cost": cost,
+        "signed": signed,
+    }
     written = environment.get_template(f"{template}.md.j2").render(**known)
     write_whole(DOCS / "study" / f"{name}.md", (written.rstrip() + "\n").encode())
 
@@ -201,15 +216,47 @@ def said(contrast: Contrast) -> str:
     return f"{contrast.verdict}: **not as published**" if contrast.agrees == "no" else contrast.verdict
 
 
-def cost(costs: Sequence[Cost]) -> str:
+def cost(of: Summary) -> str:
     """What trainings took, in a sentence."""
-    each = (f"{of.seconds:.0f} seconds on {of.device} (median of {of.trainings})" for of in costs)
-    return f"**What it cost.** A training took {listed(each)}; each device had other work at the same time."
+    each = (f"{part.seconds:.0f} seconds on {_named(part)} (median of {part.trainings})" for part in shares(of.records))
+    return f"**What it cost.** A training took {listed(each)}, beside others: these are no speeds."
 
 
-def _correlations(texts: Sequence[Text]) -> list[tuple[int, float]]:
-    """Spearman's, of the losses of schemes after few steps and after more, at both lengths."""
-    few, more = (next((of for of in texts if of.name == name), None) for name in ("python", "larger"))
+def signed(value: float) -> str:
+    """A difference."""
+    return f"{value:+.3f}".replace("-", "−")
+
+
+def _named(part: Share) -> str:
+    return "a CPU core" if part.device == "CPU" else f"an {part.device}"
+
+
+def _devices(of: Sequence[Part]) -> tuple[list[str], list[tuple[str, list[str]]]]:
+    """The devices, and for each part its name and what ran on each of them."""
+    made = [(TITLES.get(each.name, each.name), shares(each.summary.records)) for each in of]
+    devices = sorted({part.device for _, its in made for part in its})
+
+    def cell(its: Sequence[Share], device: str) -> str:
+        own = (part for part in its if part.device == device)
+        return next((f"{p.trainings} (seeds {p.first} to {p.last})" for p in own), "–")
+
+    return devices, [(name, [cell(its, device) for device in devices]) for name, its in made]
+
+
+@dataclass(frozen=True)
+class Stays:
+    """How the schemes lie at a length after few steps and after more: Spearman's correlation of their losses, and the
+    bits between the lowest and the highest."""
+
+    length: int
+    correlation: float
+    few: float
+    more: float
+
+
+def _stays(texts: Sequence[Text]) -> list[Stays]:
+    """At both lengths, of the schemes that have a loss there; empty before all trainings are there."""
+    few, more = (next((of for of in texts if of.name == name and of.complete), None) for name in ("python", "larger"))
     if few is None or more is None:
         return []
     found = []
@@ -220,7 +267,9 @@ def _correlations(texts: Sequence[Text]) -> list[tuple[int, float]]:
             if (mine := few.summary.bits(MEASURE, scheme, length))
             and (its := more.summary.bits(MEASURE, scheme, length))
         ]
-        found += [(length, float(spearmanr(*zip(*pairs, strict=True)).statistic))] if len(pairs) > 2 else []
+        before, after = zip(*pairs, strict=True)
+        spreads = (max(losses) - min(losses) for losses in (before, after))
+        found.append(Stays(length, float(spearmanr(before, after).statistic), *spreads))
     return found
 
 
@@ -236,7 +285,6 @@ def rows(of: Text) -> list[tuple[str, int, list[str], str]]:
     every length, and what far text is worth to it."""
     summary = of.summary
     found = {s: value for s in summary.schemes if (value := summary.bits(MEASURE, s, LENGTHS[0]))}
-    longest = max(summary.lengths(MEASURE), default=0)
 
     def cell(scheme: str, length: int) -> str:
         value = summary.bits(MEASURE, scheme, length)
@@ -246,12 +294,13 @@ def rows(of: Text) -> list[tuple[str, int, list[str], str]]:
         judged = of.complete and of.name in CLAIMED  # what is longer trained is described, not tested
         return f"**{shown}**" if judged and scheme in summary.best(MEASURE, length) else shown
 
-    def gain(scheme: str) -> str:
-        its = ("final_tokens", scheme, scheme, longest, "truncated", summary.train_length)
-        return interval(summary.difference(*its)) if summary.difference(*its) else "–"
-
     return [
-        (scheme, len(summary.measured(scheme)), [cell(scheme, n) for n in summary.lengths(MEASURE)], gain(scheme))
+        (
+            scheme,
+            len(summary.measured(scheme)),
+            [cell(scheme, n) for n in summary.lengths(MEASURE)],
+            interval(gain) if (gain := of.far(scheme)) else "–",
+        )
         for scheme in sorted(found, key=lambda scheme: found[scheme].mean)
     ]
 

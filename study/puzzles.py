@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,9 @@ from scipy.stats import rankdata
 
 from posenc.tools.compare.config import CompareConfig
 from posenc.tools.compare.puzzle import Puzzle
-from posenc.tools.compare.summary import Summary
 from posenc.tools.compare.tasks import complete, task_of
 from posenc.tools.kit.statistics import wilson
-from study.found import HERE, Cost, costs, records, summary
-from study.run import OF_TASKS
+from study.found import HERE, Part, records, summary
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,13 +28,8 @@ SOME = 0.05  # with fewer rows right, by every scheme, there is no order
 DRAWS = 2000  # of seeds, for the intervals of mean reciprocal ranks
 
 
-@dataclass(frozen=True)
-class Task:
-    """A puzzle, its trainings without those of tuning, and the seeds that are planned of each scheme."""
-
-    name: str
-    summary: Summary
-    seeds: int
+class Task(Part):
+    """A puzzle."""
 
     @property
     def puzzle(self) -> Puzzle:
@@ -52,32 +46,6 @@ class Task:
     def published(self) -> str:
         """What was published of it, in words."""
         return str(PUBLISHED[self.name])
-
-    @property
-    def trained(self) -> int:
-        """Trainings that are tested, of those that are planned."""
-        return sum(min(len(self.summary.measured(scheme)), self.seeds) for scheme in self.summary.schemes)
-
-    @property
-    def planned(self) -> int:
-        return self.seeds * len(OF_TASKS)
-
-    @property
-    def complete(self) -> bool:
-        """Whether all of them are there."""
-        return self.trained == self.planned
-
-    @property
-    def progress(self) -> str:
-        """How many of the trainings are there, in words."""
-        if self.complete:
-            return f"all {self.planned} trainings are there"
-        return f"{self.trained} of {self.planned} trainings are there"
-
-    @property
-    def costs(self) -> list[Cost]:
-        """What training took, by device."""
-        return costs(record for scheme in self.summary.schemes for record in self.summary.of("training", scheme))
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -104,8 +72,11 @@ class Task:
     @property
     def rows(self) -> list[tuple[str, list[str]]]:
         """The tested schemes with a cell for each length, those first that the most seeds solve at the longest rows."""
-        tested = [scheme for scheme in self.summary.schemes if self.summary.measured(scheme)]
-        tested.sort(key=lambda scheme: [self.solved(scheme, n) for n in reversed(self.lengths)], reverse=True)
+
+        def solved(scheme: str) -> list[float]:
+            return [self.solved(scheme, n) / max(len(self.shares(scheme, n)), 1) for n in reversed(self.lengths)]
+
+        tested = sorted(filter(self.summary.measured, self.summary.schemes), key=solved, reverse=True)
         return [(scheme, [self._cell(scheme, n) for n in self.lengths]) for scheme in tested]
 
     def _cell(self, scheme: str, length: int) -> str:
@@ -119,7 +90,7 @@ class Task:
 
 
 def task(name: str, seeds: int) -> Task:
-    """That of the records."""
+    """The puzzle with its records."""
     return Task(name, summary(name, records(name)), seeds)
 
 
@@ -150,19 +121,25 @@ class Order:
 
     @property
     def reproduced(self) -> bool:
-        """Whether that is the published order."""
-        return self.found == [place.scheme for place in self.places]
+        """Whether that is the published order, without ties."""
+        return all(first.found > second.found for first, second in pairwise(self.places))
 
 
 def order(tasks: Sequence[Task]) -> Order | None:
-    """Of the puzzles of the paper, at longer rows than in training; None while some of them are not complete."""
+    """Of the puzzles of the paper, at longer rows than in training; None while some of them are not complete, where
+    trainings diverged, and where no row is ranked."""
     ranks = PUBLISHED["ranks"]
     asked = [each for each in tasks if each.name in PUBLISHED["ranked"]]
     if not all(each.complete for each in asked) or len(asked) < len(PUBLISHED["ranked"]):
         return None
     places = [(each, length) for each in asked for length in each.lengths[1:]]
-    shares = {(each.name, n): np.array([each.shares(scheme, n) for scheme in ranks]) for each, n in places}
+    known = {(each.name, n): [each.shares(scheme, n) for scheme in ranks] for each, n in places}
+    if any(len(share) < asked[0].seeds for found in known.values() for share in found):
+        return None
+    shares = {place: np.array(found) for place, found in known.items()}
     ranked = [place for place, found in shares.items() if found.mean(1).max() >= SOME]
+    if not ranked:
+        return None
     drawn = np.stack([_reciprocal([shares[place][:, seeds] for place in ranked]) for seeds in _draws(asked[0].seeds)])
     low, high = np.quantile(drawn, (0.025, 0.975), axis=0)
     found = _reciprocal([shares[place] for place in ranked])

@@ -21,7 +21,7 @@ from posenc.tools.compare.compare import compare
 from posenc.tools.compare.config import CompareConfig, Rate
 from posenc.tools.compare.grid import finished
 from posenc.tools.compare.summary import Summary
-from posenc.tools.compare.tasks import complete, from_toml, task_of
+from posenc.tools.compare.tasks import from_toml
 from posenc.tools.compare.tuning import chosen, trials
 from posenc.tools.executors.executor import cores
 from posenc.tools.executors.local import local
@@ -65,6 +65,9 @@ OF_TASKS = ("nope", "sinusoidal", "rope", "alibi", "t5", "fox", "pope", "windows
 PLANNED = TEXTS | TASKS
 """The seeds of each part."""
 
+FOLDERS = dict.fromkeys(TEXTS, tuple(SCHEMES)) | dict.fromkeys(TASKS, OF_TASKS)
+"""The folders of its schemes."""
+
 CPU, GPU = "cpu", "cuda"
 
 
@@ -102,15 +105,10 @@ class Job:
         """Whether its folder holds all of it, so that the text need not be read to find nothing to do."""
         return finished(self.configuration(), read(self.out))
 
-    def measured(self) -> set[int]:
+    def whole(self) -> set[int]:
         """Its seeds of which its folder holds a training with all tests."""
-        config = complete(self.configuration())
-        found = Summary(record for record in read(self.out) if record["kind"] != "trial")
-        planned = [
-            ("training", None),
-            *task_of(config.task).plan(self.scheme, config.test_lengths, config.train_length),
-        ]
-        return {s for s in self.seeds if all(found.get(kind, self.scheme, s, n) for kind, n in planned)}
+        found = Summary(record for record in read(self.out) if record["kind"] != "trial").whole()
+        return {seed for seed in self.seeds if (self.scheme, seed) in found}
 
 
 def tuned(part: str, folder: str) -> Rate:
@@ -139,10 +137,12 @@ def jobs(device: str = CPU) -> Iterator[list[Job]]:
 
 def _rest(part: str, seeds: Iterable[int], device: str) -> list[Job]:
     """A job for each scheme of a part, without the seeds that are measured on the other device."""
-    wanted, elsewhere, found = tuple(seeds), GPU if device == CPU else CPU, []
-    for folder in SCHEMES if part in TEXTS else OF_TASKS:
+    wanted = tuple(seeds)
+    elsewhere = GPU if device == CPU else CPU
+    found = []
+    for folder in FOLDERS[part]:
         job, other = Job(part, folder, wanted, device), Job(part, folder, wanted, elsewhere)
-        there = other.measured() if (other.out / FILE).exists() else set()
+        there = other.whole() if (other.out / FILE).exists() else set()
         if left := tuple(seed for seed in job.seeds if seed not in there):
             found.append(replace(job, seeds=left))
     return found

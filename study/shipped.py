@@ -95,7 +95,7 @@ def verdicts(of: Text) -> str:
     if not of.complete:
         return f"Undecided: {of.progress}, and the study gives verdicts after the last."
     told = (
-        f"{label(scheme)} less {label(other)} at {each.claim['length']:,}: {interval(each.found)}, {each.verdict}"
+        f"{label(scheme)} minus {label(other)} at {each.claim['length']:,}: {interval(each.found)}, {each.verdict}"
         for each in contrasts(of)
         for scheme, other in [each.claim["contrast"]]
         if each.verdict

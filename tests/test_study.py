@@ -15,7 +15,7 @@ from posenc.tools.compare.config import Rate
 from posenc.tools.compare.summary import Estimate, Summary
 from posenc.tools.kit.files import digest_of
 from posenc.tools.kit.statistics import mean_of
-from study import found, pages, puzzles, run, shipped
+from study import devices, found, pages, puzzles, run, shipped
 from study.found import AT_ONE_RATE, Contrast, judged
 from study.pictures import panels
 from tests.compare import made_up, test_accuracy, test_summary
@@ -267,13 +267,14 @@ def test_what_was_found_is_kept_with_its_claim(monkeypatch: pytest.MonkeyPatch) 
 
 
 def on_gpu(records: Sequence[dict[str, Any]], more: float = 0.0) -> list[dict[str, Any]]:
-    """The same records, had a GPU made them: with other versions, and losses that are higher, at the end the most."""
+    """The same records as if from a GPU: with other versions, and losses that are higher, at the end the most."""
     made = []
     for record in records:
         config, machine = (
             {**record[name], "device": device} for name, device in (("configuration", "cuda"), ("machine", "H1"))
         )
-        told = {**record, "configuration": config, "machine": machine, "fingerprint": "of the GPU"}
+        about = {"machine": machine, "versions": {**record["versions"], "torch": "2.11.0+cu130"}}
+        told = {**record, **about, "configuration": config, "fingerprint": "of the GPU"}
         if "curve" in told:
             told["curve"] = [
                 [step, bits + more * n / len(told["curve"])] for n, (step, bits) in enumerate(told["curve"])
@@ -288,25 +289,38 @@ def test_both_devices_are_of_one_comparison(kept: Any, monkeypatch: pytest.Monke
     monkeypatch.setattr(found, "records", lambda part: made)
     of = found.text("python", 3)
     assert of.complete
-    seconds = {r["seconds"] for r in made if r["kind"] == "training"}
-    assert [(each.device, each.trainings) for each in of.costs] == [("a CPU core", 28), ("an H1", 14)]
-    assert all(min(seconds) <= each.seconds <= max(seconds) for each in of.costs)
-    assert pages.cost(of.costs).startswith("**What it cost.** A training took ")
+    assert devices.shares(of.summary.records) == [
+        devices.Share("CPU", 28, 0, 1, 19.7),
+        devices.Share("H1", 14, 2, 2, 19.7),
+    ]
+    took = "A training took 20 seconds on a CPU core (median of 28) and 20 seconds on an H1 (median of 14), beside"
+    assert took in pages.cost(of.summary)
     alone = Summary(kept(schemes, (0, 1, 2)))
     assert of.summary.bits("sliding", "rope", 1024) == alone.bits("sliding", "rope", 1024)
 
 
-def test_trainings_on_both_devices_are_compared(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainings_on_both_devices_are_compared(kept: Any) -> None:
     made = kept(["rope", "nope"], (0, 1))
-    monkeypatch.setattr(found, "records", lambda part: made)
-    assert found.twice(["python"]) is None
-    made += on_gpu(kept(["rope"], (1,)), more=0.5)
-    both = found.twice(["python"])
+    assert devices.twice([made, made[:3]]) is None
+    gone = made_up.diverge(on_gpu(kept(["nope"], (0,))), "nope")  # has no curve
+    both = devices.twice([[*made, *on_gpu(kept(["rope"], (1,)), more=0.5), *gone]])
     assert both is not None
     steps = len(next(r["curve"] for r in made if "curve" in r))
-    assert both.trainings == 1
+    assert (both.trainings, both.results) == (1, 0)
     assert both.last == pytest.approx(0.5 * (steps - 1) / steps)
     assert both.first == pytest.approx(0.5 * (steps // 10 - 1) / steps)
+
+
+def test_what_was_made_again_is_compared_with_what_counts(kept: Any) -> None:
+    counted, made = kept(["rope", "nope"], (0, 1)), kept(["rope"], (0, 1))
+    for record in made:
+        if record["kind"] == "sliding":
+            record["bits"] = [bits + (0.1 if record["seed"] else -0.2) for bits in record["bits"]]
+    found = devices.again(counted, made, "sliding", 128)
+    assert found is not None
+    assert (found.schemes, found.trainings) == (["rope"], 2)
+    assert (found.mean, found.low, found.high) == pytest.approx((-0.05, -0.2, 0.1))
+    assert devices.again(counted, [], "sliding", 128) is None
 
 
 def test_a_training_that_both_devices_made_counts_once(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,6 +331,35 @@ def test_a_training_that_both_devices_made_counts_once(kept: Any, monkeypatch: p
         of = found.text("python", 1)
         assert {record["machine"]["device"] for record in of.summary.records} == {"cpu"}
         assert not of.summary.missing()
+
+
+def test_in_short_is_what_holds_on_all_texts(kept: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    schemes = list(run.SCHEMES.values())
+
+    def texts(*lows: str) -> list[found.Text]:
+        """In each text another scheme is lowest."""
+        made = []
+        for low in lows:
+            level = {scheme: 2.4 + 0.3 * (scheme != low) for scheme in schemes}
+            monkeypatch.setattr(made_up, "LEVEL", level)
+            monkeypatch.setattr(made_up, "GROWTH", dict.fromkeys(schemes, 0.0) | {"sinusoidal": 1.6})
+            records = kept(schemes, range(3))
+            monkeypatch.setattr(found, "records", lambda part, records=records: records)
+            made.append(found.text("python", 3))
+        return made
+
+    one = found.short(texts("t5", "t5"))
+    assert one is not None
+    assert one.best[128] == ["t5"]
+    both = found.short(texts("t5", "fox"))
+    assert both is not None
+    assert both.best[128] == []
+    assert "alibi" in both.flat
+    assert "sinusoidal" in both.steep
+    assert not set(both.flat) & set(both.steep)
+    of = found.text("python", 3)
+    assert found.short([of, replace(of, seeds=4)]) is None
+    assert found.short([]) is None
 
 
 def test_what_was_not_published_stands_out() -> None:
@@ -380,13 +423,13 @@ def test_a_job_is_done_when_its_folder_holds_all_of_it(tmp_path: Path, monkeypat
 
     assert kept(14) == [False, False, False]
     assert kept(15) == [True, False, False]
-    assert kept(len(made) - 2) == [False, False, False]  # a training that is not tested to its end
+    assert kept(len(made) - 2) == [True, False, False]  # a training that is not tested to its end
     assert kept(len(made)) == [True, True, False]
 
 
 def test_what_one_device_has_measured_the_other_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "RECORDS", tmp_path)
-    monkeypatch.setattr(run, "SCHEMES", {"rope": "rope"})
+    monkeypatch.setattr(run, "FOLDERS", {"python": ("rope",)})
     monkeypatch.setattr(run, "PLANNED", {"python": 10})
     tuning = trials("rope", 2.2, 2.1)
     on_cpu, on_gpu = run.Job("python", "rope", ()), run.Job("python", "rope", (), "cuda")
@@ -400,6 +443,9 @@ def test_what_one_device_has_measured_the_other_leaves_out(tmp_path: Path, monke
     write(on_cpu.out, tuning + made_up.records(("rope",), tuple(range(8))))
     ((job,),) = run.jobs("cuda")
     assert job.seeds == (9, 8)
+    assert job.done()  # though its folder holds a part of seed 7
+    *_, (job,) = run.jobs()
+    assert job.done()
 
 
 def test_what_fails_is_named_and_the_others_go_on(

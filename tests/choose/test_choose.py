@@ -322,7 +322,7 @@ def test_the_worked_case_says_what_the_study_shows() -> None:
     trained, *_, longest = map(number, loss["rope"])
     assert longest > 2 * trained
     far = {row.label: row.figures[0] for row in found["study_python_far"].rows}
-    for label in ("t5", "alibi", "RoPE in windows, NoPE"):
+    for label in ("t5", "alibi", "RoPE in windows with NoPE"):
         trained, *_, longest = map(number, loss[label])
         assert longest < 1.05 * trained
         assert number(far[label].partition(" to ")[2]) > 0  # the upper end: nothing is shown to be gained
