@@ -15,9 +15,9 @@ from posenc.tools.explore import data
 from posenc.tools.explore.records import summarised
 from posenc.tools.extend.settings import CROPPED
 from posenc.tools.extend.verdicts import LEAST_PIECES
-from study.found import HERE, Text, contrasts, images, interval, label
+from study.found import HERE, Part, Text, contrasts, images, interval, label
 from study.puzzles import task
-from study.run import TASKS
+from study.run import CPU, TASKS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -45,16 +45,21 @@ def _sets(texts: Sequence[Text], titles: Mapping[str, str]) -> Iterator[dict[str
         if of.trained:
             size = re.search(r"[\d,]+ bytes", str(of.summary.records[-1]["text"]["about"]))
             source = f"{OF_TEXTS[of.name]}{f' ({size[0]})' if size else ''}"
-            yield _one(titles[of.name], summarised(of.summary.records) | {"source": source}, verdicts(of))
+            yield _one(titles[of.name], _summarised(of) | {"source": source}, verdicts(of))
     for name, seeds in TASKS.items():
         if (puzzle := task(name, seeds)).trained:
-            yield _one(
-                f"Puzzle: {name}", summarised(puzzle.summary.records), f"Described, not tested: {puzzle.progress}."
-            )
+            yield _one(f"Puzzle: {name}", _summarised(puzzle), f"Described, not tested: {puzzle.progress}.")
     if found := images():
         yield _one("Images: digits", summarised(found.records), unbeaten(found), repeated(found))
     few = f"Undecided: four pieces of text are too few for a verdict, which needs {LEAST_PIECES}."
     yield _one("SmolLM2-135M, extended", extension(tomllib.loads((HERE / "extend.toml").read_text())), few, EXTENDED)
+
+
+def _summarised(of: Part) -> dict[str, Any]:
+    """The summary of a part; its costs are those of the CPU, as other backends need other memory."""
+    made = of.summary.records
+    on_cpu = [record for record in made if record["machine"]["device"] == CPU]
+    return summarised(made) | {"costs": summarised(on_cpu or made)["costs"]}
 
 
 def _one(name: str, found: Mapping[str, Any], verdict: str, command: str = "make study") -> dict[str, Any]:
