@@ -237,7 +237,7 @@ class Contrast:
         """The finding as `posenc.tools.choose` has it; None without a verdict."""
         if not self.verdict or self.found is None:
             return None
-        numbers = {name: round(getattr(self.found, name), 4) for name in ("mean", "low", "high")}
+        numbers = {name: round(getattr(self.found, name), 6) for name in ("mean", "low", "high")}
         said = {"verdict": self.verdict, "seeds": self.found.seeds, "agrees": self.agrees}
         return {"status": "measured", **numbers, **said}
 
