@@ -31,6 +31,11 @@ class Share:
     seconds: float
 
 
+def on_cpu(made: Records) -> list[Mapping[str, Any]]:
+    """Those of the CPU."""
+    return [record for record in made if record["machine"]["device"] == CPU]
+
+
 def shares(made: Records) -> list[Share]:
     """Those of each device, without trainings that diverged."""
     found: dict[str, list[Mapping[str, Any]]] = {}

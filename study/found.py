@@ -9,6 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from posenc.schemes.catalog import catalog
 from posenc.tools.choose.evidence import agrees, claims
 from posenc.tools.compare.config import Rate
 from posenc.tools.compare.results import check
@@ -26,6 +27,7 @@ LENGTHS = (128, 1024)
 MEASURE = "sliding"
 LABELS = dict.fromkeys((SCHEMES["windows"], OF_TWO_LAYERS["windows"]), "RoPE in windows with NoPE")
 TRIALS = 15
+MULTIPLIERS = {entry.name: entry.rate for entry in catalog()}
 AT_ONE_RATE = Rate(0.005, 1.0)  # the default of posenc compare, and no more for what a scheme learns
 
 
@@ -132,32 +134,43 @@ def summary(name: str, made: Sequence[Record]) -> Summary:
 @dataclass(frozen=True)
 class Short:
     """What holds on every text: the schemes that no other is shown to be lower than, at each length; those whose loss
-    rises from the first length to the last by less than the margin, with its interval, and those by more than a bit;
-    and those that text further back than in training helps on any text."""
+    changes from the first length to the last by less than the margin, with its interval, those whose loss rises by more
+    than a bit, and the others; those that text further back than in training helps on any text; and the most that any
+    scheme gains from half the trained length to all of it, in bits."""
 
     best: dict[int, list[str]]
     flat: list[str]
     steep: list[str]
+    others: list[str]
     helped: list[str]
+    gained: float
 
 
 def short(texts: Sequence[Text]) -> Short | None:
     """Of the texts that are tested; None while one of them is not complete."""
     if not texts or not all(of.complete for of in texts):
         return None
-    rises = {scheme: [_rise(of.summary, scheme) for of in texts] for scheme in SCHEMES.values()}
-    known = {s: [rise for rise in each if rise is not None] for s, each in rises.items()}
     margin = texts[0].summary.task.margin
+    rises = {s: [rise for of in texts if (rise := _rise(of.summary, s))] for s in SCHEMES.values()}
+    known = {s: each for s, each in rises.items() if len(each) == len(texts)}
+    flat = [s for s, each in known.items() if all(-margin < x.low and x.high < margin for x in each)]
+    steep = [s for s, each in known.items() if all(x.low > 1 for x in each)]
     return Short(
-        {n: [s for s in known if all(s in of.summary.best(MEASURE, n) for of in texts)] for n in LENGTHS},
-        [
-            s
-            for s, each in known.items()
-            if len(each) == len(texts) and all(-margin < x.low and x.high < margin for x in each)
-        ],
-        [s for s, each in known.items() if len(each) == len(texts) and all(x.low > 1 for x in each)],
-        [s for s in known if any((gain := of.far(s)) and gain.high < 0 for of in texts)],
+        {n: [s for s in rises if all(s in of.summary.best(MEASURE, n) for of in texts)] for n in LENGTHS},
+        flat,
+        steep,
+        [s for s in rises if s not in flat + steep],
+        [s for s in rises if any((gain := of.far(s)) and gain.high < 0 for of in texts)],
+        max(half.mean - whole.mean for of in texts for s in rises for half, whole in [_halves(of.summary, s)]),
     )
+
+
+def _halves(of: Summary, scheme: str) -> tuple[Estimate, Estimate]:
+    """The losses at half the trained length and at the trained length."""
+    half, whole = (of.bits(MEASURE, scheme, n) for n in (LENGTHS[0] // 2, LENGTHS[0]))
+    assert half is not None
+    assert whole is not None
+    return half, whole
 
 
 def _rise(of: Summary, scheme: str) -> Estimate | None:
@@ -168,7 +181,8 @@ def _rise(of: Summary, scheme: str) -> Estimate | None:
 @dataclass(frozen=True)
 class Tuned:
     """What tuning did for a scheme: its loss on tuning text, at the trained length and at the longest, at the one rate
-    that all have untuned and at its best; its place among the schemes by either; and what the trials cost."""
+    that all have untuned and at its best; its place among the schemes by either; what the trials cost; and, where
+    `posenc compare` has another multiplier than 1 by default, that and the losses with it."""
 
     scheme: str
     trials: int
@@ -176,6 +190,7 @@ class Tuned:
     untuned: tuple[float, float | None]
     best: tuple[float, float | None]
     seconds: float
+    by_default: tuple[float, float, float | None] | None = None
     place: int = 0
     untuned_place: int = 0
 
@@ -205,7 +220,10 @@ def tuning() -> list[Tuned]:
         rate = chosen(scheme, tried)
         if rate is not None and len(tried) == TRIALS:
             seconds = sum(record.get("seconds", 0.0) for record in tried)
-            found.append(Tuned(scheme, TRIALS, rate, _loss(tried, AT_ONE_RATE), _loss(tried, rate), seconds))
+            default = MULTIPLIERS.get(scheme, 1.0)
+            with_it = (default, *_loss(tried, replace(AT_ONE_RATE, multiplier=default))) if default != 1 else None
+            losses = _loss(tried, AT_ONE_RATE), _loss(tried, rate)
+            found.append(Tuned(scheme, TRIALS, rate, *losses, seconds, with_it))
     untuned = sorted(found, key=lambda each: each.untuned[0])
     found.sort(key=lambda each: each.best[0])
     return [replace(each, place=n, untuned_place=untuned.index(each) + 1) for n, each in enumerate(found, 1)]

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -21,7 +22,7 @@ from posenc.tools.choose.evidence import TEXTS as CLAIMED
 from posenc.tools.compare.summary import Summary
 from posenc.tools.compare.task import listed
 from posenc.tools.kit.files import write_whole
-from study.devices import Share, again, shares, twice
+from study.devices import Share, again, on_cpu, shares, twice
 from study.found import (
     LENGTHS,
     MEASURE,
@@ -39,7 +40,7 @@ from study.found import (
     tuning,
 )
 from study.pictures import png
-from study.puzzles import PUBLISHED, order, task
+from study.puzzles import PUBLISHED, Task, order, task
 from study.run import SCHEMES, TASKS, TEXTS
 from study.shipped import FILE, repeated, shipped
 
@@ -56,17 +57,20 @@ FAR = (
     "Below zero, text further back than a model was trained on helps it; around zero it makes no use of it.",
     "what far text is worth",
 )
+KINDS = (("recall", "passkey"), ("copy", "reverse", "sort", "addition", "index"))
+"""The puzzles in which something is to be found, and those with a rule, without the control."""
 TITLES = {"python": "Python's packages", "plays": "Shakespeare's works", "larger": "Four times as many steps"}
 
 
 def main() -> None:
     """Writes every page; one of which nothing is measured says so."""
     texts = [text(name, seeds) for name, seeds in TEXTS.items()]
+    tuned = tuning()
     tasks = [task(name, seeds) for name, seeds in TASKS.items()]
     found = {of.name: contrasts(of) for of in texts if of.name in CLAIMED}
     known = {
         "texts": texts,
-        "tuned": tuning(),
+        "tuned": tuned,
         "schemes": list(SCHEMES.values()),
         "titles": TITLES,
         "contrasts": found,
@@ -76,14 +80,16 @@ def main() -> None:
         "agreed": Counter(each.agrees for made in found.values() for each in made),
         "devices": _devices([*texts, *tasks]),
         "twice": twice(map(records, TASKS)),
-        "again": again(records("python"), records("again"), MEASURE, LENGTHS[0]),
+        "again": [its for n in LENGTHS if (its := again(records("python"), records("again"), MEASURE, n))],
+        "versions": sorted({record["versions"]["torch"] for of in texts for record in of.summary.records}),
+        "at_one_rate": {each.scheme: each for each in tuned},
         "stays": _stays(texts),
         "short": short([of for of in texts if of.name in CLAIMED]),
         "lengths": LENGTHS,
     }
     write_whole(CHOOSE / "claims.json", _claims(found).encode())
     claimed = [of for of in texts if of.name in CLAIMED and of.trained]
-    write_whole(CHOOSE / "study.json", _tables(claimed, images()).encode())
+    write_whole(CHOOSE / "study.json", _tables(claimed, images(), tasks).encode())
     write_whole(FILE, shipped(texts, TITLES).encode())
     write_whole(DOCS / "study" / "plan.md", (HERE / "plan.md").read_bytes())
     for name in ("index", "tuning", "contrasts", "tasks"):
@@ -108,10 +114,13 @@ def _claims(found: Mapping[str, Sequence[Contrast]]) -> str:
     return '{"claims": [\n' + ",\n".join(made) + "\n]}\n"
 
 
-def _tables(texts: Sequence[Text], images: Summary | None) -> str:
-    """The file of what each text and the digits have shown, as `posenc.tools.choose` takes tables: a table in a line,
-    and its rows."""
+def _tables(texts: Sequence[Text], images: Summary | None, tasks: Sequence[Task]) -> str:
+    """The file of what each text, the digits and the puzzles have shown, as `posenc.tools.choose` takes tables: a table
+    in a line, and its rows."""
     found = [_table(of, far) for of in texts for far in (False, True)] + ([_of_images(images)] if images else [])
+    found += [
+        _of_puzzles(of) for kind in KINDS if (of := [each for each in tasks if each.name in kind and each.trained])
+    ]
     made = [json.dumps(each, ensure_ascii=False) for each in found]
     lines = (
         ",\n".join(made).replace(' {"label"', '\n  {"label"').replace('[{"label"', '[\n  {"label"').replace("**", "")
@@ -163,6 +172,45 @@ def _of_images(found: Summary) -> dict[str, Any]:
     }
 
 
+def _of_puzzles(tasks: Sequence[Task]) -> dict[str, Any]:
+    """With how many seeds each scheme solves some puzzles, at the longest rows."""
+    recall = tasks[0].name in KINDS[0]
+    seeds = [len(each.shares(scheme, each.lengths[-1])) for each in tasks for scheme in each.summary.schemes]
+
+    def cell(of: Task, scheme: str) -> str:
+        length = of.lengths[-1]
+        return f"{of.solved(scheme, length)} of {len(of.shares(scheme, length))}"
+
+    return {
+        "name": "study_recall" if recall else "study_rules",
+        "question": "far",
+        "title": f"The study, {'finding' if recall else 'rules'}: puzzles on rows longer than in training",
+        "measured": (
+            f"Seeds with which at least 95 % of the rows are right, of decoders of a tenth of a million parameters; "
+            f"{counted(seeds)}."
+        ),
+        "shows": (
+            "Small models find a far token at eight times the trained length with some schemes, without training on it."
+            if recall
+            else "Hardly any scheme follows such rules on longer rows. Some do not learn them at the trained length."
+        ),
+        "heads": [f"{each.name}, {each.lengths[-1] // each.lengths[0]} times as long" for each in tasks],
+        "rows": [
+            {
+                "label": label(scheme),
+                "schemes": [scheme] if label(scheme) == scheme else [],
+                "figures": [cell(each, scheme) for each in tasks],
+            }
+            for scheme in tasks[0].summary.schemes
+        ],
+        "better": "higher",
+        "source": "posenc",
+        "command": "make study",
+        "doc": "docs/study/tasks.md",
+        "too_few": "" if all(each.complete for each in tasks) else counted(seeds),
+    }
+
+
 def _table(of: Text, far: bool) -> dict[str, Any]:
     """The losses of all schemes from the trained length on, or what far text is worth to each."""
     shown = rows(of)
@@ -197,14 +245,8 @@ def _write(name: str, template: str, **known: object) -> None:
     environment = Environment(  # of Markdown, in which nothing is to be escaped
         loader=FileSystemLoader(HERE / "templates"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {
-        "label": label,
-        "number": number,
-        "interval": interval,
-        "said": said,
-        "cost": cost,
-        "signed": signed,
-    }
+    filters = (label, labels, number, interval, said, cost, signed, memory)
+    environment.filters |= {each.__name__: each for each in filters}
     written = environment.get_template(f"{template}.md.j2").render(**known)
     write_whole(DOCS / "study" / f"{name}.md", (written.rstrip() + "\n").encode())
 
@@ -219,12 +261,23 @@ def said(contrast: Contrast) -> str:
 def cost(of: Summary) -> str:
     """What trainings took, in a sentence."""
     each = (f"{part.seconds:.0f} seconds on {_named(part)} (median of {part.trainings})" for part in shares(of.records))
-    return f"**What it cost.** A training took {listed(each)}, beside others: these are no speeds."
+    return f"**What it cost.** A training took {listed(each)}, beside others: do not read these as speeds."
 
 
 def signed(value: float) -> str:
     """A difference."""
     return f"{value:+.3f}".replace("-", "−")
+
+
+def labels(schemes: Sequence[str]) -> str:
+    """Schemes as tables have them."""
+    return ", ".join(map(label, schemes)) or "none"
+
+
+def memory(scheme: str, of: Text) -> str:
+    """The peak of a training step on the CPU, in MB; a median over seeds."""
+    peaks = [r["peak_bytes"] for r in on_cpu(of.summary.of("training", scheme)) if "peak_bytes" in r]
+    return f"{median(peaks) / 1e6:.0f}" if peaks else "–"
 
 
 def _named(part: Share) -> str:

@@ -79,7 +79,7 @@ def _panel(axes: Axes, summary: Summary, scheme: str, curve: dict[int, Estimate]
     axes.fill_between(list(curve), *ends, color=color, alpha=0.25, linewidth=0)
     axes.plot(*_means(curve), color=color, linewidth=1.8, marker="o", markersize=3)
     seeds = len(summary.measured(scheme))
-    title, count = label(scheme), f"{seeds} seed{'s' if seeds > 1 else ''}"
+    title, count = label(scheme).replace("in windows with", "windows +"), f"{seeds} seed{'s' if seeds > 1 else ''}"
     axes.text(0, 1.2, title, transform=axes.transAxes, size=8.5, weight="bold", va="bottom")
     longest = summary.lengths(MEASURE)[-1]
     last = f"{curve[longest].mean:.2f}" if longest in curve else summary.no_value(scheme, longest, MEASURE) or "–"

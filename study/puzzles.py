@@ -80,13 +80,14 @@ class Task(Part):
         return [(scheme, [self._cell(scheme, n) for n in self.lengths]) for scheme in tested]
 
     def _cell(self, scheme: str, length: int) -> str:
-        """The seeds that solve it with their interval, and the mean share of right rows."""
+        """The seeds that solve it, bold if half do, the interval of their share, and the mean share of right rows."""
         shares = self.shares(scheme, length)
         if not shares:
             return self.summary.no_value(scheme, length, "accuracy") or "–"
         right = self.solved(scheme, length)
         _, low, high = (f"{n:.2f}" for n in wilson(right, len(shares)))
-        return f"**{right} of {len(shares)}** ({low} to {high}), mean {np.mean(shares):.2f}"
+        bold = "**" * (2 * right >= len(shares))
+        return f"{bold}{right} of {len(shares)}{bold} ({low} to {high}), {np.mean(shares):.2f}".replace("0.", ".")
 
 
 def task(name: str, seeds: int) -> Task:

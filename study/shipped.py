@@ -15,9 +15,10 @@ from posenc.tools.explore import data
 from posenc.tools.explore.records import summarised
 from posenc.tools.extend.settings import CROPPED
 from posenc.tools.extend.verdicts import LEAST_PIECES
+from study.devices import on_cpu
 from study.found import HERE, Part, Text, contrasts, images, interval, label
 from study.puzzles import task
-from study.run import CPU, TASKS
+from study.run import TASKS
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -58,8 +59,7 @@ def _sets(texts: Sequence[Text], titles: Mapping[str, str]) -> Iterator[dict[str
 def _summarised(of: Part) -> dict[str, Any]:
     """The summary of a part; its costs are those of the CPU, as other backends need other memory."""
     made = of.summary.records
-    on_cpu = [record for record in made if record["machine"]["device"] == CPU]
-    return summarised(made) | {"costs": summarised(on_cpu or made)["costs"]}
+    return summarised(made) | {"costs": summarised(on_cpu(made) or made)["costs"]}
 
 
 def _one(name: str, found: Mapping[str, Any], verdict: str, command: str = "make study") -> dict[str, Any]:

@@ -127,8 +127,9 @@ def trial(scheme: str, number: int, rate: Rate, bits: float) -> dict[str, Any]:
 
 
 def trials(scheme: str, untuned: float, best: float) -> list[dict[str, Any]]:
-    others = [trial(scheme, n, Rate(0.001 * n, 1.0), 9.0) for n in range(6, 19)]
-    return [trial(scheme, 0, AT_ONE_RATE, untuned), trial(scheme, 1, Rate(0.02, 30.0), best), *others]
+    others = [trial(scheme, n, Rate(0.001 * n, 1.0), 9.0) for n in range(6, 18)]
+    by_default = trial(scheme, 18, Rate(0.005, 30.0), best + 0.3)
+    return [trial(scheme, 0, AT_ONE_RATE, untuned), trial(scheme, 1, Rate(0.02, 30.0), best), *others, by_default]
 
 
 def test_tuning_says_who_gains_and_who_moves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +143,8 @@ def test_tuning_says_who_gains_and_who_moves(monkeypatch: pytest.MonkeyPatch) ->
     first, *others = found.tuning()
     assert (first.scheme, first.rate, first.untuned, first.best) == ("t5", Rate(0.02, 30.0), (2.5, 3.5), (2.0, 3.0))
     assert (first.place, first.untuned_place, round(first.gain, 6), first.seconds) == (1, 2, 0.5, 15.0)
+    assert first.by_default == (30.0, 2.3, 3.3)
+    assert [each.by_default for each in others] == [None, None]
     assert [(each.scheme, each.place, each.untuned_place) for each in others] == [("rope", 2, 1), ("nope", 3, 3)]
 
 
@@ -162,8 +165,9 @@ def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pages, "TEXTS", {"python": 3, "plays": 3})
     pages.main()
     page = {path.stem: path.read_text() for path in (tmp_path / "study").iterdir()}
-    assert "t5 gains most from a rate of its own, 0.50 bits per byte" in page["tuning"]
-    assert "| 1 | t5 | 2.500 | **2.000** | 3.500 | 3.000 | 0.02 | × 30, at an end | 2 |" in page["tuning"]
+    assert "`t5` gains most from a rate of its own, 0.50 bits per byte" in page["tuning"]
+    assert "gives `t5` by default, × 30, that one rate gives 2.300 and 3.300." in page["tuning"]
+    assert "| 1 | t5 | 2.500 | 2.000 | 3.500 | 3.000 | 0.02 | × 30, at an end | 2 |" in page["tuning"]
     of = found.text("python", 3)
     (best,) = of.summary.best("sliding", 1024)[:1]
     value = of.summary.bits("sliding", best, 1024)

@@ -1,5 +1,6 @@
 """What the study's pages say of the records of puzzles, made up here."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,8 @@ def test_a_task_counts_the_seeds_that_solve_it(monkeypatch: pytest.MonkeyPatch) 
     assert copy.solvers == [(20, ["nope", "rope"]), (25, []), (30, []), (40, [])]
     (first, of_rope), (second, of_nope) = copy.rows
     assert (first, second) == ("rope", "nope")
-    assert [cell.partition(" (")[0] for cell in of_rope] == ["**3 of 3**", "**0 of 3**", "**0 of 3**", "**1 of 3**"]
-    assert of_nope[0] == "**2 of 3** (0.21 to 0.94), mean 0.97"  # Wilson's interval
+    assert [cell.partition(" (")[0] for cell in of_rope] == ["**3 of 3**", "0 of 3", "0 of 3", "1 of 3"]
+    assert of_nope[0] == "**2 of 3** (.21 to .94), .97"  # Wilson's interval
 
     made = made[:-1]  # rope's last seed was not tested to its end
     assert puzzles.task("copy", 10).trained == 5
@@ -170,8 +171,14 @@ def test_the_page_of_puzzles_is_written_from_records(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(pages, "images", lambda: None)
     pages.main()
     page = (tmp_path / "study" / "tasks.md").read_text()
-    assert "Not before all trainings of copy, reverse, sort, addition are there." in page
-    cells = "**3 of 3** (0.44 to 1.00), mean 0.97"
+    assert "when all trainings of copy, reverse, sort and addition are complete." in page
+    assert "| copy | 24 of 24 | rope | rope, at 40 (2 ×) |" in page
+    tables = {each["name"]: each for each in json.loads((tmp_path / "study.json").read_text())["records"]}
+    assert tables.keys() == {"study_rules"}
+    assert tables["study_rules"]["heads"][0] == "copy, 2 times as long"
+    assert tables["study_rules"]["rows"][2] == {"label": "rope", "schemes": ["rope"], "figures": ["3 of 3"] * 4}
+    assert tables["study_rules"]["too_few"] == "3 seeds"
+    cells = "**3 of 3** (.44 to 1.00), .97"
     assert f"| rope | {cells} | {cells} | {cells} | {cells} |" in page
     assert (
         "**Found.** Solved with half of the seeds or more: at 20, rope; at 25, rope; at 30, rope; at 40, rope." in page

@@ -124,6 +124,7 @@ def _schemes(arguments: argparse.Namespace) -> int:
             "paper": entry.paper,
             "url": entry.url,
             "users": entry.users,
+            "rate": f"× {entry.rate:g}: {entry.why_rate}" if entry.why_rate else "",
             "example": entry.example.replace("\n", "\n" + " " * 8),
         }
         taken = inspect.signature(entry.scheme, eval_str=True).parameters.values()
