@@ -35,7 +35,7 @@ _FOUNDERS = {
     "transformer_xl": (2, "h"),
 }
 # The palette is smaller than the catalog. These would else look much as schemes that they are often compared with.
-_APART = {"t5": 6, "fox": 2}
+_APART = {"t5": 6, "fox": 2, "RoPE in windows with NoPE": 1}
 _MARKERS = ("P", "d", "<", ">", "8", "*", "H")
 _DASHES: tuple[Dashes, ...] = ((0, (5, 1.2)), (0, (7, 1.5, 1.5, 1.5)), (0, (5, 1.2, 1.2, 1.2, 1.2, 1.2)))
 
