@@ -36,6 +36,11 @@ def label(scheme: str) -> str:
     return LABELS.get(scheme, scheme)
 
 
+def signed(value: float) -> str:
+    """A difference with its sign."""
+    return f"{value:+.3f}".replace("-", "−")
+
+
 def interval(value: Estimate | None) -> str:
     """A difference with its interval."""
     if value is None:

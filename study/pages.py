@@ -36,6 +36,7 @@ from study.found import (
     label,
     records,
     short,
+    signed,
     text,
     tuning,
 )
@@ -262,11 +263,6 @@ def cost(of: Summary) -> str:
     """What trainings took, in a sentence."""
     each = (f"{part.seconds:.0f} seconds on {_named(part)} (median of {part.trainings})" for part in shares(of.records))
     return f"**What it cost.** A training took {listed(each)}, beside others: do not read these as speeds."
-
-
-def signed(value: float) -> str:
-    """A difference."""
-    return f"{value:+.3f}".replace("-", "−")
 
 
 def labels(schemes: Sequence[str]) -> str:

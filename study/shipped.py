@@ -16,7 +16,7 @@ from posenc.tools.explore.records import summarised
 from posenc.tools.extend.settings import CROPPED
 from posenc.tools.extend.verdicts import LEAST_PIECES
 from study.devices import on_cpu
-from study.found import HERE, Part, Text, contrasts, images, interval, label
+from study.found import HERE, Part, Text, contrasts, images, label, signed
 from study.puzzles import task
 from study.run import TASKS
 
@@ -99,13 +99,14 @@ def verdicts(of: Text) -> str:
         return f"Described, not tested: {of.progress}."
     if not of.complete:
         return f"Undecided: {of.progress}, and the study gives verdicts after the last."
-    told = (
-        f"{label(scheme)} minus {label(other)} at {each.claim['length']:,}: {interval(each.found)}, {each.verdict}"
-        for each in contrasts(of)
-        for scheme, other in [each.claim["contrast"]]
-        if each.verdict
-    )
-    return f"Tested, with Holm's correction: {'; '.join(told)}."
+    told: dict[str, list[str]] = {}
+    for each in contrasts(of):
+        if each.found and each.verdict:
+            pair = " minus ".join(map(label, each.claim["contrast"]))
+            said = f"{signed(each.found.mean)} at {each.claim['length']:,} ({each.verdict})"
+            told.setdefault(pair, []).append(said)
+    clauses = (f"{pair} is {' and '.join(said)}" for pair, said in told.items())
+    return f"Tested, with Holm's correction: {'; '.join(clauses)}."
 
 
 def repeated(found: Summary) -> str:

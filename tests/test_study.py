@@ -187,7 +187,8 @@ def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPat
     assert python["source"].startswith("the Python files of Django 5.2.8 and SQLAlchemy 2.0.44 (1,234,567 bytes)")
     assert python["seeds"] == {found.label(scheme): 3 for scheme in schemes}
     for each in found.contrasts(of):
-        assert f": {pages.interval(each.found)}, {each.verdict}" in python["verdict"]
+        assert each.found is not None
+        assert f"{found.signed(each.found.mean)} at {each.claim['length']:,} ({each.verdict})" in python["verdict"]
     assert plays["verdict"] == "Undecided: 15 of 42 trainings are there, and the study gives verdicts after the last."
     assert all("shipped" in each for each in others)
     tables = {each["name"]: each for each in json.loads((tmp_path / "study.json").read_text())["records"]}
