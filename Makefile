@@ -59,7 +59,8 @@ bench: $(PEERS) kernel ## set up with other libraries, time every scheme beside 
 field: $(FIELD) kernel ## set up with other libraries, run the checks on them, write docs/field-report.md
 	$(BIN)/python -m field.report $(FIELD_OPTIONS)
 
-# Hours; it goes on where it was stopped, with the records that are here. STUDY="--processes 1" leaves a core alone.
+# Hours; it goes on where it was stopped, with the records that are here. STUDY="--processes 1" leaves a core alone, and
+# STUDY="--device cuda" has a GPU run what the CPU has not.
 study: $(LAB) kernel ## set up, go on with the study of which scheme is best, write docs/study from its records
 	$(BIN)/python -m study.run $(STUDY); status=$$?; $(BIN)/python -m study.pages && \
 		$(BIN)/python docs/tables.py && exit $$status
