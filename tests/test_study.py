@@ -153,6 +153,7 @@ def test_pages_are_written_from_records(kept: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(pages, "DOCS", tmp_path)
     monkeypatch.setattr(pages, "CHOOSE", tmp_path)
     monkeypatch.setattr(pages, "FILE", tmp_path / "records.json")
+    monkeypatch.setattr(pages, "png", lambda summary, title, dark: title.encode())  # panels have a test of their own
     monkeypatch.setattr(found, "records", lambda part: [])
     monkeypatch.setattr(puzzles, "records", lambda part: [])
     pages.main()

@@ -21,6 +21,7 @@ Share = Callable[[str, int, int], float]
 @pytest.fixture(autouse=True)
 def _tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(found, "tuned", lambda part, folder: Rate(0.005))
+    monkeypatch.setattr(puzzles, "DRAWS", 50)
 
 
 def records(task: str, share: Share, schemes: Sequence[str] = (), seeds: Sequence[int] = (0, 1, 2)) -> list[Any]:
