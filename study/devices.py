@@ -43,10 +43,10 @@ def shares(made: Records) -> list[Share]:
         if record["kind"] == "training" and "seconds" in record:
             device = record["machine"]["device"]
             found.setdefault("CPU" if device == CPU else device, []).append(record)
-    return [_part(device, each) for device, each in sorted(found.items())]
+    return [_share(device, each) for device, each in sorted(found.items())]
 
 
-def _part(device: str, trainings: Sequence[Mapping[str, Any]]) -> Share:
+def _share(device: str, trainings: Sequence[Mapping[str, Any]]) -> Share:
     seeds = [record["seed"] for record in trainings]
     return Share(device, len(seeds), min(seeds), max(seeds), median(record["seconds"] for record in trainings))
 
@@ -133,12 +133,12 @@ class Again:
 
 
 def again(there: Records, made: Records, kind: str, length: int) -> Again | None:
-    """Of ``made``, less those of the same scheme and seed ``there``; None where there is none."""
+    """The losses of ``made`` minus those of the same scheme and seed ``there``; None where no training is in both."""
     before = {(r["scheme"], r["seed"]): r for r in there if (r["kind"], r.get("length")) == (kind, length)}
     pairs = [
         (record["scheme"], float(np.mean(record["bits"]) - np.mean(before[record["scheme"], record["seed"]]["bits"])))
         for record in made
-        if (record["kind"], record.get("length")) == (kind, length)
+        if (record["kind"], record.get("length")) == (kind, length) and (record["scheme"], record["seed"]) in before
     ]
     if not pairs:
         return None

@@ -61,7 +61,6 @@ OF_TWO_LAYERS = {"windows": "rope@32~nope"}
 OF_TASKS = ("nope", "sinusoidal", "rope", "alibi", "t5", "fox", "pope", "windows")
 """Those that puzzles are tried with."""
 
-
 PLANNED = TEXTS | TASKS
 """The seeds of each part."""
 
