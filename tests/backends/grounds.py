@@ -301,6 +301,13 @@ def padded(kinds: str, tokens: int) -> Positions:
     return Positions.padded(mask)
 
 
+def unwritten(keys: Positions) -> tuple[Positions, Positions]:
+    """The last tokens of each row ask, which is a buffer that may not be full."""
+    ends = (keys.document >= 0).sum(1, keepdim=True)
+    at = ends - 4 + torch.arange(4)
+    return Positions(at, order=at), keys
+
+
 def packed(tokens: int) -> Positions:
     """Three documents in one row, two and padding in the other."""
     third, half = tokens // 3, tokens // 2
@@ -341,6 +348,7 @@ PLACES: dict[str, Place] = {
     "offset": Place(lambda n: same(Positions.arange(n, start=11).shift(-4))),
     "cache": Place(lambda n: last(Positions.arange(n), n // 3)),
     "decoding": Place(lambda n: last(padded("ln", n), 1)),
+    "unwritten slots": Place(lambda n: unwritten(padded("nr", n))),
     "a mask of ones": Place(lambda n: same(padded("nn", n))),
     "padded left and right": Place(lambda n: same(padded("lr", n))),
     "padded inside and wholly": Place(lambda n: same(padded("ia", n))),

@@ -124,6 +124,38 @@ def test_schemes_and_places_meet_the_ways() -> None:
                 assert {run[4] for run in met} == {True, False}
 
 
+PADDED = ("padded left and right", "padded inside and wholly", "decoding", "position ids", "packed", "unwritten slots")
+GARBAGE = [
+    (name, place, way, backend, garbage)
+    for a, name in enumerate(ATTENDING)
+    for b, (place, way) in enumerate([*((place, "causal") for place in PADDED), ("text", "a mask")])
+    for c, backend in enumerate((*FAST, "reference"))
+    for d, garbage in enumerate((math.nan, math.inf, -math.inf))
+    if (a + 2 * b + 5 * c + 13 * d) % 27 == 0 and fits(name, place) and not refuses(backend, name, place, way)
+]
+
+
+@pytest.mark.parametrize(("name", "place", "way", "backend", "garbage"), GARBAGE)
+def test_what_no_query_sees_has_no_effect(name: str, place: str, way: str, backend: str, garbage: float) -> None:
+    """Padding, as queries, keys, values and features, and keys that a mask hides from all queries: whatever they hold,
+    output, log-sum-exp and gradients are the same, and their own gradients are zero."""
+    it = case(name, place, TOKENS, way)
+    how: dict[str, Any] = {} if backend == "sdpa" else {"return_lse": True}
+    asking, hidden = ((p.document == -1)[:, None] for p in (it.query_positions, it.key_positions))
+    if way == "a mask":
+        hidden = torch.arange(TOKENS)[None, None] % 5 == 3
+        with torch.no_grad():
+            mask = it.how["attn_mask"]
+            mask.masked_fill_(hidden[:, :, None], False if mask.dtype == torch.bool else -math.inf)
+    truth = with_gradients(it, it.attend("reference", **how))
+    with torch.no_grad():
+        features = {} if way == "a mask" else it.features
+        for of, x in {"query": it.query, "key": it.key, "value": it.value, **features}.items():
+            unseen = asking if of.startswith("query") else hidden
+            x.masked_fill_(unseen.reshape(*unseen.shape, *(1,) * (x.dim() - 3)), garbage)
+    check_close(with_gradients(it, it.attend(backend, **how)), truth, it)
+
+
 # As long as rows of blocks of their real size; 8 distances' worth of near blocks, rectangles, triangles.
 LONG = [
     ("shaw", "text", "both"),

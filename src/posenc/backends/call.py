@@ -78,6 +78,7 @@ class Call:
     bands: tuple[RotatedBand, ...] = ()
     chunk: int | None = None
     turn: Turn | None = None
+    is_clear: bool = False  # see `posenc.backends.unseen`
     kept: dict[str, Any] | None = field(default=None, init=False)  # see `keeping`; a call made of this one has none
 
     def keeping(self, kept: dict[str, Any] | None) -> Call:

@@ -36,6 +36,7 @@ from posenc.backends.call import Call
 from posenc.backends.flex_compiled import BLOCK, attend, widened
 from posenc.backends.kept import kept
 from posenc.backends.skipping import counted_blocks, orders_seen, seen_blocks
+from posenc.backends.unseen import cleared
 from posenc.compat import replace
 from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting, Piece, Row, Term, Value
 from posenc.lowering.distances import FARTHEST, Pair, shift_of
@@ -149,6 +150,7 @@ def _at_first_pair(functions: Sequence[ScoreFunction], device: torch.device) -> 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     on_cpu = call.query.device.type == "cpu"
     queries, keys = call.query.size(2), call.key.size(2)
+    call = cleared(call)
     blocks = _block_mask(call, *((_length(queries), _length(keys)) if on_cpu else (queries, keys)))
     if on_cpu:
         call = _padded(call, *blocks.seq_lengths)

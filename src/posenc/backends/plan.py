@@ -47,7 +47,7 @@ def planned(request: Request, backend: str) -> tuple[Encoding, Call, bands.Run]:
         if plan is not None:
             encoding.check_fresh()
             encoding.check_token_doors(request.query, request.key)
-            return encoding, request.call(encoding, plan.settled).keeping(plan.kept), plan.run
+            return encoding, request.call(encoding, plan.settled, plan.kept), plan.run
     made, settled, call = request.checked()
     run = bands.runner(call, backend)
     call.check()

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from posenc.backends.backend import Backend
 from posenc.backends.call import Call
+from posenc.backends.unseen import cleared
 from posenc.compat import replace
 from posenc.lowering.forms import bucket, dense
 
@@ -34,6 +35,7 @@ def dense_logits(call: Call) -> Float[Tensor, "batch heads queries keys"]:
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
+    call = cleared(call)
     scores = dense_logits(call)
     if call.attn_mask is not None and call.attn_mask.dtype != torch.bool:
         scores = scores + call.attn_mask.to(scores.dtype)

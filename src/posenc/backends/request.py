@@ -13,6 +13,8 @@ from torch import Tensor
 from posenc import compat
 from posenc.arguments import check_choice, check_flag, check_type, is_number, one_or, shown, turned_axes
 from posenc.backends.call import Call, RotatedBand, Turn
+from posenc.backends.unseen import cleared
+from posenc.compat import replace
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.horizon import skipped_by_default
 from posenc.encoding.pieces import gives_weights
@@ -135,23 +137,16 @@ class Request:
             "turn": _turn_left(encoding, query, key),
         }
 
-    def call(self, encoding: Encoding, settled: Mapping[str, Any]) -> Call:
+    def call(self, encoding: Encoding, settled: Mapping[str, Any], kept: dict[str, Any] | None = None) -> Call:
         """The call, of what is `settled` and this request's tensors. Values are rotated, and so are queries and keys
         (for each band of distances, where the encoding has bands) unless their rotation is left to the backend."""
         query, key, value = self.query, self.key, self.value
         attn_mask = self.attn_mask
-        bands: tuple[RotatedBand, ...] = ()
         if attn_mask is not None:
             attn_mask = attn_mask.reshape((1,) * (4 - attn_mask.dim()) + attn_mask.shape)
         if is_autocast(query):  # as PyTorch's own attention does
             query, key, value = (x.to(torch.get_autocast_dtype(query.device.type)) for x in (query, key, value))
-        if encoding.rotations:
-            value = encoding.rotate_value(value)
-            if settled["turn"] is None:
-                (query, key), *others = encoding.rotate_bands(query, key)
-                reaches = [band.reach for rotation in encoding.rotations for band in rotation.bands]
-                bands = tuple(RotatedBand(reach, *each) for reach, each in zip(reaches, others, strict=True))
-        return Call(
+        call = Call(
             query,
             key,
             value,
@@ -159,9 +154,9 @@ class Request:
             query_features=encoding.query_features,
             key_features=encoding.key_features,
             key_norms=self.key_norms,
-            bands=bands,
             **settled,
-        )
+        ).keeping(kept)
+        return _rotated(call, encoding).keeping(kept) if encoding.rotations else call
 
     def checked(self) -> tuple[Encoding, dict[str, Any], Call]:
         """The encoding, what is `settled`, and the call. Raises the errors of `attention`, or of `logits`."""
@@ -172,6 +167,18 @@ class Request:
             _check_direction(call, encoding.looks_back)
             _check_value_door(call)
         return encoding, settled, call
+
+
+def _rotated(call: Call, encoding: Encoding) -> Call:
+    """The call with rotated values and, unless their rotation is left to the backend, queries and keys. What takes no
+    part is cleared before: the gradient of a learned rotation would be a product of it and zero."""
+    if call.turn is not None:
+        return replace(call, value=encoding.rotate_value(call.value))
+    call = cleared(call)
+    (query, key), *others = encoding.rotate_bands(call.query, call.key)
+    reaches = [band.reach for rotation in encoding.rotations for band in rotation.bands]
+    bands = tuple(RotatedBand(reach, *each) for reach, each in zip(reaches, others, strict=True))
+    return replace(call, query=query, key=key, value=encoding.rotate_value(call.value), bands=bands)
 
 
 def _turn_left(encoding: Encoding, query: Tensor, key: Tensor) -> Turn | None:

@@ -41,7 +41,7 @@ from posenc.encoding.pieces import Piece, Value, check_sequence
 from posenc.encoding.pytree import closed_over, register, tensors_of
 from posenc.encoding.rotation import Rotation, check_unrotated
 from posenc.encoding.staleness import MadeWith, check_fresh, is_inference
-from posenc.positions.positions import Positions
+from posenc.positions.positions import PADDING, Positions
 from posenc.rotation.maps import in_bands, kind_of, one_scale
 
 DOORS = ("add", "rotate", "score", "value")
@@ -123,13 +123,15 @@ class Encoding:
         return replace(self, query_positions=queries, key_positions=keys)
 
     def with_features(self, query: Features, key: Features | None = None) -> Encoding:
-        """The same encoding with a layer's features of the queries and of all keys (default: those of the queries)."""
+        """The same encoding with a layer's features of the queries and of all keys (default: those of the queries).
+        Those of padding are replaced by zeros, so that they have no effect."""
         for side, features, positions in (("query", query, self.query_positions), ("key", key, self.key_positions)):
             n = positions.order.size(1)
             for name, x in (features or {}).items():
                 if not isinstance(x, Tensor) or x.dim() < 3 or x.size(2) != n:
                     raise ValueError(f"feature {name!r} of the {side} must be (batch, heads, {n}, ...), got {shown(x)}")
-        key = query if key is None else key
+        query = _without_padding(query, self.query_positions)
+        key = query if key is None else _without_padding(key, self.key_positions)
         turned = tuple(rotation.with_features(query, key) for rotation in self.rotations)
         made = replace(self, rotations=turned, query_features=query, key_features=key, _opened=self._opened)
         object.__setattr__(made, "plans", self.plans)
@@ -391,6 +393,15 @@ class Encoding:
             _of_inference=self._of_inference or other._of_inference,
             _opened=self._opened | other._opened,
         )
+
+
+def _without_padding(features: Features, positions: Positions) -> Features:
+    """The features (batch, heads, tokens[, width]) with zeros for padding; themselves if there is none."""
+    rows = positions.layout.rows
+    if rows is not None and all(sum(s.stop - s.start for s in row) == positions.layout.tokens for row in rows):
+        return features
+    unseen = (positions.document == PADDING)[:, None]
+    return {n: x.masked_fill(unseen.reshape(*unseen.shape, *(1,) * (x.dim() - 3)), 0.0) for n, x in features.items()}
 
 
 register(Encoding, ("tables", "rotations", "context", "query_features", "key_features"), "posenc.Encoding")

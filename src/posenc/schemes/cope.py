@@ -73,7 +73,8 @@ class CoPE(Scheme):
         p = following(g, key_positions, itself=True).clamp(max=self.max_positions - 1)
         met = query.to(scores.dtype) @ self.e.to(scores.dtype).mT
         met = met * self.head_dim**-0.5 if self.scaled else met
-        low, high = p.detach().floor(), p.detach().ceil()
+        whole = p.detach().nan_to_num(0.0)  # NaN is no index, and stays in f
+        low, high = whole.floor(), whole.ceil()
         f = p - low
         return scores + (1 - f) * met.gather(-1, low.long()) + f * met.gather(-1, high.long())
 

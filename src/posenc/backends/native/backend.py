@@ -15,6 +15,7 @@ from posenc.backends.native.bounds import bounds_of
 from posenc.backends.native.library import missing, multiplies_bfloat16
 from posenc.backends.operands import FUNCTIONS, Given
 from posenc.backends.plane import refused_plane
+from posenc.backends.unseen import cleared
 from posenc.encoding.pieces import Bias, Function, Meeting, Term, Value
 
 
@@ -77,6 +78,8 @@ def _given(call: Call) -> Given:
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
+    if any(piece.is_planar for piece in call.pieces):  # else only what queries see is read
+        call = cleared(call)
     key, rest = call.key, None if call.kept is None else call.kept.get("native")
     if rest is None:
         given = _given(call)

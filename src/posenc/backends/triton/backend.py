@@ -19,6 +19,7 @@ from posenc.backends.triton.launch import GRID, WIDEST, is_interpreted, missing,
 from posenc.backends.triton.operator import counted_for, triton
 from posenc.backends.triton.skipping import highest_of, share
 from posenc.backends.triton.tasks import ANY, SPAN
+from posenc.backends.unseen import cleared
 from posenc.encoding.pieces import Bias, Clock, Function, Meeting, Term
 from posenc.rotation.phases import constant
 
@@ -129,6 +130,7 @@ def _arguments(call: Call) -> tuple[Tensor | None, tuple[Any, ...]]:
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
+    call = call if _is_step(call) else cleared(call)  # the kernel of a step reads only what queries see
     key, rest = kept(call.kept, "triton", call.query.device, lambda: _arguments(call), lambda made: made[0] is None)
     key = call.key if key is None else key
     arguments = _with_norms(call, key, *rest)
