@@ -20,7 +20,7 @@ from posenc.encoding.features import Feature, wanted_by_both
 from posenc.encoding.horizon import SKIP_BELOW, horizon
 from posenc.encoding.pieces import Piece, Value
 from posenc.encoding.rotation import Rotation
-from posenc.encoding.staleness import is_counted, made_with
+from posenc.encoding.staleness import by_value, is_counted
 from posenc.positions.positions import Positions
 from posenc.rotation.maps import one_scale
 
@@ -189,9 +189,9 @@ class Scheme(nn.Module):
             raise ValueError(f"lengths must have 1 or {rows} rows like the positions, got {context.lengths.size(0)}")
         mine = context._of_keys() if self.heads_of == "key" else context
         mine._check_heads(type(self).__name__, getattr(self, "num_heads", None))
-        made = made_with(self, queries.device)
-        table = self.table(queries, dtype) if "add" in doors else None
-        rotation = self.rotation(queries, dtype, mine) if "rotate" in doors else None
+        of, made = by_value(self, queries.device)
+        table = of.table(queries, dtype) if "add" in doors else None
+        rotation = of.rotation(queries, dtype, mine) if "rotate" in doors else None
         if rotation is not None and rotation.scale is None and self.scale is not None:
             rotation = replace(rotation, scale=self.scale)
         elif rotation is not None and rotation.scale is not None and rotation.scale != self.scale:
@@ -200,7 +200,7 @@ class Scheme(nn.Module):
                 f"{shown(self.scale)}: set only the scheme's `scale`, which calls with rotated keys use too"
             )
         if rotation is not None and keys is not queries:
-            of_keys = self.rotation(keys, dtype, mine)
+            of_keys = of.rotation(keys, dtype, mine)
             assert of_keys is not None
             bands = (replace(a, key=b.key) for a, b in zip(rotation.bands, of_keys.bands, strict=True))
             rotation = replace(rotation, key=of_keys.key, value=of_keys.value, bands=tuple(bands))
@@ -209,8 +209,8 @@ class Scheme(nn.Module):
             keys,
             tables=() if table is None else (table,),
             rotations=() if rotation is None else (rotation,),
-            pieces=self.score(queries, keys, mine) if "score" in doors else (),
-            values=self.value(queries, keys, mine) if "value" in doors else (),
+            pieces=of.score(queries, keys, mine) if "score" in doors else (),
+            values=of.value(queries, keys, mine) if "value" in doors else (),
             context=context,
             wanted=self.features,
             looks_back=() if self.looks_back is None else ((type(self).__name__, self.looks_back),),

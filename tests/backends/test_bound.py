@@ -12,7 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import posenc
 from posenc import FIRE, KERPLE, T5, ALiBi, Positions, RoPE, Scheme, Shaw, Sinusoidal
@@ -113,6 +115,65 @@ def test_changed_parameters_are_read(change: Callable[[nn.Parameter], None]) -> 
             found = attend(layer, scheme)
             same(found, fresh(layer, scheme))
         tried += not torch.equal(found, before)
+    assert tried > 15
+
+
+class Buffered(Scheme):
+    """A bias of the distance by a parameter and a number in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(0.5))
+        self.register_buffer("slope", torch.tensor(-1.0))
+
+    def score(self, query_positions: Positions, key_positions: Positions, context: Any = None) -> tuple[Bias, ...]:
+        return (Bias(lambda r: ((self.slope + self.weight) * r.abs())[None], Distance("Buffered", tail="linear")),)
+
+
+def through_numpy(scheme: Scheme) -> None:
+    for p in scheme.parameters():
+        p.detach().numpy()[...] += 0.25
+
+
+CHANGES: dict[str, Callable[[Scheme], Any]] = {
+    "in place": lambda s: [p.add_(0.25) for p in (*s.parameters(), *s.buffers())],
+    "data in place": lambda s: [p.data.add_(0.25) for p in (*s.parameters(), *s.buffers())],
+    "other data": lambda s: [setattr(p, "data", p.data + 0.25) for p in (*s.parameters(), *s.buffers())],
+    "vector_to_parameters": lambda s: vector_to_parameters(parameters_to_vector(s.parameters()) + 0.25, s.parameters()),
+    "NumPy": through_numpy,
+    "begins to learn": lambda s: s.requires_grad_(True),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_an_encoding_keeps_its_values_and_is_refused_when_they_are_old(
+    change: Callable[[Scheme], Any], mode: Callable[[], Any]
+) -> None:
+    tried = 0
+    for name in (*LEARNED, "buffered"):
+        with mode():
+            scheme = Buffered() if name == "buffered" else CASES[name].scheme()
+            scheme.requires_grad_(mode is torch.enable_grad and change is not CHANGES["begins to learn"])
+            try:
+                encoding = scheme(Positions.arange(TOKENS), dtype=torch.float64)
+                layer = drawn(dtype=torch.float64)
+                before = attend(layer, encoding)  # type: ignore[arg-type]
+            except ValueError:  # as in the test before
+                continue
+            attend(layer, encoding)  # type: ignore[arg-type]
+            versions = [None if p.is_inference() else p._version for p in (*scheme.parameters(), *scheme.buffers())]
+            with torch.no_grad():
+                change(scheme)
+            if torch.equal(before, attend(layer, scheme)) and change is not CHANGES["begins to learn"]:
+                continue
+            tried += 1
+            with pytest.raises(ValueError, match="made before the scheme's parameters changed: call the scheme"):
+                attend(layer, encoding)  # type: ignore[arg-type]
+            now = [None if p.is_inference() else p._version for p in (*scheme.parameters(), *scheme.buffers())]
+            if versions == now and change is not CHANGES["begins to learn"]:
+                with FlopCounterMode(display=False):  # as on a GPU, whose numbers are not compared
+                    same(attend(layer, encoding), before)  # type: ignore[arg-type]
     assert tried > 15
 
 

@@ -186,27 +186,6 @@ def test_what_is_refused_is_refused_each_time(wrong: dict[str, Any]) -> None:
 # --- parameters, features and positions -------------------------------------------------------------------------------
 
 
-def test_a_changed_parameter_is_noticed() -> None:
-    scheme, layer = T5(HEADS), drawn()
-    with torch.no_grad():
-        encoding = scheme(Positions.arange(TOKENS))
-        posenc.attention(*layer, encoding, is_causal=True)
-        next(scheme.parameters()).add_(1.0)
-        with pytest.raises(ValueError, match="made before the scheme's parameters changed"):
-            posenc.attention(*layer, encoding, is_causal=True)
-
-
-def test_a_parameter_that_begins_to_learn_has_a_gradient() -> None:
-    scheme, layer = T5(HEADS).requires_grad_(False), drawn(requires_grad=True)
-    encoding = scheme(Positions.arange(TOKENS))
-    posenc.attention(*layer, encoding, is_causal=True)
-    scheme.requires_grad_(True)
-    out = posenc.attention(*layer, encoding, is_causal=True)
-    assert isinstance(out, Tensor)
-    out.square().sum().backward()  # type: ignore[no-untyped-call]
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in scheme.parameters())
-
-
 class Kept(Scheme):
     """A bias of the distance by a number in a buffer."""
 
@@ -226,25 +205,14 @@ def by_hand(scheme: Kept, positions: Positions) -> Encoding:
     return Encoding(positions, positions, pieces=scheme.score(positions, positions))
 
 
-@pytest.mark.parametrize("bind", [Scheme.__call__, by_hand])
-def test_what_nobody_counts_is_read_anew(bind: Callable[[Kept, Positions], Encoding]) -> None:
-    """A buffer, and terms of an encoding that no scheme has made."""
+def test_what_nobody_counts_is_read_anew() -> None:
+    """The terms of an encoding that no scheme has made."""
     scheme, layer = Kept(), drawn()
     with torch.no_grad():
-        encoding = bind(scheme, Positions.arange(TOKENS))
+        encoding = by_hand(scheme, Positions.arange(TOKENS))
         posenc.attention(*layer, encoding)
         scheme.slope.zero_()  # type: ignore[operator, union-attr]
         torch.testing.assert_close(posenc.attention(*layer, encoding), posenc.attention(*layer))
-
-
-def test_so_are_the_parameters_of_inference_mode() -> None:
-    with torch.inference_mode():
-        scheme, layer = T5(HEADS), drawn()
-        encoding = scheme(Positions.arange(TOKENS))
-        posenc.attention(*layer, encoding, is_causal=True)
-        torch.nn.init.zeros_(next(scheme.parameters()))
-        found = posenc.attention(*layer, encoding, is_causal=True)
-        torch.testing.assert_close(found, posenc.attention(*layer, is_causal=True))
 
 
 def test_layers_share_a_plan_and_have_their_own_features(made: list[Request]) -> None:

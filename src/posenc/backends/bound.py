@@ -15,7 +15,7 @@ from posenc.backends.kept import kept
 from posenc.backends.request import DTYPES, NO_DEFAULTS, Request, default_positions, is_autocast, of_scheme
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.pytree import closed_over, tensors_of
-from posenc.encoding.staleness import made_with
+from posenc.encoding.staleness import live, made_with
 from posenc.scheme import Scheme, bare_parts
 
 LONGEST = 2**15  # tokens; what is kept grows with them, and kernels soon take longer than binding
@@ -83,16 +83,17 @@ def bound(request: Request) -> Encoding | None:
         store.clear()  # only the latest is kept
         at = kept(_PLAIN, ends, key.device, plain)
         positions = at.query_positions, at.key_positions
-        made = of_scheme(scheme, *positions, dtype)  # first, since its errors are of all parts
-        if store.may_stay is None:
-            learned = [part for part in bare_parts(scheme) if any(True for _ in part.parameters())]
-            store.may_stay = all(_is_lazy(of_scheme(part, *positions, dtype)) for part in learned)
+        with live():
+            made = of_scheme(scheme, *positions, dtype)  # first, since its errors are of all parts
+            if store.may_stay is None:
+                learned = [part for part in bare_parts(scheme) if any(True for _ in part.parameters())]
+                store.may_stay = all(_is_lazy(of_scheme(part, *positions, dtype)) for part in learned)
         return made
 
     asked = *ends, dtype, torch.get_default_dtype(), is_autocast(query)
     found = kept(store, asked, key.device, make, lambda _: store.may_stay is True)
     if found._made_with:  # read by terms in each call, so they may have changed
-        object.__setattr__(found, "_made_with", made_with(scheme, key.device, [p for p, _ in found._made_with]))
+        object.__setattr__(found, "_made_with", made_with(each.parameter for each in found._made_with))
     return found
 
 

@@ -15,6 +15,7 @@ from posenc.backends.call import Call
 from posenc.backends.native.library import missing
 from posenc.backends.request import Request, is_autocast
 from posenc.encoding.encoding import Encoding
+from posenc.encoding.staleness import check_values
 from posenc.positions.tiles import Chunk
 
 OPTIONS = frozenset((bool, int, float, str, type(None), Chunk))
@@ -46,6 +47,7 @@ def planned(request: Request, backend: str) -> tuple[Encoding, Call, bands.Run]:
         plan = encoding.plans.get(signature)
         if plan is not None:
             encoding.check_fresh()
+            check_values(encoding._made_with)
             encoding.check_token_doors(request.query, request.key)
             return encoding, request.call(encoding, plan.settled, plan.kept), plan.run
     made, settled, call = request.checked()

@@ -40,7 +40,7 @@ from posenc.encoding.marks import mark, mark_of
 from posenc.encoding.pieces import Piece, Value, check_sequence
 from posenc.encoding.pytree import closed_over, register, tensors_of
 from posenc.encoding.rotation import Rotation, check_unrotated
-from posenc.encoding.staleness import MadeWith, check_fresh, is_inference
+from posenc.encoding.staleness import MadeWith, check_fresh, check_values, is_inference
 from posenc.positions.positions import PADDING, Positions
 from posenc.rotation.maps import in_bands, kind_of, one_scale
 
@@ -55,7 +55,9 @@ TURNED_IN_PAIRS = (
 class Encoding:
     """A scheme bound to positions: an immutable value, made once per forward pass and passed to every layer.
 
-    It must not be used after the scheme's parameters change, which raises ValueError.
+    It holds the values of the scheme's parameters, so it never changes; gradients reach the parameters. It must not be
+    used after they change, which raises ValueError: where PyTorch counts the change and, on the CPU, after any other
+    (``parameter.data``, NumPy) too. On a GPU it goes on with the values that it was made with after such a one.
     """
 
     query_positions: Positions
@@ -278,8 +280,10 @@ class Encoding:
         return maps[0].cos[:, 0], maps[0].sin[:, 0]  # type: ignore[attr-defined]
 
     def check(self, query: Tensor, key: Tensor) -> None:
-        """ValueError unless query and key, (batch, heads, tokens, head_dim), match the positions."""
+        """ValueError unless query and key, (batch, heads, tokens, head_dim), match the positions, and for parameters
+        that have changed since the encoding was made."""
         self.check_fresh()
+        check_values(self._made_with)
         for name, x, positions in (("query", query, self.query_positions), ("key", key, self.key_positions)):
             if not isinstance(x, Tensor) or not x.is_floating_point():
                 raise ValueError(f"{name} must be a floating tensor, got {shown(x)}")
@@ -301,7 +305,7 @@ class Encoding:
     def _learns(self) -> tuple[bool, ...] | None:
         """Of each parameter that it was made with, whether it has a gradient; None if its terms may read others."""
         is_known = self._is_counted or not (self.pieces or self.values)
-        return tuple(parameter.requires_grad for parameter, _ in self._made_with) if is_known else None
+        return tuple(each.parameter.requires_grad for each in self._made_with) if is_known else None
 
     def check_trained(self, *tensors: Tensor) -> None:
         """ValueError if one of the tensors requires a gradient and the encoding was made in inference mode: autograd
@@ -310,7 +314,7 @@ class Encoding:
             return
         terms = (*self.rotations, *self.pieces, *self.values)
         of_pieces = tuple(piece.tensors for piece in self.pieces)
-        learned = self.tables if any(parameter.requires_grad for parameter, _ in self._made_with) else ()
+        learned = self.tables if any(each.parameter.requires_grad for each in self._made_with) else ()
         if any(x.is_inference() for x in (*tensors_of((learned, self.rotations, of_pieces)), *closed_over(terms))):
             raise ValueError(
                 "the encoding was made under torch.inference_mode() and cannot be used for training: call the scheme "
@@ -347,7 +351,7 @@ class Encoding:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Encoding:
         """The encoding itself. Raises ValueError where its scheme is copied too, and it reads the parameters."""
-        if any(id(parameter) in memo for parameter, _ in self._made_with):
+        if any(id(each.parameter) in memo for each in self._made_with):
             raise ValueError(
                 "the encoding would be copied with its scheme, and still read the parameters of the original: keep no "
                 "encoding in a model, and call the scheme with the positions in every forward pass"

@@ -1,35 +1,99 @@
-"""Checks whether a scheme's parameters have changed since an encoding was made."""
+"""What an encoding holds of its scheme's parameters: their values, and how to tell that they have changed since."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-MadeWith: TypeAlias = tuple[tuple[Tensor, int], ...]
-"""Parameters, each with its version counter."""
+from posenc import compat
 
 
-def made_with(module: nn.Module, device: torch.device, parameters: Iterable[Tensor] | None = None) -> MadeWith:
-    """The current parameters of a module, if they are not given; empty in a compiled graph, which does not track them.
-    ValueError for one on another device than the positions."""
+class Made(NamedTuple):
+    """A parameter or buffer, its version, and its value when an encoding was made; None: terms read the parameter."""
+
+    parameter: Tensor
+    version: int
+    value: Tensor | None
+
+
+MadeWith: TypeAlias = tuple[Made, ...]
+M = TypeVar("M", bound=nn.Module)
+_LIVE: list[bool] = []
+"""One entry for each context of `live` that is open."""
+
+
+@contextmanager
+def live() -> Iterator[None]:
+    """A context in which the terms of new encodings read the parameters themselves, for a caller that binds anew when
+    something else has changed."""
+    _LIVE.append(True)
+    try:
+        yield
+    finally:
+        _LIVE.pop()
+
+
+def by_value(module: M, device: torch.device) -> tuple[M, MadeWith]:
+    """A copy of the module that has its parameters, buffers and tensors by value, and its parameters and buffers.
+    Gradients reach the parameters through the copies.
+
+    So an encoding never changes, whatever writes to a parameter: ``.data`` and NumPy count no version. In a compiled
+    graph, where nothing does, the module itself and no parameters. ValueError for a parameter on another device than
+    the positions.
+    """
     if torch.compiler.is_compiling():
-        return ()
-    made = tuple((p, version_of(p)) for p in (module.parameters() if parameters is None else parameters))
-    for p, _ in made:
+        return module, ()
+    held = [*module.parameters(), *module.buffers()]
+    for p in module.parameters():
         if p.device != device:
             raise ValueError(
                 f"{type(module).__name__} must be on {device} like the positions, got parameters on {p.device}: move "
                 "the scheme with the model, and make positions with device= or positions.to(device)"
             )
-    return made
+    if _LIVE or next(_tensors(module), None) is None:
+        return module, made_with(held)
+    copies: dict[Tensor, Tensor] = {}
+    # A copy made without autograd would train nothing.
+    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext(), torch.enable_grad():
+        copy = _copied(module, copies)
+    return copy, tuple(Made(x, version_of(x), copies[x]) for x in held)
+
+
+def made_with(parameters: Iterable[Tensor]) -> MadeWith:
+    """These parameters as they are now, for terms that read them."""
+    return tuple(Made(p, version_of(p), None) for p in parameters)
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    """All tensors that a module holds as parameters, buffers or attributes."""
+    for each in module.modules():
+        for found in (each._parameters, each._buffers, vars(each)):
+            yield from (x for x in found.values() if isinstance(x, Tensor))
+
+
+def _copied(module: M, copies: dict[Tensor, Tensor]) -> M:
+    """The module and those in it with copies of their tensors, which share everything else."""
+
+    def of(found: dict[str, object]) -> dict[str, object]:
+        return {name: copies.setdefault(x, x.clone()) if isinstance(x, Tensor) else x for name, x in found.items()}
+
+    copy: M = module.__new__(type(module))
+    vars(copy).update(of(vars(module)))
+    for name in ("_parameters", "_buffers"):
+        vars(copy)[name] = of(vars(module)[name])
+    vars(copy)["_modules"] = {
+        name: None if each is None else _copied(each, copies) for name, each in module._modules.items()
+    }
+    return copy
 
 
 def is_counted(module: nn.Module) -> bool:
-    """Whether a change of any number that a module holds is seen in `made_with`: not of buffers, of inference tensors
-    or in a compiled graph."""
+    """Whether a change of any number that a module holds is seen in what an encoding was made with: not of buffers, of
+    inference tensors or in a compiled graph."""
     if torch.compiler.is_compiling() or any(True for _ in module.buffers()):
         return False
     return all(type(p) is nn.Parameter and not p.is_inference() for p in module.parameters())
@@ -41,20 +105,40 @@ def is_inference() -> bool:
 
 
 def check_fresh(made: MadeWith, is_read: bool) -> None:
-    """ValueError if a parameter has changed or, where attention reads the parameters, was freed."""
+    """ValueError if a parameter is known to have changed or, where attention reads the parameters, was freed."""
     if torch.compiler.is_compiling():
         return
-    if is_read and any(_is_freed(p) for p, _ in made):
+    if is_read and any(_is_freed(each.parameter) for each in made):
         raise ValueError(
             "the encoding was made by a scheme whose parameters were freed after its call, and attention reads "
             "them: shard the scheme together with the block that calls it, or separately with "
             "fully_shard(scheme, reshard_after_forward=False)"
         )
-    if any(version_of(p) != version for p, version in made):
-        raise ValueError(
-            "the encoding was made before the scheme's parameters changed: call the scheme with the positions "
-            "again, once in every forward pass"
-        )
+    for p, version, value in made:
+        begins_to_learn = value is not None and p.requires_grad and not value.requires_grad
+        if begins_to_learn or version_of(p) != version:
+            raise ValueError(STALE)
+
+
+STALE = (
+    "the encoding was made before the scheme's parameters changed: call the scheme with the positions again, once in "
+    "every forward pass"
+)
+
+
+def check_values(made: MadeWith) -> None:
+    """ValueError if a parameter has another value than when the encoding was made. Only the CPU is asked: a GPU would
+    have to be waited for, and there the encoding goes on with the values that it was made with."""
+    if not made or not compat.is_undisturbed():
+        return
+    for p, _, value in made:
+        if value is not None and p.device.type == "cpu" and not torch.equal(_bits(p), _bits(value)):
+            raise ValueError(STALE)
+
+
+def _bits(x: Tensor) -> Tensor:
+    """The numbers as whole numbers, so that NaN equals itself."""
+    return x.detach().view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
 
 
 def version_of(parameter: Tensor) -> int:
