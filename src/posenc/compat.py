@@ -106,6 +106,18 @@ def uncompiled(function: F) -> F:
     return outside  # type: ignore[return-value]
 
 
+def no_grad(function: F) -> F:
+    """The function under `torch.no_grad`, but in a graph as it is: an exported one would have an operator for the
+    switch, which `torch.export.save` cannot write. What the function returns must need no gradients."""
+    eager = torch.no_grad()(function)
+
+    @functools.wraps(function)
+    def switched(*args: Any, **kwargs: Any) -> Any:
+        return (function if torch.compiler.is_compiling() else eager)(*args, **kwargs)
+
+    return switched  # type: ignore[return-value]
+
+
 def is_autocast(x: Tensor) -> bool:
     """Whether autocast is enabled on the device of x. Not every device has it, which before torch 2.12 cannot be asked
     in a compiled graph; of the devices that one is compiled for, meta alone has none."""

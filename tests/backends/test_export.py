@@ -37,13 +37,20 @@ def tensors(it: Case, tokens: int) -> tuple[Tensor, ...]:
     return tuple(torch.randn(*x.shape[:2], tokens, x.size(3), dtype=x.dtype) for x in (it.query, it.key, it.value))
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-def test_an_exported_program_gives_what_eager_gives_at_any_length(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [(name, "auto") for name in SCHEMES]
+    + [("rope+alibi", backend) for backend in ("sdpa", "native", "tiled", "reference")],
+)
+def test_an_exported_program_gives_what_eager_gives_at_any_length(name: str, backend: str) -> None:
+    """Also one with gradients, when it was saved and loaded."""
     it = case(name, "text", TOKENS)
-    model = Model(it)
+    model, written = Model(it, backend), io.BytesIO()
+    program = torch.export.export(model, tensors(it, TOKENS), dynamic_shapes=dynamic())
+    torch.export.save(program, written)
+    written.seek(0)
+    exported = torch.export.load(written).module()
     with torch.no_grad():
-        program = torch.export.export(model, tensors(it, TOKENS), dynamic_shapes=dynamic())
-        exported = program.module()
         for tokens in (*OTHERS, TOKENS):
             inputs = tensors(it, tokens)
             expected = model(*inputs)

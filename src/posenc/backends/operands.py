@@ -191,10 +191,9 @@ class Given:
         low, r = self._entries([Distance(scheme)])
         away, share = piece.away(r), piece.share(block.query_positions.scalar(scheme))
         breaks, lines = piece.lines()
-        with torch.no_grad():
-            # Entries decrease: those before the n-th end are beyond the n-th break.
-            least = breaks / share[..., None]
-            ends = away.size(0) - torch.searchsorted(away.flip(0), least, right=True)
+        # Entries decrease: those before the n-th end are beyond the n-th break.
+        least = (breaks / share[..., None]).detach()
+        ends = away.size(0) - torch.searchsorted(away.detach().flip(0), least, right=True)
         self._put("away", low, away.to(self.call.dtype)[None])
         heads = block.query.size(1)
         self.tensors.update(share=share, lines=block.of_heads(lines, scheme).expand(heads, -1, -1), ends=ends)

@@ -393,7 +393,7 @@ def _check_direction(call: Call, looks_back: tuple[tuple[str, str], ...]) -> Non
         )
 
 
-@torch.no_grad()  # a check of the first layer alone, which checkpointing does not repeat
+@compat.no_grad  # a check of the first layer alone, which checkpointing does not repeat
 def _check_value_door(call: Call) -> None:
     """ValueError if the vectors of the value door have another width or number of heads."""
     for term in call.values:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc import compat
 from posenc.backends.backend import Backend, Unless, never
 from posenc.backends.call import Call
 from posenc.backends.custom import derived_once
@@ -49,7 +50,7 @@ def _is_float(mask: Tensor | None) -> bool:
     return mask is not None and mask.dtype != torch.bool
 
 
-@torch.no_grad()  # like other choices, made once for all layers, also those that checkpointing runs again
+@compat.no_grad  # like other choices, made once for all layers, also those that checkpointing runs again
 def is_plain(call: Call) -> bool:
     """Whether the kernel needs no mask: no pieces remain after folding, and attention is full or causal."""
     if call.attn_mask is not None or _folded(call)[2]:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from posenc.backends.call import Call
 from posenc.backends.eligible import line_of
 from posenc.backends.kept import kept
-from posenc.compat import replace
+from posenc.compat import no_grad, replace
 from posenc.encoding.horizon import skip_threshold
 from posenc.encoding.pieces import Bias, Clock, Fold, Meeting
 from posenc.lowering.distances import ENTRIES_PER_TOKEN
@@ -67,7 +67,7 @@ def computed_share(call: Call, size: int = 64) -> float:
     return float((some & counted).sum() / some.sum().clamp(min=1))
 
 
-@torch.no_grad()
+@no_grad
 def counted_blocks(call: Call, size: int) -> Bool[Tensor, "batch heads query_blocks key_blocks"] | None:
     """The blocks of ``size`` queries and keys that must be computed; None for all. Does not synchronize a device."""
     if torch.compiler.is_compiling() or call.skip_below <= 0 or call.key.size(2) < FEWEST_KEYS:

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from posenc.compat import no_grad
 from posenc.huggingface.attention import check_runs
 from posenc.models.forward_pass import EXCHANGES
 from posenc.positions.positions import Positions
@@ -166,7 +167,7 @@ class PosencRotary(nn.Module):
         except AttributeError:  # a model may ask its rotary module for its configuration
             return getattr(super().__getattr__("original"), name)
 
-    @torch.no_grad()
+    @no_grad
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Any:
         """cos and sin at the positions."""
         self.seen = position_ids

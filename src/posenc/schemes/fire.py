@@ -95,14 +95,13 @@ class FIRE(Scheme):
     def _lines(self) -> tuple[Float64[Tensor, "{self.hidden}+1"], Float64[Tensor, "heads {self.hidden}+2 2"]]:
         w1, b1, w2, b2 = (p.double() for layer in (self.inner, self.outer) for p in (layer.weight, layer.bias))
         w1 = w1[:, 0]
-        with torch.no_grad():
-            bends = torch.where(w1 == 0, torch.inf, -b1 / w1).clamp(min=0)
-            breaks = F.pad(bends.sort().values, (1, 0))
-            # For each piece from the second on, and each unit, whether the unit is active: it is beyond its bend, or
-            # before it if the unit falls. Of a unit without slope, the bend is beyond all. On the first piece x = 0.
-            is_on = b1 > 0
-            falls = torch.where(w1 == 0, is_on, w1 < 0)
-            active = torch.cat((is_on[None], (breaks[:, None] >= bends) ^ falls)).to(w1.dtype)
+        bends = torch.where(w1 == 0, torch.inf, -b1 / w1).clamp(min=0).detach()
+        breaks = F.pad(bends.sort().values, (1, 0))
+        # For each piece from the second on, and each unit, whether the unit is active: it is beyond its bend, or
+        # before it if the unit falls. Of a unit without slope, the bend is beyond all. On the first piece x = 0.
+        is_on = b1 > 0
+        falls = torch.where(w1 == 0, is_on, w1 < 0)
+        active = torch.cat((is_on[None], (breaks[:, None] >= bends) ^ falls)).to(w1.dtype)
         of_units = torch.stack((w1, b1), -1) * w2[:, :, None]  # (heads, hidden, 2)
         return breaks, active @ of_units + F.pad(b2[:, None, None], (1, 0))
 
