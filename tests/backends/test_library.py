@@ -301,7 +301,9 @@ def test_what_keeps_it_from_being_built_is_said(
 
 
 def test_windows_is_told_so(fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    build.BUILT.mkdir()
     monkeypatch.setattr(library, "os", SimpleNamespace(name="nt", environ={}))
+    monkeypatch.setattr(build, "os", SimpleNamespace(name="nt"))  # which has no owners of files
     assert refusal() == "it is only for Linux and macOS"
     assert main(["kernel"]) == 1
     assert main(["kernel", "--build"]) == 1
@@ -546,10 +548,37 @@ def nothing_but_brackets(record: build.Record, fresh: Path) -> str:
     return f"{path_of(V4).name} is no record of a library: "
 
 
+def of_too_many_bytes(record: build.Record, fresh: Path) -> str:
+    path_of(V4).write_text(" " * (build.LARGEST[".json"] + 1))
+    return f"{path_of(V4)} has more than {build.LARGEST['.json']} bytes"
+
+
+def a_pipe(record: build.Record, fresh: Path) -> str:
+    path_of(V4).unlink()
+    os.mkfifo(path_of(V4))
+    return f"{path_of(V4)} is not a regular file"
+
+
+def writable_by_all(record: build.Record, fresh: Path) -> str:
+    (build.BUILT / record.file).chmod(0o666)
+    return f"others may write to {build.BUILT / record.file}, so nothing there is trusted"
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
-        *(cut_short, changed, gone, of_another_system, half_a_record, another_record, of_another_precision),
+        *(
+            of_too_many_bytes,
+            a_pipe,
+            writable_by_all,
+            cut_short,
+            changed,
+            gone,
+            of_another_system,
+            half_a_record,
+            another_record,
+            of_another_precision,
+        ),
         *(without_a_size, without_a_digest, without_a_file, of_another_folder, of_no_file_name, nothing_but_brackets),
     ],
 )
@@ -625,14 +654,80 @@ def test_a_folder_that_may_not_execute_is_named(
     assert len(calls(log)) == before
 
 
-def test_a_cache_that_others_may_write_to_is_not_trusted(compiler: Callable[..., Path], fresh: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "mode", "level"),
+    [
+        ("cache/posenc", 0o777, None),
+        ("cache/posenc", 0o1777, None),
+        ("cache", 0o775, None),
+        ("cache", 0o1777, "v4"),  # where nobody replaces what is another's
+        ("cache/posenc/attention-*.so", 0o666, None),
+        ("cache/posenc/attention-*.json", 0o620, None),
+        ("cache/posenc/proof-*", 0o666, "proved again"),
+    ],
+)
+def test_what_others_may_write_in_the_cache_is_not_trusted(
+    place: str,
+    mode: int,
+    level: str | None,
+    compiler: Callable[..., Path],
+    fresh: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     compiler()
     build.build(library.cache(), [("float", V4)], processor.identity())
     assert taken() == "v4"
-    (fresh / "cache/posenc").chmod(0o777)
-    assert refusal() == NO_LIBRARY
-    with pytest.raises(build.UnavailableError, match=r"others may write to .*, so nothing there is trusted"):
-        library.cache()
+    (path,) = fresh.glob(place)
+    path.chmod(mode)
+    proofs: list[str] = []
+    monkeypatch.setattr(library, "failures", lambda kernel, precision: proofs.append(precision) or ())
+    assert taken() == ("v4" if level else None)
+    assert proofs == (["float"] if level == "proved again" else [])
+    if level is None:
+        assert (f"others may write to {path}, so nothing there is trusted" in refusal()) == path.is_file()
+    if path.is_dir() and level is None:
+        with pytest.raises(build.UnavailableError, match=f"others may write to {path}, so nothing there is trusted"):
+            library.cache()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_another_user_owns_is_not_trusted(
+    kind: str, compiler: Callable[..., Path], fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a stranger's library was put while the cache was open to all, with its digest, and the cache was closed."""
+    compiler()
+    build.build(library.cache(), [("float", V4)], processor.identity())
+
+    def of_another(about: os.stat_result) -> os.stat_result:
+        return os.stat_result((*about[:4], 1 + os.getuid(), *about[5:10]))
+
+    if kind == "file":
+        fstat = os.fstat
+        monkeypatch.setattr(build.os, "fstat", lambda file: of_another(fstat(file)))
+        assert refusal().startswith(f"others may write to {fresh / 'cache/posenc/attention-float-v4'}")
+    else:
+        stat = Path.stat
+        monkeypatch.setattr(Path, "stat", lambda path, **how: of_another(stat(path, **how)))
+        with pytest.raises(build.UnavailableError, match=f"others may write to {fresh / 'cache/posenc'}, so nothing"):
+            library.cache()
+
+
+def test_a_pipe_in_place_of_a_lock_holds_nobody_up(compiler: Callable[..., Path], fresh: Path) -> None:
+    compiler()
+    built(V4)
+    for name in (".proof", ".lock"):
+        os.mkfifo(library.cache() / name)
+    assert taken() == "v4"
+    assert [one.reason for one in build.build(library.cache(), [("float", V4)], processor.identity())] == [None]
+
+
+def test_the_folders_of_the_cache_are_made_for_this_user_alone(fresh: Path) -> None:
+    previous = os.umask(0)
+    try:
+        folder = library.cache()
+    finally:
+        os.umask(previous)
+    assert [path.stat().st_mode & 0o777 for path in (folder, folder.parent)] == [0o700, 0o700]
 
 
 def test_without_a_cache_each_process_proves(

@@ -18,6 +18,7 @@ import re
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sysconfig
 import tempfile
@@ -37,6 +38,8 @@ FLAGS = ("-O3", "-ffp-contract=fast", "-std=c++17", "-fPIC", "-pthread", "-share
 COMPILERS = ("c++", "g++", "clang++")  # if CXX is not set
 LIMIT = 600.0  # the time limit of the compiler in seconds
 MAKING = ".making-"  # the prefix of temporary build folders
+LARGEST = {".json": 2**20, ".so": 2**27}  # bytes that are read of a file
+OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 class UnavailableError(Exception):
@@ -100,13 +103,14 @@ def record_path(folder: Path, precision: str, level: str, identity: str) -> Path
 
 def read(path: Path) -> Record | None:
     """The record at ``path``, after checking that its library is complete; None if there is none. UnavailableError for
-    a library that cannot be used."""
+    a library that cannot be used. The digest in the record only tells of damage: whoever can write a library can write
+    its record too, so `content` checks who can."""
     record, found = _record(path), None
     if record is not None:
-        found = _content(path.with_name(record.file))
+        found = content(path.with_name(record.file))
         if found is None:  # replaced by another in the meantime
             record = _record(path)
-            found = record and _content(path.with_name(record.file))
+            found = record and content(path.with_name(record.file))
     if record is None:
         return None
     if found is None:
@@ -123,29 +127,76 @@ def read(path: Path) -> Record | None:
 
 
 def _record(path: Path) -> Record | None:
-    content = _content(path)
-    if content is None:
+    found = content(path)
+    if found is None:
         return None
     try:
-        record = Record(**json.loads(content))
+        record = Record(**json.loads(found))
         for field, value in record._asdict().items():
             kind = int if field == "size" else str
             if type(value) is not kind:
                 raise TypeError(f"{field} must be of type {kind.__name__}, got {value!r}")
-        if not re.fullmatch(r"attention-[\w.-]+", record.file, re.ASCII):
+        if not re.fullmatch(r"attention-[\w.-]+\.so", record.file, re.ASCII):
             raise ValueError(f"file must be the name of a library in this folder, got {record.file!r}")
     except (ValueError, TypeError, RecursionError) as error:
         raise UnavailableError(f"{path.name} is no record of a library: {error}") from None
     return record
 
 
-def _content(path: Path) -> bytes | None:
+# --- who may write ----------------------------------------------------------------------------------------------------
+# Windows has no such owners and modes: there no library is built, read or loaded.
+
+
+def content(path: Path) -> bytes | None:
+    """The bytes of a file; None if there is none. UnavailableError for what is not a regular file of at most `LARGEST`
+    bytes that only this user and root can write and replace, so that what is loaded later is what was read here."""
+    if os.name != "posix":
+        return None
     try:
-        return path.read_bytes()
+        with open(_opened(path, os.O_RDONLY), "rb") as file:
+            found = file.read(LARGEST[path.suffix] + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UnavailableError(f"{path} cannot be read: {error.strerror}") from None
+    if len(found) > LARGEST[path.suffix]:
+        raise UnavailableError(f"{path} has more than {LARGEST[path.suffix]} bytes")
+    return found
+
+
+def _opened(path: Path, flags: int) -> int:
+    """The descriptor of a regular file that passes the checks of `content`. A pipe is not waited for."""
+    code = Path(__file__).stat() if path.parent == BUILT else None
+    real = Path(os.path.realpath(path))
+    check_folder(real.parent, code)
+    file = os.open(real, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    try:
+        about = os.fstat(file)
+        if not stat.S_ISREG(about.st_mode):
+            raise UnavailableError(f"{path} is not a regular file")
+        _check_writers(path, about, code)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def check_folder(folder: Path, code: os.stat_result | None = None) -> None:
+    """UnavailableError if others than this user and root can write to this folder, without symbolic links, or replace
+    it. ``code`` is that of posenc's code if the folder is in posenc: whoever can write that is no other."""
+    _check_writers(folder, folder.stat(), code)
+    for parent in folder.parents if code is None else ():
+        about = parent.stat()
+        is_sticky = about.st_mode & stat.S_ISVTX  # as /tmp, where others replace only what is theirs
+        _check_writers(parent, about, modes=0 if is_sticky else OTHERS)
+
+
+def _check_writers(path: Path, about: os.stat_result, code: os.stat_result | None = None, modes: int = OTHERS) -> None:
+    owners = {0, os.getuid()}
+    if code is not None:
+        owners, modes = owners | {code.st_uid}, modes & ~code.st_mode
+    if about.st_uid not in owners or about.st_mode & modes:
+        raise UnavailableError(f"others may write to {path}, so nothing there is trusted")
 
 
 # --- building ---------------------------------------------------------------------------------------------------------
@@ -289,7 +340,7 @@ def _remove_old(folder: Path, days: float) -> None:
     """Removes all libraries except those of these sources and those used within ``days``."""
     old = time.time() - days * 86_400
     there = {*folder.glob("attention-*"), *folder.glob("proof-*")}
-    keep = {path for path in there if path.stat().st_mtime > old}
+    keep = {path for path in there if path.lstat().st_mtime > old}
     for path in folder.glob("attention-*.json"):
         with contextlib.suppress(UnavailableError):
             record = _record(path)
@@ -307,11 +358,12 @@ def lock(path: Path) -> Iterator[bool]:
 
     with contextlib.ExitStack() as stack:
         try:
-            file = stack.enter_context(path.open("w"))
+            file = _opened(path, os.O_RDWR | os.O_CREAT)
+            stack.callback(os.close, file)
             fcntl.flock(file, fcntl.LOCK_EX)
             stack.callback(fcntl.flock, file, fcntl.LOCK_UN)  # a forked process also has the file open
             is_held = True
-        except OSError:
+        except (OSError, UnavailableError):
             is_held = False
         yield is_held
 

@@ -77,7 +77,7 @@ def load(path: Path) -> Found | None:
         return None
     file = path.with_name(record.file)
     try:
-        kernel = ctypes.CDLL(str(file))
+        kernel = ctypes.CDLL(os.path.realpath(file))
     except OSError as error:
         why = f" from {path.parent}, which is mounted noexec" if executes_nothing(path.parent) else ""
         raise UnavailableError(f"{file.name} cannot be loaded{why}: {error}") from None
@@ -124,8 +124,8 @@ def faults(found: Found, again: bool = False) -> tuple[str, ...]:
 
 def _stored(stamp: Path) -> tuple[str, ...] | None:
     try:
-        faults = json.loads(stamp.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        faults = json.loads(build.content(stamp) or b"")
+    except (UnavailableError, ValueError, RecursionError):
         return None
     is_valid = isinstance(faults, list) and all(isinstance(one, str) for one in faults)
     return tuple(faults) if is_valid else None
@@ -246,19 +246,18 @@ def pool() -> int | None:
 
 
 def cache() -> Path:
-    """The folder in the user's cache for libraries of `posenc kernel --build` and for test results. UnavailableError if
-    it does not exist, is not writable, or others may write to it."""
+    """The folder in the user's cache for libraries of `posenc kernel --build` and for test results, without symbolic
+    links. UnavailableError if it does not exist, is not writable, or others may write to it or replace it."""
     if os.name != "posix":
         raise UnavailableError(ELSEWHERE)
     base = os.environ.get("XDG_CACHE_HOME")
     try:
-        folder = (Path(base) if base else Path.home() / ".cache") / "posenc"
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        about = folder.stat()
+        folder = Path(os.path.realpath((Path(base) if base else Path.home() / ".cache") / "posenc"))
+        for each in reversed((folder, *folder.parents)):
+            each.mkdir(exist_ok=True, mode=0o700)
+        build.check_folder(folder)
     except (OSError, RuntimeError) as error:  # no home
         raise UnavailableError(f"there is no cache to keep it in: {error}") from None
-    if about.st_uid != os.getuid() or about.st_mode & 0o022:
-        raise UnavailableError(f"others may write to {folder}, so nothing there is trusted")
     if not os.access(folder, os.W_OK):
         raise UnavailableError(f"{folder} cannot be written to")
     return folder
