@@ -148,12 +148,12 @@ kernel: ## build the CPU kernel for this processor where its sources have change
 	@$(PYTHON) hatch_build.py
 
 # With -I, so that Python finds the wheel's posenc and not the one of this folder; no folder of PATH has a compiler.
-wheel: ## build an sdist and of it a wheel for this platform into dist, and try it where there is no compiler
+wheel: ## build an sdist and of it a wheel for all processors of this platform into dist, and try it where there is no compiler
 	@$(WHEEL)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(WHEEL)
 	@rm -rf dist build/wheel && mkdir -p dist build/wheel
 	@$(WHEEL)/bin/python -m pip install --disable-pip-version-check -q --target build/wheel/hatchling hatchling
 	PYTHONPATH=build/wheel/hatchling $(WHEEL)/bin/python -m hatchling build -t sdist
-	$(WHEEL)/bin/python -m pip wheel --disable-pip-version-check -q --no-deps -w dist dist/*.tar.gz
+	POSENC_KERNEL=all $(WHEEL)/bin/python -m pip wheel --disable-pip-version-check -q --no-deps -w dist dist/*.tar.gz
 	@$(WHEEL)/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt --force-reinstall --no-deps dist/*.whl
 	@$(WHEEL)/bin/python -m pip install --disable-pip-version-check -q -c constraints.txt dist/*.whl
 	env -i HOME=$(CURDIR)/build/wheel PATH=$(CURDIR)/$(WHEEL)/bin python -I $(CURDIR)/tests/backends/wheel.py

@@ -1,9 +1,9 @@
 """Builds the CPU kernel where posenc is built, and where `make` runs this file: into src/posenc/backends/native/built.
 
-A wheel gets a library for each level of processor, and with them the platform that it runs on; an editable install
-only the best level of this processor that the compiler knows, since that is quick. POSENC_KERNEL=0 builds none, and
-POSENC_KERNEL=v3,baseline these levels. Where there is no compiler, or it fails, posenc is built without: it has other
-ways to run everything.
+Builds the best level of this processor that the compiler knows, since that is quick. POSENC_KERNEL=all builds every
+level, for a wheel that is given away; POSENC_KERNEL=v3,baseline these levels, and POSENC_KERNEL=0 none. A processor
+without the level of a library does not load it. A wheel with libraries says which platform it runs on. Where there is
+no compiler, or it fails, posenc is built without: it has slower ways to run everything.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ except ModuleNotFoundError:  # make has no need of it
 
 NATIVE = Path(__file__).resolve().parent / "src/posenc/backends/native"
 SWITCH = "POSENC_KERNEL"
+ALL = "all"
 # The libraries that a wheel for Linux may need of the system (PEP 600), and of C++'s the newest that the systems of
 # 2018 have, as torch asks for it too.
 OF_SYSTEM = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libgcc_s.so.1", "libstdc++.so.6"}
@@ -42,7 +43,7 @@ def _module(name: str) -> ModuleType:
     return module
 
 
-def kernel(every_level: bool) -> tuple[list[Path], str | None, list[str]]:
+def kernel() -> tuple[list[Path], str | None, list[str]]:
     """Builds what is not built yet. Gives the files, the platform's tag, and in words what could not be built.
     ValueError for a level that there is not."""
     build, processor = _module("build"), _module("processor")
@@ -50,12 +51,12 @@ def kernel(every_level: bool) -> tuple[list[Path], str | None, list[str]]:
     if asked == "0":
         return [], None, [f"{SWITCH}=0 turns it off"]
     known = {level.name: level for level in processor.levels()}
-    names = asked.split(",") if asked else list(known)
+    names = asked.split(",") if asked not in ("", ALL) else list(known)
     for name in names:
         if name not in known:
-            raise ValueError(f"{SWITCH} must be 0 or levels of {', '.join(known)}, got {name!r}")
+            raise ValueError(f"{SWITCH} must be 0, {ALL}, or levels of {', '.join(known)}, got {name!r}")
     try:
-        if asked or every_level:
+        if asked:
             of = ((precision, level) for precision in build.PRECISIONS for level in processor.levels(precision))
             outcomes = build.build(build.BUILT, [(precision, level) for precision, level in of if level.name in names])
         else:
@@ -101,7 +102,11 @@ class KernelHook(BuildHookInterface):  # type: ignore[misc,valid-type]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
             return
-        files, tag, reasons = kernel(every_level=version != "editable")
+        # pip shows this with -v.
+        self.app.display_waiting(f"posenc: building the CPU kernel ({SWITCH}=0 builds none)")
+        files, tag, reasons = kernel()
+        for path in files[::2]:
+            self.app.display_info(f"posenc: built {path.stem.rpartition('-')[0]}")
         for reason in reasons:
             self.app.display_warning(f"posenc's CPU kernel is not built: {reason}")
         if files and version != "editable":  # which finds them where they are
@@ -112,7 +117,7 @@ class KernelHook(BuildHookInterface):  # type: ignore[misc,valid-type]
 
 if __name__ == "__main__":
     try:
-        for said in kernel(every_level=False)[2]:
+        for said in kernel()[2]:
             print(f"posenc's CPU kernel is not built: {said}")
     except ValueError as error:
         sys.exit(f"posenc: error: {error}")

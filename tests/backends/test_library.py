@@ -694,7 +694,7 @@ def test_what_others_may_write_in_the_cache_is_not_trusted(
 def test_what_another_user_owns_is_not_trusted(
     kind: str, compiler: Callable[..., Path], fresh: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a stranger's library was put while the cache was open to all, with its digest, and the cache was closed."""
+    """As where a stranger put a library, with its digest, while the cache was open to all."""
     compiler()
     build.build(library.cache(), [("float", V4)], processor.identity())
 
@@ -769,6 +769,8 @@ def test_a_level_that_the_processor_has_not_is_not_taken(
     for flags, level in ((V3.needs, "v3"), (frozenset(), "baseline")):
         monkeypatch.setattr(processor, "flags", lambda flags=flags: flags)
         assert taken() == level
+    path_of(BASELINE).unlink()  # as in an install from source on a newer processor
+    assert refusal() == NO_LIBRARY
 
 
 # --- nothing is built by a call ---------------------------------------------------------------------------------------
@@ -1045,10 +1047,14 @@ def checkout(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def hooked(checkout: Path, version: str, target: str = "wheel") -> tuple[dict[str, object], list[str]]:
     """What the hook adds to a build, and what it warns of."""
     said: list[str] = []
-    app = SimpleNamespace(display_warning=said.append)
+    shown: list[str] = []
+    app = SimpleNamespace(display_warning=said.append, display_waiting=shown.append, display_info=shown.append)
     data: dict[str, object] = {"artifacts": []}
     hook = SimpleNamespace(root=str(checkout), target_name=target, app=app)
     hatch_build.KernelHook.initialize(hook, version, data)
+    names = {f"posenc: built attention-{name}" for name in shipped(data)}
+    assert shown[:1] == (["posenc: building the CPU kernel (POSENC_KERNEL=0 builds none)"] if target == "wheel" else [])
+    assert names <= set(shown)
     return data, said
 
 
@@ -1058,8 +1064,11 @@ def shipped(data: dict[str, object]) -> list[str]:
     return sorted({"-".join(str(path).split("-")[1:3]) for path in artifacts})
 
 
-def test_a_wheel_has_every_level_and_says_where_it_runs(compiler: Callable[..., Path], checkout: Path) -> None:
+def test_a_wheel_to_give_away_has_every_level_and_says_where_it_runs(
+    compiler: Callable[..., Path], checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiler()
+    monkeypatch.setenv("POSENC_KERNEL", "all")
     data, said = hooked(checkout, "standard")
     assert said == []
     assert data["pure_python"] is False
@@ -1072,10 +1081,15 @@ def test_a_wheel_has_every_level_and_says_where_it_runs(compiler: Callable[..., 
     assert all((checkout / str(path)[1:]).is_file() for path in data["artifacts"])
 
 
-def test_an_editable_install_builds_what_this_processor_takes(compiler: Callable[..., Path], checkout: Path) -> None:
+@pytest.mark.parametrize("version", ["editable", "standard"])
+def test_an_install_builds_what_this_processor_takes(
+    version: str, compiler: Callable[..., Path], checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = compiler()
-    data, _ = hooked(checkout, "editable")
-    assert data == {"artifacts": []}
+    module = hatch_build._module
+    monkeypatch.setattr(hatch_build, "_module", lambda name: processor if name == "processor" else module(name))
+    data, _ = hooked(checkout, version)
+    assert shipped(data) == ([] if version == "editable" else sorted(f"{x}-v4" for x in build.PRECISIONS))
     assert len(calls(log)) == len(build.PRECISIONS)
 
 
@@ -1120,7 +1134,7 @@ def test_what_is_built_can_be_said(
     monkeypatch.setenv("POSENC_KERNEL", "baseline")
     assert shipped(hooked(checkout, "standard")[0]) == sorted(f"{x}-baseline" for x in build.PRECISIONS)
     monkeypatch.setenv("POSENC_KERNEL", "baseline,v9")
-    with pytest.raises(ValueError, match=r"^POSENC_KERNEL must be 0 or levels of .*baseline, got 'v9'$"):
+    with pytest.raises(ValueError, match=r"^POSENC_KERNEL must be 0, all, or levels of .*baseline, got 'v9'$"):
         hooked(checkout, "standard")
 
 
