@@ -30,7 +30,8 @@ from posenc.tools.cli import main
 V3, V4, BASELINE = (next(x for x in processor.LEVELS["x86_64"] if x.name == name) for name in ("v3", "v4", "baseline"))
 SAID = "posenc's kernel gives wrong answers as built here by {by}: not used ({what})"
 NO_LIBRARY = (
-    "the CPU kernel has not been built for these sources and this processor: `posenc kernel --build` builds one"
+    "the CPU kernel has not been built for these sources and this processor: `posenc kernel --build` builds one, if "
+    "there is a C++ compiler"
 )
 
 
@@ -57,6 +58,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(library, "find", forgetful := lambda precision: find(precision))
     forgetful.cache_clear = lambda: None  # type: ignore[attr-defined]
     monkeypatch.setattr(library, "_load", library._load.__wrapped__)
+    library._WARNED.clear()
     monkeypatch.setattr(library, "failures", lambda kernel, precision: ())
     return tmp_path
 
@@ -783,6 +785,19 @@ def test_no_call_of_attention_compiles(scheme: posenc.Scheme | None, compiler: C
     found = posenc.attention(q, q, q, scheme, is_causal=True)
     torch.testing.assert_close(found, posenc.attention(q, q, q, scheme, is_causal=True, backend="reference"))
     assert calls(log) == []
+
+
+@pytest.mark.parametrize(
+    ("scheme", "tokens", "would"),
+    [(ALiBi(2), 200, True), (RoPE(16), 200, True), (NoPE(), 600, True), (NoPE(), 200, False), (RoPE(16), 20, False)],
+)
+def test_the_first_call_that_would_have_used_a_library_warns_once(
+    scheme: posenc.Scheme, tokens: int, would: bool, fresh: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for dtype in (torch.float32, torch.float32, torch.float64):
+        q = torch.randn(1, 2, tokens, 16, dtype=dtype)
+        posenc.attention(q, q, q, scheme, is_causal=True)
+    assert capfd.readouterr().err == (f"posenc takes slower ways on this CPU: {NO_LIBRARY}\n" if would else "")
 
 
 def test_without_a_library_calls_go_another_way_and_explain_says_how_to_have_one(compiler: Callable[..., Path]) -> None:

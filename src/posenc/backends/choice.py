@@ -17,6 +17,7 @@ from posenc.backends.eligible import distances_of
 from posenc.backends.flex import FLEX
 from posenc.backends.native.backend import NATIVE, keeps_bfloat16, leaves_out
 from posenc.backends.native.crossover import why_ahead
+from posenc.backends.native.library import warn_if_not_built
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.skipping import computed_share
@@ -95,7 +96,9 @@ class _Asked:
     def takes(self, backend: Backend) -> bool:
         """Whether the backend can run the call."""
         if backend.name not in self._known:
-            self._known[backend.name] = backend.refuses(self.call) is None
+            reason = backend.refuses(self.call)
+            warn_if_not_built(reason)
+            self._known[backend.name] = reason is None
         return self._known[backend.name]
 
     def is_plain(self) -> bool:
@@ -141,12 +144,12 @@ class _Asked:
         """The fused kernel suffices. A plane can be folded into query and key too, but they become wide."""
         if not self.takes(SDPA):
             return False
-        is_plane = self.has_plane and self.takes(NATIVE) and not self.has_few_queries
-        return not (is_plane and not self.has_few_pairs(FEW_ON_PLANE)) and self.is_plain()
+        is_plane = self.has_plane and not self.has_few_queries and not self.has_few_pairs(FEW_ON_PLANE)
+        return not (is_plane and self.takes(NATIVE)) and self.is_plain()
 
     def suits_few_queries(self) -> bool:
         """The kernel is faster for a few queries."""
-        return self.has_few_queries and self.takes(NATIVE) and _suits_few(self.call, self.takes(SDPA))
+        return self.has_few_queries and _suits_few(self.call, self.takes(SDPA)) and self.takes(NATIVE)
 
     def splits_keys(self) -> bool:
         """A GPU's kernel splits the keys of a few queries over its programs."""

@@ -43,6 +43,7 @@ def why_ahead(call: Call) -> str | None:
     tokens = math.sqrt(call.query.size(2) * call.key.size(2))
     if tokens < min(least.values(), default=math.inf):  # without loading the library
         return None
+    library.warn_if_not_built(library.missing(call.query.dtype))
     level = library.level(call.query.dtype)
     if level is None or tokens < least.get(level, math.inf):
         return None

@@ -36,8 +36,13 @@ FUNCTIONS = (
     *("posenc_work", "posenc_forward", "posenc_backward"),
 )
 BEGUN = "begun"  # stored once for each test that has started and not finished
+_WARNED: set[str] = set()
 TRIES = 3  # unfinished tests before a library is rejected: the process may be killed for other reasons
 ELSEWHERE = "it is only for Linux and macOS"
+NOT_BUILT = (
+    "the CPU kernel has not been built for these sources and this processor: `posenc kernel --build` builds one, if "
+    "there is a C++ compiler"
+)
 DAYS = 30  # unused libraries are kept in the cache this long
 
 
@@ -191,9 +196,7 @@ def find(precision: str) -> Found | UnavailableError:
             return found
         by = found.record.compiler
         reasons.append(f"{found.path.name} gives wrong answers as built by {by} ({in_short(wrong)})")
-    if not reasons:
-        reasons = ["the CPU kernel has not been built for these sources and this processor"]
-    return UnavailableError(f"{'; '.join(reasons)}: `posenc kernel --build` builds one")
+    return UnavailableError(f"{'; '.join(reasons)}: `posenc kernel --build` builds one" if reasons else NOT_BUILT)
 
 
 @functools.cache
@@ -208,6 +211,13 @@ def missing(dtype: torch.dtype) -> str | None:
     return str(found) if isinstance(found, UnavailableError) else None
 
 
+def warn_if_not_built(reason: str | None) -> None:
+    """Warns, once, of a call that would use the kernel. Of other reasons the user knows, or `find` has warned."""
+    if reason == NOT_BUILT and NOT_BUILT not in _WARNED:
+        _WARNED.add(NOT_BUILT)
+        logging.getLogger("posenc").warning("posenc takes slower ways on this CPU: %s", NOT_BUILT)
+
+
 def multiplies_bfloat16() -> bool:
     """Whether the library for bfloat16 multiplies in bfloat16, without converting to float32."""
     found = _load(REALS[torch.bfloat16])
@@ -216,6 +226,7 @@ def multiplies_bfloat16() -> bool:
 
 # Same as torch.compiler.assume_constant_result, which would import the whole compiler.
 missing._dynamo_marked_constant = True  # type: ignore[attr-defined]
+warn_if_not_built._dynamo_marked_constant = True  # type: ignore[attr-defined]
 multiplies_bfloat16._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
