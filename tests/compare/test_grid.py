@@ -81,6 +81,10 @@ REFUSED = {
     r"must have a table \[grid\] with lists of values, got \{\}": "",
     r"an option of \[grid\] must be one of .*, got 'scheme' \(did you mean 'schemes'\?\)": {"scheme": ["nope"]},
     r"steps of \[grid\] must be a list of values, one for each cell, got 3": {"steps": 3},
+    r"\[grid\] must have at most 10000 combinations of values, got 10100": {
+        "steps": [*range(101)],
+        "heads": [*range(100)],
+    },
     r"dim must be given once, got it in \[grid\] and for all cells": {"dim": [16]},
     r"tune would tune each scheme once for every seed in \[grid\]: give seeds for all": {"seeds": [1], "tune": [True]},
     r"train_length must be .* 4, got 2": {"train_length": [2]},

@@ -22,6 +22,15 @@ from tests.huggingface.tiny import config_of, disagreements
 LLAMA = {"model_type": "llama", "num_hidden_layers": 2}
 YARN_WITHOUT = {name: value for name, value in YARN.items() if name != "factor"}
 
+
+def nested(times: int) -> dict[str, Any]:
+    """A dictionary in dictionaries."""
+    found: dict[str, Any] = {}
+    for _ in range(times):
+        found = {"by_name": found}
+    return found
+
+
 MALFORMED: list[tuple[dict[str, Any], str]] = [
     (LLAMA | {"rope_parameters": YARN_WITHOUT}, "accepts for llama, and it raises KeyError: .* required keys .*factor"),
     (LLAMA | {"rope_scaling": "yarn"}, "config must be one that transformers accepts for llama, and it raises"),
@@ -54,6 +63,25 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
         "qwen2's layer_types must have 32 entries like num_hidden_layers|accepts for qwen2",
     ),
     ({"model_type": "swinv2", "depths": [2, 2]}, "swinv2's depths must have as many entries as num_heads"),
+    (LLAMA | {"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 4096, got 1000000000"),
+    ({"model_type": "gemma3", "text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers must be at most 4096"),
+    (LLAMA | {"head_dim": 2**30}, "head_dim must be at most 1048576, got 1073741824"),
+    (LLAMA | {"num_labels": 10**9}, "num_labels must be at most 1048576, got 1000000000"),
+    (LLAMA | {"layer_types": ["full_attention"] * (2**20 + 1)}, "layer_types must have at most 1048576 entries, got"),
+    (LLAMA | {"posenc_patch": nested(3000)}, "by_name must be nested at most 32 deep, got more"),
+    (
+        {"model_type": "gpt2", "n_positions": 2**29},
+        "the positions of gpt2 must have at most 2147483648 learned numbers, got 412316860416",
+    ),
+    (
+        {
+            "model_type": "swinv2",
+            "depths": [4096] * 2,
+            "num_heads": [3, 6],
+            "pretrained_window_sizes": [0, 0],
+        },
+        "swinv2's layers must be at most 4096, got 8192",
+    ),
 ]
 
 
@@ -67,7 +95,7 @@ def test_what_is_malformed_is_named(config: dict[str, Any], message: str) -> Non
 # -- at random --------------------------------------------------------------------------------------------------------
 
 VALUES = [0, -1, 1, 3, 2.5, 0.0, float("nan"), float("inf"), True, False, None, "yarn", "", [], [1], [0, "x"], {}]
-VALUES += [{"rope_type": "yarn"}, {"a": 1}, 10**6]
+VALUES += [{"rope_type": "yarn"}, {"a": 1}, 10**6, 10**9]
 KINDS = [
     "default",
     "linear",

@@ -26,6 +26,7 @@ from posenc.huggingface.adapters import is_adapted
 from posenc.huggingface.pretrained import pretrained
 from posenc.schemes.entry import Shape
 from tests.huggingface.test_attention import IDS, TERMS, built, output
+from tests.huggingface.test_malformed import nested
 from tests.huggingface.test_patching import same, state
 from tests.huggingface.tiny import config_of
 from tests.rounding import of_sums
@@ -175,6 +176,26 @@ def test_transformers_alone_refuses_it_and_names_what_loads_it(tmp_path: Path) -
     code = f"from transformers import LlamaForCausalLM as model; model.from_pretrained({str(tmp_path)!r})"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert 'attn_implementation="posenc.huggingface.from_pretrained"` is not supported' in found.stderr
+
+
+LARGE: list[tuple[Any, str]] = [
+    (
+        {"what": "Learned(2 + 2000000, 2000)"},
+        "the positions of Learned must have at most 2147483648 learned numbers, got",
+    ),
+    ({"what": "ALiBi(1000000000)"}, "num_heads must be at most 4096, got 1000000000"),
+    ({"what": "RoPE(8, heads=range(0, 1000000000), num_heads=8)"}, "heads must be at most 4096, got 1000000000"),
+    ({"what": "-" * 60_000 + "1"}, "and it cannot be read: "),
+    ({"what": "1" * 70_000}, "the code of a scheme must have at most 65536 characters, got 70000"),
+    ({"parts": ["NoPE()"], "layers": [[[0], "None"]] * 5000}, "layers must have at most 4096 entries, got 5000"),
+    ({"by_name": nested(3000)}, "by_name must be nested at most 32 deep, got more"),
+]
+
+
+@pytest.mark.parametrize(("record", "message"), LARGE)
+def test_a_record_of_something_too_large_is_refused(record: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        recorded.read(record)
 
 
 @pytest.mark.parametrize("entry", posenc.catalog(), ids=lambda entry: entry.name)

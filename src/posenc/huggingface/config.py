@@ -13,7 +13,7 @@ from typing import Any
 from posenc.arguments import check_choice, meant, shown
 from posenc.huggingface.described import ModelPositions
 from posenc.huggingface.families import READERS
-from posenc.huggingface.keys import Keys, positional
+from posenc.huggingface.keys import BYTES, Keys, check_sizes, positional
 from posenc.huggingface.loading import RECORD
 from posenc.huggingface.rotating_families import Rotating
 
@@ -66,6 +66,7 @@ def scheme_from_config(config: Any, part: str | None = None, *, ignore: Sequence
     """
     ignored = _names(ignore)
     raw = _raw(config)
+    check_sizes("config", config.to_dict() if raw is None else raw)
     found = whole = config if raw is None else _built(raw)
     inside = None
     if part in PARTS or whole.model_type not in READERS:
@@ -143,6 +144,8 @@ def _raw(config: Any) -> dict[str, Any] | None:
         path = path / "config.json" if path.is_dir() else path
         if not path.is_file():
             raise ValueError(f"config must be a file or a folder with a config.json, and there is no {str(path)!r}")
+        if path.stat().st_size > BYTES:
+            raise ValueError(f"config must have at most {BYTES} bytes, and {str(path)!r} has {path.stat().st_size}")
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:

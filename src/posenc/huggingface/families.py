@@ -13,7 +13,7 @@ from typing import Any
 from posenc.arguments import whole
 from posenc.huggingface import rotating_families as rotating
 from posenc.huggingface.described import Layer, ModelPositions
-from posenc.huggingface.keys import Keys
+from posenc.huggingface.keys import Keys, check_sizes, check_table
 from posenc.huggingface.reading import FULL, RECURRENT, SLIDING, described, head_dim_of, scaled, silent
 from posenc.huggingface.rope_parameters import rotary
 from posenc.huggingface.rotating_families import NOT_BOTH_WAYS, Rotating
@@ -33,8 +33,14 @@ Reader = Callable[[Keys], ModelPositions]
 # -- learned tables ---------------------------------------------------------------------------------------------------
 
 
+def _table(keys: Keys, rows: int, dim: int, before: int = 0) -> Learned:
+    """A learned table, of which the rows ``before`` are not of positions."""
+    check_table(keys.model_type, rows * dim)
+    return OffsetLearned(rows, dim, before) if before else Learned(rows, dim)
+
+
 def gpt2(keys: Keys) -> ModelPositions:
-    table = Learned(keys.whole("max_position_embeddings"), keys.whole("hidden_size"))
+    table = _table(keys, keys.whole("max_position_embeddings"), keys.whole("hidden_size"))
     head_dim, count = head_dim_of(keys), keys.whole("num_hidden_layers")
     scale = head_dim**-0.5 if keys.flag("scale_attn_weights") else 1.0
     by_layer = keys.flag("scale_attn_by_inverse_layer_idx")
@@ -44,24 +50,24 @@ def gpt2(keys: Keys) -> ModelPositions:
 
 
 def opt(keys: Keys) -> ModelPositions:
-    table = OffsetLearned(keys.whole("max_position_embeddings") + 2, keys.whole("hidden_size"), 2)
+    table = _table(keys, keys.whole("max_position_embeddings") + 2, keys.whole("hidden_size"), 2)
     return described(keys, NoPE(), input=table)
 
 
 def bert(keys: Keys, dim: str = "hidden_size", inert: tuple[str, ...] = ()) -> ModelPositions:
     for name in inert:
         keys.get(name)
-    return _encoder(keys, Learned(keys.whole("max_position_embeddings"), keys.whole(dim)))
+    return _encoder(keys, _table(keys, keys.whole("max_position_embeddings"), keys.whole(dim)))
 
 
 def roberta(keys: Keys) -> ModelPositions:
     return _encoder(keys, _after_padding(keys))
 
 
-def _after_padding(keys: Keys) -> OffsetLearned:
+def _after_padding(keys: Keys) -> Learned:
     """A table whose first position has the row after that of the padding token."""
     rows, padding = keys.whole("max_position_embeddings"), keys.whole("pad_token_id", 0)
-    return OffsetLearned(rows, keys.whole("hidden_size"), padding + 1)
+    return _table(keys, rows, keys.whole("hidden_size"), padding + 1)
 
 
 def _encoder(keys: Keys, table: Scheme) -> ModelPositions:
@@ -79,7 +85,7 @@ def esm(keys: Keys) -> ModelPositions:
 def vit(keys: Keys, prefix: int = 1) -> ModelPositions:
     """A table for the patches of an image, after ``prefix`` tokens that are none."""
     side = [keys.whole(name) for name in ("image_size", "patch_size")]
-    table = Learned(prefix + (side[0] // side[1]) ** 2, keys.whole("hidden_size"))
+    table = _table(keys, prefix + (side[0] // side[1]) ** 2, keys.whole("hidden_size"))
     return described(keys, NoPE(), input=table, causal=False, length=table.max_positions)
 
 
@@ -91,7 +97,7 @@ def whisper(keys: Keys) -> ModelPositions:
     sides = {"encoder": "source", "decoder": "target"}
     lengths = {stack: keys.whole(f"max_{side}_positions") for stack, side in sides.items()}
     dim, stack = keys.whole("hidden_size"), keys.inside or "encoder"
-    table = Learned(lengths[stack], dim) if stack == "decoder" else Sinusoidal(dim, layout="tensor2tensor")
+    table = _table(keys, lengths[stack], dim) if stack == "decoder" else Sinusoidal(dim, layout="tensor2tensor")
     return _of_stack(keys, table, lengths[stack])
 
 
@@ -178,6 +184,7 @@ def swinv2(keys: Keys) -> ModelPositions:
     ):
         for value in values:
             whole(f"each of {keys.model_type}'s {name}", value, least)
+    check_sizes(f"{keys.model_type}'s layers", sum(depths))
     schemes: list[Scheme] = []
     layers: list[Layer] = []
     for stage, depth in enumerate(depths):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from posenc.arguments import number, shown, whole
@@ -32,6 +32,43 @@ NOT_POSITIONAL = frozenset(
         "use_sliding_window",  # read by the families that use it
     }
 )
+
+
+CEILINGS: Mapping[str, int] = {
+    "layers?$|depths?$|blocks$|parts$": 2**12,
+    "heads?$|buckets$|axes$": 2**12,
+    "dim$|hidden_size$|d_model$|n_embd$|width$": 2**20,
+    "labels$": 2**20,  # transformers makes a dictionary of them
+    "positions?$|embeddings$": 2**30,
+}
+"""The largest whole number of keys whose names end so, and most entries: what is made of them costs time or memory."""
+
+NUMBERS = 2**31  # of a table of positions
+ENTRIES = 2**20  # of any other list or dictionary
+DEPTH = 32  # of dictionaries and lists in one another
+BYTES = 2**26  # of a file
+CODE = 2**16  # characters of a scheme's code
+
+
+def check_sizes(name: str, value: Any, depth: int = DEPTH) -> None:
+    """ValueError, naming the key, for what exceeds `CEILINGS`, `ENTRIES` or `DEPTH` in a value of a file."""
+    most = next((most for end, most in CEILINGS.items() if re.search(end, name)), None)
+    if isinstance(value, Mapping | list | tuple):
+        if depth == 0:
+            raise ValueError(f"{name} must be nested at most {DEPTH} deep, got more")
+        if len(value) > (most or ENTRIES):
+            raise ValueError(f"{name} must have at most {most or ENTRIES} entries, got {len(value)}")
+        named = value.items() if isinstance(value, Mapping) else ((name, each) for each in value)
+        for inner, each in named:
+            check_sizes(str(inner), each, depth - 1)
+    elif isinstance(value, int) and most is not None and abs(value) > most:
+        raise ValueError(f"{name} must be at most {most}, got {shown(value)}")
+
+
+def check_table(kind: str, numbers: int) -> None:
+    """ValueError for a learned table of more than `NUMBERS` numbers."""
+    if numbers > NUMBERS:
+        raise ValueError(f"the positions of {kind} must have at most {NUMBERS} learned numbers, got {shown(numbers)}")
 
 
 def positional(config: Any) -> Iterator[tuple[str, Any]]:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from posenc.arguments import shown
+from posenc.huggingface.keys import CODE, check_sizes, check_table
 from posenc.huggingface.loading import RECORD
 from posenc.huggingface.variants import DividedALiBi, OffsetLearned
 from posenc.positions.tiles import Chunk
@@ -47,6 +49,7 @@ def written(what: Any) -> dict[str, Any]:
 
 def read(record: Any) -> Any:
     """What `patch` was given, new. Raises ValueError for a record that `written` did not write, or could not."""
+    check_sizes(RECORD, record)
     try:
         if "parts" in record:
             parts = [made(text) for text in record["parts"]]
@@ -57,7 +60,7 @@ def read(record: Any) -> Any:
         if "by_name" in record:
             return {name: read(each) for name, each in record["by_name"].items()}
         return made(record["what"])
-    except (LookupError, TypeError, ValueError, SyntaxError) as error:
+    except (LookupError, TypeError, ValueError, SyntaxError, RecursionError, MemoryError) as error:
         unwritten = isinstance(record, Mapping) and "unwritten" in record
         why = "no code of posenc's makes it" if unwritten else f"it cannot be read: {error}"
         raise ValueError(f"{RECORD} of the configuration is {shown(record)}, and {why}: give what=") from None
@@ -116,7 +119,19 @@ def made(text: str) -> Any:
             return of(node.left) + of(node.right)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in (*KNOWN, "float"):
             kind = float if node.func.id == "float" else KNOWN[node.func.id]
-            return kind(*map(of, node.args), **{str(each.arg): of(each.value) for each in node.keywords})
+            given, named = [of(each) for each in node.args], {str(each.arg): of(each.value) for each in node.keywords}
+            if kind is range:
+                check_sizes("heads", given)
+            elif kind is not float:
+                check_sizes(node.func.id, inspect.signature(kind).bind(*given, **named).arguments)
+            return kind(*given, **named)
         raise ValueError(f"{ast.unparse(node)} is not among {', '.join(sorted(KNOWN))}")
 
-    return of(ast.parse(text, mode="eval").body)
+    if len(text) > CODE:
+        raise ValueError(f"the code of a scheme must have at most {CODE} characters, got {len(text)}")
+    tree = ast.parse(text, mode="eval").body
+    with torch.device("meta"):
+        without_numbers = of(tree)
+    if isinstance(without_numbers, nn.Module):
+        check_table(type(without_numbers).__name__, sum(x.numel() for x in without_numbers.parameters()))
+    return of(tree)

@@ -4,6 +4,7 @@ A cell is named by the hash of its configuration. It can be run anywhere and any
 folder holds is not repeated. The folder is locked while a cell runs, so two runs of a grid at once share the work.
 """
 
+import math
 import os
 import shutil
 import signal
@@ -31,6 +32,7 @@ from posenc.tools.kit.records import FILE, InUseError, Record, read
 TABLE = "grid"  # of a grid's file: the options that vary
 CLUSTERS = ("slurm", "ray")  # its other tables
 CELLS = "cells"  # the folder of the cells' folders
+MOST = 10_000  # combinations
 BUSY = "another process is running it"
 
 
@@ -93,6 +95,8 @@ def grid_of(path: str | Path, out: str, **overrides: Any) -> Grid:
                 raise ValueError(f"{name} of [{TABLE}] must be a list of values, one for each cell, got {shown(items)}")
             if name in shared:
                 raise ValueError(f"{name} must be given once, got it in [{TABLE}] and for all cells")
+        if (cells := math.prod(map(len, varied.values()))) > MOST:
+            raise ValueError(f"[{TABLE}] must have at most {MOST} combinations of values, got {cells}")
         configs: dict[CompareConfig, None] = {}
         for each in product(*varied.values()):
             its = dict(zip(varied, each, strict=True))

@@ -39,7 +39,7 @@ def factors_of(path: str, pairs: int, argument: str) -> tuple[list[float], list[
     try:
         told = json.loads(Path(path).read_text(encoding="utf-8"))
         short, long = ([float(x) for x in told[name]] for name in ("short_factor", "long_factor"))
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(
             f"{argument} must be a JSON file with the lists short_factor and long_factor, got {path!r} ({error})"
         ) from None
