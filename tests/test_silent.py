@@ -90,6 +90,46 @@ def test_upper_left_is_what_pytorch_takes_is_causal_for(queries: int) -> None:
     assert posenc.explain(query, key, value, is_causal=True, align="upper_left").backend
 
 
+MORE = 9  # queries, of TOKENS keys
+
+
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"encoding": posenc.NoPE()},
+        {"encoding": posenc.Softcap(2.0)},
+        {"attn_mask": torch.arange(MORE * TOKENS).view(MORE, TOKENS) % 3 > 0},
+        {"sinks": torch.arange(4.0)},
+    ],
+    ids=lambda given: ", ".join(given) or "plain",
+)
+def test_more_queries_than_keys_are_cross_attention_where_nothing_depends_on_positions(
+    given: dict[str, Any], backend: str
+) -> None:
+    (query, _, _), (_, key, value) = qkv(MORE), qkv()
+    scores = query @ key.mT / WIDTH**0.5
+    scores = 2.0 * torch.tanh(scores / 2.0) if isinstance(given.get("encoding"), posenc.Softcap) else scores
+    torch.testing.assert_close(posenc.logits(query, key, given.get("encoding")), scores, rtol=1e-4, atol=1e-5)
+    scores = scores.masked_fill(~given["attn_mask"], -torch.inf) if "attn_mask" in given else scores
+    sinks = given["sinks"].view(-1, 1, 1).expand(2, -1, MORE, 1) if "sinks" in given else scores[..., :0]
+    expected = torch.cat((scores, sinks), -1).softmax(-1)[..., :TOKENS] @ value
+    found = attention(query, key, value, **given, backend=backend)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert posenc.explain(query, key, value, **given).backend
+
+
+@pytest.mark.parametrize("scheme", [None, RoPE(WIDTH), ALiBi(HEADS)], ids=str)
+def test_with_more_queries_the_last_are_the_keys_where_lower_right_is_said(scheme: Scheme | None) -> None:
+    """The first two see no key, and get zeros, as in FlashAttention."""
+    (query, _, _), (_, key, value) = qkv(MORE), qkv()
+    found = attention(query, key, value, scheme, is_causal=True, align="lower_right")
+    expected = attention(query[:, :, -TOKENS:], key, value, scheme, is_causal=True)
+    torch.testing.assert_close(found[:, :, -TOKENS:], expected, rtol=1e-4, atol=1e-5)
+    assert not found[:, :, :-TOKENS].any()
+
+
 def test_align_is_for_calls_without_positions() -> None:
     (query, key, value), positions = qkv(), Positions.arange(TOKENS)
     beside = r"^align must be None where there are positions, which say it, got 'upper_left'$"

@@ -46,6 +46,9 @@ class Scheme(nn.Module):
     looks_back: str | None = None
     """If it encodes only keys up to the query: what to use for both sides, which errors of `attention` name."""
 
+    reads_positions: ClassVar[bool] = True
+    """Whether its terms depend on positions. Where nothing in a call does, `attention` needs none."""
+
     heads_of: ClassVar[Literal["query", "key"]] = "query"
     """Whether ``num_heads`` counts query heads or key heads, which are fewer in grouped-query attention."""
 

@@ -755,9 +755,9 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
         r"got None",
     ),
     "more queries than keys": (
-        lambda: attend(Q, K[:, :, :4], V[:, :, :4]),
+        lambda: attend(Q, K[:, :, :4], V[:, :, :4], is_causal=True),
         r"queries are by default the last of the keys, but there are 5 queries and 4 keys: pass query_positions and "
-        r"key_positions",
+        r"key_positions, align='upper_left' where both begin at position 0, or align='lower_right' where both end at",
     ),
     "slopes for other heads": (
         lambda: attend(Q, K, V, ALiBi(5), is_causal=True),

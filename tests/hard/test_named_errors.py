@@ -367,7 +367,14 @@ SHARED: list[tuple[dict[str, Any], str]] = [
         "query is on cpu, but the encoding's positions are on meta",
     ),
     ({"query_positions": LINE}, "key_positions must be given with query_positions where there are 5 queries and 7 …"),
-    ({"query": K.repeat(1, 1, 2, 1)}, "queries are by default the last of the keys, … 14 queries and 7 keys: …"),
+    *[
+        ({"query": K.repeat(1, 1, 2, 1), **reads}, "queries are by default the last of the keys, … 14 queries and 7 …")
+        for reads in ({"encoding": RoPE(4)}, {"encoding": NoPE(), "is_causal": True}, {"window": 3})
+    ],
+    (
+        {"query": K.repeat(1, 1, 2, 1), "key_positions": Positions.arange(7)},
+        "query_positions must be given with key_positions where there are 14 queries and 7 keys, got None",
+    ),
     *[({"is_causal": value}, f"is_causal must be True or False, got {came}") for value, came in NO_FLAGS],
     *[({"return_lse": value}, f"return_lse must be True or False, got {came}") for value, came in NO_FLAGS],
     *[

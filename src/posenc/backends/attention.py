@@ -58,7 +58,7 @@ def attention(
     - ``value`` (batch, kv_heads, keys, value_dim): what is averaged.
     - ``encoding``: an `Encoding`, or a scheme, which is then bound to ``query_positions`` and ``key_positions``.
     - ``query_positions``: the positions of the queries, by default the last M of 0 .. N-1. Without an encoding they
-      still determine the mask.
+      still determine the mask. With more queries than keys they must be given where anything depends on them.
     - ``key_positions``: those of the keys, by default 0 .. N-1, or ``query_positions`` if these alone are given and
       there are as many keys as queries.
     - ``attn_mask``: broadcasts to (batch, heads, queries, keys): bool, True = may attend, or float, added to the
@@ -67,7 +67,7 @@ def attention(
       coordinates or indices: with fewer queries than keys, the last query attends to every key.
     - ``align``: which keys the queries are, where no positions are given: ``"lower_right"``, the default, the last of
       them, as with a cache; or ``"upper_left"``, the first, as PyTorch's ``is_causal`` takes them. The names are those
-      of `torch.nn.attention.bias`. It matters with fewer queries than keys; positions say it themselves.
+      of `torch.nn.attention.bias`. It matters where queries and keys differ in number; positions say it themselves.
     - ``window``: how many keys a query attends to, counted in order: an int n, the query's own key and the n - 1 before
       it; or (left, right), the number of keys before and after it, None for no limit. With `Chunk(n)` a query attends
       only to keys of its own chunk: coordinates 0 .. n-1, n .. 2n-1, and so on.

@@ -85,11 +85,24 @@ class Request:
             return encoding
         if NO_DEFAULTS and encoding is not None and self.query_positions is None and self.key_positions is None:
             raise ValueError(NO_DEFAULTS[-1])
+        if self.align is None and query.size(2) > key.size(2) and self._reads_positions(encoding):
+            raise ValueError(
+                f"queries are by default the last of the keys, but there are {query.size(2)} queries and "
+                f"{key.size(2)} keys: pass query_positions and key_positions, align='upper_left' where both begin at "
+                "position 0, or align='lower_right' where both end at the same"
+            )
         positions = default_positions(query, key, self.query_positions, self.key_positions, self.align)
         made = of_scheme(encoding, *positions, torch.promote_types(query.dtype, torch.float32))
         made.check(query, key)
         made.check_token_doors(query, key)
         return made
+
+    def _reads_positions(self, scheme: Scheme | None) -> bool:
+        """Whether the call is without positions, and its result depends on them."""
+        if (self.query_positions, self.key_positions) != (None, None):
+            return False
+        terms = [] if scheme is None else [part for part in bare_parts(scheme) if part.doors and part.reads_positions]
+        return self.is_causal or self.window is not None or len(terms) > 0
 
     def settled(self, encoding: Encoding) -> dict[str, Any]:
         """The fields of the call that are the same for every call with the same arguments, apart from the numbers in
@@ -246,17 +259,18 @@ def default_positions(
     if align == "upper_left" and query.size(2) != key.size(2):
         longest = Positions.arange(max(query.size(2), key.size(2)), device=key.device)
         return longest[: query.size(2)], longest[: key.size(2)]
+    behind = key.size(2) - query.size(2)
     if key_positions is None:
         key_positions = Positions.arange(key.size(2), device=key.device)
+        if behind < 0:  # the first queries come before every key
+            return Positions.arange(query.size(2), start=behind, device=key.device), key_positions
     if query_positions is None:
-        if query.size(2) > key.size(2):
+        if behind < 0:
             raise ValueError(
-                f"queries are by default the last of the keys, but there are {query.size(2)} queries and "
-                f"{key.size(2)} keys: pass query_positions and key_positions, or align='upper_left' where both begin "
-                "at position 0"
+                f"query_positions must be given with key_positions where there are {query.size(2)} queries and "
+                f"{key.size(2)} keys, got None"
             )
         # For equal lengths the same object, so that derived data is computed once.
-        behind = key.size(2) - query.size(2)
         query_positions = key_positions[behind:] if behind else key_positions
     return query_positions, key_positions
 

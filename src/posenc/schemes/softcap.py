@@ -27,6 +27,8 @@ class Softcap(Scheme):
     1611.09940), section 4. As in transformers (models/gemma2), it comes after the scale and before the mask.
     """
 
+    reads_positions = False
+
     def __init__(self, cap: float) -> None:
         super().__init__()
         self.cap = number("cap", cap, above=0)
