@@ -196,7 +196,12 @@ def test_wrong_use_is_2(arguments: list[str], message: str, capsys: pytest.Captu
     ("code", "arguments", "message"),
     [
         (2, ["--steps", "0"], "steps must be a whole number of at least 1, got 0 (see posenc compare --help)"),
-        (2, ["--schemes", "roap"], "got 'roap' (did you mean 'rope'?)"),
+        (
+            2,
+            ["--schemes", "roap"],
+            "scheme must be one of the known names, path/to/file.py:Name, or several joined by '+', got 'roap' (did you "
+            "mean 'rope'?)",
+        ),
         (2, ["--schemes", "rope+segment"], "schemes must do without segments"),
         (2, ["--device", "abacus"], "device must be one that is here, got 'abacus'"),
         (2, ["--config", "no-such.toml"], "--config must be a file that can be read, got no-such.toml: No such file"),

@@ -90,6 +90,26 @@ def test_upper_left_is_what_pytorch_takes_is_causal_for(queries: int) -> None:
     assert posenc.explain(query, key, value, is_causal=True, align="upper_left").backend
 
 
+@pytest.mark.parametrize("of_one", [("key", "value"), ("key",), ("value",), ("query",)], ids=", ".join)
+@pytest.mark.parametrize("scheme", [None, RoPE(WIDTH), ALiBi(HEADS), posenc.CoPE(WIDTH, 5)], ids=str)
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_a_batch_of_1_is_shared_as_in_pytorch(of_one: tuple[str, ...], scheme: Scheme | None, backend: str) -> None:
+    drawn = dict(zip(("query", "key", "value"), qkv(), strict=True))
+    tensors = {name: x[:1] if name in of_one else x for name, x in drawn.items()}
+    wide = {name: x.expand(2, -1, -1, -1).clone() for name, x in tensors.items()}
+    encodings: list[Any] = [scheme]
+    if scheme is not None:
+        encodings.append(scheme(Positions.padded(torch.tensor([[1] * TOKENS, [0] * 2 + [1] * (TOKENS - 2)]))))
+    for encoding in encodings:
+        for _ in range(2):  # with a plan, too
+            given = {name: x.clone().requires_grad_() for name, x in tensors.items()}
+            found = attention(**given, encoding=encoding, is_causal=True, backend=backend)
+            expected = attention(**wide, encoding=encoding, is_causal=True, backend=backend)
+            torch.testing.assert_close(found, expected)
+            found.sum().backward()
+            assert all(x.grad is not None and x.grad.shape == x.shape for x in given.values())
+
+
 MORE = 9  # queries, of TOKENS keys
 
 

@@ -89,6 +89,7 @@ def check_choice(name: str, value: Any, choices: Sequence[Any], more: str = "") 
 
 def check_name(name: str, value: str, names: Sequence[str], more: str = "") -> None:
     """ValueError, with the closest name, unless the value is one of the ``names``; ``more`` lists other valid values.
+    More than 12 names are listed only where none is close.
 
     >>> check_name("figure", "tabel", ("lines", "table"))
     Traceback (most recent call last):
@@ -96,7 +97,9 @@ def check_name(name: str, value: str, names: Sequence[str], more: str = "") -> N
     ValueError: figure must be one of lines, table, got 'tabel' (did you mean 'table'?)
     """
     if value not in names:
-        raise ValueError(f"{name} must be one of {', '.join(names)}{more}, got {value!r}{meant(value, names)}")
+        close = meant(value, names)
+        listed = "the known names" if close and len(names) > 12 else ", ".join(names)
+        raise ValueError(f"{name} must be one of {listed}{more}, got {value!r}{close}")
 
 
 def meant(value: object, names: Sequence[str]) -> str:
@@ -142,6 +145,16 @@ def turned_axes(name: str, x: Any, tokens: int) -> str:
         return ""
     shape = f"it must be (batch, heads, tokens, head_dim), got {tuple(x.shape)}"
     return f"; {shape}: if that is (batch, tokens, heads, head_dim), pass {name}.transpose(1, 2)"
+
+
+def missing_axis(name: str, x: Any) -> str:
+    """The end of an error message for a tensor of three axes, one short of (batch, heads, tokens, head_dim)."""
+    if getattr(x, "ndim", 0) != 3:
+        return ""
+    return (
+        f"; if that is (batch, tokens, head_dim), of one head, pass {name}.unsqueeze(1), and if it is (heads, tokens, "
+        f"head_dim), pass {name}.unsqueeze(0)"
+    )
 
 
 def _either(words: Sequence[str]) -> str:

@@ -653,6 +653,10 @@ def test_an_unknown_backend_is_refused_with_the_names_of_all() -> None:
 Q, K, V = (torch.zeros(2, heads, n, d) for heads, n, d in ((6, 5, 4), (3, 7, 4), (3, 7, 8)))
 BOUND = RoPE(4)(Positions.arange(5), Positions.arange(7))
 MASK_SHAPE = r"attn_mask must broadcast to \(batch, heads, queries, keys\) = \(2, 6, 5, 7\), got "
+KEY_OF_THREE_AXES = (
+    r"key must be a floating .*, got torch.float32 \(3, 7, 4\); if that is \(batch, tokens, head_dim\), of one head, "
+    r"pass key.unsqueeze\(1\), and if it is \(heads, tokens, head_dim\), pass key.unsqueeze\(0\)"
+)
 ERRORS: dict[str, tuple[Callable[[], object], str]] = {
     "query is no tensor": (
         lambda: attend([1.0], K, V),
@@ -662,14 +666,14 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: attend(Q.long(), K, V),
         r"query must be a floating .*, got torch.int64 \(2, 6, 5, 4\)",
     ),
-    "key of three axes": (lambda: attend(Q, K[0], V), r"key must be a floating .*, got torch.float32 \(3, 7, 4\)"),
+    "key of three axes": (lambda: attend(Q, K[0], V), KEY_OF_THREE_AXES),
     "value of five axes": (lambda: attend(Q, K, V[None]), r"value must be .*, got torch.float32 \(1, 2, 3, 7, 8\)"),
     "key elsewhere": (lambda: attend(Q, K.to("meta"), V), r"key must be on cpu like query, got meta"),
     "value elsewhere": (lambda: attend(Q, K, V.to("meta")), r"value must be on cpu like query, got meta"),
     "key dtype": (lambda: attend(Q, K.double(), V), r"key must be torch.float32 like query, got torch.float64"),
     "value dtype": (lambda: attend(Q, K, V.half()), r"value must be torch.float32 like query, got torch.float16"),
-    "key batch": (lambda: attend(Q, K[:1], V), r"key must have batch 2 like query, got 1"),
-    "value batch": (lambda: attend(Q, K, V.repeat(2, 1, 1, 1)), r"value must have batch 2 like query, got 4"),
+    "key batch": (lambda: attend(Q, K.repeat(2, 1, 1, 1), V), r"key must have batch 2 like query, or 1, got 4"),
+    "value batch": (lambda: attend(Q[:1], K, V.repeat(2, 1, 1, 1)), r"value must have batch 2 like key, or 1, got 4"),
     "no channels": (
         lambda: attend(Q[..., :0], K[..., :0], V),
         r"query must have a head_dim above 0, got \(2, 6, 5, 0\)",
@@ -703,7 +707,11 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: attend(Q, K, V, attn_mask=torch.ones(5, 7, device="meta")),
         r"attn_mask must be on cpu like query, got meta",
     ),
-    "mask of keys alone": (lambda: attend(Q, K, V, attn_mask=torch.ones(7)), MASK_SHAPE + r"\(7,\)"),
+    "mask of keys alone": (
+        lambda: attend(Q, K, V, attn_mask=torch.ones(7)),
+        r"attn_mask must have an axis of queries and one of keys, \(queries, keys\) = \(5, 7\), got \(7,\): for a mask "
+        r"of the keys pass attn_mask\[None\]",
+    ),
     "mask of other keys": (lambda: attend(Q, K, V, attn_mask=torch.ones(5, 5)), MASK_SHAPE + r"\(5, 5\)"),
     "mask of key heads": (lambda: attend(Q, K, V, attn_mask=torch.ones(2, 3, 5, 7)), MASK_SHAPE + r"\(2, 3, 5, 7\)"),
     "mask of five axes": (

@@ -230,7 +230,7 @@ DAMAGED = [  # the file, the line of it, what stands there, what then stands the
     ("config.toml", 6, b"3", b"3,", "is not TOML: "),
     ("config.toml", 6, b"3", b"\xff", "is not TOML: 'utf-8' codec can't decode byte 0xff"),
     ("config.toml", 6, b"3", b'"three"', "steps must be a whole number of at least 1, got 'three'"),
-    ("config.toml", 6, b"steps", b"stepz", "key must be one of task, schemes, text, "),
+    ("config.toml", 6, b"steps", b"stepz", "key must be one of the known names, got 'stepz' "),
     ("config.toml", 30, b"]", b"", "is not TOML: "),
 ]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc import compat
-from posenc.arguments import check_choice, check_flag, check_type, is_number, one_or, shown, turned_axes
+from posenc.arguments import check_choice, check_flag, check_type, is_number, missing_axis, one_or, shown, turned_axes
 from posenc.backends.call import Call, RotatedBand, Turn
 from posenc.backends.unseen import cleared
 from posenc.compat import replace
@@ -61,6 +61,8 @@ class Request:
         """The encoding, or the scheme bound to the positions, checked against the tensors."""
         query, key, encoding = self.query, self.key, self.encoding
         _check_tensors(query, key, self.value)
+        if not query.size(0) == key.size(0) == self.value.size(0):
+            self._share_batch()
         if isinstance(encoding, Tensor):
             raise ValueError(
                 f"encoding must be an Encoding, a Scheme or None; pass a mask as attn_mask=, got {shown(encoding)}"
@@ -80,8 +82,8 @@ class Request:
         if isinstance(encoding, Encoding):
             if self.query_positions is not None or self.key_positions is not None:
                 raise ValueError("encoding is bound to positions already: pass it without positions, or pass a scheme")
-            encoding.check(query, key)
-            encoding.check_token_doors(query, key)
+            encoding.check(self.query, self.key)
+            encoding.check_token_doors(query, key)  # as they came: an expanded tensor has no mark
             return encoding
         if NO_DEFAULTS and encoding is not None and self.query_positions is None and self.key_positions is None:
             raise ValueError(NO_DEFAULTS[-1])
@@ -93,9 +95,18 @@ class Request:
             )
         positions = default_positions(query, key, self.query_positions, self.key_positions, self.align)
         made = of_scheme(encoding, *positions, torch.promote_types(query.dtype, torch.float32))
-        made.check(query, key)
+        made.check(self.query, self.key)
         made.check_token_doors(query, key)
         return made
+
+    def _share_batch(self) -> None:
+        """Expands those of query, key and value that have a batch of 1 to the others' batch, as PyTorch does."""
+        tensors = {"query": self.query, "key": self.key, "value": self.value}
+        like, batch = compat.first(((name, x.size(0)) for name, x in tensors.items() if x.size(0) != 1), ("query", 1))
+        for name, x in tensors.items():
+            if not one_or(x.size(0), batch):
+                raise ValueError(f"{name} must have batch {batch} like {like}, or 1, got {x.size(0)}")
+        self.query, self.key, self.value = (x.expand(batch, -1, -1, -1) for x in tensors.values())
 
     def _reads_positions(self, scheme: Scheme | None) -> bool:
         """Whether the call is without positions, and its result depends on them."""
@@ -153,6 +164,8 @@ class Request:
     def call(self, encoding: Encoding, settled: Mapping[str, Any], kept: dict[str, Any] | None = None) -> Call:
         """The call, of what is `settled` and this request's tensors. Values are rotated, and so are queries and keys
         (for each band of distances, where the encoding has bands) unless their rotation is left to the backend."""
+        if not self.query.size(0) == self.key.size(0) == self.value.size(0):  # with a plan, which `bind` does not make
+            self._share_batch()
         query, key, value = self.query, self.key, self.value
         attn_mask = self.attn_mask
         if attn_mask is not None:
@@ -309,7 +322,8 @@ def _share(skip_below: float | None, dtype: torch.dtype) -> float:
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
         if not isinstance(x, Tensor) or x.dim() != 4 or not x.is_floating_point():
-            raise ValueError(f"{name} must be a floating tensor (batch, heads, tokens, head_dim), got {shown(x)}")
+            given = f"{shown(x)}{missing_axis(name, x)}"
+            raise ValueError(f"{name} must be a floating tensor (batch, heads, tokens, head_dim), got {given}")
         if type(x) not in compat.PLAIN and hasattr(x, "to_local"):
             raise ValueError(
                 f"{name} must be a tensor of this process, got a DTensor {tuple(x.shape)}: pass {name}.to_local() and, "
@@ -322,8 +336,6 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
             raise ValueError(f"{name} must be on {query.device} like query, got {x.device}")
         if x.dtype != query.dtype and not (is_autocast(query) and is_autocast(x)):
             raise ValueError(f"{name} must be {query.dtype} like query, got {x.dtype}")
-        if x.size(0) != query.size(0):
-            raise ValueError(f"{name} must have batch {query.size(0)} like query, got {x.size(0)}")
     if query.size(-1) == 0:
         raise ValueError(f"query must have a head_dim above 0, got {tuple(query.shape)}")
     if key.size(-1) != query.size(-1):
@@ -348,6 +360,11 @@ def _check_mask(mask: Tensor, shape: tuple[int, ...], query: Tensor) -> None:
         raise ValueError(f"attn_mask must be a plain tensor, got a CausalBias: pass is_causal=True, align={variant!r}")
     if mask.device != query.device:
         raise ValueError(f"attn_mask must be on {query.device} like query, got {mask.device}")
+    if mask.dim() == 1:  # PyTorch takes none either
+        raise ValueError(
+            f"attn_mask must have an axis of queries and one of keys, (queries, keys) = {shape[2:]}, got "
+            f"{tuple(mask.shape)}: for a mask of the keys pass attn_mask[None]"
+        )
     if not 2 <= mask.dim() <= 4 or any(not one_or(m, n) for m, n in zip(mask.shape[::-1], shape[::-1], strict=False)):
         raise ValueError(
             f"attn_mask must broadcast to (batch, heads, queries, keys) = {shape}, got {tuple(mask.shape)}"

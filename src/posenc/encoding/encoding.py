@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc import compat
-from posenc.arguments import check_type, one_or, shown, turned_axes
+from posenc.arguments import check_type, missing_axis, one_or, shown, turned_axes
 from posenc.compat import replace
 from posenc.encoding.context import Context as Context
 from posenc.encoding.features import (
@@ -288,7 +288,8 @@ class Encoding:
             if not isinstance(x, Tensor) or not x.is_floating_point():
                 raise ValueError(f"{name} must be a floating tensor, got {shown(x)}")
             if x.dim() != 4:
-                raise ValueError(f"{name} must be (batch, heads, tokens, head_dim), got {tuple(x.shape)}")
+                given = f"{tuple(x.shape)}{missing_axis(name, x)}"
+                raise ValueError(f"{name} must be (batch, heads, tokens, head_dim), got {given}")
             if x.size(2) != positions.order.size(1):
                 made_for = f"{len(positions)}{turned_axes(name, x, len(positions))}"
                 raise ValueError(f"{name} has {x.size(2)} tokens, but the encoding was made for {made_for}")
