@@ -21,7 +21,7 @@ DIM = 64
 def rotated(x: Tensor, position: int, layout: str = "half") -> Tensor:
     """RoPE's turn of the vectors x (..., dim) for one position."""
     rope = posenc.RoPE(x.size(-1), layout=layout)
-    turn = rope.rotation(Positions.arange(1, position), torch.float64).query
+    turn = rope.rotation(Positions.arange(1, start=position), torch.float64).query
     return turn(x.reshape(-1, 1, 1, x.size(-1))).reshape(x.shape)
 
 

@@ -54,7 +54,7 @@ def phrase_scores(scheme: posenc.Scheme, position: int) -> Tensor:
     x = torch.randn(1, 2, DIM, generator=generator, dtype=torch.float64)
     to_query, to_key = torch.randn(2, DIM, DIM, generator=generator, dtype=torch.float64) / DIM**0.5
     with torch.no_grad():
-        encoding = scheme.double()(Positions.arange(2, position - 1), dtype=torch.float64)
+        encoding = scheme.double()(Positions.arange(2, start=position - 1), dtype=torch.float64)
         x = encoding.add(x)[:, None]
         return posenc.logits(x @ to_query, x @ to_key, encoding)[0, 0]
 
@@ -75,7 +75,7 @@ def has_position(scheme: posenc.Scheme, position: int) -> bool:
 
 def zero_crossings(channel: int, start: int, positions: int = 1000) -> int:
     """How often a channel of the sinusoid changes its sign on the way from ``start``."""
-    line = posenc.Sinusoidal(DIM).table(Positions.arange(positions, start), torch.float64)[0, :, channel]
+    line = posenc.Sinusoidal(DIM).table(Positions.arange(positions, start=start), torch.float64)[0, :, channel]
     return int((line[1:].sign() != line[:-1].sign()).sum())
 
 
@@ -90,7 +90,7 @@ def main() -> None:
 
     print('\n2. "the rock" at positions 1, 2 and 401, 402\n')
     for start in (1, 401):
-        print(f"  vectors at {start}, {start + 1}: {window(Positions.arange(2, start)).tolist()}")
+        print(f"  vectors at {start}, {start + 1}: {window(Positions.arange(2, start=start)).tolist()}")
     print("\n  the four scores within the phrase, from 1, 2 to 401, 402, change by at most:")
     for name, (kind, scheme) in schemes().items():
         print(f"  {kind:16} {name:20} {moved(scheme, 401):8.1e}")

@@ -199,8 +199,8 @@ def test_wrong_use_is_2(arguments: list[str], message: str, capsys: pytest.Captu
         (
             2,
             ["--schemes", "roap"],
-            "scheme must be one of the known names, path/to/file.py:Name, or several joined by '+', got 'roap' (did you "
-            "mean 'rope'?)",
+            "scheme must be one of the known names, path/to/file.py:Name, or several joined by '+', got 'roap' (did "
+            "you mean 'rope'?)",
         ),
         (2, ["--schemes", "rope+segment"], "schemes must do without segments"),
         (2, ["--device", "abacus"], "device must be one that is here, got 'abacus'"),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import ALiBi, Encoding, Learned, NoPE, Positions, RoPE, Scheme, Segment, Shaw, Sinusoidal, attention
+from posenc import ALiBi, Encoding, Learned, NoPE, Positions, RoPE, Scheme, Segment, Shaw, Sinusoidal, YaRN, attention
 from posenc.encoding.encoding import DOORS, Context
 from posenc.encoding.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Row, Value
 from posenc.encoding.rotation import Rotation
@@ -364,9 +364,22 @@ def test_composition_is_flat_however_it_is_bracketed() -> None:
     assert (a + a).parts == (a, a)
 
 
+NOT_ADDED: list[tuple[object, str]] = [
+    (None, r"None: for no encoding, leave it out or add NoPE\(\)"),
+    (YaRN(4, 128), r"YaRN\(.*\): a scaling belongs to a scheme, RoPE\(head_dim, scaling=\.\.\.\)"),
+    (RoPE, r"the class RoPE: make a scheme of it, RoPE\(\.\.\.\)"),
+    ("rope", r"'rope': make a scheme, such as posenc.ALiBi\(num_heads\)"),
+    (Positions.arange(3), r"Positions.*: call a scheme with them, scheme\(positions\)"),
+]
+
+
 def test_a_scheme_is_added_to_schemes_alone() -> None:
     with pytest.raises(TypeError, match="unsupported operand"):
         NoPE() + 1
+    for other, message in NOT_ADDED:
+        for add in (lambda other: NoPE() + other, lambda other: other + NoPE()):
+            with pytest.raises(TypeError, match=r"^a scheme is composed with schemes, got " + message + "$"):
+                add(other)
     with pytest.raises(TypeError, match="unsupported operand"):
         NoPE() + NoPE()(Positions.arange(2))
 

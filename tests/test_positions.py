@@ -57,7 +57,7 @@ def test_coordinates_keep_their_dtype(dtype: torch.dtype) -> None:
 def test_arange() -> None:
     assert facts(Positions.arange(3)) == ([[0, 1, 2]], [[0, 1, 2]], [[0, 0, 0]], None)
     assert facts(Positions.arange(2, start=7)) == ([[7, 8]], [[7, 8]], [[0, 0]], None)
-    assert facts(Positions.arange(2, -1)) == ([[-1, 0]], [[-1, 0]], [[0, 0]], None)
+    assert facts(Positions.arange(2, start=-1)) == ([[-1, 0]], [[-1, 0]], [[0, 0]], None)
     assert facts(Positions.arange(0)) == ([[]], [[]], [[]], None)
     assert Positions.arange(2, device="meta").device.type == "meta"
 

@@ -22,6 +22,52 @@ def qkv(tokens: int = TOKENS, heads: int = HEADS, **how: Any) -> list[Tensor]:
     return [torch.randn(2, heads, tokens, WIDTH, **how) for _ in range(3)]
 
 
+# --- names of other libraries ----------------------------------------------------------------------------------------
+
+FOREIGN: list[tuple[Any, str]] = [
+    (
+        lambda: attention(*qkv(), None, None, 0.0, True),
+        r"attention takes .*, got 3 arguments more: PyTorch's attention\(",
+    ),
+    (
+        lambda: posenc.explain(*qkv(), None, None, 0.0),
+        r"explain takes .* is attention\(q, k, v, attn_mask=mask, dropout_p",
+    ),
+    (lambda: posenc.logits(*qkv()[:2], None, True), r"logits takes .*, got 1 arguments more"),
+    (lambda: attention(*qkv(), causal=True), r"attention has no argument 'causal': pass is_causal=$"),
+    (lambda: posenc.explain(*qkv(), softmax_scale=1.0), r"explain has no argument 'softmax_scale': pass scale=$"),
+    (
+        lambda: attention(*qkv(), is_casual=True),
+        r"attention has no argument 'is_casual' \(did you mean 'is_causal'\?\)$",
+    ),
+    (lambda: attention(*qkv(), unknown=True), r"attention has no argument 'unknown'$"),
+    (lambda: RoPE(WIDTH, theta=1e6), r"RoPE has no argument 'theta': pass base=$"),
+    (lambda: RoPE(dim=WIDTH), r"RoPE has no argument 'dim': pass head_dim=$"),
+    (lambda: RoPE(WIDTH, max_seq_len=9), r"RoPE has no argument 'max_seq_len': leave it out, since any number of"),
+    (lambda: Learned(max_seq_len=9, dim=4), r"Learned has no argument 'max_seq_len': pass max_positions=$"),
+    (lambda: ALiBi(n_heads=4), r"ALiBi has no argument 'n_heads': pass num_heads=$"),
+    (lambda: ALiBi(4, froms="causal"), r"ALiBi has no argument 'froms' \(did you mean 'form'\?\)$"),
+    (
+        lambda: Positions.arange(5, 10),
+        r"arange takes .*: pass Positions.arange\(5, start=10\) for 5 tokens from 10 on, or",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), FOREIGN, ids=[message[:50] for _, message in FOREIGN])
+def test_the_error_for_an_argument_of_another_library_has_the_one_to_pass(call: Any, message: str) -> None:
+    with pytest.raises(TypeError, match="^" + message):
+        call()
+
+
+@pytest.mark.parametrize(("name", "ours"), posenc._FOREIGN.items())
+def test_a_name_of_another_library_is_answered_with_ours(name: str, ours: str) -> None:
+    if ours:
+        with pytest.raises(ImportError, match=f"^module 'posenc' has no attribute '{name}': use posenc.{ours}$"):
+            exec(f"from posenc import {name}")
+        assert hasattr(posenc, ours)
+
+
 # --- copies of encodings ----------------------------------------------------------------------------------------------
 
 

@@ -180,15 +180,28 @@ _ROOMS = {
 __all__ = [*_HOMES, *_ROOMS]
 
 
+# What other libraries call them.
+_FOREIGN = {
+    "PRoPE": "",  # a former name, and of two schemes
+    **dict.fromkeys(("RotaryEmbedding", "RotaryPositionEmbedding", "RotaryPositionalEmbeddings"), "RoPE"),
+    **dict.fromkeys(("AlibiPositionalBias", "ALiBiBias", "get_slopes"), "ALiBi"),
+    **dict.fromkeys(("RelativePositionBias", "T5RelativePositionBias"), "T5"),
+    **dict.fromkeys(("PositionalEncoding", "SinusoidalPositionalEmbedding", "PositionalEncoding1D"), "Sinusoidal"),
+    **dict.fromkeys(("PositionalEmbedding", "AbsolutePositionalEmbedding", "LearnedPositionalEmbedding"), "Learned"),
+    **dict.fromkeys(("scaled_dot_product_attention", "flash_attn_func", "flex_attention"), "attention"),
+}
+
+
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return importlib.import_module(f"posenc.{_ROOMS[name]}")
     if name not in _HOMES:
         from posenc.arguments import meant
 
-        # Python replaces the message of an AttributeError in `from posenc import PRoPE`, a former name.
-        error = ImportError if name == "PRoPE" else AttributeError
-        raise error(f"module 'posenc' has no attribute {name!r}{meant(name, __all__)}")
+        # Python replaces the message of an AttributeError in `from posenc import PRoPE`.
+        error = ImportError if name in _FOREIGN else AttributeError
+        told = f": use posenc.{_FOREIGN[name]}" if _FOREIGN.get(name) else meant(name, __all__)
+        raise error(f"module 'posenc' has no attribute {name!r}{told}")
     value = getattr(importlib.import_module(f"posenc.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

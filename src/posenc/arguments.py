@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 
 def shown(value: object) -> str:
@@ -114,6 +116,51 @@ def meant(value: object, names: Sequence[str]) -> str:
         )
     close = difflib.get_close_matches(value, names, n=1) or [n for n in names if n.lower() == value.lower()]
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+FOREIGN = {
+    "causal": "is_causal",
+    **dict.fromkeys(("mask", "attention_mask", "attn_bias", "bias"), "attn_mask"),
+    **dict.fromkeys(("softmax_scale", "sm_scale", "scaling"), "scale"),
+    **dict.fromkeys(("dropout", "p"), "dropout_p"),
+    **dict.fromkeys(("window_size", "sliding_window", "local_window_size"), "window"),
+    **dict.fromkeys(("theta", "rope_theta", "freq_base"), "base"),
+    **dict.fromkeys(("rope_scaling", "rope_parameters"), "scaling"),
+    **dict.fromkeys(("dim", "d", "head_size"), "head_dim"),
+    **dict.fromkeys(("d_model", "embed_dim", "embedding_dim", "hidden_size", "head_dim"), "dim"),
+    **dict.fromkeys(("heads", "n_heads", "n_head", "nhead", "num_attention_heads"), "num_heads"),
+    **dict.fromkeys(("max_seq_len", "max_len", "max_position_embeddings", "num_embeddings"), "max_positions"),
+}
+"""What other libraries call an argument, and its name here."""
+
+
+def instead_of(argument: str, known: Collection[str]) -> str:
+    """The end of an error message for an argument that a call does not take: which of the ``known`` to pass."""
+    name = FOREIGN.get(argument)
+    if name in known:
+        return f": pass {name}="
+    if name == "max_positions":
+        return ": leave it out, since any number of positions can be encoded"
+    return meant(argument, list(known))
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def naming(initialize: F) -> F:
+    """An ``__init__`` whose TypeError for an argument of another library has the name to pass here."""
+    parameters = inspect.signature(initialize).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return initialize
+    known = [parameter.name for parameter in parameters][1:]
+
+    @functools.wraps(initialize)
+    def checked(self: Any, /, *args: Any, **kwargs: Any) -> None:
+        for argument in kwargs.keys() - known:
+            raise TypeError(f"{type(self).__name__} has no argument {argument!r}{instead_of(argument, known)}")
+        initialize(self, *args, **kwargs)
+
+    return checked  # type: ignore[return-value]  # of the same signature
 
 
 def check_type(name: str, value: Any, *kinds: type | None) -> None:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from posenc.arguments import check_type, number, one_or, shown, whole
+from posenc.arguments import check_type, naming, number, one_or, shown, whole
 from posenc.compat import replace
 from posenc.encoding.claims import check_bound
 from posenc.encoding.encoding import DOORS, TURNED_IN_PAIRS, Context, Encoding
@@ -51,6 +51,11 @@ class Scheme(nn.Module):
 
     heads_of: ClassVar[Literal["query", "key"]] = "query"
     """Whether ``num_heads`` counts query heads or key heads, which are fewer in grouped-query attention."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" in vars(cls):
+            cls.__init__ = naming(cls.__init__)  # type: ignore[method-assign]
 
     @property
     def features(self) -> Mapping[str, Feature]:
@@ -233,14 +238,14 @@ class Scheme(nn.Module):
     def __add__(self, other: Scheme) -> Scheme:
         """The composition of both schemes. Terms are applied from left to right."""
         if not is_scheme(other):
-            return NotImplemented
+            return _not_composed(other)
         return Composition(*_parts(self), *_parts(other))
 
     def __radd__(self, other: Any) -> Scheme:
         """The same if the left operand is wrapped and has no ``__add__``, or is the 0 that ``sum`` begins with."""
         if type(other) is int and other == 0:
             return self
-        return Composition(*_parts(other), *_parts(self)) if is_scheme(other) else NotImplemented
+        return Composition(*_parts(other), *_parts(self)) if is_scheme(other) else _not_composed(other)
 
     @property
     def parts(self) -> tuple[Scheme, ...]:
@@ -291,6 +296,27 @@ def with_random_parameters(scheme: Scheme) -> Scheme:
         for parameter in part.parameters() if part.zero_initialized else ():
             nn.init.normal_(parameter)
     return scheme
+
+
+def to_pass(x: object) -> str:
+    """The end of an error message for something that is no scheme: what to pass instead."""
+    if isinstance(x, Positions):
+        return ": call a scheme with them, scheme(positions)"
+    if isinstance(x, type) and issubclass(x, Scheme):
+        return f": make a scheme of it, {x.__name__}(...)"
+    if isinstance(x, str):
+        return ": make a scheme, such as posenc.ALiBi(num_heads)"
+    if callable(x) and not isinstance(x, (nn.Module, type)):
+        return ": a scaling belongs to a scheme, RoPE(head_dim, scaling=...)"
+    return ""
+
+
+def _not_composed(x: object) -> Any:
+    """NotImplemented, or a TypeError that says what to add to a scheme instead."""
+    how = ": for no encoding, leave it out or add NoPE()" if x is None else to_pass(x)
+    if how:
+        raise TypeError(f"a scheme is composed with schemes, got {shown(x)}{how}")
+    return NotImplemented
 
 
 def _parts(x: Any) -> tuple[Any, ...]:

@@ -312,7 +312,9 @@ def test_one_graph_serves_all_lengths() -> None:
     scheme = ALiBi(HEADS)
 
     def pairs(query: Tensor, key: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        call = called(query, key, key, scheme, (Positions.arange(query.size(2), start), Positions.arange(key.size(2))))
+        call = called(
+            query, key, key, scheme, (Positions.arange(query.size(2), start=start), Positions.arange(key.size(2)))
+        )
         (score,) = flex._functions(call, call.pieces)
         seen, is_single = flex._by_index(replace(call, visibility=Visibility(True, 5)))
         assert seen is not None

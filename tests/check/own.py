@@ -38,7 +38,7 @@ def positions_of(coords: Tensor, order: Tensor | None, document: Tensor | None, 
     segment = torch.zeros(coords.shape[:2], dtype=torch.int64)
     if document is None and coords.dim() == 2 and coords.numel():
         first, lead = int(order[0, 0]), int(coords[0, 0] - order[0, 0])
-        run = Positions.arange(coords.size(1), first).shift(lead)  # as one says it of an unbroken text
+        run = Positions.arange(coords.size(1), start=first).shift(lead)  # as one says it of an unbroken text
         if bool((run.coords == coords).all() and (run.order == order).all()):
             return run.expand(len(coords)).with_segment(segment)
     return Positions(coords, order=order, document=document, segment=segment)

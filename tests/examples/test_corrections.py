@@ -18,7 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "corrections.md"
 
 def turns(dim: int, position: int) -> Tensor:
     """Radians that each channel pair goes on from this position to the next, read off the table, within 0 .. 2 pi."""
-    table = posenc.Sinusoidal(dim).table(Positions.arange(2, position), torch.float64)[0]
+    table = posenc.Sinusoidal(dim).table(Positions.arange(2, start=position), torch.float64)[0]
     angle = torch.atan2(table[:, 0::2], table[:, 1::2])
     return (angle[1] - angle[0]).remainder(math.tau)
 

@@ -205,7 +205,7 @@ def test_the_window_s_vectors_are_those_of_the_lecture() -> None:
     named |= {(3, 3): 0, (3, 2): -1, (3, 1): -2}
     script = load("window")
     for start in (1, 513):
-        vectors = script.window(Positions.arange(7, start))
+        vectors = script.window(Positions.arange(7, start=start))
         assert {pair: int(vectors[pair[0] - 1, pair[1] - 1]) for pair in named} == named
     assert sorted(vectors.unique().tolist()) == [-2, -1, 0, 1, 2]
 

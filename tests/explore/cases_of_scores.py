@@ -120,7 +120,9 @@ CASES: dict[str, dict[str, Case]] = {
             lambda: Relative1D(13, 8),
             kv_heads=2,
             fractional=False,
-            positions={"far documents": Positions.cat([Positions.arange(4), Positions.arange(3, 90)], documents="new")},
+            positions={
+                "far documents": Positions.cat([Positions.arange(4), Positions.arange(3, start=90)], documents="new")
+            },
         ),
     },
     "relative_2d": {

@@ -135,7 +135,7 @@ class Made:
 def text(n: int, start: int) -> Made:
     """One row of text from ``start`` on."""
     row = [Token((start + i,), start + i, 0, None) for i in range(n)]
-    return Made(Positions.arange(n, start), [row])
+    return Made(Positions.arange(n, start=start), [row])
 
 
 ORDERS = (st.integers(-2, 4), st.integers(-9, -2), WHOLE)

@@ -356,6 +356,9 @@ SHARED: list[tuple[dict[str, Any], str]] = [
         for name in ("query_positions", "key_positions")
         for value, came in NO_POSITIONS
     ],
+    ({"window": (-1, -1)}, "window must have None for no limit, got (-1, -1): pass window=None"),
+    ({"window": (3, -1)}, "window must have None for no limit, got (3, -1): pass window=(3, None)"),
+    ({"window": -1}, "window must be None for no limit, got -1: pass window=None"),
     ({"query_positions": Positions.arange(4)}, "query_positions must have 5 tokens like query, got 4"),
     ({"key_positions": Positions.arange(6)}, "key_positions must have 7 tokens like key, got 6"),
     ({"encoding": BOUND, "query_positions": LINE}, "encoding is bound to positions already: …"),
@@ -675,7 +678,7 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
     "Positions.with_layout": [
         *each(LINE.with_layout, {}, "layout", ((3, "3"), ("x", "'x'"), (LINE, "Positions(…)")), "a Layout or None"),
         Row(lambda: LINE.with_layout(Positions.arange(4).layout), "layout must have 5 tokens …, got 4"),
-        Row(lambda: LINE.with_layout(Positions.arange(5, 1).layout), "layout must match the positions, …"),
+        Row(lambda: LINE.with_layout(Positions.arange(5, start=1).layout), "layout must match the positions, …"),
     ],
     "Encoding.add": [
         *each(BOUND.add, {}, "x", (("x", "'x'"), (None, "None"), (np.ones(2), "ndarray float64 (2,)")), "a Tensor"),
@@ -687,10 +690,10 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
     ],
     "Encoding.rotate": [
         Row(lambda: BOUND.rotate("x", Q), "query must be a floating tensor, got 'x'"),
-        Row(lambda: BOUND.rotate(Q, None), "key must be a floating tensor, got None"),
         Row(lambda: BOUND.rotate(Q.long(), Q), "query must be a floating tensor, got torch.int64 (2, 6, 5, 4)"),
         Row(lambda: BOUND.rotate(Q[..., :2], Q), "the rotation was made for head_dim 4, got q or k of head_dim 2"),
         Row(lambda: BOUND.rotate(Q[:, :, :3], Q), "query has 3 tokens, but the encoding was made for 5"),
+        Row(lambda: BOUND.rotate(Q), "key must be given with query, got None: … call rotate_query or rotate_key"),
         Row(lambda: BOUND.rotate(Q, Q[0]), "key must be …, got …(6, 5, 4); … pass key.unsqueeze(1), …"),
         Row(lambda: BOUND.rotate(Q.to("meta"), Q), "query is on meta, but the encoding's positions are on cpu"),
     ],

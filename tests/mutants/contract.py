@@ -72,7 +72,7 @@ def from_the_last_column(self: Positions, n: int = 1) -> Positions:
 
 def from_the_bounds(self: Positions, n: int = 1) -> Positions:
     assert self.layout.bounds is not None
-    return Positions.arange(n, int(self.layout.bounds[1]) + 1)
+    return Positions.arange(n, start=int(self.layout.bounds[1]) + 1)
 
 
 # --- layouts ----------------------------------------------------------------------------------------------------------

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from posenc import compat
+from posenc.arguments import instead_of
 from posenc.backends import bands
 from posenc.backends.call import Call, sliced
 from posenc.backends.choice import Explanation
@@ -30,7 +34,7 @@ def attention(
     key: Float[Tensor, "batch kv_heads keys head_dim"],
     value: Float[Tensor, "batch kv_heads keys value_dim"],
     encoding: Encoding | Scheme | None = None,
-    *,
+    *misplaced: None,
     query_positions: Positions | None = None,
     key_positions: Positions | None = None,
     attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
@@ -45,6 +49,7 @@ def attention(
     return_lse: bool = False,
     skip_below: float | None = None,
     key_norms: Float[Tensor, "batch kv_heads keys"] | None = None,
+    **unknown: None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Scaled dot product attention with a positional encoding: softmax(scores) value.
 
@@ -103,6 +108,8 @@ def attention(
     Raises ValueError for shapes that do not fit, for an encoding that adds vectors and whose ``add`` was not called,
     for an unbound scheme that adds, and for a named backend that does not support the call.
     """
+    if misplaced or unknown:
+        raise _refused(attention, misplaced, unknown)
     asked = Request(
         query,
         key,
@@ -139,6 +146,19 @@ def attention(
     return out, lse
 
 
+def _refused(function: Callable[..., Any], misplaced: tuple[object, ...], unknown: Mapping[str, object]) -> TypeError:
+    """The error for arguments that one of these functions does not take, with the name to pass instead."""
+    if misplaced:
+        return TypeError(
+            f"{function.__name__} takes tensors and the encoding by position, got {len(misplaced)} arguments more: "
+            "PyTorch's attention(q, k, v, mask, 0.1, True) is attention(q, k, v, attn_mask=mask, dropout_p=0.1, "
+            "is_causal=True)"
+        )
+    argument, parameters = next(iter(unknown)), inspect.signature(function).parameters.values()
+    known = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return TypeError(f"{function.__name__} has no argument {argument!r}{instead_of(argument, known)}")
+
+
 def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp with an extra logit in every row's softmax: out sigmoid(lse - sink)."""
     sink = sink_of(sinks, lse)
@@ -149,19 +169,22 @@ def logits(
     query: Float[Tensor, "batch heads queries head_dim"],
     key: Float[Tensor, "batch kv_heads keys head_dim"],
     encoding: Encoding | Scheme | None = None,
-    *,
+    *misplaced: None,
     query_positions: Positions | None = None,
     key_positions: Positions | None = None,
     is_causal: bool = False,
     align: Align | None = None,
     window: Window = None,
     scale: float | None = None,
+    **unknown: None,
 ) -> Float[Tensor, "batch heads queries keys"]:
     """All scores, as the reference backend computes them: after the rotate and score doors, before mask and softmax.
 
     ``is_causal`` and ``window`` do not mask the result. Schemes that depend on the whole row, such as CoPE, use them to
     know which keys a query attends to. Returns float32 for half-precision inputs, float64 for float64 inputs.
     """
+    if misplaced or unknown:
+        raise _refused(logits, misplaced, unknown)
     asked = Request(
         query,
         key,
@@ -185,7 +208,7 @@ def explain(
     key: Float[Tensor, "batch kv_heads keys head_dim"],
     value: Float[Tensor, "batch kv_heads keys value_dim"],
     encoding: Encoding | Scheme | None = None,
-    *,
+    *misplaced: None,
     query_positions: Positions | None = None,
     key_positions: Positions | None = None,
     attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
@@ -199,6 +222,7 @@ def explain(
     return_lse: bool = False,
     skip_below: float | None = None,
     key_norms: Float[Tensor, "batch kv_heads keys"] | None = None,
+    **unknown: None,
 ) -> Explanation:
     """Which backend `attention` uses for these arguments, why, and why the others cannot run them.
 
@@ -208,6 +232,8 @@ def explain(
     >>> print(posenc.explain(q, k, v, posenc.ALiBi(12), is_causal=True))
     native: every term depends on distance, and the kernel computes the scores on the fly
     """
+    if misplaced or unknown:
+        raise _refused(explain, misplaced, unknown)
     asked = Request(
         query,
         key,

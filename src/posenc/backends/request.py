@@ -25,7 +25,7 @@ from posenc.positions.visibility import sees_later
 from posenc.rotation.maps import OfHeads
 from posenc.rotation.phases import PairRotation
 from posenc.schedule import BOUND_BY_LAYER, Schedule
-from posenc.scheme import Scheme, bare_parts, is_scheme
+from posenc.scheme import Scheme, bare_parts, is_scheme, to_pass
 
 FOR_PADDING = "for a tokenizer's mask pass scheme(Positions.padded(mask))"
 NO_DEFAULTS: list[str] = []
@@ -71,7 +71,7 @@ class Request:
             raise ValueError(BOUND_BY_LAYER)
         if encoding is not None and not isinstance(encoding, Encoding) and not is_scheme(encoding):
             raise ValueError(
-                f"encoding must be an Encoding, a Scheme or None, got {shown(encoding)}{_instead_of(encoding)}"
+                f"encoding must be an Encoding, a Scheme or None, got {shown(encoding)}{to_pass(encoding)}"
             )
         check_type("query_positions", self.query_positions, Positions, None)
         check_type("key_positions", self.key_positions, Positions, None)
@@ -286,19 +286,6 @@ def default_positions(
         # For equal lengths the same object, so that derived data is computed once.
         query_positions = key_positions[behind:] if behind else key_positions
     return query_positions, key_positions
-
-
-def _instead_of(encoding: object) -> str:
-    """What to pass instead of something that is no encoding."""
-    if isinstance(encoding, Positions):
-        return ": call a scheme with them, scheme(positions)"
-    if isinstance(encoding, type) and issubclass(encoding, Scheme):
-        return f": make a scheme of it, {encoding.__name__}(...)"
-    if isinstance(encoding, str):
-        return ": make a scheme, such as posenc.ALiBi(num_heads)"
-    if callable(encoding) and not isinstance(encoding, (torch.nn.Module, type)):
-        return ": a scaling belongs to a scheme, RoPE(head_dim, scaling=...)"
-    return ""
 
 
 def is_autocast(x: Tensor) -> bool:

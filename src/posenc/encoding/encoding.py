@@ -192,13 +192,15 @@ class Encoding:
     def rotate(
         self,
         query: Float[Tensor, "batch heads queries head_dim"],
-        key: Float[Tensor, "batch kv_heads keys head_dim"],
+        key: Float[Tensor, "batch kv_heads keys head_dim"] | None = None,
     ) -> tuple[Float[Tensor, "batch heads queries width"], Float[Tensor, "batch kv_heads keys width"]]:
         """The rotate door: T(p_i) q_i at the query positions and T(p_j) k_j at the key positions.
 
         Then pass ``encoding.pairs`` to `attention`, so that nothing is rotated twice. Raises ValueError where the
         tensors do not match the positions, and where the encoding rotates values too.
         """
+        if key is None:
+            raise ValueError("key must be given with query, got None: for one of them call rotate_query or rotate_key")
         self.check(query, key)
         self._check_of_tokens()
         if any(rotation.value is not None for rotation in self.rotations):

@@ -114,14 +114,21 @@ class Positions:
         return self._like()._of(layout)
 
     @classmethod
-    def arange(cls, n: int, start: int = 0, *, device: torch.device | str | None = None) -> Positions:
-        """One row of text: coordinates and order ``start, start + 1, ..., start + n - 1``.
+    def arange(cls, n: int, *misplaced: None, start: int = 0, device: torch.device | str | None = None) -> Positions:
+        """One row of text: coordinates and order ``start, start + 1, ..., start + n - 1``. ``start`` is passed by name,
+        since `torch.arange` takes a start and an end.
 
         >>> Positions.arange(3, start=7).coords
         tensor([[7, 8, 9]])
         """
-        validation.check_whole(n=n, start=start)
+        if misplaced:
+            raise TypeError(
+                f"arange takes the number of tokens by position, and start by name: pass "
+                f"Positions.arange({n}, start={misplaced[0]}) for {n} tokens from {misplaced[0]} on, or "
+                f"Positions.arange(stop - start, start=start)"
+            )
         validation.check_not_negative(n=n)
+        validation.check_whole(start=start)
         line = torch.arange(start, start + n, device=validation.device_of(device))[None]
         span = Span(0, n, 0, start, coords=(start,))
         bounds = (start, start + n - 1) if n else None

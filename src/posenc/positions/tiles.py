@@ -68,10 +68,16 @@ def check_window(window: Any) -> tuple[int | None, int | None]:
     if window is None:
         return None, None
     if isinstance(window, Sequence) and not isinstance(window, str) and len(window) == 2:
+        if -1 in window:  # FlashAttention's
+            ends = tuple(None if end == -1 else end for end in window)
+            unlimited = None if ends == (None, None) else ends
+            raise ValueError(f"window must have None for no limit, got {shown(window)}: pass window={unlimited}")
         left, right = (None if end is None else whole("window", end, least=0) for end in window)
         return left, right
     if isinstance(window, (bool, str, Sequence)):
         raise ValueError(f"window must be a number of keys, (left, right), a Chunk or None, got {shown(window)}")
+    if window == -1:
+        raise ValueError("window must be None for no limit, got -1: pass window=None")
     return whole("window", window) - 1, 0
 
 
