@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -379,6 +381,67 @@ def test_a_cache_that_begins_again_at_0_is_refused_or_a_document_of_its_own() ->
         again = KVCache()
         model(tokens, both[:4], cache=again)
         torch.testing.assert_close(model(tokens, both[4:], cache=again), first)
+
+
+TRUNCATED = ("swin", "swin_v2")  # whose parameters PyTorch cannot draw without numbers
+PADDED = Positions.padded(torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]]))
+JUMPED = Positions.from_ids(torch.tensor([[0, 1, 2, 10, 11]]))  # ids as after an image
+MULTIMODAL = Positions.multimodal([2, (1, 2, 2)])
+PACKED = Positions.packed([2, 3])
+CONTINUED: dict[str, tuple[Positions, Positions, str]] = {
+    "a text": (Positions.arange(10), Positions.arange(1, start=10), ""),
+    "a gap": (Positions.arange(10), Positions.arange(1, start=20), "at order 10, got 20"),
+    "earlier tokens": (Positions.arange(4, start=6), Positions.arange(6), ""),
+    "a gap after padding": (PADDED, Positions.arange(1, start=6), "at order 4, got 6"),
+    "padding": (PADDED, PADDED.following(2), ""),
+    "coordinates that jump": (Positions.arange(10), Positions.arange(1, start=10).shift(10), ""),
+    "ids that have jumped": (JUMPED, Positions.from_ids(torch.tensor([[12]])), ""),
+    "ids that jump again": (JUMPED, Positions.from_ids(torch.tensor([[20]])), "at order 5, got 20"),
+    "text after an image": (MULTIMODAL, MULTIMODAL.following(2), ""),
+    "another document": (Positions.arange(4), Positions.cat([Positions.arange(4)] * 2, documents="new")[4:], ""),
+    "packed": (PACKED, PACKED.following(), ""),
+    "the first of the packed": (PACKED, Positions.packed([4, 3])[2:4], ""),
+    "the first of the packed, last": (
+        PACKED,
+        Positions(torch.tensor([[2]]), order=torch.tensor([[5]]), document=torch.tensor([[0]])),
+        "",
+    ),
+    "a gap in a document": (PACKED, Positions.packed([4, 3])[3:4], "at order 2, got 3"),
+}
+
+
+@pytest.mark.parametrize("case", CONTINUED)
+def test_a_cache_is_continued_without_a_gap_in_the_order(case: str) -> None:
+    before, after, skip = CONTINUED[case]
+    cache = KVCache()
+    for positions in (before, after):
+        drawn = [torch.randn(positions.rows, 2, len(positions), 8) for _ in range(3)]
+        gap = skip and positions is after
+        says = (
+            rf"^positions must go on from the cache {skip}: continue it with cache.positions.following\(n\) or, where"
+        )
+        refused = pytest.raises(ValueError, match=says) if gap else nullcontext()
+        with refused, ForwardPass(posenc.NoPE(), positions, cache) as step:
+            step.attention(*drawn, layer=0)
+    assert len(cache) == len(before) + len(after) * (not skip)
+
+
+@pytest.mark.parametrize(
+    "entry", [entry for entry in CATALOG if entry.name not in TRUNCATED], ids=lambda entry: entry.name
+)
+def test_shapes_can_be_had_without_numbers(entry: Entry) -> None:
+    with FakeTensorMode():
+        grid, positions = {
+            1: (None, Positions.arange(6)),
+            2: ((2, 3), Positions.grid(2, 3)),
+            3: ((1, 2, 3), Positions.grid(2, 3, frames=1)),
+        }[entry.least_axes]
+        scheme = entry.build(Shape(16, 2, 8, 64, grid=grid))
+        encoding = scheme(positions.with_segment(torch.zeros(1, 6, dtype=torch.int64)))
+        if encoding.tables:
+            assert encoding.add(torch.randn(1, 6, 16)).shape == (1, 6, 16)
+        elif not encoding.wanted:
+            assert attention(*torch.randn(3, 1, 2, 6, 8), encoding, is_causal=True).shape[:3] == (1, 2, 6)
 
 
 def test_packed_rows_laid_end_to_end() -> None:

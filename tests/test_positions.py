@@ -553,6 +553,10 @@ ERRORS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: Positions(COORDS.expand(3, -1), document=COORDS.expand(2, -1)),
         r"document must have 1 or 3 rows like coords, got 2",
     ),
+    "seconds since 1970 in float32": (
+        lambda: Positions(torch.tensor([[1.7e9]], dtype=torch.float32)),
+        r"coords must be float64 beyond 2\*\*24, where float32 cannot tell one .* from the next, got float32 1\.7e\+09: ",
+    ),
     "arange of a negative number": (lambda: Positions.arange(-1), r"n must not be negative, got -1"),
     "grid of a negative size": (
         lambda: Positions.grid(2, -3),

@@ -138,6 +138,36 @@ def without_numbers() -> AbstractContextManager[Any]:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def has_numbers(x: Tensor) -> bool:
+    """Whether x has data that can be read: not on the meta device, nor under FakeTensorMode."""
+    return not x.is_meta and type(x).__name__ != "FakeTensor"
+
+
+def is_in_reentrant_checkpoint() -> bool:
+    """Whether a layer runs again in the backward pass of reentrant activation checkpointing."""
+    if torch._C._current_graph_task_id() == -1 or not torch.is_grad_enabled():
+        return False
+    return type(torch._C._current_autograd_node()).__name__ == "CheckpointFunctionBackward"
+
+
+def has_freed_graph(x: Tensor) -> bool:
+    """Whether a backward pass has freed what the gradient of x needs."""
+    nodes = {x.grad_fn} - {None}
+    seen: set[Any] = set()
+    while nodes:
+        node: Any = nodes.pop()
+        seen.add(node)
+        for name in dir(node):
+            try:
+                if name.startswith("_saved_"):
+                    getattr(node, name)
+            except RuntimeError as error:
+                if "already been freed" in str(error):
+                    return True
+        nodes |= {after for after, _ in node.next_functions} - {None} - seen
+    return False
+
+
 @functools.cache
 def openmp(name: str) -> Any:
     """A function of the OpenMP library that PyTorch has loaded; None if it is not found."""

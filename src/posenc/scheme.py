@@ -330,7 +330,9 @@ M = TypeVar("M", bound=nn.Module)
 def uninitialized(kind: type[M], *sizes: int, **how: Any) -> M:
     """An uninitialized PyTorch layer, whose parameters the scheme's `reset_parameters` initializes."""
     device = torch.empty(0).device  # the default device, which ``with torch.device(...)`` sets
-    made: M = nn.utils.skip_init(kind, *sizes, **how, device=device)
+    made = kind(*sizes, **how, device="meta")
+    for name, parameter in list(made.named_parameters()):  # `to_empty` cannot under FakeTensorMode
+        setattr(made, name, nn.Parameter(torch.empty_like(parameter, device=device)))
     return made
 
 

@@ -531,9 +531,13 @@ def rotated() -> Encoding:
     return encoding
 
 
+WITHIN = "must keep coordinates within -2**63..2**63 - 1, which int64 represents, got "
+FLOAT32 = "coords must be float64 beyond 2**24, where float32 cannot tell one coordinate from the next, got float32 "
 COORDS = "coords must be a tensor (rows, tokens) or (rows, tokens, axes), got …"
 WHAT_IS_BOUND: dict[str, list[Row]] = {
     "Positions": [
+        Row(lambda: Positions(torch.tensor([[1.7e9, 1.7e9 + 1]])), FLOAT32 + "1.7e+09: pass float64, or subtract …"),
+        Row(lambda: HALVES.scale(2**30), FLOAT32 + "…"),
         Row(lambda: Positions([[0, 1]]), f"{COORDS}[[0, 1]]"),
         Row(lambda: Positions(torch.arange(3)), f"{COORDS}torch.int64 (3,)"),
         Row(
@@ -580,6 +584,13 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         *each(Positions.arange, {}, "n", NO_SIZES[:8], "a whole number…"),
         *each(Positions.arange, {"n": 3}, "start", NO_SIZES[:8], "a whole number…"),
         Row(lambda: Positions.arange(-1), "n must …, got -1"),
+        Row(lambda: Positions.arange(5, start=2**63 - 3), f"start {WITHIN}{2**63 + 2}"),
+        Row(lambda: Positions.arange(5, start=-(2**63) - 1), f"start {WITHIN}{-(2**63) - 1}"),
+        Row(lambda: Positions.multimodal([5], start=2**63 - 3), f"start {WITHIN}{2**63 + 2}"),
+        Row(lambda: LINE.shift(2**63 - 3), f"offset {WITHIN}{2**63 + 1}"),
+        Row(lambda: LINE.scale(2**62), f"factor {WITHIN}{2**64}"),
+        Row(lambda: Positions.arange(1, start=2**63 - 3).following(3), f"n {WITHIN}{2**63}"),
+        Row(lambda: Positions.arange(0).last, "positions must have a token to have a last one, got none"),
     ],
     "Positions.grid": [
         *each(Positions.grid, {"width": 2}, "height", NO_SIZES[:8], "a whole number…"),

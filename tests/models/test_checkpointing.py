@@ -64,7 +64,9 @@ def test_blocks_that_are_computed_again_have_the_same_gradients(name: str, reent
     plain(tokens, positions=positions).square().sum().backward()
     out = model(tokens, positions=positions).square().sum()
     if reentrant and not per_layer and name in BOUND_WITH_GRADIENTS:
-        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        with pytest.raises(
+            ValueError, match=r"^the encoding was made of parameters before reentrant .* use_reentrant=False"
+        ):
             out.backward()
         return
     out.backward()

@@ -302,8 +302,10 @@ class Encoding:
                 raise ValueError(f"{name} is on {x.device}, but the encoding's positions are on {positions.device}")
 
     def check_fresh(self) -> None:
-        """ValueError if a parameter changed or was freed after the encoding was made."""
+        """ValueError if a parameter, or what its gradient needs, changed or was freed after the encoding was made."""
         check_fresh(self._made_with, len(self.pieces) + len(self.values) > 0)
+        if self._made_with:
+            self._check_checkpointed()
 
     def _learns(self) -> tuple[bool, ...] | None:
         """Of each parameter that it was made with, whether it has a gradient; None if its terms may read others."""
@@ -315,13 +317,29 @@ class Encoding:
         cannot save its tensors, and would take learned vectors for constants."""
         if not self._of_inference or not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
             return
-        terms = (*self.rotations, *self.pieces, *self.values)
-        of_pieces = tuple(piece.tensors for piece in self.pieces)
         learned = self.tables if any(each.parameter.requires_grad for each in self._made_with) else ()
-        if any(x.is_inference() for x in (*tensors_of((learned, self.rotations, of_pieces)), *closed_over(terms))):
+        if any(x.is_inference() for x in (*learned, *self._tensors())):
             raise ValueError(
                 "the encoding was made under torch.inference_mode() and cannot be used for training: call the scheme "
                 "with the positions again, once in every forward pass"
+            )
+
+    def _tensors(self) -> list[Tensor]:
+        """The tensors of its rotations and terms, and those that their functions close over."""
+        of_pieces = tuple(piece.tensors for piece in self.pieces)
+        return [
+            *tensors_of((self.rotations, of_pieces)),
+            *closed_over((*self.rotations, *self.pieces, *self.values)),
+        ]
+
+    def _check_checkpointed(self) -> None:
+        """ValueError in a layer that reentrant checkpointing computes again with numbers made before it of parameters,
+        if the backward pass of an earlier layer has freed what their gradient needs."""
+        if compat.is_in_reentrant_checkpoint() and any(map(compat.has_freed_graph, (*self.tables, *self._tensors()))):
+            raise ValueError(
+                "the encoding was made of parameters before reentrant activation checkpointing, so only one layer can "
+                "compute its gradient: pass use_reentrant=False to torch.utils.checkpoint.checkpoint, or call the "
+                "scheme with the positions inside each checkpointed layer"
             )
 
     def check_added(self) -> None:

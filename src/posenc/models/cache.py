@@ -11,7 +11,7 @@ from torch import Tensor
 from posenc.arguments import shown, whole
 from posenc.encoding.features import NOTHING, Features
 from posenc.encoding.marks import mark, mark_of
-from posenc.positions.layout import join, overlap
+from posenc.positions.layout import join, overlap, skipped
 from posenc.positions.positions import Positions
 from posenc.scheme import Scheme, bare_parts
 
@@ -57,7 +57,8 @@ class KVCache:
         self._filled[layer] = scheme
 
     def _extended(self, positions: Positions) -> Positions:
-        """The positions of the cached tokens and of new ones. Raises ValueError if these do not come after them."""
+        """The positions of the cached tokens and of new ones. Raises ValueError if these do not come after them, or if
+        tokens between them are missing."""
         before = self.positions
         if before is None:
             return positions
@@ -66,6 +67,13 @@ class KVCache:
                 "positions begin at or before the last token of the cache: continue it with "
                 "cache.positions.following(n) or, if it holds one text, "
                 "Positions.arange(n, start=len(cache.positions)); give another text another document"
+            )
+        skip = skipped(before.layout, positions.layout)
+        if skip is not None:
+            raise ValueError(
+                f"positions must go on from the cache at order {skip[0]}, got {skip[1]}: continue it with "
+                "cache.positions.following(n) or, where coordinates are to jump, "
+                "cache.positions.following(n).with_coords(coords)"
             )
         return Positions.cat([before, positions], documents="same")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from posenc.arguments import check_flag, whole
 from posenc.positions.layout import PADDING, Layout, Span, overlap
-from posenc.positions.validation import described, extent_of, is_readable, lengths_of_documents, token_mask
+from posenc.positions.validation import check_held, described, extent_of, is_readable, lengths_of_documents, token_mask
 
 
 def grid_coords(height: int, width: int, frames: int | None, extent: Any, prefix: int, device: Any) -> Tensor:
@@ -65,6 +65,7 @@ def multimodal(parts: Any, start: int, device: Any) -> tuple[Tensor, Layout]:
             spans += [Span(tokens, tokens + sizes[0], 0, tokens, coords=(at,) * 3, steps=(1,) * 3)] * (sizes[0] > 0)
         coords.append(made + at)
         tokens, at = tokens + len(made), at + (max(sizes) if len(made) else 0)
+    check_held("start", start, at)
     return torch.cat(coords)[None], Layout(tokens, (tuple(spans),), (start, at - 1) if tokens else None)
 
 
@@ -152,6 +153,8 @@ def _check_packed(ids: Tensor, is_token: Tensor) -> None:
 
 def last_of(order: Tensor, document: Tensor) -> Tensor:
     """The index of the last token of each row; see `Positions.last`."""
+    if not torch.compiler.is_compiling() and order.size(1) == 0:
+        raise ValueError("positions must have a token to have a last one, got none")
     unseen = torch.iinfo(torch.int64).min  # below any order, which may be negative
     return order.masked_fill(document == PADDING, unseen).argmax(1)
 
@@ -164,6 +167,8 @@ def lengths_of(layout: Layout, coords: Tensor, document: Tensor) -> Tensor:
             "scale each row by with context=Context(lengths=...)"
         )
     coords = coords if coords.dim() == 2 else coords.amax(-1)
+    if not torch.compiler.is_compiling() and coords.size(1) == 0:
+        return coords.new_zeros(coords.size(0))
     return coords.masked_fill(document == PADDING, -1).amax(1) + 1
 
 
@@ -180,6 +185,8 @@ def after(known: Mapping[str, Any], layout: Layout, n: int) -> dict[str, Any]:
         empty = (document == PADDING).all(1, keepdim=True)
         for name, before in (("coords", -1), ("order", -1), ("document", 0)):
             end[name] = torch.where(empty if end[name].dim() == 2 else empty[..., None], before, end[name])
+    if layout.bounds is not None:
+        check_held("n", layout.bounds[1], layout.bounds[1] + n)
     ahead = torch.arange(1, n + 1, device=order.device)
     coords, segment = end["coords"], end["segment"]
     return {

@@ -265,6 +265,26 @@ def overlap(layout: Layout) -> int | None:
     return None
 
 
+def skipped(before: Layout, after: Layout) -> tuple[int, int] | None:
+    """The order that the next token of a document would have, and that of the first which comes ``after``, where
+    neither this order nor a coordinate goes on from ``before``; None if all do, as far as is known."""
+    for row in range(max(len(before.rows or ()), len(after.rows or ()))):
+        last = {s.document: s for s in sorted(before.of_row(row), key=_last_order)} if before.rows else {}
+        highest = max(map(_last_order, last.values()), default=0)
+        for span in after.of_row(row) if after.rows else ():
+            known = last.pop(span.document, None)
+            if known is None or span.order <= _last_order(known) + 1 or span.order == highest + 1:
+                continue  # earlier tokens may come later
+            end = known.cut(known.stop, known.stop)
+            if None not in (end.coords, span.coords) and end.coords != span.coords:
+                return _last_order(known) + 1, span.order
+    return None
+
+
+def _last_order(span: Span) -> int:
+    return span.order + span.order_step * (span.stop - span.start - 1)
+
+
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 

@@ -68,6 +68,7 @@ class Positions:
         batch = validation.check_facts(coords, order=order, document=document, segment=segment)
         if coords.is_floating_point() and validation.is_readable(coords) and not coords.isfinite().all():
             raise PositionError("coords must be finite, got inf or nan")
+        validation.check_exact(coords)
         tokens = coords.size(1)
         layout = Layout(tokens)
         if order is None and document is None:  # a single text, whatever its coordinates
@@ -129,6 +130,7 @@ class Positions:
             )
         validation.check_not_negative(n=n)
         validation.check_whole(start=start)
+        validation.check_held("start", start, start + n)
         line = torch.arange(start, start + n, device=validation.device_of(device))[None]
         span = Span(0, n, 0, start, coords=(start,))
         bounds = (start, start + n - 1) if n else None
@@ -303,7 +305,11 @@ class Positions:
         if isinstance(factor, float) or isinstance(offset, float) or self.coords.is_floating_point():
             coords = self.coords if self.coords.is_floating_point() else self.coords.double()
             # Coordinates may be rounded, so the layout has to be read again.
-            return self._like(coords=coords * factor + offset, _layout=self._layout.without_coords(), _is_read=False)
+            coords = coords * factor + offset
+            validation.check_exact(coords)
+            return self._like(coords=coords, _layout=self._layout.without_coords(), _is_read=False)
+        for end in (0, *(self.layout.bounds or ())):
+            validation.check_held("factor" if offset == 0 else "offset", factor * end + offset)
         return self._like(coords=self.coords * factor + offset, _layout=self._layout.shifted(offset, factor))
 
     def with_coords(self, coords: Shaped[Tensor, "rows tokens *axes"]) -> Positions:

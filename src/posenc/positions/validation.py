@@ -167,6 +167,24 @@ def check_whole(**values: object) -> None:
             raise ValueError(f"{name} must be a whole number, got {shown(value)}")
 
 
+def check_held(name: str, *ends: int | float) -> None:
+    """ValueError for integer coordinates that int64 cannot represent, as far as they are known in a graph."""
+    for end in ends:
+        if isinstance(end, Integral) and not -(2**63) <= end < 2**63:
+            raise ValueError(
+                f"{name} must keep coordinates within -2**63..2**63 - 1, which int64 represents, got {end}"
+            )
+
+
+def check_exact(coords: Tensor) -> None:
+    """ValueError for float32 coordinates of a size at which float32 cannot tell one from the next."""
+    if coords.dtype == torch.float32 and is_readable(coords) and bool((coords.abs() > 2**24).any()):
+        raise ValueError(
+            "coords must be float64 beyond 2**24, where float32 cannot tell one coordinate from the next, got float32 "
+            f"{float(coords.abs().max()):g}: pass float64, or subtract the first coordinate before the cast to float32"
+        )
+
+
 def check_not_negative(**values: Any) -> None:
     """ValueError unless all are ints of at least 0."""
     check_whole(**values)

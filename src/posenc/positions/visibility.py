@@ -88,7 +88,7 @@ def check_index(index: Int[Tensor, "..."], limit: int, scheme: str, what: str) -
 
     In a compiled graph, which cannot raise it, a RuntimeError with nearly the same message.
     """
-    if index.numel() == 0 or index.is_meta:
+    if index.numel() == 0 or not compat.has_numbers(index):
         return
     if torch.compiler.is_compiling():
         inside = ((index >= 0) & (index < limit)).all()
@@ -108,7 +108,7 @@ def check_reach(
     ends = [end for p in (query, key) for end in p.layout.bounds or ()]
     if len(ends) == 4 and max(ends) - min(ends) < min(reach):
         return
-    if query.coords.is_meta or 0 in (*query.order.shape, *key.order.shape):
+    if not compat.has_numbers(query.coords) or 0 in (*query.order.shape, *key.order.shape):
         return
     if query.coords.dim() == 2 and query.layout.rows is not None and key.layout.rows is not None:
         apart = distances(list(tiles(query.layout, key.layout, Visibility(), max(query.rows, key.rows))))

@@ -40,7 +40,7 @@ class ExponentialDecay(Scheme):
         coords = in_double(positions.scalar("ExponentialDecay")).masked_fill(
             (positions.document == PADDING).to(exact(positions.device)), 0.0
         )
-        if coords.numel() and not coords.is_meta:
+        if coords.numel() and compat.has_numbers(coords):
             words = "ExponentialDecay encodes positions from 0 on, got "
             if torch.compiler.is_compiling():  # a compiled graph cannot raise PositionError
                 compat.assert_later((coords >= 0).all(), words + "one below")
