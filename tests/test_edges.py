@@ -150,13 +150,13 @@ def test_every_layer_of_a_cache_is_called_once_in_every_pass() -> None:
     query, key, value = qkv(3)
     cache = KVCache()
     text = Positions.arange(6)
-    with ForwardPass(RoPE(WIDTH), text[:3], cache) as step:
+    with ForwardPass(RoPE(WIDTH), text[:3], cache, dtype=torch.float64) as step:
         step.attention(query, key, value, layer=0)
         step.attention(query, key, value, layer=1)
     assert repr(cache) == "KVCache(3 tokens, 2 layers)"
 
     def run(positions: Positions, *layers: int) -> None:
-        with ForwardPass(RoPE(WIDTH), positions, cache) as step:
+        with ForwardPass(RoPE(WIDTH), positions, cache, dtype=torch.float64) as step:
             for layer in layers:
                 step.attention(query, key, value, layer=layer)
 
@@ -229,14 +229,14 @@ def test_some_heads_turn_whoever_shares_their_keys() -> None:
     few = key[:, ::3], value[:, ::3]
     repeated = [x.repeat_interleave(3, 1) for x in few]
     torch.testing.assert_close(attention(query, *few, some), attention(query, *repeated, some))
-    shard = some(Positions.arange(7), context=Context(heads=range(6, 12)))
+    shard = some(Positions.arange(7), dtype=torch.float64, context=Context(heads=range(6, 12)))
     whole = attention(query, key, value, some)
     assert isinstance(whole, Tensor)
     torch.testing.assert_close(attention(query[:, 6:], key[:, 6:], value[:, 6:], shard), whole[:, 6:])
     with pytest.raises(ValueError, match=r"the rotated heads 3..8 of 12 must be whole heads of q or k, got 6 heads"):
         attention(query, key[:, ::2], value[:, ::2], some)
     with pytest.raises(ValueError, match=r"the rotated heads 3..8 of 12 must be whole heads of q or k, got 24 heads"):
-        some(Positions.arange(7)).rotate_query(query.repeat(1, 2, 1, 1))
+        some(Positions.arange(7), dtype=torch.float64).rotate_query(query.repeat(1, 2, 1, 1))
     both = RoPE(WIDTH, heads=range(6), num_heads=12) + RoPE(WIDTH, heads=range(6, 12), num_heads=12)
     torch.testing.assert_close(attention(query, key, value, both), attention(query, key, value, RoPE(WIDTH)))
     with pytest.raises(ValueError, match="rotate the same channels"):
@@ -260,10 +260,11 @@ def test_imaginary_heads_are_another_heads_with_the_imaginary_part_of_its_scores
     angle = positions.coords[0, :, None] * 313.0 ** (-torch.arange(0, WIDTH, 2, dtype=torch.float64) / WIDTH)
     z, w = (torch.complex(*x.chunk(2, -1)) * torch.polar(torch.ones_like(angle), angle) for x in (query, key))
     torch.testing.assert_close(found[:, 1::2], (z @ w.mH).imag / WIDTH**0.5)
-    shard = scheme(positions, context=Context(heads=range(3, 9)))
-    torch.testing.assert_close(shard.rotate_query(twice[:, 3:9]), scheme(positions).rotate_query(twice)[:, 3:9])
+    bound = scheme(positions, dtype=torch.float64)
+    shard = scheme(positions, dtype=torch.float64, context=Context(heads=range(3, 9)))
+    torch.testing.assert_close(shard.rotate_query(twice[:, 3:9]), bound.rotate_query(twice)[:, 3:9])
     with pytest.raises(ValueError, match=r"the rotation was made for queries of 24 heads, got 12$"):
-        scheme(positions).rotate_query(query)
+        bound.rotate_query(query)
     with pytest.raises(ValueError, match=r"^cos_sin needs one rotation of channel pairs"):
         scheme(positions).cos_sin()
     for wrong, words in (

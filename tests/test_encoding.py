@@ -112,7 +112,8 @@ def test_rotations_open_from_left_to_right() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_what_is_turned_keeps_its_dtype(dtype: torch.dtype) -> None:
-    query, key = RoPE(HEAD_DIM)(Positions.arange(TOKENS)).rotate(*qk(dtype=dtype))
+    encoding = RoPE(HEAD_DIM)(Positions.arange(TOKENS), dtype=torch.promote_types(dtype, torch.float32))
+    query, key = encoding.rotate(*qk(dtype=dtype))
     assert (query.dtype, key.dtype) == (dtype, dtype)
 
 

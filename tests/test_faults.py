@@ -669,8 +669,8 @@ def test_ids_of_new_tokens_come_after_the_cache(new: int) -> None:
     step = Positions.from_ids(ids[:, -new:].int())
     assert (step.order.dtype, step.order.tolist()) == (torch.int64, ids[:, -new:].tolist())
     torch.testing.assert_close(
-        attention(query[:, :, -new:], key, value, scheme(step, whole), is_causal=True),
-        attention(query, key, value, scheme(whole), is_causal=True)[:, :, -new:],
+        attention(query[:, :, -new:], key, value, scheme(step, whole, dtype=torch.float64), is_causal=True),
+        attention(query, key, value, scheme(whole, dtype=torch.float64), is_causal=True)[:, :, -new:],
     )
     partly = Positions.from_ids(torch.tensor([[1, 11, 12], [1, 1, 1]]), torch.tensor([[0, 1, 1], [0, 0, 0]]))
     assert partly.order.tolist() == [[0, 11, 12], [0, 0, 0]]

@@ -227,7 +227,7 @@ def wider(x: Tensor) -> Tensor:
 WIDENING = Rotation(as_it_is, as_it_is, bands=(Band(2, wider, wider),))
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "a key by itself": (
-        lambda: ReRoPE(HEAD_DIM)(Positions.arange(3)).rotate_key(drawn(3, 3)[1]),
+        lambda: ReRoPE(HEAD_DIM)(Positions.arange(3), dtype=torch.float64).rotate_key(drawn(3, 3)[1]),
         NO_SINGLE_ROTATION,
     ),
     "queries and keys": (

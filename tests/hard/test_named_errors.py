@@ -775,10 +775,19 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
     ],
     "Encoding.check_fresh": [Row(lambda: stale().check_fresh(), "the encoding was made before the scheme's …")],
     "Encoding.check_trained": [
+        *[
+            Row(call, "the encoding was made in float32, …: make it with scheme(positions, dtype=torch.float64)")
+            for call in (
+                lambda: BOUND.rotate(Q.double(), Q.double()),
+                lambda: BOUND.rotate_key(K[:, :, :5].double()),
+                lambda: attention(*(3 * [Q.double()]), BOUND),
+                lambda: Sinusoidal(8)(LINE).add(X.double()),
+            )
+        ],
         Row(
             lambda: of_inference().check_trained(torch.zeros(1, requires_grad=True)),
             "the encoding was made under torch.inference_mode() …",
-        )
+        ),
     ],
     "Encoding.check_added": [
         Row(lambda: Sinusoidal(6)(LINE).check_added(), "the encoding adds to the input, and was not added: …"),

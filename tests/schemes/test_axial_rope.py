@@ -44,9 +44,8 @@ def test_the_prefix_is_not_turned(convention: str) -> None:
     how = {"shift": 0.5, "jitter": 1.5, "rescale": 2.0} if convention == "dinov3" else {}
     scheme = built(convention, **how)
     query, key = heads(PREFIX + HEIGHT * WIDTH)
-    for turned, x in zip(
-        scheme(scheme.grid(HEIGHT, WIDTH, prefix=PREFIX)).rotate(query, key), (query, key), strict=True
-    ):
+    encoding = scheme(scheme.grid(HEIGHT, WIDTH, prefix=PREFIX), dtype=query.dtype)
+    for turned, x in zip(encoding.rotate(query, key), (query, key), strict=True):
         assert torch.equal(turned[:, :, :PREFIX], x[:, :, :PREFIX])
         assert ((turned - x)[:, :, PREFIX + 1 :].abs().amax(-1) > 1e-3).all()
 

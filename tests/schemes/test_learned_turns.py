@@ -109,7 +109,7 @@ def test_queries_turn_with_the_key_that_they_meet(name: str) -> None:
 @per_head
 @pytest.mark.parametrize(("made", "came"), [(1, 3), (2, 4), (2, 3)])
 def test_keys_of_other_heads_are_refused(name: str, made: int, came: int) -> None:
-    encoding = PER_HEAD[name](made)(scattered())
+    encoding = PER_HEAD[name](made)(scattered(), dtype=torch.float64)
     encoding.rotate_query(heads(2 * made))
     encoding.rotate_key(heads(made))
     words = f"^the rotation was made for keys of {made} heads, got {came}: build it for as many heads as keys have$"

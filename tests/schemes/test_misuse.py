@@ -170,7 +170,9 @@ def test_what_looks_back_is_refused_where_later_keys_are_seen(entry: Any, at: Po
         attend(**right)
     if at is LINE:
         attend(last=1)
-        posenc.attention(q[:, :, :1], k[:, :, :0], v[:, :, :0], scheme(at[:1], at[:0])) if not scheme.features else None
+        if not scheme.features:
+            none = scheme(at[:1], at[:0], dtype=torch.float64)
+            posenc.attention(q[:, :, :1], k[:, :, :0], v[:, :, :0], none)
 
 
 def test_whatever_is_for_decoders_hides_later_keys_or_is_refused() -> None:

@@ -188,7 +188,9 @@ def test_each_axis_turns_the_pairs_of_its_own(layout: PairLayout) -> None:
 
 def test_one_axis_takes_its_coordinate_with_or_without_a_dimension_of_its_own() -> None:
     x = drawn(1, 1, 4, 6)
-    flat, deep = (RoPE(6)(Positions(torch.arange(4).view(shape))).rotate(x, x)[0] for shape in ((1, 4), (1, 4, 1)))
+    flat, deep = (
+        RoPE(6)(Positions(torch.arange(4).view(shape)), dtype=x.dtype).rotate(x, x)[0] for shape in ((1, 4), (1, 4, 1))
+    )
     assert torch.equal(flat, deep)
 
 

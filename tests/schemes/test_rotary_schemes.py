@@ -340,7 +340,8 @@ def check_xpos_far(dtype: torch.dtype, scale_base: float = 512.0) -> None:
     torch.testing.assert_close(found[behind].double(), expected[behind], rtol=0.0, atol=close / 8**0.5)
     assert found.isfinite().all()
     assert (found[-1, :5].abs() <= torch.finfo(torch.float16).tiny).all()
-    out = posenc.attention(q, k, k, scheme(Positions(FAR)), is_causal=True)
+    encoding = scheme(Positions(FAR), dtype=torch.promote_types(dtype, torch.float32))
+    out = posenc.attention(q, k, k, encoding, is_causal=True)
     for gradient in torch.autograd.grad(out.float().square().sum(), (q, k)):
         assert gradient.isfinite().all()
 

@@ -208,8 +208,9 @@ class Encoding:
                 "the encoding rotates values too: call rotate_query, rotate_key and rotate_value, and rotate_output on "
                 "the output, or leave all rotations to attention"
             )
+        turned = self.rotate_query(query), self.rotate_key(key)
         self._note("rotate")
-        return self.rotate_query(query), self.rotate_key(key)
+        return turned
 
     def rotate_query(self, query: Tensor) -> Tensor:
         """Rotates queries only. A slice of the channels is allowed if the scheme was made for its width. Raises
@@ -314,7 +315,18 @@ class Encoding:
 
     def check_trained(self, *tensors: Tensor) -> None:
         """ValueError if one of the tensors requires a gradient and the encoding was made in inference mode: autograd
-        cannot save its tensors, and would take learned vectors for constants."""
+        cannot save its tensors, and would take learned vectors for constants. Also if one is float64, and the vectors
+        and rotations are not."""
+        if any(x.dtype == torch.float64 for x in tensors):
+            made = tensors_of((self.tables, self.rotations))
+            made += [] if torch.compiler.is_compiling() else closed_over(self.rotations)  # a graph has no closures
+        else:
+            made = []
+        if any(x.dtype == torch.float32 for x in made):
+            raise ValueError(
+                "the encoding was made in float32, which is too coarse for float64 tensors: make it with "
+                "scheme(positions, dtype=torch.float64)"
+            )
         if not self._of_inference or not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
             return
         learned = self.tables if any(each.parameter.requires_grad for each in self._made_with) else ()

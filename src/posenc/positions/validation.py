@@ -167,10 +167,10 @@ def check_whole(**values: object) -> None:
             raise ValueError(f"{name} must be a whole number, got {shown(value)}")
 
 
-def check_held(name: str, *ends: int | float) -> None:
+def check_held(name: str, *ends: Any) -> None:
     """ValueError for integer coordinates that int64 cannot represent, as far as they are known in a graph."""
     for end in ends:
-        if isinstance(end, Integral) and not -(2**63) <= end < 2**63:
+        if isinstance(end, Integral) and not -(2**63) <= int(end) < 2**63:
             raise ValueError(
                 f"{name} must keep coordinates within -2**63..2**63 - 1, which int64 represents, got {end}"
             )
