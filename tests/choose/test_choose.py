@@ -1,6 +1,5 @@
 """posenc choose: every way through the questions ends in Python that runs and a command that measures."""
 
-import io
 import json
 import re
 import shlex
@@ -34,17 +33,11 @@ PAGE = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
 EACH = pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.name)
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.fixture
-def choose(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs it with lines that are typed, or without a terminal; gives the exit code, stdout and stderr."""
+def choose(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs it; gives the exit code, stdout and stderr."""
 
-    def run(*options: str, typed: str | None = None) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.stdin", io.StringIO() if typed is None else Terminal(typed))
+    def run(*options: str) -> tuple[int, str, str]:
         code = cli.main(["choose", *options])
         return code, *capsys.readouterr()
 
@@ -227,53 +220,32 @@ def test_answers_that_cannot_be_are_refused(changed: dict[str, Any], message: st
         asking.check(QUESTIONS, [replace(first, **changed), *others])
 
 
-# --- asking ---------------------------------------------------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_enter_takes_the_first_option(choose: Any) -> None:
-    code, out, err = choose(typed="\n" * 5)
-    assert code == 0
-    assert "posenc.RoPE(64)" in out
-    assert "(--weights no --tokens line --for decoder --longer no --cost some)" in out
-    assert [question.asks in err for question in QUESTIONS] == [True] * 5
+@pytest.mark.parametrize("given", [{}, {"weights": "no", "tokens": "image"}, {"for": "encoder"}, {"longer": "far"}])
+def test_while_questions_are_open_the_cases_that_are_left_are_printed(given: dict[str, str], choose: Any) -> None:
+    code, out, err = choose(*options(given))
+    assert (code, err) == (0, "")
+    cases, *questions = out.split("\n\n")
+    left = [answer for answer in ANSWERS if answer.fits(given)]
+    lines = cases.splitlines()
+    assert lines[::2] == [f"{answer.case}: {answer.begin}" for answer in left]
+    for answer, line in zip(left, lines[1::2], strict=True):
+        program, *words = shlex.split(line)
+        assert program == "posenc"
+        assert f"Start with {answer.begin}:" in choose(*words[1:])[1]
+    still = asking.open_questions(given, QUESTIONS, ANSWERS)
+    assert [each.split("?")[0] + "?" for each in questions] == [question.asks for question in still]
+    for question, said in zip(still, questions, strict=True):
+        assert all(f"    --{question.name} {option.value}: {option.label}" in said for option in question.options)
 
 
-def test_numbers_choose_and_what_is_given_is_not_asked(choose: Any) -> None:
-    code, out, err = choose("--for", "decoder", typed="1\n1\n2\n")
-    assert code == 0
-    assert out == choose(*options({"weights": "no", "tokens": "line", "for": "decoder", "longer": "yes"}))[1]
-    assert "causal mask" not in err
-    assert "What may it cost?" not in err
-
-
-def test_b_goes_back(choose: Any) -> None:
-    code, out, err = choose(typed="b\n2\nb\n1\n3\n")
-    assert code == 0
-    assert "posenc.RoPE3D(64)" in out
-    assert "must be 1 to 3, Enter for 1, b or q: there is nothing to go back to" in err
-    assert err.count("Do you have trained weights?") == 2
-
-
-def test_what_is_no_option_is_asked_again(choose: Any) -> None:
-    code, out, err = choose("--weights", "no", typed="9\nimage\n3\n")
-    assert (code, "posenc.RoPE3D(64)" in out) == (0, True)
-    assert "must be 1 to 4, Enter for 1, b or q: got '9'" in err
-    assert "must be 1 to 4, Enter for 1, b or q: got 'image'" in err
-
-
-@pytest.mark.parametrize("end", ["q\n", ""])
-def test_q_and_the_end_of_the_input_say_what_was_answered(end: str, choose: Any) -> None:
-    code, out, err = choose(typed=f"1\n1\n{end}")
-    assert (code, out) == (0, "")
-    assert err.endswith("So far: posenc choose --weights no --tokens line\n")
-    assert choose(typed=end)[2].endswith("Nothing was answered.\n")
-
-
-def test_without_a_terminal_what_is_missing_is_named(choose: Any) -> None:
-    code, out, err = choose("--for", "decoder", "--weights", "no", "--tokens", "line")
+def test_json_without_one_answer_names_what_is_missing(choose: Any) -> None:
+    code, out, err = choose("--json", "--for", "decoder", "--weights", "no", "--tokens", "line")
     assert (code, out) == (2, "")
     assert err == (
-        "posenc: error: stdin is not a terminal: give --longer no|yes|far|code|stream|rules, --cost some|least "
+        "posenc: error: --json needs one answer: give --longer no|yes|far|code|stream|rules, --cost some|least "
         "(see posenc choose --help)\n"
     )
 

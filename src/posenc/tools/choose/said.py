@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from posenc.tools.choose.evidence import STRENGTHS, Statement, Table, claims, described, statements, tables
-from posenc.tools.choose.questions import Answer
+from posenc.tools.choose.questions import Answer, Question
 
 WIDTH = 100
 UNTESTED = "No published claim about this was tested here with several seeds."
@@ -66,6 +66,19 @@ def as_text(answer: Answer, given: Mapping[str, str]) -> str:
         _wrapped(f"Not known: {answer.unknown}"),
     ]
     return "\n\n".join(parts)
+
+
+def as_cases(left: Sequence[Answer], given: Mapping[str, str], still: Sequence[Question]) -> str:
+    """The answers that are left while questions are open, each with the command that leads to it, and the questions."""
+    lines = []
+    for answer in left:
+        values = {**{name: values[0] for name, values in answer.when.items()}, **given}
+        options = " ".join(f"--{name} {value}" for name, value in values.items())
+        lines += [f"{answer.case}: {answer.begin}", f"    posenc choose {options}"]
+    for question in still:
+        lines += ["", f"{question.asks} {question.note}"]
+        lines += [f"    --{question.name} {option.value}: {option.label}" for option in question.options]
+    return "\n".join(lines)
 
 
 def _table(table: Table) -> str:
