@@ -83,7 +83,7 @@ def test_the_page_has_every_number_and_says_what_stands_in_it(task: str, tmp_pat
                 if kind == "resized" and length == 8:
                     value = Summary(made).bits("accuracy", scheme, length)
                 assert cell.split()[0] == (f"{value.mean:.3f}" if value else "undefined")
-    for said in (f"posenc compare --task {task}", "There is one seed", "What must not be concluded", "segment"):
+    for said in (f"posenc compare --task {task}", "results are of one seed", "What must not be concluded", "segment"):
         assert (said in text) == (said != "segment" or task == "digits")
     names = {f.name for f in path.parent.rglob("*.png")}
     assert names == {f"{n}{d}.png" for n in report.figures(task_of(task)) for d in ("", "-dark")}

@@ -45,11 +45,11 @@ def ticks(axes: Axes) -> list[str]:
 @pytest.mark.parametrize(
     ("draw", "xlabel", "ylabel"),
     [
-        (windows, "test length (tokens)", "bits per byte"),
-        (sliding, "test length (tokens)", "bits per byte"),
-        (differences, "test length (tokens)", "difference in bits per byte"),
-        (final_tokens, "context (tokens)", "bits per byte"),
-        (by_position, "position in windows of 1,024 tokens", "bits per byte"),
+        (windows, "test length (bytes)", "bits per byte"),
+        (sliding, "test length (bytes)", "bits per byte"),
+        (differences, "test length (bytes)", "difference in bits per byte"),
+        (final_tokens, "context (bytes)", "bits per byte"),
+        (by_position, "position in windows of 1,024 bytes", "bits per byte"),
         (training, "step", "bits per byte"),
         (training_by_time, "seconds (steps × time of a step)", "bits per byte"),
     ],

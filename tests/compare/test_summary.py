@@ -91,7 +91,7 @@ def test_what_is_missing_is_named() -> None:
     missing = Summary([r for r in made_up.records() if kept(r)]).missing()
     assert missing == [
         "nope, learned and sinusoidal, seed 0: the step time",
-        "rope, seed 0: sliding windows at 512 and 1,024 tokens; loss by position",
+        "rope, seed 0: sliding windows at 512 and 1,024 bytes; loss by position",
         "alibi, seed 0: everything",
     ]
 
@@ -209,7 +209,7 @@ def test_observations_follow_the_numbers() -> None:
     tuning, trained, past, context = sentences.observed(Summary(records))
     assert tuning.startswith("No scheme was tuned: ")
     assert trained.startswith(
-        "At the training length of 128 tokens, no scheme is shown to beat any of rope (2.31) and alibi (2.32)"
+        "At the training length of 128 bytes, no scheme is shown to beat any of rope (2.31) and alibi (2.32)"
     )
     assert f"alibi has the lowest loss, {mean['alibi']:.2f} bits per byte" in past
     assert f"sinusoidal is {mean['sinusoidal'] - mean['alibi']:.2f} above" in past
@@ -223,7 +223,7 @@ def test_observations_of_one_seed_are_numbers_without_verdicts() -> None:
     _, verdicts, trained, past, context = sentences.observed(Summary(records))
     assert verdicts == "This comparison has one seed, so there are no verdicts: they need at least 3 seeds."
     assert trained == (
-        "At the training length of 128 tokens, bits per byte are 2.30 with rope, 2.31 with alibi, 2.40 with "
+        "At the training length of 128 bytes, bits per byte are 2.30 with rope, 2.31 with alibi, 2.40 with "
         "sinusoidal, 2.44 with learned and 2.54 with nope."
     )
     gain = (bits(records, "final_tokens", "alibi", 1024) - bits(records, "truncated", "alibi", 128)).mean()
@@ -271,13 +271,15 @@ def test_a_twin_past_the_training_length_is_not_called_worse() -> None:
 
 def test_how_many_seeds_there_are_is_said() -> None:
     one, two, three = (Summary(made_up.records(seeds=seeds)) for seeds in ((0,), (0, 1), THREE))
-    alone, few = "There is one seed: the intervals", "Two seeds hardly measure the variance"
+    alone, few = "The results are of one seed: the intervals", "Two seeds hardly measure the variance"
     for summary, said, unsaid in ((one, alone, few), (two, few, alone)):
         assert any(sentence.startswith(said) for sentence in sentences.not_concluded(summary))
         assert not any(sentence.startswith(unsaid) for sentence in sentences.not_concluded(summary))
     assert sentences.of_few_seeds(three) == []
     assert sentences.preface(two)[1].startswith("This comparison has 2 seeds, so there are no verdicts")
     assert len(sentences.preface(three)) == 1
+    stopped = Summary(record for record in made_up.records(seeds=(0, 1)) if record.get("seed") != 1)
+    assert sentences.preface(stopped)[1].startswith("This comparison has results of 1 of 2 seeds, so there are no")
     assert any("over windows of text and over seeds" in sentence for sentence in sentences.how_to_read(two))
 
 

@@ -22,7 +22,7 @@ def sliding(summary: Summary, dark: bool = False) -> Figure:
 
 
 def final_tokens(summary: Summary, dark: bool = False) -> Figure:
-    """Bits per byte of the same final tokens as their context grows, with the same model limited to its training length
+    """Bits per byte of the same final bytes as their context grows, with the same model limited to its training length
     as the baseline."""
     trained, lengths = summary.train_length, summary.lengths("final_tokens")
     lines = [line_of(summary, "final_tokens", scheme, lengths) for scheme in summary.schemes]
@@ -33,7 +33,7 @@ def final_tokens(summary: Summary, dark: bool = False) -> Figure:
         Line(each.scheme, (*each.points, (float(lengths[-1]), each.points[0][1]))) for each in begins if lengths
     ]
     words = f"dashed: each token from exactly the last {trained:,}" if baselines else ""
-    title, xlabel = "The same final tokens, as context grows", "context (tokens)"
+    title, xlabel = "The same final bytes, as context grows", "context (bytes)"
     return draw(summary, lines, limits, dark, title, xlabel, baselines=baselines, words=words)
 
 
@@ -55,7 +55,7 @@ def differences(summary: Summary, dark: bool = False) -> Figure:
     limits = (max(-near, min([-2 * margin, *means])), min(near, max([2 * margin, *means])))
     title = f"Difference from {summary.reference or 'the reference'}: sliding windows"
     words = f"grey: the margin, ±{margin:g} bits"
-    figure = draw(summary, lines, limits, dark, title, "test length (tokens)", f"difference in {BITS}", words=words)
+    figure = draw(summary, lines, limits, dark, title, "test length (bytes)", f"difference in {BITS}", words=words)
     if lines:
         axes, paper = figure.axes[0], style.theme(dark)
         axes.axhspan(-margin, margin, color=paper.grid, zorder=0, label="margin")
@@ -67,11 +67,11 @@ def by_position(summary: Summary, dark: bool = False) -> Figure:
     """Bits per byte against the position of the token, in windows of the longest test length."""
     found = {scheme: _positions(summary, scheme) for scheme in summary.schemes}
     lines = [Line(scheme, points, "" if points else _absent(summary, scheme)) for scheme, points in found.items()]
-    # Within the training length the first tokens have the highest loss; they set the scale.
+    # Within the training length the first bytes have the highest loss; they set the scale.
     trained = [p.mean for line in lines for x, p in line.finite() if x <= summary.train_length]
     every = [p.mean for line in lines for _, p in line.finite()]
     limits = (min(every, default=0), min(max(every, default=1), max(trained, default=math.inf) + 0.5))
-    xlabel = f"position in windows of {summary.test_lengths[-1]:,} tokens" if summary.test_lengths else "position"
+    xlabel = f"position in windows of {summary.test_lengths[-1]:,} bytes" if summary.test_lengths else "position"
     return draw(summary, lines, limits, dark, "Loss by position", xlabel, bands=True)
 
 
@@ -135,7 +135,7 @@ def _by_length(summary: Summary, kind: str, title: str, dark: bool) -> Figure:
     # One scale for separate and sliding windows, so that the two figures can be compared.
     both = [line_of(summary, k, s, summary.test_lengths) for k in ("windows", "sliding") for s in summary.schemes]
     limits = _limits(both, summary.train_length)
-    return draw(summary, lines, limits, dark, title, "test length (tokens)")
+    return draw(summary, lines, limits, dark, title, "test length (bytes)")
 
 
 def line_of(summary: Summary, kind: str, scheme: str, lengths: Iterable[int]) -> Line:

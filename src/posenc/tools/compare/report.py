@@ -106,7 +106,7 @@ def terminal_table(records: Sequence[Record]) -> Table:
 def _fill_bits(table: Table, summary: Summary) -> str:
     """Fills the table for a task in bits; returns the caption."""
     lengths = _few(summary.test_lengths, summary.train_length)
-    table.title = f"Bits per byte at each test length (sliding windows), trained at {summary.train_length:,} tokens"
+    table.title = f"Bits per byte at each test length (sliding windows), trained at {summary.train_length:,} bytes"
     table.add_column("scheme", overflow="fold", max_width=16)
     for name in ("params", "step", "MB", *(f"{length:,} " for length in lengths)):
         table.add_column(name, justify="right", overflow="fold")

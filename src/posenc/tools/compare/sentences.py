@@ -9,9 +9,9 @@ from posenc.tools.kit.statistics import LEAST_SEEDS
 def observed(summary: Summary) -> list[str]:
     """The preface, the results at the training length and at the longest length, the use of context, and divergence."""
     trained, longest = summary.train_length, max(summary.lengths("sliding"), default=0)
-    found = [*preface(summary), _order(summary, trained, f"At the training length of {trained:,} tokens")]
+    found = [*preface(summary), _order(summary, trained, f"At the training length of {trained:,} bytes")]
     if longest > trained:
-        found.append(_order(summary, longest, f"At {longest:,} tokens, {longest / trained:g}× the training length"))
+        found.append(_order(summary, longest, f"At {longest:,} bytes, {longest / trained:g}× the training length"))
         found.append(_use_of_context(summary, longest))
     for scheme in summary.schemes:
         if words := summary.diverged(scheme):
@@ -26,7 +26,8 @@ def preface(summary: Summary) -> list[str]:
         return []
     few = summary.few_seeds()
     most = max(len(summary.measured(scheme)) for scheme in summary.schemes)
-    seeds = "one seed" if most == 1 else f"{most} seeds"
+    planned = len({seed for _, seed in summary.trainings})
+    seeds = f"results of {most} of {planned} seeds" if most < planned else "one seed" if most == 1 else f"{most} seeds"
     verdicts = ""
     if most < LEAST_SEEDS:
         verdicts = f"This comparison has {seeds}, so there are no verdicts: they need at least {LEAST_SEEDS} seeds."
@@ -39,12 +40,11 @@ def how_to_read(summary: Summary) -> list[str]:
     trained = summary.train_length
     over = summary.over("windows of text")
     return [
-        "Lower is better. Bits per byte is the average loss on the next byte of held-out text, in bits. One token is "
-        "one byte.",
+        "Lower is better. Bits per byte is the average loss on the next byte of held-out text, in bits.",
         "Sliding windows score the same bytes at every length, so only the context before them differs. Separate "
         "windows score every byte. The first bytes of a window have almost no context, so the loss decreases with the "
         "length for that reason alone (the early-token curse).",
-        "Final tokens are the last bytes of a window, the same at every length. Dashed: the same bytes, each predicted "
+        "Final bytes are the last of a window, the same at every length. Dashed: the same bytes, each predicted "
         f"from exactly the {trained:,} bytes before it. A scheme below its dashed line uses the longer context; one "
         "above it is harmed by it.",
         f"Bars are 95 % intervals over {over} (Student's t). All schemes are tested on the same windows, so schemes "
@@ -75,8 +75,8 @@ def of_few_seeds(summary: Summary) -> list[str]:
         tested = [scheme for scheme in summary.schemes if summary.measured(scheme)]
         whose = "" if len(alone) == len(tested) else f" of {listed(alone)}"
         found.append(
-            f"There is one seed{whose}: the intervals cover the choice of examples, but not the variance between "
-            "training runs."
+            f"The results{whose} are of one seed: the intervals cover the choice of examples, but not the variance "
+            "between training runs."
         )
     if few != tuple(alone):
         found.append(
@@ -95,7 +95,7 @@ def not_concluded(summary: Summary) -> list[str]:
         f"This is a small model ({size}) trained briefly ({c.get('steps', 0):,} steps) on one text. The order of the "
         "schemes may differ in a larger model, after longer training, or on another text.",
         "A low loss beyond the training length does not show that the model uses the far context: a scheme that "
-        "attends only to near tokens has it too. Compare the final tokens with their dashed lines.",
+        "attends only to near bytes has it too. Compare the final bytes with their dashed lines.",
         "Undefined does not mean a high loss: the scheme does not define positions there.",
         f"Speed and memory are of this machine and this model size; step times are interleaved with "
         f"{summary.timed_against}'s, so the load of the machine cancels.",
@@ -155,12 +155,12 @@ def _use_of_context(summary: Summary, length: int) -> str:
             words = f"{scheme} by {abs(effect.mean):.2f}{f' ({small})' if small else ''}"
         grouped.setdefault(form, []).append(words)
     words = "; ".join(form.format(listed(schemes)) for form, schemes in sorted(grouped.items()))
-    start = f"A context of {length:,} tokens instead of {summary.train_length:,} for the final tokens"
+    start = f"A context of {length:,} bytes instead of {summary.train_length:,} for the final bytes"
     return f"{start} {words} (bits per byte)." if words else ""
 
 
 def gain_of_context(summary: Summary, scheme: str, length: int) -> Estimate | None:
-    """Bits per byte of the final tokens with a context of ``length``, minus those with the training length."""
+    """Bits per byte of the final bytes with a context of ``length``, minus those with the training length."""
     return summary.difference("final_tokens", scheme, scheme, length, "truncated", summary.train_length)
 
 

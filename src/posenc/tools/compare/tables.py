@@ -20,7 +20,7 @@ CAPTIONS = {
     "Bars: 95 % intervals.",
     "windows": "Bits per byte against test length, over separate windows: every byte is scored, including the first of "
     "a window.",
-    "final_tokens": "Bits per byte of the same final tokens as their context grows. A line below its dashed line: "
+    "final_tokens": "Bits per byte of the same final bytes as their context grows. A line below its dashed line: "
     "context beyond the training length helps.",
     "by_position": "Bits per byte by position in the longest window, with 95 % intervals over windows.",
     "training": "Training loss against step, a line for each seed.",
@@ -184,7 +184,7 @@ def pairs(matrices: Sequence[Table]) -> list[Part]:
 
 def _means(summary: Summary) -> list[Row]:
     """The other measurements made per length."""
-    kinds = {"windows": "separate windows", "truncated": "truncated", "final_tokens": "final tokens"}
+    kinds = {"windows": "separate windows", "truncated": "truncated", "final_tokens": "final bytes"}
 
     def at(kind: str, scheme: str, length: int) -> Cell:
         return cell(summary, kind, scheme, length) if length in summary.lengths(kind) else Cell("–", mark="absent")

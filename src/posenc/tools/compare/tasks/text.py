@@ -27,14 +27,14 @@ class Text(Task):
 
     multiples = (0.5, 1, 2, 4, 8)
     called = "plain text"
-    lengths = "tokens"
+    lengths = "bytes"
     unit = "bits per byte"
     causal = True
     kinds: ClassVar = {
         "windows": Kind("separate windows", BITS),
         "sliding": Kind("sliding windows", BITS),
         "truncated": Kind("the truncated baseline", BITS),
-        "final_tokens": Kind("the final tokens", BITS),
+        "final_tokens": Kind("the final bytes", BITS),
         "by_position": Kind("loss by position", BUCKETS),
     }
     score = "bits"
