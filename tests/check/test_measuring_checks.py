@@ -1,6 +1,7 @@
 """The checks that measure, 1, 2, 14, 15, 19 and 20: what they run on, what they cannot see, what they never ask for."""
 
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -169,6 +170,25 @@ def test_patches_that_do_not_go_by_places() -> None:
     found = reasons(subject, 20)
     for trial in ("every axis is seen", "ways apart", "shape of the grid"):
         assert found[trial] == "give it a `jitter`, for its outputs do not go by positions"
+
+
+@pytest.mark.parametrize(
+    ("subject", "what"),
+    [
+        (phase.rotary(phase.PositionsInTheDtypeOfX, base=None), "angle"),
+        (Layer(build=phase.BlockInTheDtypeOfX, call=phase.layer, relative=True), "position"),
+    ],
+)
+def test_a_finding_of_low_precision_names_what_was_lost_in_it(subject: Subject, what: str) -> None:
+    """Shrinking leaves an error that is hardly above what is allowed, which alone would read as noise."""
+    (finding, *_) = (found.finding for _, found in check(subject, checks=[1]).findings)
+    assert finding is not None
+    words = rf"; in (torch\.\w+) the {what} (\S+) is off by up to (\S+), in float32 by (\S+): compute it in float32$"
+    said = re.search(words, finding.came)
+    assert said
+    size, low, single = map(float, said.groups()[1:])
+    eps = torch.finfo(getattr(torch, said[1].removeprefix("torch."))).eps
+    assert (low, single) == pytest.approx((size * eps / 2, size * 2**-24), rel=0.05)  # two digits are printed
 
 
 class Faint(phase.Block):

@@ -55,7 +55,15 @@ def angles_are_exact(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast
             # reciprocal, the product), each worth p theta 2^-23 at most. Then cos and sin are rounded to the dtype, and
             # so is what they are multiplied with and added up to: four times half a unit.
             tolerance = 4 * 2**-23 * first_axis(p) * fastest(subject) + 2 * subject.eps(autocast or dtype)
-            yield f"{name} at {p}", near((exact if expected is None else expected)[n], came[n], tolerance)
+            outcome = near((exact if expected is None else expected)[n], came[n], tolerance)
+            yield f"{name} at {p}", explained(outcome, autocast or dtype, "angle", first_axis(p) * fastest(subject))
+
+
+def explained(outcome: Outcome, low: torch.dtype, what: str, size: float) -> Outcome:
+    """The outcome; of one that does not hold, with what a number of this size loses in the low dtype."""
+    lost = size * torch.finfo(low).eps / 2
+    said = f"in {low} the {what} {size:.4g} is off by up to {lost:.2g}, in float32 by {size * 2**-24:.2g}"
+    return outcome if outcome.ok else outcome._replace(came=f"{outcome.came}; {said}: compute it in float32")
 
 
 def outputs(subject: Subject, made: Any, batch: Batch, tokens: slice = slice(None)) -> Tensor:
@@ -133,7 +141,7 @@ def _compared(
         )
         # A phase, or a product with a slope, that is rounded to float32 may be off by as much as p units of 2^-23.
         tolerance = 4 * rounding + 4 * 2**-23 * highest * of_positions
-        outcome = near(exact_second, second, tolerance)
+        outcome = explained(near(exact_second, second, tolerance), autocast or dtype, "position", highest)
         hidden = (
             f"give it a `jitter`: rounding to {second.dtype} ({tolerance:.2g}) hides what positions do "
             f"({of_positions:.2g})"
