@@ -60,7 +60,7 @@ class CompareConfig(Configuration):
         "input", "where position vectors are added: input or every_layer", choices=("input", "every_layer")
     )
     per_layer: bool = option(False, "do not share a learned scheme's parameters between layers")
-    batch_size: int = option(16, "windows (images, sequences) in a training batch")
+    batch_size: int = option(8, "windows (images, sequences) in a training batch")
     learning_rate: float = option(5e-3, "peak learning rate, unless --rates or --tune sets another", above=0)
     rates: tuple[str, ...] = option(
         (), "learning rates by scheme, with a multiplier for positional parameters: t5=0.005x30"
@@ -79,7 +79,7 @@ class CompareConfig(Configuration):
     weight_decay: float = option(0.1, "weight decay of matrices")
     clip: float = option(1.0, "maximum gradient norm", above=0)
     windows: int = option(
-        64, "test windows, each of the longest test length (images, groups of sequences)", least=MIN_WINDOWS
+        32, "test windows, each of the longest test length (images, groups of sequences)", least=MIN_WINDOWS
     )
     timed: bool = option(True, "time training steps")
     plan: str = option("", "a file with the hypotheses and how they are decided; its hash is stored in every record")
