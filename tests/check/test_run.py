@@ -127,6 +127,25 @@ def never(made: Any, x: Tensor) -> Tensor:
     raise RuntimeError("no kernel")
 
 
+CALLS = [0]
+
+
+def refuses_the_second_call(made: Any, x: Tensor) -> Tensor:
+    CALLS[0] += 1
+    if CALLS[0] > 1:
+        raise ValueError("no more")
+    return x
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def mute(made: Any, x: Tensor) -> Tensor:
+    raise Mute
+
+
 def inside_torch(made: Any, x: Tensor) -> Tensor:
     return x @ torch.ones(3, dtype=x.dtype)
 
@@ -375,6 +394,8 @@ def test_it_runs_in_float32_where_it_must(one_check: Any) -> None:
             inside_torch,
             r"does not run: RuntimeError: .*\(test_run.py, line \d+: return x @ torch.ones\(3, dtype=x.dtype\)\)",
         ),
+        (refuses_the_second_call, r"the subject does not run: ValueError: no more \(test_run.py, line \d+: raise Val"),
+        (mute, r"does not run: Mute: its message cannot be read: RuntimeError \(test_run.py, line \d+: raise Mute\)"),
         (ends_at_once, r"the subject does not run: SystemExit: 0 \(test_run.py, line \d+: sys.exit\(0\)\)"),
         (stops_at_once, r"the subject does not run: Stop: no more \(test_run.py, line \d+: raise Stop"),
         (without_a_tensor, r"call must give a tensor \(rows, tokens, …\), got list"),

@@ -99,7 +99,11 @@ def outcome_of(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch
 
 def described(error: BaseException) -> str:
     """An error in words, with the innermost line of the subject's own code."""
-    return f"{type(error).__name__}: {error}{own_line(walk_tb(error.__traceback__))}"
+    try:
+        said = str(error)
+    except Exception as other:  # of the subject's own class
+        said = f"its message cannot be read: {type(other).__name__}"
+    return f"{type(error).__name__}: {said}{own_line(walk_tb(error.__traceback__))}"
 
 
 def own_line(steps: Iterable[tuple[FrameType, int]]) -> str:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from posenc.arguments import number, shown, whole
-from posenc.encoding.claims import tried
+from posenc.encoding.claims import ClaimError, tried
 from posenc.tools.check import watch
 from posenc.tools.check.checks import CHECKS
 from posenc.tools.check.ends import unclaimed_end
-from posenc.tools.check.outcome import Outcome, described, outcome_of
+from posenc.tools.check.outcome import Outcome, described, outcome_of, own_line
 from posenc.tools.check.prepare import prepared, quiet
 from posenc.tools.check.shrink import shrink
 from posenc.tools.check.standalone import given, script
@@ -228,9 +228,11 @@ def ready(subject: Subject, seconds: float, name: str, world: int = 1) -> tuple[
             return prepared(subject, world)
     except _TimeIsUp:
         raise ValueError(f"the subject does not return within {allowed:g} s, ten times `seconds`") from None
-    except (ValueError, KeyboardInterrupt):
+    except (ClaimError, KeyboardInterrupt):
         raise
     except BaseException as error:
+        if isinstance(error, ValueError) and not own_line(walk_tb(error.__traceback__)):
+            raise  # what `prepared` says of the subject
         raise ValueError(f"the subject does not run: {described(error)}") from error
 
 
