@@ -121,6 +121,18 @@ def test_the_server_stops_at_the_limit_of_a_body_in_chunks(address: str, monkeyp
     assert json.loads(said) == {"error": "the body must have at most 4096 bytes, got more"}
 
 
+def test_the_server_holds_few_bodies_at_once(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = urlsplit(address)
+    with socket.create_connection((place.hostname, place.port), timeout=30) as slow:
+        slow.sendall(f"POST /api/minilm HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Length: 5000\r\n\r\n".encode())
+        slow.sendall(b" " * 4999)
+        assert ask(address, "attention", {"schemes": []})[0] == 422
+        monkeypatch.setattr(server, "MOST_HELD", 4000)
+        status, said = send(address, "Content-Length: 9", b"{")
+        assert status.startswith("HTTP/1.1 503 ")
+        assert json.loads(said) == {"error": "other requests hold 4999 bytes, of at most 4000: ask again later"}
+
+
 def test_the_server_takes_a_body_in_chunks(address: str) -> None:
     body = json.dumps({"scheme": {"name": "sinusoidal", "options": {"dim": 4}}, "positions": line(2)}).encode()
     request = urllib.request.Request(f"{address}api/table", iter([body[:9], body[9:]]))

@@ -34,6 +34,7 @@ from posenc.tools.kit.command import words
 
 MOST_NUMBERS = 2**20  # in a tensor of a request or a response
 MOST_BYTES = 32 * MOST_NUMBERS  # of a request body: a float64 in JSON has up to 24 characters and a comma
+MOST_HELD = 4 * MOST_BYTES  # of all bodies that are arriving or being answered
 SCALINGS = (
     scalings.PositionInterpolation,
     scalings.NTKAware,
@@ -50,10 +51,11 @@ Result = TypeVar("Result")
 
 class Bounded:
     """Middleware that answers 413 to a request body of more than `MOST_BYTES`, by its Content-Length header or, without
-    one, once more bytes have arrived."""
+    one, once more bytes have arrived; and 503 while bodies of other requests hold most of `MOST_HELD`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
+        self.held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves a request."""
@@ -61,13 +63,23 @@ class Bounded:
             return await self.app(scope, receive, send)
         came: list[Message] = []
         size, told, more = 0, int(Headers(scope=scope).get("content-length", 0)), True
-        while more and max(size, told) <= MOST_BYTES:
-            came.append(await receive())
-            size += len(came[-1].get("body", b""))
-            more = came[-1].get("more_body", False)  # a disconnect message has no body and is the last
-        if max(size, told) > MOST_BYTES:
-            said = f"the body must have at most {MOST_BYTES} bytes, got {told or 'more'}"
-            return await JSONResponse({"error": said}, status_code=413)(scope, receive, send)
+        try:
+            while more and max(size, told) <= MOST_BYTES and self.held <= MOST_HELD:
+                came.append(await receive())
+                size += len(body := came[-1].get("body", b""))
+                self.held += len(body)
+                more = came[-1].get("more_body", False)  # a disconnect message has no body and is the last
+            if max(size, told) > MOST_BYTES:
+                said = f"the body must have at most {MOST_BYTES} bytes, got {told or 'more'}"
+                return await JSONResponse({"error": said}, status_code=413)(scope, receive, send)
+            if self.held > MOST_HELD:
+                said = f"other requests hold {self.held - size} bytes, of at most {MOST_HELD}: ask again later"
+                return await JSONResponse({"error": said}, status_code=503)(scope, receive, send)
+            return await self._answer(came, scope, receive, send)
+        finally:
+            self.held -= size
+
+    async def _answer(self, came: list[Message], scope: Scope, receive: Receive, send: Send) -> None:
         came.reverse()
 
         async def again() -> Message:
@@ -261,6 +273,7 @@ def _answer(tensor: Tensor) -> dict[str, Any]:
 def application(content: Mapping[str, Any]) -> FastAPI:
     """The web application that serves a page with ``content``."""
     busy = threading.Lock()
+    page, headers = explorer(content, server=True), {"Content-Security-Policy": policy(server=True)}
     app = FastAPI(title="posenc explorer", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Bounded)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=["127.0.0.1", "localhost"])
@@ -276,7 +289,7 @@ def application(content: Mapping[str, Any]) -> FastAPI:
 
     @app.get("/", response_class=HTMLResponse)
     def _page() -> HTMLResponse:
-        return HTMLResponse(explorer(content, server=True), headers={"Content-Security-Policy": policy(server=True)})
+        return HTMLResponse(page, headers=headers)
 
     @app.post("/api/attention")
     def _attention(given: Attention) -> Any:
