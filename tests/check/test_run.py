@@ -77,6 +77,26 @@ class Stop(BaseException):
     """As what pytest.skip raises, and other packages."""
 
 
+STOPPED: list[bool] = []
+
+
+def stops_for_good(made: Any, x: Tensor) -> Tensor:
+    if x.size(1) == 7:
+        STOPPED.append(True)
+    if STOPPED:
+        raise Stop("no more")
+    return x
+
+
+def stops_when_smaller(made: Any, x: Tensor) -> Tensor:
+    if x.size(1) == 7:
+        STOPPED.append(True)
+        return dict[int, Tensor]()[7]
+    if STOPPED:
+        raise Stop("no more")
+    return x
+
+
 def stops(made: Any, x: Tensor) -> Tensor:
     if x.size(1) == 7:
         raise Stop("no more")
@@ -271,10 +291,19 @@ def test_to_end_the_program_is_a_finding(one_check: Any) -> None:
     assert trial.finding.came.startswith("SystemExit: 0 (test_run.py, line ")
 
 
-def test_what_is_no_exception_does_not_pass(one_check: Any) -> None:
-    (result,) = one_check(stops, FINITE).results
+@pytest.mark.parametrize("call", [stops, stops_for_good])
+def test_what_is_no_exception_does_not_pass(one_check: Any, call: Any) -> None:
+    STOPPED.clear()
+    (result,) = one_check(call, FINITE).results
     assert result.status == "unfinished"
     assert result.reason.startswith("the cases could not be made: your call raised Stop: no more (test_run.py, line ")
+
+
+def test_what_is_no_exception_does_not_lose_a_finding(one_check: Any) -> None:
+    """Raised while the finding is made smaller."""
+    STOPPED.clear()
+    ((_, trial),) = one_check(stops_when_smaller, FINITE).findings
+    assert trial.finding.came.startswith("KeyError: 7 (test_run.py, line ")
 
 
 def test_what_a_subject_sets_of_the_process_is_put_back(one_check: Any) -> None:

@@ -301,16 +301,18 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a plan runs the subject too, to measure its rounding
-        if found:
+        if found and isinstance(error, Exception):
             raise
-        with quiet():
-            reason = unclaimed_end(plan.subject, LONG, Outcome(False, "an answer", described(error)))
-        if reason:
-            return TrialResult(trial.name, NOT_APPLICABLE, 0, reason)
-        code = getattr(plan.subject.call, "__code__", None)
-        raised = "your call raised " if any(frame.f_code is code for frame, _ in walk_tb(error.__traceback__)) else ""
-        reason = f"the cases could not be made: {raised}{described(error)}"
-        return TrialResult(trial.name, UNFINISHED, done, reason)
+        if not found:
+            if isinstance(error, Exception):  # what pytest.skip raises is none, and the subject may raise it again
+                with quiet():
+                    reason = unclaimed_end(plan.subject, LONG, Outcome(False, "an answer", described(error)))
+                if reason:
+                    return TrialResult(trial.name, NOT_APPLICABLE, 0, reason)
+            code = getattr(plan.subject.call, "__code__", None)
+            own = any(frame.f_code is code for frame, _ in walk_tb(error.__traceback__))
+            reason = f"the cases could not be made: {'your call raised ' if own else ''}{described(error)}"
+            return TrialResult(trial.name, UNFINISHED, done, reason)
     if again:  # in float64, a mask of the lowest float32 number may become -inf when it is cast
         single = Plan(
             replace(plan.subject, dtype=torch.float32), plan.lengths, plan.longest, plan.seed, world=plan.world
