@@ -48,6 +48,9 @@ STAYS = "posenc: error: mine:one: 7. padding: the subject does not return, and n
         ("return 0", 0, ""),
         ("return 1", 1, ""),
         ("threading.Thread(target=time.sleep, args=(60,)).start(); return 0", 0, ""),  # which Python waits for
+        # Processes that it leaves behind, and that would keep the output open.
+        ("import subprocess; subprocess.Popen(['sleep', '600']); return 0", 0, ""),
+        ("os.fork() or os.fork() or os.setsid() or time.sleep(600); return 0", 0, ""),
         ("os._exit(0)", 2, f"{ENDED} 0\n"),
         ("os._exit(1)", 2, f"{ENDED} 1\n"),
         ("sys.exit(0)", 2, f"{ENDED} 0\n"),

@@ -45,6 +45,9 @@ def watched(work: Callable[[], int]) -> int:
     if not hasattr(os, "fork") or "torch" in sys.modules:
         return work()
     _flush()
+    before = _children()
+    if sys.platform == "linux":  # what the child leaves behind becomes a child of this process
+        ctypes.CDLL(None).prctl(36, 1)
     notes = tempfile.TemporaryFile()  # noqa: SIM115  # the process that works keeps it to its end
     child = os.fork()
     if not child:
@@ -53,6 +56,7 @@ def watched(work: Callable[[], int]) -> int:
         try:
             end = _end(child)
         finally:
+            _end_all(before)
             if sys.stderr is not None and sys.stderr.isatty():
                 sys.stderr.write(NO_BAR)
         return _judged(end, os.pread(notes.fileno(), 2**20, 0).decode("utf-8", "replace"))
@@ -74,6 +78,23 @@ def _work(work: Callable[[], int], notes: IO[bytes]) -> NoReturn:
         raise SystemExit(code)
     finally:
         faulthandler.dump_traceback_later(LEAVE, exit=True, file=notes)
+
+
+def _children() -> set[int]:
+    """The processes whose parent is this one, as far as the system tells."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return set(map(int, file.read().split()))
+    except OSError:
+        return set()
+
+
+def _end_all(spared: set[int]) -> None:
+    """Ends what the subject started and did not end, and what that has started."""
+    while found := _children() - spared:
+        for process in found:
+            os.kill(process, KILL)
+            os.waitpid(process, 0)
 
 
 def _flush() -> None:
