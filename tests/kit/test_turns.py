@@ -39,6 +39,11 @@ def test_values_that_hang_together_count_as_fewer() -> None:
     assert spread(dealt) == ((ordered[19] + ordered[20]) / 2, ordered[14], ordered[-15])
 
 
+def test_a_clock_that_stands_still_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^times of the baseline must be above 0 s, got 0: the clock stood still"):
+        ratios([1.0, 2.0], [1.0, 0.0])
+
+
 def test_ratios_are_taken_round_by_round() -> None:
     # The machine was twice as slow in the second round and ten times as slow in the third: it slowed both.
     assert ratios([3.0, 6.0, 30.0], [1.0, 2.0, 10.0]) == (3, 3, 3)

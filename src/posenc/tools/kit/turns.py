@@ -57,11 +57,14 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def ratios(seconds: Sequence[float], baseline: Sequence[float]) -> Spread:
-    """The times of a competitor divided by those of the baseline, round by round.
+    """The times of a competitor divided by those of the baseline, round by round. ValueError for a time of 0, of a
+    clock that stood still.
 
     >>> ratios([2.0, 4.0, 9.0], [1.0, 2.0, 3.0])
     (2.0, 2.0, 3.0)
     """
+    if not all(baseline):
+        raise ValueError("times of the baseline must be above 0 s, got 0: the clock stood still, so measure again")
     return spread([mine / its for mine, its in zip(seconds, baseline, strict=True)])
 
 
