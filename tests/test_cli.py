@@ -13,6 +13,7 @@ import posenc
 import posenc.tools.compare
 from posenc.schemes.catalog import entries_of
 from posenc.tools.cli import main
+from posenc.tools.kit.command import stdout
 from tests.compare.small import write_text
 
 UNREADABLE = "/proc/self/mem"  # even root cannot read it from its beginning
@@ -349,3 +350,8 @@ def test_a_text_of_ones_own_gives_a_report_about_it(tmp_path: Path, monkeypatch:
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "mine.txt" in page
     assert "learned" in page
+
+
+def test_what_an_output_cannot_show_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    stdout().print("half of a letter: \ud83d")
+    assert capsys.readouterr().out == "half of a letter: \\ud83d\n"

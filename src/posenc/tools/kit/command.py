@@ -1,6 +1,7 @@
 """Shared options, errors and exit codes of the commands. torch and rich are imported only when they are used."""
 
 import argparse
+import io
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -200,7 +201,9 @@ def reported(
 
 
 def stdout() -> "Console":
-    """The console that tables are printed to."""
+    """The console that tables are printed to, with escapes for what it cannot show, such as half of a character."""
     from rich.console import Console
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     return Console(width=None if sys.stdout.isatty() else 120)  # a file has no width
