@@ -59,11 +59,12 @@ def test_jobs_end_with_their_parent(tmp_path: Path) -> None:
         "from posenc.tools.executors.local import local\n"
         "if __name__ == '__main__': list(local(run, told(Path(sys.argv[1]), 'long'), 1))"
     )
-    parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
+    parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stderr=subprocess.PIPE, text=True)
     until(tmp_path / "long.ready")
     parent.kill()
-    parent.wait()
+    _, error = parent.communicate(timeout=60)  # until the job has ended too
     until(tmp_path / "long.saved")
+    assert "Traceback" not in error
 
 
 def test_an_unexpected_error_shows_its_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
@@ -53,7 +53,9 @@ def _child(run: Run[Job], job: Job, answer: Connection) -> None:
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # Ctrl-C reaches the parent alone, which then asks once: a second signal would end at once
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    answer.send(outcome(run, job))
+    ended = outcome(run, job)
+    with suppress(BrokenPipeError):  # the parent was killed
+        answer.send(ended)
 
 
 def _end_with_parent() -> None:
