@@ -162,6 +162,10 @@ class MuteError(Exception):
         raise RuntimeError("no words")
 
 
+def verbose(made: Any, x: Tensor) -> Tensor:
+    raise RuntimeError("m" * 10**6)
+
+
 def mute(made: Any, x: Tensor) -> Tensor:
     raise MuteError
 
@@ -424,6 +428,7 @@ def test_it_runs_in_float32_where_it_must(one_check: Any) -> None:
             r"does not run: RuntimeError: .*\(test_run.py, line \d+: return x @ torch.ones\(3, dtype=x.dtype\)\)",
         ),
         (refuses_the_second_call, r"the subject does not run: ValueError: no more \(test_run.py, line \d+: raise Val"),
+        (verbose, r"does not run: RuntimeError: m{10000} … \(1,000,000 characters\) \(test_run.py, line \d+: raise R"),
         (mute, r"does not run: MuteError: its message cannot be read: RuntimeError \(test_run.py, line \d+: "),
         (ends_at_once, r"the subject does not run: SystemExit: 0 \(test_run.py, line \d+: sys.exit\(0\)\)"),
         (stops_at_once, r"the subject does not run: Stop: no more \(test_run.py, line \d+: raise Stop"),

@@ -28,6 +28,8 @@ class Outcome(NamedTuple):
         return re.search(r"\b(nan|inf|infs|nans)\b|finite", f"{self.expected} {self.came}", re.IGNORECASE) is None
 
 
+MOST_SAID = 10_000  # characters of an error's message
+
 Outcomes = Iterator[tuple[str, Outcome]]  # each with the name of what was compared
 
 
@@ -103,6 +105,8 @@ def described(error: BaseException) -> str:
         said = str(error)
     except Exception as other:  # of the subject's own class
         said = f"its message cannot be read: {type(other).__name__}"
+    if len(said) > MOST_SAID:
+        said = f"{said[:MOST_SAID]} … ({len(said):,} characters)"
     return f"{type(error).__name__}: {said}{own_line(walk_tb(error.__traceback__))}"
 
 
