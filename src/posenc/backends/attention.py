@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -274,7 +275,10 @@ def _bind_pairs(call: Call) -> None:
         # Without copies, torch would warn about the gradient of a view of a table.
         pieces = [piece.mapped(lambda side, x: shape_of(x)) for piece in pieces]
     pair = replace(few, query=query, key=key).block()
-    for piece in pieces:
-        with suppress(RuntimeError):
-            if piece.adds:
-                added(piece, pair)
+    with warnings.catch_warnings():
+        # PyTorch asks each tensor for its .grad here, and warns where an encoding has a copy of a parameter.
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf")
+        for piece in pieces:
+            with suppress(RuntimeError):
+                if piece.adds:
+                    added(piece, pair)

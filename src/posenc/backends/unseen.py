@@ -50,9 +50,8 @@ def _unseen(call: Call) -> tuple[Unseen, Unseen]:
         both = call.query_positions, call.key_positions
         if same_run(*both) or sees_all(*both, call.visibility):
             return None, None
-        if call.layouts is not None and not torch.compiler.is_compiling():
-            return kept(call.kept, "unseen", call.query.device, lambda: _by_layouts(call))
-        return _by_order(call)
+        is_known = call.layouts is not None and not torch.compiler.is_compiling()
+        return kept(call.kept, "unseen", call.query.device, lambda: _by_layouts(call) if is_known else _by_order(call))
     seen = call.visible() if call.bool_mask is not None else _with_float_mask(call)
     if seen is None:
         return None, None
@@ -74,30 +73,45 @@ def _if_any(unseen: Tensor) -> Unseen:
 
 
 def _by_layouts(call: Call) -> tuple[Unseen, Unseen]:
-    """From the spans of both layouts, without reading a tensor."""
+    """From the spans of both layouts."""
     assert call.layouts is not None
     (query, key), see = call.layouts, call.visibility
-    device, queries, keys = call.query.device, call.query.size(2), call.key.size(2)
-    if query == key and (see.furthest or 0) >= 0:  # every token sees itself, except padding
-        unseen = _outside([[(s.start, s.stop) for s in row] for row in query.rows or ()], queries, device)
-        return unseen, unseen
     rows = max(len(layout.rows or ()) for layout in call.layouts)
     asking: list[list[tuple[int, int]]] = [[] for _ in range(rows)]
     seen: list[list[tuple[int, int]]] = [[] for _ in range(rows)]
-    for tile in tiles(query, key, see, call.query.size(0)):
-        row = 0 if rows == 1 else tile.row.start
-        asking[row].append((tile.start, tile.stop))
-        seen[row].append((tile.first, tile.last))
-    return _outside(asking, queries, device), _outside(seen, keys, device)
+    if query == key and (see.furthest or 0) >= 0:  # every token sees itself, except padding
+        asking = seen = [[(span.start, span.stop) for span in row] for row in query.rows or ()]
+    else:
+        for tile in tiles(query, key, see, call.query.size(0)):
+            row = 0 if rows == 1 else tile.row.start
+            asking[row].append((tile.start, tile.stop))
+            seen[row].append((tile.first, tile.last))
+    sides = (asking, call.query.size(2)), (seen, call.key.size(2))
+    if all(_covers(spans, tokens) for rows_of, tokens in sides for spans in rows_of):
+        return None, None
+    if call.query.device.type != "cpu":  # it would have to wait for a copy
+        return _by_order(call)
+    queries, keys = (_outside(spans, tokens) for spans, tokens in sides)
+    return _if_any(queries), _if_any(keys)
 
 
-def _outside(rows: list[list[tuple[int, int]]], tokens: int, device: torch.device) -> Unseen:
+def _covers(spans: list[tuple[int, int]], tokens: int) -> bool:
+    """Whether every token is in one of the spans."""
+    end = 0
+    for start, stop in sorted(spans):
+        if start > end:
+            return False
+        end = max(end, stop)
+    return end >= tokens
+
+
+def _outside(rows: list[list[tuple[int, int]]], tokens: int) -> Tensor:
     """The tokens of each row that are in none of its spans."""
     unseen = torch.ones(len(rows), 1, tokens, dtype=torch.bool)
     for row, spans in enumerate(rows):
         for start, stop in spans:
             unseen[row, :, start:stop] = False
-    return unseen.to(device) if bool(unseen.any()) else None
+    return unseen
 
 
 def _by_order(call: Call) -> tuple[Unseen, Unseen]:

@@ -13,10 +13,12 @@ from posenc import compat
 
 
 class Made(NamedTuple):
-    """A parameter or buffer, its version, and its value when an encoding was made; None: terms read the parameter."""
+    """A parameter or buffer when an encoding was made: its version, whether it had a gradient, and its value; None:
+    terms read the parameter itself."""
 
     parameter: Tensor
     version: int
+    learns: bool
     value: Tensor | None
 
 
@@ -37,13 +39,15 @@ def live() -> Iterator[None]:
         _LIVE.pop()
 
 
-def by_value(module: M, device: torch.device) -> tuple[M, MadeWith]:
+def by_value(module: M, device: torch.device, is_read: bool) -> tuple[M, MadeWith]:
     """A copy of the module that has its parameters, buffers and tensors by value, and its parameters and buffers.
     Gradients reach the parameters through the copies.
 
     So an encoding never changes, whatever writes to a parameter: ``.data`` and NumPy count no version. In a compiled
     graph, where nothing does, the module itself and no parameters. ValueError for a parameter on another device than
     the positions.
+
+    ``is_read``: whether terms read the module later; else it is not copied.
     """
     if torch.compiler.is_compiling():
         return module, ()
@@ -54,18 +58,18 @@ def by_value(module: M, device: torch.device) -> tuple[M, MadeWith]:
                 f"{type(module).__name__} must be on {device} like the positions, got parameters on {p.device}: move "
                 "the scheme with the model, and make positions with device= or positions.to(device)"
             )
-    if _LIVE or next(_tensors(module), None) is None:
+    if _LIVE or not is_read or not any(True for _ in _tensors(module)):
         return module, made_with(held)
     copies: dict[Tensor, Tensor] = {}
     # A copy made without autograd would train nothing.
     with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext(), torch.enable_grad():
         copy = _copied(module, copies)
-    return copy, tuple(Made(x, version_of(x), copies[x]) for x in held)
+    return copy, tuple(Made(x, version_of(x), x.requires_grad, copies[x]) for x in held)
 
 
 def made_with(parameters: Iterable[Tensor]) -> MadeWith:
     """These parameters as they are now, for terms that read them."""
-    return tuple(Made(p, version_of(p), None) for p in parameters)
+    return tuple(Made(p, version_of(p), p.requires_grad, None) for p in parameters)
 
 
 def _tensors(module: nn.Module) -> Iterator[Tensor]:
@@ -114,8 +118,8 @@ def check_fresh(made: MadeWith, is_read: bool) -> None:
             "them: shard the scheme together with the block that calls it, or separately with "
             "fully_shard(scheme, reshard_after_forward=False)"
         )
-    for p, version, value in made:
-        begins_to_learn = value is not None and p.requires_grad and not value.requires_grad
+    for p, version, learns, value in made:
+        begins_to_learn = value is not None and p.requires_grad and not learns
         if begins_to_learn or version_of(p) != version:
             raise ValueError(STALE)
 
@@ -131,7 +135,7 @@ def check_values(made: MadeWith) -> None:
     have to be waited for, and there the encoding goes on with the values that it was made with."""
     if not made or not compat.is_undisturbed():
         return
-    for p, _, value in made:
+    for p, _, _, value in made:
         if value is not None and p.device.type == "cpu" and not torch.equal(_bits(p), _bits(value)):
             raise ValueError(STALE)
 

@@ -181,7 +181,7 @@ def seen(scheme: Scheme, positions: Positions) -> Seen:
 def _products(scheme: Scheme, positions: Positions) -> tuple[Tensor, str]:
     """P[p] . P[p'] / dim."""
     nothing = torch.zeros(1, len(positions), panels.size_of(scheme, "dim", 32), dtype=torch.float64)
-    vectors = scheme(positions).add(nothing)
+    vectors = scheme(positions, dtype=torch.float64).add(nothing)
     return vectors @ vectors.mT / vectors.size(-1), "inner product ÷ dim"
 
 
