@@ -923,8 +923,31 @@ def test_what_the_kernel_is_ahead_of_is_of_levels_that_there_are() -> None:
 
 
 def test_too_many_scores_are_not_held_at_once() -> None:
+    """A mask of all pairs that is given is held already."""
     q = torch.empty(1, 8, 1000, 4, device="meta")
+    held, learned = (torch.empty(1, 1, 1000, 1000, device="meta", requires_grad=r) for r in (False, True))
     assert posenc.explain(q, q, q, ALiBi(8, "directed")).backend == "chunked"
+    assert posenc.explain(q, q, q, ALiBi(8, "directed"), attn_mask=held).backend == "chunked"
+    assert posenc.explain(q, q, q, attn_mask=held > 0).backend == "sdpa"
+    assert posenc.explain(q, q, q, attn_mask=learned).backend == "chunked"
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "chunked"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("make", [lambda: posenc.TransformerXL(HEADS, 64), lambda: AbsoluteInAttention(LONG, 64)])
+def test_a_vector_that_is_added_is_not_rounded(make: Callable[[], Scheme], dtype: torch.dtype, backend: str) -> None:
+    """To half precision, where the sum is multiplied. With a scale of 1 scores are so large that it would show: by 2 to
+    18 times the error of the reference, whose scores are in single precision, and which rounds what it returns."""
+    scheme = make()
+    for parameter in scheme.parameters():
+        torch.nn.init.normal_(parameter)
+    tokens = [x.to(dtype) for x in torch.randn(3, 1, HEADS, 70, 64)]
+    truth = attend(*(x.double() for x in tokens), scheme.double(), is_causal=True, scale=1.0, backend="reference")
+    least, error = (
+        (attend(*tokens, scheme.float(), is_causal=True, scale=1.0, backend=each) - truth).abs().max()
+        for each in ("reference", backend)
+    )
+    assert error <= 1.5 * least
 
 
 def test_one_token_is_decoded_densely() -> None:

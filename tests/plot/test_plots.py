@@ -737,7 +737,7 @@ def test_wrong_use_exits_2_and_says_why(words: list[str], message: str, capsys: 
 
 
 def test_a_wrong_name_is_a_value_error_in_python() -> None:
-    with pytest.raises(ValueError, match="figure must be one of the known names, got 'sine' .did you mean"):
+    with pytest.raises(ValueError, match="figure must be one of the known names, got 'sine' "):
         command.find("sine")
 
 

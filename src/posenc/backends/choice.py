@@ -206,8 +206,10 @@ class _Asked:
         return self.takes(TILED) and self.is_worth_tiles()
 
     def has_mask(self) -> bool:
-        """A mask can be held."""
-        return self.takes(SDPA) and self.has_few_scores()
+        """A mask can be held: there are few scores, or it is given for every pair and no term is added to it."""
+        mask = self.call.attn_mask
+        is_given = mask is not None and not (self.call.pieces or mask.requires_grad or 1 in mask.shape[2:])
+        return self.takes(SDPA) and (is_given or self.has_few_scores())
 
     def is_any(self) -> bool:
         """Every call."""

@@ -13,7 +13,7 @@ from posenc import compat
 from posenc.backends.backend import Backend, Unless, never
 from posenc.backends.call import Call
 from posenc.backends.custom import derived_once
-from posenc.backends.unseen import cleared
+from posenc.backends.unseen import cleared, if_any
 from posenc.encoding.pieces import Bias, Clock, Fading, Fold, Function, Meeting, Piece, Row, Term, Value
 from posenc.lowering.folding import fold
 from posenc.lowering.forms import added
@@ -67,10 +67,15 @@ def _is_triangle(call: Call) -> bool:
 
 def _folded(call: Call) -> tuple[Tensor, Tensor, tuple[Piece, ...]]:
     """Query and key with folded pieces, and the remaining pieces. For a few queries nothing is folded, since changing
-    all keys of a cache would cost more."""
+    all keys of a cache would cost more.
+
+    On the CPU the sum of a token and a vector is not rounded to half precision: scores would be off by a share of
+    their size. On a GPU no fused kernel has the mask of such a call in float32.
+    """
     if call.has_few_queries or not call.pieces:
         return call.query, call.key, call.pieces
-    return fold(call.pieces, call.raw_block())
+    adds = call.query.device.type == "cpu" and any(isinstance(piece, Fold) for piece in call.pieces)
+    return fold(call.pieces, call.block() if adds else call.raw_block())
 
 
 def _bias(call: Call, left: tuple[Piece, ...]) -> Tensor | None:
@@ -90,7 +95,8 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     # Fused kernels need equal widths, and folded terms add channels.
     widest = max(query.size(-1), width)
     query, key, value = (
-        x if x.size(-1) == widest else F.pad(x, (0, widest - x.size(-1))) for x in (query, key, call.value)
+        x if x.size(-1) == widest else F.pad(x, (0, widest - x.size(-1)))
+        for x in (query, key, call.value.to(query.dtype))
     )
     grouped = False
     if query.size(1) != key.size(1):  # a branch, since with symbolic sizes the comparison is not a bool
@@ -101,7 +107,7 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         out = F.scaled_dot_product_attention(
             query, key, value, None, call.dropout_p, is_causal=True, scale=call.scale, enable_gqa=grouped
         )
-        return derived_once(out)[..., :width], None
+        return derived_once(out)[..., :width].to(call.query.dtype), None
 
     visible, bias = call.visible(), _bias(call, left)
     if bias is None:
@@ -112,13 +118,15 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
         hides = any(not isinstance(piece, Bias) or piece.hides for piece in left)
         finite = visible is None and call.attn_mask is None and not hides
         blind = None if finite else (mask == -torch.inf).all(-1, keepdim=True)
+    blind = if_any(blind)
     if blind is not None and mask is not None:
         # The kernel does not guarantee zeros for a fully masked row, nor for its gradient. Unmask such a row, then set
         # its output to zero, so that the kernel's backward gets a zero gradient.
         mask = mask | blind if mask.dtype == torch.bool else mask.masked_fill(blind, 0.0)
+    if mask is not None:
         mask = mask.expand(*mask.shape[:2], query.size(2), key.size(2))
     out = F.scaled_dot_product_attention(query, key, value, mask, call.dropout_p, scale=call.scale, enable_gqa=grouped)
-    out = derived_once(out)[..., :width]
+    out = derived_once(out)[..., :width].to(call.query.dtype)
     return out if blind is None else out.masked_fill(blind, 0.0), None
 
 

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from posenc import compat
 from posenc.backends.call import Call
 from posenc.backends.kept import kept
 from posenc.compat import replace
@@ -55,7 +56,7 @@ def _unseen(call: Call) -> tuple[Unseen, Unseen]:
     seen = call.visible() if call.bool_mask is not None else _with_float_mask(call)
     if seen is None:
         return None, None
-    return _if_any(~seen.any(-1)), _if_any(~seen.any(-2))
+    return if_any(~seen.any(-1)), if_any(~seen.any(-2))
 
 
 def _with_float_mask(call: Call) -> Tensor:
@@ -65,9 +66,11 @@ def _with_float_mask(call: Call) -> Tensor:
     return mask if seen is None else mask & seen
 
 
-def _if_any(unseen: Tensor) -> Unseen:
+def if_any(unseen: Tensor | None) -> Tensor | None:
     """None if no token is unseen, as far as that may be asked without waiting for a device."""
-    if unseen.device.type != "cpu" or torch.compiler.is_compiling() or unseen.is_meta:
+    if unseen is None or unseen.device.type != "cpu" or torch.compiler.is_compiling() or compat.is_transformed():
+        return unseen
+    if not compat.has_numbers(unseen):
         return unseen
     return unseen if bool(unseen.any()) else None
 
@@ -92,7 +95,7 @@ def _by_layouts(call: Call) -> tuple[Unseen, Unseen]:
     if call.query.device.type != "cpu":  # it would have to wait for a copy
         return _by_order(call)
     queries, keys = (_outside(spans, tokens) for spans, tokens in sides)
-    return _if_any(queries), _if_any(keys)
+    return if_any(queries), if_any(keys)
 
 
 def _covers(spans: list[tuple[int, int]], tokens: int) -> bool:
@@ -125,4 +128,4 @@ def _by_order(call: Call) -> tuple[Unseen, Unseen]:
     if see.left is not None:
         first = query.order.masked_fill(is_padding, ends.max).amin(1, keepdim=True)
         unseen = unseen | (key.order < first - see.left)
-    return _if_any(is_padding[:, None]), _if_any(unseen[:, None])
+    return if_any(is_padding[:, None]), if_any(unseen[:, None])

@@ -210,7 +210,7 @@ def _effect(scheme: Scheme, positions: Positions) -> tuple[Tensor, str]:
 def _on_contents(scheme: Scheme, positions: Positions) -> tuple[Tensor, str]:
     """The change of the scores of Gaussian tokens in a decoder, or their attention weights."""
     query, key, x = (torch.randn(_size(scheme, positions), dtype=torch.float64) for _ in range(3))
-    encoding = scheme(positions)
+    encoding = scheme(positions, dtype=torch.float64)
     encoding = encoding.with_projected(projected_at_random(encoding.wanted, x[:, 0], seed=panels.SEED))
     scores = posenc.logits(query, key, encoding, is_causal=True)[0]
     if gives_weights(encoding.pieces):

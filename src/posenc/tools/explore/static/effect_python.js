@@ -105,7 +105,7 @@ const FAMILIES = {
         return [
             "# In the picture tokens are Gaussian; here all are 0.",
             `x = torch.zeros(1, ${heads}, ${N}, ${dim}, ${DOUBLE})`,
-            `encoding = scheme(posenc.Positions.arange(${N}))${feature ? `.with_projected(${projected})` : ""}`,
+            `encoding = scheme(posenc.Positions.arange(${N}), ${DOUBLE})${feature ? `.with_projected(${projected})` : ""}`,
             `posenc.logits(x, x, encoding, is_causal=True)${at}`,
         ];
     },
