@@ -44,7 +44,7 @@ def _with_zeros(x: Tensor, where: Unseen) -> Tensor:
     return x.masked_fill(where[..., None], 0.0)
 
 
-@torch.no_grad()
+@compat.no_grad
 def _unseen(call: Call) -> tuple[Unseen, Unseen]:
     """Of the queries, and of the keys."""
     if call.attn_mask is None:
