@@ -663,6 +663,7 @@ def test_a_folder_that_may_not_execute_is_named(
         ("cache/posenc", 0o1777, None),
         ("cache", 0o775, None),
         ("cache", 0o1777, "v4"),  # where nobody replaces what is another's
+        ("cache", 0o2775, "v4"),  # of a group that has only this user
         ("cache/posenc/attention-*.so", 0o666, None),
         ("cache/posenc/attention-*.json", 0o620, None),
         ("cache/posenc/proof-*", 0o666, "proved again"),
@@ -681,6 +682,7 @@ def test_what_others_may_write_in_the_cache_is_not_trusted(
     assert taken() == "v4"
     (path,) = fresh.glob(place)
     path.chmod(mode)
+    monkeypatch.setattr(build, "_is_own_group", lambda number: mode == 0o2775)
     proofs: list[str] = []
     monkeypatch.setattr(library, "failures", lambda kernel, precision: proofs.append(precision) or ())
     assert taken() == ("v4" if level else None)

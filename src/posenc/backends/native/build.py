@@ -195,8 +195,21 @@ def _check_writers(path: Path, about: os.stat_result, code: os.stat_result | Non
     owners = {0, os.getuid()}
     if code is not None:
         owners, modes = owners | {code.st_uid}, modes & ~code.st_mode
+    if about.st_mode & modes & stat.S_IWGRP and _is_own_group(about.st_gid):
+        modes &= ~stat.S_IWGRP
     if about.st_uid not in owners or about.st_mode & modes:
         raise UnavailableError(f"others may write to {path}, so nothing there is trusted")
+
+
+def _is_own_group(number: int) -> bool:
+    """Whether a group is the one that has this user's name and nobody else, to whom many systems let it write."""
+    import grp
+    import pwd
+
+    with contextlib.suppress(KeyError):
+        user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(number)
+        return (group.gr_gid, group.gr_name) == (user.pw_gid, user.pw_name) and not {*group.gr_mem} - {user.pw_name}
+    return False
 
 
 # --- building ---------------------------------------------------------------------------------------------------------
