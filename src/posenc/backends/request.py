@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -18,6 +19,7 @@ from posenc.compat import replace
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.horizon import skipped_by_default
 from posenc.encoding.pieces import gives_weights
+from posenc.encoding.staleness import live
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, Visibility, Window, check_window, distances, tiles
 from posenc.positions.validation import is_readable
@@ -94,7 +96,8 @@ class Request:
                 "position 0, or align='lower_right' where both end at the same"
             )
         positions = default_positions(query, key, self.query_positions, self.key_positions, self.align)
-        made = of_scheme(encoding, *positions, torch.promote_types(query.dtype, torch.float32))
+        with nullcontext() if torch.compiler.is_compiling() else live():  # for this call alone
+            made = of_scheme(encoding, *positions, torch.promote_types(query.dtype, torch.float32))
         made.check(self.query, self.key)
         made.check_token_doors(query, key)
         return made
@@ -199,7 +202,8 @@ def _rotated(call: Call, encoding: Encoding) -> Call:
     """The call with rotated values and, unless their rotation is left to the backend, queries and keys. What takes no
     part is cleared before: the gradient of a learned rotation would be a product of it and zero."""
     if call.turn is not None:
-        return replace(call, value=encoding.rotate_value(call.value))
+        value = encoding.rotate_value(call.value)
+        return call if value is call.value else replace(call, value=value)
     call = cleared(call)
     (query, key), *others = encoding.rotate_bands(call.query, call.key)
     reaches = [band.reach for rotation in encoding.rotations for band in rotation.bands]
