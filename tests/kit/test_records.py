@@ -130,6 +130,19 @@ def test_records_of_other_commands_have_results_of_their_own(tmp_path: Path) -> 
     assert len(read(tmp_path, check)) == 1
 
 
+@pytest.mark.skipif(os.name != "posix", reason="Windows has no pipes of that kind")
+@pytest.mark.parametrize("kind", ["a pipe", "too large"])
+@pytest.mark.parametrize("reads", [Records, read])
+def test_what_no_tool_has_written_is_named(reads: Any, kind: str, tmp_path: Path) -> None:
+    if kind == "a pipe":
+        os.mkfifo(tmp_path / FILE)
+    else:
+        with (tmp_path / FILE).open("wb") as file:
+            file.truncate(2**30 + 1)  # takes no space
+    with pytest.raises(ValueError, match=f"{FILE} must be a file of at most 1073741824 bytes, got "):
+        reads(tmp_path)
+
+
 @pytest.mark.parametrize("takes", [0, 1, 40])
 def test_a_record_that_the_disk_does_not_take_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes: int

@@ -30,8 +30,8 @@ _LIVE: list[bool] = []
 
 @contextmanager
 def live() -> Iterator[None]:
-    """A context in which the terms of new encodings read the parameters themselves: for encodings of one call, and for a
-    caller that binds anew when something else has changed."""
+    """A context in which the terms of new encodings read the parameters themselves: for encodings of one call, and for
+    a caller that binds anew when something else has changed."""
     _LIVE.append(True)
     try:
         yield

@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
 
+MOST = 2**30  # bytes of a file of records
 WRITING = ".writing"  # suffix of a partially written file
 
 # The types that `require` checks, as errors name them.
@@ -46,6 +47,16 @@ def naming_line(path: str | Path, number: int, what: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{path}, line {number}, is not {what} ({error}): mend or remove that line") from None
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a file. ValueError for one that is too large to be what a tool has written, or no file, such as a
+    pipe, which would be waited for."""
+    with naming(path):
+        about = path.stat()
+    if not stat.S_ISREG(about.st_mode) or about.st_size > MOST:
+        raise ValueError(f"{path} must be a file of at most {MOST} bytes, got {about.st_size} bytes or no file")
+    return path.read_bytes()
 
 
 def whole_lines(data: bytes) -> tuple[list[bytes], int]:

@@ -19,7 +19,7 @@ from posenc.arguments import shown
 from posenc.schemes.own import source_of
 from posenc.tools.kit import storage
 from posenc.tools.kit.configuration import fingerprint
-from posenc.tools.kit.files import naming, naming_line, parse, put, require, whole_lines
+from posenc.tools.kit.files import content, naming, naming_line, parse, put, require, whole_lines
 
 Record = dict[str, Any]
 
@@ -60,7 +60,7 @@ class Records:
             self._file = os.open(self.path, flags, 0o644)
         try:
             _lock(self._file, self.path)
-            self._records, self._lines, self._told, self._size = _parse(self.path, self.path.read_bytes(), check)
+            self._records, self._lines, self._told, self._size = _parse(self.path, content(self.path), check)
             torn = os.fstat(self._file).st_size - self._size
             if torn:
                 os.ftruncate(self._file, self._size)
@@ -150,7 +150,7 @@ def read(folder: str | Path, check: Check = lambda record: None) -> list[Record]
         data = storage.get(str(path))
     else:
         path = Path(folder) / FILE
-        data = path.read_bytes() if path.exists() else None
+        data = content(path) if path.exists() else None
     return [] if data is None else _parse(path, data, check)[0]
 
 
