@@ -197,8 +197,7 @@ class Scheme(nn.Module):
             raise ValueError(f"lengths must have 1 or {rows} rows like the positions, got {context.lengths.size(0)}")
         mine = context._of_keys() if self.heads_of == "key" else context
         mine._check_heads(type(self).__name__, getattr(self, "num_heads", None))
-        reads_later = bool({"score", "value"} & set(doors) or self.features)  # what tokens need is computed here
-        of, made = by_value(self, queries.device, reads_later)
+        of, made = by_value(self, queries.device, is_read=bool(set(self.doors) & set(doors) - {"add"}))
         table = of.table(queries, dtype) if "add" in doors else None
         rotation = of.rotation(queries, dtype, mine) if "rotate" in doors else None
         if rotation is not None and rotation.scale is None and self.scale is not None:

@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import posenc
-from posenc import FIRE, KERPLE, T5, ALiBi, Positions, RoPE, Scheme, Shaw, Sinusoidal
+from posenc import FIRE, KERPLE, T5, ALiBi, Learned, Positions, RoPE, Scheme, Shaw, Sinusoidal
 from posenc.backends import bound
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import Bias, Distance
@@ -175,6 +176,88 @@ def test_an_encoding_keeps_its_values_and_is_refused_when_they_are_old(
                 with FlopCounterMode(display=False):  # as on a GPU, whose numbers are not compared
                     same(attend(layer, encoding), before)  # type: ignore[arg-type]
     assert tried > 15
+
+
+class Held(Scheme):
+    """A bias of the distance by numbers that a module of any kind computes."""
+
+    def __init__(self, numbers: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        self.weight, self.numbers = nn.Parameter(torch.rand(HEADS, 1)), numbers
+
+    def score(self, query_positions: Positions, key_positions: Positions, context: Any = None) -> tuple[Bias, ...]:
+        return (Bias(lambda r: self.slopes().view(-1, *[1] * r.dim()) * r, Distance("Held", tail="linear")),)
+
+    def slopes(self) -> Tensor:
+        return self.weight if self.numbers is None else self.numbers(self.weight)
+
+
+class Slotted(Held):
+    __slots__ = ("factor",)
+
+    def __new__(cls, factor: float) -> "Slotted":
+        return super().__new__(cls)
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        object.__setattr__(self, "factor", factor)
+
+    def slopes(self) -> Tensor:
+        return self.weight * self.factor
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = nn.Parameter(torch.randn(1, dtype=torch.complex128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.turn.abs()
+
+
+class Sparse(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("matrix", torch.eye(HEADS).to_sparse())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.matrix @ x
+
+
+HELD: dict[str, Callable[[], Scheme]] = {
+    "slots, and a __new__ with arguments": lambda: Slotted(2.0),
+    "complex parameter": lambda: Held(Complex()),
+    "sparse buffer": lambda: Held(Sparse()),
+    "spectral norm": lambda: Held(spectral_norm(nn.Linear(1, 1))),
+    "batch norm": lambda: Held(nn.BatchNorm1d(1)),
+}
+
+
+@pytest.mark.parametrize("make", HELD.values(), ids=HELD)
+def test_an_encoding_computes_what_any_module_computes(make: Callable[[], Scheme]) -> None:
+    scheme, layer, positions = make(), drawn(), Positions.arange(TOKENS)
+    by_hand = Encoding(positions, positions, pieces=scheme.score(positions, positions))
+    expected, encoding = attend(layer, by_hand), scheme(positions)  # type: ignore[arg-type]
+    buffers = [(x, x._version) for x in scheme.buffers() if not x.is_sparse]
+    for _ in range(2):
+        torch.testing.assert_close(attend(layer, encoding), expected)  # type: ignore[arg-type]
+    attend(layer, encoding).square().sum().backward()  # type: ignore[arg-type, no-untyped-call]
+    assert all(p.grad is not None for p in scheme.parameters())
+    # What a module writes while it trains reaches the module.
+    assert any(x._version > before for x, before in buffers) or not buffers
+
+
+def test_a_parameter_that_other_processes_train_may_change_during_a_pass() -> None:
+    scheme, layer = Held().share_memory(), drawn()
+    encoding = scheme(Positions.arange(TOKENS))
+    before = attend(layer, encoding)
+    through_numpy(scheme)
+    same(attend(layer, encoding), before)
+
+
+def test_a_table_that_is_only_added_is_not_copied() -> None:
+    made = Learned(TOKENS, DIM)(Positions.arange(TOKENS))._made_with
+    assert [each.value for each in made] == [None]
 
 
 @pytest.mark.parametrize("name", ["t5", "kerple", "fire", "shaw", "rope + t5"])

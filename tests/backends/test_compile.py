@@ -10,7 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import ExponentialDecay, FourierFeatures, NoPE, Positions, Relative2D, RoPE, Scheme, Swin, SwinV2, attention
+from posenc import (
+    KERPLE,
+    T5,
+    ExponentialDecay,
+    FourierFeatures,
+    NoPE,
+    Positions,
+    Relative2D,
+    RoPE,
+    Scheme,
+    Swin,
+    SwinV2,
+    attention,
+)
 from posenc.schemes.catalog import CATALOG
 from tests.backends.grounds import Case, Model, attend, case, padded
 from tests.rounding import of_sums
@@ -261,3 +274,24 @@ def test_a_grid_that_was_made_outside_of_the_graph(scheme: Scheme) -> None:
         compiled = torch.compile(run, backend="aot_eager", fullgraph=True)()
         expected = run()
         torch.testing.assert_close(compiled, expected, rtol=0, atol=of_sums(torch.float32, 12 + 8, expected, score=10))
+
+
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)  # the compiler asks
+@pytest.mark.parametrize("scheme", with_more([T5(2)], [KERPLE(2), RoPE(8) + T5(2)]), ids=["t5", "kerple", "both"])
+def test_an_encoding_that_was_made_outside_of_the_graph(scheme: Scheme) -> None:
+    """Of any length, and after a step of an optimizer, of which nothing is compiled anew."""
+    graphs, (parameter, *_) = Graphs(), scheme.double().parameters()
+    compiled = torch.compile(attention, fullgraph=True, dynamic=True, backend=graphs.backend)
+    for tokens in LENGTHS:
+        inputs = [torch.randn(2, 2, tokens, 8, dtype=torch.float64) for _ in range(3)]
+        outs = [
+            run(*inputs, scheme(Positions.arange(tokens), dtype=torch.float64), is_causal=True)
+            for run in (compiled, attention)
+        ]
+        found, expected = (torch.autograd.grad(out.square().sum(), parameter) for out in outs)
+        check_same((outs[0], *found), (outs[1], *expected), tokens)
+        with torch.no_grad():
+            parameter += 0.25
+    assert len(graphs.kept) == 2

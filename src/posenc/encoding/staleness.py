@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -40,14 +41,14 @@ def live() -> Iterator[None]:
 
 
 def by_value(module: M, device: torch.device, is_read: bool) -> tuple[M, MadeWith]:
-    """A copy of the module that has its parameters, buffers and tensors by value, and its parameters and buffers.
-    Gradients reach the parameters through the copies.
+    """A copy of the module that has its parameters, buffers and tensors by value, and what was copied of the first two.
+    Gradients reach the parameters through the copies. The module itself where nothing reads it later, ``is_read``:
+    tables of vectors that are added are large.
 
-    So an encoding never changes, whatever writes to a parameter: ``.data`` and NumPy count no version. In a compiled
+    So an encoding never changes, whatever writes to a parameter: ``.data`` and NumPy count no version. Only the buffers
+    of modules inside it are shared while they train, since batch norm and spectral norm write to theirs. In a compiled
     graph, where nothing does, the module itself and no parameters. ValueError for a parameter on another device than
     the positions.
-
-    ``is_read``: whether terms read the module later; else it is not copied.
     """
     if torch.compiler.is_compiling():
         return module, ()
@@ -58,13 +59,13 @@ def by_value(module: M, device: torch.device, is_read: bool) -> tuple[M, MadeWit
                 f"{type(module).__name__} must be on {device} like the positions, got parameters on {p.device}: move "
                 "the scheme with the model, and make positions with device= or positions.to(device)"
             )
-    if _LIVE or not is_read or not any(True for _ in _tensors(module)):
+    if not is_read or _LIVE or not any(True for _ in _tensors(module)):
         return module, made_with(held)
     copies: dict[Tensor, Tensor] = {}
     # A copy made without autograd would train nothing.
     with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext(), torch.enable_grad():
         copy = _copied(module, copies)
-    return copy, tuple(Made(x, version_of(x), x.requires_grad, copies[x]) for x in held)
+    return copy, tuple(Made(x, version_of(x), x.requires_grad, copies[x]) for x in held if x in copies)
 
 
 def made_with(parameters: Iterable[Tensor]) -> MadeWith:
@@ -79,18 +80,21 @@ def _tensors(module: nn.Module) -> Iterator[Tensor]:
             yield from (x for x in found.values() if isinstance(x, Tensor))
 
 
-def _copied(module: M, copies: dict[Tensor, Tensor]) -> M:
+def _copied(module: M, copies: dict[Tensor, Tensor], shares_buffers: bool = False) -> M:
     """The module and those in it with copies of their tensors, which share everything else."""
 
     def of(found: dict[str, object]) -> dict[str, object]:
         return {name: copies.setdefault(x, x.clone()) if isinstance(x, Tensor) else x for name, x in found.items()}
 
-    copy: M = module.__new__(type(module))
+    copy: M = object.__new__(type(module))
+    for name in copyreg._slotnames(type(module)):  # type: ignore[attr-defined]
+        if hasattr(module, name):
+            object.__setattr__(copy, name, getattr(module, name))
     vars(copy).update(of(vars(module)))
-    for name in ("_parameters", "_buffers"):
+    for name in ("_parameters",) if shares_buffers else ("_parameters", "_buffers"):
         vars(copy)[name] = of(vars(module)[name])
     vars(copy)["_modules"] = {
-        name: None if each is None else _copied(each, copies) for name, each in module._modules.items()
+        name: None if each is None else _copied(each, copies, each.training) for name, each in module._modules.items()
     }
     return copy
 
@@ -108,16 +112,10 @@ def is_inference() -> bool:
     return not torch.compiler.is_compiling() and torch.is_inference_mode_enabled()
 
 
-def check_fresh(made: MadeWith, is_read: bool) -> None:
-    """ValueError if a parameter is known to have changed or, where attention reads the parameters, was freed."""
+def check_fresh(made: MadeWith) -> None:
+    """ValueError if a parameter is known to have changed."""
     if torch.compiler.is_compiling():
         return
-    if is_read and any(_is_freed(each.parameter) for each in made):
-        raise ValueError(
-            "the encoding was made by a scheme whose parameters were freed after its call, and attention reads "
-            "them: shard the scheme together with the block that calls it, or separately with "
-            "fully_shard(scheme, reshard_after_forward=False)"
-        )
     for p, version, learns, value in made:
         begins_to_learn = value is not None and p.requires_grad and not learns
         if begins_to_learn or version_of(p) != version:
@@ -131,18 +129,22 @@ STALE = (
 
 
 def check_values(made: MadeWith) -> None:
-    """ValueError if a parameter has another value than when the encoding was made. Only the CPU is asked: a GPU would
-    have to be waited for, and there the encoding goes on with the values that it was made with."""
+    """ValueError if a parameter has another value than when the encoding was made. Asked are dense numbers on the CPU
+    that are still there and that no other process may write to: a GPU would have to be waited for, and other processes
+    train during a pass. Where none are asked, the encoding goes on with the values that it was made with."""
     if not made or not compat.is_undisturbed():
         return
     for p, _, _, value in made:
-        if value is not None and p.device.type == "cpu" and not torch.equal(_bits(p), _bits(value)):
+        if value is None or p.device.type != "cpu" or p.layout is not torch.strided or p.is_shared() or _is_freed(p):
+            continue
+        if not torch.equal(_bits(p), _bits(value)):
             raise ValueError(STALE)
 
 
 def _bits(x: Tensor) -> Tensor:
     """The numbers as whole numbers, so that NaN equals itself."""
-    return x.detach().view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
+    x = torch.view_as_real(x.detach().resolve_conj()) if x.is_complex() else x.detach()
+    return x.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
 
 
 def version_of(parameter: Tensor) -> int:
