@@ -6,6 +6,7 @@ import io
 import pickle
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from posenc import FIRE, KERPLE, T5, ALiBi, Learned, Positions, RoPE, Scheme, Sh
 from posenc.backends import bound
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import Bias, Distance
+from posenc.encoding.staleness import live
 from posenc.rotation.scalings import YaRN
 from tests.cases import CASES, HEAD_DIM, HEADS, TOKENS, split
 
@@ -253,6 +255,12 @@ def test_a_parameter_that_other_processes_train_may_change_during_a_pass() -> No
     before = attend(layer, encoding)
     through_numpy(scheme)
     same(attend(layer, encoding), before)
+
+
+def test_another_thread_binds_by_value() -> None:
+    with live(), ThreadPoolExecutor(1) as pool:
+        encoding = pool.submit(T5(HEADS), Positions.arange(TOKENS)).result()
+    assert all(each.value is not None for each in encoding._made_with)
 
 
 def test_a_table_that_is_only_added_is_not_copied() -> None:

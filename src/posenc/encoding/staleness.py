@@ -5,6 +5,7 @@ from __future__ import annotations
 import copyreg
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -25,19 +26,19 @@ class Made(NamedTuple):
 
 MadeWith: TypeAlias = tuple[Made, ...]
 M = TypeVar("M", bound=nn.Module)
-_LIVE: list[bool] = []
-"""One entry for each context of `live` that is open."""
+_LIVE = ContextVar("_LIVE", default=False)
+"""Whether this thread is in a context of `live`."""
 
 
 @contextmanager
 def live() -> Iterator[None]:
     """A context in which the terms of new encodings read the parameters themselves: for encodings of one call, and for
     a caller that binds anew when something else has changed."""
-    _LIVE.append(True)
+    before = _LIVE.set(True)
     try:
         yield
     finally:
-        _LIVE.pop()
+        _LIVE.reset(before)
 
 
 def by_value(module: M, device: torch.device, is_read: bool) -> tuple[M, MadeWith]:
@@ -59,7 +60,7 @@ def by_value(module: M, device: torch.device, is_read: bool) -> tuple[M, MadeWit
                 f"{type(module).__name__} must be on {device} like the positions, got parameters on {p.device}: move "
                 "the scheme with the model, and make positions with device= or positions.to(device)"
             )
-    if not is_read or _LIVE or not any(True for _ in _tensors(module)):
+    if not is_read or _LIVE.get() or not any(True for _ in _tensors(module)):
         return module, made_with(held)
     copies: dict[Tensor, Tensor] = {}
     # A copy made without autograd would train nothing.

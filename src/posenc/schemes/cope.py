@@ -71,7 +71,7 @@ class CoPE(Scheme):
         g = scores.sigmoid()
         g = g if visible is None else g.masked_fill(~visible, 0.0)
         p = following(g, key_positions, itself=True).clamp(max=self.max_positions - 1)
-        met = query.to(scores.dtype) @ self.e.to(scores.dtype).mT
+        met = query.to(scores.dtype) @ self.e.to(scores.dtype).transpose(-2, -1)
         met = met * self.head_dim**-0.5 if self.scaled else met
         whole = p.detach().nan_to_num(0.0)  # NaN is no index, and stays in f
         low, high = whole.floor(), whole.ceil()

@@ -81,7 +81,7 @@ class Swin(Scheme):
         return Distance("Swin", axis=None, integral=True, reach=self.grid, num_heads=self.num_heads)
 
     def _bias(self, r: Tensor) -> Float[Tensor, "heads ..."]:
-        return self.weight.mT[:, self._index(r)]
+        return self.weight.transpose(0, 1)[:, self._index(r)]
 
     def _index(self, r: Tensor) -> Int[Tensor, "..."]:
         height, width = self.grid
@@ -92,7 +92,7 @@ class Swin(Scheme):
         of_query, of_key, entries = _is_class(x), _is_class(y), self.weight.size(0)
         index = self._index(self._distance.clamped(y - x))
         index = torch.where(of_query, entries - 3, torch.where(of_key, entries - 2, index))
-        return (self.weight.mT[:, torch.where(of_query & of_key, entries - 1, index)],)
+        return (self.weight.transpose(0, 1)[:, torch.where(of_query & of_key, entries - 1, index)],)
 
     def positions(self, device: torch.device | str | None = None) -> Positions:
         """The positions of the window's patches in raster order, after the class token if there is one.

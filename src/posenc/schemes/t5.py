@@ -118,7 +118,8 @@ class T5(Scheme):
 
     def _bias(self, r: Tensor) -> Float[Tensor, "heads ..."]:
         weight = self.weight if self.factor == 1.0 else self.weight * self.factor
-        return weight.mT[:, self._bucket(r)]
+        # PyTorch's .mT of a parameter may wait forever for another thread: it keeps the interpreter's lock meanwhile.
+        return weight.transpose(0, 1)[:, self._bucket(r)]
 
     def _bucket(self, r: Tensor) -> Tensor:
         last, second = self.edges[-1], self.num_buckets // 2 if self.bidirectional else 0
