@@ -199,7 +199,7 @@ def __getattr__(name: str) -> Any:
         from posenc.arguments import meant
 
         # Python replaces the message of an AttributeError in `from posenc import PRoPE`.
-        error = ImportError if name in _FOREIGN else AttributeError
+        error = ImportError if name == "PRoPE" else AttributeError
         told = f": use posenc.{_FOREIGN[name]}" if _FOREIGN.get(name) else meant(name, __all__)
         raise error(f"module 'posenc' has no attribute {name!r}{told}")
     value = getattr(importlib.import_module(f"posenc.{_HOMES[name]}"), name)

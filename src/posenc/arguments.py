@@ -139,8 +139,8 @@ def instead_of(argument: str, known: Collection[str]) -> str:
     name = FOREIGN.get(argument)
     if name in known:
         return f": pass {name}="
-    if name == "max_positions":
-        return ": leave it out, since any number of positions can be encoded"
+    if "max_positions" in (name, argument):
+        return ": leave it out"
     return meant(argument, list(known))
 
 
@@ -156,7 +156,7 @@ def naming(initialize: F) -> F:
 
     @functools.wraps(initialize)
     def checked(self: Any, /, *args: Any, **kwargs: Any) -> None:
-        for argument in kwargs.keys() - known:
+        for argument in (name for name in kwargs if name not in known):
             raise TypeError(f"{type(self).__name__} has no argument {argument!r}{instead_of(argument, known)}")
         initialize(self, *args, **kwargs)
 

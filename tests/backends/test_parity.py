@@ -135,6 +135,15 @@ GARBAGE = [
 ]
 
 
+def test_every_backend_meets_garbage_everywhere() -> None:
+    """And so does every scheme, somewhere."""
+    for backend in (*FAST, "reference"):
+        met = {(place, way) for _, place, way, other, _ in GARBAGE if other == backend}
+        wanted = {(place, "causal") for place in PADDED}
+        assert met == (wanted if backend in ("native", "tiled") else wanted | {("text", "a mask")})
+    assert {name for name, *_ in GARBAGE} == {*ATTENDING}
+
+
 @pytest.mark.parametrize(("name", "place", "way", "backend", "garbage"), GARBAGE)
 def test_what_no_query_sees_has_no_effect(name: str, place: str, way: str, backend: str, garbage: float) -> None:
     """Padding, as queries, keys, values and features, and keys that a mask hides from all queries: whatever they hold,

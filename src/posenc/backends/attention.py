@@ -151,7 +151,7 @@ def _refused(function: Callable[..., Any], misplaced: tuple[object, ...], unknow
     """The error for arguments that one of these functions does not take, with the name to pass instead."""
     if misplaced:
         return TypeError(
-            f"{function.__name__} takes tensors and the encoding by position, got {len(misplaced)} arguments more: "
+            f"{function.__name__} takes tensors and the encoding by position, got {len(misplaced)} too many: "
             "PyTorch's attention(q, k, v, mask, 0.1, True) is attention(q, k, v, attn_mask=mask, dropout_p=0.1, "
             "is_causal=True)"
         )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from posenc.backends.backend import Backend
 from posenc.backends.call import Call
-from posenc.backends.unseen import cleared
+from posenc.backends.unseen import cleared, in_sight
 from posenc.compat import replace
 from posenc.lowering.forms import bucket, dense
 
@@ -35,7 +35,7 @@ def dense_logits(call: Call) -> Float[Tensor, "batch heads queries keys"]:
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
-    call = cleared(call)
+    call = cleared(in_sight(call))
     scores = dense_logits(call)
     if call.attn_mask is not None and call.attn_mask.dtype != torch.bool:
         scores = scores + call.attn_mask.to(scores.dtype)

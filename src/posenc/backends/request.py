@@ -110,6 +110,9 @@ class Request:
             if not one_or(x.size(0), batch):
                 raise ValueError(f"{name} must have batch {batch} like {like}, or 1, got {x.size(0)}")
         self.query, self.key, self.value = (x.expand(batch, -1, -1, -1) for x in tensors.values())
+        norms = self.key_norms
+        if isinstance(norms, Tensor) and norms.dim() == 3 and norms.size(0) == 1:
+            self.key_norms = norms.expand(batch, -1, -1)
 
     def _reads_positions(self, scheme: Scheme | None) -> bool:
         """Whether the call is without positions, and its result depends on them."""

@@ -13,7 +13,7 @@ from posenc import compat
 from posenc.backends.backend import Backend, Unless, never
 from posenc.backends.call import Call
 from posenc.backends.custom import derived_once
-from posenc.backends.unseen import cleared, if_any
+from posenc.backends.unseen import cleared, if_any, in_sight
 from posenc.encoding.pieces import Bias, Clock, Fading, Fold, Function, Meeting, Piece, Row, Term, Value
 from posenc.lowering.folding import fold
 from posenc.lowering.forms import added
@@ -89,7 +89,7 @@ def _bias(call: Call, left: tuple[Piece, ...]) -> Tensor | None:
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
-    call = cleared(call)
+    call = cleared(in_sight(call))
     query, key, left = _folded(call)
     width = call.value.size(-1)
     # Fused kernels need equal widths, and folded terms add channels.

@@ -24,16 +24,20 @@ Unseen = Bool[Tensor, "rows heads tokens"] | None
 
 def cleared(call: Call) -> Call:
     """The call with zeros in place of the queries and keys that take no part, and of their values. Their gradients are
-    zero too. Costs a pass over these tensors where there are such tokens, and nothing where the layouts show that there
-    are none."""
+    zero too.
+
+    Costs nothing where the layouts show that there are no such tokens. On the CPU they alone are read, and nothing is
+    copied where they are finite, since then they have no effect. Elsewhere it costs a copy of these tensors.
+    """
     if call.is_clear:
         return call
     asking, seen = _unseen(call)
-    if asking is None and seen is None:
-        return call
     query = _with_zeros(call.query, asking)
     key, value = (_with_zeros(x, seen) for x in (call.key, call.value))
-    return replace(call, query=query, key=key, value=value, is_clear=True).keeping(call.kept)
+    if query is not call.query or key is not call.key or value is not call.value:
+        call = replace(call, query=query, key=key, value=value).keeping(call.kept)
+    object.__setattr__(call, "is_clear", True)
+    return call
 
 
 def _with_zeros(x: Tensor, where: Unseen) -> Tensor:
@@ -41,7 +45,38 @@ def _with_zeros(x: Tensor, where: Unseen) -> Tensor:
         return x
     if where.size(1) not in (1, x.size(1)):  # heads of queries share keys
         where = where.unflatten(1, (x.size(1), -1)).all(2)
+    if _is_readable(x) and _is_finite(x, where):
+        return x
     return x.masked_fill(where[..., None], 0.0)
+
+
+def _is_readable(x: Tensor) -> bool:
+    """Whether x may be read without waiting for a device."""
+    is_eager = x.device.type == "cpu" and not (torch.compiler.is_compiling() or compat.is_transformed())
+    return is_eager and compat.has_numbers(x)
+
+
+@torch.no_grad()
+def _is_finite(x: Tensor, where: Tensor) -> bool:
+    """Whether x is finite there. False too if a sum of finite numbers overflows."""
+    is_shared = where.size(1) == 1  # by the heads, so that whole tokens are read
+    found = x.transpose(1, 2)[where[:, 0].expand(x.size(0), -1)] if is_shared else x[where.expand(x.shape[:3])]
+    return bool(found.sum(dtype=torch.promote_types(x.dtype, torch.float32)).isfinite())
+
+
+def in_sight(call: Call) -> Call:
+    """For a few queries, the call without the keys before and after all that they attend to, such as those of a cache
+    that a window has left behind."""
+    if not call.has_few_queries or torch.compiler.is_compiling() or call.layouts is None:
+        return call
+    both, see = (call.query_positions, call.key_positions), call.visibility
+    if sees_all(*both, see) or any(piece.reads_rows for piece in call.pieces):
+        return call
+    found = list(tiles(*call.layouts, see, call.query.size(0)))
+    first, last = min((t.first for t in found), default=0), max((t.last for t in found), default=0)
+    if last - first in (0, call.key.size(2)):
+        return call
+    return call.part(slice(0, call.query.size(2)), slice(first, last))
 
 
 @compat.no_grad
@@ -54,8 +89,7 @@ def _unseen(call: Call) -> tuple[Unseen, Unseen]:
         is_known = call.layouts is not None and not torch.compiler.is_compiling()
         return kept(call.kept, "unseen", call.query.device, lambda: _by_layouts(call) if is_known else _by_order(call))
     seen = call.visible() if call.bool_mask is not None else _with_float_mask(call)
-    if seen is None:
-        return None, None
+    assert seen is not None  # there is a mask
     return if_any(~seen.any(-1)), if_any(~seen.any(-2))
 
 
@@ -68,9 +102,7 @@ def _with_float_mask(call: Call) -> Tensor:
 
 def if_any(unseen: Tensor | None) -> Tensor | None:
     """None if no token is unseen, as far as that may be asked without waiting for a device."""
-    if unseen is None or unseen.device.type != "cpu" or torch.compiler.is_compiling() or compat.is_transformed():
-        return unseen
-    if not compat.has_numbers(unseen):
+    if unseen is None or not _is_readable(unseen):
         return unseen
     return unseen if bool(unseen.any()) else None
 
@@ -110,7 +142,7 @@ def _covers(spans: list[tuple[int, int]], tokens: int) -> bool:
 
 def _outside(rows: list[list[tuple[int, int]]], tokens: int) -> Tensor:
     """The tokens of each row that are in none of its spans."""
-    unseen = torch.ones(len(rows), 1, tokens, dtype=torch.bool)
+    unseen = torch.ones(len(rows), 1, tokens, dtype=torch.bool, device="cpu")
     for row, spans in enumerate(rows):
         for start, stop in spans:
             unseen[row, :, start:stop] = False

@@ -55,9 +55,10 @@ TURNED_IN_PAIRS = (
 class Encoding:
     """A scheme bound to positions: an immutable value, made once per forward pass and passed to every layer.
 
-    It holds the values of the scheme's parameters, so it never changes; gradients reach the parameters. It must not be
-    used after they change, which raises ValueError: where PyTorch counts the change and, on the CPU, after any other
-    (``parameter.data``, NumPy) too. On a GPU it goes on with the values that it was made with after such a one.
+    It has the values of the scheme's parameters, so it never changes; gradients reach the parameters. It must not be
+    used after they change, which raises ValueError wherever PyTorch counts the change. After any other (through
+    ``parameter.data`` or NumPy), `attention` on the CPU raises ValueError for what rotations and score terms read;
+    elsewhere the encoding goes on with the values that it was made with.
     """
 
     query_positions: Positions

@@ -85,7 +85,10 @@ def _copied(module: M, copies: dict[Tensor, Tensor], shares_buffers: bool = Fals
     """The module and those in it with copies of their tensors, which share everything else."""
 
     def of(found: dict[str, object]) -> dict[str, object]:
-        return {name: copies.setdefault(x, x.clone()) if isinstance(x, Tensor) else x for name, x in found.items()}
+        for x in found.values():
+            if isinstance(x, Tensor) and x not in copies:
+                copies[x] = x.clone()
+        return {name: copies[x] if isinstance(x, Tensor) else x for name, x in found.items()}
 
     copy: M = object.__new__(type(module))
     for name in copyreg._slotnames(type(module)):  # type: ignore[attr-defined]
@@ -118,9 +121,10 @@ def check_fresh(made: MadeWith) -> None:
     if torch.compiler.is_compiling():
         return
     for p, version, learns, value in made:
-        begins_to_learn = value is not None and p.requires_grad and not learns
-        if begins_to_learn or version_of(p) != version:
+        if version_of(p) != version:
             raise ValueError(STALE)
+        if value is not None and p.requires_grad and not learns:
+            raise ValueError(STALE.replace("changed", "began to require gradients"))
 
 
 STALE = (

@@ -206,9 +206,12 @@ def _is_own_group(number: int) -> bool:
     import grp
     import pwd
 
+    if number == 0:  # containers give it to many
+        return False
     with contextlib.suppress(KeyError):
         user, group = pwd.getpwuid(os.getuid()), grp.getgrgid(number)
-        return (group.gr_gid, group.gr_name) == (user.pw_gid, user.pw_name) and not {*group.gr_mem} - {user.pw_name}
+        members = {*group.gr_mem, *(other.pw_name for other in pwd.getpwall() if other.pw_gid == number)}
+        return group.gr_name == user.pw_name and members == {user.pw_name}
     return False
 
 

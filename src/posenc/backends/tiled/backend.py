@@ -25,7 +25,7 @@ from posenc.backends.eligible import (
 from posenc.backends.operands import Given
 from posenc.backends.tiled import fused, near_kernels
 from posenc.backends.tiled import operator as operator
-from posenc.backends.unseen import cleared
+from posenc.backends.unseen import cleared, in_sight
 from posenc.encoding.pieces import Bias, Clock, Distance, Function, Meeting
 from posenc.lowering.block import Block
 from posenc.positions.tiles import Tiling, distances, tiles
@@ -90,7 +90,7 @@ class _Lines(Given):
 
 
 def _run(call: Call) -> tuple[Tensor, Tensor | None]:
-    call = cleared(call)
+    call = cleared(in_sight(call))
     assert call.layouts is not None
     width = _width_to_run(call)
     given = _Lines(call, *(reach_of(call) if width is None else (-width - 1, width + 1)))
