@@ -41,7 +41,7 @@ def cleared(call: Call) -> Call:
 
 
 def _with_zeros(x: Tensor, where: Unseen) -> Tensor:
-    if where is None:
+    if where is None or x.numel() == 0:
         return x
     if where.size(1) not in (1, x.size(1)):  # heads of queries share keys
         where = where.unflatten(1, (x.size(1), -1)).all(2)
