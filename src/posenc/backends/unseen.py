@@ -60,7 +60,7 @@ def _is_readable(x: Tensor) -> bool:
 def _is_finite(x: Tensor, where: Tensor) -> bool:
     """Whether x is finite there. False too if a sum of finite numbers overflows."""
     is_shared = where.size(1) == 1  # by the heads, so that whole tokens are read
-    found = x.transpose(1, 2)[where[:, 0].expand(x.size(0), -1)] if is_shared else x[where.expand(x.shape[:3])]
+    found = x.transpose(1, 2)[where[:, 0].expand(x.size(0), x.size(2))] if is_shared else x[where.expand(x.shape[:3])]
     return bool(found.sum(dtype=torch.promote_types(x.dtype, torch.float32)).isfinite())
 
 
