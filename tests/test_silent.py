@@ -40,6 +40,7 @@ FOREIGN: list[tuple[Any, str]] = [
         lambda: attention(*qkv(), is_casual=True),
         r"attention has no argument 'is_casual' \(did you mean 'is_causal'\?\)$",
     ),
+    (lambda: attention(*qkv(), position_ids=0), r"attention has no argument 'position_ids': pass query_positions=$"),
     (lambda: attention(*qkv(), unknown=True), r"attention has no argument 'unknown'$"),
     (lambda: RoPE(WIDTH, theta=1e6), r"RoPE has no argument 'theta': pass base=$"),
     (lambda: RoPE(dim=WIDTH), r"RoPE has no argument 'dim': pass head_dim=$"),

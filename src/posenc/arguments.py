@@ -120,6 +120,7 @@ def meant(value: object, names: Sequence[str]) -> str:
 
 FOREIGN = {
     "causal": "is_causal",
+    **dict.fromkeys(("positions", "position_ids", "input_pos"), "query_positions"),
     **dict.fromkeys(("mask", "attention_mask", "attn_bias", "bias"), "attn_mask"),
     **dict.fromkeys(("softmax_scale", "sm_scale", "scaling"), "scale"),
     **dict.fromkeys(("dropout", "p"), "dropout_p"),

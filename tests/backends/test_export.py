@@ -1,6 +1,9 @@
 """Exported: a program for any length of every scheme, without complex numbers; and as ONNX, run by onnxruntime."""
 
 import io
+import subprocess
+import sys
+from pathlib import Path
 from importlib.util import find_spec
 
 import pytest
@@ -61,6 +64,15 @@ def test_an_exported_program_gives_what_eager_gives_at_any_length(name: str, bac
     dtypes = {value.dtype for value in values if isinstance(value, Tensor)}
     assert torch.float64 in dtypes
     assert not any(dtype.is_complex for dtype in dtypes)
+
+
+def test_another_process_loads_a_program_once_it_has_attention(tmp_path: Path) -> None:
+    """As docs/recipes/onnx.md says: of a program with posenc's own operator."""
+    it = case("alibi", "text", TOKENS)
+    program = torch.export.export(Model(it, "native"), tensors(it, TOKENS))
+    torch.export.save(program, tmp_path / "program.pt2")
+    loads = f"import torch, posenc; posenc.attention; torch.export.load({str(tmp_path / 'program.pt2')!r})"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", loads], check=True, capture_output=True)
 
 
 @pytest.mark.skipif(bool(MISSING), reason=f"ONNX needs {', '.join(MISSING)}, which the dev extra installs")

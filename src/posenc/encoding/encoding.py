@@ -58,7 +58,7 @@ class Encoding:
     It has the values of the scheme's parameters, so it never changes; gradients reach the parameters. It must not be
     used after they change, which raises ValueError wherever PyTorch counts the change. After any other (through
     ``parameter.data`` or NumPy), `attention` on the CPU raises ValueError for what rotations and score terms read;
-    elsewhere the encoding goes on with the values that it was made with.
+    elsewhere, and in a compiled graph, the encoding goes on with the values that it was made with.
     """
 
     query_positions: Positions
