@@ -22,7 +22,8 @@ from torch.utils._device import DeviceContext
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 PLAIN = (Tensor, torch.nn.Parameter)  # classes without operations of their own
-FEW_THREADS = 8  # a guess; with two, one thread was as fast, and safe on a busy machine (docs/log.md)
+# A guess; with two, one thread was as fast, and safe on a busy machine (docs/decisions/010-kernel-in-cpp.md).
+FEW_THREADS = 8
 
 
 def is_forward_mode() -> bool:

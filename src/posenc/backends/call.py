@@ -24,7 +24,7 @@ from posenc.positions.tiles import Visibility
 from posenc.positions.visibility import visible
 from posenc.rotation.phases import PairRotation, in_double
 
-# Below this many queries the simple path is faster (measured on a CPU: docs/log.md).
+# Below this many queries the simple path is faster (measured on a CPU).
 FEW_QUERIES = 16
 
 

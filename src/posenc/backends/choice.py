@@ -30,12 +30,12 @@ from posenc.positions.tiles import tiles
 BACKENDS: tuple[Backend, ...] = (SDPA, NATIVE, TRITON, TILED, FLEX, CHUNKED, REFERENCE)
 
 # At most this many scores of all heads are held at once, 16 MB in float32. For fewer scores of one head than FEW_PAIRS,
-# dense attention is faster than blocks; than FEW_ON_PLANE, with two coordinates, faster than the kernel (measured on a
-# CPU: docs/log.md).
+# dense attention is faster than blocks (docs/decisions/009-chunked-and-tiled.md); than FEW_ON_PLANE, with two
+# coordinates, faster than the kernel (docs/decisions/010-kernel-in-cpp.md).
 FEW_SCORES = 2**22
 FEW_PAIRS = 2**14
 FEW_ON_PLANE = 2**11
-# From this many keys on, a kernel call costs less than passes over the keys (measured on a CPU: docs/log.md).
+# From this many keys on, a kernel call costs less than passes over the keys (measured on a CPU).
 MANY_KEYS = 2**13
 # With fewer pairs per tile than this, calls cost more than tiles save.
 PAIRS_PER_TILE = 2**12
@@ -164,8 +164,8 @@ class _Asked:
         return self.takes(SDPA) and self.has_few_pairs()
 
     def suits_kernel(self) -> bool:
-        """The kernel takes it, tile by tile: on a line always faster than a mask (measured from 6 tokens on:
-        docs/log.md)."""
+        """The kernel takes it, tile by tile: on a line always faster than a mask
+        (docs/decisions/010-kernel-in-cpp.md)."""
         if self.has_few_queries or (self.has_plane and self.takes(SDPA) and self.has_few_pairs(FEW_ON_PLANE)):
             return False
         return self.takes(NATIVE) and self.is_worth_tiles(PAIRS_PER_KERNEL_TILE)

@@ -85,7 +85,7 @@ def custom_operator(name: str, forward: Callable[..., Any], backward: Callable[.
 
     The returned function calls ``forward`` directly unless something compiles, traces, transforms or profiles the
     operator, or a tensor is not plain memory (`compat.is_direct`): PyTorch's dispatch of a custom operator takes as
-    long as attention over 64 tokens (docs/log.md).
+    long as attention over 64 tokens (docs/decisions/006-plan-per-pass.md).
     """
     op = compat.custom_op(name, forward)
     op_backward = compat.custom_op(f"{name}_backward", backward)

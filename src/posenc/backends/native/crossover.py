@@ -25,8 +25,8 @@ AHEAD: Mapping[torch.dtype, Mapping[str, From]] = {
     torch.float32: {"v4": From(plain=512, turned=128), "v3": From(plain=512, turned=128)},
     torch.bfloat16: {"amx": From(plain=512, turned=128)},
 }
-"""By the dtype of queries and the level of the kernel library (`library.level`), as measured (docs/log.md). Anything
-else uses PyTorch's attention."""
+"""By the dtype of queries and the level of the kernel library (`library.level`), as measured
+(docs/decisions/013-bfloat16-in-the-kernel.md). Anything else uses PyTorch's attention."""
 
 
 def why_ahead(call: Call) -> str | None:

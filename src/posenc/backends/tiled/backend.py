@@ -30,7 +30,7 @@ from posenc.encoding.pieces import Bias, Clock, Distance, Function, Meeting
 from posenc.lowering.block import Block
 from posenc.positions.tiles import Tiling, distances, tiles
 
-MOSTLY_NEAR = 8  # up to this many times W keys, most pairs are near (measured: docs/log.md)
+MOSTLY_NEAR = 8  # up to this many times W keys, most pairs are near (docs/decisions/008-near-and-far.md)
 
 
 def _long_lines(call: Call) -> str | None:

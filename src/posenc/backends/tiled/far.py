@@ -19,7 +19,8 @@ from posenc.encoding.horizon import skip_threshold
 from posenc.positions.tiles import Tile
 
 NEVER = 2**62  # a horizon beyond all keys
-SHARE = 6  # a horizon below a sixth of the keys saves more than its calls cost (measured: docs/log.md)
+# A horizon below a sixth of the keys saves more than its calls cost (docs/decisions/008-near-and-far.md).
+SHARE = 6
 MIN_HEADS = 2  # the minimum number of heads per kernel call
 
 

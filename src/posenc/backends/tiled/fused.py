@@ -20,7 +20,7 @@ from posenc import compat
 from posenc.compat import ALL, CAUSAL, CPU, EFFICIENT, FLASH, Fused, Window
 
 # The kernel uses blocks of 256 queries if there are at least 768, and of 512 keys: rows of 1024 are fastest. Below 256
-# queries a section costs more in calls than it saves in masked work (measured: docs/log.md).
+# queries a section costs more in calls than it saves in masked work (docs/decisions/007-folding.md).
 ROWS = 1024
 TRIANGLE = 256
 NARROW = 32  # windows of fewer keys are split into blocks with a dense mask

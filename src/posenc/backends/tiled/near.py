@@ -21,7 +21,7 @@ from posenc.compat import replace
 from posenc.positions.tiles import Tile
 
 # Queries and keys of a block, and the maximum number of scores at a time: products are at full speed, and a block stays
-# in the cache (measured: docs/log.md).
+# in the cache (docs/decisions/008-near-and-far.md).
 ROWS = 128
 KEYS = 1024
 SCORES = 2**20
