@@ -20,7 +20,7 @@ from tests.extend.small import checkpoint
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"scalings": ("longrope",)}, "longrope needs its factors: add --search N or --factors FILE"),
+        ({"scalings": ("longrope",)}, "longrope needs its factors: add --factors FILE"),
         ({"scalings": ("yarns",)}, r"scalings must be .*, got 'yarns'"),
         ({"final": 17}, r"final must be at most the shortest length \(16\), got 17"),
         ({"depths": (110,)}, "depths must be percent, 0 to 100, got"),

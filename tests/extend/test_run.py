@@ -151,17 +151,6 @@ def test_longrope_takes_the_factors_of_a_file(settings: Extension, tmp_path: Pat
         run.extend(lists, tmp_path / "another")
 
 
-def test_longrope_is_searched_on_text_that_is_not_tested(settings: Extension, tmp_path: Path) -> None:
-    searched = replace(settings, scalings=("longrope",), search=5, lengths=(32, 128))
-    records = run.extend(searched, tmp_path)
-    tried = (tmp_path / "search.jsonl").read_text().splitlines()
-    assert len(tried) == 6
-    assert json.loads(tried[1])["origin"] == "PI"
-    assert sum(r["scheme"] == "longrope" for r in records) == 6
-    with pytest.raises(ValueError, match=r"lengths must be past the trained length \(32\) for a search"):
-        run.extend(replace(searched, lengths=(32,)), tmp_path / "short")
-
-
 class Said(Progress):
     """Keeps the lines that stay."""
 
@@ -222,10 +211,13 @@ def test_what_a_folder_was_begun_with_is_kept(settings: Extension, tmp_path: Pat
 def test_longrope_is_added_to_a_folder(settings: Extension, tmp_path: Path) -> None:
     plain = replace(settings, scalings=("none",), lengths=(32, 128))
     run.extend(plain, tmp_path)
-    both = replace(plain, scalings=("none", "longrope"), search=4)
+    path = tmp_path / "factors.json"
+    path.write_text(json.dumps({"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]}))
+    both = replace(plain, scalings=("none", "longrope"), factors=str(path))
     assert sum(r["scheme"] == "longrope" for r in run.extend(both, tmp_path)) == 6
-    with pytest.raises(ValueError, match="with search 4 there and 5 here"):
-        run.extend(replace(both, search=5), tmp_path)
+    path.write_text(json.dumps({"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 5.0]}))
+    with pytest.raises(ValueError, match=r"with factors '\w+' there and '\w+' here"):
+        run.extend(both, tmp_path)
 
 
 def test_base_is_the_model_with_that_base(settings: Extension, tmp_path: Path) -> None:

@@ -12,10 +12,9 @@ from posenc.tools.kit.records import Records
 
 OLDER = "extend.json"  # in folders of earlier versions, instead of a configuration
 CHECKPOINTS = "checkpoints"
-SEARCH = "search.jsonl"
 KEPT = ("final", "windows")  # their defaults depend on the first run in a folder
 OF_TRAINING = ("train_length", "train_batch", "lora", "learning_rate")
-OF_SCALINGS = {"longrope": ("search", "factors"), "base": ("base",)}
+OF_SCALINGS = {"longrope": ("factors",), "base": ("base",)}
 
 
 def continued(settings: Extension, out: Path) -> Extension:
@@ -35,12 +34,12 @@ def continued(settings: Extension, out: Path) -> Extension:
 
 def require_same(out: Path, identity: Mapping[str, Any], records: Records) -> None:
     """ValueError, saying what differs, if another extension has results in ``out``."""
-    trained, searched = (out / CHECKPOINTS).exists(), (out / SEARCH).exists()
-    if not (len(records) or searched or trained):
+    trained = (out / CHECKPOINTS).exists()
+    if not (len(records) or trained):
         return
     there = identity_in(out)
     without: tuple[str, ...] = () if there.get("train") or identity["train"] else OF_TRAINING
-    if not (trained or searched):
+    if not trained:
         measured = {record["scheme"].partition(",")[0] for record in records}
         without += tuple(name for scaling in OF_SCALINGS.keys() - measured for name in OF_SCALINGS[scaling])
     here = {name: value for name, value in identity.items() if name not in without}

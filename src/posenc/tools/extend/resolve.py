@@ -27,8 +27,6 @@ def resolved(settings: Extension, source: models.Source) -> Extension:
         final=settings.final or min(256, *lengths, trained),
     )
     settings.require("final", settings.scored <= trained, f"at most the trained length ({trained:,})")
-    searched = not settings.search or "longrope" not in settings.scalings or settings.lengths[-1] > trained
-    settings.require("lengths", searched, f"past the trained length ({trained:,}) for a search")
     return settings
 
 

@@ -1,6 +1,5 @@
 """Runs ``posenc extend``: measures one model with each scaling on the same tokens."""
 
-import math
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -9,9 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from posenc.rotation.scalings import LongRoPE
 from posenc.tools.compare.checkpoint import Reached
-from posenc.tools.compare.search import Trial, search
 from posenc.tools.compare.train import DivergedError
 from posenc.tools.extend import folder, measure, results
 from posenc.tools.extend import model as models
@@ -135,25 +132,20 @@ class _Run:
     def try_all(self) -> None:
         """ValueError for a scaling that does not fit the model, and for texts and puzzles that cannot be made."""
         s = self.settings
-        ones = [1.0] * pairs_of(self.source)
-        lists = (ones, ones) if s.factors is None else self.factors()
+        factors = self.factors()
         for name in s.scalings:
-            with patched(self.bench.loaded.model, scaling_of(name, s, lists)):
+            with patched(self.bench.loaded.model, scaling_of(name, s, factors)):
                 pass
         for kind, number, length in s.plan(PLAIN):
             # Puzzles of a kind differ by a few tokens, so only short lengths need every one tried.
             if kind in PUZZLES and (length < FEW or number == s.depths[0]):
                 self.bench.puzzle(s, kind, number, length)
-        drawn = [s.train_length or 0] if s.train and any(map(self.missing, s.scalings)) else []
-        if s.search and "longrope" in s.scalings and self.missing("longrope"):
-            drawn.append(s.lengths[-1] + 1)
-        if drawn:
+        if s.train and any(map(self.missing, s.scalings)):
             # Texts are drawn uniformly over all tokens, so all must be counted.
             self.progress.say(
                 f"counting the tokens of all text that is not tested: {models.in_words(self.text.others)}"
             )
-        for size in drawn:
-            self.text.draw(np.random.default_rng(0), size)
+            self.text.draw(np.random.default_rng(0), s.train_length or 0)
 
     def __post_init__(self) -> None:
         self.source, self.text = self.bench.source, self.bench.text
@@ -173,12 +165,7 @@ class _Run:
             for name in s.scalings
             if s.train and self.missing(name)
         )
-        lines = (
-            len((self.out / folder.SEARCH).read_text().splitlines()) - 1 if (self.out / folder.SEARCH).exists() else 0
-        )
-        longrope = "longrope" in s.scalings and self.missing("longrope")
-        searched = max(0, s.search - max(lines, 0)) if longrope else 0
-        return sum(map(self.source.operations, passes)) + steps + searched * self.source.operations(s.lengths[-1])
+        return sum(map(self.source.operations, passes)) + steps
 
     def pace(self) -> str:
         """The running time, estimated by one short pass."""
@@ -250,41 +237,10 @@ class _Run:
                 self.progress.advance(self.source.operations(length), f"{CROPPED}: {kind} at {length:,}")
             self._record(kind, CROPPED, window, length, result)
 
-    def factors(self) -> tuple[list[float], list[float]]:
-        """LongRoPE's factors, from a file or a search."""
-        pairs = pairs_of(self.source)
-        if self.settings.factors is not None:
-            return factors_of(self.settings.factors, pairs, "factors")
-        return self._searched(pairs)
-
-    def _searched(self, pairs: int) -> tuple[list[float], list[float]]:
-        """The factors with the lowest loss on the final tokens of held-out text."""
-        s, length = self.settings, self.settings.lengths[-1]
-        model, begin = self.bench.loaded.model, self.bench.begin
-        text = self.text.draw(np.random.default_rng(s.seed), length + 1)
-
-        def loss(scaling: LongRoPE) -> float:
-            with patched(model, scaling):
-                return float(measure.final(model, text, length, s.scored, begin).mean()) / math.log(2)
-
-        def tick(done: int, trial: Trial, best: Trial) -> None:
-            words = f"{done}/{s.search}, {trial.loss:.3f} bits per token ({trial.origin}), best {best.loss:.3f}"
-            self.progress.advance(self.source.operations(length), "longrope: searching", words)
-
-        found = search(
-            loss,
-            pairs=pairs,
-            base=self.source.bases().pop(),
-            factor=s.factor,
-            original_length=s.trained,
-            evaluations=s.search,
-            seed=s.seed,
-            record=self.out / folder.SEARCH,
-            of={"fingerprint": self.about["fingerprint"]},
-            progress=tick,
-        )
-        self.progress.say(f"longrope: of {len(found.trials)} lists the best is a {found.best.origin}")
-        return list(found.scaling.short_factor), list(found.scaling.long_factor)
+    def factors(self) -> tuple[list[float], list[float]] | None:
+        """LongRoPE's factors, if a file of them is given."""
+        path = self.settings.factors
+        return None if path is None else factors_of(path, pairs_of(self.source), "factors")
 
     def _record(self, kind: str, scheme: str, number: int, length: int, result: dict[str, Any]) -> None:
         named = {"kind": kind, "scheme": scheme, "seed": number, "length": length}

@@ -47,8 +47,7 @@ class Extension(Configuration):
     depths: tuple[int, ...] = option((10, 50, 90), "depths of passkey and item, in percent of the length", least=0)
     trials: int = option(2, "passkeys and lists per depth and length")
     trained_length: int | None = option(None, "trained length of the model (default: from its configuration)")
-    search: int = option(0, "evaluations of a search for LongRoPE's factors; longrope needs this or --factors", least=0)
-    factors: str | None = option(None, "JSON file with LongRoPE's short_factor and long_factor")
+    factors: str | None = option(None, "JSON file with LongRoPE's short_factor and long_factor, which longrope needs")
     base: float | None = option(None, "RoPE base that the scaling base gives the model, above its own", above=1)
     train: int = option(0, "fine-tuning steps with each scaling before it is measured", least=0)
     train_length: int | None = option(
@@ -57,7 +56,7 @@ class Extension(Configuration):
     train_batch: int = option(1, "texts in a fine-tuning step")
     lora: int = option(0, "rank of LoRA fine-tuning; 0: fine-tune all weights", least=0)
     learning_rate: float = option(2e-5, "peak learning rate of fine-tuning", above=0)
-    seed: int = option(0, "seed of passkeys, lists, the search, LoRA's initial weights and fine-tuning texts", least=0)
+    seed: int = option(0, "seed of passkeys, lists, LoRA's initial weights and fine-tuning texts", least=0)
     dtype: str = option("float32", "float32, bfloat16 or float16", choices=("float32", "bfloat16", "float16"))
     attention: str = option("posenc", "posenc or sdpa", choices=("posenc", "sdpa"))
     device: str = option("cpu", "cpu, cuda, cuda:1")
@@ -73,15 +72,13 @@ class Extension(Configuration):
         if self.final is not None and self.lengths:
             shortest = self.lengths[0]
             self.require("final", self.final <= shortest, f"at most the shortest length ({shortest})")
-        has_factors = self.search > 0 or self.factors is not None
-        if "longrope" in self.scalings and not has_factors:
-            raise ConfigError("scalings", "longrope needs its factors: add --search N or --factors FILE")
+        if "longrope" in self.scalings and self.factors is None:
+            raise ConfigError("scalings", "longrope needs its factors: add --factors FILE")
         if "base" in self.scalings and self.base is None:
             raise ConfigError("scalings", "base needs the number: add --base N, such as --base 1000000")
         self.require("base", self.base is None or "base" in self.scalings, "omitted unless scalings have base")
         fine = self.train == 0 or self.lora > 0 or self.dtype == "float32"
         self.require("dtype", fine, "float32 where all weights are trained: half precision loses most small updates")
-        self.require("factors", self.factors is None or self.search == 0, "omitted with --search, which finds them")
         if self.lora and not self.train:
             raise ConfigError("lora", f"lora needs --train N, got lora {self.lora} and nothing to train")
 

@@ -28,7 +28,7 @@ class Piece:
 
 class Tokens:
     """Both sides of a text in the tokens of a model. Pieces lie inside one file; those to test on are held out from
-    fine-tuning and from the search."""
+    fine-tuning."""
 
     def __init__(self, text: tuple[str, ...], tokenizer: Any, longest: int, final: int, windows: int | None) -> None:
         self._tokenizer, self.longest, self.final = tokenizer, longest, final
