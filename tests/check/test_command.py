@@ -179,8 +179,11 @@ def test_a_file_is_imported_as_a_part_of_its_package(target: str) -> None:
             "--json must be a path that can be written, got 'mine.py/a': mine.py/a: ",
         ),
         (["mine:one", "--json", "n" * 250], "nnn: File name too long (see"),
-        (["mine:one", "--json", "a", "--html", "./b/../a"], "--json and --html must be different files, got 'b/../a'"),
-        (["mine:one", "--out", "o", "--junit", "o/report.html"], "--junit and --out must be different files, got 'o/"),
+        (
+            ["mine:one", "--json", "a", "--junit", "./b/../a"],
+            "--json and --junit must be different files, got 'b/../a'",
+        ),
+        (["mine:one", "--out", "o", "--junit", "o/report.json"], "--junit and --out must be different files, got 'o/"),
     ],
 )
 def test_wrong_use_says_so_in_one_line_and_is_2(
@@ -285,7 +288,7 @@ def test_what_is_right_is_0(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_wrong_is_1_and_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write("out/scripts/7-stale.py", "# A finding of posenc check, which this script repeats without posenc.\n")
     write("out/scripts/7-of-ones-own.py", "print(1)\n")
-    files = ["--json", "files/a.json", "--junit", "files/a.xml", "--html", "files/a.html"]
+    files = ["--json", "files/a.json", "--junit", "files/a.xml"]
     assert main(["check", f"{HERE}:WRONG", *PADDING, "--out", "out", "--dtype", "float32", *files]) == 1
     shown = capsys.readouterr().out
     for said in (
@@ -295,11 +298,11 @@ def test_what_is_wrong_is_1_and_is_written(tmp_path: Path, capsys: pytest.Captur
         "smallest input",
         "ids=[[",
         "unsloth#3699",
-        "The report: out/report.html",
+        "The report: out/report.json",
     ):
         assert said in shown
     out = tmp_path / "out"
-    assert {path.name for path in out.iterdir()} == {"report.json", "report.xml", "report.html", "scripts"}
+    assert {path.name for path in out.iterdir()} == {"report.json", "report.xml", "scripts"}
     data = json.loads((out / "report.json").read_text())
     assert not data["ok"]
     assert data["subjects"][0]["settings"]["dtype"] == "torch.float32"
@@ -314,7 +317,7 @@ def test_what_is_wrong_is_1_and_is_written(tmp_path: Path, capsys: pytest.Captur
         assert finding["came"] in said
     suite = ElementTree.parse(out / "report.xml").getroot()[0]
     assert suite.get("failures") == "1"
-    for name, alone in (("report.json", "a.json"), ("report.xml", "a.xml"), ("report.html", "a.html")):
+    for name, alone in (("report.json", "a.json"), ("report.xml", "a.xml")):
         assert (out / name).read_text(encoding="utf-8") == (tmp_path / "files" / alone).read_text(encoding="utf-8")
     assert main(["check", f"{HERE}:RIGHT", *PADDING, "--out", "out"]) == 0
     assert [path.name for path in (out / "scripts").iterdir()] == ["7-of-ones-own.py"]
@@ -400,16 +403,16 @@ def test_what_can_be_written_is_written_before_a_failure_is_said(
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", refusing)
-    assert main(["check", f"{HERE}:RIGHT", *PADDING, "--json", "a.json", "--junit", "a.xml", "--html", "a.html"]) == 1
+    assert main(["check", f"{HERE}:RIGHT", *PADDING, "--json", "a.json", "--junit", "a.xml"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == "posenc: error: a.json: No space left on device"
-    assert {path.name for path in Path().glob("a.*")} == {"a.xml", "a.html"}
+    assert {path.name for path in Path().glob("a.*")} == {"a.xml"}
     assert main(["check", f"{HERE}:WRONG", *PADDING, "--out", "out"]) == 1
     shown = capsys.readouterr()
     last = shown.err.splitlines()[-1]
     assert last.startswith("posenc: error: out/scripts/7-")
     assert last.endswith("; out/report.json: No space left on device")
     assert "The report" not in shown.out
-    assert {path.name for path in Path("out").iterdir() if path.is_file()} == {"report.xml", "report.html"}
+    assert {path.name for path in Path("out").iterdir() if path.is_file()} == {"report.xml"}
 
 
 def test_a_script_of_an_earlier_run_that_cannot_be_removed_is_said(
@@ -426,4 +429,4 @@ def test_a_script_of_an_earlier_run_that_cannot_be_removed_is_said(
     monkeypatch.setattr(Path, "unlink", refusing)
     assert main(["check", f"{HERE}:RIGHT", *PADDING, "--out", "out"]) == 1
     assert capsys.readouterr().err.splitlines()[-1] == f"posenc: error: {stale}: Permission denied"
-    assert {path.name for path in Path("out").glob("report.*")} == {"report.json", "report.xml", "report.html"}
+    assert {path.name for path in Path("out").glob("report.*")} == {"report.json", "report.xml"}

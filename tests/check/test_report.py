@@ -1,8 +1,7 @@
-"""What a report says, as data, JSON, JUnit's XML, a page and for a terminal: the same, and nothing that it obeys."""
+"""What a report says, as data, JSON, JUnit's XML and for a terminal: the same, and nothing that it obeys."""
 
 import io
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,12 +13,11 @@ import torch
 from rich.console import Console
 
 import posenc
-from posenc.tools.check import Report, check, page, report, run
+from posenc.tools.check import Report, check, report, run
 from posenc.tools.check.checks import CHECKS
 from posenc.tools.check.run import Interrupted
 from tests.check.mutants import published
 from tests.check.small import CLOCK, ONE_OF_EACH, RIGHT, WRONG, run_alone
-from tests.kit.pages import Page
 
 CAME = "a bell \x07, a half \ud83d, ]]> and é\n</pre>"
 Data = dict[str, Any]
@@ -133,7 +131,6 @@ def test_what_was_interrupted_is_not_ok(made: Callable[..., Report], monkeypatch
     assert (data["ok"], data["subjects"][0]["not_run"]) == (False, [2, 3, 4])
     assert stop.value.report.ok
     assert "1 passed, 3 not run" in printed(data["subjects"][0])
-    assert "Not run: 2, 3, 4." in Page(page.as_html(data)).text
     suite = ElementTree.fromstring(report.as_junit(data).encode())[0]
     assert (suite.get("tests"), suite.get("errors")) == ("4", "3")
 
@@ -207,51 +204,6 @@ def test_quietly_it_shows_findings_alone(data: Data) -> None:
     text = printed(data["subjects"][0], quiet=True)
     assert text.startswith("mine <&> [bold]: 2. finds a lot")
     assert "passes" not in text
-
-
-# -- the page ----------------------------------------------------------------------------------------------------------
-
-
-def test_the_page_is_one_file_that_asks_for_nothing_and_obeys_nothing(data: Data) -> None:
-    html = page.as_html(data)
-    parsed = Page(html)
-    assert not parsed.open
-    assert not re.search(r"@import|url\(|https?:", html)
-    tags = {tag for tag, _ in parsed.tags}
-    assert tags.isdisjoint({"script", "iframe", "b", "rule", "others", "another", "matters"})
-    for _, attributes in parsed.tags:
-        assert attributes.get("href", "#")[:5] in ("#", "#foun", "data:")
-    assert "prefers-color-scheme: dark" in html
-    assert '<meta name="viewport"' in html
-
-
-def test_the_page_shows_all_of_it(data: Data) -> None:
-    parsed = Page(page.as_html(data))
-    head, *rows = ([" ".join(cell.split()) for cell in row] for row in parsed.tables["checks-1"])
-    assert head == ["no.", "check", "status", "finding, or why it does not apply", "seconds"]
-    assert [row[1] for row in rows] == ["passes", "finds a lot", "does not apply", "waits"]
-    assert [row[2] for row in rows] == ["✓ passed", "✗ finding", "– not applicable", "? unfinished"]
-    assert rows[2][3] == "it is of <another> kind"
-    for result in data["subjects"][0]["results"]:
-        assert result["rule"] in parsed.text
-        for trial in result["trials"]:
-            assert trial["name"] in parsed.text
-            assert trial["reason"] in parsed.text
-            if trial["finding"]:
-                for name in ("expected", "came", "input", "script", "file"):
-                    assert trial["finding"][name] in parsed.text
-    assert "Seen before in transformers#38224" in parsed.text
-
-
-def test_the_page_can_be_read_aloud_and_walked_through(data: Data) -> None:
-    tags = Page(page.as_html(data)).tags
-    assert all(a.get("scope") in ("col", "row") for tag, a in tags if tag == "th")
-    ids = [a["id"] for _, a in tags if "id" in a]
-    assert len(ids) == len(set(ids))
-    links = {a["href"][1:] for tag, a in tags if tag == "a"}
-    assert links == {"found-1-2"}
-    assert links <= set(ids)
-    assert sum(tag == "details" for tag, _ in tags) == 2
 
 
 def test_trials_of_a_check_have_files_of_their_own() -> None:

@@ -10,10 +10,9 @@ from matplotlib.figure import Figure
 from posenc.tools.kit import page
 from posenc.tools.kit.command import command_of
 from posenc.tools.kit.configuration import Configuration, option
-from posenc.tools.kit.page import code, drawn, joined, sign, strong
+from posenc.tools.kit.page import drawn, joined, strong
 from posenc.tools.kit.report import (
     Cell,
-    Code,
     Column,
     Facts,
     Figures,
@@ -31,10 +30,9 @@ HOSTILE = '<b>"&'
 TABLE = Table(
     "Sizes",
     "In words.",
-    [Column("no."), "name", Column("length", "tokens", hint="of a text")],
-    [["1", Cell("a|b", link="folded"), Cell("12", ["±1", ""], "best")], ["2", HOSTILE, Cell("–", mark="absent")]],
+    ["name", Column("no."), Column("length", "tokens", hint="of a text")],
+    [[Cell("a|b", link="folded"), "1", Cell("12", ["±1", ""], "best")], [HOSTILE, "2", Cell("–", mark="absent")]],
     id="sizes",
-    head=1,
 )
 REPORT = Report(
     title=f"A title {HOSTILE}",
@@ -42,17 +40,17 @@ REPORT = Report(
     lead=["What it is of."],
     parts=[
         Warn("Not finished.", "Missing:", ["one", HOSTILE], id="missing"),
-        Section("Results", [Items([HOSTILE, Cell("with notes", ["a note"], "passed")], "results")]),
+        Section("Results", [Items([HOSTILE, "an item"], "results")]),
         Figures({"loss": f"The loss {HOSTILE}", "not drawn": "It is left out."}),
         TABLE,
         Table("Nothing", "", ["name"]),
         Section(
             "All",
-            [Paragraph(joined("It is ", strong(HOSTILE), code("x"), sign("✓")), id="said")],
+            [Paragraph(joined("It is ", strong(HOSTILE)), id="said")],
             "folded",
             folded=True,
         ),
-        Section("Script", [Facts([("seed", "0")]), Code("python <file>")]),
+        Section("Settings", [Facts([("seed", "0")])]),
     ],
     command="posenc anything --with 'two words' --and-more",
     environment=[("torch", "2.0")],
@@ -65,11 +63,11 @@ def test_a_page_has_every_part_and_escapes_all_of_it() -> None:
     parsed = Page(text)
     assert parsed.open == []
     assert "<b>" not in text
-    for words in ("A heading", "What it is of.", "Missing:", "a note", "In words.", "seed", "python <file>", HOSTILE):
+    for words in ("A heading", "What it is of.", "Missing:", "an item", "In words.", "seed", HOSTILE):
         assert words in parsed.text
     assert "It is left out." not in text
     assert parsed.tables == {
-        "sizes": [[" no.", " name", " length tokens"], [" 1", " a|b", " 12 ±1"], [" 2", f" {HOSTILE}", " –"]]
+        "sizes": [[" name", " no.", " length tokens"], [" a|b", " 1", " 12 ±1"], [f" {HOSTILE}", " 2", " –"]]
     }
     sources = [a.get("srcset", a.get("src")) for tag, a in parsed.tags if tag in ("source", "img")]
     assert sources == [f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in (b"dark", b"light")]
@@ -103,8 +101,8 @@ def test_what_draws_nothing_has_no_image() -> None:
 
 def test_a_table_in_markdown() -> None:
     assert as_markdown(TABLE) == (
-        "## Sizes\n\nIn words.\n\n| no. | name | length |\n| --- | --- | --- |\n| 1 | a/b | **12** |\n"
-        f"| 2 | {HOSTILE} | – |\n"
+        "## Sizes\n\nIn words.\n\n| name | no. | length |\n| --- | --- | --- |\n| a/b | 1 | **12** |\n"
+        f"| {HOSTILE} | 2 | – |\n"
     )
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from posenc.tools.check.subjects import Subject
 
 DTYPES = ("float64", "float32")
-REPORTS = {"json": "report.json", "junit": "report.xml", "html": "report.html"}  # and their names under --out
+REPORTS = {"json": "report.json", "junit": "report.xml"}  # and their names under --out
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -70,9 +70,9 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     module.add_argument("--max-positions", type=int, metavar="N", help="it has positions 0 to N - 1")
     written = parser.add_argument_group("output")
     written.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder for report.html, report.json, report.xml (JUnit) and scripts/"
+        "--out", type=Path, metavar="DIR", help="folder for report.json, report.xml (JUnit) and scripts/"
     )
-    for name, what in {"json": "report as JSON", "junit": "report as JUnit XML", "html": "report as HTML"}.items():
+    for name, what in {"json": "report as JSON", "junit": "report as JUnit XML"}.items():
         written.add_argument(f"--{name}", type=Path, metavar="FILE", help=what)
     written.add_argument("-q", "--quiet", action="store_true", help="print only findings, and no progress")
 
@@ -108,7 +108,7 @@ def _check(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from posenc.encoding.claims import ClaimError
-    from posenc.tools.check import page, report, watch  # a missing package must fail before minutes of checking
+    from posenc.tools.check import report, watch  # a missing package must fail before minutes of checking
     from posenc.tools.check.run import BEFORE, SECONDS, Interrupted, check, checked_seconds, ready
     from posenc.tools.check.state import OF_PYTHON, kept
     from posenc.tools.kit.files import write_whole
@@ -152,7 +152,7 @@ def _check(arguments: argparse.Namespace) -> int:
     places = {} if arguments.out is None else {file: str(arguments.out / "scripts" / file) for file in scripts}
     for subject in data["subjects"]:
         console.print(report.shown(subject, places, arguments.quiet), highlight=False)
-    makers = {"json": report.as_json, "junit": report.as_junit, "html": page.as_html}
+    makers = {"json": report.as_json, "junit": report.as_junit}
     texts = {Path(place): scripts[file] for file, place in places.items()}
     texts |= {path: makers[kind](data) for _, kind, path in _reports(arguments)}
     files = {path: text.encode("utf-8", "backslashreplace") for path, text in texts.items()}
@@ -161,7 +161,7 @@ def _check(arguments: argparse.Namespace) -> int:
     if unwritten:
         failed("; ".join(unwritten))
     elif arguments.out is not None and not arguments.quiet:
-        console.print(f"The report: {arguments.out / 'report.html'}", highlight=False, soft_wrap=True)
+        console.print(f"The report: {arguments.out / 'report.json'}", highlight=False, soft_wrap=True)
     if interrupted:
         return failed("interrupted: this is what was found so far")
     if unwritten or not data["ok"]:

@@ -121,16 +121,11 @@ def _about_check(result: Data) -> dict[str, str]:
     return {name: text for name, text in about.items() if text}
 
 
-def counted(subject: Data) -> list[tuple[str, str]]:
-    """How many checks ended with each status, in words; the worst status first."""
+def summary(subject: Data) -> str:
+    """How many checks ended with each status, the worst first, and how many claims are not checked."""
     one = len(subject["not_checked"]) == 1
     words = {FINDING: "with findings", NOT_CHECKED: "claim not checked" if one else "claims not checked"}
-    return [(status, f"{count} {words.get(status, status)}") for status, count in _counts(subject).items()]
-
-
-def summary(subject: Data) -> str:
-    """How many checks ended how, and how many claims are not checked."""
-    parts = [words for _, words in counted(subject)]
+    parts = [f"{count} {words.get(status, status)}" for status, count in _counts(subject).items()]
     return ", ".join(parts + [f"{len(subject['not_run'])} not run" for _ in subject["not_run"][:1]])
 
 

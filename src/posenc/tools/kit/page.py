@@ -20,7 +20,7 @@ Images: TypeAlias = Mapping[str, Mapping[bool, bytes]]
 
 
 def html(report: Report, images: Images | None = None) -> str:
-    """The page of a report. Everything it shows is in it. Text is escaped, except what `strong` and `code` made."""
+    """The page of a report. Everything it shows is in it. Text is escaped, except what `strong` made."""
     sources = {
         name: {dark: f"data:image/png;base64,{base64.b64encode(data).decode()}" for dark, data in pair.items()}
         for name, pair in (images or {}).items()
@@ -52,17 +52,8 @@ def strong(text: str) -> Markup:
     return Markup("<strong>{}</strong>").format(text)
 
 
-def code(text: str) -> Markup:
-    return Markup("<code>{}</code>").format(text)
-
-
-def sign(text: str) -> Markup:
-    """A sign that repeats the words beside it, and is hidden from screen readers."""
-    return Markup('<span aria-hidden="true">{}</span>').format(text)
-
-
 def joined(*parts: str) -> Markup:
-    """Joins text, and escapes all of it except the results of `strong` and `code`."""
+    """Joins text, and escapes all of it except the results of `strong`."""
     return Markup("").join(map(escape, parts))
 
 

@@ -1,4 +1,4 @@
-"""Defines reports as data: text, tables, figures and scripts. `posenc.tools.kit.page` makes pages of them."""
+"""Defines reports as data: text, tables and figures. `posenc.tools.kit.page` makes pages of them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ class Column(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A cell of a table, with smaller ``notes`` below it. ``mark`` is a class of the style sheet: best, absent, or a
-    status; ``hint`` appears on hover, and ``link`` is the id that the cell links to."""
+    """A cell of a table, with smaller ``notes`` below it. ``mark`` is a class of the style sheet: best, yes or absent;
+    ``hint`` appears on hover, and ``link`` is the id that the cell links to."""
 
     text: str
     notes: Sequence[str] = ()
@@ -28,14 +28,10 @@ class Cell(NamedTuple):
 Row: TypeAlias = Sequence[str | Cell]
 
 
-def cells(given: Row) -> list[Cell]:
-    return [each if isinstance(each, Cell) else Cell(each) for each in given]
-
-
 @dataclass
 class Table:
-    """Rows of text under a title, with a paragraph before them and ``lines`` after them. ``head`` is the column that
-    names the row."""
+    """Rows of text under a title, with a paragraph before them and ``lines`` after them. The first column names the
+    row."""
 
     kind: ClassVar[str] = "table"
     title: str
@@ -43,7 +39,6 @@ class Table:
     header: Sequence[str | Column]
     rows: list[Row] = field(default_factory=list)
     id: str = field(default="", kw_only=True)
-    head: int = field(default=0, kw_only=True)
 
     @property
     def lines(self) -> Sequence[str]:
@@ -55,7 +50,7 @@ class Table:
 
     @property
     def cells(self) -> list[list[Cell]]:
-        return list(map(cells, self.rows))
+        return [[each if isinstance(each, Cell) else Cell(each) for each in row] for row in self.rows]
 
 
 @dataclass(frozen=True)
@@ -70,15 +65,11 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Items:
-    """A list. Notes of an item are a nested list. ``mark`` is a class of the style sheet."""
+    """A list. ``mark`` is a class of the style sheet."""
 
     kind: ClassVar[str] = "items"
-    items: Row
+    items: Sequence[str]
     mark: str = ""
-
-    @property
-    def cells(self) -> list[Cell]:
-        return cells(self.items)
 
 
 @dataclass(frozen=True)
@@ -98,14 +89,6 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Code:
-    """A command or a script."""
-
-    kind: ClassVar[str] = "code"
-    text: str
-
-
-@dataclass(frozen=True)
 class Warn:
     """A warning: a sentence in bold, then text and items."""
 
@@ -118,17 +101,16 @@ class Warn:
 
 @dataclass(frozen=True)
 class Section:
-    """Parts under a heading. ``folded``: collapsed at first. ``mark`` is a class of the style sheet."""
+    """Parts under a heading. ``folded``: collapsed at first, and opened by a link to its ``id``."""
 
     kind: ClassVar[str] = "section"
     title: str
     parts: "Sequence[Part]"
     id: str = ""
-    mark: str = ""
     folded: bool = False
 
 
-Part: TypeAlias = Table | Paragraph | Items | Figures | Facts | Code | Warn | Section
+Part: TypeAlias = Table | Paragraph | Items | Figures | Facts | Warn | Section
 
 
 @dataclass(frozen=True)
