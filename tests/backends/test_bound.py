@@ -171,7 +171,7 @@ def test_an_encoding_keeps_its_values_and_is_refused_when_they_are_old(
             if torch.equal(before, attend(layer, scheme)) and change is not CHANGES["begins to learn"]:
                 continue
             tried += 1
-            with pytest.raises(ValueError, match="made before the scheme's parameters .*: call the scheme"):
+            with pytest.raises(ValueError, match=r"made before the scheme's parameters .*: call the scheme"):
                 attend(layer, encoding)  # type: ignore[arg-type]
             now = [None if p.is_inference() else p._version for p in (*scheme.parameters(), *scheme.buffers())]
             if versions == now and change is not CHANGES["begins to learn"]:

@@ -3,8 +3,8 @@
 import io
 import subprocess
 import sys
-from pathlib import Path
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
