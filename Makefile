@@ -164,7 +164,6 @@ wheel: ## build an sdist and of it a wheel for all processors of this platform i
 scale: $(SCALED) kernel ## set up, run attention over several processes, write what is equal, computed and sent into runs/scale, try executors
 	$(PYTEST) -m "not survey" tests/distributed/test_foreign.py tests/executors
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/scale.py $(SCALE)
-	$(BIN)/python benchmarks/modelled.py
 
 lint: $(DEV) ## check format, lint, types and which room imports which
 	$(BIN)/ruff format --check .

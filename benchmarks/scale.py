@@ -4,9 +4,8 @@
 
 1. *Measured*: processes run `posenc.distributed.attention`, forward and backward, and compare it with the call on one
    process. Pairs are counted where attention is called, from dense masks; bytes where torch.distributed is called, and
-   on the sockets of gloo. They must equal what `posenc.distributed.cost` says, or the program fails.
-2. *Counted* by `posenc.distributed.cost` for 1, 2, 4 and 8 processes: no process is started.
-   benchmarks/modelled.py makes times of these counts.
+   on the sockets of gloo. They must equal what `posenc.distributed.counts` says, or the program fails.
+2. *Counted* by `posenc.distributed.counts` for 1, 2, 4 and 8 processes: no process is started.
 
 On a machine with at least as many CUDA devices as processes it runs NCCL on them, otherwise gloo on the CPU.
 """
@@ -32,10 +31,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import posenc
 from posenc import ALiBi, Positions, RoPE
-from posenc.distributed import Sharding, attention, blocks, work
-from posenc.distributed.choice import groups
-from posenc.distributed.cost import Price, Sizes, price
+from posenc.distributed import Sharding, Work, attention, blocks, work
+from posenc.distributed.counts import Sizes, count
 from posenc.distributed.horizons import Part
+from posenc.distributed.methods import groups
 from posenc.distributed.needs import Needs
 from posenc.models import layer_call
 from posenc.positions.orders import ORDERS, indices
@@ -153,7 +152,7 @@ class Row:
     scores: tuple[int, ...]
     sent: tuple[int, ...]
     on_sockets: tuple[int | None, ...]
-    expected: Price
+    expected: Work
 
     @property
     def is_as_counted(self) -> bool:
@@ -168,7 +167,7 @@ class Row:
 def of_part(part: Part, counts: Sequence[int], sizes: Sizes) -> tuple[tuple[int, ...], ...]:
     heads = part.keys.stop - part.keys.start
     sizes = replace(sizes, heads=heads * sizes.heads // sizes.kv_heads, kv_heads=heads)
-    cost = price(part.needs, counts, sizes, "ring")
+    cost = count(part.needs, counts, sizes, "ring")
     return cost.scores, cost.sent, cost.sent_back
 
 
@@ -215,7 +214,7 @@ def run(world: int, tokens: int, names: list[tuple[str, ...]], device: torch.dev
         visibility = Visibility(is_causal, *check_window(window))
         needs = Needs([text[held] for held in groups(sharding)[kind]], visibility)
         sizes = Sizes(BATCH, HEADS, KV_HEADS, WIDTH, WIDTH, itemsize=4)
-        cost = price(needs, sharding.counts, sizes, kind)
+        cost = count(needs, sharding.counts, sizes, kind)
         if parts and mesh is None:  # of the heads, by their horizons
             sums = zip(*(of_part(part, sharding.counts, sizes) for part in parts), strict=True)
             cost = replace(cost, **dict(zip(("scores", "sent", "sent_back"), map(added, sums), strict=True)))
@@ -261,7 +260,7 @@ def measured(world: int, tokens: int, is_small: bool) -> list[Row]:
 # -- counted ----------------------------------------------------------------------------------------------------------
 
 
-def prices(text: Positions, world: int, order: Any, methods: Sequence[str] = METHODS, **mask: Any) -> list[Price]:
+def works(text: Positions, world: int, order: Any, methods: Sequence[str] = METHODS, **mask: Any) -> list[Work]:
     """By each method for which there are enough heads."""
     sizes = {"num_heads": HEADS, "kv_heads": KV_HEADS, "head_dim": WIDTH, "batch": BATCH}
     able = [method for method in methods if method != "ulysses" or world <= KV_HEADS]
@@ -311,7 +310,7 @@ def of_counted(tokens: int, worlds: list[int]) -> Iterator[str]:
             for order in ORDERS:
                 found = []
                 for world in worlds:
-                    costs = prices(text, world, order, is_causal=is_causal, window=window)
+                    costs = works(text, world, order, is_causal=is_causal, window=window)
                     all_sent = [f"{sum(cost.sent) / a_key / tokens:.2f}" for cost in costs]
                     must = least(text, world, order, visibility) / tokens
                     found.append(f"{share(costs[1].scores):.2f}; {' '.join(all_sent)}; {must:.2f}")
@@ -327,7 +326,7 @@ def of_scaling(tokens: int, worlds: list[int]) -> Iterator[str]:
                 found = []
                 for world in worlds:
                     text = Positions.arange(tokens if kind == "strong" else tokens // max(worlds) * world)
-                    (cost,) = prices(text, world, order, ("ring",), is_causal=is_causal, window=window)
+                    (cost,) = works(text, world, order, ("ring",), is_causal=is_causal, window=window)
                     found.append(f"{max(cost.scores) / HEADS:,.0f} / {max(cost.sent):,}")
                 rows.append([kind, mask, order, *found])
     yield from table(["scaling", "mask", "order", *(f"{world}" for world in worlds)], rows)
@@ -344,7 +343,7 @@ def page(rows: list[Row], options: argparse.Namespace) -> Iterator[str]:
     yield "## Measured"
     yield ""
     yield f"{options.tokens} tokens, {HEADS} heads, {KV_HEADS} of keys, head_dim {WIDTH}, float32, both passes."
-    yield "Pairs and bytes are of the busiest process. *As counted*: those of all processes equal the model's."
+    yield "Pairs and bytes are of the busiest process. *As counted*: those of all processes equal the counts."
     yield ""
     yield from of_measured(rows)
     many, worlds = 8 * options.tokens, options.counted

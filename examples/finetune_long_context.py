@@ -39,7 +39,7 @@ def small_llama() -> LlamaForCausalLM:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--order", default="zigzag")
-    parser.add_argument("--method", default="auto")
+    parser.add_argument("--method", default="ring")
     parser.add_argument("--steps", type=int, default=5)
     options = parser.parse_args()
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")

@@ -210,7 +210,7 @@ def chosen(world: int, every: int = 1, start: int = 0) -> list[Case]:
         if method == "ulysses" and kv_heads < world:
             kv_heads = HEADS
         if method == "ring" and any(piece.reads_rows for piece in _pieces(name)):
-            method = "auto"  # which gathers
+            method = "gather"
         found.append(Case(name, order, method, text, mask, kv_heads))
     return found
 

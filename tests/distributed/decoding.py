@@ -50,7 +50,7 @@ def decodes(_: None) -> list[str]:
                     found = model(mine, positions=positions, cache=cache)  # noqa: B023
                 else:
                     sharding = Sharding(positions, order=divided)
-                    with sharded(sharding):
+                    with sharded(sharding, "gather" if at or name in ("cope", *ROWS) else "ring"):  # noqa: B023
                         found = model(sharding.shard(mine), positions=sharding.positions, cache=cache)  # noqa: B023
                     found = sharding.gather(found)
                 if (found - expected).abs().max() > of_sums(torch.float64, DIM * TOKENS * LAYERS, expected, 32):

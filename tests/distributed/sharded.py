@@ -163,7 +163,7 @@ def compared(
     model: Any,
     positions: Positions,
     sharding: Sharding | None = None,
-    method: Any = "auto",
+    method: Any = "ring",
     rows: Any = None,
 ) -> Iterator[str]:
     """What is wrong with logits and gradients. ``sharding`` divides tokens, and ``rows`` is a mesh among whose

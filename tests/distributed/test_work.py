@@ -5,6 +5,9 @@ import torch
 
 from posenc import Chunk, Positions
 from posenc.distributed import work
+from posenc.distributed.counts import Sizes, count
+from posenc.distributed.needs import Needs
+from posenc.positions.tiles import Visibility
 
 # Eight tokens of two processes, in zigzag: 0, 1, 6, 7 and 2, 3, 4, 5. Two heads of queries, one of keys; a token's keys
 # and values have 2 x 4 numbers of two bytes.
@@ -47,3 +50,15 @@ def test_rows_of_positions_are_the_batch() -> None:
     assert sum(work(rows, 2, "contiguous", method="ring", **HOW).scores) == 2 * (6 + 15 + 36)
     with pytest.raises(ValueError, match="batch must be 2, the rows of the positions, got 3"):
         work(rows, 2, "contiguous", method="ring", batch=3, **HOW)
+
+
+def test_ring_and_ulysses_together_by_hand() -> None:
+    """Two groups of two processes, of four tokens each; a head of two in each process, of 4 + 4 numbers."""
+    sizes = Sizes(1, 2, 2, 4, 4)
+    needs = Needs([TEXT[:4], TEXT[4:]], Visibility(True))
+    found = count(needs, [2] * 4, sizes, "ring")
+    assert found.scores == (10, 10, 26, 26)
+    exchanged = 2 * (4 + 8) + 2 * 4
+    keys = 4 * 8
+    assert found.sent == (2 * (exchanged + keys),) * 2 + (2 * exchanged,) * 2
+    assert found.sent_back == (2 * (exchanged + keys),) * 2 + (2 * exchanged + 4 * keys,) * 2

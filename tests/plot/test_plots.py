@@ -75,7 +75,6 @@ EXPECTED = {
     "relative_index": (2, {"key j (position)", "query i (position)"}),
     "relative_to_absolute": (2, {"key j (position)", "index in the table; below it, the distance (tokens)"}),
     "offsets_2d": (3, {"row", "column"}),
-    "shards": (16, {"key (token)", "causal\nquery"}),
 }
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,8 @@ from posenc.backends.request import NO_DEFAULTS
 from posenc.compat import replace, uncompiled
 from posenc.distributed import blocks, heads
 from posenc.distributed.cache import ShardedCache
-from posenc.distributed.choice import METHODS, Explanation, Method, choose, groups, refusals
-from posenc.distributed.cost import Sizes, price
+from posenc.distributed.counts import Sizes, Work, count
+from posenc.distributed.methods import METHODS, Method, groups, refusals
 from posenc.distributed.needs import Needs, mask_of
 from posenc.distributed.sharding import Sharding, check_local
 from posenc.encoding.clocks import readings
@@ -28,7 +28,7 @@ from posenc.models.cache import KVCache
 from posenc.models.forward_pass import EXCHANGES, ForwardPass
 from posenc.models.layer_call import LayerCall
 from posenc.positions.positions import Positions
-from posenc.positions.tiles import Visibility, Window
+from posenc.positions.tiles import Window
 from posenc.scheme import Scheme
 from posenc.schemes.nope import NoPE
 
@@ -46,7 +46,7 @@ def attention(
     scheme: Scheme | None,
     sharding: Sharding,
     *,
-    method: Method = "auto",
+    method: Method = "ring",
     features: Projected = NOTHING,
     attn_mask: Bool[Tensor, "..."] | Float[Tensor, "..."] | None = None,
     is_causal: bool = False,
@@ -66,12 +66,12 @@ def attention(
     gradients, and those of the scheme's parameters summed over processes, equal those of `posenc.attention` on all
     tokens. Arguments are those of `posenc.attention` without ``key_norms`` and ``enable_gqa``, and:
 
-    - ``method``: ``"gather"`` gathers all keys and values; memory grows with the whole text. ``"ring"`` attends to the
-      keys of one process after another while the next ones travel; memory does not grow with the number of processes,
-      and keys outside a window or a document are not sent, nor those that ``skip_below`` leaves out of a head whose
-      bias decays, such as ALiBi's. The backward pass computes scores again, once more with some backends.
-      ``"ulysses"`` exchanges tokens for heads, so that each process has all tokens of some heads; it needs at least one
-      head of keys per process. ``"auto"``: the fastest by a model of time that fits into memory: see `explain`.
+    - ``method``: ``"ring"`` attends to the keys of one process after another while the next ones travel; memory does
+      not grow with the number of processes, and keys outside a window or a document are not sent, nor those that
+      ``skip_below`` leaves out of a head whose bias decays, such as ALiBi's. The backward pass computes scores again,
+      once more with some backends. It refuses dropout, and schemes that need whole rows of scores. ``"gather"`` gathers
+      all keys and values, and runs every call; memory grows with the whole text. ``"ulysses"`` exchanges tokens for
+      heads, so that each process has all tokens of some heads; it needs at least one head of keys per process.
     - ``features``: the layer's projections for `Scheme.features` of this process's tokens.
     - ``attn_mask``: (..., queries of this process, keys of all processes), such as ``sharding.shard(mask, -2)``.
 
@@ -107,7 +107,7 @@ def attention(
 
 
 @contextmanager
-def sharded(sharding: Sharding, method: Method = "auto") -> Iterator[None]:
+def sharded(sharding: Sharding, method: Method = "ring") -> Iterator[None]:
     """A context in which every new `ForwardPass`, also those that posenc's models make, attends to the tokens of all
     processes. Its positions must be ``sharding.positions``."""
     check_type("sharding", sharding, Sharding)
@@ -122,6 +122,19 @@ def sharded(sharding: Sharding, method: Method = "auto") -> Iterator[None]:
         NO_DEFAULTS.remove(BOUND)
 
 
+@dataclass(frozen=True)
+class Explanation:
+    """The counted `Work` of each method that can run a call, and why others cannot run it."""
+
+    works: Mapping[str, Work]
+    refusals: Mapping[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"{name}: {each}" for name, each in self.works.items()]
+        lines += [f"not {name}: {reason}" for name, reason in self.refusals.items()]
+        return "\n".join(lines)
+
+
 def explain(
     query: Float[Tensor, "batch heads queries head_dim"],
     key: Float[Tensor, "batch kv_heads keys head_dim"],
@@ -134,13 +147,11 @@ def explain(
     dropout_p: float = 0.0,
     context: Context | None = None,
 ) -> Explanation:
-    """Which method ``"auto"`` takes for `attention` with these arguments, why, what each method computes, sends and
-    holds, and why others cannot run it. Nothing is sent, and tensors may be on the "meta" device. A backward pass is
-    included unless gradients are disabled.
+    """What each method computes, sends and holds for `attention` with these arguments, and why others cannot run it.
+    Nothing is sent, and tensors may be on the "meta" device. A backward pass is included unless gradients are disabled.
 
     Counts follow from positions: a ring computes and sends less in heads whose bias decays, by the norms of their
-    queries and keys. With n processes they take n^2 sorts of a process's tokens. Times are modelled, for the devices of
-    ``posenc.distributed.cost.H100``.
+    queries and keys. With n processes they take n^2 sorts of a process's tokens.
 
     >>> q, k = (torch.empty(1, heads, len(sharding.positions), 128, device="meta") for heads in (32, 8))
     >>> print(posenc.distributed.explain(q, k, k, posenc.ALiBi(32), sharding, is_causal=True))
@@ -152,25 +163,16 @@ def explain(
         )
     call = LayerCall(query, key, value, is_causal=is_causal, window=window, dropout_p=dropout_p)
     _check(sharding, call)
-    sizes, visibility, chunk, refused = _asked(sharding, step, call)
-    found = choose(sharding, sizes, visibility, chunk, refused)
-    prices = {}
-    for method, held in groups(sharding, refused).items():
-        needs = Needs([sharding.whole[index] for index in held], visibility, chunk)
-        prices[method] = price(needs, sharding.counts, sizes, method)
-    return replace(found, prices=prices)
-
-
-def _asked(
-    sharding: Sharding, step: ForwardPass, call: LayerCall
-) -> tuple[Sizes, Visibility, int | None, dict[str, str]]:
-    """What the price of a call depends on, and the methods that cannot run it."""
-    batch, num_heads, _, head_dim = call.query.shape
-    of_keys = call.key.size(1), head_dim, call.value.size(-1), call.key.element_size()
+    batch, num_heads, _, head_dim = query.shape
+    of_keys = key.size(1), head_dim, value.size(-1), key.element_size()
     rows = max(shard.rows for shard in sharding.shards)
     sizes = Sizes(batch, num_heads, *of_keys, rows, trains=torch.is_grad_enabled())
-    refused = refusals(step.pairs(call.layer, sharding.positions), sharding, sizes, call.dropout_p)
-    return sizes, *mask_of(step.is_causal, call.window), refused
+    refused = refusals(step.pairs(call.layer, sharding.positions), sharding, key.size(1), dropout_p)
+    works = {}
+    for method, held in groups(sharding, refused).items():
+        needs = Needs([sharding.whole[index] for index in held], *mask_of(is_causal, window))
+        works[method] = count(needs, sharding.counts, sizes, method)
+    return Explanation(works, refused)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,8 +182,6 @@ class _Exchange:
 
     sharding: Sharding
     method: Method
-    chosen: dict[Any, str] = field(default_factory=dict)
-    """What "auto" took, so that layers of the same sizes ask once."""
 
     def together(self) -> AbstractContextManager[Any]:
         # A compiled graph cannot break within a context.
@@ -234,17 +234,14 @@ class _Exchange:
 
         with ready() as same:
             _check(self.sharding, call)
-            sizes, visibility, chunk, refused = _asked(self.sharding, step, call)
-            if self.sharding.world > 1 and method in refused:
-                raise ValueError(f"method={method!r} cannot run this call: {refused[method]}; pass method='auto'")
-            if method == "auto":
-                known = sizes, visibility, chunk, tuple(refused)
-                if known not in self.chosen:
-                    self.chosen[known] = choose(self.sharding, sizes, visibility, chunk, refused).method
-                method = self.chosen[known]
+            pairs = step.pairs(layer, self.sharding.positions)
+            refused = refusals(pairs, self.sharding, call.key.size(1), call.dropout_p)
+            if method in refused:
+                able = " or ".join(repr(other) for other in METHODS if other not in refused)
+                raise ValueError(f"method={method!r} cannot run this call: {refused[method]}; pass method={able}")
             within, across = self.sharding.within, self.sharding.across
             if is_first:
-                same += self.method, method, *_known(step.of_layer(layer)[0], call)
+                same += method, *_known(step.of_layer(layer)[0], call)
             if is_first and (method == "ulysses" or within is not None):
                 self._try_all_heads(step, call)
         if cache is not None:
@@ -276,9 +273,9 @@ class _Exchange:
         self, step: ForwardPass, call: LayerCall, cache: ShardedCache, key: Tensor, value: Tensor
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attention where the cache holds earlier tokens, by gathering all keys and values."""
-        if self.method not in ("auto", "gather") or call.attn_mask is not None:
+        if self.method != "gather" or call.attn_mask is not None:
             raise ValueError(
-                "method must be 'auto' or 'gather', and attn_mask None, where tokens come after those of a cache, got "
+                "method must be 'gather', and attn_mask None, where tokens come after those of a cache, got "
                 f"{self.method!r}{'' if call.attn_mask is None else ' and a mask'}"
             )
         return replace(call, key=cache._of_all(key), value=cache._of_all(value)).attend(step.pairs(call.layer))

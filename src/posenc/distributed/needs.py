@@ -22,9 +22,6 @@ class Needs:
     """Which keys of each process the queries of each process may attend to, by positions alone, so that all processes
     find the same. With ``chunk``, tokens attend only within chunks of so many coordinates."""
 
-    times = 1
-    """How many tokens each token stands for."""
-
     def __init__(self, shards: Sequence[Positions], visibility: Visibility, chunk: int | None = None) -> None:
         shards = shards if chunk is None else [shard.in_chunks(chunk) for shard in shards]
         rows = max(shard.rows for shard in shards)

@@ -54,7 +54,6 @@ FIGURES = (
     Entry("relative_index", "grids", "the 2N - 1 distances of N tokens and their indices in the table"),
     Entry("relative_to_absolute", "grids", "how products with 2N - 1 distances become scores of N keys"),
     Entry("offsets_2d", "grids", "row and column offsets of every pixel from one of them"),
-    Entry("shards", "shards", "a text that is divided among processes: who computes each pair, which keys travel"),
 )
 
 _NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
@@ -75,7 +74,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "positions": {**_NUMBERS, "help": "words to highlight, from 1"},
     "grid": {**_PLACE, "metavar": ("ROWS", "COLUMNS"), "help": "tokens in rows and columns"},
     "pixel": {**_PLACE, "help": "the pixel that offsets are counted from, from 0"},
-    "world": {**_NUMBER, "help": "how many processes"},
     "peak": {**_NUMBER, "help": "the distance at which the constructed key scores highest"},
     "draws": {**_NUMBER, "help": "how many Gaussian queries and keys"},
     "v": {"type": float, "nargs": "+", "metavar": "V", "help": "values of DA-Transformer's v"},
