@@ -92,10 +92,8 @@ def test_records_that_are_named_are_drawn(page: Watched, tmp_path: Path) -> None
     value = content(records=[folder])["records"][0]["measures"][0]["curves"]["alibi"][-1]
     assert f"{value[0]:.3f}" in cells
     assert f"{value[1]:.2f}–{value[2]:.2f}" in cells
-    page.page.locator(f"{CURVES} .controls select").last.select_option(label="the final tokens")
-    page.page.wait_for_function(
-        f"() => document.querySelector('{CURVES} caption').textContent.includes('final tokens')"
-    )
+    page.page.locator(f"{CURVES} .controls select").last.select_option(label="the final bytes")
+    page.page.wait_for_function(f"() => document.querySelector('{CURVES} caption').textContent.includes('final bytes')")
     page.open(f"{at}#figure=length-curves&length-curves.records=99")
     page.page.wait_for_selector(".error:not([hidden])")
     assert (

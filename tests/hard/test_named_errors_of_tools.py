@@ -20,7 +20,7 @@ from posenc.tools.kit.configuration import ConfigError
 from posenc.tools.laws.decay import angles, counterexample, rotary_bound
 from posenc.tools.laws.probe import Probe
 from posenc.tools.laws.table import audit, audit_all
-from posenc.tools.plot import command, grids, overview, pairs, rotations, sentences, shards, spectra, vectors
+from posenc.tools.plot import command, grids, overview, pairs, rotations, sentences, spectra, vectors
 from tests.hard.wrong import INF, NAN, NO_FLAGS, NO_NUMBERS, NO_SIZES, Row, each, flags, numbers, sizes
 
 SIZES = {"dim": 24, "num_heads": 6, "head_dim": 4, "max_positions": 64}
@@ -277,10 +277,6 @@ FIGURES: dict[str, list[Row]] = {
             "scalings['mine'] must be a scaling such as YaRN(4.0, 4096), got 3",
         ),
         Row(lambda: spectra.spectrum("longrope:none.json"), "longrope:FILE must be a JSON file with the lists …"),
-    ],
-    "shards": [
-        *each(shards.shards, {}, "length", ((7, "7"), (257, "257"), ("8", "'8'")), "a whole number within 8..256"),
-        *each(shards.shards, {}, "world", ((0, "0"), (8, "8"), (2.0, "2.0")), "a whole number within 1..7"),
     ],
     "relative_index": sizes(grids.relative_index, {}, "length"),
     "relative_to_absolute": sizes(grids.relative_to_absolute, {}, "length"),

@@ -30,7 +30,7 @@ def backwards(
 
 def of_the_first_head(x: Tensor) -> Tensor:
     x = x.double()
-    return x[:, :1].expand_as(x) if x.size(0) == 2 and x.dim() == 3 and x.is_leaf else x
+    return x[:, :1].expand_as(x) if x.size(0) == 2 and x.dim() == 3 and x.requires_grad else x
 
 
 MUTANTS = (

@@ -18,8 +18,8 @@ from posenc.positions.positions import PADDING
 from posenc.positions.tiles import tiles
 from posenc.positions.visibility import same_run, sees_all
 
-Unseen = Bool[Tensor, "rows heads tokens"] | None
-"""True: the token takes no part. None: all are known to take part, or none is known not to."""
+Unseen = Bool[Tensor, "..."] | None
+"""(rows, heads, tokens). True: the token takes no part. None: all are known to take part, or none is known not to."""
 
 
 def cleared(call: Call) -> Call:
