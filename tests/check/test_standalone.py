@@ -338,7 +338,7 @@ def test_a_nan_is_written_too() -> None:
     assert literal([float("nan")], "options") == '[float("nan")]'
 
 
-@pytest.mark.parametrize("value", [object(), {1, 2}, lambda: 1, torch.zeros(1), 1j, [b"bytes"], {"a": print.__self__}])
+@pytest.mark.parametrize("value", [object(), {1, 2}, lambda: 1, torch.zeros(1), 1j, [b"bytes"], {"a": len.__self__}])
 def test_what_cannot_be_written_is_refused(value: object) -> None:
     subject = Layer(build=nothing, call=call_module, options={"value": value})
     with pytest.raises(ValueError, match=r"^options must be (made of numbers|a function or class at the top level)"):
