@@ -999,3 +999,14 @@ def test_a_step_of_decoding_copies_no_cache(how: dict[str, Any], backend: str) -
     with torch.no_grad(), Written() as written:
         posenc.attention(query, key, value, **where, **how, backend=backend)
     assert written.count < key.numel() / 2
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "native", "chunked", "reference"])
+def test_one_huge_number_in_padding_has_no_effect(backend: str) -> None:
+    """A finite one, whose product with a query overflows: an infinite score and a mask of -inf are NaN."""
+    encoding = ALiBi(HEADS)(Positions.padded(torch.arange(64)[None] < 61))
+    query, key, value = 4 * torch.randn(3, 1, HEADS, 64, 16)
+    huge = key.clone()
+    huge[0, 0, -1, 3] = 3e38
+    found, expected = (attend(query, x, value, encoding, is_causal=True, backend=backend) for x in (huge, key))
+    torch.testing.assert_close(found, expected)

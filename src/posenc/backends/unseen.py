@@ -27,7 +27,7 @@ def cleared(call: Call) -> Call:
     zero too.
 
     Costs nothing where the layouts show that there are no such tokens. On the CPU they alone are read, and nothing is
-    copied where they are finite, since then they have no effect. Elsewhere it costs a copy of these tensors.
+    copied where they are finite and not huge, since then they have no effect. Elsewhere it costs a copy of all three.
     """
     if call.is_clear:
         return call
@@ -58,10 +58,10 @@ def _is_readable(x: Tensor) -> bool:
 
 @torch.no_grad()
 def _is_finite(x: Tensor, where: Tensor) -> bool:
-    """Whether x is finite there. False too if a sum of finite numbers overflows."""
+    """Whether x is finite there, and so small that no score overflows: an infinite score and a mask of -inf are NaN."""
     is_shared = where.size(1) == 1  # by the heads, so that whole tokens are read
     found = x.transpose(1, 2)[where[:, 0].expand(x.size(0), x.size(2))] if is_shared else x[where.expand(x.shape[:3])]
-    return bool(found.sum(dtype=torch.promote_types(x.dtype, torch.float32)).isfinite())
+    return bool(found.to(torch.promote_types(x.dtype, torch.float32)).square().sum().isfinite())
 
 
 def in_sight(call: Call) -> Call:
