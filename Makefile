@@ -26,8 +26,8 @@ CORE_TESTS := tests/backends tests/models tests/schemes tests/hard/test_position
 
 # What `make bench` holds posenc against, and what that imports. Installed without dependencies, or pip would touch torch.
 PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops rotary-embedding-torch \
-	"transformers; python_version >= '3.11'" "huggingface_hub; python_version >= '3.11'" \
-	"regex; python_version >= '3.11'" "httpx2; python_version >= '3.11'" "httpcore2; python_version >= '3.11'" \
+	"transformers" "huggingface_hub; python_version >= '3.11'" \
+	"regex" "httpx2; python_version >= '3.11'" "httpcore2; python_version >= '3.11'" \
 	tqdm idna truststore h11 PyYAML safetensors
 
 .DEFAULT_GOAL := help
@@ -77,9 +77,7 @@ pictures: $(DEV) ## draw every scheme for docs/schemes.md, photograph the explor
 	@$(BIN)/python docs/house.py
 	@$(BIN)/python -m tests.explore.screenshots
 
-# With Python 3.11 or later, which the API of posenc.huggingface needs.
 docs: $(DOCS) kernel ## set up and build the documentation, with an API and a page for each scheme: build/docs/index.html
-	@$(BIN)/python -c 'import sys; sys.version_info >= (3, 11) or sys.exit("make docs needs Python 3.11 or later")'
 	@$(BIN)/posenc explore --export docs/_static/explorer.html
 	@$(BIN)/python -m sphinx -W --keep-going -q -b html -d build/docs-cache docs build/docs
 	@echo "The documentation: $(CURDIR)/build/docs/index.html"

@@ -6,7 +6,7 @@ The rooms and their floors are those of import-linter's contracts in pyproject.t
 are. An arrow is left out where another way leads there too, so that the picture shows no more than it must.
 """
 
-import sys
+import tomllib
 from pathlib import Path
 
 import grimp
@@ -14,11 +14,6 @@ from matplotlib import pyplot
 from matplotlib.patches import FancyBboxPatch
 
 from posenc.tools.kit.style import saved
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "images" / "house.png"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,11 +17,6 @@ from posenc.tools.compare.puzzle import Puzzle
 from posenc.tools.compare.tasks import complete, task_of
 from posenc.tools.kit.statistics import wilson
 from study.found import HERE, Part, records, summary
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 PUBLISHED: Mapping[str, Any] = tomllib.loads((HERE / "published.toml").read_text())
 SOME = 0.05  # with fewer rows right, by every scheme, there is no order

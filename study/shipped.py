@@ -2,7 +2,7 @@
 
 import json
 import re
-import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,6 @@ from study.devices import on_cpu
 from study.found import HERE, Part, Text, contrasts, images, label, signed
 from study.puzzles import task
 from study.run import TASKS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 FILE = Path(data.__path__[0]) / "records.json"
 OF_TEXTS = {**CLAIMED, "larger": CLAIMED["python"]}

@@ -1,18 +1,13 @@
 """What a release is made of: notes cut from the changelog, a version that agrees, and a citation like the package."""
 
 import re
-import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import posenc
 import release
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 yaml = pytest.importorskip("yaml")
 

@@ -1,7 +1,7 @@
 """The study: what its jobs are, and what its pages say of records, made up here."""
 
 import json
-import sys
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +19,6 @@ from study import devices, found, pages, puzzles, run, shipped
 from study.found import AT_ONE_RATE, Contrast, judged
 from study.pictures import panels
 from tests.compare import made_up, test_accuracy, test_summary
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 def contrast(mean: float, spread: float, seeds: int = 10, published: str = "tied") -> Contrast:

@@ -1,4 +1,4 @@
-"""All uses of private APIs of torch, and what its versions from 2.6 to 2.13 do differently."""
+"""All uses of private APIs of torch, and what its versions from 2.9 to 2.13 do differently."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import ctypes
 import functools
 import os
 import sys
-import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -72,27 +71,14 @@ def is_hooked(module: torch.nn.Module) -> bool:
 
 
 def multiplies_in_tf32() -> bool:
-    """Whether float32 matrix products on CUDA may round factors to TF32. From torch 2.9 on, the setting is
-    ``fp32_precision``, and after it was set, reading the older ones raises."""
-    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
-    if precision is None:
-        return bool(torch.backends.cuda.matmul.allow_tf32)
-    return bool(precision == "tf32")
+    """Whether float32 matrix products on CUDA may round factors to TF32. After ``fp32_precision`` was set, reading the
+    older setting raises."""
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def assert_later(condition: Tensor, message: str) -> None:
     """An asynchronous assertion in a compiled graph or on a device: a RuntimeError with this message."""
     torch._assert_async(condition, message)
-
-
-def custom_op(name: str, function: Callable[..., Any]) -> Any:
-    """`torch.library.custom_op` of a function that changes none of its arguments. It reads the types of arguments and
-    results, of which torch 2.6 knows only the sequences of `typing`."""
-    types: dict[str, Any] = function.__annotations__
-    for of, kind in types.items():
-        if typing.get_origin(kind) in typing.cast("Any", (Sequence, list)):
-            types[of] = typing.List[typing.get_args(kind)]  # type: ignore[misc]  # noqa: UP006
-    return torch.library.custom_op(name, function, mutates_args=())
 
 
 def uncompiled(function: F) -> F:
@@ -213,19 +199,6 @@ def outside_compilation() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
-
-
-def first(items: Iterable[T], otherwise: T) -> T:
-    """The first item: ``next(items, otherwise)``, which dynamo does not trace before torch 2.9."""
-    for item in items:
-        return item
-    return otherwise
-
-
-def replace(of: T, /, **changes: Any) -> T:
-    """`dataclasses.replace`, which dynamo does not trace in torch 2.6."""
-    kept = {field.name: getattr(of, field.name) for field in fields(of) if field.init}  # type: ignore[arg-type]
-    return type(of)(**{**kept, **changes})
 
 
 def sym_min(a: Any, b: Any) -> Any:

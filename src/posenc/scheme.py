@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import reduce
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -13,7 +14,6 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from posenc.arguments import check_type, naming, number, one_or, shown, whole
-from posenc.compat import replace
 from posenc.encoding.claims import check_bound
 from posenc.encoding.encoding import DOORS, TURNED_IN_PAIRS, Context, Encoding
 from posenc.encoding.features import Feature, wanted_by_both

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.autograd import forward_ad
-from torch.nn.attention import flex_attention
 
-from posenc import AbsoluteInAttention, ALiBi, DistanceAware, Positions, RoPE, Scheme, Shaw, attention
-from posenc.backends import flex_compiled
+from posenc import AbsoluteInAttention, DistanceAware, Positions, RoPE, Scheme, Shaw
 from posenc.backends.backend import Backend
 from posenc.backends.call import Call
 from posenc.backends.flex import FLEX, _block_mask
@@ -400,27 +398,6 @@ def test_on_cuda_it_trains(name: str, kind: str, device: str) -> None:
         finite = truth.isfinite()
         error = (got - truth)[finite].abs().max()
         assert float(error) <= 8 * unit * float(truth[finite].abs().max())
-
-
-def test_widths_that_it_does_not_take_are_filled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before torch 2.8 it takes powers of two alone."""
-    monkeypatch.setattr(flex_attention, "_supported_head_dim", lambda n: n & (n - 1) == 0, raising=False)
-    seen, compiled = [], flex_compiled._compiled
-
-    def spy(dynamic: bool) -> Callable[..., Any]:
-        def run(size: Any, is_whole: bool, *how: Any) -> Any:
-            seen.append([x.size(3) for x in how[:3]])
-            return compiled(dynamic)(size, is_whole, *how)
-
-        return run
-
-    monkeypatch.setattr(flex_compiled, "_compiled", spy)
-    query, key, value = torch.randn(1, 2, 40, 24), torch.randn(1, 2, 40, 24), torch.randn(1, 2, 40, 20)
-    with torch.no_grad():
-        out = attention(query, key, value, ALiBi(2), is_causal=True, backend="flex")
-        expected = attention(query, key, value, ALiBi(2), is_causal=True, backend="reference")
-    assert seen == [[32, 32, 32]]
-    torch.testing.assert_close(out, expected)
 
 
 @pytest.mark.gpu

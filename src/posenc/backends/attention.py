@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from posenc.backends.merging import sink_of
 from posenc.backends.plan import planned
 from posenc.backends.reference import dense_logits
 from posenc.backends.request import Align, Request
-from posenc.compat import replace
 from posenc.encoding.encoding import Encoding
 from posenc.encoding.pieces import gives_weights
 from posenc.lowering.forms import added

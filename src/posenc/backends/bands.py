@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from posenc.backends import choice
 from posenc.backends.call import Call, RotatedBand, counted
 from posenc.backends.merging import merge
 from posenc.backends.reference import REFERENCE
-from posenc.compat import replace
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Visibility
 

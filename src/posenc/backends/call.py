@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import and_
 from typing import Any
@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from posenc import compat
-from posenc.compat import replace
 from posenc.encoding.features import NOTHING, Features
 from posenc.encoding.horizon import SKIP_BELOW
 from posenc.encoding.pieces import Piece, Value

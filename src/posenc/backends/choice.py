@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -23,7 +23,6 @@ from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.skipping import computed_share
 from posenc.backends.tiled.backend import TILED, has_far_keys, kernels_of, width_of
 from posenc.backends.triton.backend import TRITON, counted_share
-from posenc.compat import replace
 from posenc.encoding.pieces import Bias, Function, Meeting
 from posenc.positions.tiles import tiles
 

@@ -87,8 +87,8 @@ def custom_operator(name: str, forward: Callable[..., Any], backward: Callable[.
     operator, or a tensor is not plain memory (`compat.is_direct`): PyTorch's dispatch of a custom operator takes as
     long as attention over 64 tokens (docs/decisions/006-plan-per-pass.md).
     """
-    op = compat.custom_op(name, forward)
-    op_backward = compat.custom_op(f"{name}_backward", backward)
+    op = torch.library.custom_op(name, forward, mutates_args=())
+    op_backward = torch.library.custom_op(f"{name}_backward", backward, mutates_args=())
 
     @op.register_fake
     def fake(query, key, value, *_):  # type: ignore[no-untyped-def]

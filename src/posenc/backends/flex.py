@@ -22,6 +22,7 @@ Properties of FlexAttention (torch 2.13) that this file depends on:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -33,11 +34,10 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from posenc.backends.backend import Backend, Unless, never
 from posenc.backends.call import Call
-from posenc.backends.flex_compiled import BLOCK, attend, widened
+from posenc.backends.flex_compiled import BLOCK, attend
 from posenc.backends.kept import kept
 from posenc.backends.skipping import counted_blocks, orders_seen, seen_blocks
 from posenc.backends.unseen import cleared
-from posenc.compat import replace
 from posenc.encoding.pieces import Bias, Clock, Fold, Function, Meeting, Piece, Row, Term, Value
 from posenc.lowering.distances import FARTHEST, Pair, shift_of
 from posenc.lowering.folding import fold
@@ -158,7 +158,6 @@ def _run(call: Call) -> tuple[Tensor, Tensor | None]:
     function = _score_function(call, left)
     grouped = query.size(1) != key.size(1)
     value, width = call.value, call.value.size(3)
-    query, key, value = (widened(x) for x in (query, key, value))
     if not torch.is_grad_enabled():  # on CPU it rejects leaves that require grad even under no_grad
         query, key, value = query.detach(), key.detach(), value.detach()
     how = (query, key, value, function, blocks, call.scale, grouped, call.return_lse)

@@ -2,7 +2,7 @@
 
 Properties of FlexAttention and of the compiler (torch 2.13) that this file depends on:
 
-- On CUDA a tile is 128 x 128 for 64 channels in half precision (torch 2.6 to 2.13, H100 and B200), and a number that is
+- On CUDA a tile is 128 x 128 for 64 channels in half precision (torch 2.9 to 2.13, H100 and B200), and a number that is
   read for each pair of it does not fit. So scores are computed from indices where layouts are known, tiles are smaller
   where numbers are read for each pair, and again where a kernel does not fit all the same.
 - Code for all lengths takes the remainder of each index by the length in each tile, since lengths need not be multiples
@@ -21,7 +21,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.attention import flex_attention as flex
 from torch.nn.attention.flex_attention import BlockMask
 
@@ -31,7 +30,7 @@ from posenc.lowering.forms import ScoreFunction
 BLOCK = 128  # tokens along each side of a block of the mask: the kernel's own size
 COMPILATIONS = 256  # the maximum number of compilations
 
-Options: TypeAlias = Any  # flex.FlexKernelOptions, which torch 2.6 does not have
+Options: TypeAlias = Any  # not flex.FlexKernelOptions, which lacks some of the kernel's
 _BACKWARD = "bwd_BLOCK_M1", "bwd_BLOCK_N1", "bwd_BLOCK_M2", "bwd_BLOCK_N2"
 SIZES: tuple[Callable[[], Options], ...] = (
     dict,
@@ -72,12 +71,6 @@ def attend(how: tuple[Any, ...], reads_pairs: bool) -> tuple[Tensor, Tensor | No
     ) from last
 
 
-def widened(x: Tensor) -> Tensor:
-    """x with channels of zeros up to a width that FlexAttention takes: a power of two before torch 2.8."""
-    width, takes = x.size(3), getattr(flex, "_supported_head_dim", None)
-    return x if takes is None or takes(width) else F.pad(x, (0, (1 << (width - 1).bit_length()) - width))
-
-
 @functools.cache
 def _compiled(dynamic: bool) -> Callable[..., tuple[Tensor, Tensor | None]]:
     return torch.compile(_attend, dynamic=dynamic, fullgraph=True)
@@ -96,13 +89,8 @@ def _attend(
     return_lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     options: Options = {**size(), "IS_DIVISIBLE": True} if has_whole_blocks else size()
-    wanted: dict[str, Any] = {}
-    if return_lse:  # from torch 2.9 on, return_lse is deprecated
-        wanted = {"return_aux": flex.AuxRequest(lse=True)} if hasattr(flex, "AuxRequest") else {"return_lse": True}
-    found = flex.flex_attention(
-        query, key, value, function, blocks, scale, grouped, kernel_options=options or None, **wanted
-    )
-    if not return_lse:
-        return found, None
-    out, more = found
-    return out, getattr(more, "lse", more)
+    found: Any = flex.flex_attention(
+        query, key, value, function, blocks, scale, grouped, kernel_options=options or None,
+        return_aux=flex.AuxRequest(lse=True) if return_lse else None,
+    )  # fmt: skip
+    return (found[0], found[1].lse) if return_lse else (found, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import NamedTuple
 
@@ -13,7 +14,6 @@ from posenc import compat
 from posenc.backends.call import Call
 from posenc.backends.eligible import line_of, reach_of
 from posenc.backends.plane import tables_of_plane
-from posenc.compat import replace
 from posenc.encoding.pieces import Bias, BrokenLine, Clock, Distance, Fold, Function, Meeting
 from posenc.lowering.block import Block
 from posenc.lowering.forms import check_width, meets

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -9,7 +11,6 @@ from torch import Tensor
 from posenc.backends.backend import Backend
 from posenc.backends.call import Call
 from posenc.backends.unseen import cleared, in_sight
-from posenc.compat import replace
 from posenc.lowering.forms import bucket, dense
 
 

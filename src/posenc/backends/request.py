@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -15,7 +15,6 @@ from posenc import compat
 from posenc.arguments import check_choice, check_flag, check_type, is_number, missing_axis, one_or, shown, turned_axes
 from posenc.backends.call import Call, RotatedBand, Turn
 from posenc.backends.unseen import cleared
-from posenc.compat import replace
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.horizon import skipped_by_default
 from posenc.encoding.pieces import gives_weights
@@ -105,7 +104,7 @@ class Request:
     def _share_batch(self) -> None:
         """Expands those of query, key and value that have a batch of 1 to the others' batch, as PyTorch does."""
         tensors = {"query": self.query, "key": self.key, "value": self.value}
-        like, batch = compat.first(((name, x.size(0)) for name, x in tensors.items() if x.size(0) != 1), ("query", 1))
+        like, batch = next(((name, x.size(0)) for name, x in tensors.items() if x.size(0) != 1), ("query", 1))
         for name, x in tensors.items():
             if not one_or(x.size(0), batch):
                 raise ValueError(f"{name} must have batch {batch} like {like}, or 1, got {x.size(0)}")

@@ -7,6 +7,7 @@ Keys are skipped if this upper bound is so far below the lower bound that all of
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 from posenc.backends.call import Call
 from posenc.backends.eligible import line_of
 from posenc.backends.kept import kept
-from posenc.compat import no_grad, replace
+from posenc.compat import no_grad
 from posenc.encoding.horizon import skip_threshold
 from posenc.encoding.pieces import Bias, Clock, Fold, Meeting
 from posenc.lowering.distances import ENTRIES_PER_TOKEN

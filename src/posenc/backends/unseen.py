@@ -6,6 +6,8 @@ slots of a buffer, or keys that a mask hides from all queries hold, backends com
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Bool
 from torch import Tensor
@@ -13,7 +15,6 @@ from torch import Tensor
 from posenc import compat
 from posenc.backends.call import Call
 from posenc.backends.kept import kept
-from posenc.compat import replace
 from posenc.positions.positions import PADDING
 from posenc.positions.tiles import tiles
 from posenc.positions.visibility import same_run, sees_all

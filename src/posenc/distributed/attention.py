@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from posenc.arguments import check_choice, check_type, shown
 from posenc.backends.request import NO_DEFAULTS
-from posenc.compat import replace, uncompiled
+from posenc.compat import uncompiled
 from posenc.distributed import blocks, heads
 from posenc.distributed.cache import ShardedCache
 from posenc.distributed.counts import Sizes, Work, count

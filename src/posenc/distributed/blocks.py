@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from posenc.backends.merging import merge, sink_of
-from posenc.compat import replace
 from posenc.distributed.horizons import Part, parts
 from posenc.distributed.leaves import leaves_of
 from posenc.distributed.needs import mask_of

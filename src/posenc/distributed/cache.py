@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from posenc.backends.merging import merge, sink_of
-from posenc.compat import replace
 from posenc.distributed.collectives import gathered, of_each
 from posenc.distributed.sharding import group_of
 from posenc.encoding.clocks import last_readings, readings

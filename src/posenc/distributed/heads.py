@@ -6,12 +6,12 @@ Source: Jacobs et al. 2023, "DeepSpeed Ulysses".
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
-from posenc.compat import replace
 from posenc.distributed.collectives import transposed
 from posenc.distributed.sharding import Shards
 from posenc.models.layer_call import LayerCall

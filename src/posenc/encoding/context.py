@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from posenc.arguments import check_type, shown
-from posenc.compat import replace
 from posenc.encoding.features import Feature
 
 

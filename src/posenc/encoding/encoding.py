@@ -15,7 +15,7 @@ and backends do not know which scheme they run: they share only the types of thi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,7 +24,6 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_type, missing_axis, one_or, shown, turned_axes
-from posenc.compat import replace
 from posenc.encoding.context import Context as Context
 from posenc.encoding.features import (
     NO_FEATURES,
@@ -247,7 +246,7 @@ class Encoding:
     @property
     def banded(self) -> Rotation | None:
         """The rotation that rotates distant pairs differently, or None."""
-        return compat.first((rotation for rotation in self.rotations if rotation.bands), None)
+        return next((rotation for rotation in self.rotations if rotation.bands), None)
 
     def rotate_bands(self, query: Tensor, key: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Queries and keys rotated for near pairs, and for each band. Maps that several of them share run once."""
@@ -280,7 +279,7 @@ class Encoding:
     def scale(self) -> float | None:
         """The softmax scale that a rotation requires, or None."""
         scales = (rotation.scale for rotation in self.rotations if rotation.scale is not None)
-        return compat.first(scales, self._scale)
+        return next(scales, self._scale)
 
     def cos_sin(self) -> tuple[Tensor, Tensor]:
         """cos and sin of the angles, (rows, tokens, pairs), at the query positions, for models with their own rotation.

@@ -17,15 +17,12 @@ backends run: dense, by distance or in a compiled kernel. Backends recognize kin
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
-
-from posenc import compat
-from posenc.compat import replace
 
 
 @dataclass(frozen=True)
@@ -344,7 +341,7 @@ def _check_tail(distance: Distance) -> None:
 
 def check_sequence(pieces: tuple[Piece, ...]) -> None:
     """ValueError for pieces in an order that gives wrong scores."""
-    hiding = compat.first((n for n, piece in enumerate(pieces) if piece.hides), None)
+    hiding = next((n for n, piece in enumerate(pieces) if piece.hides), None)
     if hiding is not None and any(not p.adds and not p.reads_rows for p in pieces[hiding:]):
         raise ValueError(
             "a function of the score comes after a bias that masks keys with -inf, which it would map to a finite "

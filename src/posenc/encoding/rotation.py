@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from posenc.arguments import check_type, whole
-from posenc.compat import replace
 from posenc.encoding.features import Features, missing
 from posenc.encoding.marks import mark_of
 from posenc.rotation.maps import OfHeads, TokenMap, kind_of

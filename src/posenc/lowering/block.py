@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import one_or
-from posenc.compat import replace
 from posenc.encoding.features import NOTHING, Features, missing
 from posenc.positions.positions import Positions
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -10,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from posenc.arguments import check_flag, check_type
-from posenc.compat import replace
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.features import NOTHING, Features, Projected, check_wanted, continued, made
 from posenc.encoding.rotation import Rotation, check_unrotated

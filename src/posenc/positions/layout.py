@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import torch
 from torch import Tensor
-
-from posenc.compat import replace
 
 PADDING = -1  # the document of padding
 

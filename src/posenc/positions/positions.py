@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_type, shown, whole
-from posenc.compat import replace
 from posenc.positions import builders, orders, validation
 from posenc.positions.layout import PADDING as PADDING
 from posenc.positions.layout import Layout, Span, document_of_chunk, join, read

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from posenc import compat
 from posenc.arguments import check_type
-from posenc.compat import replace
 from posenc.positions.positions import PositionError, Positions
 from posenc.rotation import fused
 from posenc.rotation.maps import FOR_KEY_HEADS, check_fits, shared_by

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Literal
 
 import torch
@@ -14,7 +14,7 @@ from posenc.arguments import check_flag, shown, whole
 from posenc.scheme import Scheme
 
 
-class Law(str, Enum):
+class Law(StrEnum):
     """A property that a scheme may claim. Scores are those of fixed queries and keys, with all doors open. A law
     is also a str: ``Law.RELATIVE == "relative"``."""
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from posenc.arguments import check_name, shown
-from posenc.compat import replace
 from posenc.own import TargetError, digest_of, imported
 
 if TYPE_CHECKING:  # imported inside functions, so that this module works without torch

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from posenc.arguments import check_flag, check_type, number, whole
-from posenc.compat import replace
 from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Distance, Fold, Meeting
 from posenc.lowering.block import Block

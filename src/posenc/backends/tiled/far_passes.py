@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -10,7 +12,6 @@ from posenc.backends.tiled import fused
 from posenc.backends.tiled.far import regions
 from posenc.backends.tiled.lines import Gradients, Inputs, Results
 from posenc.backends.tiled.plan import Plan
-from posenc.compat import replace
 
 CHANNELS = 16  # extra channels are a multiple of this, for alignment
 ALIGNED = 8  # on a GPU the channels of a head, and all strides, are multiples of this

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from posenc.backends.tiled.fused import on_gpu
-from posenc.compat import replace
 from posenc.positions.tiles import Tile
 
 # Queries and keys of a block, and the maximum number of scores at a time: products are at full speed, and a block stays

@@ -19,12 +19,10 @@ cumulative feature.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from posenc import compat
 from posenc.backends.custom import refuse
 from posenc.backends.eligible import by_name
 from posenc.backends.tiled import far_passes, fused, near, near_kernels, pairwise
@@ -47,7 +45,7 @@ def _lines_of(tables: Sequence[Tensor], names: str, apply: str, plan: Plan) -> L
     return lines
 
 
-@partial(compat.custom_op, "posenc::tiled")
+@torch.library.custom_op("posenc::tiled", mutates_args=())
 def _tiled(
     query: Tensor,
     key: Tensor,
@@ -83,7 +81,7 @@ def _tiled(
     return out.to(query.dtype), lse, out, right, right_lse
 
 
-@partial(compat.custom_op, "posenc::tiled_backward")
+@torch.library.custom_op("posenc::tiled_backward", mutates_args=())
 def _tiled_backward(
     dout: Tensor,
     dlse: Tensor | None,

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
@@ -107,7 +107,7 @@ class Records:
         if the file was changed by another process.
         """
         source = {"source": source_of(record["scheme"])} if ":" in record["scheme"] else {}
-        own = {**record, **source, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        own = {**record, **source, "time": datetime.now(UTC).isoformat(timespec="seconds")}
         stamped = {**own, **about}
         assert key(stamped) not in self._keys, f"measured twice: {key(stamped)}"
         _require(stamped, self._check)

@@ -2,7 +2,7 @@
 
 import json
 import re
-import sys
+import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,11 +10,6 @@ from typing import Any, TypeVar
 from posenc.arguments import shown
 from posenc.tools.kit.configuration import ConfigError, Configuration, differences
 from posenc.tools.kit.files import parse, write_whole
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 C = TypeVar("C")
 
