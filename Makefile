@@ -117,7 +117,7 @@ survey: $(TRITON) kernel ## set up, run more cases like those of CI, and laws on
 
 # Triton is a gigabyte, and its interpreter slow, so not of `make test`.
 TRITONED := $(wildcard tests/backends/test_triton*.py) \
-	$(addprefix tests/,backends/test_rotation_kernel.py backends/test_fused.py bench/test_gpu_dry.py)
+	$(addprefix tests/,backends/test_rotation_kernel.py bench/test_gpu_dry.py)
 triton: $(TRITON) kernel ## set up with Triton, run the kernels for GPUs in its interpreter, and compile them
 	$(PYTEST) -m "not gpu and not more and not survey" $(TRITONED)
 

@@ -15,7 +15,6 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.pieces import Bias, Clock, Distance, Fold, Function, Meeting, Piece, Row
 from posenc.scheme import Scheme
 from posenc.schemes.softcap import capped as capped_at
-from posenc.schemes.softcap import capped_derivative
 
 
 def weight(*shape: int) -> nn.Parameter:
@@ -137,7 +136,6 @@ def capping(heads: int, k: int = 6) -> Scheme:
                 capped_at,
                 lambda r: (_clipped(c.exp(), k)(r),),
                 distance,
-                derivative=capped_derivative,
                 formula="cap",
             ),
         )

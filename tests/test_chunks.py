@@ -60,7 +60,7 @@ def test_a_token_sees_its_own_chunk_in_every_backend(where: str, name: str) -> N
     for causal in (True, False) if name != "alibi" else (True,):
         mask = own(positions)
         expected = posenc.attention(q, k, v, encoding, attn_mask=mask, is_causal=causal, backend="reference")
-        for backend in ("auto", "reference", "chunked", "sdpa", "tiled", "native"):
+        for backend in ("auto", "reference", "chunked", "sdpa", "native"):
             found: Any = {"encoding": encoding, "window": Chunk(SIZE), "is_causal": causal}
             if backend in posenc.explain(q, k, v, **found).refusals:
                 continue
@@ -95,7 +95,7 @@ def test_chunks_of_chunks_are_what_both_let_through(where: str) -> None:
     for scheme in (RoPE(8), posenc.CoPE(8, 4).double(), DualChunk(8, 5, 1)):
         encoding = scheme(positions, dtype=torch.float64)
         expected = posenc.attention(q, k, v, encoding, attn_mask=same[:, None], is_causal=True, backend="reference")
-        for backend in ("auto", "reference", "tiled", "native"):
+        for backend in ("auto", "reference", "native"):
             found: Any = {"encoding": encoding.in_chunks(2), "window": Chunk(3), "is_causal": True}
             if backend not in posenc.explain(q, k, v, **found).refusals:
                 out = posenc.attention(q, k, v, **found, backend=backend)

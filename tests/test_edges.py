@@ -22,7 +22,6 @@ from posenc import (
     attention,
     logits,
 )
-from posenc.backends.tiled import near, pairwise
 from posenc.encoding.pieces import Clock, Distance, Meeting, Value
 from posenc.encoding.rotation import Rotation
 from posenc.models import Decoder, ForwardPass, KVCache
@@ -60,7 +59,7 @@ def test_a_clock_may_bring_back_what_a_slope_made_faint(rate: float) -> None:
     encoding = (ALiBi(HEADS, "bidirectional") + Clocked())(text).with_features({"clock": clock})
     for causal in (True, False):
         found, truth = (
-            attention(query, key, value, encoding, is_causal=causal, backend=b) for b in ("tiled", "reference")
+            attention(query, key, value, encoding, is_causal=causal, backend=b) for b in ("native", "reference")
         )
         torch.testing.assert_close(found, truth)
 
@@ -75,26 +74,8 @@ def test_large_coordinates_that_are_whole_fractions(start: int, dtype: torch.dty
     for positions in (there, gap):
         found, truth = (
             attention(query, key, value, scheme, query_positions=positions, is_causal=True, backend=b)
-            for b in ("tiled", "reference")
+            for b in ("native", "reference")
         )
-        torch.testing.assert_close(found, truth)
-
-
-@pytest.mark.parametrize("window", [13, 21, 30])
-@pytest.mark.parametrize("causal", [True, False])
-def test_a_piece_of_a_band_that_no_entry_is_for(window: int, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, size in ((near, "ROWS", 8), (near, "KEYS", 16), (pairwise, "PIECE", 16)):
-        monkeypatch.setattr(module, name, size)
-    leaves = [x.requires_grad_() for x in qkv(41, heads=2)]
-    scheme = DistanceAware(2).double()
-    leaves += scheme.parameters()
-    window_of: Any = window if causal else (window, 3)
-    ends = []
-    for backend in ("tiled", "reference"):
-        out = attention(*leaves[:3], scheme, is_causal=causal, window=window_of, backend=backend)
-        assert isinstance(out, Tensor)
-        ends.append([out, *torch.autograd.grad((out * torch.arange(8)).sum(), leaves)])
-    for found, truth in zip(*ends, strict=True):
         torch.testing.assert_close(found, truth)
 
 
@@ -294,7 +275,7 @@ def test_pieces_that_contradict_themselves() -> None:
             Meeting(table, Distance("Plain"), feature="gist", **contradiction)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("backend", ["reference", "tiled", "chunked"])
+@pytest.mark.parametrize("backend", ["reference", "native", "chunked"])
 def test_a_feature_is_for_every_row_of_the_batch(backend: str) -> None:
     query, key, value = qkv(5, batch=2)
     encoding = Clocked()(Positions.arange(5)).with_features({"clock": torch.zeros(1, HEADS, 5)})

@@ -344,7 +344,7 @@ ONCE = (
 )
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "native", "tiled", "chunked"])
+@pytest.mark.parametrize("backend", ["sdpa", "native", "chunked"])
 @pytest.mark.parametrize("scheme", [None, RoPE(WIDTH), ALiBi(HEADS)], ids=str)
 def test_a_second_derivative_is_asked_of_the_reference(scheme: Scheme | None, backend: str) -> None:
     tensors = qkv(requires_grad=True)

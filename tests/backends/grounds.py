@@ -28,8 +28,6 @@ from posenc import (
 )
 from posenc.backends import chunked
 from posenc.backends.choice import BACKENDS
-from posenc.backends.tiled import backend as tiled
-from posenc.backends.tiled import far, fused, near, pairwise
 from posenc.encoding.pieces import Bias, Clock, Fading, Fold, Function, Meeting, Piece, Row, Value, gives_weights
 from posenc.schemes.catalog import CATALOG, Entry, Shape
 from posenc.schemes.t5 import T5
@@ -39,7 +37,7 @@ HEADS, KV_HEADS = 6, 2
 NAMES = tuple(backend.name for backend in BACKENDS)
 FAST = tuple(name for name in NAMES if name not in ("reference", "flex", "triton"))
 """The backends that are compared with the reference in double precision. Two have none: see their own tests."""
-LINEAR = ("native", "tiled", "chunked")
+LINEAR = ("native", "chunked")
 """The backends that claim memory linear in the tokens."""
 
 
@@ -212,7 +210,7 @@ def kind_of(term: Piece | Value) -> str:
     return f"vectors that {'keys' if term.side == 'key' else 'queries'} meet{several}"
 
 
-EVERY = "sdpa native triton tiled flex"
+EVERY = "sdpa native triton flex"
 TAKEN: dict[str, str] = {
     "a bias": EVERY,
     "a bias that hides keys": "sdpa native flex",
@@ -220,17 +218,17 @@ TAKEN: dict[str, str] = {
     "vectors that queries meet": EVERY,
     "vectors that queries meet of several coordinates": "sdpa native flex",
     "vectors that queries meet by segment": "sdpa flex",
-    "vectors that keys meet": "sdpa native tiled flex",
+    "vectors that keys meet": "sdpa native flex",
     "a vector added to one side": EVERY,
     "a clock": EVERY,
     "a clock of each channel": "sdpa",
-    "ReLU times a number": "native triton tiled flex",
-    "a soft cap": "native tiled flex",
-    "a function": "tiled flex",
+    "ReLU times a number": "native triton flex",
+    "a soft cap": "native flex",
+    "a function": "flex",
     "a broken line of both coordinates": "sdpa native",
     "a term of both coordinates": "sdpa",
     "a function of whole rows": "",
-    "vectors in the output": "native triton tiled",
+    "vectors in the output": "native triton",
 }
 """Which backend is to take which kind of term, where positions, inputs and other terms suit it; chunked and the
 reference take all. This is the only place in the tests that says so."""
@@ -597,7 +595,7 @@ def refuses(backend: str, name: str, place: str, way: str | bool = "causal") -> 
         return True
     if backend == "sdpa":
         return name in BANDED or asked.has_sinks
-    if backend in ("native", "triton", "tiled"):
+    if backend in ("native", "triton"):
         cut = name in BANDED and not _are_windows(name, place, asked)
         unknown = not where.is_tiled or (goes_by_one_distance(name) and not where.is_even)
         return cut or unknown or asked.has_mask
@@ -613,18 +611,6 @@ def _are_windows(name: str, place: str, asked: Way) -> bool:
 
 
 def small_blocks(patch: pytest.MonkeyPatch) -> None:
-    """Makes the backends that work in blocks take many where a hundred tokens would be one."""
-    for module, name, size in (
-        (chunked, "SCORES", 1),
-        (chunked, "ROWS", 24),
-        (near, "ROWS", 16),
-        (near, "KEYS", 25),
-        (near, "SCORES", 2**12),  # some heads at once
-        (pairwise, "PIECE", 2**10),  # fewer of them
-        (far, "SHARE", 1),
-        (fused, "ROWS", 32),
-        (fused, "TRIANGLE", 8),
-        (fused, "NARROW", 4),
-        (tiled, "MOSTLY_NEAR", 0),
-    ):
-        patch.setattr(module, name, size)
+    """Makes `chunked` take many blocks where a hundred tokens would be one."""
+    patch.setattr(chunked, "SCORES", 1)
+    patch.setattr(chunked, "ROWS", 24)

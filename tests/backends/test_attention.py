@@ -643,7 +643,7 @@ def test_a_backend_that_refuses_says_why_and_names_those_that_can(case: str) -> 
 def test_an_unknown_backend_is_refused_with_the_names_of_all() -> None:
     with pytest.raises(
         ValueError,
-        match=r"^backend must be 'auto', 'sdpa', 'native', 'triton', 'tiled', 'flex', 'chunked' or 'reference', "
+        match=r"^backend must be 'auto', 'sdpa', 'native', 'triton', 'flex', 'chunked' or 'reference', "
         r"got 'flash'$",
     ):
         attend(*qkv(), backend="flash")
@@ -804,7 +804,7 @@ def test_a_bound_encoding_that_adds_must_have_been_added() -> None:
 # -- what "auto" takes ------------------------------------------------------------------------------------------------
 
 LONG = 300
-TILES, BLOCKS = "and the mask splits into tiles", "computed one block at a time"
+MASK, FEW = "for a dense mask", "there are few scores"
 KERNEL = "the kernel computes the scores on the fly"
 TAKEN: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str, str]] = {
     "nothing": (lambda: None, {"is_causal": True}, "sdpa", "the fused kernel suffices"),
@@ -816,24 +816,24 @@ TAKEN: dict[str, tuple[Callable[[], Scheme | None], dict[str, Any], str, str]] =
     "window as wide as the text": (lambda: Shaw(HEAD_DIM, LONG), {"is_causal": True}, "native", KERNEL),
     "all distances": (lambda: Relative1D(LONG, HEAD_DIM), {"is_causal": True}, "native", KERNEL),
     "product": (lambda: DistanceAware(HEADS), {"is_causal": True}, "native", KERNEL),
-    "counts": (lambda: TrialCoPE(4, HEAD_DIM).float(), {"is_causal": True}, "reference", "there are few scores"),
+    "counts": (lambda: TrialCoPE(4, HEAD_DIM).float(), {"is_causal": True}, "reference", FEW),
     "keys that are hidden": (lambda: ALiBi(HEADS, "directed"), {}, "native", KERNEL),
     "mask": (
         lambda: ALiBi(HEADS, "bidirectional"),
         {"attn_mask": torch.ones(LONG, LONG, dtype=torch.bool)},
         "sdpa",
-        "for a dense mask",
+        MASK,
     ),
 }
 
 TAKEN_WITHOUT_A_COMPILER = TAKEN | {
-    "keys that are hidden": (lambda: ALiBi(HEADS, "directed"), {}, "sdpa", "for a dense mask"),
-    "linear": (lambda: ALiBi(HEADS), {"is_causal": True}, "tiled", TILES),
-    "both ways": (lambda: ALiBi(HEADS, "bidirectional"), {}, "tiled", TILES),
-    "window": (lambda: Shaw(HEAD_DIM, 3), {"is_causal": True}, "tiled", TILES),
-    "window as wide as the text": (lambda: Shaw(HEAD_DIM, LONG), {"is_causal": True}, "tiled", BLOCKS),
-    "all distances": (lambda: Relative1D(LONG, HEAD_DIM), {"is_causal": True}, "tiled", BLOCKS),
-    "product": (lambda: DistanceAware(HEADS), {"is_causal": True}, "tiled", BLOCKS),
+    "keys that are hidden": (lambda: ALiBi(HEADS, "directed"), {}, "sdpa", MASK),
+    "linear": (lambda: ALiBi(HEADS), {"is_causal": True}, "sdpa", MASK),
+    "both ways": (lambda: ALiBi(HEADS, "bidirectional"), {}, "sdpa", MASK),
+    "window": (lambda: Shaw(HEAD_DIM, 3), {"is_causal": True}, "reference", FEW),
+    "window as wide as the text": (lambda: Shaw(HEAD_DIM, LONG), {"is_causal": True}, "reference", FEW),
+    "all distances": (lambda: Relative1D(LONG, HEAD_DIM), {"is_causal": True}, "sdpa", MASK),
+    "product": (lambda: DistanceAware(HEADS), {"is_causal": True}, "reference", FEW),
 }
 
 
@@ -964,12 +964,12 @@ def test_distances_on_both_sides_of_a_gap_take_no_table() -> None:
     q, k = torch.randn(1, HEADS, 30, HEAD_DIM), torch.randn(1, HEADS, LONG + 30, HEAD_DIM)
     where = {"query_positions": positions[LONG:], "key_positions": positions}
     with pytest.raises(ValueError, match="a term needs a table of all distances, whose range is too large"):
-        posenc.attention(q, k, k, scheme, **where, backend="tiled")
+        posenc.attention(q, k, k, scheme, **where, backend="native")
     taken = posenc.attention(q, k, k, scheme, **where)
     torch.testing.assert_close(taken, posenc.attention(q, k, k, scheme, **where, backend="reference"))
     close = Positions.cat([near, Positions.arange(30, start=LONG).shift(100)])
     where = {"query_positions": close[LONG:], "key_positions": close}
-    taken = posenc.attention(q, k, k, scheme, **where, backend="tiled")
+    taken = posenc.attention(q, k, k, scheme, **where, backend="native")
     torch.testing.assert_close(taken, posenc.attention(q, k, k, scheme, **where, backend="reference"))
 
 
@@ -986,13 +986,13 @@ class Written(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("how", [{"window": 7}, {"attn_mask": True}, {}], ids=["a window", "a mask", "padding"])
-@pytest.mark.parametrize("backend", ["sdpa", "tiled", "native", "auto"])
+@pytest.mark.parametrize("backend", ["sdpa", "native", "auto"])
 def test_a_step_of_decoding_copies_no_cache(how: dict[str, Any], backend: str) -> None:
     """Though most of its keys are seen by no query, or some rows begin with padding. What they hold is finite."""
     keys = Positions.padded(torch.arange(LONG)[None] >= torch.tensor([[0], [5]]))
     if how.get("attn_mask"):
-        if backend in ("tiled", "native"):
-            pytest.skip(f"{backend} takes no mask")
+        if backend == "native":
+            pytest.skip("native takes no mask")
         keys, how = Positions.arange(LONG), {"attn_mask": torch.arange(LONG)[None] > 9}
     query, (key, value) = torch.randn(2, HEADS, 1, HEAD_DIM), torch.randn(2, 2, HEADS, LONG, HEAD_DIM)
     where = {"query_positions": keys[LONG - 1 :], "key_positions": keys, "is_causal": True}

@@ -121,7 +121,7 @@ def test_so_it_is_at_positions_of_which_nothing_is_known(name: str) -> None:
 
 @pytest.mark.more
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for the CPU needs g++")
-@pytest.mark.parametrize(("name", "backend"), [("rope+alibi", "sdpa"), ("shaw", "tiled")])
+@pytest.mark.parametrize(("name", "backend"), [("rope+alibi", "sdpa"), ("shaw", "native")])
 def test_what_the_compiler_makes_of_it_gives_what_eager_gives(name: str, backend: str) -> None:
     it = case(name, "text", 33)
     check_compiled(Model(it, backend), it, compiler="inductor")
@@ -133,7 +133,7 @@ COUNTED = with_more(
     [
         ("alibi", "auto", "forward"),
         *((name, "auto", "training") for name in ("shaw", "transformer_xl", "relative_2d")),
-        *((name, "tiled", "training") for name in ("rope+alibi", "squeezing")),
+        *((name, "chunked", "training") for name in ("rope+alibi", "squeezing")),
     ],
 )
 

@@ -78,7 +78,7 @@ def test_every_other_backend_says_that_it_does_not_support_it() -> None:
     assert explained.backend == "reference"
     others = {backend.name for backend in BACKENDS} - {"reference", "chunked"}
     assert explained.refusals.keys() == others
-    for name in ("sdpa", "native", "tiled"):
+    for name in ("sdpa", "native"):
         assert explained.refusals[name] == "it does not support terms of the kind Loudness"
 
 

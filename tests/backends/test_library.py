@@ -806,7 +806,7 @@ def test_without_a_library_calls_go_another_way_and_explain_says_how_to_have_one
     compiler()
     q = torch.randn(1, 2, 200, 16)
     explained = posenc.explain(q, q, q, ALiBi(2), is_causal=True)
-    assert (explained.backend, explained.refusals["native"]) == ("tiled", NO_LIBRARY)
+    assert (explained.backend, explained.refusals["native"]) == ("sdpa", NO_LIBRARY)
     with pytest.raises(ValueError, match="backend 'native' cannot run this: the CPU kernel has not been built"):
         posenc.attention(q, q, q, ALiBi(2), is_causal=True, backend="native")
     with pytest.raises(RuntimeError, match=r"^posenc's kernel cannot run: the CPU kernel has not been built"):
@@ -853,7 +853,7 @@ def test_a_library_that_is_wrong_is_set_aside_with_one_warning(
     path_of(V3).unlink()
     q = torch.randn(1, 2, 200, 16)
     explained = posenc.explain(q, q, q, ALiBi(2), is_causal=True)
-    assert explained.backend == "tiled"
+    assert explained.backend == "sdpa"
     assert f"gives wrong answers as built by copier 1.0 ({what})" in explained.refusals["native"]
 
 

@@ -68,7 +68,7 @@ LINEAR_RUNS = [
         ("relative_2d", "text", "causal", "training"),
     )
     for backend in LINEAR
-    if not refuses(backend, name, place, way) and (backend == "tiled" or name in ("alibi", "shaw", "relative_2d"))
+    if not refuses(backend, name, place, way)
     # A query has a number for every row and every column of the grid, and here rows grow with the tokens.
     if (backend, name) != ("native", "relative_2d")
 ]

@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import posenc
 from posenc import T5, ALiBi, DistanceAware, NoPE, Positions, Relative1D, RoPE, Scheme, Shaw, TransformerXL, compat
 from posenc.backends.native import operator as native
-from posenc.backends.tiled import fused
 from posenc.encoding.pieces import Row
 from tests.awkward import Pieces, disentangled
 
@@ -35,13 +34,6 @@ def transposed(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tens
     return query, key, value
 
 
-@pytest.mark.parametrize(("low", "high"), [(None, 0), (0, None)])
-def test_a_text_is_cut_into_even_parts(low: int | None, high: int | None) -> None:
-    """The first or last token, which its bound only touches, is no part of its own."""
-    found = [(p.stop - p.start, p.last - p.first) for p in fused.sections(0, 1024, 0, 1024, low, high)]
-    assert sorted(found) == [(256, 256)] * 6 + [(512, 512)]
-
-
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_memory_order_does_not_matter(scheme: str) -> None:
     made = SCHEMES[scheme]().double()
@@ -62,33 +54,29 @@ def test_memory_order_does_not_matter(scheme: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "scheme", "dtype", "is_causal"),
+    ("scheme", "dtype", "is_causal"),
     [
-        ("tiled", "near and far", torch.float64, False),  # what is far to the right is kept apart
-        ("tiled", "near and far, fixed", torch.bfloat16, True),  # and so is the output before it is rounded
-        ("native", "near and far", torch.float64, True),
-        *(pytest.param("tiled", scheme, torch.float64, True, marks=pytest.mark.more) for scheme in SCHEMES),
+        ("near and far", torch.float64, True),
+        ("near and far", torch.float64, False),
+        ("near and far, fixed", torch.bfloat16, True),  # whose output is rounded
         *(
-            pytest.param("native", scheme, torch.float64, True, marks=pytest.mark.more)
+            pytest.param(scheme, torch.float64, True, marks=pytest.mark.more)
             for scheme in SCHEMES
             if scheme not in ("near and far", "both sides")
         ),
     ],
 )
-def test_what_operators_promise_the_compiler_is_so(
-    name: str, scheme: str, dtype: torch.dtype, is_causal: bool, monkeypatch: pytest.MonkeyPatch
+def test_what_the_operator_promises_the_compiler_is_so(
+    scheme: str, dtype: torch.dtype, is_causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyTorch's own examination: schema, gradients, and shapes and strides as foretold for a compiled graph."""
-    operator, calls = getattr(torch.ops.posenc, name), []
+    operator, calls = torch.ops.posenc.native, []
     leaves = [x.detach().to(dtype).requires_grad_() for x in transposed()]
     made = SCHEMES[scheme]().to(torch.promote_types(dtype, torch.float32))
     with monkeypatch.context() as patched:
         patched.setattr(compat, "is_direct", lambda tensors: False)
-        if name == "native":
-            patched.setattr(native, name, lambda *given: calls.append(given) or operator(*given))
-        else:
-            patched.setattr(torch.ops.posenc, name, lambda *given: calls.append(given) or operator(*given))
-        posenc.attention(*leaves, made, is_causal=is_causal, backend=name)
+        patched.setattr(native, "native", lambda *given: calls.append(given) or operator(*given))
+        posenc.attention(*leaves, made, is_causal=is_causal, backend="native")
     (given,) = calls
 
     def as_leaf(x: Any) -> Any:
@@ -183,9 +171,8 @@ def test_transforms_run_what_supports_them(tokens: int) -> None:
     torch.testing.assert_close(torch.func.grad(loss)(query), expected)
     several = torch.stack((query, -query))
     torch.testing.assert_close(torch.func.vmap(loss)(several), torch.stack((loss(query), loss(-query))))
-    for name in ("native", "tiled"):
-        with pytest.raises(ValueError, match=r"does not support torch\.func transforms"):
-            torch.func.grad(lambda x, name=name: loss(x, name))(query)
+    with pytest.raises(ValueError, match=r"does not support torch\.func transforms"):
+        torch.func.grad(lambda x: loss(x, "native"))(query)
 
 
 @pytest.mark.parametrize("shape", [(1100, 4, 31), (2048, 4, 24), (1024, 8, 16), (3000, 1, 40), (40, 2, 127)])
@@ -243,7 +230,7 @@ def test_forward_mode_derivatives_are_not_lost(scheme: str) -> None:
     assert expected.abs().max() > 0.1
     torch.testing.assert_close(found, expected)
     with torch.autograd.forward_ad.dual_level(), pytest.raises(ValueError, match="it has no forward-mode derivative"):
-        posenc.attention(query, key, value, ALiBi(HEADS), is_causal=True, backend="tiled")
+        posenc.attention(query, key, value, ALiBi(HEADS), is_causal=True, backend="native")
 
 
 @pytest.mark.parametrize("scheme", [None, NoPE(), RoPE(HEAD_DIM), ALiBi(HEADS), T5(HEADS)], ids=str)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from posenc.backends.choice import BACKENDS
-from posenc.backends.tiled import fused, near
 from tests.backends.grounds import (
     ATTENDING,
     FAST,
     HEADS,
+    LINEAR,
     PLACES,
     TAKEN,
     WAYS,
@@ -31,7 +31,7 @@ from tests.rounding import largest, of_sums
 from tests.rows import every_second, first_of, with_more
 
 TOKENS = 97  # a block of 64 and a part of one
-SHORT = 45  # more than eight times what Shaw looks at, so that there are far keys
+SHORT = 45
 
 Run = tuple[str, str, str, int, bool]  # scheme, place, way, key heads, whether blocks are small
 KV_HEADS = (2, HEADS, 1)
@@ -140,7 +140,7 @@ def test_every_backend_meets_garbage_everywhere() -> None:
     for backend in (*FAST, "reference"):
         met = {(place, way) for _, place, way, other, _ in GARBAGE if other == backend}
         wanted = {(place, "causal") for place in PADDED}
-        assert met == (wanted if backend in ("native", "tiled") else wanted | {("text", "a mask")})
+        assert met == (wanted if backend == "native" else wanted | {("text", "a mask")})
     assert {name for name, *_ in GARBAGE} == {*ATTENDING}
 
 
@@ -165,7 +165,7 @@ def test_what_no_query_sees_has_no_effect(name: str, place: str, way: str, backe
     check_close(with_gradients(it, it.attend(backend, **how)), truth, it)
 
 
-# As long as rows of blocks of their real size; 8 distances' worth of near blocks, rectangles, triangles.
+# Longer than the kernel's longest blocks, of 512 tokens.
 LONG = [
     ("shaw", "text", "both"),
     ("bent line", "packed", "a window"),
@@ -184,9 +184,9 @@ LONG = [
 
 @pytest.mark.parametrize(("name", "place", "way"), first_of(LONG))
 def test_so_it_is_over_blocks_of_their_real_size(name: str, place: str, way: str, device: torch.device) -> None:
-    it = case(name, place, max(fused.ROWS, near.KEYS) + 170, way, heads=2)
+    it = case(name, place, 512 + 170, way, heads=2)
     it = it if device.type == "cpu" else it.to(device)
-    check_parity(it, {backend: refuses(backend, name, place, way) for backend in ("native", "tiled", "chunked")})
+    check_parity(it, {backend: refuses(backend, name, place, way) for backend in LINEAR})
 
 
 # --- some gradients and not others ------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_one_tensor_alone_has_its_gradient(name: str, wanted: str, backend: str)
     check_some(it, backend, refuses(backend, name, "text"))
 
 
-@pytest.mark.parametrize("backend", ["native", "tiled", "chunked"])
+@pytest.mark.parametrize("backend", LINEAR)
 @pytest.mark.parametrize("name", ["nope", "shaw", "clocked"])
 def test_the_log_sum_exp_alone_has_its_gradients(name: str, backend: str) -> None:
     it = case(name, "packed", SHORT, "both")

@@ -14,7 +14,6 @@ from posenc import FIRE, ALiBi, Positions, Shaw
 from posenc.backends import attention as room
 from posenc.backends.call import Call
 from posenc.backends.skipping import computed_share, counted_blocks
-from posenc.backends.tiled import far
 from posenc.encoding.pieces import Bias, Clock, Distance
 from posenc.models.forward_pass import NORMS
 from posenc.scheme import Scheme
@@ -139,27 +138,14 @@ def test_what_lifts_far_keys_is_not_left_out() -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=bound)
 
 
-def test_the_fused_kernel_is_asked_for_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(far, "SHARE", 1)
-    q, k, v = drawn(2500, 100)
-    v[:, :, :64] = torch.nan
-    monkeypatch.setattr(far, "MIN_HEADS", 1)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert run("alibi", [q, k, v], "tiled", skip_below=2**-32)[0][0, 0].isfinite().all()
-    assert run("alibi", [q, k, v], "tiled", skip_below=0.0)[0][0, 0].isnan().all()
-
-
-@pytest.mark.parametrize("backend", ["native", "tiled"])
 @pytest.mark.parametrize("name", ["alibi", "alibi on both sides", "a power", "a clock"])
 @pytest.mark.parametrize("queries", [700, 2])
-def test_a_far_key_that_is_loud_is_computed(backend: str, name: str, queries: int) -> None:
+def test_a_far_key_that_is_loud_is_computed(name: str, queries: int) -> None:
     """So loud that it wins over all the near ones, from as far away as there is."""
-    if backend == "tiled" and name == "a power":
-        pytest.skip("the fused kernel takes none of its keys")
     q, k, v = drawn(700, queries)
     q[..., 0] = q[..., 0].abs() + 1
     k[:, :, 3, 0] = 4e4
-    found, truth = (run(name, [q, k, v], way) for way in (backend, "reference"))
+    found, truth = (run(name, [q, k, v], way) for way in ("native", "reference"))
     assert truth[1][..., 3 - 700 :].amin() > 1000  # it has won
     for one, other in zip(found, truth, strict=True):
         # scores of 4e4: 4e4 * 2^-52

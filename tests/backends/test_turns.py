@@ -194,7 +194,7 @@ def test_learned_frequencies_are_left_to_the_kernel_where_nothing_has_a_gradient
     torch.testing.assert_close(found, truth)
 
 
-@pytest.mark.parametrize("backend", ["auto", "sdpa", "tiled", "chunked", "reference"])
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "chunked", "reference"])
 def test_every_other_backend_is_given_rotated_queries_and_keys(backend: str, left: list[bool]) -> None:
     it = case_of(CONVENTIONS["a turn that lengthens"])
     encoding = it.scheme(it.query_positions, dtype=torch.float64)

@@ -49,10 +49,10 @@ def test_a_change_is_one_where_the_intervals_do_not_overlap(
 
 
 def test_what_auto_takes_is_compared_whatever_it_takes() -> None:
-    (table,) = compare([group((2.0, 1.9, 2.1), auto="tiled")], [group((1.0, 0.9, 1.1), auto="native")])
+    (table,) = compare([group((2.0, 1.9, 2.1), auto="chunked")], [group((1.0, 0.9, 1.1), auto="native")])
     assert table.title == "Price forward"
     assert rows(table, "alibi") == [
-        ("alibi", "tiled → native", "512", "2.00 ± 0.10", "1.00 ± 0.10", "0.50 (0.43 to 0.58)", "faster")
+        ("alibi", "chunked → native", "512", "2.00 ± 0.10", "1.00 ± 0.10", "0.50 (0.43 to 0.58)", "faster")
     ]
     assert rows(table, "") == [("", "plain, ms", "512", "1", "1", "", "")]
 

@@ -346,7 +346,7 @@ def test_the_page_says_what_was_predicted_what_came_and_what_it_changes() -> Non
     assert "| nothing added | 5% | 4,096 | forward | sdpa | sdpa | stays |" in told
     changed = "a line in distance (ALiBi), 4,096, forward: triton, not flex"
     assert (
-        f"- checks: 1 of 3 passed; failed: alibi, 64; one\n- choices of auto: 1 of 2 stay; {changed}; 6 not measured\n"
+        f"- checks: 1 of 3 passed; failed: alibi, 64; one\n- choices of auto: 1 of 2 stay; {changed}; 4 not measured\n"
         in told
     )
     assert "| what | forward 4,096 | decoding 4,096 |\n" in told
@@ -474,7 +474,7 @@ def test_what_a_gpu_is_asked_is_run_here_with_stand_ins(pretended: Place, monkey
     found = agreement.in_a_graph(pretended, CASE)
     assert (found["passed"], len(found["differ"])) == (False, 5)  # what is replayed here writes nothing
     monkeypatch.setattr(agreement, "LARGE", (2, 2, 16, 16))
-    assert agreement.large(pretended, "alibi", True, backend="tiled")["passed"]
+    assert agreement.large(pretended, "alibi", True, backend="native")["passed"]
 
 
 def test_launches_are_counted_by_kernel(pretended: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -515,7 +515,7 @@ def test_a_call_that_cannot_be_captured_says_why(pretended: Place, monkeypatch: 
     assert "graph" not in found
 
 
-CASE = Case("alibi", 37, 2, 1, 16, torch.float32, "packed", backend="tiled")
+CASE = Case("alibi", 37, 2, 1, 16, torch.float32, "packed", backend="native")
 
 
 @pytest.mark.parametrize("fault", [0.0, 1e-4, torch.nan])
@@ -524,7 +524,7 @@ def test_a_comparison_sees_faults(fault: float, monkeypatch: pytest.MonkeyPatch)
 
     def attention(*given: Any, backend: str, **how: Any) -> Any:
         out, lse = real(*given, backend=backend, **how)
-        return (out + fault if backend == "tiled" else out), lse
+        return (out + fault if backend == "native" else out), lse
 
     monkeypatch.setattr(agreement.posenc, "attention", attention)
     found = agreement.compared(Place(True), CASE)

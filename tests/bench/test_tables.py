@@ -28,10 +28,10 @@ def test_the_price_is_the_ratio_of_what_auto_takes() -> None:
 
 def test_what_auto_takes_may_change_with_length() -> None:
     short, long = prices(("alibi",))[0], prices(("alibi",))[2]
-    long["results"]["tiled"] = taking(1, 1.1, 1.0, 1.2)
-    long["auto"] = "tiled"
+    long["results"]["chunked"] = taking(1, 1.1, 1.0, 1.2)
+    long["auto"] = "chunked"
     found = table("The price of position: forward", [short, long])
-    assert found.rows[1] == ("alibi", "sdpa → tiled", "1.00 ± 0.15", "1.10 ± 0.10")
+    assert found.rows[1] == ("alibi", "sdpa → chunked", "1.00 ± 0.15", "1.10 ± 0.10")
 
 
 def test_by_backend_a_dash_says_why() -> None:

@@ -239,11 +239,11 @@ def classifier(entry: Entry) -> Subject:
 
 
 # tests/backends compares the rest with these; flex compiles for every length: see test_flex.py.
-BACKENDS = ("auto", "sdpa", "tiled")
-# PyTorch's kernel can neither add to values nor multiply scores; a tile goes by one distance.
+BACKENDS = ("auto", "sdpa", "native")
+# PyTorch's kernel can neither add to values nor multiply scores; the C++ kernel has no functions of whole rows.
 CANNOT = {
     "sdpa": {"shaw", "distance_aware", "softcap", "cope", "stick_breaking", "re_rope"},
-    "tiled": {"relative_2d", "swin", "swin_v2", "fire", "cope", "stick_breaking"},
+    "native": {"cope", "stick_breaking"},
 }
 SIZED = {"deberta", "cope", "relative_1d", "relative_2d"}  # their tables are as long as Pairs wants them
 UNEQUAL_VALUES = {"rotated_values", "shaw", "stick_breaking"}  # do more to values than weigh them, or leave some over
@@ -296,7 +296,13 @@ SUBJECTS: dict[str, Subject] = {
 # CI checks one of each kind of subject, in which each kind of piece is met; tests/backends compares all with the
 # reference.
 CHECKED = {
-    *("rope-auto-causal", "alibi-auto-bidirectional", "shaw-tiled-causal", "t5-sdpa-causal", "relative_2d-auto-causal"),
+    *(
+        "rope-auto-causal",
+        "alibi-auto-bidirectional",
+        "shaw-native-causal",
+        "t5-sdpa-causal",
+        "relative_2d-auto-causal",
+    ),
     *("fox-auto-causal", "rope-one-line"),
     *("learned-decoder", "transformer_xl-encoder", "axial_rope-classifier"),
 }

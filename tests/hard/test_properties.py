@@ -16,7 +16,6 @@ from torch import Tensor
 import posenc
 from posenc import Encoding, PositionError, Positions
 from posenc.backends import call, choice
-from posenc.backends.tiled import backend as tiled
 from posenc.schemes.catalog import CATALOG
 from tests.backends.grounds import FAST, ROWS, projection, small_blocks
 from tests.backends.test_parity import check_close
@@ -53,7 +52,6 @@ def blocks(small: bool) -> Iterator[None]:
                 (choice, "FEW_SCORES", 1),
                 (choice, "FEW_PAIRS", 1),
                 (choice, "FEW_ON_PLANE", 1),
-                (tiled, "MOSTLY_NEAR", 0),
             ):
                 patch.setattr(module, name, size)
             patch.setattr(call, "FEW_QUERIES", 2)
@@ -555,7 +553,7 @@ def test_no_queries_of_no_document_ask_documents(backend: str) -> None:
     query, key = torch.zeros(2, 3, 0, 4), torch.ones(2, 3, 5, 4)
     asking, known = Positions.padded(torch.ones(2, 0, dtype=torch.bool)), Positions.packed([[2, 3], [1, 2]])
     how = {"query_positions": asking, "key_positions": known, "is_causal": True, "backend": backend}
-    if backend in ("native", "tiled"):
+    if backend == "native":
         with pytest.raises(ValueError, match="an input is empty"):
             posenc.attention(query, key, key, **how)
     else:

@@ -1,4 +1,4 @@
-"""Bugs of the backends: a line that says something else, in layouts, tiles, near blocks and sections.
+"""Bugs of the backends: a line that says something else, in layouts, tiles and folds.
 
 Each is caught by the comparison of a backend with the reference, for a scheme at some positions, asked in some way.
 """
@@ -17,17 +17,14 @@ import pytest
 
 from posenc.backends import call, choice, chunked, request, sdpa
 from posenc.backends.backend import Backend
-from posenc.backends.tiled import backend as tiled
-from posenc.backends.tiled import far, far_passes, fused, near, pairwise, plan
-from posenc.backends.tiled import operator as tile_operator
+from posenc.backends.native import operator
 from posenc.positions import layout, tiles
-from posenc.schemes import distance_aware
 from tests.backends import test_parity, test_turns
 from tests.mutants import Mutant
 
 
 def at(
-    scheme: str, place: str, way: str, kv_heads: int = 2, small: bool = False, backend: str = "tiled"
+    scheme: str, place: str, way: str, kv_heads: int = 2, small: bool = False, backend: str = "native"
 ) -> Callable[[], None]:
     """The comparison of a backend with the reference."""
     return partial(test_parity.check_run, (scheme, place, way, kv_heads, small), backends=(backend,))
@@ -49,9 +46,9 @@ class Line(Mutant):
                 patch.setattr(choice, "BACKENDS", tuple(among))
             else:
                 patch.setattr(self.owner, self.name, wrong)
-            plan._tiles.cache_clear()  # those of the check without the bug
+            operator._tiles.cache_clear()  # those of the check without the bug
             yield
-        plan._tiles.cache_clear()
+        operator._tiles.cache_clear()
 
 
 def edited(owner: Any, name: str, this: str, that: str) -> Any:
@@ -163,283 +160,9 @@ TILES = (
     ),
 )
 
-# --- near pairs -------------------------------------------------------------------------------------------------------
+# --- what is folded -----------------------------------------------------------------------------
 
-NEAR = (
-    Line(
-        "near and far leave a distance out",
-        tile_operator,
-        "near_blocks",
-        ("plan.width - 1 - distance", "plan.width - 2 - distance"),
-        at("shaw keys", "text", "both"),
-    ),
-    Line(
-        "lines are read one distance off",
-        tile_operator,
-        "near_blocks",
-        ("distance - plan.lowest, inputs", "distance - plan.lowest - 1, inputs"),
-        at("shaw keys", "text", "both"),
-    ),
-    Line(
-        "a near block reads the line as if it began at the tile's first key",
-        near.NearBlock,
-        "entry",
-        ("self.zero + self.low", "self.zero + self.tile.first - (self.stop - 1)"),
-        at("relative_1d", "text", "causal", small=True),
-    ),
-    Line(
-        "what the last block left is taken for zeros",
-        near.Work,
-        "zeros",
-        ("if self.shapes.get(name) != (*shape, columns):", "if name not in self.shapes:"),
-        at("relative_1d", "text", "both", small=True),
-    ),
-    Line(
-        "a near block sees the first key after the last that is seen",
-        near.NearBlock,
-        "hide",
-        ("past = max(seen[1] + 1, 0)", "past = max(seen[1] + 2, 0)"),
-        at("relative_1d", "text", "causal", small=True),
-    ),
-    Line(
-        "a near block sees past its window to the left",
-        near.NearBlock,
-        "hide",
-        ("if seen[0] > 0:", "if seen[0] > rows:"),
-        at("relative_1d", "text", "causal, a window", small=True),
-    ),
-    Line(
-        "the queries of a near block stay in reverse order",
-        near.NearBlock,
-        "unfold",
-        ("x.flatten(1, 2).flip(2)", "x.flatten(1, 2)"),
-        at("relative_1d", "text", "causal", small=True),
-    ),
-    Line(
-        "the gradient of a coefficient goes to the first heads",
-        near.NearBlock,
-        "give_of_line",
-        (
-            "slice(first + kv_heads.start, first + kv_heads.stop)",
-            "slice(first, first + kv_heads.stop - kv_heads.start)",
-        ),
-        at("distance_aware", "text", "causal", kv_heads=6, small=True),
-    ),
-    Line(
-        "keys meet the vectors in the order of distances, not against it",
-        pairwise,
-        "_key_meets",
-        ("products.size(-1) + 1)", "products.size(-1))"),
-        at("disentangled", "text", "both"),
-    ),
-    Line(
-        "the key's clock is added",
-        pairwise,
-        "_scores",
-        ("scores -= block.of_keys", "scores += block.of_keys"),
-        at("clocked", "text", "both"),
-    ),
-    Line(
-        "a function's gradient is overwritten before its coefficients read it",
-        pairwise,
-        "_pull",
-        ("        for n, d in", "        d_scores[some] = d_bare\n        for n, d in"),
-        at("squeezing", "decoding", "causal, a window", kv_heads=6),
-    ),
-    Line(
-        "the derivative of a function sees a negative score",
-        distance_aware,
-        "rescaled_derivative",
-        (" * positive.sign()", ""),
-        at("distance_aware", "text", "causal"),
-    ),
-    Line(
-        "the derivative of a function forgets what a coefficient is multiplied by",
-        distance_aware,
-        "rescaled_derivative",
-        ("positive = score.relu()", "positive = torch.ones_like(score)"),
-        at("distance_aware", "text", "causal"),
-    ),
-    Line(
-        "the gradient of a bias is lost",
-        pairwise,
-        "_by_distance_backward",
-        ("block.give_line(d_lines.bias, by_distance.sum((0, 3)).flatten(0, 1))", "pass"),
-        at("t5 bidirectional", "text", "both"),
-    ),
-    Line(
-        "the gradient of a value's vectors is lost",
-        pairwise,
-        "backward",
-        ("block.give_vectors(d_lines.values, block.by_distance(work, weights), do)", "pass"),
-        at("shaw values", "text", "both"),
-    ),
-    Mutant(
-        "faint weights are no longer faint", pairwise, "LOWEST_LOG_WEIGHT", -8.0, at("learned slope", "text", "both")
-    ),
-)
-
-# --- far pairs --------------------------------------------------------------------------------------------------------
-
-FAR = (
-    Line(
-        "grouped queries are in turn",
-        far_passes,
-        "regions",
-        ("slice(kv.start * groups + g, ", "slice(kv.start * groups, "),
-        at("nope", "text", "both"),
-    ),
-    Line(
-        "the horizon is too near",
-        far,
-        "_horizons",
-        ("(2 * abs(inputs.scale) * longest_q * longest_k + below) / -slopes", "1 / -slopes"),
-        at("alibi", "text", "causal", small=True),
-    ),
-    Line(
-        "what a slope gives a whole row is dropped",
-        far._Far,
-        "__call__",
-        ("row = row if more is None else more if row is None else row + more", "pass"),
-        at("alibi", "text", "causal", small=True),
-    ),
-    Line(
-        "a slope counts from a corner one off",
-        far._Far,
-        "_sloped",
-        (
-            "section.start - (section.last - 1) - self.tile.distance",
-            "section.start - section.last - self.tile.distance",
-        ),
-        at("alibi", "text", "causal", small=True),
-    ),
-    Line(
-        "to the right a slope counts from a corner one off",
-        far._Far,
-        "_sloped",
-        (
-            "section.first - (section.stop - 1) + self.tile.distance",
-            "section.first - section.stop + self.tile.distance",
-        ),
-        at("alibi bidirectional", "text", "both", small=True),
-    ),
-    Line(
-        "a clock is not counted from the corner",
-        far._Far,
-        "__call__",
-        ("(here - corner).to(dtype)", "here.to(dtype)"),
-        at("clocked", "text", "both"),
-    ),
-    Line(
-        "the gradient of the keys' clock is lost",
-        far_passes,
-        "_sections_backward",
-        (".sub_(here / inputs.scale)", ".sub_(0 * here)"),
-        at("clocked", "text", "both"),
-    ),
-    Line(
-        "the gradient of the log-sum-exp is lost",
-        far_passes,
-        "_sections_backward",
-        ("        if grads.dlse is not None:\n            do[", "        if False:\n            do["),
-        at("nope", "text", "both"),
-    ),
-    Line(
-        "the constant far to the right is lost",
-        far_passes,
-        "constant_of",
-        ("constant += lines.bias[:, -1:]", "pass"),
-        at("t5 bidirectional", "text", "both", small=True),
-    ),
-    Line(
-        "the gradient of the constant far to the right is lost",
-        far_passes,
-        "right_backward",
-        ("d_lines.bias[:, -1] += d_constant.sum((0, 2))", "pass"),
-        at("t5 bidirectional", "text", "both", small=True),
-    ),
-    Line(
-        "weights far to the right do not carry the value's vector",
-        far_passes,
-        "_output_to_the_right",
-        ("(out.to(inputs.dtype) - values[:, -1:]).to(out.dtype)", "out"),
-        at("shaw values", "text", "both"),
-    ),
-    Line(
-        "a token counts itself twice",
-        plan.Plan,
-        "straight_from",
-        ("max(self.width, 1)", "self.width"),
-        at("alibi bidirectional", "text", "both"),
-    ),
-    Line(
-        "a bent line is counted from a distance before it is straight",
-        tiled,
-        "_straightened",
-        ("first = first - slopes[0][:, None] * width", "pass"),
-        at("bent line", "text", "both"),
-    ),
-    Line(
-        "what all keys far to the left have is left out of the log-sum-exp",
-        tiled._Offset,
-        "put_back",
-        ("lse = lse + self.bias", "pass"),
-        at("t5 bidirectional", "text", "both", small=True),
-    ),
-    Line(
-        "a vector added to the query is lost on far keys",
-        tiled,
-        "_shifted",
-        ("return (call.query + shift[:, None]).to(call.query.dtype)", "return call.query"),
-        at("of each key", "text", "both"),
-    ),
-    Mutant(
-        "keys to the right are taken for keys to the left",
-        tiled,
-        "_looks_right",
-        lambda call: False,
-        at("shaw values", "text", "both"),
-    ),
-)
-
-# --- the fused kernel, and what is folded -----------------------------------------------------------------------------
-
-SECTIONS = (
-    Line(
-        "triangles to the left of a window lose their diagonal",
-        fused,
-        "_mask",
-        (".tril_(-1)", ".tril_()"),
-        at("nope", "text", "a window", small=True),
-    ),
-    Line(
-        "halves of a triangle leave the square between them out",
-        fused,
-        "_triangle",
-        ("        yield Section(middle, b, a + apart, middle + apart)", "        yield from ()"),
-        at("nope", "text", "causal", small=True),
-    ),
-    Line(
-        "merging weighs the other section",
-        fused,
-        "merge",
-        ("share = (more_lse - both).exp()", "share = (lse - both).exp()"),
-        at("nope", "text", "causal", small=True),
-    ),
-    Line(
-        "a number of the whole row is taken off",
-        fused,
-        "forward",
-        ("more_lse = more_lse + row", "more_lse = more_lse - row"),
-        at("alibi", "text", "causal", small=True),
-    ),
-    Line(
-        "the backward pass forgets a number of the whole row",
-        fused,
-        "backward",
-        ("lse[:, :, queries] - row", "lse[:, :, queries]"),
-        at("alibi", "text", "causal", small=True),
-    ),
+FOLDED = (
     Line(
         "a vector added to the query is not folded",
         sdpa,
@@ -482,4 +205,4 @@ TURNS = (
     ),
 )
 
-MUTANTS = TILES + NEAR + FAR + SECTIONS + TURNS
+MUTANTS = TILES + FOLDED + TURNS

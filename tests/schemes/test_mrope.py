@@ -168,7 +168,7 @@ def test_what_is_generated_after_an_image_goes_on_as_the_whole_text(form: str) -
 @pytest.mark.parametrize(
     "scheme", [MRoPE(HEAD_DIM, SECTIONS, "interleaved"), RoPE3D(HEAD_DIM)], ids=["mrope", "rope_3d"]
 )
-@pytest.mark.parametrize("backend", ["reference", "tiled", "sdpa"])
+@pytest.mark.parametrize("backend", ["reference", "native", "sdpa"])
 def test_texts_with_images_that_are_packed_are_each_by_itself(scheme: posenc.Scheme, backend: str) -> None:
     texts = [Positions.multimodal(PARTS), Positions.multimodal([(2, 3, 1), 4])]
     lengths = [len(text) for text in texts]

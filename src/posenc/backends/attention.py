@@ -83,15 +83,14 @@ def attention(
     - ``scale``: the factor of the scores, by default 1/sqrt(head_dim).
     - ``enable_gqa``: accepted for PyTorch's sake, and changes nothing.
     - ``backend``: ``"auto"`` (`explain` returns the choice), or one of ``"sdpa"``, ``"native"``, ``"triton"``,
-      ``"tiled"``, ``"flex"``, ``"chunked"`` and ``"reference"``. A named backend runs or raises ValueError; it never
+      ``"flex"``, ``"chunked"`` and ``"reference"``. A named backend runs or raises ValueError; it never
       falls back.
     - ``return_lse``: also return the log-sum-exp of each row of scores, (batch, heads, queries), which `merge` needs.
       Where scores are logarithms of unnormalized weights, as in stick-breaking, it is the logarithm of their sum.
     - ``skip_below``: the fraction of a row's attention weight that may be skipped. Where a term decays with distance,
       distant keys whose total weight is at most this fraction, whatever the queries and keys, are not computed and
       their values are not read: NaN in them does not propagate. A distant key with a larger score is computed.
-      Supported by ``"native"``, ``"triton"``, ``"flex"`` and, on the CPU, ``"tiled"``; `explain` reports how much is
-      computed.
+      Supported by ``"native"``, ``"triton"`` and ``"flex"``; `explain` reports how much is computed.
       Default: 2**-32, a 256th of float32 rounding (2**-61 for float64 inputs); ``0.0`` computes everything.
     - ``key_norms`` (batch, kv_heads, keys): the norms of the rotated keys, if the caller has them, as `KVCache` does. A
       few queries then need not read the keys that they skip. Norms that are too small skip keys that count.

@@ -21,15 +21,14 @@ from posenc.backends.native.library import warn_if_not_built
 from posenc.backends.reference import REFERENCE
 from posenc.backends.sdpa import SDPA, is_plain
 from posenc.backends.skipping import computed_share
-from posenc.backends.tiled.backend import TILED, has_far_keys, kernels_of, width_of
 from posenc.backends.triton.backend import TRITON, counted_share
 from posenc.encoding.pieces import Bias, Function, Meeting
 from posenc.positions.tiles import tiles
 
-BACKENDS: tuple[Backend, ...] = (SDPA, NATIVE, TRITON, TILED, FLEX, CHUNKED, REFERENCE)
+BACKENDS: tuple[Backend, ...] = (SDPA, NATIVE, TRITON, FLEX, CHUNKED, REFERENCE)
 
 # At most this many scores of all heads are held at once, 16 MB in float32. For fewer scores of one head than FEW_PAIRS,
-# dense attention is faster than blocks (docs/decisions/009-chunked-and-tiled.md); than FEW_ON_PLANE, with two
+# dense attention is faster than blocks; than FEW_ON_PLANE, with two
 # coordinates, faster than the kernel (docs/decisions/010-kernel-in-cpp.md).
 FEW_SCORES = 2**22
 FEW_PAIRS = 2**14
@@ -169,11 +168,6 @@ class _Asked:
             return False
         return self.takes(NATIVE) and self.is_worth_tiles(PAIRS_PER_KERNEL_TILE)
 
-    def is_straight(self) -> bool:
-        """Tiles, of which most are straight."""
-        width = width_of(self.call) if not self.is_cuda() and self.is_tiled() else None  # on a GPU not measured yet
-        return width is not None and has_far_keys(self.call, width)
-
     def has_few_dense_rows(self) -> bool:
         """Scores are a few rows."""
         return self.has_few_queries
@@ -199,10 +193,6 @@ class _Asked:
     def has_function(self) -> bool:
         """A GPU's kernel computes the score function on the fly."""
         return self.is_cuda() and self.takes(FLEX)
-
-    def is_tiled(self) -> bool:
-        """Tiles."""
-        return self.takes(TILED) and self.is_worth_tiles()
 
     def has_mask(self) -> bool:
         """A mask can be held: there are few scores, or it is given for every pair and no term is added to it."""
@@ -238,15 +228,11 @@ CHOICES = (
     Choice(SDPA, _Asked.has_few_rows, FEW),
     Choice(NATIVE, _Asked.suits_kernel, ON_THE_FLY),
     Choice(SDPA, _Asked.has_small_mask, "there are few enough tokens for a dense mask"),
-    Choice(
-        TILED, _Asked.is_straight, "the scores are linear in distance beyond a cutoff, and the mask splits into tiles"
-    ),
     Choice(REFERENCE, _Asked.has_few_dense_rows, FEW),
     Choice(TRITON, _Asked.meets_vectors, VECTORS),
     Choice(TRITON, _Asked.is_simple_far_away, FAR),
     Choice(TRITON, _Asked.is_learned, LEARNED),
     Choice(FLEX, _Asked.has_function, "a fused kernel computes the score function on the fly"),
-    Choice(TILED, _Asked.is_tiled, "the scores depend on distance, computed one block at a time"),
     Choice(SDPA, _Asked.has_mask, "there are few enough scores for a dense mask"),
     Choice(REFERENCE, _Asked.has_few_scores, "there are few scores"),
     Choice(CHUNKED, _Asked.is_any, "the scores are too many to hold at once"),
@@ -314,10 +300,7 @@ def explain(call: Call) -> Explanation:
     if backend is NATIVE and call.query.dtype != call.dtype:
         name = str(call.query.dtype).removeprefix("torch.")
         why += f"; it multiplies in {name}" if keeps_bfloat16(call) else f"; it converts {name} to float32"
-    kernels = kernels_of(call) if backend is TILED else None
-    if kernels is not None:
-        why += f": {kernels}"
-    if backend is TRITON or kernels is not None or (backend is FLEX and call.query.device.type == "cuda"):
+    if backend is TRITON or (backend is FLEX and call.query.device.type == "cuda"):
         why += "; of GPUs, it was timed on an H100 alone"
     reasons = {other.name: other.refuses(call) for other in BACKENDS}
     refusals = {name: reason for name, reason in reasons.items() if reason is not None}

@@ -1,11 +1,8 @@
-"""What the backends that compute tile by tile, native, triton and tiled, ask of a call and of its terms."""
+"""What the backends that compute tile by tile, native and triton, ask of a call and of its terms."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from functools import reduce
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,10 +89,6 @@ def _differs_between_heads(piece: Fold, call: Call) -> bool:
     return piece.key is not None and not one_or(piece.key.size(1), call.key.size(1))
 
 
-def _has_no_name(piece: Function, call: Call) -> bool:
-    return not all(_is_named(f) for f in (piece.apply, piece.derivative) if f is not None)
-
-
 NO_SEGMENTS = Unless(
     "a score term depends on segments", lambda term, call: term.distance is not None and term.distance.axis == "segment"
 )
@@ -104,7 +97,6 @@ HIDES = Unless("a score term masks keys", lambda piece, call: piece.hides)
 SAME_FOR_QUERIES = Unless("a vector added to the query differs from token to token", _differs_between_queries)
 SAME_FOR_GROUPS = Unless("a vector added to the key differs from query head to query head", _differs_between_heads)
 BY_DISTANCE = Unless("a score term is a function of both coordinates", lambda piece, call: piece.reads_coordinates)
-NAMED = Unless("a score term's function is not at module level, so an operator cannot find it by name", _has_no_name)
 NO_ROWS = never("a score term needs whole rows of scores")
 
 KINDS: dict[type[Term], tuple[Unless, ...]] = {
@@ -112,37 +104,11 @@ KINDS: dict[type[Term], tuple[Unless, ...]] = {
     Meeting: (NO_SEGMENTS, ONE_AXIS),
     Fold: (SAME_FOR_QUERIES, SAME_FOR_GROUPS),
     Clock: (),
-    Function: (ONE_AXIS, BY_DISTANCE, NAMED),
+    Function: (ONE_AXIS, BY_DISTANCE),
     Row: NO_ROWS,
     Value: (ONE_AXIS,),
 }
 """What tiles can do with each kind; a backend may do more, or less."""
-
-
-# -- names of functions -----------------------------------------------------------------------------------------------
-
-
-def name_of(function: Callable[..., Any]) -> str:
-    """The name of a module-level function, "module:function"."""
-    return f"{function.__module__}:{function.__qualname__}"
-
-
-def by_name(name: str) -> Callable[..., Any]:
-    """The inverse of `name_of`."""
-    module, _, qualname = name.partition(":")
-    found: Any = reduce(getattr, qualname.split("."), importlib.import_module(module))
-    return found
-
-
-def _is_named(function: Callable[..., object]) -> bool:
-    try:
-        return by_name(name_of(function)) is function
-    except (AttributeError, ImportError):
-        return False
-
-
-# Same as torch.compiler.assume_constant_result, which would import the whole compiler.
-_is_named._dynamo_marked_constant = name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 # -- distances --------------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ SIZES: tuple[Callable[[], Options], ...] = (
 )
 """The kernel's sizes, from PyTorch's own to the smallest; functions, since numbers of a dict might become symbolic."""
 _FITTING: dict[Hashable, int] = {}  # of what is known not to fit the first, the first that may
+HALF = (torch.bfloat16, torch.float16)
 NO_SIZES = "No valid triton configs"  # the error where a kernel does not fit
 
 
@@ -52,7 +53,7 @@ def attend(how: tuple[Any, ...], reads_pairs: bool) -> tuple[Tensor, Tensor | No
     if query.device.type == "cpu":
         with compat.compilations(COMPILATIONS):
             return _compiled(False)(SIZES[0], False, *how)
-    first = int(reads_pairs and query.dtype in compat.HALF and query.size(-1) == 64)
+    first = int(reads_pairs and query.dtype in HALF and query.size(-1) == 64)
     if torch.compiler.is_compiling():
         return _attend(SIZES[first], False, *how)
     kind = query.device, query.dtype, query.size(-1), value.size(-1), first, torch.is_grad_enabled()
@@ -67,7 +68,7 @@ def attend(how: tuple[Any, ...], reads_pairs: bool) -> tuple[Tensor, Tensor | No
             last, _FITTING[kind] = error, min(size + 1, len(SIZES) - 1)
     channels = f"{query.dtype} with {query.size(-1)} channels"
     raise RuntimeError(
-        f"no size of FlexAttention's kernel fits this GPU for {channels}: use another backend, such as 'tiled'"
+        f"no size of FlexAttention's kernel fits this GPU for {channels}: use another backend, such as 'chunked'"
     ) from last
 
 

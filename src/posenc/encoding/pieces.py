@@ -261,12 +261,10 @@ class BrokenLine:
 class Function(Piece):
     """Any elementwise function of the score: s_ij becomes apply(s_ij, *c).
 
-    - ``apply`` is a module-level function, not a closure, and depends only on its arguments, so that it can be named.
+    - ``apply`` depends only on its arguments.
     - ``coefficients`` takes distances (...) and returns the c, each (heads or 1, ...). With ``distance`` None it takes
       the coordinates of query and key, which broadcast.
     - ``adds``: apply(s, *c) = s + apply(0, *c).
-    - ``derivative``, also a module-level function, returns the gradients of s and of each c, all in the shape of s:
-      derivative(gradient, s, *c) -> (gradient, ...). None: autograd, which is slower.
     - ``formula`` names the function for kernels that cannot call Python: "relu times" is ReLU(s) c, "cap" is c tanh(s /
       c).
     - ``broken``: for integer coordinates, apply(s, *c) is s plus this piecewise linear function.
@@ -277,7 +275,6 @@ class Function(Piece):
     coefficients: Callable[..., tuple[Tensor, ...]] = field(default=_none)
     distance: Distance | None = None
     adds: bool = False
-    derivative: Callable[..., tuple[Tensor, ...]] | None = None
     formula: Literal["relu times", "cap"] | None = None
     broken: BrokenLine | None = None
     scheme: str = "the scheme"

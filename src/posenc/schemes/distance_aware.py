@@ -58,7 +58,7 @@ class DistanceAware(Scheme):
     ) -> tuple[Function, ...]:
         """ReLU(s_ij) f(w |p_i - p_j|; v)."""
         distance = Distance("DistanceAware", num_heads=self.num_heads)
-        return (Function(rescaled, self._coefficients, distance, derivative=rescaled_derivative, formula="relu times"),)
+        return (Function(rescaled, self._coefficients, distance, formula="relu times"),)
 
     def _coefficients(self, r: Tensor) -> tuple[Tensor]:
         return (self.factor(r.to(torch.promote_types(self.w.dtype, torch.float32))),)
@@ -67,12 +67,6 @@ class DistanceAware(Scheme):
 def rescaled(score: Tensor, factor: Tensor) -> Tensor:
     """ReLU(s) f."""
     return score.relu() * factor
-
-
-def rescaled_derivative(gradient: Tensor, score: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of s, which is 0 where s <= 0, and of f."""
-    positive = score.relu()
-    return gradient * factor * positive.sign(), positive.mul_(gradient)
 
 
 ENTRY = Entry(

@@ -39,7 +39,7 @@ class Softcap(Scheme):
         """cap tanh(s_ij / cap). The cap is a coefficient that does not depend on distance."""
         axis, caps = (None, self._caps_of_each) if query_positions.coords.dim() == 3 else (0, self._caps)
         distance = Distance("Softcap", axis=axis, tail="constant")
-        return (Function(capped, caps, distance, derivative=capped_derivative, formula="cap"),)
+        return (Function(capped, caps, distance, formula="cap"),)
 
     def _caps(self, r: Tensor) -> tuple[Tensor]:
         return (torch.full((1, *r.shape), self.cap, dtype=widest(r.device), device=r.device),)
@@ -51,14 +51,6 @@ class Softcap(Scheme):
 def capped(score: Tensor, cap: Tensor) -> Tensor:
     """cap tanh(s / cap)."""
     return cap * torch.tanh(score / cap)
-
-
-def capped_derivative(gradient: Tensor, score: Tensor, cap: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of s, with the derivative 1 - tanh^2, and of the cap."""
-    ratio = score / cap
-    t = torch.tanh(ratio)
-    of_score = gradient * (1 - t * t)
-    return of_score, gradient * t - of_score * ratio
 
 
 ENTRY = Entry(

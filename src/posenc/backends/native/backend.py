@@ -36,7 +36,6 @@ KINDS: dict[type[Term], tuple[Unless, ...]] = eligible.KINDS | {
     Function: (
         Unless(BESIDE, lambda piece, call: piece.is_planar),
         _of_score(*eligible.BY_DISTANCE),
-        _of_score(*eligible.NAMED),
         _of_score(
             "a score term is a function of the score that the kernel does not support",
             lambda piece, call: piece.formula not in FUNCTIONS or piece.distance is None,

@@ -39,7 +39,6 @@ KINDS: dict[type[Term], tuple[Unless, ...]] = eligible.KINDS | {
             lambda piece, call: piece.broken is not None and not _is_step(call),
         ),
         Unless(eligible.BY_DISTANCE.reason, lambda piece, call: piece.broken is None and piece.reads_coordinates),
-        eligible.NAMED,
         Unless(
             "a score term is a function of the score that the kernel does not support",
             lambda piece, call: piece.broken is None and (piece.formula != "relu times" or piece.distance is None),

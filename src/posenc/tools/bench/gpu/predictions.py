@@ -80,8 +80,7 @@ MARGIN = 0.05
 RULES: dict[str, tuple[str, dict[str, str]]] = {
     "nothing added": (PLAIN, {"sdpa": ANY, "triton": PLAIN, "flex": FLEX}),
     "a line in distance (ALiBi)": (LINE, {"triton": LINE, "flex": "alibi, flex"}),
-    "a learned table (T5)": (TABLE, {"triton": TABLE, "tiled": "learned t5, tiled", "flex": "learned t5, flex"}),
-    "vectors by distance (Shaw)": (VECTORS, {"triton": VECTORS, "tiled": "shaw, tiled"}),
+    "a learned table (T5)": (TABLE, {"triton": TABLE, "flex": "learned t5, flex"}),
 }
 
 

@@ -15,7 +15,7 @@ FLEX = "nothing added, flex"
 LINE, TABLE = "alibi, triton", "learned t5, triton"
 VECTORS, DENSE = "shaw, triton", "transformer_xl, triton"
 BIASED = ("alibi" + ways.MADE_BEFORE, "learned t5" + ways.MADE_BEFORE)
-CHOICES = (LINE, ways.PLAIN, FLEX, "alibi, flex", TABLE, "learned t5, tiled", VECTORS, "shaw, tiled")
+CHOICES = (LINE, ways.PLAIN, FLEX, "alibi, flex", TABLE, VECTORS)
 OTHERS = (DENSE, "rope, auto", *BIASED)
 DECODED = (ways.ANY, *(f"{name}, auto" for name in ("nope", "alibi", "t5", "shaw", "fire")), *BIASED)
 SLOW = "learned t5, flex"  # near half a second a step, when it was first measured
@@ -37,7 +37,7 @@ def _timed_items(place: Place) -> Iterator[str]:
     yield from (f"{long} {ROTATION} {way}" for way in (ways.COPY, "rope"))
     yield from both(long, ways.PLAIN, VECTORS, FLEX, "alibi, flex")
     yield from both(short, ways.AGAIN)
-    yield from both(long, "learned t5, tiled", "shaw, tiled", *OTHERS)
+    yield from both(long, *OTHERS)
     yield from both(short, SLOW)
 
 
