@@ -295,9 +295,9 @@ def test_a_scheme_is_shown_with_its_signature_formula_and_claims(capsys: pytest.
     assert capsys.readouterr().out.startswith("NoPE()\n")
     assert main(["schemes", "fox"]) == 0
     assert "\nusers" not in capsys.readouterr().out  # of which none is known
-    assert main(["schemes", "ProportionalRoPE", "rope+ALiBi"]) == 0
+    assert main(["schemes", "XPos", "rope+ALiBi"]) == 0
     shown = capsys.readouterr().out
-    kinds = ["ProportionalRoPE", "RoPE", "ALiBi"]
+    kinds = ["XPos", "RoPE", "ALiBi"]
     assert [kind for kind in kinds if f"\n{kind}(" in f"\n{shown}"] == kinds
     for wrong, near in (("ropee", "rope"), ("ALiBI", "ALiBi"), ("p-rope", "p_rope")):
         assert main(["schemes", wrong]) == 2
@@ -308,8 +308,8 @@ def test_a_scheme_is_shown_with_its_signature_formula_and_claims(capsys: pytest.
 
 
 TWO = (
-    ": p-RoPE of Barbero et al. 2024 is ProportionalRoPE (p_rope), PRoPE of Li et al. 2025, for cameras, is Cameras "
-    "(cameras)"
+    ": p-RoPE of Barbero et al. 2024 is RoPE with the scaling Proportional (p_rope), PRoPE of Li et al. 2025, for "
+    "cameras, is Cameras (cameras)"
 )
 """What is said of a name that is that of two schemes."""
 

@@ -670,7 +670,6 @@ def test_check_index_names_what_it_checks() -> None:
 
 TURNING = {
     "RoPE": posenc.RoPE(4),
-    "PartialRoPE": posenc.PartialRoPE(4),
     "XPos": posenc.XPos(4),
     "PoPE": posenc.PoPE(4),
     "ReRoPE": posenc.ReRoPE(4, 3),

@@ -101,9 +101,9 @@ law holds. A law says what the scheme does to scores, and not how good a model w
 ```{{eval-rst}}
 .. currentmodule:: posenc
 
-.. autoclass:: {title}
+.. autoclass:: {kind}
    :members:
-   :show-inheritance:
+   :show-inheritance:{index}
 ```
 """
 RATIOS = """*How to read it.* 1.00 is causal attention without positions, on the same tensors. Below 1 is faster: keys
@@ -218,6 +218,8 @@ def page(entry: Entry) -> str:
     return PAGE.format(
         title=entry.title,
         name=entry.name,
+        kind=entry.scheme.__name__,
+        index="\n   :no-index:" if any(entry.variant) else "",
         signature=entry.signature,
         does=f"{sentence(entry.does)}.",
         doors=", ".join(entry.doors) or "none",

@@ -63,8 +63,6 @@ if TYPE_CHECKING:
     from posenc.schemes.mla import MLA as MLA
     from posenc.schemes.mrope import MRoPE as MRoPE
     from posenc.schemes.nope import NoPE as NoPE
-    from posenc.schemes.p_rope import ProportionalRoPE as ProportionalRoPE
-    from posenc.schemes.partial_rope import PartialRoPE as PartialRoPE
     from posenc.schemes.pope import PoPE as PoPE
     from posenc.schemes.query_scale import QueryScale as QueryScale
     from posenc.schemes.re_rope import ReRoPE as ReRoPE
@@ -130,8 +128,6 @@ _HOMES = {
     "Learned": "schemes.learned",
     "NoPE": "schemes.nope",
     "RoPE": "schemes.rope",
-    "PartialRoPE": "schemes.partial_rope",
-    "ProportionalRoPE": "schemes.p_rope",
     "XPos": "schemes.xpos",
     "PoPE": "schemes.pope",
     "LeRoPE": "schemes.le_rope",
@@ -180,8 +176,10 @@ _ROOMS = {
 __all__ = [*_HOMES, *_ROOMS]
 
 
-# What other libraries call them.
+# What other libraries call them, or posenc did.
 _FOREIGN = {
+    "PartialRoPE": "RoPE(head_dim, rotary_dim=...)",
+    "ProportionalRoPE": "RoPE(head_dim, scaling=posenc.Proportional(share))",
     "PRoPE": "",  # a former name, and of two schemes
     **dict.fromkeys(("RotaryEmbedding", "RotaryPositionEmbedding", "RotaryPositionalEmbeddings"), "RoPE"),
     **dict.fromkeys(("AlibiPositionalBias", "ALiBiBias", "get_slopes"), "ALiBi"),

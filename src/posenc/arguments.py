@@ -111,8 +111,8 @@ def meant(value: object, names: Sequence[str]) -> str:
         return ""
     if value.lower() == "prope":
         return (
-            ": p-RoPE of Barbero et al. 2024 is ProportionalRoPE (p_rope), PRoPE of Li et al. 2025, for cameras, is "
-            "Cameras (cameras)"
+            ": p-RoPE of Barbero et al. 2024 is RoPE with the scaling Proportional (p_rope), PRoPE of Li et al. 2025, "
+            "for cameras, is Cameras (cameras)"
         )
     close = difflib.get_close_matches(value, names, n=1) or [n for n in names if n.lower() == value.lower()]
     return f" (did you mean {close[0]!r}?)" if close else ""

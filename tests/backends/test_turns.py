@@ -18,9 +18,7 @@ from posenc import (
     LeRoPE,
     MixedRoPE,
     NoPE,
-    PartialRoPE,
     Positions,
-    ProportionalRoPE,
     RoPE,
     Scheme,
     Shaw,
@@ -77,8 +75,7 @@ CONVENTIONS = {
     "some channels, interleaved": Convention(rope(rotary_dim=6, layout="interleaved")),
     "from another channel on": Convention(rope(rotary_dim=4, first_channel=5, layout="interleaved")),
     "the last channels": Convention(rope(first_channel=4)),
-    "partial": Convention(lambda: PartialRoPE(HEAD_DIM)),
-    "proportional": Convention(lambda: ProportionalRoPE(HEAD_DIM, 0.5)),
+    "proportional": Convention(rope(scaling=posenc.Proportional(0.5))),
     "a turn that lengthens": Convention(rope(scaling=YaRN(4.0, 16))),
     "frequencies of each row's length": Convention(
         rope(scaling=DynamicNTK(2.0, 16)), lambda: same(padded("lrn", TOKENS))

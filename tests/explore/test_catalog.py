@@ -65,7 +65,7 @@ def test_a_formula_that_is_not_latex_is_seen() -> None:
 
 @ENTRIES
 def test_an_example_runs_and_gives_what_a_layer_needs(entry: Entry) -> None:
-    assert f"posenc.{entry.title}(" in entry.example
+    assert f"posenc.{entry.scheme.__name__}(" in entry.example
     assert 1 <= len(entry.example.splitlines()) <= 3
     names: dict[str, Any] = {}
     exec(GIVEN, names)
@@ -109,7 +109,11 @@ def test_the_options_build_what_the_catalog_builds(entry: Entry) -> None:
         assert option.required or option.optional or option.default is not None
     grid = explorer.GRIDS[entry.least_axes]
     built = entry.build(replace(SHAPE, max_positions=64, grid=grid))
-    data = {option.name: getattr(built, option.name) for option in options if option.name in DATA}
+    data = {
+        option.name: getattr(built, option.name)
+        for option in options
+        if option.name in DATA or isinstance(option.built, dict)
+    }
     made = entry.scheme(**{option.name: option.built for option in options if option.built is not None} | data)
     assert repr(made) == repr(built)
     shapes = [{name: value.shape for name, value in scheme.state_dict().items()} for scheme in (made, built)]

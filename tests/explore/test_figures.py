@@ -169,8 +169,8 @@ def test_a_figure_says_what_it_is(figure: str, figures: Node) -> None:
 def test_any_scheme_has_a_picture(entry: Entry, figures: Node) -> None:
     found = figures("figure", name="scheme", state={"scheme": entry.name})
     assert found["says"].startswith(entry.title)
-    assert entry.title in found["line"]
-    assert f"posenc.{entry.title}(" in found["use"]
+    assert entry.scheme.__name__ in found["line"]
+    assert f"posenc.{entry.scheme.__name__}(" in found["use"]
     copied(found["use"])
     agrees(found)
     for change in found["choices"]:

@@ -39,10 +39,13 @@ def by(share: float, base: float, layout: str) -> Callable[[Tensor, Any], Tensor
     return lambda x, p: turned(x, rows(p), share, base, layout)
 
 
+def scaling(share: float) -> dict[str, Any]:
+    return {"rope_type": "proportional", "partial_rotary_factor": share}
+
+
 CASES = {
-    "p_rope": Case(lambda ProportionalRoPE: ProportionalRoPE(HEAD_DIM, 0.7, 77.0), rotate=by(0.7, 77.0, "half")),
+    "p_rope": Case(lambda RoPE: RoPE(HEAD_DIM, 77.0, scaling=scaling(0.7)), rotate=by(0.7, 77.0, "half")),
     "p_rope interleaved": Case(
-        lambda ProportionalRoPE: ProportionalRoPE(HEAD_DIM, 0.5, 313.0, "interleaved"),
-        rotate=by(0.5, 313.0, "interleaved"),
+        lambda RoPE: RoPE(HEAD_DIM, 313.0, "interleaved", scaling=scaling(0.5)), rotate=by(0.5, 313.0, "interleaved")
     ),
 }

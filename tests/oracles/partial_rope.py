@@ -39,8 +39,8 @@ def by(share: float, base: float, layout: str) -> Callable[[Tensor, Any], Tensor
 
 
 CASES = {
-    "partial rope": Case(lambda Partial: Partial(HEAD_DIM, 0.7, 77.0), rotate=by(0.7, 77.0, "half")),
+    "partial rope": Case(lambda RoPE: RoPE(HEAD_DIM, 77.0, rotary_dim=4), rotate=by(0.7, 77.0, "half")),
     "partial rope interleaved": Case(
-        lambda Partial: Partial(HEAD_DIM, 2 / 3, 313.0, "interleaved"), rotate=by(2 / 3, 313.0, "interleaved")
+        lambda RoPE: RoPE(HEAD_DIM, 313.0, "interleaved", 4), rotate=by(2 / 3, 313.0, "interleaved")
     ),
 }

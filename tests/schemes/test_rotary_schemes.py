@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import MLA, LeRoPE, PartialRoPE, PoPE, Positions, ProportionalRoPE, RoPE, RotatedValues, XPos, YaRN
+from posenc import MLA, LeRoPE, PoPE, Positions, Proportional, RoPE, RotatedValues, XPos, YaRN
 from posenc.models import ForwardPass, KVCache
 from tests.oracles import xpos
 from tests.rounding import of_angles, of_sums
@@ -79,9 +79,9 @@ def proportional(x: Tensor, share: float, base: float) -> Tensor:
 @pytest.mark.parametrize(
     ("scheme", "theirs"),
     [
-        (lambda share: PartialRoPE(HEAD_DIM, share, 313.0), phis),
-        (lambda share: PartialRoPE(HEAD_DIM, share, 313.0, "interleaved"), glms),
-        (lambda share: ProportionalRoPE(HEAD_DIM, share, 313.0), proportional),
+        (lambda share: RoPE(HEAD_DIM, 313.0, rotary_dim=int(share * HEAD_DIM)), phis),
+        (lambda share: RoPE(HEAD_DIM, 313.0, "interleaved", int(share * HEAD_DIM)), glms),
+        (lambda share: RoPE(HEAD_DIM, 313.0, scaling=Proportional(share)), proportional),
     ],
     ids=["phi", "glm", "proportional"],
 )
@@ -102,7 +102,7 @@ def test_gemma_4_turns_proportionally_over_its_global_head_dim() -> None:
     cos, sin = rotary(x, IDS, "full_attention")
     assert rope["rope_type"] == "proportional"
     expected = gemma.apply_rotary_pos_emb(x, cos, sin, unsqueeze_dim=1)
-    scheme = ProportionalRoPE(32, rope["partial_rotary_factor"], rope["rope_theta"])
+    scheme = RoPE(32, rope["rope_theta"], scaling=Proportional(rope["partial_rotary_factor"]))
     torch.testing.assert_close(turned(scheme, x)[0], expected, **FLOAT)
 
 
@@ -111,8 +111,8 @@ def check_partial_is_not_proportional() -> None:
     x = torch.ones(1, 1, 1, HEAD_DIM, dtype=torch.float64)
     there = Positions(torch.tensor([[3]]))
     partial, proportional = (
-        kind(HEAD_DIM, 0.5, 100.0)(there, dtype=torch.float64).rotate(x, x)[0].flatten()
-        for kind in (PartialRoPE, ProportionalRoPE)
+        RoPE(HEAD_DIM, 100.0, **how)(there, dtype=torch.float64).rotate(x, x)[0].flatten()
+        for how in ({"rotary_dim": 8}, {"scaling": Proportional(0.5)})
     )
     assert ((partial - 1).abs() > 1e-9).nonzero().flatten().tolist() == list(range(8))
     assert ((proportional - 1).abs() > 1e-9).nonzero().flatten().tolist() == [*range(4), *range(8, 12)]
@@ -130,10 +130,8 @@ def test_partial_is_not_proportional() -> None:
 def test_the_ends_of_a_share() -> None:
     x = drawn(ROWS, HEADS, TOKENS, HEAD_DIM)
     rope, _ = turned(RoPE(HEAD_DIM), x)
-    assert torch.equal(turned(ProportionalRoPE(HEAD_DIM, 1.0), x)[0], rope)
-    assert torch.equal(turned(PartialRoPE(HEAD_DIM, 1.0), x)[0], rope)
-    assert torch.equal(turned(ProportionalRoPE(HEAD_DIM, 0.0), x)[0], x)
-    assert torch.equal(turned(PartialRoPE(HEAD_DIM, 0.5), x)[0], turned(RoPE(HEAD_DIM, rotary_dim=8), x)[0])
+    assert torch.equal(turned(RoPE(HEAD_DIM, scaling=Proportional(1.0)), x)[0], rope)
+    assert torch.equal(turned(RoPE(HEAD_DIM, scaling=Proportional(0.0)), x)[0], x)
 
 
 # --- LeRoPE ---------------------------------------------------------------------------------------------------------

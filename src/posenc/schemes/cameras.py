@@ -55,7 +55,7 @@ class Cameras(Scheme):
     Source: Li et al. 2025, "Cameras as Relative Positional Encoding" (arXiv 2507.10496), after the authors' code, which
     has c = r = d/2, base 100 and no skew, and inverts T as a rigid motion; Miyato et al. 2024, "GTA: A Geometry-Aware
     Attention Mechanism for Multi-View Transformers" (arXiv 2310.10375), in the form of that code. For p-RoPE of Barbero
-    et al. see `ProportionalRoPE`.
+    et al. see `Proportional`.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ ENTRY = Entry(
         "multiplies channels of q, k, v and the output by matrices of the camera that saw a patch, from 4 × 4 poses "
         "and intrinsics: PRoPE of Li et al., GTA"
     ),
-    limits="needs the cameras of all views; not p-RoPE, which is ProportionalRoPE",
+    limits="needs the cameras of all views; not p-RoPE, which is RoPE with the scaling Proportional",
     formula=lines(
         r"s_{ij} = \frac{q_i^{T} D_{ij} \, k_j}{\sqrt{d}}, \qquad o_i = \sum_j a_{ij} \, D_{ij} \, v_j, \qquad "
         r"P_n = \mathrm{diag}(K_n, 1) \, T_n \mbox{ of view } n",

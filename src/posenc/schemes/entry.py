@@ -136,6 +136,7 @@ class Entry:
     laws: frozenset[Law]
     cost: str
     build: Callable[[Shape], Scheme]
+    variant: tuple[str, str] = ("", "")  # title and signature, of a scheme whose class has an entry of its own
     needs_segments: bool = False
     axes: Literal["one", "two", "three", "any"] = "one"  # coordinates per token that it accepts
     learned: str = "nothing"
@@ -162,14 +163,15 @@ class Entry:
 
     @property
     def title(self) -> str:
-        """The class name, as papers spell it."""
-        return self.scheme.__name__
+        """The class name, as papers spell it, or that of a variant."""
+        return self.variant[0] or self.scheme.__name__
 
     @property
     def signature(self) -> str:
         """The signature without types and defaults: ``ALiBi(num_heads, form)``."""
         parameters = inspect.signature(self.scheme).parameters.values()
-        return f"{self.title}({', '.join(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)})"
+        names = ", ".join(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD)
+        return self.variant[1] or f"{self.title}({names})"
 
     @property
     def doors(self) -> tuple[str, ...]:

@@ -118,7 +118,7 @@ ENTRY = Entry(
     users="DeepSeek-V2 and V3, Kimi K2",
     url="https://arxiv.org/abs/2405.04434",
     avoid=(
-        "**Attention whose keys have no part for positions.** It is for multi-head latent attention; `PartialRoPE` "
-        "rotates a share of the channels of any attention."
+        "**Attention whose keys have no part for positions.** It is for multi-head latent attention; `RoPE` with a "
+        "rotary_dim rotates a share of the channels of any attention."
     ),
 )

@@ -14,8 +14,9 @@ class RoPE(Rotary):
         (a, b) -> (a cos p theta_k - b sin p theta_k,  a sin p theta_k + b cos p theta_k)
 
     on the channels (k, k + rotary_dim/2) in the "half" layout (Llama, GPT-NeoX) and (2k, 2k + 1) in the "interleaved"
-    one (the paper, GPT-J). Channels from rotary_dim on are unchanged. The inner product of a rotated query and a
-    rotated key depends only on p_j - p_i. Values are unchanged. Nothing is learned.
+    one (the paper, GPT-J). Channels from rotary_dim on are unchanged (GPT-NeoX, Phi and GLM, whose configurations have
+    their share, ``partial_rotary_factor``); the scaling `Proportional` has other frequencies and pairs. The inner
+    product of a rotated query and a rotated key depends only on p_j - p_i. Values are unchanged. Nothing is learned.
 
     With several ``axes`` (the row and column of a patch), each axis rotates rotary_dim/axes channels by the formula
     above, with rotary_dim/axes in place of rotary_dim and its own coordinate as p. The pairs of axis 0 come first, then

@@ -13,6 +13,7 @@ import torch
 from posenc import schedules
 from posenc.arguments import shown
 from posenc.positions.tiles import Chunk, Window, window_words
+from posenc.rotation.scalings import Proportional
 from posenc.schedule import Schedule
 from posenc.scheme import Scheme
 from posenc.schemes.catalog import CATALOG, entries_of
@@ -112,7 +113,9 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 
 
 def _plain(value: Any) -> Any:
-    """The value if it is one of JSON; else None."""
+    """The value if it is one of JSON, or the scaling of a scheme of the catalog; else None."""
+    if isinstance(value, Proportional):
+        return {"kind": "proportional", "share": value.share}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return value if isinstance(value, str | int | float) else None
@@ -191,7 +194,7 @@ def _parts(schedule: Schedule, layers: Sequence[int]) -> Sequence[Scheme]:
 
 
 def _named(scheme: Scheme) -> str:
-    return next(entry.name for entry in CATALOG if entry.scheme is type(scheme))
+    return next(entry.name for entry in CATALOG if entry.title == type(scheme).__name__)
 
 
 # --- evidence -------------------------------------------------------------------------------------------------------

@@ -187,7 +187,7 @@ def _bounded(name: str, value: Any) -> None:
 
 def _option(name: str, value: Any) -> Any:
     if name == "scaling" and isinstance(value, dict):
-        kinds = {kind.__name__: kind for kind in SCALINGS}
+        kinds = {kind.__name__: kind for kind in SCALINGS} | {"proportional": scalings.Proportional}
         given = {key: _option(key, part) for key, part in value.items() if key != "kind"}
         kind = str(value.get("kind"))
         check_name("scaling.kind", kind, list(kinds))

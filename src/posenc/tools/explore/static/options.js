@@ -172,7 +172,7 @@ export function python(entry, options) {
                 (required || JSON.stringify(options[name]) !== JSON.stringify(usual)),
         )
         .map(({ name }) => `${name}=${options[name] === null ? (DATA[name] ?? "None") : literal(options[name])}`);
-    return `posenc.${entry.title}(${given.join(", ")})`;
+    return `posenc.${entry.signature.split("(")[0]}(${given.join(", ")})`;
 }
 
 /** The imports of the user's own schemes among these, and the seed of what they learn. */
@@ -187,6 +187,7 @@ export function literal(value) {
     if (value === null) return "None";
     if (typeof value === "boolean") return value ? "True" : "False";
     if (Array.isArray(value)) return `(${value.map(literal).join(", ")}${value.length === 1 ? "," : ""})`;
+    if (value.kind === "proportional") return `posenc.Proportional(${value.share})`;
     return typeof value === "string" ? `"${value}"` : String(value);
 }
 

@@ -7,7 +7,7 @@ import { CARoPE, SelectiveRoPE } from "posenc/math/rotate/clocks.js";
 import { Cameras } from "posenc/math/rotate/cameras.js";
 import { FoPE, LieRE, MixedRoPE, STRING } from "posenc/math/rotate/learned.js";
 import { PoPE, QueryScale, TUPE, XPos } from "posenc/math/rotate/others.js";
-import { LeRoPE, MLA, PartialRoPE, ProportionalRoPE, RoPE, RotatedValues } from "posenc/math/rotate/rope.js";
+import { LeRoPE, MLA, RoPE, RotatedValues } from "posenc/math/rotate/rope.js";
 // Pair doors.
 import { DualChunk, ReRoPE, SelfExtend } from "posenc/math/bands.js";
 import { AbsoluteInAttention } from "posenc/math/score/absolute_in_attention.js";
@@ -48,8 +48,8 @@ export const SCHEMES = {
     mixed_rope: MixedRoPE,
     mla: MLA,
     mrope: MRoPE,
-    p_rope: ProportionalRoPE,
-    partial_rope: PartialRoPE,
+    p_rope: RoPE,
+    partial_rope: RoPE,
     pope: PoPE,
     query_scale: QueryScale,
     rope: RoPE,

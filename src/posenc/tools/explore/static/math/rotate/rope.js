@@ -111,24 +111,6 @@ export class RoPE {
     }
 }
 
-/** RoPE of the first n = floor(share head_dim) channels. */
-export class PartialRoPE extends RoPE {
-    constructor({ head_dim, share, base, layout, scaling }) {
-        const turning = Math.floor(share * head_dim);
-        must(share > 0 && share <= 1, `share must be a number above 0 and up to 1, got ${share}`);
-        must(turning > 0 && turning % 2 === 0, `share must give pairs of channels, got ${share} of ${head_dim}`);
-        must(scaling?.kind !== "proportional", "scaling must not be proportional beside a share of the channels");
-        super({ head_dim, base, layout, rotary_dim: turning, scaling });
-    }
-}
-
-/** RoPE whose lowest frequencies are 0. */
-export class ProportionalRoPE extends RoPE {
-    constructor({ head_dim, share, base, layout }) {
-        super({ head_dim, base, layout, scaling: { kind: "proportional", share } });
-    }
-}
-
 /** RoPE whose frequencies are each times e^alpha, learned. */
 export class LeRoPE extends RoPE {
     static learned({ head_dim, rotary_dim, first_channel }) {
