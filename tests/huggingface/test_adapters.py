@@ -120,7 +120,7 @@ def test_falcon_has_its_alibi_once(exact: bool, monkeypatch: pytest.MonkeyPatch)
         cache = transformers.DynamicCache(config=model.config)
         for here in (slice(0, 690), slice(690, 699), slice(699, 700)):
             mask = PADDED[:, : here.stop].long()
-            last = output(model, input_ids=FAR[:, here], attention_mask=mask, past_key_values=cache)
+            last = output(model, input_ids=FAR[:, here], attention_mask=mask, cache=cache)
     bound = of_sums(torch.float64, 2 * (4 + 700), plain, score=700)  # biases reach 700 times a slope below 1
     torch.testing.assert_close(ours[PADDED], plain[PADDED], rtol=0, atol=bound)
     torch.testing.assert_close(last[:, -1], ours[:, -1], rtol=0, atol=bound)

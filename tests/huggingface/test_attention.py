@@ -138,7 +138,10 @@ def exact_softmax() -> Iterator[None]:
         nn.functional.softmax = original
 
 
-def output(model: Any, **inputs: Any) -> Tensor:
+def output(model: Any, cache: Any = None, **inputs: Any) -> Tensor:
+    if cache is not None:  # which is "past_key_values" before transformers 5.24
+        takes = inspect.signature(model.forward).parameters
+        inputs["cache" if "cache" in takes else "past_key_values"] = cache
     with torch.no_grad():
         out = model(**inputs)
     return (out.logits if hasattr(out, "logits") else out.last_hidden_state).double()
@@ -176,7 +179,7 @@ def padded(model: Any, side: str, steps: tuple[int, ...] = ()) -> list[Tensor]:
         for step in steps:
             here = slice(start, start + step)
             mask = is_token[:, : start + step].long()
-            inputs = {"input_ids": ids[:, here], "attention_mask": mask, "past_key_values": cache, "use_cache": True}
+            inputs = {"input_ids": ids[:, here], "attention_mask": mask, "cache": cache, "use_cache": True}
             parts.append(output(model, **inputs, **at(model, positions[:, here])))
             start += step
         out = torch.cat(parts, 1)
@@ -303,7 +306,7 @@ def test_text_with_an_image_from_a_cache(family: str) -> None:
         cache, parts, start = transformers.DynamicCache(config=model.config), [], 0
         for step in (6, 1, 5, 1):
             here = slice(start, start + step)
-            parts.append(output(model, input_ids=IDS[:, here], position_ids=places[..., here], past_key_values=cache))
+            parts.append(output(model, input_ids=IDS[:, here], position_ids=places[..., here], cache=cache))
             start += step
         return [*torch.cat(parts, 1), *output(model, input_ids=IDS, position_ids=places)]
 
@@ -390,10 +393,12 @@ def test_a_planted_bug_is_seen(bug: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def mask_functions() -> Iterator[tuple[str, Any]]:
     from transformers.masking_utils import (
+        and_masks,
         bidirectional_mask_function,
         causal_mask_function,
         chunked_causal_mask_function,
-        packed_sequence_compatibility_function,
+        packed_sequence_mask_function,
+        remap_positions_for_packed_sequence,
         sliding_window_bidirectional_mask_function,
         sliding_window_causal_mask_function,
     )
@@ -408,7 +413,8 @@ def mask_functions() -> Iterator[tuple[str, Any]]:
         ("chunked", chunked_causal_mask_function(4, torch.tensor([3, 0]))),
     ):
         yield name, function
-        yield f"{name}, packed", packed_sequence_compatibility_function(function, positions, document)
+        apart = packed_sequence_mask_function(document)
+        yield f"{name}, packed", and_masks(remap_positions_for_packed_sequence(function, positions), apart)
 
 
 @pytest.mark.parametrize(("name", "function"), list(mask_functions()), ids=[name for name, _ in mask_functions()])

@@ -31,7 +31,7 @@ def gemma4(shared: int) -> Any:
 
 def in_steps(model: Any) -> Tensor:
     cache = transformers.DynamicCache(config=model.config)
-    return torch.cat([output(model, input_ids=ids, past_key_values=cache) for ids in IDS.split([7, 1, 4, 1], 1)], 1)
+    return torch.cat([output(model, input_ids=ids, cache=cache) for ids in IDS.split([7, 1, 4, 1], 1)], 1)
 
 
 @pytest.mark.parametrize("shared", with_more([2], [0]))

@@ -18,12 +18,9 @@ from posenc.huggingface import adapt, masks, patch, register
 from tests.huggingface.test_attention import ENCODER, IDS, SIZES, built, output
 from tests.rounding import of_angles
 
-SMALL = {"n_embd": 48, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 64}
 OWN_ATTENTION: dict[str, dict[str, Any]] = {
     "bloom": {"n_layer": 2, "n_head": 4},
     "mpt": {"d_model": 48, "n_layers": 2, "n_heads": 4, "expansion_ratio": 2},
-    "codegen": SMALL,
-    "gptj": SMALL,
     "falcon": {},
     "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "num_heads": 4},
     "xglm": {"d_model": 48, "ffn_dim": 64, "num_layers": 2, "attention_heads": 4},
@@ -58,7 +55,7 @@ def test_git_is_refused_where_it_is_set() -> None:
         model.set_attn_implementation("posenc")
 
 
-@pytest.mark.parametrize("name", ["bloom", "falcon", "gptj", "mpt", "deberta-v2"])
+@pytest.mark.parametrize("name", ["bloom", "falcon", "mpt", "deberta-v2"])
 def test_a_model_that_would_keep_its_own_attention_is_refused_where_it_is_set(name: str) -> None:
     if name == "deberta-v2":
         model: Any = transformers.DebertaV2Model(transformers.DebertaV2Config(**ENCODER))
@@ -76,8 +73,8 @@ def test_a_model_that_would_keep_its_own_attention_is_refused_where_it_is_set(na
 
 
 def test_adapt_does_not_send_on_to_what_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(codegen\) is not among bloom, .*: it has its own attention, which cannot"):
-        adapt(made("codegen", "eager"))
+    with pytest.raises(ValueError, match=r"\(gpt_neo\) is not among bloom, .*: it has its own attention, which cannot"):
+        adapt(made("gpt_neo", "eager"))
     with pytest.raises(ValueError, match=r"\(llama\) is not among .*: use model.set_attn_implementation\('posenc'\)"):
         adapt(built("llama"))
 

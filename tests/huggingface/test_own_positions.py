@@ -140,7 +140,7 @@ def test_the_bias_of_t5_as_a_scheme_changes_nothing(family: str) -> None:
         assert float((out - plain)[IS_TOKEN].abs().max()) > 1e-2
         cache, parts = transformers.EncoderDecoderCache(*(transformers.DynamicCache() for _ in range(2))), []
         for ids in inputs["decoder_input_ids"][1:].split([7, 1, 5], 1):
-            given = {"input_ids": inputs["input_ids"][1:], "decoder_input_ids": ids, "past_key_values": cache}
+            given = {"input_ids": inputs["input_ids"][1:], "decoder_input_ids": ids, "cache": cache}
             parts.append(output(model, **given))
         torch.testing.assert_close(torch.cat(parts, 1), out[1:], rtol=0, atol=bound)
     assert same(state(model), before)

@@ -223,7 +223,7 @@ def fed(model: Any, ids: Tensor, steps: tuple[int, ...], mask: Any = None, posit
         here, inputs = slice(start, start + step), {}
         if mask is not None:
             inputs = {"attention_mask": mask[:, : start + step], "position_ids": positions[:, here]}
-        parts.append(output(model, input_ids=ids[:, here], past_key_values=cache, **inputs))
+        parts.append(output(model, input_ids=ids[:, here], cache=cache, **inputs))
         start += step
     return torch.cat(parts, 1)
 
@@ -449,9 +449,7 @@ LEARNED = [posenc.Shaw(12, 8), posenc.DeBERTa(4, 12, max_distance=8)]
     ("reentrant", "name", "what"),
     every_second(
         product(
-            [False, True],
-            ["llama", "llama4", "falcon"],
-            [None, DynamicNTK(2.0, TRAINED), YaRN(4.0, TRAINED), *LEARNED],
+            [False, True], ["llama", "llama4", "falcon"], [None, DynamicNTK(2.0, TRAINED), YaRN(4.0, TRAINED), *LEARNED]
         )
     ),
     ids=lambda x: str(x) if isinstance(x, bool | str) else type(x).__name__,
@@ -574,9 +572,9 @@ def test_cached_places_that_were_left_out_are_refused() -> None:
     model = built("llama")
     with patch(model, posenc.ALiBi(4)):
         cache = transformers.DynamicCache(config=model.config)
-        output(model, input_ids=IDS[:, :5], position_ids=torch.tensor([[0, 1, 2, 5, 6]]), past_key_values=cache)
+        output(model, input_ids=IDS[:, :5], position_ids=torch.tensor([[0, 1, 2, 5, 6]]), cache=cache)
         with pytest.raises(ValueError, match="position_ids must count the tokens of a cache one by one"):
-            output(model, input_ids=IDS[:, 5:8], position_ids=torch.tensor([[7, 9, 10]]), past_key_values=cache)
+            output(model, input_ids=IDS[:, 5:8], position_ids=torch.tensor([[7, 9, 10]]), cache=cache)
 
 
 @pytest.mark.parametrize("name", ["bloom", "gptj", "swinv2"])

@@ -23,6 +23,7 @@ from tests.rounding import of_angles
 
 pytestmark = [  # what PEFT warns of
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:`past_key_values` is deprecated:FutureWarning"),  # which PEFT passes
     pytest.mark.filterwarnings("ignore:You have passed exclude_modules:UserWarning"),  # where there is none to exclude
 ]
 

@@ -55,7 +55,7 @@ def test_places_of_a_cache_are_those_of_the_model() -> None:
         whole = output(model, input_ids=IDS, position_ids=PLACES + 7)
         cache, parts = transformers.DynamicCache(), []
         for places in PLACES.split([100, 1, 49], 1):
-            parts.append(output(model, input_ids=IDS[:, places[0]], position_ids=places + 7, past_key_values=cache))
+            parts.append(output(model, input_ids=IDS[:, places[0]], position_ids=places + 7, cache=cache))
         torch.testing.assert_close(
             torch.cat(parts, 1), whole, rtol=0, atol=of_sums(torch.float64, 4 * (20 + 150), whole)
         )

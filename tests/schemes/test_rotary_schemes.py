@@ -140,7 +140,7 @@ def test_the_ends_of_a_share() -> None:
 def check_mistral_large_4() -> None:
     config = configuration("MistralLarge4TextConfig", qk_rope_head_dim=64)
     theirs = model("mistral_large4").MistralLarge4TextRotaryEmbedding(config)
-    theirs.alpha.copy_(0.3 * drawn(32))
+    theirs.alpha.data.copy_(0.3 * drawn(32))
     given = config.rope_parameters
     keys = {"beta_fast": given["beta_fast"], "beta_slow": given["beta_slow"], "attention_factor": 1.0}
     yarn = YaRN(given["factor"], given["original_max_position_embeddings"], **keys)

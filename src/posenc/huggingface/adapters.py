@@ -26,6 +26,9 @@ from posenc.scheme import Scheme
 
 Forward = Callable[..., tuple[Tensor, None]]
 
+CACHES = ("layer_past", "cache", "past_key_values")
+"""What families call a layer's cache: "past_key_values" is "cache" from transformers 5.24 on."""
+
 
 def _attend(
     module: Any, qkv: Iterable[Tensor], given: Mapping[str, Any], dropout: float = 0.0, scaling: float | None = None
@@ -33,7 +36,7 @@ def _attend(
     """Attention to all keys of the cache, (batch, tokens, heads x head_dim). ``given`` are the layer's other
     arguments."""
     query, key, value = qkv
-    cache = given.get("layer_past", given.get("past_key_values"))
+    cache = next((given[name] for name in CACHES if given.get(name) is not None), None)
     if cache is not None:
         key, value = cache.update(key, value, module.layer_idx)
     out, _ = attention(
@@ -73,7 +76,7 @@ def gptj(self: Any, hidden_states: Tensor, **given: Any) -> tuple[Tensor, None]:
     heads = (self.num_attention_heads, self.head_dim)
     projections = (self.q_proj, self.k_proj, self.v_proj)
     qkv = (projection(hidden_states).unflatten(2, heads).transpose(1, 2) for projection in projections)
-    return self.resid_dropout(self.out_proj(_attend(self, qkv, given, self.attn_dropout.p))), None
+    return self.resid_dropout(self.out_proj(_attend(self, qkv, given, self.config.attn_pdrop))), None
 
 
 def falcon(self: Any, hidden_states: Tensor, **given: Any) -> tuple[Tensor, None]:
@@ -231,10 +234,7 @@ PUT_IN_PLACE = {
 }
 """Families whose positions cannot be replaced, and why. `adapt` runs them unchanged."""
 
-OTHERS = {
-    "deberta": PUT_IN_PLACE["deberta-v2"],
-    "swin": "its bias is for windows that the layer makes itself",
-}
+OTHERS = {"deberta": PUT_IN_PLACE["deberta-v2"], "swin": "its bias is for windows that the layer makes itself"}
 """Families that posenc cannot run, and why."""
 
 

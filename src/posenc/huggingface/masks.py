@@ -210,8 +210,10 @@ def _of_shard(
 ) -> Visible:
     """The mask of a model that has a shard of a text: what layers need to know. Positions and padding are those of the
     sharding, with which ``attention_mask`` is compared later, by all processes together."""
-    # Only the function of transformers that makes the mask knows: an empty cache does not show in sizes.
-    if sys._getframe(2).f_locals.get("past_key_values") is not None:
+    # Only the function of transformers that makes the mask knows: an empty cache does not show in sizes. It calls it
+    # "cache" from 5.24 on.
+    its = sys._getframe(2).f_locals
+    if its.get("cache", its.get("past_key_values")) is not None:
         raise ValueError(
             f"use_cache must be False {WITHIN}, got a cache, which would hold the keys of this process alone: pass "
             "use_cache=False. Generate with the whole text in one process, outside of posenc.distributed.sharded"

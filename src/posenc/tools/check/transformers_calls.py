@@ -1,5 +1,6 @@
 """Calls models of the transformers library. Plain PyTorch: scripts hold a copy."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -12,14 +13,14 @@ def decode_with_positions(
     model: Any, ids: Tensor, positions: Tensor | None = None, padding: Tensor | None = None, cache: Any = None
 ) -> tuple[Tensor, Any]:
     """A decoder that is given positions."""
-    out = _called(model, ids, padding, position_ids=positions, past_key_values=cache, use_cache=True)
-    return _outputs(out), out.past_key_values
+    out = _called(model, ids, padding, cache, position_ids=positions, use_cache=True)
+    return _outputs(out), getattr(out, cache_name(model))
 
 
 def decode_by_index(model: Any, ids: Tensor, padding: Tensor | None = None, cache: Any = None) -> tuple[Tensor, Any]:
     """A decoder that finds positions itself."""
-    out = _called(model, ids, padding, past_key_values=cache, use_cache=True)
-    return _outputs(out), out.past_key_values
+    out = _called(model, ids, padding, cache, use_cache=True)
+    return _outputs(out), getattr(out, cache_name(model))
 
 
 def decode_packed(
@@ -53,10 +54,16 @@ def encode_by_index(model: Any, ids: Tensor, padding: Tensor | None = None) -> T
     return _outputs(_called(model, ids, padding))
 
 
-def _called(model: Any, ids: Tensor, padding: Tensor | None, **given: Any) -> Any:
+def cache_name(model: Any) -> str:
+    """What forward calls its cache: "past_key_values" is "cache" from transformers 5.24 on."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
+def _called(model: Any, ids: Tensor, padding: Tensor | None, cache: Any = None, **given: Any) -> Any:
     """Calls a model with the mask of all tokens so far, and the padding token in place of padding, as from a
     tokenizer."""
-    cache = given.get("past_key_values")
+    if cache is not None:
+        given[cache_name(model)] = cache
     if padding is None and given.get("position_ids") is not None:
         # Without a mask, positions that are not consecutive would mean packed documents.
         before = 0 if cache is None else cache.get_seq_length()

@@ -14,6 +14,7 @@ from torch import nn
 from posenc.tools.check.layers import Model
 from posenc.tools.check.subjects import VOCABULARY
 from posenc.tools.check.transformers_calls import (
+    cache_name,
     decode_by_index,
     decode_packed,
     decode_with_positions,
@@ -41,7 +42,7 @@ def hugging_face(
     have a vocabulary of 48 or more, and no padding token among the first 48, which the checks write their text in.
     What ``forward`` takes decides how it is called: ids as ``input_ids``; padding as ``attention_mask``, with the
     padding token of the configuration, if any, in its places; positions as ``position_ids``, if it takes them; a cache
-    as ``past_key_values``. Outputs are logits, or ``last_hidden_state`` of a model without a head.
+    as ``cache`` or ``past_key_values``. Outputs are logits, or ``last_hidden_state`` of a model without a head.
 
     ``documents``: it separates packed documents where ``position_ids`` start again and there is no ``attention_mask``,
     which transformers 5 promises for models that pass positions on to their mask. ``call`` replaces the function that
@@ -66,7 +67,7 @@ def hugging_face(
             f"{VOCABULARY} to vocab_size - 1, got vocab_size={size}, pad_token_id={pad}"
         )
     is_decoder = getattr(made.config, "is_decoder", None)  # None in configurations of models that are always decoders
-    decodes = "past_key_values" in takes and (is_decoder is not False or type(made).__name__.endswith("ForCausalLM"))
+    decodes = cache_name(made) in takes and (is_decoder is not False or type(made).__name__.endswith("ForCausalLM"))
     if documents and not (decodes and "position_ids" in takes):
         raise ValueError(f"documents need a decoder whose forward takes position_ids, got {type(made).__name__}")
     if call is None and decodes:
