@@ -2,5 +2,5 @@
 
 from importlib.util import find_spec
 
-NEEDS_IT = ["test_config.py", "test_config_errors.py", "test_config_tables.py", "test_page.py", "test_pretrained.py"]
+NEEDS_IT = ["test_config.py", "test_config_errors.py", "test_config_tables.py", "test_page.py"]
 collect_ignore = [] if find_spec("transformers") else NEEDS_IT

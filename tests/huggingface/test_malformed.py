@@ -12,9 +12,9 @@ import torch
 import transformers
 
 from posenc.huggingface import scheme_from_config
-from posenc.huggingface.pretrained import build_pretrained
 from posenc.rotation.scalings import YaRN
 from posenc.schemes.rope import RoPE
+from posenc.tools.check.pretrained import build_pretrained
 from posenc.tools.cli import main
 from tests.huggingface.configs import ALIKE, FAMILIES, OTHERS, SIZES, YARN
 from tests.huggingface.tiny import config_of, disagreements
@@ -74,12 +74,7 @@ MALFORMED: list[tuple[dict[str, Any], str]] = [
         "the positions of gpt2 must have at most 2147483648 learned numbers, got 412316860416",
     ),
     (
-        {
-            "model_type": "swinv2",
-            "depths": [4096] * 2,
-            "num_heads": [3, 6],
-            "pretrained_window_sizes": [0, 0],
-        },
+        {"model_type": "swinv2", "depths": [4096] * 2, "num_heads": [3, 6], "pretrained_window_sizes": [0, 0]},
         "swinv2's layers must be at most 4096, got 8192",
     ),
 ]

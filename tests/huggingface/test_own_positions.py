@@ -149,10 +149,11 @@ def test_the_bias_of_t5_as_a_scheme_changes_nothing(family: str) -> None:
 def test_a_model_of_two_stacks_is_loaded_again(tmp_path: Any) -> None:
     model, inputs, biases = stacked("T5")
     model.float()
-    with patch(model, {"encoder": biases["encoder"].float(), "decoder": posenc.ALiBi(4)}):
+    what = {"encoder": biases["encoder"].float(), "decoder": posenc.ALiBi(4)}
+    with patch(model, what):
         out = output(model, **inputs)
         model.save_pretrained(tmp_path)
-    assert torch.equal(output(from_pretrained(tmp_path), **inputs), out)
+    assert torch.equal(output(from_pretrained(tmp_path, what), **inputs), out)
 
 
 def test_one_scheme_for_two_stacks_is_refused() -> None:

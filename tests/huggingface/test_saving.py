@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,10 @@ import transformers
 from torch import Tensor
 
 import posenc
-from posenc.huggingface import adapt, from_pretrained, patch, recorded, scheme_from_config
+from posenc.huggingface import adapt, from_pretrained, patch, scheme_from_config
 from posenc.huggingface.adapters import is_adapted
-from posenc.huggingface.pretrained import pretrained
-from posenc.schemes.entry import Shape
+from posenc.tools.check.pretrained import pretrained
 from tests.huggingface.test_attention import IDS, TERMS, built, output
-from tests.huggingface.test_malformed import nested
 from tests.huggingface.test_patching import same, state
 from tests.huggingface.tiny import config_of
 from tests.rounding import of_sums
@@ -37,34 +35,38 @@ def le_rope() -> posenc.LeRoPE:
     return posenc.LeRoPE(12, layout="half")
 
 
-LEARNED: dict[str, tuple[str, Callable[[], Any], int]] = {  # and how many tensors it has
-    "llama": ("llama", lambda: posenc.Shaw(12, 8), 2),
+PUT: dict[str, tuple[str, Callable[[], Any], int]] = {  # and how many tensors it learns
+    "scaling": ("llama", lambda: posenc.YaRN(4.0, 16), 0),
+    "of one type": ("gemma3", lambda: {"full_attention": posenc.YaRN(4.0, 16, mscale=1.0, mscale_all_dim=1.0)}, 0),
+    "windows": (
+        "llama",
+        lambda: posenc.Schedule([(posenc.RoPE(12, 500.0), 4), (ALiBi() + posenc.NoPE(), (6, None))]),
+        0,
+    ),
+    "a function": ("llama", lambda: lambda theta: (theta / 2, 1.0), 0),
+    "shared": ("llama", lambda: posenc.Shaw(12, 8), 2),
     "in one layer": ("llama", lambda: posenc.Schedule([(posenc.NoPE(), None), (posenc.KERPLE(4), None)]), 2),
     "in each layer": ("llama", lambda: posenc.Schedule([(le_rope(), None), (le_rope(), 4)]), 2),
-    "gpt2": ("gpt2", lambda: posenc.Learned(64, 48) + posenc.T5(4), 2),
+    "a table": ("gpt2", lambda: posenc.Learned(64, 48) + posenc.T5(4), 2),
     "bert": ("bert", lambda: posenc.T5(4, bidirectional=True), 1),
     "bloom": ("bloom", lambda: posenc.Shaw(12, 8), 2),
-    "nothing learned": ("gpt2", lambda: posenc.ALiBi(4), 0),
 }
 
 
-PUT: dict[str, tuple[str, Any]] = {
-    "scaling": ("llama", posenc.YaRN(4.0, 16)),
-    "by length": ("llama", posenc.DynamicNTK(2.0, 8)),
-    "of one type": ("gemma3", {"full_attention": posenc.YaRN(4.0, 16, mscale=1.0, mscale_all_dim=1.0)}),
-    "windows": ("llama", posenc.Schedule([(posenc.RoPE(12, 500.0), 4), (posenc.NoPE() + posenc.ALiBi(4), (6, None))])),
-    "chunks": ("bloom", posenc.Schedule([(posenc.ALiBi(5), posenc.Chunk(3))] * 2)),
-    **{f"learned: {name}": (family, made()) for name, (family, made, _) in LEARNED.items()},
-}
+class ALiBi(posenc.ALiBi):
+    """A scheme of one's own."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
 
 
-FEW = ("of one type", "windows", "learned: gpt2")
+FEW = ("of one type", "windows", "a table")
 
 
 def saved(name: str, place: Path, **how: Any) -> tuple[Any, Tensor, Tensor]:
     """A model, what it gives, and what it gives patched, as it is saved then; what is learned is not as it was made."""
-    family, what = PUT[name]
-    model = built(family)
+    family, make, _ = PUT[name]
+    model, what = built(family), make()
     plain = output(model, input_ids=IDS)
     with patch(model, what):
         for number, parameter in enumerate(what.parameters() if isinstance(what, torch.nn.Module) else ()):
@@ -77,89 +79,55 @@ def saved(name: str, place: Path, **how: Any) -> tuple[Any, Tensor, Tensor]:
 
 @pytest.mark.parametrize("name", with_more(FEW, [name for name in PUT if name not in FEW]))
 def test_a_patched_model_is_loaded_as_it_was_saved(name: str, tmp_path: Path) -> None:
-    model, plain, out = saved(name, tmp_path)
-    again = from_pretrained(tmp_path)
+    (model, plain, out), (family, make, learned) = saved(name, tmp_path), PUT[name]
+    again = from_pretrained(tmp_path, make())
     assert type(again) is type(model)
     assert torch.equal(output(again, input_ids=IDS), out)
     again.save_pretrained(tmp_path / "again")
-    assert torch.equal(output(from_pretrained(tmp_path / "again"), input_ids=IDS), out)
+    assert torch.equal(output(from_pretrained(tmp_path / "again", make()), input_ids=IDS), out)
 
     kind = type(model)
-    with pytest.raises(
-        ValueError, match=r"posenc_patch|posenc.huggingface.patch had put .*: posenc.huggingface.from_pre"
-    ):
+    with pytest.raises(ValueError, match=r"posenc.huggingface.patch had put .*: posenc.huggingface.from_pretrained\("):
         kind.from_pretrained(tmp_path)
     with pytest.warns(UserWarning, match="patch had put .* and this one is without it"):
         other = kind.from_pretrained(tmp_path, attn_implementation="eager", output_loading_info=True)
     unexpected = other[1]["unexpected_keys"]
     assert all(".posenc_plan.scheme." in key or ".wpe.scheme." in key for key in unexpected)
-    assert len(unexpected) == (LEARNED[name.removeprefix("learned: ")][2] if "learned" in name else 0)
-    if PUT[name][0] != "bloom":  # its eager attention rounds otherwise than posenc's
+    assert len(unexpected) == learned
+    if family != "bloom":  # its eager attention rounds otherwise than posenc's
         other[0].set_attn_implementation("sdpa")
     assert torch.equal(output(other[0], input_ids=IDS), plain)
 
 
 def test_shards_and_a_dtype_of_ones_own(tmp_path: Path) -> None:
-    _, _, out = saved("learned: in each layer", tmp_path, max_shard_size="20KB")
-    assert torch.equal(output(from_pretrained(tmp_path), input_ids=IDS), out)
-    half = from_pretrained(tmp_path, dtype=torch.bfloat16)
+    _, _, out = saved("in each layer", tmp_path, max_shard_size="20KB")
+    what = PUT["in each layer"][1]
+    assert torch.equal(output(from_pretrained(tmp_path, what()), input_ids=IDS), out)
+    half = from_pretrained(tmp_path, what(), dtype=torch.bfloat16)
     assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
-
-
-def test_a_part_of_a_model_is_patched_again(tmp_path: Path) -> None:
-    """Its configuration is inside that of the whole."""
-    text = built("gemma3").config
-    vision = {"hidden_size": 48, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
-    vision |= {"image_size": 16, "patch_size": 4}
-    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
-    model = transformers.Gemma3ForConditionalGeneration(config).eval()
-    with patch(model.model.language_model, posenc.YaRN(8.0, 16)):
-        out = output(model, input_ids=IDS)
-        model.save_pretrained(tmp_path)
-    assert torch.equal(output(from_pretrained(tmp_path), input_ids=IDS), out)
-
-
-class Mine(posenc.ALiBi):
-    """A scheme of one's own."""
-
-
-@pytest.mark.parametrize(
-    "what",
-    [lambda theta: (theta / 2, 1.0), Mine(4), posenc.Shaw(12, 8, values=False)],
-    ids=["function", "class", "flag"],
-)
-def test_what_posencs_code_does_not_make_is_given_when_it_is_loaded(what: Any, tmp_path: Path) -> None:
-    model = built("llama")
-    with patch(model, what):
-        out = output(model, input_ids=IDS)
-        model.save_pretrained(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"posenc_patch .* is \{'unwritten': .*and no code of posenc's makes it: give what="
-    ):
-        from_pretrained(tmp_path)
-    again = from_pretrained(tmp_path, what=what)
-    assert torch.equal(output(again, input_ids=IDS), out)
 
 
 def test_what_was_not_saved_so_is_refused_by_name(tmp_path: Path) -> None:
     built("llama").save_pretrained(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"must have 'posenc_patch' once, .* and has it nowhere: load it by transformers'"
-    ):
-        from_pretrained(tmp_path)
-    saved("learned: llama", tmp_path)
-    with pytest.raises(ValueError, match=r"must have the parameters of the schemes, and lacks model.*scheme.schemes.0"):
-        from_pretrained(tmp_path, what=posenc.Shaw(12, 8) + posenc.KERPLE(4))
-    with pytest.raises(ValueError, match=r"key_table of .* must be of shape \(33, 12\), got \(17, 12\)"):
-        from_pretrained(tmp_path, what=posenc.Shaw(12, 16))
+    with pytest.raises(ValueError, match=r"must have 'posenc_patch', .* and has none: load it by transformers'"):
+        from_pretrained(tmp_path, posenc.Shaw(12, 8))
+    saved("shared", tmp_path)
+    was = r"what must be that which was patched into .*, Shaw\(12, 8, num_heads=None\), got"
+    for other in (posenc.Shaw(12, 16), posenc.YaRN(4.0, 16), {}):
+        with pytest.raises(ValueError, match=f"{was} {re.escape(repr(other))}$"):
+            from_pretrained(tmp_path, other)
     config = tmp_path / "config.json"
-    for record in ("open('x')", "posenc.ALiBi(4)", "ALiBi(num_heads=__import__('os'))", "ALiBi(4", "Nothing(4)"):
-        found = json.loads(config.read_text()) | {"posenc_patch": {"what": record}}
-        config.write_text(json.dumps(found))
-        with pytest.raises(
-            ValueError, match=r"posenc_patch of the configuration is .*, and it cannot be read: .*give what"
-        ):
-            from_pretrained(tmp_path)
+    text = config.read_text()
+    for put, message in (
+        (posenc.Shaw(12, 16), r"key_table of .* must be of shape \(33, 12\), got \(17, 12\)"),
+        (posenc.Shaw(12, 8) + posenc.KERPLE(4), "must have the parameters of the schemes, and lacks model.*schemes.0"),
+    ):
+        config.write_text(json.dumps(json.loads(text) | {"posenc_patch": " ".join(repr(put).split())}))
+        with pytest.raises(ValueError, match=message):
+            from_pretrained(tmp_path, put)
+    config.write_text(json.dumps(json.loads(text) | {"architectures": ["Mine"]}))
+    with pytest.raises(ValueError, match=r"kind must be given for .* names none .*, got architectures \['Mine'\]"):
+        from_pretrained(tmp_path, posenc.Shaw(12, 8))
 
 
 def test_the_checks_refuse_it_since_it_would_be_without_the_patch(tmp_path: Path) -> None:
@@ -178,54 +146,16 @@ def test_transformers_alone_refuses_it_and_names_what_loads_it(tmp_path: Path) -
     assert 'attn_implementation="posenc.huggingface.from_pretrained"` is not supported' in found.stderr
 
 
-LARGE: list[tuple[Any, str]] = [
-    (
-        {"what": "Learned(2 + 2000000, 2000)"},
-        "the positions of Learned must have at most 2147483648 learned numbers, got",
-    ),
-    ({"what": "ALiBi(1000000000)"}, "num_heads must be at most 4096, got 1000000000"),
-    ({"what": "RoPE(8, heads=range(0, 1000000000), num_heads=8)"}, "heads must be at most 4096, got 1000000000"),
-    ({"what": "-" * 60_000 + "1"}, "and it cannot be read: "),
-    ({"what": "1" * 70_000}, "the code of a scheme must have at most 65536 characters, got 70000"),
-    ({"parts": ["NoPE()"], "layers": [[[0], "None"]] * 5000}, "layers must have at most 4096 entries, got 5000"),
-    ({"by_name": nested(3000)}, "by_name must be nested at most 32 deep, got more"),
-]
-
-
-@pytest.mark.parametrize(("record", "message"), LARGE)
-def test_a_record_of_something_too_large_is_refused(record: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        recorded.read(record)
-
-
-@pytest.mark.parametrize("entry", posenc.catalog(), ids=lambda entry: entry.name)
-def test_every_scheme_is_written_as_the_code_that_makes_it(entry: Any) -> None:
-    shape = Shape(dim=48, num_heads=4, head_dim=12, max_positions=64)
-    try:
-        scheme = entry.build(shape)
-    except ValueError:
-        scheme = entry.build(replace(shape, causal=False, grid=(4, 3)))
-    if entry.name == "cameras":  # which are of a batch
-        with pytest.raises(ValueError, match="no code of posenc's makes torch"):
-            recorded.code(scheme)
-        return
-    text = recorded.code(scheme)
-    other = recorded.made(text)
-    assert repr(other) == repr(scheme)
-    assert recorded.code(other) == text
-    assert recorded.read(json.loads(json.dumps(recorded.written(scheme)))) is not None
-
-
 def test_a_configuration_says_what_was_put_in_until_undo() -> None:
     config = built("llama").config
     first, second = (transformers.LlamaForCausalLM(config).eval() for _ in range(2))
     before = config.to_dict()
     one = patch(first, posenc.YaRN(4.0, 16))
-    assert config.posenc_patch["what"].startswith("YaRN(factor=4.0, original_length=16, ")
-    assert "in the model itself, which was patched: posenc_patch = {'what': \"YaRN(" in str(scheme_from_config(config))
+    assert config.posenc_patch.startswith("YaRN(factor=4.0, original_length=16")
+    assert "in the model itself, which was patched: posenc_patch = YaRN(" in str(scheme_from_config(config))
     two = patch(second, posenc.YaRN(2.0, 16))
     one.undo()
-    assert config.posenc_patch["what"].startswith("YaRN(factor=2.0")  # that of the second
+    assert config.posenc_patch.startswith("YaRN(factor=2.0")  # that of the second
     two.undo()
     assert config.to_dict() == before
     with (

@@ -47,7 +47,6 @@ NUMBERS = 2**31  # of a table of positions
 ENTRIES = 2**20  # of any other list or dictionary
 DEPTH = 32  # of dictionaries and lists in one another
 BYTES = 2**26  # of a file
-CODE = 2**16  # characters of a scheme's code
 
 
 def check_sizes(name: str, value: Any, depth: int = DEPTH) -> None:

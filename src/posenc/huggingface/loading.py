@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,11 @@ RECORD = "posenc_patch"
 MARK = "posenc.huggingface.from_pretrained"
 """The attention implementation of such a configuration, beside `RECORD`. transformers refuses it by this name, also
 where posenc is not imported, and so names what to call."""
+
+
+def record_of(what: Any) -> str:
+    """What `patch` was given, in words: its repr in one line, without addresses."""
+    return " ".join(re.sub(" at 0x[0-9a-f]+", "", repr(what)).split())
 
 
 class OwnAttentionError(ValueError):
@@ -72,7 +78,7 @@ def _check_record(model: PreTrainedModel, requested: str | None) -> None:
     chosen an attention implementation."""
     said = (
         f"posenc.huggingface.patch had put {getattr(model.config, RECORD)} into the model of this configuration, and "
-        f"this one is without it: {MARK}(path) loads the model with it"
+        f"this one is without it: {MARK}(path, what) loads the model with it"
     )
     if requested == MARK:
         raise ValueError(f"{said}, and attn_implementation='sdpa' (or another) without it")

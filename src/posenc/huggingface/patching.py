@@ -10,12 +10,11 @@ from torch import nn
 from posenc.arguments import shown
 from posenc.huggingface.adapters import ADAPTERS, BOUND, OTHERS, PUT_IN_PLACE, as_computed, is_adapted
 from posenc.huggingface.config import scheme_from_config
-from posenc.huggingface.loading import MARK, RECORD, has_own_attention
+from posenc.huggingface.loading import MARK, RECORD, has_own_attention, record_of
 from posenc.huggingface.patched import Patched, named, text_config, transformer
 from posenc.huggingface.placing import Plan
 from posenc.huggingface.put_scalings import is_scaling, put_scaling
 from posenc.huggingface.put_schemes import PosencTable, put_adapted, put_bound, put_scheme
-from posenc.huggingface.recorded import written
 from posenc.huggingface.rotary import PosencRotary
 from posenc.schedule import Schedule
 from posenc.scheme import bare_parts, is_scheme
@@ -41,8 +40,8 @@ def patch(model: nn.Module, what: Any) -> Patched:
 
     Schemes get queries and keys as they reach the model's attention, and must pair channels in the layout that these
     have there (DeepSeek-V3: half). The changes are listed in ``changes`` and printed. The configuration says what was
-    put in, so that `from_pretrained` loads a model that save_pretrained has written. A scheme's parameters are saved
-    too, once if layers share them. Works inside wrappers such as PEFT's, and on meta.
+    put in, and transformers refuses to load a model that save_pretrained has written so: `from_pretrained` does. A
+    scheme's parameters are saved too, once if layers share them. Works inside wrappers such as PEFT's, and on meta.
 
     Raises ValueError for a model that is already patched or whose positions are not understood, and for a scheme that
     does not fit the model.
@@ -120,7 +119,7 @@ def _begin(model: nn.Module) -> tuple[Patched, Any]:
 
 def _record(patched: Patched, base: Any, what: Any) -> None:
     """Writes what was put in into the configuration until `undo`, for `save_pretrained`."""
-    config, record = base.config, written(what)
+    config, record = base.config, record_of(what)
 
     def back() -> None:
         if getattr(config, RECORD, None) is record:  # else that of another model with this configuration

@@ -150,11 +150,7 @@ class PosencRotary(nn.Module):
     """
 
     def __init__(
-        self,
-        original: nn.Module,
-        turns: dict[str | None, Turns],
-        ropes: dict[str | None, RoPE | None],
-        config: Any,
+        self, original: nn.Module, turns: dict[str | None, Turns], ropes: dict[str | None, RoPE | None], config: Any
     ) -> None:
         super().__init__()
         self.original = original

@@ -55,8 +55,8 @@ PRETRAINED = "hf:"
 
 def _of_pretrained(target: str, dim: int | None, claims: dict[str, Any]) -> dict[str, Subject]:
     """A model saved by transformers; if it has no weights, they are random, and its name says so."""
-    from posenc.huggingface.pretrained import build_eager, build_pretrained, pretrained
     from posenc.tools.check import hugging_face
+    from posenc.tools.check.pretrained import build_eager, build_pretrained, pretrained
 
     if dim is not None:
         raise ValueError(f"--dim is for a module that takes vectors; {target} is a model of transformers")

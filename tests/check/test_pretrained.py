@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("transformers")
+
 import transformers
 from safetensors.torch import load_file, save_file
 
-from posenc.huggingface import pretrained as rooms
 from posenc.huggingface import scheme_from_config
 from posenc.tools.check import Model, check
+from posenc.tools.check import pretrained as rooms
 from posenc.tools.check.targets import subjects_of
 from posenc.tools.cli import main
 from tests.huggingface.configs import SIZES
