@@ -217,10 +217,7 @@ ALIKE: dict[str, dict[str, Any]] = {
     },
     "hunyuan_v1_moe": PLAIN | EXPERTS | {"head_dim": 20},
     "hunyuan_v1_moe alpha": EXPERTS
-    | {
-        "head_dim": 20,
-        "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 3e4},
-    },
+    | {"head_dim": 20, "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 3e4}},
 }
 """More families, most of which differ from one above by their name."""
 

@@ -110,17 +110,11 @@ OLMO3 = {"model_type": "olmo3", "num_hidden_layers": 4}
 QWEN3_VL = {"model_type": "qwen3_vl_text"}
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    (
-        LLAMA | {"rope_scalling": {"factor": 2.0}},
-        "llama has the key 'rope_scalling' = .*, and llama does not read it",
-    ),
+    (LLAMA | {"rope_scalling": {"factor": 2.0}}, "llama has the key 'rope_scalling' = .*, and llama does not read it"),
     (LLAMA | {"sliding_window": 64}, "llama has the key 'sliding_window' = 64, which is about positions"),
     (LLAMA | {"alibi": True}, "llama has the key 'alibi' = True"),
     *(
-        (
-            LLAMA | {key: value},
-            f"llama has the key '{key}' = .*, which is about positions, and llama does not read it",
-        )
+        (LLAMA | {key: value}, f"llama has the key '{key}' = .*, which is about positions, and llama does not read it")
         for key, value in {
             "nope_layers": [0],
             "nope_layer_interval": 4,
@@ -206,10 +200,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"model_type": "mpt", "attn_config": {"alibi": False}},
         "mpt's attn_config's alibi must be true, since transformers' model always has ALiBi, got False",
     ),
-    (
-        {"model_type": "mpt", "attn_config": {"alibi_bias_max": 16}},
-        "alibi_bias_max must be 8, since transformers'",
-    ),
+    ({"model_type": "mpt", "attn_config": {"alibi_bias_max": 16}}, "alibi_bias_max must be 8, since transformers'"),
     (
         {"model_type": "bert", "position_embedding_type": "relative_key"},
         "bert's position_embedding_type must be 'absolute', which is all that transformers 5 has, got 'relative_key'",

@@ -288,10 +288,7 @@ PAIR = {"q_proj.weight": torch.zeros(48, 4), "k_proj.weight": torch.zeros(24, 4)
             PAIR | {"k_norm.weight": torch.zeros(6, 4)},
             r"\(6, 4\), which is not of a head of head_dim = 12 channels nor of",
         ),
-        (
-            {"q_proj.qweight": torch.zeros(4, 36)},
-            r"state has 'q_proj.qweight', torch.float32 \(4, 36\): its channels",
-        ),
+        ({"q_proj.qweight": torch.zeros(4, 36)}, r"state has 'q_proj.qweight', torch.float32 \(4, 36\): its channels"),
         (
             {"q_proj.weight": torch.zeros(36, 4), "q_proj.weight_scale": torch.zeros(3, 1)},
             r"'q_proj.weight_scale', torch.float32 \(3, 1\), which has not one entry for each of 36 channels",
