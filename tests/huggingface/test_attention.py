@@ -25,7 +25,7 @@ pytest.importorskip("transformers")
 import transformers
 
 import posenc.huggingface as hf
-from posenc.huggingface import adapters, divided, loading, masks
+from posenc.huggingface import adapters, loading, masks, placing
 from posenc.huggingface import attention as module
 from posenc.huggingface.adapters import ADAPTERS, BOUND
 from tests.rounding import of_sums
@@ -557,7 +557,7 @@ def test_a_model_is_loaded_with_it(tmp_path: Any) -> None:
 
 
 def test_what_cannot_be_divided_among_processes_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in (module, masks, adapters, divided):
+    for place in (module, masks, adapters, placing):
         monkeypatch.setattr(place, "EXCHANGES", [object()])
     x, of_two = torch.randn(1, 2, 3, 8), nn.Module()
     of_two.config = transformers.T5Config()

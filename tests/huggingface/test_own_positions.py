@@ -16,7 +16,7 @@ import transformers
 
 import posenc
 from posenc.huggingface import from_pretrained, patch, scheme_from_config
-from posenc.huggingface.put_schemes import TABLES
+from posenc.huggingface.replacing import TABLES
 from tests.huggingface.test_attention import ENCODER, GPT, IDS, TERMS, VOCABULARY, moved, output
 from tests.huggingface.test_patching import refused, same, state
 from tests.rounding import of_sums

@@ -16,8 +16,7 @@ pytest.importorskip("transformers")
 import transformers
 
 import posenc
-from posenc.huggingface import Patched, adapt, patch, scheme_from_config
-from posenc.huggingface.rotary import is_rotary, read_turns
+from posenc.huggingface import adapt, patch
 from posenc.rotation.scalings import DynamicNTK, Llama3, LongRoPE, NTKAware, PositionInterpolation, YaRN
 from tests.huggingface.test_attention import (
     ADAPTED,
@@ -172,18 +171,6 @@ def test_yarns_factor_of_the_scores_goes_and_comes_with_it() -> None:
     refused(OWN_YARN, scaled, "DeepseekV3Attention scales its scores by 0.5, and not by 1/sqrt")
 
 
-def turns_of(model: Any) -> Any:
-    return next(read_turns(m) for m in model.modules() if is_rotary(m))
-
-
-@pytest.mark.parametrize("name", ROTATING)
-def test_what_is_read_is_what_the_configuration_says(name: str) -> None:
-    model = built(name)
-    said = [part for part in scheme_from_config(model.config).schedule.schemes if isinstance(part, posenc.RoPE)]
-    turns = turns_of(model).values()
-    assert {(t.base, t.rotary_dim) for t in turns} == {(rope.base, rope.rotary_dim) for rope in said}
-
-
 @pytest.mark.parametrize("name", ROTATING)
 def test_rotating_in_attention_is_rotating_in_the_model(name: str) -> None:
     """Up to its trained length DynamicNTK scales nothing, but posenc turns queries and unrotated keys by itself."""
@@ -283,15 +270,6 @@ def test_chunks_of_one_text_and_padding_are_no_documents() -> None:
     )
 
 
-def test_layers_of_one_type_alone() -> None:
-    model = built("gemma3")
-    with patch(model, {"full_attention": YaRN(4.0, TRAINED)}) as patched:
-        assert [c for c in patched.changes if "sliding" in c] == []
-        changed = output(model, input_ids=LONG)
-    with patch(model, YaRN(4.0, TRAINED)):
-        assert not torch.equal(output(model, input_ids=LONG), changed)
-
-
 @pytest.mark.parametrize("family", ["Qwen2VLText", "Qwen3VLText"])
 def test_positions_of_three_axes_are_scaled_each_along_its_own(family: str) -> None:
     config = getattr(transformers, f"{family}Config")(**SIZES | {"head_dim": 12}, rope_parameters=dict(MROPE))
@@ -310,35 +288,6 @@ def test_positions_of_three_axes_are_scaled_each_along_its_own(family: str) -> N
 
 
 # -- schemes and schedules --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ROTATING)
-def test_the_models_own_rotation_as_a_scheme_changes_nothing(name: str) -> None:
-    model = built(name).double()
-    plain, said = output(model, input_ids=IDS), scheme_from_config(model.config).schedule
-    if name == "deepseek_v3":  # its interleaved channels reach attention in the half layout
-        said = posenc.Schedule([(posenc.RoPE(20, rotary_dim=8, first_channel=12), None)] * 2)
-    with patch(model, said):
-        bound = 2 * of_angles(torch.float32, 13, plain)  # its own angles are in float32, in two layers
-        torch.testing.assert_close(output(model, input_ids=IDS), plain, rtol=0, atol=bound)
-
-
-def test_a_scheme_on_gpt2_in_place_of_its_table() -> None:
-    model = built("gpt2").double()
-    plain = output(model, input_ids=IDS)
-    table = posenc.Learned(64, 48).double()
-    table.weight.data.copy_(model.transformer.wpe.weight)
-    with patch(model, table) as patched:
-        assert "the model's learned table wpe: not added" in repr(patched)
-        torch.testing.assert_close(
-            output(model, input_ids=IDS), plain, rtol=0, atol=of_sums(torch.float64, TERMS, plain)
-        )
-    with patch(model, posenc.NoPE()):
-        first = output(model, input_ids=IDS)
-        model.transformer.wpe.weight.data.zero_()
-        model_without = output(model, input_ids=IDS)
-    assert torch.equal(first, model_without)
-    torch.testing.assert_close(output(model, input_ids=IDS), first, rtol=0, atol=of_sums(torch.float64, TERMS, first))
 
 
 @pytest.mark.parametrize("what", [posenc.NoPE(), YaRN(4.0, TRAINED), DynamicNTK(2.0, TRAINED), None], ids=repr)
@@ -607,14 +556,6 @@ def test_hooks_of_accelerate_on_an_attention_are_refused_by_name(name: str) -> N
         hooks.remove_hook_from_submodules(model)
     assert type(layer).__name__ == of
     assert layer.forward.__func__ is type(layer).forward
-
-
-def test_it_is_a_context_manager_and_a_value() -> None:
-    model = built("llama")
-    plain: Tensor = output(model, input_ids=LONG)
-    with patch(model, YaRN(4.0, 16)) as patched:
-        assert isinstance(patched, Patched)
-    assert torch.equal(output(model, input_ids=LONG), plain)
 
 
 def test_a_layer_whose_softmax_is_saturated_is_not_taken_for_one_without_positions() -> None:

@@ -14,7 +14,7 @@ import transformers
 
 from posenc import NoPE, RoPE, Schedule
 from posenc.huggingface import patch, scheme_from_config
-from posenc.huggingface.put_schemes import TABLES
+from posenc.huggingface.replacing import TABLES
 from tests.huggingface.configs import ALIKE, FAMILIES, OTHERS
 from tests.huggingface.tiny import config_of
 from tests.rows import with_more

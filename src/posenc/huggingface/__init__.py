@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from posenc.huggingface.config import scheme_from_config as scheme_from_config
-    from posenc.huggingface.described import Layer as Layer
-    from posenc.huggingface.described import ModelPositions as ModelPositions
     from posenc.huggingface.patched import Patched as Patched
     from posenc.huggingface.patching import adapt as adapt
+    from posenc.huggingface.patching import from_pretrained as from_pretrained
     from posenc.huggingface.patching import patch as patch
-    from posenc.huggingface.saved import from_pretrained as from_pretrained
+    from posenc.huggingface.reading import Layer as Layer
+    from posenc.huggingface.reading import ModelPositions as ModelPositions
     from posenc.huggingface.weights import convert_layout as convert_layout
     from posenc.huggingface.weights import half_to_interleaved as half_to_interleaved
     from posenc.huggingface.weights import interleaved_to_half as interleaved_to_half
@@ -28,9 +28,9 @@ HOMES = {
     "Patched": "patched",
     "adapt": "patching",
     "patch": "patching",
-    "from_pretrained": "saved",
-    "Layer": "described",
-    "ModelPositions": "described",
+    "from_pretrained": "patching",
+    "Layer": "reading",
+    "ModelPositions": "reading",
     "scheme_from_config": "config",
     "convert_layout": "weights",
     "half_to_interleaved": "weights",

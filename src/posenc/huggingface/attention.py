@@ -17,9 +17,8 @@ from posenc.arguments import shown
 from posenc.backends.attention import attention as posenc_attention
 from posenc.encoding.encoding import Context, Encoding
 from posenc.encoding.pieces import Distance, Function
-from posenc.huggingface.divided import divided
 from posenc.huggingface.masks import WITHIN, Visible
-from posenc.huggingface.placing import PLAN, Plan, planned
+from posenc.huggingface.placing import PLAN, Plan, divided, planned
 from posenc.models.forward_pass import EXCHANGES
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Visibility

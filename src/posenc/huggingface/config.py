@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from posenc.arguments import check_choice, meant, shown
-from posenc.huggingface.described import ModelPositions
-from posenc.huggingface.families import READERS
+from posenc.huggingface.families import READERS, Rotating
 from posenc.huggingface.keys import BYTES, Keys, check_sizes, positional
 from posenc.huggingface.loading import RECORD
-from posenc.huggingface.rotating_families import Rotating
+from posenc.huggingface.reading import ModelPositions
 
 PARTS = {"text": "text_config", "vision": "vision_config"}
 """The keys of the parts that can be read, in a configuration of several models."""

@@ -1,17 +1,137 @@
-"""Functions that the readers of all families share, from a configuration's keys to `ModelPositions`."""
+"""`ModelPositions`, a model's scheme and window of each layer and the rest of its attention, and what the readers of
+all families share on the way there from a configuration's keys."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from posenc.arguments import shown, whole
-from posenc.huggingface.described import Layer, ModelPositions
 from posenc.huggingface.keys import Keys
-from posenc.positions.tiles import Window
-from posenc.schedule import Schedule
+from posenc.positions.tiles import Window, window_words
+from posenc.rotation.given import NO_ALIASES, Params
+from posenc.rotation.phases import PairLayout, frequencies
+from posenc.rotation.scalings import YaRN
+from posenc.schedule import Schedule, ranges
 from posenc.scheme import Scheme
+from posenc.schemes.nope import NoPE
+from posenc.schemes.rope import RoPE
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The properties of a layer's attention besides its scheme and window.
+
+    - ``scale``: the factor of q . k, if it is not 1/sqrt(head_dim);
+    - ``softcap``: scores become c tanh(s / c), after positions are applied;
+    - ``sinks``: whether the softmax has a learned logit per head, from the model's weights, in its denominator;
+    - ``images``: whether tokens of one image attend to one another in any order, if the caller marks them;
+    - ``patches``: the side of the windows of patches that attend to one another; ``shift`` moves their borders.
+    """
+
+    scale: float | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    images: bool = False
+    patches: int | None = None
+    shift: int = 0
+
+    def __str__(self) -> str:
+        said = [
+            f"windows of {self.patches} x {self.patches} patches" if self.patches is not None else "",
+            f"shifted by {self.shift}" if self.shift else "",
+            f"scale {self.scale:.6g}" if self.scale is not None else "",
+            f"softcap {self.softcap:g}" if self.softcap is not None else "",
+            "a sink per head" if self.sinks else "",
+            "tokens of an image attend to one another" if self.images else "",
+        ]
+        return ", ".join(filter(None, said))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ModelPositions:
+    """The positional encoding of a model; printing it describes it in words.
+
+    - ``model_type``: that of transformers, of the part that was read;
+    - ``schedule``: the scheme and window of each layer;
+    - ``layers``: other properties, one `Layer` for each layer;
+    - ``input``: the scheme that is added to the embeddings before the first layer, or None;
+    - ``causal``: whether attention is causal;
+    - ``length``: the number of positions in the configuration, or None;
+    - ``remarks``: where transformers' own code differs, in words.
+
+    Learned schemes have newly initialized parameters, since a configuration has no weights.
+    """
+
+    model_type: str
+    schedule: Schedule
+    layers: tuple[Layer, ...]
+    input: Scheme | None = None
+    causal: bool = True
+    length: int | None = None
+    remarks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.layers) != len(self.schedule):
+            raise ValueError(f"layers must be {len(self.schedule)} like those of the schedule, got {len(self.layers)}")
+
+    def __repr__(self) -> str:
+        kind = "decoder" if self.causal else "encoder"
+        length = "" if self.length is None else f", {self.length} positions"
+        lines = [f"{self.model_type}: {kind}, {len(self.layers)} layers{length}"]
+        if self.input is not None:
+            lines.append(f"  input: {words(self.input)}")
+        said: dict[str, list[int]] = {}
+        for layer, ((scheme, window), other) in enumerate(zip(self.schedule, self.layers, strict=True)):
+            seen = "" if other.patches is not None and window is None else window_words(window)
+            does = ", ".join(filter(None, (words(scheme), seen, str(other))))
+            said.setdefault(does, []).append(layer)
+        lines += [f"  layer{'s' * (len(which) > 1)} {ranges(which)}: {does}" for does, which in said.items()]
+        return "\n".join(lines + [f"  {remark}" for remark in self.remarks])
+
+
+def words(scheme: Scheme) -> str:
+    """A scheme in words, with its arguments."""
+    if len(scheme.parts) > 1:
+        return " + ".join(words(part) for part in scheme.parts)
+    if isinstance(scheme, NoPE):
+        return "NoPE"
+    if type(scheme) is not RoPE:
+        return f"{type(scheme).__name__}({scheme.extra_repr()})"
+    said = [f"RoPE, base {scheme.base:.12g}"]
+    if scheme.rotary_dim == scheme.head_dim:
+        said.append(f"all {scheme.head_dim} channels")
+    else:
+        channels = scheme.channels
+        said.append(f"channels {channels.start}..{channels.stop - 1} of {scheme.head_dim}")
+    said.append(f"{scheme.layout} layout")
+    if scheme.allocation is not None:
+        said.append(f"pairs by axis {runs(scheme.allocation)}")
+    elif scheme.axes > 1:
+        said.append(f"{scheme.axes} axes")
+    if scheme.scaling is not None:
+        said.append(repr(scheme.scaling))
+    return ", ".join(said)
+
+
+AXES = ("time", "row", "column")
+"""The coordinates of a text with images, the only models that allocate pairs to axes."""
+
+
+def runs(allocation: tuple[int, ...]) -> str:
+    """The axes of pairs, such as "16 time, 24 row, 24 column"; more than six runs as a list of digits."""
+    found: list[list[int]] = []
+    for axis in allocation:
+        if found and found[-1][1] == axis:
+            found[-1][0] += 1
+        else:
+            found.append([1, axis])
+    if len(found) > 6:
+        return "".join(map(str, allocation))
+    return ", ".join(f"{count} {AXES[axis]}" for count, axis in found)
+
 
 PLAIN = Layer()
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
@@ -86,3 +206,55 @@ def silent(keys: Keys, name: str) -> tuple[str, ...]:
     """A remark on a key that published configurations have but the model does not read."""
     value = keys.get(name)
     return () if value is None else (f"{name} = {value} is not read by the model",)
+
+
+def rotary(
+    keys: Keys,
+    head_dim: int,
+    *,
+    of_type: str | None = None,
+    partial: bool = False,
+    layout: PairLayout = "half",
+    aliases: Mapping[str, str] = NO_ALIASES,
+    also: tuple[str, ...] = (),
+    **options: Any,
+) -> RoPE:
+    """The rotation of rope_parameters, or of those of a layer type.
+
+    ``partial``: the model's code reads partial_rotary_factor, the share of rotated channels. ``also`` are keys that the
+    caller reads itself; ``options`` are further arguments of `RoPE`. Raises ValueError for a key that is unknown,
+    missing, or contradicts another.
+    """
+    read = keys.parameters()
+    if of_type is not None:
+        read = Params(read.named(of_type), read.get(of_type), keys.ignored)
+        if read.params.get("truncate") is False:
+            why = "must be true here, since transformers reads it only outside the layer types"
+            raise read.wrong("truncate", why)
+        read.params = {name: value for name, value in read.params.items() if value is not None}  # also of truncate
+    read.was_read.update(also)
+    kind = read.kind(aliases)
+    base = read.number("rope_theta")
+    share = read.number("partial_rotary_factor", 1.0)
+    if share > 1:
+        raise read.wrong("partial_rotary_factor", "must be at most 1")
+    for name, said in (("rope_theta", base), ("partial_rotary_factor", share)):
+        if of_type is None and keys.get(name) not in (None, said):
+            raise keys.wrong(name, f"contradicts {said:g} of rope_parameters")
+    turned: int = options.pop("rotary_dim", head_dim)
+    if kind != "proportional" and share != 1.0:
+        if not partial:
+            raise read.wrong("partial_rotary_factor", f"must be 1, since {keys.model_type} rotates all channels")
+        turned = int(head_dim * share)
+    longest = None if kind in ("default", "linear", "proportional") else keys.whole("max_position_embeddings")
+    scaling = read.scaling(kind, share, longest)
+    read.end(kind)
+    if isinstance(scaling, YaRN):
+        begin, end = map(float, scaling.ends(frequencies(turned, base)))
+        if begin > end:
+            raise ValueError(
+                f"{read.named('original_max_position_embeddings')} must let YaRN's ramp begin before it ends, got "
+                f"{scaling.original_length}: it begins at pair {begin:g} and ends at pair {end:g}, and transformers' "
+                "model then divides the high frequencies and keeps the low ones"
+            )
+    return RoPE(head_dim, base, layout, rotary_dim=turned, scaling=scaling, **options)
