@@ -1,4 +1,4 @@
-"""The catalog of schemes: the ``ENTRY`` of every file in this package."""
+"""The catalog of schemes: the ``ENTRY`` of every file in this package, and its ``VARIANTS``."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from posenc.schemes.own import FORM, entry_of
 
 
 def entries_in(package: ModuleType) -> tuple[Entry, ...]:
-    """The ``ENTRY`` of every file of a package, sorted by the scheme's first door, then by name. Raises ValueError for
-    an entry with another name than its file."""
-    found = []
+    """The ``ENTRY`` of every file of a package and its ``VARIANTS``, sorted by the scheme's first door, then by name.
+    Raises ValueError for an ``ENTRY`` with another name than its file."""
+    found: list[Entry] = []
     for file in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        entry = None if file.name == __name__ else getattr(importlib.import_module(file.name), "ENTRY", None)
-        if entry is None:
+        module = None if file.name == __name__ else importlib.import_module(file.name)
+        if (entry := getattr(module, "ENTRY", None)) is None:
             continue
         if entry.name != file.name.rpartition(".")[2]:
             raise ValueError(f"ENTRY of {file.name} must be named like its file, got {entry.name!r}")
-        found.append(entry)
+        found += [entry, *getattr(module, "VARIANTS", ())]
     return tuple(sorted(found, key=lambda entry: ([DOORS.index(door) for door in entry.doors[:1]], entry.name)))
 
 

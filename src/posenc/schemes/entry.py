@@ -130,7 +130,7 @@ class Entry:
     that runs after `GIVEN`.
     """
 
-    name: str  # the name of its file
+    name: str  # that of its file, but for variants
     scheme: type[Scheme]
     paper: str
     laws: frozenset[Law]

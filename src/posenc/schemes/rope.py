@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from posenc.rotary import Rotary
+from posenc.rotation.scalings import Proportional
 from posenc.schemes.entry import FORMULA, ROTARY, ROTATED_SCORE, Entry, Law, lines
 
 
@@ -81,3 +82,54 @@ ENTRY = Entry(
         "at 15,512 in Press et al. 2022 (table 2). Add a [scaling](../long-context.md), or use `ALiBi`."
     ),
 )
+
+VARIANTS = (
+    Entry(
+        name="partial_rope",
+        scheme=RoPE,
+        variant=("Partial RoPE", "RoPE(head_dim, rotary_dim=n)"),
+        paper="Wang and Komatsuzaki 2021",
+        laws=FORMULA | ROTARY,
+        cost="one pass over q and k per layer",
+        build=lambda shape: RoPE(shape.head_dim, rotary_dim=max(2, shape.head_dim // 4 * 2)),
+        does="RoPE of only the first n channels, with frequencies over these: GPT-J, GPT-NeoX, Phi, GLM, Qwen3.5",
+        limits="angles beyond the training length are new to the model; incompatible with weights of proportional RoPE",
+        formula=lines(
+            ROTATED_SCORE,
+            r"\phi_k = p \, \mathrm{base}^{-2k/n}, \qquad k < n / 2, \qquad "
+            r"n = \mathrm{rotary\_dim} \mbox{ channels turn,} \allowbreak \mbox{the others do not}",
+        ),
+        example="posenc.attention(q, k, v, posenc.RoPE(64, rotary_dim=32), is_causal=True)",
+        users="GPT-J, GPT-NeoX, Phi, GLM, Qwen3.5",
+        url="https://github.com/kingoflolz/mesh-transformer-jax",
+        avoid=(
+            "**Weights of proportional RoPE.** Both leave channels unrotated, and the others have different "
+            "frequencies: such weights load, and are wrong."
+        ),
+    ),
+    Entry(
+        name="p_rope",
+        scheme=RoPE,
+        variant=("p-RoPE", "RoPE(head_dim, scaling=Proportional(share))"),
+        paper="Barbero et al. 2024",
+        laws=FORMULA | ROTARY,
+        cost="one pass over q and k per layer",
+        build=lambda shape: RoPE(shape.head_dim, scaling=Proportional(max(0.25, 2 / shape.head_dim))),
+        does="RoPE whose lowest frequencies are 0, so that these channels carry only content: Gemma 4, LFM3",
+        limits="angles beyond the training length are new to the model; incompatible with weights of partial RoPE",
+        formula=lines(
+            ROTATED_SCORE,
+            r"\phi_k = p \, \theta_k, \qquad "
+            r"\theta_k = \begin{cases} \mathrm{base}^{-2k/d} & k < \lfloor \mathrm{share} \cdot d / 2 \rfloor \\ "
+            r"0 & \mbox{else} \end{cases}",
+        ),
+        example="posenc.attention(q, k, v, posenc.RoPE(64, scaling=posenc.Proportional(0.25)), is_causal=True)",
+        users="Gemma 4, LFM3",
+        url="https://arxiv.org/abs/2410.06205",
+        avoid=(
+            "**Weights of partial RoPE.** Both leave channels unrotated, and the others have different frequencies: "
+            "such weights load, and are wrong."
+        ),
+    ),
+)
+"""Partial RoPE, and p-RoPE: not PRoPE of Li et al. 2025, a projective encoding of cameras, which is `Cameras`."""
