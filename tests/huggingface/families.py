@@ -21,7 +21,7 @@ from posenc import Chunk, Learned, NoPE, Positions, QueryScale, RoPE, Sinusoidal
 from posenc.huggingface import ModelPositions, adapt, scheme_from_config
 from posenc.huggingface.config import TWO_STACKS
 from posenc.huggingface.families import READERS
-from posenc.huggingface.keys import POSITIONAL, Keys
+from posenc.huggingface.reading import POSITIONAL, Keys
 from posenc.huggingface.variants import OffsetLearned
 from tests.huggingface.configs import ALIKE, FAMILIES, OTHERS
 from tests.huggingface.tiny import compared, config_of

@@ -12,9 +12,8 @@ from typing import Any
 
 from posenc.arguments import check_choice, meant, shown
 from posenc.huggingface.families import READERS, Rotating
-from posenc.huggingface.keys import BYTES, Keys, check_sizes, positional
 from posenc.huggingface.loading import RECORD
-from posenc.huggingface.reading import ModelPositions
+from posenc.huggingface.reading import BYTES, Keys, ModelPositions, check_sizes, positional
 
 PARTS = {"text": "text_config", "vision": "vision_config"}
 """The keys of the parts that can be read, in a configuration of several models."""

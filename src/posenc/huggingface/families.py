@@ -14,16 +14,18 @@ from functools import partial
 from typing import Any
 
 from posenc.arguments import whole
-from posenc.huggingface.keys import Keys, check_sizes, check_table
 from posenc.huggingface.reading import (
     CHUNKED,
     FULL,
     PLAIN,
     RECURRENT,
     SLIDING,
+    Keys,
     Layer,
     ModelPositions,
     check_pattern,
+    check_sizes,
+    check_table,
     described,
     head_dim_of,
     kinds_of,
@@ -446,13 +448,9 @@ def bert(keys: Keys, dim: str = "hidden_size", inert: tuple[str, ...] = ()) -> M
 
 
 def roberta(keys: Keys) -> ModelPositions:
-    return _encoder(keys, _after_padding(keys))
-
-
-def _after_padding(keys: Keys) -> Learned:
-    """A table whose first position has the row after that of the padding token."""
+    """The first position has the row after that of the padding token."""
     rows, padding = keys.whole("max_position_embeddings"), keys.whole("pad_token_id", 0)
-    return _table(keys, rows, keys.whole("hidden_size"), padding + 1)
+    return _encoder(keys, _table(keys, rows, keys.whole("hidden_size"), padding + 1))
 
 
 def _encoder(keys: Keys, table: Scheme) -> ModelPositions:

@@ -213,7 +213,7 @@ def _of_shard(
     # Only the function of transformers that makes the mask knows: an empty cache does not show in sizes. It calls it
     # "cache" from 5.24 on.
     its = sys._getframe(2).f_locals
-    if its.get("cache", its.get("past_key_values")) is not None:
+    if next((its[name] for name in ("cache", "past_key_values") if name in its), its) is not None:
         raise ValueError(
             f"use_cache must be False {WITHIN}, got a cache, which would hold the keys of this process alone: pass "
             "use_cache=False. Generate with the whole text in one process, outside of posenc.distributed.sharded"

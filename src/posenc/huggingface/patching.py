@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from posenc.arguments import shown
 from posenc.huggingface.adapters import ADAPTERS, BOUND, OTHERS, PUT_IN_PLACE, as_computed, is_adapted
 from posenc.huggingface.config import scheme_from_config
+from posenc.huggingface.layers import PosencRotary
 from posenc.huggingface.loading import MARK, RECORD, has_own_attention, record_of
 from posenc.huggingface.patched import Patched, named, text_config, transformer
 from posenc.huggingface.placing import Plan
 from posenc.huggingface.replacing import PosencTable, is_scaling, put_adapted, put_bound, put_scaling, put_scheme
-from posenc.huggingface.rotary import PosencRotary
 from posenc.schedule import Schedule
 from posenc.scheme import bare_parts, is_scheme
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,13 +13,23 @@ from torch import Tensor, nn
 
 from posenc.arguments import is_number, shown
 from posenc.encoding.pieces import Bias
-from posenc.huggingface.adapters import ADAPTERS, BOUND, adapted, check_rotates, is_adapted, unscaled
+from posenc.huggingface.adapters import ADAPTERS, BOUND, CACHES, adapted, check_rotates, is_adapted, unscaled
 from posenc.huggingface.attention import NAME, check_runs
 from posenc.huggingface.config import scheme_from_config
-from posenc.huggingface.layers import attentions, kind_of, layout_in_attention, own_window, pairing, rescale, rotaries
+from posenc.huggingface.layers import (
+    PosencRotary,
+    Turns,
+    attentions,
+    kind_of,
+    layout_in_attention,
+    own_window,
+    pairing,
+    read_turns,
+    rescale,
+    rotaries,
+)
 from posenc.huggingface.patched import Patched, named, text_config, transformer
 from posenc.huggingface.placing import PLAN, ROTARY, Plan
-from posenc.huggingface.rotary import PosencRotary, Turns, read_turns
 from posenc.positions.positions import Positions
 from posenc.positions.tiles import Chunk, check_window
 from posenc.rotary import PairwiseRotary, Rotary
@@ -74,6 +85,9 @@ def put_adapted(patched: Patched, base: Any, what: Schedule | Scheme) -> None:
     name, forward = ADAPTERS[config.model_type]
     modules = [m for m in base.modules() if type(m).__name__ == name]
     schemes = _by_layer(base, what, len(modules))
+    takes = inspect.signature(type(modules[0]).forward).parameters
+    if not set(CACHES) & set(takes):
+        raise ValueError(f"{name} must take its cache as {' or '.join(CACHES)}, got {', '.join(takes)}")
     patched.set(config, "_attn_implementation_internal", NAME)  # so that the model asks for posenc's mask
     for module in base.modules():
         if getattr(module, "use_alibi", False):  # else Falcon adds its bias to the mask
