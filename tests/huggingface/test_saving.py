@@ -119,14 +119,19 @@ def test_what_was_not_saved_so_is_refused_by_name(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     text = config.read_text()
     for put, message in (
-        (posenc.Shaw(12, 16), r"key_table of .* must be of shape \(33, 12\), got \(17, 12\)"),
-        (posenc.Shaw(12, 8) + posenc.KERPLE(4), "must have the parameters of the schemes, and lacks model.*schemes.0"),
+        (posenc.Shaw(12, 16), r"key_table of .* must be of shape \(33, 12\) by what, got \(17, 12\)"),
+        (posenc.Shaw(12, 8, values=False), r"value_table of .* must not be there by what, got \(17, 12\)"),
+        (posenc.NoPE(), r"_table of .* must not be there by what"),
     ):
         config.write_text(json.dumps(json.loads(text) | {"posenc_patch": " ".join(repr(put).split())}))
         with pytest.raises(ValueError, match=message):
             from_pretrained(tmp_path, put)
     config.write_text(json.dumps(json.loads(text) | {"architectures": ["Mine"]}))
     with pytest.raises(ValueError, match=r"kind must be given for .* names none .*, got architectures \['Mine'\]"):
+        from_pretrained(tmp_path, posenc.Shaw(12, 8))
+    saved("scaling", tmp_path)
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"posenc_patch": repr(posenc.Shaw(12, 8))}))
+    with pytest.raises(ValueError, match=r"must have the parameters of the schemes, and lacks model.*scheme.key_table"):
         from_pretrained(tmp_path, posenc.Shaw(12, 8))
 
 

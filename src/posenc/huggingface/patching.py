@@ -163,7 +163,8 @@ HUB = ("cache_dir", "force_download", "local_files_only", "proxies", "revision",
 def from_pretrained(place: str | Path, what: Any, kind: Any = None, **options: Any) -> Any:
     """Loads a model that ``save_pretrained`` wrote while it was patched, and patches it again.
 
-    ``place`` is a folder or a name on the hub. ``what`` is that of `patch`, as it was then. ``kind`` is the class of
+    ``place`` is a folder or a name on the hub. ``what`` is that of `patch`, as it was then, which is known by its repr
+    and parameters: of a function only the name. ``kind`` is the class of
     transformers; by default that which was saved. Learned parameters of schemes are loaded too, in the dtype in which
     they were saved unless ``dtype`` is given. ``options`` are those of transformers' ``from_pretrained``.
 
@@ -208,20 +209,21 @@ def from_pretrained(place: str | Path, what: Any, kind: Any = None, **options: A
 
 @torch.no_grad()
 def _load(model: nn.Module, place: Any, hub: dict[str, Any], dtype: Any) -> None:
-    """Loads the parameters of the schemes that were put in. Raises ValueError, naming one, if the files lack any."""
+    """Loads the parameters of the schemes that were put in. Raises ValueError, naming one, if the files lack any, or
+    have others."""
     named = dict(model.named_parameters(remove_duplicate=False))
     device = next((p.device for name, p in named.items() if ".scheme." not in name and not p.is_meta), None)
     named = {name: parameter for name, parameter in named.items() if ".scheme." in name}
     left = {id(parameter): name for name, parameter in reversed(named.items())}
-    for key, tensor in _tensors(place, hub) if named else ():
-        for name, parameter in named.items():
-            if f".{key}".endswith(f".{name}") or f".{name}".endswith(f".{key}"):
-                if tensor.shape != parameter.shape:
-                    raise ValueError(
-                        f"{key} of {str(place)!r} must be of shape {tuple(parameter.shape)}, got {tuple(tensor.shape)}"
-                    )
-                parameter.data = tensor.to(device, dtype if isinstance(dtype, torch.dtype) else tensor.dtype)
-                left.pop(id(parameter), None)
+    for key, tensor in _tensors(place, hub):
+        own = [p for name, p in named.items() if f".{key}".endswith(f".{name}") or f".{name}".endswith(f".{key}")]
+        shapes = {tuple(parameter.shape) for parameter in own}
+        if shapes != {tuple(tensor.shape)}:
+            must = f"be of shape {min(shapes)}" if shapes else "not be there"
+            raise ValueError(f"{key} of {str(place)!r} must {must} by what, got {tuple(tensor.shape)}")
+        for parameter in own:
+            parameter.data = tensor.to(device, dtype if isinstance(dtype, torch.dtype) else tensor.dtype)
+            left.pop(id(parameter), None)
     if left:
         raise ValueError(f"{str(place)!r} must have the parameters of the schemes, and lacks {min(left.values())}")
 
