@@ -713,7 +713,7 @@ def test_help_shows_no_private_field() -> None:
 @pytest.mark.more
 def test_public_functions_are_functions_whatever_was_imported_first() -> None:
     """In one process that has torch alone, and forks for each."""
-    first = ("posenc.tools.check.transformers_models", "posenc.backends.attention", "posenc.tools.plot")
+    first = ("posenc.tools.check.transformers_calls", "posenc.backends.attention", "posenc.tools.plot")
     code = f"""if True:
         import importlib, os, torch
         for name in {first}:

@@ -11,7 +11,7 @@ from diffusers.models.transformers.transformer_omnigen import OmniGenSuScaledRot
 from diffusers.models.transformers.transformer_wan import WanRotaryPosEmbed
 
 from posenc.tools.check import Layer, NotApplicableError, Rotary
-from posenc.tools.check.heads import attend
+from posenc.tools.check.subjects import attend
 
 
 def build(dim, theta=10000.0, **options):

@@ -7,7 +7,7 @@ It claims relative positions, interleaved pairs and base 10000, xPos included, a
 from rotary_embedding_torch import RotaryEmbedding, apply_rotary_emb
 
 from posenc.tools.check import Attention, Rotary
-from posenc.tools.check.heads import attend
+from posenc.tools.check.subjects import attend
 
 
 def rotate(module, x, offset):

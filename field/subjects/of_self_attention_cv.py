@@ -12,7 +12,7 @@ import types
 import torch
 
 from posenc.tools.check import Attention, NotApplicableError
-from posenc.tools.check.heads import attend
+from posenc.tools.check.subjects import attend
 
 
 def module_of(name):

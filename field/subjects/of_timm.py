@@ -11,7 +11,7 @@ from unittest.mock import MagicMock
 import torch
 
 from posenc.tools.check import Bias, Layer, NotApplicableError
-from posenc.tools.check.heads import attend
+from posenc.tools.check.subjects import attend
 
 
 def part(module, name):

@@ -3,7 +3,7 @@
 from torchscale.component.xpos_relative_position import XPOS
 
 from posenc.tools.check import Attention
-from posenc.tools.check.heads import attend
+from posenc.tools.check.subjects import attend
 
 
 def attention(module, query, key, value, visible):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posenc.tools.check import Attention, Batch, Layer, Rotary
-from posenc.tools.check.calls import arguments_of, gradients_of, holdings, one_line, with_leaves, with_tokens
+from posenc.tools.check import Attention, Batch, Layer
+from posenc.tools.check.calls import arguments_of, gradients_of, holdings, one_line, with_tokens
 
 BATCH = Batch([[3, 1, 4]])
 
@@ -41,22 +41,6 @@ def test_what_call_is_given_is_known_by_name() -> None:
     assert told["positions"].tolist() == [[0, 1, 2]]
     mixed = Attention(build=Scaling, call=mix)
     assert list(arguments_of(mixed, mixed.make(), BATCH)) == ["query", "key", "value"]
-
-
-def test_leaves_are_made_once_and_taken_then() -> None:
-    leaves: dict[str, Tensor] = {}
-    made = SCALED.make()
-    first = with_leaves(SCALED, leaves).run(made, BATCH)
-    assert list(leaves) == ["x"]
-    leaves["x"] = leaves["x"].detach() * 2
-    torch.testing.assert_close(with_leaves(SCALED, leaves).run(made, BATCH), 2 * first)
-
-
-def test_each_call_of_a_run_has_leaves_of_its_own() -> None:
-    turned = Rotary(build=Scaling, call=scale)
-    leaves: dict[str, Tensor] = {}
-    with_leaves(turned, leaves).run(turned.make(), BATCH)
-    assert list(leaves) == ["x", "x of call 2"]
 
 
 def test_gradients_are_of_parameters_and_vectors_and_zeros_where_there_are_none() -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from posenc.tools.check.checks import CHECKS
-from posenc.tools.check.threads import THREADS
-from posenc.tools.check.trial import Check
+from posenc.tools.check.trial import THREADS, Check
 
 PAGE = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text(encoding="utf-8")
 ROWS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in PAGE.splitlines() if line.startswith("| ")]

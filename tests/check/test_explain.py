@@ -4,8 +4,7 @@ import pytest
 
 from posenc.tools.check.checks import CHECKS
 from posenc.tools.check.explain import claims, explained
-from posenc.tools.check.threads import THREADS
-from posenc.tools.check.trial import Check
+from posenc.tools.check.trial import THREADS, Check
 from posenc.tools.cli import main
 
 

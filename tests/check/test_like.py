@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import posenc
-from posenc.tools.check import Bias, Layer, Rotary, Subject, check
+from posenc.tools.check import Bias, Rotary, Subject, check
+from posenc.tools.check.checks.published import between_buckets
 from posenc.tools.check.like import Sizes, adopt, scheme_of
-from posenc.tools.check.oracles import between_buckets
 from posenc.tools.check.run import FINDING, NOT_APPLICABLE, PASSED
-from tests.check.mutants.published import Buckets, Powers, add, of_vectors
+from tests.check.mutants.published import Buckets, add
 from tests.check.small import rotate
 from tests.rows import first_of
 
@@ -21,10 +21,6 @@ BUCKETS = Bias(build=Buckets, call=add, causal=True, like="t5")
 
 def nothing() -> None:
     return None
-
-
-def no_slope(made: None, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-    return torch.zeros(1, query_positions.size(1), key_positions.size(1))
 
 
 def number() -> int:
@@ -65,11 +61,6 @@ def test_what_cannot_be_meant_is_named(like: object, said: str) -> None:
         check(replace(BUCKETS, like=like), checks=[21])
 
 
-def test_a_function_that_does_not_match_is_named() -> None:
-    with pytest.raises(ValueError, match="match must give the scheme its parameters, and failed: KeyError: 'kernel'"):
-        check(replace(BUCKETS, match=kernel), checks=[21])
-
-
 def test_a_name_takes_what_the_subject_claims() -> None:
     subject = Rotary(build=nothing, call=rotate, base=500.0, layout="interleaved", head_dim=8, like="rope")
     assert scheme_of(subject, Sizes(3, 8)).extra_repr() == "8, base=500.0, layout='interleaved', rotary_dim=8, axes=1"
@@ -94,79 +85,10 @@ def test_parameters_of_one_shape_are_taken_by_name_or_in_order() -> None:
     assert (by_name.get_parameter("p")[0], in_order.get_parameter("p")[0]) == (0, 1)
 
 
-class OtherOrder(Powers):
-    """Nothing but the order in which it keeps them differs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        names = dict(self.named_parameters())
-        self._parameters.clear()
-        self.steepness, self.weight = names["steepness"], names["weight"]
-
-
-def test_parameters_that_fit_in_another_order_are_no_finding() -> None:
-    report = check(Bias(build=OtherOrder, call=add, like="kerple"), checks=[21])
-    scores = report.results[0].trials[0]
-    assert scores.status == NOT_APPLICABLE
-    assert "give `match` to assign the parameters" in scores.reason
-
-
 def test_where_a_logarithm_in_float32_may_fall_in_either_bucket() -> None:
     away = torch.arange(300)
     assert away[between_buckets(posenc.T5(3, bidirectional=True), away)].tolist() == [16, 32, 64]
     assert away[between_buckets(posenc.T5(3), away)].tolist() == []
-
-
-class Wide(nn.Module):
-    """Heads that are wider than a third of what comes in, whose products are made by einsum, bmm or a function."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__()
-        self.project, self.how = nn.Linear(32, 3 * 3 * 20), how
-
-    def forward(self, x: Tensor) -> Tensor:
-        line = torch.arange(x.size(1))[None]
-        query, key, value = self.project(x).unflatten(-1, (3, 3, 20)).permute(2, 0, 3, 1, 4)
-        query, key = (rotate(10_000.0, y, line) for y in (query, key))
-        if self.how == "sdpa":
-            return nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
-        if self.how == "einsum":
-            scores = torch.einsum("bhid,bhjd->bhij", query, key) / 20**0.5
-        else:
-            scores = torch.bmm(query.flatten(0, 1) / 20**0.5, key.flatten(0, 1).mT).view(-1, 3, *[x.size(1)] * 2)
-        return (scores.softmax(-1) @ value).transpose(1, 2).flatten(2)
-
-
-@pytest.mark.parametrize("how", first_of(["sdpa", "einsum"]))
-def test_how_wide_the_heads_of_a_layer_are_is_heard(how: str) -> None:
-    report = check(Layer(build=Wide, call=of_vectors, options={"how": how}, like="rope"), checks=[21])
-    assert report.results[0].status == PASSED
-
-
-def test_where_it_is_not_heard_it_must_be_said() -> None:
-    subject = Layer(build=Wide, call=of_vectors, options={"how": "bmm"}, like="rope")
-    with pytest.raises(ValueError, match=re.escape("like must say how wide heads are, as in 'rope(head_dim=64)'")):
-        check(subject, checks=[21])
-    assert check(replace(subject, like="rope(head_dim=20)"), checks=[21]).results[0].status == PASSED
-
-
-def test_a_scheme_that_gives_nothing_is_not_passed_over() -> None:
-    report = check(Bias(build=nothing, call=no_slope, heads=1, like="nope"), checks=[21])
-    assert report.results[0].status == NOT_APPLICABLE
-
-
-class OfItsOwn(nn.Module):
-    """Attention whose softmax nobody hears."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights = (x @ x.mT).exp()
-        return weights / weights.sum(-1, keepdim=True) @ x
-
-
-def test_a_layer_whose_scores_are_not_heard_says_so() -> None:
-    report = check(Layer(build=OfItsOwn, call=of_vectors, like="alibi"), checks=[21])
-    (captured,) = (trial for trial in report.results[0].trials if trial.name == "scores in a layer")
-    assert "pass scores of all pairs of tokens to PyTorch's softmax or attention" in captured.reason
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posenc.tools.check import Attention, Bias, Layer, Model, Rotary, Subject, check
+from posenc.tools.check import Attention, Bias, Rotary, Subject, check
 from posenc.tools.check.checks.bounds import published_slopes
 from posenc.tools.check.run import FINDING, NOT_APPLICABLE, PASSED, Result
 from tests.check.mutants import bounds, configuration, grids, layout, phase
@@ -33,10 +33,6 @@ def reasons(subject: Subject, number: int) -> dict[str, str]:
 
 
 # -- what is right passes, and not because nothing was tried ----------------------------------------------------------
-
-
-def no_options() -> int:
-    return 0
 
 
 def in_float32(base: float, x: Tensor, positions: Tensor) -> Tensor:
@@ -71,7 +67,6 @@ def turn_from_zero(base: float, x: Tensor) -> Tensor:
 ROTARY: dict[str, Any] = {"build": a_base, "base": 1_000_000.0, "layout": "half"}
 ROWS = {"as many rows as tokens", "rows of other lengths"}
 TOLD = {*ROWS, "rows of other places"}  # where positions are told
-CACHED = {"rows of other lengths, cached", "rows of other places, cached"}
 ROTATIONS = {"angles", "rotations", "frequencies", "pairs", "lengths", *ROWS}
 APPLY: dict[str, tuple[Subject, set[str]]] = {
     "float32": (Rotary(call=turn_in_float32, **ROTARY), ROTATIONS | TOLD),
@@ -83,32 +78,27 @@ APPLY: dict[str, tuple[Subject, set[str]]] = {
         configuration.rotary(Turn),
         ROTATIONS
         | TOLD
-        | CACHED
         | {"options count", "unknown options", "nothing is shared", "the other channels", "the other layout"}
         | {"values that are refused"},
     ),
     "two axes": (
         grids.axial(grids.Axial),
-        {"angles", "rotations", "lengths", *TOLD, "every axis is seen", "ways apart"}
-        | {"moving along an axis", "order of patches"},
+        {"angles", "rotations", "lengths", *TOLD, "every axis is seen", "ways apart"} | {"moving along an axis"},
     ),
     "three axes": (
         grids.sections(grids.Sections),
-        {"angles", "rotations", "lengths", *TOLD, *CACHED, "every axis is seen", "ways apart"}
-        | {"moving along an axis", "order of patches", "text alone", "after an image"},
+        {"angles", "rotations", "lengths", *TOLD, "every axis is seen", "ways apart"}
+        | {"moving along an axis", "text alone", "after an image"},
     ),
-    "slopes": (
-        bounds.slopes(bounds.Alibi),
-        {"far positions", "long distances", "biases", "slopes", *TOLD},
-    ),
+    "slopes": (bounds.slopes(bounds.Alibi), {"far positions", "biases", "slopes", *TOLD}),
     "a table of places": (
         bounds.table(bounds.Table),
         {"positions past the end", "as many rows as tokens", "rows of other places", "the longest row"},
     ),
     "registers": (
         grids.patches(grids.Patches, registers=2),
-        {"late tokens", "as many rows as tokens", "shape of the grid", "pairs of patches", "registers"}
-        | {"scores by offsets", "scores of two tokens", "scores apart", "scores of registers", "ends of the axes"},
+        {"late tokens", "as many rows as tokens", "shape of the grid", "pairs of patches"}
+        | {"scores by offsets", "scores apart", "ends of the axes"},
     ),
 }
 
@@ -119,12 +109,6 @@ def test_what_is_right_passes_what_applies(name: str) -> None:
     found = statuses(subject)
     assert {trial for trial, status in found.items() if status != NOT_APPLICABLE} == apply
     assert {found[trial] for trial in apply} == {PASSED}
-
-
-@pytest.mark.more
-def test_a_table_that_refuses_when_it_is_compiled_passes() -> None:
-    found = statuses(bounds.table(bounds.Table, compiles=True), (19,))
-    assert found["positions past the end, compiled"] == PASSED
 
 
 @pytest.mark.parametrize("heads", range(1, 65))
@@ -150,33 +134,10 @@ def test_slopes_may_be_claimed_one_by_one() -> None:
 # -- what cannot be seen is no pass -----------------------------------------------------------------------------------
 
 
-def leave(made: int, x: Tensor, positions: Tensor) -> Tensor:
-    return x
-
-
-def test_a_rotation_that_turns_nothing() -> None:
-    subject = Rotary(build=no_options, call=leave, layout="half")
-    assert reasons(subject, 1)["angles"] == "let it turn something: position 1 turns nothing"
-    assert "turn nothing" in reasons(subject, 15)["pairs"]
-    assert statuses(subject, (2,))["rotations"] == FINDING
-
-
-def leave_patches(made: Any, x: Tensor, positions: Tensor | None = None, grid: Any = None) -> Tensor:
-    return x - x.mean(1, keepdim=True)
-
-
-def test_patches_that_do_not_go_by_places() -> None:
-    subject = Layer(build=no_options, call=leave_patches, axes=2)
-    found = reasons(subject, 20)
-    for trial in ("every axis is seen", "ways apart", "shape of the grid"):
-        assert found[trial] == "give it a `jitter`, for its outputs do not go by positions"
-
-
 @pytest.mark.parametrize(
     ("subject", "what"),
     [
         (phase.rotary(phase.PositionsInTheDtypeOfX, base=None), "angle"),
-        (Layer(build=phase.BlockInTheDtypeOfX, call=phase.layer, relative=True), "position"),
     ],
 )
 def test_a_finding_of_low_precision_names_what_was_lost_in_it(subject: Subject, what: str) -> None:
@@ -191,27 +152,9 @@ def test_a_finding_of_low_precision_names_what_was_lost_in_it(subject: Subject, 
     assert (low, single) == pytest.approx((size * eps / 2, size * 2**-24), rel=0.05)  # two digits are printed
 
 
-class Faint(phase.Block):
-    """Positions move the outputs by less than bfloat16 rounds them."""
-
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x + 1e-4 * super().forward(x, positions)
-
-
-def test_outputs_that_positions_hardly_move() -> None:
-    found = reasons(Layer(build=Faint, call=phase.layer), 1)
-    assert "rounding to torch.bfloat16" in found["far positions"]
-
-
-def test_a_step_that_low_precision_cannot_tell() -> None:
-    slow = Rotary(build=Turn, call=turn, options={"factor": 1e6})
-    assert "one step turns less than torch.bfloat16 can tell" in reasons(slow, 2)["rotations"]
-
-
 @pytest.mark.parametrize(
     ("subject", "number", "trial", "reason"),
     [
-        (bounds.beginning(bounds.Beginning), 1, "late tokens", "rows end at 40"),
         (bounds.table(bounds.Table), 1, "far positions", "positions end at 40, where low precision holds them all"),
         (phase.biased(phase.Buckets), 2, "biases", "claim `distinct_to=N`"),
         (Rotary(build=Turn, call=turn), 14, "frequencies", "claim `base=10_000.0`, or `frequencies`"),
@@ -222,7 +165,6 @@ def test_a_step_that_low_precision_cannot_tell() -> None:
         (phase.biased(phase.Buckets), 15, "pairs", "a rotation alone has pairs of channels"),
         (phase.biased(phase.Buckets), 20, "shape of the grid", "let call take `grid`"),
         (grids.axial(grids.Axial), 20, "text alone", "name in `flat` the options"),
-        (grids.reader(grids.Reader), 20, "order of patches", "let call take `order`"),
         (replace(grids.axial(grids.Axial), symmetric=True), 20, "ways apart", "it claims to be symmetric"),
     ],
 )
@@ -303,43 +245,3 @@ def test_an_error_must_name_what_it_refuses() -> None:
         19: "an error that names head_dim",
     }
     assert {finding.came for finding in found.values() if finding} == {"ValueError: that will not do"}
-
-
-def nested(rope: dict[str, Any]) -> Turn:
-    if unknown := set(rope) - {"kind", "factor"}:
-        raise KeyError(f"rope has no {', '.join(unknown)}")
-    return Turn(**rope)
-
-
-def test_of_a_nested_configuration_the_inner_key_is_named() -> None:
-    subject = Rotary(
-        build=nested,
-        call=turn,
-        options={"rope": {"factor": 2.0}},
-        varied={"rope": {"factor": 3.0}},
-        refused=[{"rope": {"factor": 2.0, "scaling_typ": "yarn"}}],
-    )
-    assert statuses(subject, (14,))["options count"] == PASSED
-    assert statuses(subject, (14,))["unknown options"] == PASSED
-
-
-def test_more_frequencies_than_pairs_are_an_error() -> None:
-    report = check(Rotary(build=Turn, call=turn, frequencies=[1.0] * 9), checks=(14,))
-    assert "frequencies must be at most 8, one for each pair of channels, got 9" in report.findings[0][1].finding.came  # type: ignore[union-attr]
-
-
-class Wide(nn.Module):
-    """Embeds, and shows each token by what it is alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(48, 8)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.embedding(ids)
-
-
-def test_what_has_no_positions_at_all_is_accused_of_nothing() -> None:
-    found = statuses(Model(build=Wide, call=phase.text))
-    assert FINDING not in found.values()
-    assert found["as many rows as tokens"] == PASSED

@@ -9,7 +9,7 @@ import pytest
 
 from posenc.tools.check import Subject, check
 from posenc.tools.check.run import FINDING, OF_PROCESSES, PASSED, UNFINISHED
-from posenc.tools.check.threads import THREADS
+from posenc.tools.check.trial import THREADS
 from tests.check import mutants
 from tests.check.mutants import Mutant
 from tests.check.small import run_alone

@@ -7,13 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posenc.tools.check import Bias, Layer, Report, Rotary, Subject, check, conformance_tests, report
+from posenc.tools.check import Bias, Layer, Rotary, Subject, check, conformance_tests, report
 from posenc.tools.check.checks import CHECKS
-from posenc.tools.cli import main
 from tests.check.small import nothing, rotate
 from tests.rows import first_of
-
-HERE = "tests.check.test_not_checked"
 
 
 def line(slopes: Tensor, query_positions: Tensor, key_positions: Tensor) -> Tensor:
@@ -76,22 +73,6 @@ def test_what_is_not_claimed_or_was_tried_is_not_said() -> None:
     assert unchecked(Layer(build=nothing, call=add_one), 6, 18, 19, 20) == {}
 
 
-def test_it_is_judged_where_all_checks_that_try_it_were_run() -> None:
-    subject = Rotary(build=nothing, call=rotate, base=10_000.0, max_positions=1, refused=[{"base": "x"}])
-    assert "refused=({'base': 'x'},)" not in unchecked(subject, 14)
-    by_index = Layer(build=nothing, call=add_one, relative=True)
-    assert unchecked(by_index, 6) == {}
-    said = unchecked(by_index, 6, 20)["relative=True"]
-    assert said.startswith("let call take `positions` (rows, tokens); ")
-    assert "; let call take `grid`" in said
-    assert "nothing to do" not in said  # where something can be done
-
-
-def test_a_claim_of_false_is_one_and_of_none_is_not() -> None:
-    assert unchecked(Layer(build=nothing, call=add_one, relative=False), 6, 20).keys() == {"relative=False"}
-    assert unchecked(Rotary(build=nothing, call=rotate, scale=None), 14, 15) == {}
-
-
 def test_claims_that_trials_name_are_fields_of_some_subject() -> None:
     fields = {name for kind in (Rotary, Bias, Layer) for name in kind.__dataclass_fields__}
     assert {claim for entry in CHECKS for trial in entry.trials for claim in trial.claims} <= fields
@@ -128,12 +109,6 @@ def test_what_is_not_alibi_or_says_what_it_is_owes_no_slopes(subject: Subject) -
     assert unchecked(subject, 19) == {}
 
 
-def test_with_the_option_that_is_named_wrong_slopes_are_found() -> None:
-    named = Bias(build=slopes, call=line, options={"heads": 3}, heads_option="heads")
-    (result,) = check(named, checks=[19]).results
-    assert result.status == "finding"
-
-
 # -- how it is said ----------------------------------------------------------------------------------------------------
 
 
@@ -150,11 +125,6 @@ def test_every_form_says_it() -> None:
     assert suite[1][0].attrib == {"type": "not checked", "message": reason}
 
 
-def test_the_command_ends_with_1_and_says_it_in_its_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", f"{HERE}:FEW", "--checks", "14,18"]) == 1
-    assert "not checked" in " ".join(capsys.readouterr().out.split())
-
-
 def test_it_is_a_test_of_its_own() -> None:
     test = conformance_tests(FEW, checks=[18])
     with pytest.raises(pytest.skip.Exception):
@@ -164,7 +134,3 @@ def test_it_is_a_test_of_its_own() -> None:
     with pytest.raises(pytest.fail.Exception, match=r"^not checked: compiles=True"):
         conformance_tests(FEW, checks=[18])(None)  # without the tests before it
     conformance_tests(Rotary(build=nothing, call=rotate, layout="half"), checks=[15])(None)
-
-
-def test_without_results_there_is_nothing_to_judge() -> None:
-    assert Report(FEW, "few").not_checked == []

@@ -1,7 +1,5 @@
 """Grids in every row of a layer that has them, and what check 20 cannot say of them."""
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,14 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from posenc.tools.check import Batch, Layer, NotApplicableError, Subject, check
-from posenc.tools.check.influence import influence
+from posenc.tools.check.checks.grids import influence, table_of
 from posenc.tools.check.outcome import numbers_in
 from posenc.tools.check.run import NOT_APPLICABLE
-from posenc.tools.check.tables import table_of
 from posenc.tools.check.trial import Plan
-from tests.check.mutants import picture_tables, pictures, windows
-from tests.check.mutants.pictures import see
-from tests.rows import first_of
 
 
 def grids_told(made: nn.Module, x: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -57,17 +51,6 @@ def test_every_row_has_a_grid_and_a_patch() -> None:
     with pytest.raises(NotApplicableError, match="12 tokens are no grid that it has"):
         plan.subject.run(plan.subject.make(), plan.text(1, 12))
     assert check(told(), checks=[4, 5, 7, 19, 20]).ok  # none of them asserts
-
-
-def test_the_longest_row_is_the_largest_grid() -> None:
-    assert Plan(told(max_grid=(3, 4))).limit == 13
-    assert Plan(told(max_grid=(3, 4))).sizes == [5, 9, 13]
-
-
-def test_registers_are_no_padding() -> None:
-    subject = next(twin for twin in picture_tables.CORRECT if twin.build is picture_tables.Seer)
-    result = check(subject, checks=[7]).results[0]
-    assert {trial.name: trial.status for trial in result.trials}["what it holds"] == "passed"
 
 
 class Averaged(nn.Module):
@@ -111,44 +94,16 @@ def reasons(subject: Subject) -> dict[str, str]:
     return {trial.name: trial.reason for trial in result.trials if trial.status == NOT_APPLICABLE}
 
 
-SWIN = windows.swin(windows.Swin, shifted=True)
-
-
 @pytest.mark.parametrize(
     ("subject", "trial", "reason"),
-    first_of(
-        [
-            (told, "scores by offsets", "claim `relative=True`"),
-            (
-                lambda: told(relative=True),
-                "scores by offsets",
-                "pass scores of all pairs of tokens to PyTorch's softmax",
-            ),
-            (lambda: replace(SWIN, window=None), "windows", "claim `window=(height, width)`"),
-            (lambda: replace(SWIN, depth=2), "windows", "it has several layers"),
-            (
-                lambda: replace(SWIN, build=windows.SwinOfWholeWindows),
-                "grids that are not of whole windows",
-                "it refuses",
-            ),
-            (lambda: SWIN, "what fills windows up", "claim `normalized=True` and `relative=True`"),
-            (lambda: replace(SWIN, symmetric=True), "scores apart", "it claims to be symmetric"),
-            (told, "ends of the axes", "claim `max_grid=(rows, columns)` or `max_positions=N`"),
-            (lambda: picture_tables.adder(picture_tables.DetrSine), "a place has one vector", "go by the share"),
-            (
-                lambda: picture_tables.adder(picture_tables.Vit, registers=1),
-                "a place has one vector",
-                "claim `trained_grid` if",
-            ),
-            (
-                lambda: Layer(build=pictures.Convolved, call=see, registers=1),
-                "a place has one vector",
-                "what it adds goes",
-            ),
-            (lambda: told(trained_grid=(3, 4)), "resized tables", "it holds no table of 3 x 4 places"),
-            (told, "resized tables", "claim `trained_grid=(rows, columns)`"),
-        ]
-    ),
+    [
+        (told(), "scores by offsets", "claim `relative=True`"),
+        (told(relative=True), "scores by offsets", "pass scores of all pairs of tokens to PyTorch's softmax"),
+        (told(), "ends of the axes", "claim `max_grid=(rows, columns)` or `max_positions=N`"),
+        (told(trained_grid=(3, 4)), "resized tables", "it holds no table of 3 x 4 places"),
+        (told(), "resized tables", "claim `trained_grid=(rows, columns)`"),
+        (told(), "windows", "claim `window=(height, width)`"),
+    ],
 )
-def test_what_does_not_apply_says_why(subject: Callable[[], Subject], trial: str, reason: str) -> None:
-    assert reason in reasons(subject())[trial]
+def test_what_does_not_apply_says_why(subject: Subject, trial: str, reason: str) -> None:
+    assert reason in reasons(subject)[trial]

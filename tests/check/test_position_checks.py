@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc.tools.check import Batch, Bias, Layer, Rotary, Subject, check
-from posenc.tools.check.checks.sharding import shards
+from posenc.tools.check import Bias, Layer, Rotary, Subject, check
 from posenc.tools.check.run import FINDING, NOT_APPLICABLE, PASSED, Result
-from tests.check.mutants import attention_functions, biases, claims, layers, models, rotations, told
+from tests.check.mutants import attention_functions, biases, claims, layers, rotations, told
 from tests.rows import first_of
 
 NUMBERS = tuple(range(6, 14))
@@ -34,14 +33,9 @@ APPLY = {
     "rotation that stretches": (rotations.XPOS, set(NUMBERS)),
     "bias": (biases.ALIBI, {6, 7, 9, 10, 11, 12, 13}),  # it is not causal
     "bias by lengths": (biases.TABLE, {8, 9, 13}),
-    "attention": (attention_functions.DISTANCE, set(NUMBERS)),
     "attention without positions": (attention_functions.PAST, {8, 9, 13}),
-    "attention to what is visible": (attention_functions.VISIBLE, set(NUMBERS)),
     "layer": (layers.ROTATING, {6, 7, 8, 10, 11, 13}),
     "absolute layer": (layers.STANDING, {6, 7, 8, 10, 11, 13}),
-    "layer with a threshold": (layers.DYNAMIC, {6, 8, 13}),
-    "layer with a memory": (layers.CROSSING, {6, 9, 10, 12, 13}),
-    "model": (models.LEARNED, {6, 7, 8, 13}),
 }
 
 
@@ -60,38 +54,11 @@ def turn_in_float32(base: float, x: Tensor, positions: Tensor) -> Tensor:
     return torch.cat((left * angle.cos() - right * angle.sin(), left * angle.sin() + right * angle.cos()), -1)
 
 
-def turn_on_two_axes(base: float, x: Tensor, positions: Tensor) -> Tensor:
-    """Half of the channels by the row, the other half by the column."""
-    rows, columns = x.chunk(2, -1)
-    return torch.cat(
-        (turn_in_float32(base, rows, positions[..., 0]), turn_in_float32(3.0, columns, positions[..., 1])), -1
-    )
-
-
 def test_phases_in_float32_are_no_finding() -> None:
     assert {r.status for r in results(replace(rotations.ROTARY, call=turn_in_float32)).values()} == {PASSED}
 
 
-@pytest.mark.more
-def test_positions_may_have_several_axes() -> None:
-    subject = replace(rotations.ROTARY, call=turn_on_two_axes, axes=2)
-    assert {r.status for r in results(subject).values()} == {PASSED}
-
-
 # -- positions that a subject does not have are never asked for -------------------------------------------------------
-
-
-class Bounded(layers.Crossing):
-    """Attention to a memory, with an end."""
-
-    def __init__(self, end: int) -> None:
-        super().__init__()
-        self.end = end
-
-    def forward(self, x: Tensor, positions: Tensor, memory: Tensor, memory_positions: Tensor) -> Tensor:
-        for given in (positions, memory_positions):
-            check_end(self.end, given)
-        return super().forward(x, positions, memory, memory_positions)
 
 
 class BoundedCache(layers.Rotating):
@@ -128,12 +95,11 @@ def line_to_an_end(end: int, query_positions: Tensor, key_positions: Tensor) -> 
 ENDING: dict[str, Callable[..., Subject]] = {
     "rotation": partial(Rotary, build=the_end, call=turn_to_an_end, causal=True),
     "bias": partial(Bias, build=the_end, call=line_to_an_end),
-    "layer with a memory": partial(Layer, build=Bounded, call=layers.cross),
     "layer with a cache": partial(Layer, build=BoundedCache, call=layers.call, causal=True),
 }
 ENDS = [
     *(("rotation", end) for end in (1, 2, 5, 40, 1003)),
-    *(("bias", 1), ("bias", 40), ("layer with a memory", 2), ("layer with a memory", 1003)),
+    *(("bias", 1), ("bias", 40)),
     *(("layer with a cache", 1), ("layer with a cache", 5), ("layer with a cache", 40)),
 ]
 
@@ -170,19 +136,6 @@ def test_a_scheme_that_positions_do_nothing_to_is_not_said_to_be_relative() -> N
     assert "it claims to be `order_free`" in reasons(result)["some moved"]
 
 
-class Constant(layers.Rotating):
-    """The same for all tokens."""
-
-    def forward(self, x: Tensor, *told: Tensor | None) -> tuple[Tensor, None]:  # type: ignore[override]
-        return self.out(0.0 * super().forward(x, *told)[0]), None  # type: ignore[arg-type]
-
-
-def test_outputs_that_know_no_tokens_cannot_leak() -> None:
-    (result,) = results(Layer(build=Constant, call=layers.call, causal=True), (11,)).values()
-    assert reasons(result)["other tokens"] == "give it a `jitter`, for its outputs are the same with other tokens"
-    assert reasons(result)["derivatives"] == "give it a `jitter`, for the derivative of its outputs is zero"
-
-
 def local_of(window: int = 4, lookback: bool = True) -> claims.Local:
     return claims.Local()
 
@@ -194,28 +147,13 @@ def local_of(window: int = 4, lookback: bool = True) -> claims.Local:
         (attention_functions.PAST, 6, "some moved", "let call take `query_positions`"),
         (told.alone(told.Convolved), 6, "along the index, relative", "a convolution"),
         (told.alone(told.WithAClassToken), 6, "along the index, relative", "claim `registers=1`"),
-        (claims.rotation(claims.forward), 8, "positions told in decoding alone", "what is not causal"),
-        (claims.whole(claims.Local), 8, "past the window", "claim `window=N`"),
         (claims.whole(local_of), 19, "window", "with itself; its lookback and window may be one"),
-        (claims.local(claims.Local), 19, "window, with gaps", "let call take `query_positions`"),
-        (claims.buckets(claims.NotYetLearned, directed=True), 19, "before and after", "no attention scores tokens"),
         (told.alone(told.Alone), 19, "tokens all the same", "claim `normalized=True`"),
         (biases.ALIBI, 8, "positions by itself", "what is not causal"),
-        (layers.DYNAMIC, 10, "text", "let call take `order` (rows, tokens), for causality"),
         (biases.TABLE, 11, "other tokens", "a bias is given no tokens"),
-        (models.LEARNED, 12, "zigzag queries", "let call take `memory`"),
         (rotations.ROTARY, 13, "cached across it", "claim `threshold=N`"),
         (replace(rotations.ROTARY, threshold=2000), 13, "long, then short", "`--longest 2002`"),
-        (replace(layers.CROSSING, causal=True), 9, "any of the keys", "the order of queries and keys, for causality"),
     ],
 )
 def test_what_does_not_apply_says_why(subject: Subject, number: int, trial: str, reason: str) -> None:
     assert reason in reasons(results(subject, (number,))[number])[trial]
-
-
-def test_shards_are_runs_or_meet_in_the_middle_of_each_document() -> None:
-    text = Batch([list(range(8))])
-    assert shards(text, 2, zigzag=False) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert shards(text, 2, zigzag=True) == [[0, 1, 6, 7], [2, 3, 4, 5]]
-    assert shards(replace(text, document=[[0, 0, 0, 0, 1, 1, 1, 1]]), 2, zigzag=True) == [[0, 3, 4, 7], [1, 2, 5, 6]]
-    assert shards(Batch([[5]]), 3, zigzag=False) == [[0]]  # no rank without a token

@@ -1,8 +1,6 @@
 """`posenc check --world`: subjects in several processes."""
 
-import importlib
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,14 +16,12 @@ from posenc.schemes.entry import Shape
 from posenc.tools.check import Attention, Bias, Subject, check
 from posenc.tools.check.checks import processes
 from posenc.tools.check.prepare import prepared
-from posenc.tools.check.run import FINDING, NOT_APPLICABLE, PASSED
-from posenc.tools.check.subjects import Batch, NotApplicableError
-from posenc.tools.check.trial import Plan
+from posenc.tools.check.run import NOT_APPLICABLE, PASSED
+from posenc.tools.check.subjects import Batch
 from posenc.tools.check.world import LOOKS, ORDERS, ProcessError, holdings_of, in_processes
 from posenc.tools.cli import main
 from tests.check.mutants import processes as mutants
-from tests.check.mutants.processes import BLOCK, RIGHT, WAITS, divided
-from tests.check.small import run_alone
+from tests.check.mutants.processes import RIGHT, divided
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs torch's gloo")
 TEXT = Batch([[5, 9, 2, 40, 17, 30, 1, 22], [7, 7, 3, 12, 41, 8, 19, 4]])
@@ -114,22 +110,7 @@ def test_processes_that_wait_for_one_another_are_ended() -> None:
     assert str(error.value).endswith("# never sent); rank 1 of 2 has answered")
 
 
-def refuse(rank: int) -> None:
-    raise NotApplicableError("for a reason")
-
-
-def test_what_does_not_apply_in_a_process_does_not_apply() -> None:
-    with pytest.raises(NotApplicableError, match="for a reason"):
-        in_processes(1, refuse)
-
-
 # -- whole checks ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.more
-def test_a_deadlock_is_a_finding_that_says_who_waits_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("posenc.tools.check.world.in_processes.__defaults__", (1.0,))
-    assert all("rank 0 of 2 waits (processes.py, line " in one for one in found(WAITS, "contiguous"))
 
 
 @pytest.mark.survey
@@ -144,7 +125,6 @@ def test_a_deadlock_is_a_finding_that_says_who_waits_where(monkeypatch: pytest.M
                 ("gather", posencs("rope+alibi", "gather"), 2),
                 ("ulysses", posencs("kerple", "ulysses"), 2),
                 ("three", posencs("rope+alibi", "ring"), 3),
-                ("layer", BLOCK, 2),
             )
         ),
     ],
@@ -152,25 +132,6 @@ def test_a_deadlock_is_a_finding_that_says_who_waits_where(monkeypatch: pytest.M
 def test_nobody_is_accused_who_is_right(subject: Subject, world: int) -> None:
     (result,) = check(subject, world=world, seconds=600).results
     assert result.status == PASSED, [trial for trial in result.trials if trial.status not in (PASSED, NOT_APPLICABLE)]
-
-
-@pytest.mark.survey
-@pytest.mark.parametrize("bias", ["plain", "alibi", "clamped"])
-def test_flex_attention_under_context_parallelism_is_wrong_with_a_bias(bias: str) -> None:
-    """PyTorch maps the indices of a mask to the whole text, and not those of a score."""
-    pytest.importorskip(
-        "torch.distributed.tensor.experimental._context_parallel._attention",
-        reason="torch has no context parallelism of FlexAttention",
-    )
-    subject = getattr(importlib.import_module("field.subjects.context_parallel"), bias)
-    (result,) = check(subject, world=2, seconds=600).results
-    assert result.status == (PASSED if bias == "plain" else FINDING)
-    if bias != "plain":
-        (one,) = [trial for trial in result.trials if trial.name == "one text"]
-        assert one.finding is not None
-        assert "Every token sees what it must, so the mask's indices are right" in one.finding.came
-        code, printed = run_alone(one.finding.script)
-        assert (code, one.finding.came in printed) == (1, True)
 
 
 # -- messages ----------------------------------------------------------------------------------------------------------
@@ -192,15 +153,6 @@ def test_subjects_that_cannot_be_divided_are_refused(subject: Subject, expected:
         prepared(subject, world=2)
 
 
-def see(made: Any, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
-    return query
-
-
-def test_a_mask_of_one_process_is_refused() -> None:
-    with pytest.raises(ValueError, match="with world=2 call must not take `visible`"):
-        prepared(Attention(build=mutants.nothing, call=see, orders=("zigzag",)), world=2)
-
-
 def test_other_checks_are_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match="checks must be 22 with world=2, for the others are of one process"):
         check(RIGHT, checks=[7, 22], world=2)
@@ -211,20 +163,3 @@ def test_other_checks_are_of_one_process(capsys: pytest.CaptureFixture[str]) -> 
     assert "world must be 2 or more, got 1: leave --world out for one process" in capsys.readouterr().err
     assert main(["check", "tests.check.mutants.processes:RIGHT", "--world", "2", "--checks", "7"]) == 2
     assert "checks must be 22 with world=2" in capsys.readouterr().err
-
-
-def test_what_a_trial_lacks_is_said() -> None:
-    plan = Plan(divided(orders=("contiguous",), heads=3), world=2)
-    reasons = list[str]()
-    for trial in processes.CHECK.trials[-3:-1]:
-        with pytest.raises(NotApplicableError) as error:
-            next(_cases(trial, plan))
-        reasons.append(str(error.value))
-    assert reasons == [
-        "claim `threshold`, the length beyond which its behaviour changes",
-        'claim orders=("heads",) to run this',
-    ]
-
-
-def _cases(trial: Any, plan: Plan) -> Iterator[Any]:
-    yield from trial.cases(plan, **trial.kind)

@@ -3,7 +3,6 @@
 import io
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
@@ -16,7 +15,6 @@ import posenc
 from posenc.tools.check import Report, check, report, run
 from posenc.tools.check.checks import CHECKS
 from posenc.tools.check.run import Interrupted
-from tests.check.mutants import published
 from tests.check.small import CLOCK, ONE_OF_EACH, RIGHT, WRONG, run_alone
 
 CAME = "a bell \x07, a half \ud83d, ]]> and é\n</pre>"
@@ -46,12 +44,6 @@ def without_seconds(data: Any) -> Any:
     if isinstance(data, dict):
         return {name: without_seconds(value) for name, value in data.items() if name != "seconds"}
     return [without_seconds(value) for value in data] if isinstance(data, list) else data
-
-
-def test_a_scheme_that_it_is_said_to_be_is_written_as_one_makes_it() -> None:
-    subject = replace(published.CORRECT[0], like=posenc.T5(3, max_distance=64))
-    (found,) = report.as_data([Report(subject, "mine")])["subjects"]
-    assert found["claims"]["like"] == "T5(3, num_buckets=32, max_distance=64, bidirectional=False)"
 
 
 # -- data --------------------------------------------------------------------------------------------------------------
@@ -109,13 +101,6 @@ def test_the_same_subject_and_seed_give_the_same_report() -> None:
     assert other["subjects"][0]["settings"]["seed"] == 1
 
 
-def test_several_subjects_have_files_of_their_own(made: Callable[..., Report]) -> None:
-    data = report.as_data([made(checks=[2]), made(checks=[2])])
-    files = [t["finding"]["file"] for s in data["subjects"] for t in s["results"][0]["trials"][1:]]
-    assert files[0] == "1-mine-bold/2-a-hostile-one.py"
-    assert len(set(files)) == 4
-
-
 def test_what_was_interrupted_is_not_ok(made: Callable[..., Report], monkeypatch: pytest.MonkeyPatch) -> None:
     ended = run._result
 
@@ -135,11 +120,6 @@ def test_what_was_interrupted_is_not_ok(made: Callable[..., Report], monkeypatch
     assert (suite.get("tests"), suite.get("errors")) == ("4", "3")
 
 
-def test_where_nothing_applies_nothing_was_checked(made: Callable[..., Report]) -> None:
-    assert report.nothing_checked(report.as_data([made(checks=[3])])["subjects"][0])
-    assert not report.nothing_checked(report.as_data([made(checks=[1, 3])])["subjects"][0])
-
-
 # -- its forms ---------------------------------------------------------------------------------------------------------
 
 
@@ -147,13 +127,6 @@ def test_json_holds_the_data(data: Data) -> None:
     written = report.as_json(data)
     assert json.loads(written) == data
     written.encode("ascii")
-
-
-def test_json_has_text_for_what_it_has_not(made: Callable[..., Report]) -> None:
-    one = made(checks=[1])
-    one.settings.update(odd=[float("inf"), float("nan"), torch.float16, posenc.catalog, (1, None)])
-    (subject,) = json.loads(report.as_json(report.as_data([one])))["subjects"]
-    assert subject["settings"]["odd"] == ["inf", "nan", "torch.float16", "posenc.schemes.catalog.catalog", [1, None]]
 
 
 def test_junit_has_a_case_for_each_check(data: Data) -> None:
@@ -198,12 +171,6 @@ def test_the_terminal_shows_all_of_it(data: Data) -> None:
         assert said in text
     assert "\x07" not in text
     assert max(map(len, text.splitlines())) <= 120
-
-
-def test_quietly_it_shows_findings_alone(data: Data) -> None:
-    text = printed(data["subjects"][0], quiet=True)
-    assert text.startswith("mine <&> [bold]: 2. finds a lot")
-    assert "passes" not in text
 
 
 def test_trials_of_a_check_have_files_of_their_own() -> None:

@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -15,20 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from posenc.tools.check import (
-    Bias,
-    Layer,
-    NotApplicableError,
-    Report,
-    Rotary,
-    Subject,
-    check,
-    conformance_tests,
-    run,
-    watch,
-)
+from posenc.tools.check import Bias, Layer, NotApplicableError, Report, Rotary, Subject, check, conformance_tests, run
 from posenc.tools.check.outcome import Outcome
-from posenc.tools.check.state import OF_PYTHON, kept
 from posenc.tools.check.subjects import Batch, require
 from posenc.tools.check.trial import Case, Check, Plan, Trial
 
@@ -49,15 +36,6 @@ def never_returns(made: Any, x: Tensor) -> Tensor:
     made.append(x.size(1))
     while x.size(1) == 7:
         time.sleep(0.01)
-    return x
-
-
-def never_gives_up(made: Any, x: Tensor) -> Tensor:
-    for _ in range(3 if x.size(1) == 7 else 0):
-        try:
-            time.sleep(30)
-        except BaseException:
-            continue
     return x
 
 
@@ -83,15 +61,6 @@ STOPPED: list[bool] = []
 def stops_for_good(made: Any, x: Tensor) -> Tensor:
     if x.size(1) == 7:
         STOPPED.append(True)
-    if STOPPED:
-        raise Stop("no more")
-    return x
-
-
-def stops_when_smaller(made: Any, x: Tensor) -> Tensor:
-    if x.size(1) == 7:
-        STOPPED.append(True)
-        return dict[int, Tensor]()[7]
     if STOPPED:
         raise Stop("no more")
     return x
@@ -130,11 +99,6 @@ def sets_all(made: Any, x: Tensor) -> Tensor:
 
 def sleeps(made: Any, x: Tensor) -> Tensor:
     time.sleep(0.1)
-    return x
-
-
-def without_an_alarm(made: Any, x: Tensor) -> Tensor:
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     return x
 
 
@@ -261,32 +225,10 @@ def test_what_does_not_return_is_unfinished(one_check: Any, monkeypatch: pytest.
     assert trial.reason == "the time was up within case 2"
 
 
-def test_what_catches_the_alarm_is_stopped_again(one_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "GRACE", 0.1)
-    monkeypatch.setattr(run, "AGAIN", 0.1)
-    begun = time.monotonic()
-    report = one_check(never_gives_up, FINITE, seconds=0.2)
-    assert report.results[0].status == "unfinished"
-    assert time.monotonic() - begun < 30  # one alarm would leave two of the three sleeps whole
-
-
 def test_what_never_returns_before_the_checks_is_said(one_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "GRACE", 0.1)
     with pytest.raises(ValueError, match=r"^the subject does not return within 0.2 s, ten times `seconds`$"):
         one_check(waits, FINITE, seconds=0.02)
-
-
-def test_a_process_that_is_watched_says_what_it_does_and_how_long_that_may_take(
-    one_check: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[tuple[str, float]] = []
-    monkeypatch.setattr(watch, "at", lambda stage, seconds: told.append((stage, seconds)))
-    assert one_check(same, FINITE, FINITE, seconds=4.0).ok
-    assert [stage for stage, _ in told] == ["the subject: before the checks", *["build: 1. made up, finite"] * 2]
-    beyond = run.GRACE + run.LAST  # in which alarms ring
-    assert told[0][1] == 40.0 + beyond
-    assert beyond < told[1][1] <= 2.0 + beyond
-    assert beyond < told[2][1] <= 4.0 + beyond
 
 
 def test_to_end_the_program_is_a_finding(one_check: Any) -> None:
@@ -303,13 +245,6 @@ def test_what_is_no_exception_does_not_pass(one_check: Any, call: Any) -> None:
     assert result.reason.startswith("the cases could not be made: your call raised Stop: no more (test_run.py, line ")
 
 
-def test_what_is_no_exception_does_not_lose_a_finding(one_check: Any) -> None:
-    """Raised while the finding is made smaller."""
-    STOPPED.clear()
-    ((_, trial),) = one_check(stops_when_smaller, FINITE).findings
-    assert trial.finding.came.startswith("KeyError: 7 (test_run.py, line ")
-
-
 def test_what_a_subject_sets_of_the_process_is_put_back(one_check: Any) -> None:
     def settings() -> list[Any]:
         chance = [torch.get_rng_state().tolist(), random.getstate(), numpy.random.get_state()[1].tolist()]
@@ -324,33 +259,6 @@ def test_what_a_subject_sets_of_the_process_is_put_back(one_check: Any) -> None:
         sys.stdin, sys.stdout, sys.stderr = before[-3:]
 
 
-def test_a_working_folder_that_is_deleted_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "deleted"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    with kept(*OF_PYTHON):
-        os.chdir(tmp_path)
-        folder.rmdir()  # before it can be gone back to
-    assert os.getcwd() == str(tmp_path)
-    folder.mkdir()
-    os.chdir(folder)
-    folder.rmdir()
-    with kept(*OF_PYTHON):  # it is deleted before anything is kept
-        os.chdir(tmp_path)
-    assert os.getcwd() == str(tmp_path)
-
-
-def test_a_trial_that_begins_too_late_is_given_what_any_is_given_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ends a process that is watched takes only seconds above 0."""
-    given: list[float] = []
-    monkeypatch.setattr(watch, "at", lambda stage, seconds: given.append(seconds))
-    plan = Plan(Layer(build=build, call=same), (3,), 9, 0)
-    only = Check(1, "made up", "It holds.", "It matters.", (1,), (NEVER,))
-    ended = run._trial(only, NEVER, plan, "mine", time.monotonic() - 60)
-    assert ended.status == "unfinished"
-    assert given == [run.GRACE + run.LAST]
-
-
 def test_what_was_found_stays_found_when_the_time_is_up(one_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "GRACE", 0.1)
     report = one_check(fails_and_hangs_when_smaller, FINITE, seconds=0.5)
@@ -358,12 +266,6 @@ def test_what_was_found_stays_found_when_the_time_is_up(one_check: Any, monkeypa
     assert trial.finding.came.startswith("KeyError: 7 (test_run.py, line ")
     assert (len(trial.finding.batch.ids), trial.finding.batch.tokens) == (2, 7)
     assert report.results[0].seconds > 0.5  # it did hang
-
-
-def test_no_alarm_rings_while_the_script_is_made(one_check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "script", lambda *_: str(signal.getitimer(signal.ITIMER_REAL)))
-    ((_, trial),) = one_check(fails, FINITE).findings
-    assert trial.finding.script == "(0.0, 0.0)"
 
 
 @pytest.fixture
@@ -387,28 +289,6 @@ def test_a_timer_of_the_caller_goes_on_with_the_rest_of_its_time(one_check: Any,
     assert interval == pytest.approx(7.0)
     assert signal.getsignal(signal.SIGALRM) is own
     assert not rung
-
-
-def test_a_timer_of_the_caller_that_is_over_rings_afterwards(one_check: Any, rung: list[int]) -> None:
-    signal.setitimer(signal.ITIMER_REAL, 0.25)  # within the three cases
-    report = one_check(sleeps, FINITE)
-    time.sleep(0.01)
-    assert report.ok
-    assert rung == [signal.SIGALRM]
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
-def test_there_is_no_alarm_where_a_handler_could_not_be_put_back(
-    one_check: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(ValueError, match="the subject does not run: AssertionError: "):  # there is one
-        one_check(without_an_alarm, FINITE)
-    monkeypatch.setattr(signal, "getsignal", lambda number: None)  # as where C code set it
-    assert one_check(without_an_alarm, FINITE).ok
-
-
-def test_seconds_may_be_more_than_a_timer_takes(one_check: Any) -> None:
-    assert one_check(same, FINITE, seconds=1e300).ok
 
 
 def test_it_runs_in_float32_where_it_must(one_check: Any) -> None:

@@ -4,8 +4,7 @@ from textwrap import dedent
 
 from posenc.tools.check import Batch
 from posenc.tools.check.checks import CHECKS
-from posenc.tools.check.shorten import needed
-from posenc.tools.check.standalone import script
+from posenc.tools.check.standalone import needed, script
 from posenc.tools.check.trial import Case
 from tests.check.small import WRONG
 

@@ -52,18 +52,6 @@ def test_gaps_close_and_every_axis_is_lowered() -> None:
     assert shrink(before_the_first, lambda batch: True).positions == [[-3]]
 
 
-def test_what_stands_on_the_diagonal_stays_on_it() -> None:
-    tried: list[Batch] = []
-
-    def shows(batch: Batch) -> bool:
-        tried.append(batch)
-        return batch.tokens == 3
-
-    found = shrink(Batch(ids=[[1, 2, 3]], positions=[[[7, 7], [9, 9], [5000, 5000]]]), shows)
-    assert found.positions == [[[0, 0], [1, 1], [2, 2]]]
-    assert all(p[0] == p[1] for batch in tried for row in batch.positions or [] for p in row)
-
-
 def test_documents_and_order_are_counted_from_zero() -> None:
     found = shrink(BATCH, lambda batch: batch.tokens == 5 and len(batch.ids) == 2)
     assert found.document == [[0, 0, 1, 1, -1], [0, 0, 0, 1, 1]]
@@ -100,20 +88,3 @@ def test_it_ends_by_itself_after_bounded_tries() -> None:
     long = Batch(ids=[[1] * 3000], positions=[list(range(3000))])
     assert shrink(long, shows).ids == [[0] * 3000]  # there is time left for what is simpler
     assert tries <= 1200
-
-
-def test_it_stops_when_it_is_enough() -> None:
-    tries = iter(range(1))
-    found = shrink(BATCH, lambda batch: True, enough=lambda: next(tries, None) is None)
-    assert found.tokens == 5
-    assert len(found.ids) == 1
-
-
-def test_the_same_batch_gives_the_same() -> None:
-    def shows(batch: Batch) -> bool:
-        return sum(batch.ids[0]) % 3 == 2
-
-    assert shows(BATCH) is False
-    odd = Batch(ids=[[5, 9, 3, 9, 6]], positions=[[3, 1, 4, 1, 5]])
-    assert shows(odd)
-    assert shrink(odd, shows) == shrink(odd, shows)

@@ -16,10 +16,10 @@ import torch
 
 from posenc.tools.check import Batch, Layer, NotApplicableError, Subject
 from posenc.tools.check.checks import CHECKS
-from posenc.tools.check.layers import call_module
 from posenc.tools.check.outcome import Outcome
 from posenc.tools.check.repeat import part_of
 from posenc.tools.check.standalone import MARK, check_sources, literal, script
+from posenc.tools.check.subjects import call_module
 from posenc.tools.check.trial import Case, Trial
 from tests.check.small import RIGHT, WRONG, nothing, run_alone
 from tests.rows import first_of
@@ -79,16 +79,6 @@ def needs(made: str) -> str:
 
 
 # -- posenc's part -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.more
-def test_it_runs_in_an_empty_folder_without_posenc(tmp_path: Path) -> None:
-    path = tmp_path / "finding.py"
-    made = script(WRONG, CHECKS[6].trials[0].function and CHECKS[6].trials[0], Case(BATCH, {"tolerance": 0.0}), "")
-    path.write_text("import sys\nsys.modules['posenc'] = None\n" + made, "utf-8")
-    done = subprocess.run([sys.executable, "-I", path.name], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout.startswith("expected: ")
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("step", first_of([9, 1]))
@@ -154,13 +144,6 @@ def test_what_does_not_import_posenc_is_imported_from_where_it_lies(project: Pro
     assert "\nhold('model'" not in made
 
 
-def test_what_is_installed_is_imported() -> None:
-    linear = Layer(build=torch.nn.Linear, call=call_module, options={"in_features": 32, "out_features": 2})
-    made = repeated(linear)
-    assert "build=part_of('torch.nn.modules.linear', 'Linear')," in made
-    assert "call=call_module," in made
-
-
 def test_a_file_that_imports_posenc_is_held_as_it_stands(project: Project) -> None:
     """Its names may be those of the script, it may call what the script has not, and hold any text."""
     text = '''
@@ -202,21 +185,6 @@ def test_a_file_that_imports_posenc_is_held_as_it_stands(project: Project) -> No
         node for node in ast.walk(ast.parse(made)) if isinstance(node, ast.Call) and ast.unparse(node.func) == "hold"
     )
     assert {k.arg: ast.literal_eval(k.value) for k in held.keywords}["text"].strip() == dedent(text).strip()
-
-
-def test_what_the_script_does_not_have_of_posenc_does_nothing(project: Project) -> None:
-    mine = project(
-        mine="""
-            from posenc.tools.check import Layer, check
-            from posenc.tools.check.run import FINDING
-            def build(): return 2.0
-            def call(made, x): return x * made
-            subject = Layer(build=build, call=call)
-            for result in check(subject, checks=[2]).results:
-                print(result.status == FINDING)
-        """
-    )
-    repeated(mine.subject)
 
 
 def test_imports_of_any_form_are_followed(project: Project) -> None:
@@ -281,26 +249,6 @@ def test_a_file_that_uses_posenc_itself_needs_it(project: Project) -> None:
     assert (done.returncode, done.stdout.splitlines()[0]) == (1, "expected: a finding"), done.stderr
 
 
-@pytest.mark.more
-def test_a_file_that_is_run_is_held_by_its_own_name(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    text = """
-        from posenc.tools.check import Layer, check
-        class Twice:
-            def __call__(self, x): return x * 2.0
-        def call(made, x, positions): return made(x) * positions[..., None]
-        subject = Layer(build=Twice, call=call, relative=True)
-        if __name__ == "__main__":
-            (_, trial), *_ = check(subject, checks=[6]).findings
-            print(trial.finding.script)
-    """
-    path.write_text(dedent(text), "utf-8")
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "build=part_of('mine', 'Twice')," in done.stdout
-    assert run_alone(done.stdout)[0] == 1
-
-
 # -- values and errors -------------------------------------------------------------------------------------------------
 
 
@@ -334,10 +282,6 @@ def test_a_literal_makes_the_value_again(value: object) -> None:
     assert len(written) < 80
 
 
-def test_a_nan_is_written_too() -> None:
-    assert literal([float("nan")], "options") == '[float("nan")]'
-
-
 @pytest.mark.parametrize("value", [object(), {1, 2}, lambda: 1, torch.zeros(1), 1j, [b"bytes"], {"a": len.__self__}])
 def test_what_cannot_be_written_is_refused(value: object) -> None:
     subject = Layer(build=nothing, call=call_module, options={"value": value})
@@ -354,17 +298,3 @@ def test_what_is_not_at_the_top_of_a_file_is_refused(project: Project) -> None:
     mine = project(mine="def build(): return 1\nkept = build\ndef build(): return 2\n")
     with pytest.raises(ValueError, match="build must be a function or class at the top level"):
         check_sources(Layer(build=mine.kept, call=call_module))
-
-
-def test_what_has_no_file_is_refused() -> None:
-    made = ModuleType("typed_in")
-    exec("import posenc.tools.check\ndef build(): return 1", vars(made))
-    made.build.__module__ = "__main__"
-    main, sys.modules["__main__"] = sys.modules["__main__"], made
-    try:
-        with pytest.raises(
-            ValueError, match=r"^build must stand in a file that can be read, so that a script can repeat"
-        ):
-            check_sources(Layer(build=made.build, call=call_module))
-    finally:
-        sys.modules["__main__"] = main

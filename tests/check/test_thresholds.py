@@ -4,15 +4,12 @@ wrong code still is."""
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
-from posenc.tools.check import Layer, Model, check
+from posenc.tools.check import Layer, check
 from posenc.tools.check.run import FINDING, NOT_APPLICABLE, PASSED, Report, TrialResult
 from posenc.tools.check.subjects import Subject
-from posenc.tools.kit.decoder import build_decoder, call_decoder
-from tests.rows import with_more
 
 DIM = 8
 
@@ -76,17 +73,6 @@ def test_what_is_absolute_from_some_place_on_is_not_accused() -> None:
     assert trials[ABSOLUTE].status == PASSED
 
 
-@pytest.mark.more
-def test_what_is_relative_in_the_longest_row_too_is_accused() -> None:
-    wrong = late(Never, relative=False)
-    _, trials = ended(wrong, 6, longest=150, seconds=4.0)
-    assert trials[ABSOLUTE].status == FINDING
-    assert trials[ABSOLUTE].finding is not None
-    assert (
-        trials[ABSOLUTE].finding.expected == "something that goes by the place of a token in a row of up to 150 tokens"
-    )
-
-
 def test_beyond_the_longest_row_it_is_not_tried_and_says_so() -> None:
     subject = late(options={"length": 2000}, relative=False, threshold=2000)
     _, trials = ended(subject, 6)
@@ -103,24 +89,6 @@ def test_where_positions_are_given_moving_them_shows_it() -> None:
         assert trials["some moved"].status == PASSED
     _, trials = ended(late(Never, by_positions, relative=False), 6, seconds=4.0)
     assert trials["absolute"].status == FINDING
-
-
-@pytest.mark.more
-def test_a_correct_fire_that_claims_to_be_absolute_is_not_accused() -> None:
-    subject = Model(
-        build=build_decoder, call=call_decoder, options={"name": "fire"}, causal=True, jitter=0.1, relative=False
-    )
-    assert check(subject, checks=[6]).results[0].status == PASSED
-
-
-@pytest.mark.parametrize("call", with_more([by_positions], [by_index]))
-def test_an_option_that_counts_for_far_pairs_is_not_accused(call: Any) -> None:
-    """By distances that double where positions are given, and in long rows where not."""
-    far = 1400 if call is by_index else 60_000
-    subject = late(call=call, options={"length": 10, "far": far}, varied={"far": far // 2})
-    assert ended(subject, 14)[1]["options count"].status == PASSED
-    deaf = late(Never, call, options={"far": far}, varied={"far": far // 2})
-    assert ended(deaf, 14, longest=150, seconds=4.0)[1]["options count"].status == FINDING
 
 
 def test_an_option_that_counts_in_long_rows_alone_is_tried_in_them() -> None:

@@ -46,23 +46,6 @@ class Complex(Attending):
         return torch.view_as_real(turned).flatten(-2)
 
 
-class Branching(Attending):
-    """Does something else once a position is high."""
-
-    def rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        if positions.max() > 1000:
-            positions = positions / 2
-        return super().rotated(x, positions)
-
-
-class Reading(Attending):
-    """Reads the highest position, and has a base for rows that reach so far."""
-
-    def rotated(self, x: Tensor, positions: Tensor) -> Tensor:
-        factor = {True: 1.0, False: 0.5}[int(positions.max().item()) < 1000]
-        return super().rotated(x, positions * factor)
-
-
 class ByLength(Attending):
     """The positions of every length, kept by the length: a graph of its own for each."""
 
@@ -88,8 +71,5 @@ CORRECT = (layer(Attending, compiles=True, exports=True),)
 MUTANTS = (
     Mutant("complex numbers", layer(Complex, compiles=True), caught_by=18, pain=15),
     Mutant("complex numbers, exported", layer(Complex, exports=True), caught_by=18, pain=15),
-    Mutant("a branch on positions", layer(Branching, compiles=True), caught_by=18, pain=15),
-    Mutant("a position that is read", layer(Reading, compiles=True), caught_by=18, pain=15),
     Mutant("a graph for every length", layer(ByLength, compiles=True), caught_by=18, pain=10),
-    Mutant("a program for one length", layer(ByLength, exports=True), caught_by=18, pain=15),
 )

@@ -10,26 +10,6 @@ from tests.check.mutants import Mutant
 from tests.check.mutants.phase import Turn, turn
 
 
-class BaseIgnored(Turn):
-    def __init__(self, head_dim: int = 16, base: float = 10_000.0, **options: Any) -> None:
-        super().__init__(head_dim, **options)
-
-
-@cache
-def remembered(rotary_dim: int) -> list[Tensor]:
-    return []
-
-
-class RememberedFrequencies(Turn):
-    """A cache that looks at the width alone: whoever comes first decides on the base for all."""
-
-    def theta(self) -> Tensor:
-        kept = remembered(self.rotary_dim)
-        if not kept:
-            kept.append(super().theta())
-        return kept[0]
-
-
 @cache
 def latest() -> dict[str, Tensor]:
     return {}
@@ -49,19 +29,6 @@ class FrequenciesOfTheLatest(Turn):
 class FactorIgnored(Turn):
     def theta(self) -> Tensor:
         return super().theta() * self.factor
-
-
-class LengtheningForgotten(Turn):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{**options, "lengthening": 1.0})
-
-
-class FrequenciesOverTheHead(Turn):
-    """Those of a head of 16 channels, though 12 are turned."""
-
-    def theta(self) -> Tensor:
-        whole = Turn(16, self.base, factor=self.factor)
-        return whole.theta()[: self.rotary_dim // 2]
 
 
 class WhateverComes(Turn):
@@ -94,13 +61,7 @@ def unclaimed(build: Any, **varied: Any) -> Rotary:
 
 CORRECT = (rotary(Turn),)
 MUTANTS = (
-    Mutant("the base is passed over", unclaimed(BaseIgnored, base=10_000.0), caught_by=14, pain=7),
-    Mutant(
-        "frequencies are remembered without the base", unclaimed(RememberedFrequencies, base=7.0), caught_by=14, pain=7
-    ),
     Mutant("the latest decides for all", unclaimed(FrequenciesOfTheLatest, base=7.0), caught_by=14, pain=7),
     Mutant("the scaling factor is passed over", rotary(FactorIgnored), caught_by=14, pain=7),
-    Mutant("the attention factor is forgotten", rotary(LengtheningForgotten), caught_by=14, pain=7),
-    Mutant("frequencies of another width", rotary(FrequenciesOverTheHead), caught_by=14, pain=7),
     Mutant("an unknown key is swallowed", unclaimed(WhateverComes, base=7.0), caught_by=14, pain=7),
 )

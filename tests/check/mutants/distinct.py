@@ -17,13 +17,6 @@ class PositionsInTheDtypeOfX(Turn):
         return positions.to(x.dtype).double()[..., None] * self.theta()
 
 
-class SharedPhases(Turn):
-    """Every second position has a phase of its own."""
-
-    def phases(self, positions: Tensor, x: Tensor) -> Tensor:
-        return super().phases(positions - positions % 2, x)
-
-
 class Angles(nn.Module):
     """Sinusoids of positions that it is told, added to the embedding; positions are cast with ``before``."""
 
@@ -49,7 +42,6 @@ def rotary(build: Any) -> Rotary:
 CORRECT = (Model(build=Angles, call=text, relative=False, distinct_to=1024),)
 MUTANTS = (
     Mutant("rotations collide in bfloat16", rotary(PositionsInTheDtypeOfX), caught_by=2, pain=1),
-    Mutant("two positions for one phase", rotary(SharedPhases), caught_by=2, pain=1),
     Mutant(
         "a bias that bfloat16 holds no more",
         Bias(build=Slopes, call=bias, heads=4, relative=True, distinct_to=4096),

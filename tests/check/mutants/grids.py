@@ -30,20 +30,6 @@ class ColumnsAlone(Axial):
         return [positions[..., 1], positions[..., 1]]
 
 
-class TheSumOfBoth(Axial):
-    """(0, 1) and (1, 0) are the same."""
-
-    def coordinates(self, positions: Tensor) -> list[Tensor]:
-        return [positions.sum(-1), positions.sum(-1)]
-
-
-class PlacesInALine(Axial):
-    """The number in a raster of five columns: the end of a row is beside the beginning of the next."""
-
-    def coordinates(self, positions: Tensor) -> list[Tensor]:
-        return [5 * positions[..., 0] + positions[..., 1]] * 2
-
-
 class RowsInPowers(Axial):
     """Rows of which each next is further away."""
 
@@ -148,43 +134,14 @@ class Patches(nn.Module):
         return weights.nan_to_num(0.0) @ value
 
 
-class SidesExchanged(Patches):
-    def raster(self, height: int, width: int) -> Tensor:
-        return super().raster(width, height)
-
-
 class SquaresAlone(Patches):
     def raster(self, height: int, width: int) -> Tensor:
         return super().raster(height, height)
 
 
-class GridsPassedOver(Patches):
-    """Counts the patches, whatever the grid."""
-
-    def raster(self, height: int, width: int) -> Tensor:
-        return super().raster(1, height * width)
-
-
 class RowsNeverAdded(Patches):
     def bias(self, places: Tensor) -> Tensor:
         return super().bias(torch.stack((torch.zeros_like(places[..., 0]), places[..., 1]), -1))
-
-
-class CountedFromTheRegisters(Patches):
-    """Patches begin where registers stand, so that each row ends that much early."""
-
-    def places(self, grid: tuple[int, int], tokens: int) -> Tensor:
-        more = tokens - grid[0] * grid[1]
-        places = torch.arange(more, tokens)
-        return torch.stack((places // grid[1], places % grid[1]), -1)
-
-
-class OneRegisterPlaced(Patches):
-    """The second register is taken for a patch, in the corner."""
-
-    def places(self, grid: tuple[int, int], tokens: int) -> Tensor:
-        places = super().places(grid, tokens)
-        return places if tokens == len(places) else torch.cat((places[:1], places))
 
 
 def seen(made: Any, x: Tensor, grid: Any = None, padding: Tensor | None = None) -> Tensor:
@@ -253,22 +210,12 @@ CORRECT = (
 )
 MUTANTS = (
     Mutant("the row is never looked at", axial(ColumnsAlone), caught_by=20, pain=12),
-    Mutant("the sum of row and column", axial(TheSumOfBoth), caught_by=20, pain=12),
-    Mutant("the number in the raster", axial(PlacesInALine), caught_by=20, pain=12),
     Mutant("rows that are not relative", axial(RowsInPowers), caught_by=20, pain=12),
     Mutant("text alone is no RoPE", sections(SectionsThatStartAnew), caught_by=20, pain=13),
     Mutant("cache slots taken for positions", reader(SlotsTakenForPositions), caught_by=20, pain=13),
-    Mutant("height and width exchanged", patches(SidesExchanged), caught_by=20, pain=12),
-    Mutant("the same, where positions may be told", told(SidesExchanged), caught_by=20, pain=12),
     Mutant("squares alone", patches(SquaresAlone), caught_by=20, pain=12),
-    Mutant("the shape of the grid is passed over", patches(GridsPassedOver), caught_by=20, pain=12),
     Mutant("the row offset is never added", patches(RowsNeverAdded), caught_by=20, pain=12),
-    Mutant("patches are counted from the registers", patches(CountedFromTheRegisters, 2), caught_by=20, pain=12),
-    Mutant("one of the registers has a place", patches(OneRegisterPlaced, 2), caught_by=20, pain=12),
     Mutant(
-        "the class token is a patch",
-        Layer(build=TheClassTokenIsAPatch, call=add, registers=1),
-        caught_by=20,
-        pain=12,
+        "the class token is a patch", Layer(build=TheClassTokenIsAPatch, call=add, registers=1), caught_by=20, pain=12
     ),
 )

@@ -62,34 +62,11 @@ class MaskOfOnes(Encoder):
         return 1.0 - hidden.to(torch.float32)
 
 
-class MaskOfOnesCausal(MaskOfOnes):
-    causal = True
-
-
 class HeadsOfRows(Encoder):
     """What stands by rows and heads is put in the order of heads and rows."""
 
     def by_head(self, mask: Tensor) -> Tensor:
         return mask.transpose(0, 1).flatten(0, 1)
-
-
-class FirstRowForAll(Encoder):
-    """The mask of the first row is repeated."""
-
-    def by_head(self, mask: Tensor) -> Tensor:
-        return mask[:1].expand_as(mask).flatten(0, 1)
-
-
-class RowsAndTokensExchanged(Encoder):
-    """The rows are taken for tokens: batch_first was left out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention.batch_first = False
-
-    def by_head(self, mask: Tensor) -> Tensor:
-        rows = mask.size(0)
-        return torch.zeros(mask.size(-1) * HEADS, rows, rows)
 
 
 class Varlen(nn.Module):
@@ -131,16 +108,6 @@ def pack(made: Any, x: Tensor, document: Tensor | None = None) -> Tensor:
     return made(x, torch.zeros(x.shape[:2]).long() if document is None else document)
 
 
-class OneTokenLater(Varlen):
-    """Inner bounds are one too far: the first token of a document stands at the end of the one before."""
-
-    def starts(self, document: Tensor) -> Tensor:
-        starts = super().starts(document)
-        inner = (starts[1:-1] % document.size(1)) > 0
-        starts[1:-1] += inner.long()
-        return starts.unique()
-
-
 class RowsInOneDocument(Varlen):
     """A row that begins with the number of the document that the row before ended with goes on with it."""
 
@@ -148,17 +115,6 @@ class RowsInOneDocument(Varlen):
         flat = document.flatten()
         new = torch.cat((torch.ones(1).bool(), flat[1:] != flat[:-1]))
         return torch.cat((new.nonzero()[:, 0], torch.tensor([len(flat)])))
-
-
-class CountedThrough(Varlen):
-    """Positions are counted through each row, whatever the documents."""
-
-    def forward(self, x: Tensor, document: Tensor) -> Tensor:
-        self.width = document.size(1)
-        return super().forward(x, document)
-
-    def places(self, starts: Tensor, line: Tensor) -> Tensor:
-        return line % self.width
 
 
 class LastDocumentLost(Varlen):
@@ -196,13 +152,6 @@ class Prefixed(nn.Module):
         return (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value).transpose(1, 2).flatten(2)
 
 
-class PrefixOfSlots(Prefixed):
-    """The prefix is the first slots, padding or not."""
-
-    def number(self, padding: Tensor) -> Tensor:
-        return torch.arange(padding.size(1)).expand_as(padding)
-
-
 class Around(Prefixed):
     """Longformer: a window to both sides. Keys that it does not reach are never scored by it; here they are masked."""
 
@@ -217,27 +166,6 @@ class OneSideWider(Around):
 
     def seen(self, query: Tensor, key: Tensor) -> Tensor:
         return (query - key < self.window) & (key - query <= self.window)
-
-
-class BlocksWithoutOverlap(Around):
-    """The window ends at blocks of four, so that their edges see less."""
-
-    def seen(self, query: Tensor, key: Tensor) -> Tensor:
-        return super().seen(query, key) & (query // 4 == key // 4)
-
-
-class WindowOfSlots(Around):
-    """Padding is counted in the window: what stands within a gap is further away."""
-
-    def number(self, padding: Tensor) -> Tensor:
-        return torch.arange(padding.size(1)).expand_as(padding)
-
-
-class Reversed(Around):
-    """A minus is lost: only what is far is seen, and the token itself."""
-
-    def seen(self, query: Tensor, key: Tensor) -> Tensor:
-        return ~super().seen(query, key) | (query == key)
 
 
 class Asking(nn.Module):
@@ -279,13 +207,6 @@ class MemoryByIndex(Asking):
         return super().bias(positions, torch.arange(memory_positions.size(1)).expand_as(memory_positions))
 
 
-class QueriesAtTheEnd(Asking):
-    """Queries are taken for the last of the keys, as in self-attention with a cache."""
-
-    def bias(self, positions: Tensor, memory_positions: Tensor) -> Tensor:
-        return super().bias(memory_positions[:, memory_positions.size(1) - positions.size(1) :], memory_positions)
-
-
 class MemoryHiddenAfter(Asking):
     """The mask of self-attention: a query sees as much of the memory as there is of the text."""
 
@@ -320,20 +241,10 @@ CORRECT = (
 )
 MUTANTS = (
     Mutant("a mask of ones and zeros added", encoder(MaskOfOnes), caught_by=7, pain=3),
-    Mutant("the same to hide what comes", encoder(MaskOfOnesCausal, causal=True), caught_by=19, pain=18),
     Mutant("masks by heads and rows", encoder(HeadsOfRows), caught_by=19, pain=18),
-    Mutant("the first row's mask repeated", encoder(FirstRowForAll), caught_by=7, pain=3),
-    Mutant("rows taken for tokens by PyTorch's attention", encoder(RowsAndTokensExchanged), caught_by=19, pain=18),
-    Mutant("bounds of documents one later", varlen(OneTokenLater), caught_by=11, pain=4),
     Mutant("rows of one document", varlen(RowsInOneDocument), caught_by=19, pain=4),
-    Mutant("positions counted through documents", varlen(CountedThrough), caught_by=11, pain=4),
     Mutant("the last document is lost", varlen(LastDocumentLost), caught_by=11, pain=4),
-    Mutant("a prefix of slots", Layer(build=PrefixOfSlots, call=read, normalized=True), caught_by=7, pain=3),
     Mutant("a window wider to one side", around(OneSideWider), caught_by=19, pain=7),
-    Mutant("blocks that do not overlap", around(BlocksWithoutOverlap), caught_by=19, pain=7),
-    Mutant("padding counted in a window", around(WindowOfSlots), caught_by=7, pain=3),
-    Mutant("a window of what is far", around(Reversed), caught_by=19, pain=7),
     Mutant("a memory counted by index", crossing(MemoryByIndex), caught_by=6, pain=18),
-    Mutant("queries at the memory's end", crossing(QueriesAtTheEnd), caught_by=9, pain=18),
     Mutant("a memory hidden by a causal mask", crossing(MemoryHiddenAfter), caught_by=9, pain=18),
 )

@@ -1,6 +1,5 @@
 """Biases that are not what they were once copied, cast, saved or loaded."""
 
-import functools
 from typing import Any
 
 import torch
@@ -62,17 +61,6 @@ class Shared(Ramps):
         return super().forward(distance) + ((others - own) * (distance < self.near)).transpose(0, 1)
 
 
-class Remembered(Ramps):
-    """Slopes behind a cache that belongs to the one module, and cannot be pickled."""
-
-    def __init__(self, heads: int = 3, near: int = 4) -> None:
-        super().__init__(heads, near)
-        self.remembered = functools.lru_cache(super().slopes)
-
-    def slopes(self) -> Tensor:
-        return self.remembered()
-
-
 class Drawn(Ramps):
     """Slopes that are drawn when it is built, and are not saved."""
 
@@ -103,7 +91,6 @@ MUTANTS = tuple(
         ("slopes that half precision rounds", Rounded, 2),
         ("slopes in the state_dict", Saved, 2),
         ("a function that calls the original", Shared, 2),
-        ("a cache that cannot be pickled", Remembered, 2),
         ("slopes that are drawn and not saved", Drawn, 2),
         ("a bias kept with its graph, and copied", KeptGraph, 9),
     )

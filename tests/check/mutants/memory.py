@@ -52,39 +52,12 @@ class AtOnce(Sloped):
         return self.block(query, key, value, query_positions, key_positions)
 
 
-class WithoutRecomputing(Sloped):
-    """In blocks, all of which are kept for the backward pass."""
-
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, query_positions: Tensor, key_positions: Tensor
-    ) -> Tensor:
-        rows = [slice(start, start + SIZE) for start in range(0, query.size(2), SIZE)]
-        return torch.cat(
-            [self.block(query[:, :, r], key, value, query_positions[:, r], key_positions) for r in rows], 2
-        )
-
-
 class KeptOnTheModule(Sloped):
     """The bias of the last block, with all that it was computed from."""
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         self.last = super().bias(query_positions, key_positions)
         return self.last
-
-
-class KeptForAll(Sloped):
-    """The outputs of all calls, for a picture of them some day."""
-
-    def __init__(self, heads: int = 2) -> None:
-        super().__init__(heads)
-        self.history: list[Tensor] = []
-
-    def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, query_positions: Tensor, key_positions: Tensor
-    ) -> Tensor:
-        out = super().forward(query, key, value, query_positions, key_positions)
-        self.history.append(out.detach())
-        return out
 
 
 def attend_in_blocks(
@@ -102,7 +75,5 @@ def attention(build: type[Sloped], linear: bool = True) -> Attention:
 CORRECT = (attention(Sloped),)
 MUTANTS = (
     Mutant("a bias for every pair", attention(AtOnce), caught_by=17, pain=10),
-    Mutant("blocks that are all kept", attention(WithoutRecomputing), caught_by=17, pain=10),
     Mutant("a bias kept on the module", attention(KeptOnTheModule, linear=False), caught_by=17, pain=9),
-    Mutant("outputs kept for ever", attention(KeptForAll, linear=False), caught_by=17, pain=9),
 )

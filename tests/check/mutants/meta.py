@@ -42,40 +42,6 @@ class InABuffer(Turning):
         return self.table
 
 
-class InAnAttribute(Turning):
-    """Frequencies in a plain attribute, which stays where it was made."""
-
-    def __init__(self, head_dim: int = 16, base: float = 500.0) -> None:
-        super().__init__(head_dim, base)
-        self.table = super().frequencies(self.drift)
-
-    def frequencies(self, x: Tensor) -> Tensor:
-        return self.table
-
-
-class HeldTwice(Turning):
-    """The parameter in a list of its own, which is not told when the module gets another."""
-
-    def __init__(self, head_dim: int = 16, base: float = 500.0) -> None:
-        super().__init__(head_dim, base)
-        self.drifts = [self.drift]
-
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        (drift,) = self.drifts
-        return super().forward(x, positions) + 0 * drift.sum()
-
-
-class ReadWhenBuilt(Turning):
-    """Frequencies read back as numbers, which there are none of without memory."""
-
-    def __init__(self, head_dim: int = 16, base: float = 500.0) -> None:
-        super().__init__(head_dim, base)
-        self.table = super().frequencies(self.drift).tolist()
-
-    def frequencies(self, x: Tensor) -> Tensor:
-        return torch.tensor(self.table, dtype=torch.float64, device=x.device)
-
-
 def turn(made: Any, x: Tensor, positions: Tensor) -> Tensor:
     return made(x, positions)
 
@@ -83,10 +49,5 @@ def turn(made: Any, x: Tensor, positions: Tensor) -> Tensor:
 CORRECT = (Rotary(build=Turning, call=turn, relative=True),)
 MUTANTS = tuple(
     Mutant(f"frequencies {how}", Rotary(build=build, call=turn, relative=True), caught_by=3, pain=2)
-    for how, build in (
-        ("in a buffer that is not saved", InABuffer),
-        ("in an attribute that stays on meta", InAnAttribute),
-        ("with a parameter that is held twice", HeldTwice),
-        ("read back as numbers while being built", ReadWhenBuilt),
-    )
+    for how, build in (("in a buffer that is not saved", InABuffer),)
 )

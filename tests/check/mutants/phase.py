@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from posenc.tools.check import Bias, Layer, Model, Rotary
+from posenc.tools.check import Bias, Model, Rotary
 from tests.check.mutants import Mutant
 
 
@@ -55,29 +55,6 @@ class Turn(nn.Module):
 class PositionsInTheDtypeOfX(Turn):
     def phases(self, positions: Tensor, x: Tensor) -> Tensor:
         return positions[..., None].to(x.dtype) * self.theta().to(x.dtype)
-
-
-class PositionsInHalfAlways(Turn):
-    def phases(self, positions: Tensor, x: Tensor) -> Tensor:
-        return positions[..., None].to(torch.bfloat16).double() * self.theta()
-
-
-class FrequenciesInABuffer(Turn):
-    """What `.to(torch.bfloat16)` on the model does to it cannot be undone."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.register_buffer("frequency", self.theta().float(), persistent=False)
-
-    def phases(self, positions: Tensor, x: Tensor) -> Tensor:
-        return positions[..., None].double() * self.frequency.double()
-
-
-class PhasesByAMatrixProduct(Turn):
-    """Autocast takes a product of matrices to bfloat16, of float32 too."""
-
-    def phases(self, positions: Tensor, x: Tensor) -> Tensor:
-        return positions[..., None].float() @ self.theta()[None].float()
 
 
 def turn(made: Any, x: Tensor, positions: Tensor) -> Tensor:
@@ -130,30 +107,6 @@ def bias(made: Any, query_positions: Tensor, key_positions: Tensor) -> Tensor:
     return made(query_positions, key_positions)
 
 
-class Block(nn.Module):
-    """Attention with rotated queries and keys, two heads of 16 channels."""
-
-    turn: type[Turn] = Turn
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.project, self.out, self.rope = nn.Linear(32, 96, bias=False), nn.Linear(32, 32), self.turn()
-        nn.init.normal_(self.project.weight, std=0.25)
-
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        query, key, value = self.project(x).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
-        query, key = self.rope(query, positions), self.rope(key, positions)
-        return self.out(F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(-2))
-
-
-class BlockInTheDtypeOfX(Block):
-    turn = PositionsInTheDtypeOfX
-
-
-def layer(made: Any, x: Tensor, positions: Tensor) -> Tensor:
-    return made(x, positions)
-
-
 class Text(nn.Module):
     """A sinusoid added to the embedding, which finds its positions itself, and one block without any."""
 
@@ -190,20 +143,11 @@ def biased(build: Any) -> Bias:
     return Bias(build=build, call=bias, heads=4 if issubclass(build, Slopes) else 3, relative=True)
 
 
-CORRECT = (
-    biased(Buckets),
-    Layer(build=Block, call=layer, relative=True),
-    Model(build=Text, call=text, causal=True),
-)
+CORRECT = (biased(Buckets), Model(build=Text, call=text, causal=True))
 MUTANTS = (
     Mutant("positions in the dtype of x", rotary(PositionsInTheDtypeOfX), caught_by=1, pain=1),
-    Mutant("the same, nothing claimed", rotary(PositionsInTheDtypeOfX, base=None), caught_by=1, pain=1),
-    Mutant("positions in bfloat16 always", rotary(PositionsInHalfAlways, base=None), caught_by=1, pain=1),
-    Mutant("frequencies in a buffer", rotary(FrequenciesInABuffer), caught_by=1, pain=1),
-    Mutant("phases by a product under autocast", rotary(PhasesByAMatrixProduct), caught_by=1, pain=1),
     Mutant("positions in the dtype of the slopes", biased(PositionsInTheDtypeOfTheSlopes), caught_by=1, pain=1),
     Mutant("a logarithm in the dtype of the table", biased(LogarithmInTheDtypeOfTheTable), caught_by=1, pain=1),
-    Mutant("a layer with phases in the dtype of x", Layer(build=BlockInTheDtypeOfX, call=layer), caught_by=1, pain=1),
     Mutant(
         "a model that counts in the dtype of its weights",
         Model(build=PlacesInTheDtypeOfTheWeights, call=text, causal=True),

@@ -51,20 +51,6 @@ class Growing(Rotating):
         return cos[0, 0, positions][:, None], sin[0, 0, positions][:, None]
 
 
-class MadeOnce(Rotating):
-    """A table of the first so many positions that is made at the first call, under whatever mode that was in."""
-
-    kept: tuple[Tensor, Tensor] | None = None
-
-    def tables(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        tokens = positions.size(1)
-        if tokens > 64 or not torch.equal(positions, torch.arange(tokens).expand_as(positions)):
-            return super().tables(x, positions)
-        if self.kept is None:
-            self.kept = super().tables(x.double(), torch.arange(64)[None])
-        return self.kept[0][:, :, :tokens], self.kept[1][:, :, :tokens]
-
-
 class InPlace(Rotating):
     """Writes the result into what it was given."""
 
@@ -108,7 +94,6 @@ def mutant(name: str, build: type[Rotating], pain: int) -> Mutant:
 CORRECT = (Rotary(build=Rotating, call=rotate, relative=True, base=300.0, layout="interleaved", varied={"base": 20.0}),)
 MUTANTS = (
     mutant("tables that grow in the dtype of the caller", Growing, 1),
-    mutant("a table made under inference mode", MadeOnce, 15),
     mutant("a rotation in place", InPlace, 15),
     mutant("a base that remembers the longest row", Stretched, 6),
     mutant("one table for all bases", Everywhere, 5),

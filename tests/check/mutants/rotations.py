@@ -62,10 +62,6 @@ def turn_by_a_table(base: float, x: Tensor, positions: Tensor) -> Tensor:
     return turned(base, x, positions.clamp(max=511))
 
 
-def turn_from_zero(base: float, x: Tensor, offset: int = 0) -> Tensor:
-    return turn_from(base, x, 0)
-
-
 def stretch_from_the_middle(base: float, query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """The middle of a text moves as the text grows; keys in a cache were scaled from an older one."""
     centre = float(positions.max()) / 2
@@ -77,19 +73,9 @@ def turn_a_run(base: float, x: Tensor, positions: Tensor) -> Tensor:
     return turned(base, x, positions[:, :1] + torch.arange(x.size(2)))
 
 
-def turn_within_the_shard(base: float, x: Tensor, positions: Tensor) -> Tensor:
-    """[0, 3, 4, 7] becomes [0, 3, 0, 3]."""
-    return turned(base, x, positions % x.size(2))
-
-
 def grown(base: float, length: int, head_dim: int) -> float:
     """The base of dynamic scaling for a text of that length."""
     return base * max(length / THRESHOLD, 1.0) ** (head_dim / (head_dim - 2))
-
-
-def turn_by_length(base: float, x: Tensor, positions: Tensor) -> Tensor:
-    """Keys in a cache keep the base that the text had when they were new."""
-    return turned(grown(base, int(positions.max()) + 1, x.size(-1)), x, positions)
 
 
 def turn_by_chunk(base: float, x: Tensor, positions: Tensor) -> Tensor:
@@ -109,18 +95,6 @@ def turn_by_the_longest(made: Longest, x: Tensor, positions: Tensor) -> Tensor:
     return turned(grown(made.base, made.length, x.size(-1)), x, positions)
 
 
-class Remembered:
-    """Keeps the angles of the first call with so many tokens."""
-
-    def __init__(self, base: float = 100.0) -> None:
-        self.base = base
-        self.positions: dict[int, Tensor] = {}
-
-
-def turn_as_before(made: Remembered, x: Tensor, positions: Tensor) -> Tensor:
-    return turned(made.base, x, made.positions.setdefault(x.size(2), positions))
-
-
 ROTARY = Rotary(build=rotary_base, call=turn, causal=True, relative=True)
 OFFSET = Rotary(build=rotary_base, call=turn_from, causal=True, relative=True)
 # ζ^(p / 64) leaves what float32 can hold some thousand positions on.
@@ -137,12 +111,8 @@ MUTANTS = (
     Mutant("keys turned the other way", with_call(turn_keys_the_other_way), 6, 8),
     Mutant("positions in bfloat16", with_call(turn_by_bfloat16), 6, 1),
     Mutant("positions past the end of a table", with_call(turn_by_a_table), 6, 14),
-    Mutant("offset ignored", with_call(turn_from_zero), 8, 5),
     Mutant("xPos from a centre that moves", with_call(stretch_from_the_middle), 8, 5),
     Mutant("positions taken for a run", with_call(turn_a_run), 12, 17),
-    Mutant("positions within the shard", with_call(turn_within_the_shard), 12, 17),
-    Mutant("dynamic scaling, keys of an older base", with_call(turn_by_length, threshold=THRESHOLD), 13, 6),
     Mutant("scaling by the length of the chunk", with_call(turn_by_chunk, threshold=THRESHOLD), 13, 6),
     Mutant("frequencies that stay long", with_call(turn_by_the_longest, build=Longest), 13, 6),
-    Mutant("angles remembered by the number of tokens", with_call(turn_as_before, build=Remembered), 13, 6),
 )

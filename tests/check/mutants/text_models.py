@@ -80,38 +80,13 @@ def match_places(made: Bert, scheme: Any) -> None:
 # -- bugs -------------------------------------------------------------------------------------------------------------
 
 
-class TwoApart(Bert):
-    """Places count characters, and those of a token are two."""
-
-    def position_ids(self, ids: Tensor) -> Tensor:
-        return 2 * super().position_ids(ids) % PLACES
-
-
 class Backwards(Bert):
     def position_ids(self, ids: Tensor) -> Tensor:
         return super().position_ids(ids).flip(1)
 
 
-class ScaledTogether(Bert):
-    """The factor of the words is that of the places, too."""
-
-    def embedded(self, ids: Tensor) -> Tensor:
-        return self.words(ids) * DIM**0.5 + self.places(self.position_ids(ids)) * DIM**0.5
-
-
 class FromOne(Sines):
     first = 1
-
-
-class HalfLessOne(Sines):
-    def rates(self) -> Tensor:
-        return torch.exp(torch.arange(DIM // 2).float() * (-math.log(10_000.0) / (DIM // 2 - 1)))
-
-
-class Interleaved(Sines):
-    def embedded(self, ids: Tensor) -> Tensor:
-        phase = torch.outer(torch.arange(ids.size(1)).float(), self.rates())
-        return self.words(ids) * DIM**0.5 + torch.stack((phase.sin(), phase.cos()), -1).flatten(-2)
 
 
 def of_places(build: Any = Bert) -> Model:
@@ -124,10 +99,6 @@ def of_sines(build: Any = Sines) -> Model:
 
 CORRECT = (of_places(), of_places(PlacesFirst), of_sines())
 MUTANTS = (
-    Mutant("BERT, places two apart", of_places(TwoApart), 21, 3),
     Mutant("BERT, places backwards", of_places(Backwards), 21, 3),
-    Mutant("BERT, places scaled as words are", of_places(ScaledTogether), 21, 7),
     Mutant("sinusoids in a model, from 1", of_sines(FromOne), 21, 5),
-    Mutant("sinusoids in a model, half less one", of_sines(HalfLessOne), 21, 7),
-    Mutant("sinusoids in a model, interleaved", of_sines(Interleaved), 21, 8),
 )

@@ -7,100 +7,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from posenc.tools.check import Layer, Model
-from posenc.tools.check.layers import call_module
+from posenc.tools.check.subjects import call_module
 from tests.check.mutants import Mutant
-from tests.check.mutants.layers import HEAD_DIM, HEADS, THRESHOLD, Dynamic, Rotating, Standing, call, call_dynamic
+from tests.check.mutants.layers import HEAD_DIM, HEADS, Rotating, call
 
 PLACES = 40
 
-# -- bugs: positions that are told -------------------------------------------------------------------------------------
-
-
-class Deaf(Rotating):
-    """Takes positions, and counts."""
-
-    def place(self, told: Tensor | None, document: Tensor, start: int) -> Tensor:
-        return super().place(None, document, start)
-
-
-class FromTheFirst(Rotating):
-    """The first position that it is told, and on from there."""
-
-    def place(self, told: Tensor | None, document: Tensor, start: int) -> Tensor:
-        places = super().place(told, document, start)
-        return places[:, :1] + torch.arange(places.size(1))
-
-
-class StandingFromTheFirst(Standing):
-    def place(self, told: Tensor | None, document: Tensor, start: int) -> Tensor:
-        places = super().place(told, document, start)
-        return places[:, :1] + torch.arange(places.size(1))
-
-
-class BackFromTheLast(Rotating):
-    """The last position that it is told, and back from there."""
-
-    def place(self, told: Tensor | None, document: Tensor, start: int) -> Tensor:
-        places = super().place(told, document, start)
-        return places.amax(1, keepdim=True) + 1 - places.size(1) + torch.arange(places.size(1))
-
-
-class StandingBackFromTheLast(Standing):
-    def place(self, told: Tensor | None, document: Tensor, start: int) -> Tensor:
-        places = super().place(told, document, start)
-        return places.amax(1, keepdim=True) + 1 - places.size(1) + torch.arange(places.size(1))
-
-
-class OfTheFirstRow(Rotating):
-    """What the first row is told is said to all."""
-
-    def place(self, told: Tensor | None, document: Tensor, start: int) -> Tensor:
-        places = super().place(told, document, start)
-        return places[:1].expand_as(places)
-
-
-class SlotsInDecoding(Rotating):
-    """New tokens stand at their slots of the cache, whatever they are told."""
-
-    def place(self, told: Tensor | None, document: Tensor, start: int) -> Tensor:
-        return super().place(None if start else told, document, start)
-
-
-class ToldInDecoding(Rotating):
-    """Counts from 1, as some do, unless it is told."""
-
-    def place(self, told: Tensor | None, document: Tensor, start: int) -> Tensor:
-        return super().place(told, document, start) + (told is None)
-
-
-class StepByStep(Rotating):
-    """Within a chunk, tokens follow one another from its first on."""
-
-    def place(self, told: Tensor | None, document: Tensor, start: int) -> Tensor:
-        places = super().place(told, document, start)
-        return places[:, :1] + torch.arange(places.size(1)) if start else places
-
 
 # -- bugs: other rows --------------------------------------------------------------------------------------------------
-
-
-class LongestOfTheBatch(Dynamic):
-    """The longest row decides what all are turned with."""
-
-    def turn(self, x: Tensor, places: Tensor, all_places: Tensor) -> Tensor:
-        return super().turn(x, places, all_places.amax(0, keepdim=True))
-
-
-class LengthOfTheFirstRow(Dynamic):
-    def turn(self, x: Tensor, places: Tensor, all_places: Tensor) -> Tensor:
-        return super().turn(x, places, all_places[:1])
-
-
-class CenteredOverTheBatch(Rotating):
-    """The mean of all rows is taken away, in place of each row's."""
-
-    def add(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x - x.mean((0, 2), keepdim=True)
 
 
 class FarthestOfTheBatch(Rotating):
@@ -193,13 +107,6 @@ class Twice(nn.Module):
         return x + self.second(self.norm(x))
 
 
-class Slanted(Alone):
-    """Keys are scored by their index, too."""
-
-    def bias(self, q: Tensor, k: Tensor) -> Tensor:
-        return super().bias(q, k) + 0.1 * k.sqrt()
-
-
 class Skewed(Alone):
     """Shifts the rows of a matrix, which is right up to the diagonal, and takes what comes after it from the next row
     (Transformer-XL's shift, in an encoder)."""
@@ -207,19 +114,6 @@ class Skewed(Alone):
     def bias(self, q: Tensor, k: Tensor) -> Tensor:
         by_distance = self.table[:, : len(k)].flip(1)[:, None].expand(-1, len(k), -1)
         return F.pad(by_distance, (1, 0)).reshape(HEADS, -1)[:, len(k) :].view(HEADS, len(k), len(k))
-
-
-class AddedToo(Alone):
-    """A sinusoid is added besides."""
-
-    def before(self, x: Tensor) -> Tensor:
-        angle = torch.arange(x.size(1))[:, None] * 100.0 ** -torch.linspace(0, 1, 16)
-        return x + torch.cat((angle.sin(), angle.cos()), -1).to(x)
-
-
-class SecondSlanted(Twice):
-    def __init__(self) -> None:
-        super().__init__(second=Slanted)
 
 
 class Unnormalised(Alone):
@@ -275,37 +169,11 @@ class OneRowShort(Table):
     rows = PLACES - 1
 
 
-class RefusedOneEarly(Table):
-    def refuse(self, tokens: int) -> None:
-        if tokens >= PLACES:
-            raise ValueError(f"rows must have fewer than {PLACES} tokens, got {tokens}")
-
-
-class FromTheEnd(Table):
-    """Counted from the end where the row is full."""
-
-    def places(self, ids: Tensor) -> Tensor:
-        places = super().places(ids)
-        return places.flip(0) if len(places) == PLACES else places
-
-
-class WrittenOver(Table):
-    """The last row is filled with what divides by nothing."""
-
-    def forward(self, ids: Tensor) -> Tensor:
-        left = torch.tensor(PLACES - ids.size(1), dtype=torch.float64)
-        return super().forward(ids) + 0.0 / left if ids.size(1) > PLACES // 2 else super().forward(ids)
-
-
 # -- subjects ----------------------------------------------------------------------------------------------------------
 
 
 def told(build: Any, **claims: Any) -> Layer:
     return Layer(**{"build": build, "call": call, "causal": True, "relative": True, **claims})
-
-
-def dynamic(build: Any) -> Layer:
-    return Layer(build=build, call=call_dynamic, causal=True, threshold=THRESHOLD)
 
 
 def alone(build: Any, **claims: Any) -> Layer:
@@ -332,27 +200,9 @@ CORRECT = (
     table(RefusedWhileRunning, max_positions=None),
 )
 MUTANTS = (
-    Mutant("positions are told in vain", told(Deaf), 6, 3),
-    Mutant("on from the first position", told(FromTheFirst), 6, 3),
-    Mutant("on from the first position, absolute", told(StandingFromTheFirst, relative=False), 6, 3),
-    Mutant("back from the last position", told(BackFromTheLast), 6, 3),
-    Mutant("back from the last position, absolute", told(StandingBackFromTheLast, relative=False), 19, 3),
-    Mutant("the first row's positions for all", told(OfTheFirstRow), 19, 3),
-    Mutant("decoding goes by slots", told(SlotsInDecoding), 8, 5),
-    Mutant("decoding counts from another number", told(ToldInDecoding), 8, 5),
-    Mutant("chunks have no gaps", told(StepByStep), 8, 5),
-    Mutant("a base by the longest of the batch", dynamic(LongestOfTheBatch), 19, 6),
-    Mutant("a base by the first row", dynamic(LengthOfTheFirstRow), 19, 6),
-    Mutant("centered over the batch", told(CenteredOverTheBatch), 19, 18),
     Mutant("scaled by the farthest of the batch", told(FarthestOfTheBatch), 19, 6),
-    Mutant("a slope along the index", alone(Slanted), 6, 3),
-    Mutant("a slope along the index, in the second layer", alone(SecondSlanted), 6, 3),
     Mutant("a shift that wraps around", alone(Skewed), 6, 11),
-    Mutant("a sinusoid besides", alone(AddedToo), 6, 3),
     Mutant("relative and called absolute", alone(Alone, relative=False), 6, 3),
     Mutant("sums in place of means", alone(Unnormalised, normalized=True), 19, 18),
     Mutant("a table of one row too few", table(OneRowShort), 19, 14),
-    Mutant("the last position refused", table(RefusedOneEarly), 19, 14),
-    Mutant("a full row read from the end", table(FromTheEnd), 19, 14),
-    Mutant("a full row divided by nothing", table(WrittenOver), 19, 14),
 )

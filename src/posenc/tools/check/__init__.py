@@ -4,35 +4,35 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from posenc.tools.check.heads import Attention as Attention
-    from posenc.tools.check.heads import Bias as Bias
-    from posenc.tools.check.heads import Rotary as Rotary
-    from posenc.tools.check.layers import Layer as Layer
-    from posenc.tools.check.layers import Model as Model
     from posenc.tools.check.run import Report as Report
     from posenc.tools.check.run import check as check
+    from posenc.tools.check.subjects import Attention as Attention
     from posenc.tools.check.subjects import Batch as Batch
+    from posenc.tools.check.subjects import Bias as Bias
+    from posenc.tools.check.subjects import Layer as Layer
+    from posenc.tools.check.subjects import Model as Model
     from posenc.tools.check.subjects import NotApplicableError as NotApplicableError
+    from posenc.tools.check.subjects import Rotary as Rotary
     from posenc.tools.check.subjects import Shard as Shard
     from posenc.tools.check.subjects import Subject as Subject
     from posenc.tools.check.suite import conformance_tests as conformance_tests
-    from posenc.tools.check.transformers_models import hugging_face as hugging_face
+    from posenc.tools.check.transformers_calls import hugging_face as hugging_face
 
 # Public names and where they live. They are imported at first use, so that the command line answers before torch loads.
 HOMES = {
-    "Attention": "heads",
+    "Attention": "subjects",
     "Batch": "subjects",
-    "Bias": "heads",
-    "Layer": "layers",
-    "Model": "layers",
+    "Bias": "subjects",
+    "Layer": "subjects",
+    "Model": "subjects",
     "NotApplicableError": "subjects",
     "Report": "run",
-    "Rotary": "heads",
+    "Rotary": "subjects",
     "Shard": "subjects",
     "Subject": "subjects",
     "check": "run",
     "conformance_tests": "suite",
-    "hugging_face": "transformers_models",  # no file has the name of what is looked up late, or it would hide it
+    "hugging_face": "transformers_calls",
 }
 
 __all__ = list(HOMES)

@@ -20,8 +20,7 @@ from posenc.tools.check.subjects import VOCABULARY, Batch, Subject, require
 
 
 def instead(subject: Subject, call: Callable[..., Any]) -> Subject:
-    """The subject with another function in place of ``call``; it has the signature of the old one, which says what the
-    subject can do."""
+    """The subject with another function in place of ``call``, with the signature of the old one."""
     return replace(subject, call=wraps(subject.call)(call))
 
 
@@ -44,8 +43,7 @@ def arguments_of(subject: Subject, made: Any, batch: Batch) -> dict[str, Any]:
 
 
 def with_leaves(subject: Subject, leaves: dict[str, Tensor]) -> Subject:
-    """The subject whose call is given these ``leaves``, by name, in place of its floating-point tensors; a missing leaf
-    is made from the tensor and added. For one run."""
+    """The subject, for one run, whose call gets these leaves, by name, for its tensors; it adds missing ones."""
     calls = iter(range(1, 1_000_000))
 
     def call(*given: Any, **named: Any) -> Any:
@@ -74,8 +72,7 @@ def weighted(out: Tensor) -> Tensor:
 def gradients_of(
     subject: Subject, made: Any, batch: Batch, leaves: dict[str, Tensor] | None = None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The output for a batch, and the gradients of its `weighted` sum without padding, by name: of the parameters, and
-    of the vectors that call is given (``leaves``, or its own). The gradient of an unused tensor is zeros."""
+    """The output, and the gradients of its `weighted` sum, by name, of parameters and of call's vectors."""
     leaves = {} if leaves is None else leaves
     with torch.enable_grad():
         out = with_leaves(subject, leaves).run(made, batch)
@@ -89,8 +86,7 @@ def gradients_of(
 
 
 def gradient_tolerances(subject: Subject, batch: Batch, highest: int) -> dict[str, float]:
-    """How far two equal gradients may be apart, by name, as `Plan.tolerance` says it for outputs: eight times the error
-    of this gradient in float32, and the error of phases that are rounded to float32."""
+    """How far two equal gradients may be apart, by name, as `Plan.tolerance` says it for outputs."""
     _, exact = gradients_of(subject, subject.make(), batch)
     rounded = exact
     if subject.dtype == torch.float64:
@@ -110,8 +106,7 @@ def gradient_tolerances(subject: Subject, batch: Batch, highest: int) -> dict[st
 
 
 def with_tokens(batch: Batch, tokens: int, axes: int = 0) -> Batch:
-    """One row of that many tokens: the first of the batch, then ids in steps of 7; with positions of that many axes, if
-    any."""
+    """One row of that many tokens, the first of the batch and then ids in steps of 7, with positions of these axes."""
     positions = [[n if axes == 1 else [n] * axes for n in range(tokens)]]
     return Batch([[(batch.ids[0][0] + 7 * n) % VOCABULARY for n in range(tokens)]], positions if axes else None)
 
@@ -149,9 +144,7 @@ def naming_what_differs(outcome: Outcome, normal: nn.Module, other: nn.Module) -
 
 
 def holdings(thing: Any, path: str = "it", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
-    """Every tensor and every plain value that can be reached from an object, with the path to it: through modules,
-    attributes, collections and closures, but not through objects of torch itself or Python modules, from which
-    everything could be reached."""
+    """Every tensor and plain value that an object reaches, with its path, but not through torch or modules."""
     seen = set() if seen is None else seen
     if isinstance(thing, Tensor | int | float | complex | str | bytes | range | torch.dtype | torch.device | None):
         yield path, thing

@@ -27,8 +27,7 @@ FACTORS = {  # products that scores are, with the place and name of their first 
 
 
 class CapturedScores(TorchFunctionMode):
-    """Captures the input of every softmax over the last dimension and the scores of PyTorch's own attention, and the
-    results of matrix products before the first of those."""
+    """Captures the input of every softmax and of PyTorch's attention, and the products of matrices before the first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,11 +72,7 @@ class CapturedScores(TorchFunctionMode):
 
 
 class CapturedSums(TorchFunctionMode):
-    """Captures the vectors that positions add to tokens, relative to the first position, (tokens, dim), from two rows
-    that each repeat one token.
-
-    Captures nothing if positions enter other than by addition, and stops at the first other operation on both.
-    """
+    """Captures the vectors that positions add to tokens, minus the first, (tokens, dim), from two rows of a token."""
 
     def __init__(self, tokens: int, front: int) -> None:
         super().__init__()
@@ -136,11 +131,7 @@ def _multihead_scores(*args: Any, **kwargs: Any) -> Tensor:
 
 
 def scores_of(subject: Subject, made: Any, batch: Batch) -> list[Tensor]:
-    """The scores of every attention in one run, in the order in which they are computed: those of shape (rows, heads,
-    tokens, tokens), in float64, as they enter the softmax, up to a constant per row.
-
-    Scores masked by a large negative number are -inf. Scores that do not pass through PyTorch's softmax are missing.
-    """
+    """The scores of each attention in a run, (rows, heads, tokens, tokens), up to a constant per row."""
     return [scores for scores, _ in of_all_tokens(captured_in(subject, made, batch), batch)]
 
 
@@ -157,16 +148,14 @@ def captured_in(subject: Subject, made: Any, batch: Batch) -> CapturedScores:
 
 
 def sums_in(subject: Subject, made: Any, batch: Batch) -> list[Tensor]:
-    """The vectors that positions add to tokens in one run, minus the first; the batch has two rows of one token
-    each."""
+    """What positions add to tokens in one run, minus the first; the batch has two rows of one token each."""
     with CapturedSums(batch.tokens, subject.registers) as captured, torch.no_grad():
         subject.run(made, batch)
     return captured.sums
 
 
 def of_all_tokens(captured: CapturedScores, batch: Batch) -> list[tuple[Tensor, list[Tensor]]]:
-    """The captured scores as `scores_of` returns them, each with the inputs of the linear layers since the last
-    ones."""
+    """The scores, as `scores_of` returns them, each with the inputs of the linear layers since the last ones."""
     found = []
     for scores, inputs in zip(captured.scores, captured.inputs, strict=False):
         if scores.dim() == 3 and scores.size(0) % len(batch.ids) == 0:  # (rows x heads, queries, keys)

@@ -1,8 +1,7 @@
 """``posenc check``: tests an implementation of positional encoding. torch is imported only when it runs."""
 
 import argparse
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,6 @@ if TYPE_CHECKING:
     from posenc.tools.check.subjects import Subject
 
 DTYPES = ("float64", "float32")
-REPORTS = {"json": "report.json", "junit": "report.xml"}  # and their names under --out
 
 
 def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -31,8 +29,8 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         metavar="TARGET",
         nargs="?",
         help="module:name or path/to/file.py:name of a posenc.tools.check subject, of several, of a function that "
-        "returns them, or of a function or class that returns an nn.Module; a scheme: rope, rope+alibi, "
-        "my.py:MyScheme; or hf:PATH_OR_NAME, a Hugging Face model in a folder or on the hub",
+        "returns them, or of a function or class that returns an nn.Module; or hf:PATH_OR_NAME, a Hugging Face model "
+        "in a folder or on the hub",
     )
     parser.add_argument(
         "--explain",
@@ -72,8 +70,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     written.add_argument(
         "--out", type=Path, metavar="DIR", help="folder for report.json, report.xml (JUnit) and scripts/"
     )
-    for name, what in {"json": "report as JSON", "junit": "report as JUnit XML"}.items():
-        written.add_argument(f"--{name}", type=Path, metavar="FILE", help=what)
     written.add_argument("-q", "--quiet", action="store_true", help="print only findings, and no progress")
 
 
@@ -92,9 +88,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Runs the checks. Exit codes 0: every check passed or does not apply, and every claim was checked; 1: something
-    was found, a check did not finish, or a claim is not checked; 2: wrong usage, no check applies, or the subject ended
-    the process or hung."""
+    """Runs the checks. The exit codes are those of docs/conformance.md."""
     if arguments.explain is not None:
         return _explain(arguments)
     if arguments.target is None:
@@ -110,8 +104,7 @@ def _check(arguments: argparse.Namespace) -> int:
     from posenc.encoding.claims import ClaimError
     from posenc.tools.check import report, watch  # a missing package must fail before minutes of checking
     from posenc.tools.check.run import BEFORE, SECONDS, Interrupted, check, checked_seconds, ready
-    from posenc.tools.check.state import OF_PYTHON, kept
-    from posenc.tools.kit.files import write_whole
+    from posenc.tools.check.state import kept
     from posenc.tools.kit.progress import Progress, for_console
 
     given = {name: getattr(arguments, name) for name in ("checks", "lengths", "longest", "seed", "seconds", "world")}
@@ -120,12 +113,13 @@ def _check(arguments: argparse.Namespace) -> int:
     reports: list[Report] = []
     interrupted = False
     try:
-        _require_places(arguments)
+        if arguments.out is not None:
+            _require_place(arguments.out)
         if arguments.world == 1:
             raise ValueError("world must be 2 or more, got 1: leave --world out for one process")
         seconds = checked_seconds(settings.get("seconds", SECONDS))
         watch.at(f"importing {arguments.target}", BEFORE * seconds)
-        with kept(*OF_PYTHON):
+        with kept(of_torch=False):
             subjects = _subjects(arguments)
         for name, subject in subjects.items():  # all of them, before minutes are spent on the first
             try:
@@ -149,19 +143,21 @@ def _check(arguments: argparse.Namespace) -> int:
     console = stdout()
     results = [result for subject in data["subjects"] for result in subject["results"]]
     scripts = {found["file"]: found["script"] for result in results for _, found in report.findings_of(result)}
-    places = {} if arguments.out is None else {file: str(arguments.out / "scripts" / file) for file in scripts}
+    folder = arguments.out
+    places = {} if folder is None else {file: str(folder / "scripts" / file) for file in scripts}
     for subject in data["subjects"]:
         console.print(report.shown(subject, places, arguments.quiet), highlight=False)
-    makers = {"json": report.as_json, "junit": report.as_junit}
-    texts = {Path(place): scripts[file] for file, place in places.items()}
-    texts |= {path: makers[kind](data) for _, kind, path in _reports(arguments)}
-    files = {path: text.encode("utf-8", "backslashreplace") for path, text in texts.items()}
-    old = [] if arguments.out is None else list(arguments.out.glob("scripts/**/*.py"))
-    unwritten = _failing(old, _remove_script) + _failing(files, lambda path: write_whole(path, files[path]))
-    if unwritten:
-        failed("; ".join(unwritten))
-    elif arguments.out is not None and not arguments.quiet:
-        console.print(f"The report: {arguments.out / 'report.json'}", highlight=False, soft_wrap=True)
+    unwritten = None
+    if folder is not None:
+        texts = {Path(place): scripts[file] for file, place in places.items()}
+        texts |= {folder / "report.json": report.as_json(data), folder / "report.xml": report.as_junit(data)}
+        try:
+            _write(folder, texts)
+        except OSError as error:
+            unwritten = failed(f"{error.filename}: {error.strerror}")
+        else:
+            if not arguments.quiet:
+                console.print(f"The report: {folder / 'report.json'}", highlight=False, soft_wrap=True)
     if interrupted:
         return failed("interrupted: this is what was found so far")
     if unwritten or not data["ok"]:
@@ -197,50 +193,26 @@ def _subjects(arguments: argparse.Namespace) -> Mapping[str, "Subject"]:
     return {name: replace(subject, **changed) for name, subject in found.items()}
 
 
-def _require_places(arguments: argparse.Namespace) -> None:
-    """ValueError if a report could not be written, or two to one path, so that it fails before minutes of checking."""
+def _require_place(folder: Path) -> None:
+    """ValueError if no report could be written into the folder, so that it fails before minutes of checking."""
     from posenc.tools.kit.files import require_writable
 
-    for name in ("out", *REPORTS):
-        path = getattr(arguments, name)
-        if path is not None and path.exists() and path.is_dir() != (name == "out"):
-            raise ValueError(f"--{name} must be a {'folder' if name == 'out' else 'file'}, got {str(path)!r}")
-    places: dict[str, tuple[str, str]] = {}
-    for name, kind, path in _reports(arguments):
-        try:
-            require_writable(path)
-        except OSError as error:
-            got = str(getattr(arguments, name))
-            raise ValueError(
-                f"--{name} must be a path that can be written, got {got!r}: {path}: {error.strerror}"
-            ) from None
-        first, other = places.setdefault(os.path.realpath(path), (name, kind))
-        if other != kind:
-            raise ValueError(f"--{first} and --{name} must be different files, got {str(path)!r} for both")
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out must be a folder, got {str(folder)!r}")
+    try:
+        require_writable(folder / "report.json")
+    except OSError as error:
+        said = f"{error.filename}: {error.strerror}"
+        raise ValueError(f"--out must be a path that can be written, got {str(folder)!r}: {said}") from None
 
 
-def _reports(arguments: argparse.Namespace) -> list[tuple[str, str, Path]]:
-    """(option, kind, path) of each report."""
-    given = [(kind, kind, getattr(arguments, kind)) for kind in REPORTS if getattr(arguments, kind) is not None]
-    if arguments.out is not None:
-        given += [("out", kind, arguments.out / file) for kind, file in REPORTS.items()]
-    return given
-
-
-def _remove_script(path: Path) -> None:
-    """Removes a script that an earlier run wrote."""
+def _write(folder: Path, texts: Mapping[Path, str]) -> None:
+    """Writes these files, and removes the scripts that an earlier run wrote."""
     from posenc.tools.check.standalone import MARK
+    from posenc.tools.kit.files import write_whole
 
-    if path.read_text(encoding="utf-8", errors="replace").startswith(MARK):
-        path.unlink()
-
-
-def _failing(paths: Iterable[Path], change: Callable[[Path], None]) -> list[str]:
-    """Applies ``change`` to every path. Returns those that failed, with the reason."""
-    failed = []
-    for path in paths:
-        try:
-            change(path)
-        except OSError as error:
-            failed.append(f"{path}: {error.strerror}")
-    return failed
+    for path in folder.glob("scripts/**/*.py"):
+        if path.read_text(encoding="utf-8", errors="replace").startswith(MARK):
+            path.unlink()
+    for path, text in texts.items():
+        write_whole(path, text.encode("utf-8", "backslashreplace"))

@@ -8,12 +8,9 @@ from textwrap import fill
 
 from torch import nn
 
-from posenc.tools.check.heads import Bias, Rotary
-from posenc.tools.check.layers import Layer, call_module
 from posenc.tools.check.run import chosen
-from posenc.tools.check.subjects import NotApplicableError, Subject
-from posenc.tools.check.threads import THREADS
-from posenc.tools.check.trial import NOTHING_TO_DO, Check, Plan, Trial
+from posenc.tools.check.subjects import Bias, Layer, NotApplicableError, Rotary, Subject, call_module
+from posenc.tools.check.trial import NOTHING_TO_DO, THREADS, Check, Plan, Trial
 
 WIDTH = 100
 # A layer that takes vectors alone and claims nothing: what it lacks is what a new user is told to add.

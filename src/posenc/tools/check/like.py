@@ -18,9 +18,7 @@ from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Shape
 from posenc.tools.check.calls import holdings, one_line
 from posenc.tools.check.captured import EXCHANGED, CapturedScores, captured_in, of_all_tokens
-from posenc.tools.check.heads import Bias
-from posenc.tools.check.layers import Layer
-from posenc.tools.check.subjects import Batch, Subject
+from posenc.tools.check.subjects import Batch, Bias, Layer, Subject
 from posenc.tools.check.trial import Plan
 
 FORM = 'a scheme of posenc, the name of one such as "t5" or "t5(num_buckets=16)", or a function that gives one'
@@ -58,8 +56,7 @@ def scheme_of(subject: Subject, sizes: Sizes = UNKNOWN, changed: Mapping[str, An
 
 
 def check_like(subject: Subject) -> None:
-    """Raises ValueError if ``like`` is no scheme, has another number of heads than the subject, or parameters that the
-    subject does not have."""
+    """Raises ValueError if ``like`` is no scheme, or has heads or parameters that the subject does not have."""
     made = subject.make()
     sizes = sizes_of(subject, made)
     scheme, heads = scheme_of(subject, sizes), sizes.heads

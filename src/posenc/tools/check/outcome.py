@@ -88,8 +88,7 @@ def first_failure(outcomes: Iterable[tuple[str, Outcome]]) -> Outcome:
 
 
 def outcome_of(trial: Callable[..., Outcome | Outcomes], subject: Subject, batch: Batch, **values: Any) -> Outcome:
-    """The outcome of a trial, or the first failure of several. An exception, or an exit of the program, is a finding;
-    `NotApplicableError` is raised."""
+    """The outcome of a trial, or the first failure of several; an exception, or an exit, is a finding."""
     try:
         found = trial(subject, batch, **values)
         return found if isinstance(found, Outcome) else first_failure(list(found))
@@ -111,8 +110,7 @@ def described(error: BaseException) -> str:
 
 
 def own_line(steps: Iterable[tuple[FrameType, int]]) -> str:
-    """The innermost line of the subject's own code, not of installed packages or posenc, of a call's frames, the
-    outermost first."""
+    """The innermost line of the subject's own code among frames, of which the outermost is first."""
     line = ""
     for frame, number in steps:
         package, file = frame.f_globals.get("__name__", "").split(".")[0], frame.f_code.co_filename

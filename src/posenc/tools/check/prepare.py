@@ -4,7 +4,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from inspect import Parameter, signature
 from typing import Any
@@ -15,12 +15,18 @@ from torch import nn
 from posenc.arguments import check_choice, check_flag, check_name, check_type, number, shown, whole
 from posenc.encoding.claims import ClaimError
 from posenc.tools.check.checks.purity import equal
-from posenc.tools.check.heads import Attention, Bias, Rotary
-from posenc.tools.check.layers import Layer, Model, kind_of
 from posenc.tools.check.outcome import described, near
 from posenc.tools.check.standalone import check_sources
 from posenc.tools.check.state import kept
-from posenc.tools.check.subjects import Batch, NotApplicableError, Subject
+from posenc.tools.check.subjects import (
+    Attention,
+    Batch,
+    Layer,
+    Model,
+    NotApplicableError,
+    Subject,
+    kind_of,
+)
 from posenc.tools.check.trial import Plan, padded
 from posenc.tools.check.world import ORDERS, alone
 
@@ -88,31 +94,21 @@ OPTIONAL |= {"softmax_scale", "layout", "rotary_dim", "flat", "relative", "direc
 OPTIONAL |= {"window", "max_grid", "trained_grid"}
 
 
-# Usual names of the parameters of call, and their names here: the first that this kind of subject has is suggested.
-USUAL: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("position_ids", "pos", "pos_ids", "position", "input_pos", "p", "t", "idx", "indices", "cache_position"),
-        ("positions", "query_positions"),
-    ),
-    **dict.fromkeys(("q_pos", "q_positions", "context_position"), ("query_positions", "positions")),
-    **dict.fromkeys(("k_pos", "k_positions", "memory_position"), ("key_positions", "memory_positions")),
-    **dict.fromkeys(
-        ("attention_mask", "attn_mask", "mask", "key_padding_mask", "padding_mask", "pad_mask"), ("padding", "visible")
-    ),
-    **dict.fromkeys(
-        ("past_key_values", "past_key_value", "past", "layer_past", "kv_cache", "cache_params", "memory_cache"),
-        ("cache",),
-    ),
-    **dict.fromkeys(
-        ("segment_ids", "document_ids", "doc_ids", "sequence_ids", "seq_ids"), ("document", "query_document")
-    ),
-    **dict.fromkeys(("context", "encoder_hidden_states", "kv"), ("memory",)),
-    **dict.fromkeys(("H", "W", "h", "w", "height", "width", "hw", "shape", "grid_size", "grid_thw"), ("grid",)),
-    **dict.fromkeys(("q", "xq", "queries"), ("query",)),
-    **dict.fromkeys(("k", "xk", "keys"), ("key",)),
-    **dict.fromkeys(("start", "start_pos", "seq_offset", "past_length"), ("offset",)),
-    **dict.fromkeys(("seq_len", "seqlen", "length", "q_len", "tgt_len"), ("query_length", "positions")),
-    **dict.fromkeys(("k_len", "kv_len", "src_len"), ("key_length",)),
+# Usual names of the parameters of call, by their names here: the first that this kind of subject has is suggested.
+USUAL: dict[tuple[str, ...], str] = {
+    ("positions", "query_positions"): "position_ids pos pos_ids position input_pos p t idx indices cache_position",
+    ("query_positions", "positions"): "q_pos q_positions context_position",
+    ("key_positions", "memory_positions"): "k_pos k_positions memory_position",
+    ("padding", "visible"): "attention_mask attn_mask mask key_padding_mask padding_mask pad_mask",
+    ("cache",): "past_key_values past_key_value past layer_past kv_cache cache_params memory_cache",
+    ("document", "query_document"): "segment_ids document_ids doc_ids sequence_ids seq_ids",
+    ("memory",): "context encoder_hidden_states kv",
+    ("grid",): "H W h w height width hw shape grid_size grid_thw",
+    ("query",): "q xq queries",
+    ("key",): "k xk keys",
+    ("offset",): "start start_pos seq_offset past_length",
+    ("query_length", "positions"): "seq_len seqlen length q_len tgt_len",
+    ("key_length",): "k_len kv_len src_len",
 }
 
 
@@ -180,7 +176,8 @@ def _check_parameters(subject: Subject) -> None:
         if parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD) or parameter.name in given:
             continue
         what, name = f"a parameter of call for a {type(subject).__name__}", parameter.name
-        usual = next((ours for ours in USUAL.get(name, ()) if ours in subject.gives), None)
+        ours = next((ours for ours, theirs in USUAL.items() if name in theirs.split()), ())
+        usual = next((one for one in ours if one in subject.gives), None)
         if usual is not None:
             raise ValueError(
                 f"{what} must be one of {', '.join(subject.gives)}, got {name!r} (did you mean {usual!r}?)"
@@ -189,8 +186,7 @@ def _check_parameters(subject: Subject) -> None:
 
 
 def _that_runs(subject: Subject) -> tuple[Subject, str]:
-    """The subject in float64; or in float32, and why, if it does not run in float64, or is not finite there alone.
-    Raises ValueError if it does not run."""
+    """The subject in float64; or in float32, and why, if it does not run in float64, or is not finite there alone."""
     single, batch = replace(subject, dtype=torch.float32), _small(subject)
     out: Any  # whatever call gives
     try:
@@ -203,21 +199,14 @@ def _that_runs(subject: Subject) -> tuple[Subject, str]:
             return _that_runs(single)[0], f"run in float32: in float64 it raises {described(error)}"
         raise ValueError(f"the subject does not run: {described(error)}. {_given_to(subject, batch)}") from error
     if not isinstance(out, torch.Tensor):
-        way_out = ": end it with `return output`, or let it take a `cache`, if the second is one" * isinstance(
-            out, tuple
-        )
-        raise ValueError(f"call must give a tensor (rows, tokens, …), got {kind_of(out)}{way_out}")
-    if out.dim() < 3:
-        raise ValueError(f"call must give a tensor (rows, tokens, …), got one of shape {tuple(out.shape)}")
-    expected = (len(batch.ids), batch.tokens)
-    if out.shape[:2] != expected:
-        turned = out.shape[:2] == expected[::-1]
-        way_out = (
-            "end it with `return output.transpose(0, 1)`" if turned else "each token of x has an output of its own"
-        )
+        more = ": end it with `return output`, or let it take a `cache`, if the second is one"
         raise ValueError(
-            f"call must give (rows, tokens, …), here {expected} and more, got {tuple(out.shape)}: {way_out}"
+            f"call must give a tensor (rows, tokens, …), got {kind_of(out)}{more * isinstance(out, tuple)}"
         )
+    expected = (len(batch.ids), batch.tokens)
+    if out.dim() < 3 or out.shape[:2] != expected:
+        more = ": end it with `return output.transpose(0, 1)`" * (out.shape[:2] == expected[::-1])
+        raise ValueError(f"call must give (rows, tokens, …), here {expected} and more, got {tuple(out.shape)}{more}")
     if subject.dtype == torch.float64:
         for other in (batch, *_with_padding(subject)):
             if _is_finite(subject, other) is False and _is_finite(single, other):
@@ -231,8 +220,7 @@ def _small(subject: Subject) -> Batch:
 
 
 def _with_padding(subject: Subject) -> Iterator[Batch]:
-    """Batches with padding at the beginning or the end of a row, so that in causal attention some tokens see
-    nothing."""
+    """Batches with padding at the beginning or end of a row, so that in causal attention some tokens see nothing."""
     plan = Plan(subject)
     tokens = min(5, plan.limit)
     if subject.can("padding") and tokens > 2:
@@ -262,25 +250,14 @@ def _check_builds(subject: Subject) -> None:
     # A call that draws random numbers is found by the check of purity; and a buffer that affects no output, such as
     # uninitialised memory, may hold anything.
     if _alike(out, again) and not _alike(out, other):
-        differing = _differing(first, second) or "its outputs"
+        held = [made.state_dict() if isinstance(made, nn.Module) else {} for made in (first, second)]
+        differing = next((repr(name) for name, x in held[0].items() if not _alike(x, held[1][name])), "its outputs")
         seeds = f"seed={subject.seed.__qualname__} does" if callable(subject.seed) else "torch's seed does"
         raise ValueError(
             f"build must give the same from the same seed, got two that differ in {differing}, which {seeds} not fix. "
             "Where NumPy, Python's random or another library draws it, claim seed=, a function of a number that "
             "seeds all of them, such as keras.utils.set_random_seed"
         )
-
-
-def _differing(first: Any, second: Any) -> str:
-    """The first parameter or buffer in which two modules differ, in words; "" if there is none."""
-    if not isinstance(first, nn.Module) or not isinstance(second, nn.Module):
-        return ""
-    for kind, of in (("parameter", nn.Module.named_parameters), ("buffer", nn.Module.named_buffers)):
-        ours, theirs = dict(of(first)), dict(of(second))
-        for name in {**ours, **theirs}:
-            if name not in ours or name not in theirs or not _alike(ours[name], theirs[name]):
-                return f"the {kind} {name!r}"
-    return ""
 
 
 def _alike(first: torch.Tensor, second: torch.Tensor) -> bool:
@@ -291,13 +268,8 @@ def _alike(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 def _given_to(subject: Subject, batch: Batch) -> str:
     """What a failing call was given, and what to claim to change that."""
-    if isinstance(subject, Bias):
-        return _heads_of(subject, batch)
-    if isinstance(subject, Rotary | Attention):
-        return (
-            f"Its vectors are (rows, heads, tokens, head_dim) with heads={_field(subject, 'heads')} and "
-            f"head_dim={_field(subject, 'head_dim')}: set them by {type(subject).__name__}(heads=…, head_dim=…)"
-        )
+    kind, sizes = type(subject).__name__, [name for name in ("heads", "head_dim", "dim") if hasattr(subject, name)]
+    said = " and ".join(f"{name}={getattr(subject, name)}" for name in sizes)
     if subject.needs("grid"):
         return (
             "Where a row has no grid, `grid` is None: give it a default, the shape that so many tokens have by itself"
@@ -305,31 +277,9 @@ def _given_to(subject: Subject, batch: Batch) -> str:
     if subject.on_grids:
         grid = subject.grid_of(batch.tokens)
         return f"It was given a grid of {grid}: where it has one grid and no other, claim that as max_grid= and window="
-    x = "ids (rows, tokens)"
-    if not isinstance(subject, Model) and hasattr(subject, "dim"):
-        x = f"(rows, tokens, dim) with dim={_field(subject, 'dim')}, set by {type(subject).__name__}(dim=…)"
-    return f"x is {x}, and call is given what its parameters name"
-
-
-def _field(subject: Subject, name: str) -> str:
-    """The value of a field, and whether it is the default."""
-    value = getattr(subject, name)
-    default = next(field.default for field in fields(subject) if field.name == name)
-    return f"{value} (the default)" if value == default else str(value)
-
-
-def _heads_of(subject: Bias, batch: Batch) -> str:
-    """The number of heads of a bias, and the number with which it is run."""
-    places = subject.places(batch)
-    try:
-        with quiet():
-            shape = tuple(subject.bias(subject.make(), places, places).shape)
-    except (Exception, SystemExit):
-        return "call is given what its parameters name, and gives (heads, queries, keys)"
-    return (
-        f"A bias is run with heads={subject.heads} unless the subject says otherwise, and call gives {shape}: claim "
-        f"`heads={shape[1]}`, or build it with {subject.heads} in `options`"
-    )
+    if isinstance(subject, Model):
+        return "x is ids (rows, tokens), and call is given what its parameters name"
+    return f"It was run with {said}: set what your code has by {kind}({', '.join(f'{name}=…' for name in sizes)})"
 
 
 @contextlib.contextmanager

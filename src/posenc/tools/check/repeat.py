@@ -27,8 +27,7 @@ def stand_in(*names: str) -> None:
 
 
 def stand_in_unless_here(*names: str) -> None:
-    """Registers stand-ins for modules that are not installed: a subject may name a scheme of theirs, which is not
-    used."""
+    """Registers stand-ins for modules that are not installed: a subject may name an unused scheme of theirs."""
     for name in names:
         try:
             importlib.import_module(name)

@@ -31,10 +31,7 @@ Data = dict[str, Any]
 
 
 def as_data(reports: Sequence[Report]) -> Data:
-    """The reports as plain data that JSON can hold.
-
-    Two runs with the same subjects and settings give the same data, except for ``seconds``.
-    """
+    """The reports as data that JSON can hold, the same for the same subjects and settings, except for ``seconds``."""
     return {
         "version": VERSION,
         "made_with": {name: versions()[name] for name in ("posenc", "torch", "python")},
@@ -57,8 +54,7 @@ def as_json(data: Data) -> str:
 
 
 def as_junit(data: Data) -> str:
-    """JUnit's XML: a suite for each subject, a case for each check and for each claim that is not checked. Not
-    applicable is skipped. Unfinished and not checked are errors: nothing was found to be wrong, and nothing passed."""
+    """JUnit's XML: a suite for each subject, a case for each check and for each claim that is not checked."""
     root = ElementTree.Element("testsuites", name="posenc check")
 
     def element(parent: ElementTree.Element, tag: str, **named: str) -> ElementTree.Element:
@@ -130,10 +126,7 @@ def summary(subject: Data) -> str:
 
 
 def shown(subject: Data, places: Mapping[str, str], quiet: bool = False) -> RenderableType:
-    """A table of the checks, and all findings, for a terminal; with ``quiet``, the findings alone.
-
-    ``places`` is the path to which each script was written, by its name.
-    """
+    """A table of the checks, and all findings with the ``places`` of their scripts; ``quiet``: these alone."""
     parts: list[RenderableType] = []
     if not quiet:
         table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=Text(subject["name"]))

@@ -1,12 +1,13 @@
 """Runs the checks on a subject: `check` returns a `Report`."""
 
+import builtins
 import contextlib
 import importlib
 import re
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Integral
 from traceback import walk_tb
@@ -18,14 +19,12 @@ from posenc.arguments import number, shown, whole
 from posenc.encoding.claims import ClaimError, tried
 from posenc.tools.check import watch
 from posenc.tools.check.checks import CHECKS
-from posenc.tools.check.ends import unclaimed_end
 from posenc.tools.check.outcome import Outcome, described, outcome_of, own_line
 from posenc.tools.check.prepare import prepared, quiet
 from posenc.tools.check.shrink import shrink
 from posenc.tools.check.standalone import given, script
 from posenc.tools.check.subjects import Batch, NotApplicableError, Subject
-from posenc.tools.check.threads import THREADS
-from posenc.tools.check.trial import LENGTHS, LONGEST, NOTHING_TO_DO, Case, Check, NotCheckedError, Plan, Trial
+from posenc.tools.check.trial import LENGTHS, LONGEST, NOTHING_TO_DO, THREADS, Case, Check, NotCheckedError, Plan, Trial
 from posenc.tools.kit.progress import Progress
 
 PASSED, FINDING, NOT_APPLICABLE, UNFINISHED = "passed", "finding", "not applicable", "unfinished"
@@ -55,8 +54,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """How one trial of a check ended: "passed" after so many cases, "finding", "unfinished", "not checked" if it needs
-    a claim that should be made, or "not applicable"."""
+    """How one trial ended: "passed" after so many cases, "finding", "unfinished", "not checked" or "not applicable"."""
 
     name: str
     status: str
@@ -100,8 +98,7 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class NotChecked:
-    """A claim that no trial could try, or that should be made: ``said``, such as "compiles=True"; the reason why no
-    trial could; and the numbers of the checks that try it."""
+    """A claim that no trial could try, or that should be made: what is ``said``, why, and the checks of it."""
 
     claim: str
     said: str
@@ -396,3 +393,49 @@ def _alarm(until: float) -> Iterator[None]:
         if rest:
             left = rest - (time.monotonic() - begun)
             signal.setitimer(signal.ITIMER_REAL, max(left, 1e-6), interval)  # at once if its time is over
+
+
+NEAR = 4  # a position that every subject has
+# The errors of a table that is read past its end, or cut to fewer rows than there are tokens; or errors raised on
+# purpose. Any error class that is not built in counts too.
+PAST_THE_END = r"""(?xs) (IndexError|ValueError|AssertionError)\b
+    | RuntimeError: .* (size\ of\ tensor | expanded\ size | must\ match) | .* line\ \d+:\ raise\b"""
+
+
+def unclaimed_end(subject: Subject, case: Case, outcome: Outcome) -> str:
+    """What to claim if plain rows that reach as far, or further, fail alike, and near 0 do not; else ""."""
+    kind = outcome.came.partition(":")[0]
+    error = re.match(PAST_THE_END, outcome.came) or not hasattr(builtins, kind)
+    if subject.max_positions is not None or outcome.expected != "an answer" or not error:
+        return ""
+    # A trial may move the batch by one of its values.
+    reach = max([case.batch.tokens - 1, *_numbers(case.batch.positions), *_numbers(case.values)])
+    if reach <= NEAR:
+        return ""
+    given = case.batch.positions is not None
+    farther = (reach, reach + 1, 2 * reach + 1)
+    ends = _error(subject, NEAR, given) == "" and all(_error(subject, p, given) == kind for p in farther)
+    return f"claim max_positions, for there are positions that it lacks: {outcome.came}" if ends else ""
+
+
+def _error(subject: Subject, position: int, given: bool) -> str:
+    """The kind of error raised by a plain row whose last token is at this position, which is ``given`` or an index."""
+    try:
+        if given:
+            subject.run(subject.make(), Batch([[1, 2]], positions=[[subject.at(0), subject.at(position)]]))
+        else:
+            subject.run(subject.make(), Batch([[1] * (position + 1)]))
+    except NotApplicableError:
+        return "it cannot be given such a row"
+    except (Exception, SystemExit) as error:
+        return described(error).partition(":")[0]
+    return ""
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    """All whole numbers in a value."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _numbers(part)

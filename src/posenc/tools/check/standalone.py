@@ -1,15 +1,16 @@
 """Writes a finding as a script, which holds the code that found it and so runs without this package.
 
 First come the plain files of this package, which import nothing else of it: of each, what the trial and the subject
-use; of a check, what stands above its cases. The subject's own files are imported, except those that import
-posenc.tools.check: the script holds their text, and stands in for that package.
+use, found by following names; of a check, what stands above its cases. The subject's own files are imported, except
+those that import posenc.tools.check: the script holds their text, and stands in for that package.
 """
 
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Callable, Collection, Iterator, Mapping
+from copy import copy
+from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from functools import cache
 from importlib.machinery import ModuleSpec
@@ -23,18 +24,13 @@ import torch
 
 from posenc.tools.check import HOMES
 from posenc.tools.check.repeat import hold, part_of, repeat, stand_in, stand_in_unless_here
-from posenc.tools.check.shorten import needed
 from posenc.tools.check.subjects import Batch, Subject
 from posenc.tools.check.trial import Case, Trial
 
 MARK = "# A finding of posenc check, which this script repeats"  # the beginning of every script
 CASES = "# -- cases ---"  # in a check, only the code above this line is plain
 OWN = "posenc.tools.check"
-PLAIN = [
-    f"{OWN}.{name}" for name in ("subjects", "heads", "layers", "outcome", "measure", "calls", "captured", "repeat")
-]
-PLAIN += [f"{OWN}.{name}" for name in ("influence", "rasters", "tables", "transformers_calls", "world", "suspects")]
-PLAIN += ["posenc.tools.kit.memory"]
+PLAIN = [f"{OWN}.{n}" for n in ("subjects", "outcome", "calls", "captured", "repeat", "transformers_calls", "world")]
 ORACLES = ("like", "match")  # fields that a script does not need, since it holds the numbers computed from them
 
 
@@ -82,8 +78,7 @@ def script(subject: Subject, trial: Trial, case: Case, heading: str, file: str =
 
 
 def check_sources(subject: Subject) -> None:
-    """Raises ValueError unless a script can be made of the subject: its class, ``build`` and ``call`` must be at the
-    top level of files, and its options must be values that have literals."""
+    """Raises ValueError unless a script can be made of the subject: of its class, functions and options."""
     for name, value in {"its class": type(subject), **vars(subject)}.items():
         if name not in ORACLES:
             literal(value, name)
@@ -96,11 +91,7 @@ def check_sources(subject: Subject) -> None:
 
 
 def literal(value: Any, name: str) -> str:
-    """Source code for a value in a script.
-
-    Raises ValueError for what is not made of numbers, text, dtypes, lists, dictionaries, and functions at the top level
-    of a file.
-    """
+    """Source code for a value in a script; ValueError for what has none."""
     if value is None or type(value) in (bool, int, str):
         return repr(value)
     if type(value) is float:
@@ -309,8 +300,7 @@ def _line(title: str) -> str:
 
 
 def _own_names(text: str) -> set[str]:
-    """The names that a file may use of this package: those that it imports, and all attributes, since any may be of a
-    module of this package."""
+    """The names that a file may use of this package: those that it imports, and all attributes."""
     found = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute):
@@ -319,3 +309,89 @@ def _own_names(text: str) -> set[str]:
             names = {alias.name for alias in node.names}
             found |= {*names, *HOMES} if "*" in names else names
     return found
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A statement at the top level of a file, with its lines and those of the comments above it."""
+
+    node: ast.stmt
+    lines: list[str]
+    makes: frozenset[str]
+    uses: frozenset[str]
+
+
+def needed(texts: Mapping[str, str], roots: Collection[str]) -> dict[str, str]:
+    """The parts of each file that are reached from the names of the roots; no two files may define the same name."""
+    files = {name: _shorten_parts(text) for name, text in texts.items()}
+    every = [part for parts in files.values() for part in parts]
+    reached, wanted = set[str](), set(roots)
+    while wanted - reached:
+        reached |= wanted
+        wanted = {name for part in every if part.makes & reached and not _imports(part) for name in part.uses}
+    found, imported = {}, set[str]()  # imported by an earlier file
+    for name, parts in files.items():
+        kept = [part for part in parts if part.makes & reached and not _imports(part)]
+        used = frozenset[str]().union(*(part.uses for part in kept))
+        imports = [line for part in parts if _imports(part) for line in _import(part.node, used, imported)]
+        if kept:
+            found[name] = "\n".join([*imports, *(line for part in kept for line in _shortened(part))]).strip()
+    return found
+
+
+@cache  # the scripts of all findings are cut from the same files
+def _shorten_parts(text: str) -> list[_Part]:
+    lines, end, parts = text.split("\n"), 0, list[_Part]()
+    for node in ast.parse(text).body:
+        start, end = end, node.end_lineno or 0
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):  # the docstring
+            parts.append(_Part(node, lines[start:end], frozenset(_made(node)), frozenset(_used(node))))
+    return parts
+
+
+def _imports(part: _Part) -> bool:
+    return isinstance(part.node, ast.Import | ast.ImportFrom)
+
+
+def _made(node: ast.stmt) -> Iterator[str]:
+    """The names that a statement defines."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        yield node.name
+    for inner in ast.walk(node) if isinstance(node, ast.Assign | ast.AnnAssign) else ():
+        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+            yield inner.id
+
+
+def _used(node: ast.AST) -> Iterator[str]:
+    """The names in a statement, also those in quoted annotations."""
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name):
+            yield inner.id
+        elif isinstance(inner, ast.Constant) and isinstance(inner.value, str) and inner.value.isidentifier():
+            yield inner.value
+
+
+def _import(node: ast.stmt, used: Collection[str], imported: set[str]) -> list[str]:
+    """The import with only those names that are used and not yet imported, and nothing from posenc."""
+    assert isinstance(node, ast.Import | ast.ImportFrom)
+    if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("posenc"):
+        return []
+    names = [(alias, alias.asname or alias.name.split(".")[0]) for alias in node.names]
+    node = copy(node)
+    node.names = [alias for alias, name in names if name in used and name not in imported]
+    imported.update(name for _, name in names if name in used)
+    return [ast.unparse(node)] if node.names else []
+
+
+def _shortened(part: _Part) -> list[str]:
+    """The lines of a statement; of the docstring of a class, only the first paragraph."""
+    first = part.node.body[0] if isinstance(part.node, ast.ClassDef) else None
+    if first is None or not (isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)):
+        return part.lines
+    above = (part.node.end_lineno or 0) - len(part.lines)  # lines before the first of these
+    start, end = first.lineno - 1 - above, (first.end_lineno or 0) - above
+    said = part.lines[start:end]
+    if "" not in said:
+        return part.lines
+    first_paragraph = said[: said.index("")]
+    return [*part.lines[:start], *first_paragraph[:-1], first_paragraph[-1] + '"""', *part.lines[end:]]

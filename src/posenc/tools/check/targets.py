@@ -1,26 +1,21 @@
 """Resolves the target of the command line, such as ``module:name`` or ``path/to/file.py:name``, to subjects."""
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
-from posenc.own import FORM, TargetError, is_importable, named
-from posenc.scheme import Scheme
-from posenc.schemes.catalog import entries_of
-from posenc.schemes.entry import Law
-from posenc.tools.check.layers import Layer, Model, call_module
+from posenc.own import TargetError, is_importable, named
 from posenc.tools.check.standalone import is_at_top_level
-from posenc.tools.check.subjects import Subject
-from posenc.tools.kit import decoder
+from posenc.tools.check.subjects import Layer, Subject, call_module
+
+PRETRAINED = "hf:"
 
 
 def subjects_of(target: str, dim: int | None = None, **claims: Any) -> dict[str, Subject]:
     """The subjects that a target gives, by what they are to be called.
 
-    A scheme of the catalog, a class of anyone's own, or several joined by "+" is checked in a small decoder. Else the
-    name in it is a subject, a sequence or a mapping of subjects, a function that gives one of these, or a function
+    The name in it is a subject, a sequence or a mapping of subjects, a function that gives one of these, or a function
     or class that gives an ``nn.Module`` without arguments. A model of transformers goes to `hugging_face`; any other
     module is a `Layer` from (rows, tokens, dim) to the same, called with vectors alone. ``claims`` are for modules.
     ``hf:PATH_OR_NAME`` is a model of transformers in a folder or on the hub, whose configuration claims for it.
@@ -29,11 +24,7 @@ def subjects_of(target: str, dim: int | None = None, **claims: Any) -> dict[str,
     """
     if target.startswith(PRETRAINED):
         return _of_pretrained(target, dim, claims)
-    if ":" not in target or "+" in target:
-        return {target: _of_schemes(target, dim, claims)}
     value, module = named(target, "TARGET")
-    if isinstance(value, type) and issubclass(value, Scheme):
-        return {target: _of_schemes(target, dim, claims)}
     if not is_importable(module):
         file = target.rpartition(":")[0]
         raise ValueError(f"{file} must have a name that scripts can import, and no other module has: rename it")
@@ -46,59 +37,28 @@ def subjects_of(target: str, dim: int | None = None, **claims: Any) -> dict[str,
         if isinstance(value, nn.Module):
             return {target: _of_module(target, build, value, dim, claims)}
     found = _flat(target, value)
-    _refuse_claims(f"{target} is a subject, which claims for itself", dim, claims)
+    for name, value in [("dim", dim)] * (dim is not None) + list(claims.items()):
+        flag = "--absolute" if (name, value) == ("relative", False) else "--" + name.replace("_", "-")
+        raise ValueError(f"{flag} is for a module; {target} is a subject, which claims for itself")
     return found
-
-
-PRETRAINED = "hf:"
 
 
 def _of_pretrained(target: str, dim: int | None, claims: dict[str, Any]) -> dict[str, Subject]:
     """A model saved by transformers; if it has no weights, they are random, and its name says so."""
-    from posenc.tools.check import hugging_face
     from posenc.tools.check.pretrained import build_eager, build_pretrained, pretrained
 
-    if dim is not None:
-        raise ValueError(f"--dim is for a module that takes vectors; {target} is a model of transformers")
     found = pretrained(target.removeprefix(PRETRAINED))
     build = build_pretrained if found.takes_implementation else build_eager
-    subject = hugging_face(build, options=found.options, **(found.claims | claims))
+    subject = _of_transformers(target, build, dim, {"options": found.options, **found.claims, **claims})
     return {target if found.has_weights else f"{target} (random weights: it has none)": subject}
 
 
-def _refuse_claims(why: str, dim: int | None, claims: Mapping[str, Any]) -> None:
-    for name, value in [("dim", dim)] * (dim is not None) + list(claims.items()):
-        flag = "--absolute" if (name, value) == ("relative", False) else "--" + name.replace("_", "-")
-        raise ValueError(f"{flag} is for a module; {why}")
+def _of_transformers(target: str, build: Callable[..., Any], dim: int | None, claims: Mapping[str, Any]) -> Subject:
+    from posenc.tools.check import hugging_face
 
-
-COUNTING = {"carope", "cope", "fox", "selective_rope", "stick_breaking", "wall"}
-"""Schemes that count or sum up the tokens between two, whatever their positions."""
-
-
-def _of_schemes(names: str, dim: int | None, claims: Mapping[str, Any]) -> Subject:
-    """Schemes in a decoder; a single scheme has the claims of its entry."""
-    try:
-        entries = entries_of(names)
-    except ValueError as error:
-        raise ValueError(f"TARGET must be {FORM}, or a scheme: {error}") from None
-    _refuse_claims(f"{names} is a scheme, which claims for itself", dim, claims)
-    axes = max(entry.least_axes for entry in entries)
-    if axes > 1:
-        several = "two" if axes == 2 else "three"
-        raise ValueError(
-            f"{names} takes {several} coordinates per token, and a decoder has one: describe it as a Layer"
-        )
-    laws = entries[0].laws if len(entries) == 1 else frozenset()
-    relative = True if Law.RELATIVE in laws else False if Law.ABSOLUTE in laws else None
-    if COUNTING & {entry.name for entry in entries}:
-        relative = None
-    ends = not relative and any("max_positions" in inspect.signature(entry.scheme).parameters for entry in entries)
-    order_free = all(Law.ORDER_FREE in entry.laws or entry.name in COUNTING for entry in entries)
-    claimed: dict[str, Any] = {"relative": relative, "order_free": order_free}
-    claimed["max_positions"] = decoder.LONGEST if ends else None
-    build, call = decoder.build_decoder, decoder.call_decoder
-    return Model(build=build, call=call, options={"name": names}, causal=True, jitter=0.1, **claimed)
+    if dim is not None:
+        raise ValueError(f"--dim is for a module that takes vectors; {target} is a model of transformers")
+    return hugging_face(build, **claims)
 
 
 def _flat(target: str, value: Any) -> dict[str, Subject]:
@@ -108,11 +68,9 @@ def _flat(target: str, value: Any) -> dict[str, Subject]:
     found = {f"{target}[{key}]": item for key, item in several.items()} if isinstance(several, Mapping) else {}
     if not found or not all(isinstance(item, Subject) for item in found.values()):
         hint = ", which is built already: name what builds it" if isinstance(value, nn.Module) else ""
-        name = type(value).__name__
-        came = "None" if value is None else f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
         raise ValueError(
             f"{target} must be a subject, several of them, or a function or class that gives one or an nn.Module, got "
-            f"{came}{hint}"
+            f"{'None' if value is None else type(value).__name__}{hint}"
         )
     return found
 
@@ -124,11 +82,7 @@ def _of_module(
         raise ValueError(f"{target} must be a function or class that a file has at its top level, got {build!r}")
     # Finds a PreTrainedModel without importing transformers.
     if any(k.__name__ == "PreTrainedModel" and k.__module__.startswith("transformers.") for k in type(made).__mro__):
-        from posenc.tools.check import hugging_face
-
-        if dim is not None:
-            raise ValueError(f"--dim is for a module that takes vectors; {target} is a model of transformers")
-        return hugging_face(build, **claims)
+        return _of_transformers(target, build, dim, claims)
     if dim is None:
         raise ValueError(f"--dim N must say how wide the vectors are that {target} takes, (rows, tokens, N)")
     return Layer(build=build, call=call_module, dim=dim, **claims)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc.tools.check.outcome import Outcome, Outcomes, largest
-from posenc.tools.check.subjects import PADDING, VOCABULARY, Batch, NotApplicableError, Subject, require
+from posenc.tools.check.subjects import PADDING, VOCABULARY, Batch, NotApplicableError, Subject, applies, require
 from posenc.tools.check.world import alone
 
 LENGTHS = (1, 3, 8, 23)  # unlucky sizes: one token, odd numbers, fewer and more than the channels of a head
@@ -40,8 +40,7 @@ LACKS_OF_HEADS = {
 
 
 class NotCheckedError(NotApplicableError):
-    """A claim is missing that should be made, so the trial is reported as not checked: the message says what to
-    claim."""
+    """A claim is missing, so that the trial is reported as not checked: the message says what to claim."""
 
 
 class Case(NamedTuple):
@@ -73,8 +72,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Check:
-    """One of the checks: what must hold, why it matters, which known pains it ends (see `threads`), and what to do
-    where it finds something."""
+    """One of the checks: what must hold, why, the known bugs that it finds, and what to do about a finding."""
 
     number: int
     name: str
@@ -123,8 +121,7 @@ class Plan:
         return [n for n in self.lengths if n <= self.limit] or [self.limit]
 
     def room(self, tokens: int) -> int:
-        """The number of tokens, at least this many if possible, that a row can have: that of the next grid, or
-        fewer; with ``shard_multiple``, as many as each process may have."""
+        """The number of tokens of the next grid, or that each process can have, at least this many if possible."""
         if (each := self.subject.shard_multiple * self.world) > self.world:
             return -(-tokens // each) * each
         return next((n for n in self._grids if n >= tokens), self.limit) if self._grids else min(tokens, self.limit)
@@ -156,15 +153,13 @@ class Plan:
         return Batch(self.ids(rows, tokens))
 
     def line(self, rows: int, tokens: int, start: int = 0, step: int = 0) -> Batch:
-        """Rows of tokens with the positions start, start + 1, …; each row begins ``step`` after the row before it. With
-        several axes, positions are on the diagonal."""
+        """Rows with positions from ``start``, each ``step`` after the one before; or on the diagonal."""
         starts = [start + row * step for row in range(rows)]
         lines = [[self.subject.at(p) for p in range(first, first + tokens)] for first in starts]
         return replace(self.text(rows, tokens), positions=lines)
 
     def broken(self, rows: int, tokens: int, start: int = 0) -> Batch:
-        """Rows of tokens whose positions skip 2 and later 1, in each row at other tokens; so a row spans 3 more
-        positions than tokens."""
+        """Rows whose positions skip 2 and later 1, in each at other tokens: 3 more positions than tokens."""
         lines, last = [], max(tokens - 1, 1)
         for row in range(rows):
             first, second = (1 + (part * tokens // 3 + row) % last for part in (1, 2))
@@ -212,7 +207,7 @@ class Plan:
 
     def require_a_cache(self) -> None:
         """Raises NotApplicableError unless the subject is causal and has a cache."""
-        require(self.subject.causal, "nothing to do: what is not causal sees later tokens, which no cache has yet")
+        applies(self.subject.causal, "what is not causal sees later tokens, which no cache has yet")
         self.require_that_it_can("cache")
 
     def require_any_queries(self) -> None:
@@ -324,3 +319,27 @@ def packed(plan: Plan, *rows: list[int]) -> Batch:
 def two_documents(plan: Plan, tokens: int, rows: int = 2) -> Batch:
     """In each row, a document of a third of the tokens, and one of the rest."""
     return packed(plan, *[[tokens // 3, tokens - tokens // 3]] * rows)
+
+
+THREADS: dict[int, tuple[str, ...]] = {
+    1: ("transformers#25681", "transformers#29285", "gpt-neox#1003", "Megatron-LM#535", "DeepSpeed#4932"),
+    2: ("transformers#45902", "transformers#48892", "torchtitan#4817"),
+    3: ("unsloth#3699", "transformers#43082", "nnsight#673"),
+    4: ("Megatron-LM#453", "torchtitan#2559", "nanoVLM#204"),
+    5: ("rotary-embedding-torch#11", "fla#766", "candle#899", "x-transformers#103", "pytorch#108108"),
+    6: ("transformers#25104", "transformers#27227", "transformers#33129", "vLLM#3488"),
+    7: ("transformers#38224", "vLLM#46280", "DeepSpeed#8345"),
+    8: ("transformers#25199", "transformers#39687", "flash-attention#288", "vLLM#34243"),
+    9: ("flash-attention#332", "attention-gym#20", "pytorch#145208", "pytorch#145869", "pytorch#157677"),
+    10: ("pytorch#148752", "pytorch#141486", "pytorch#136196"),
+    11: ("espnet#2816", "espnet#3068", "labml#185"),
+    12: ("pytorch-image-models#2541", "pytorch-image-models#1794", "dinov2#378", "Swin#388"),
+    13: ("transformers#45381", "vLLM#16878", "vLLM#54498", "mlx-vlm#1619"),
+    14: ("detr#251", "vLLM#48894", "diffusers#12656"),
+    15: ("torchtitan#15", "pytorch#97562", "vLLM#33800", "onnx#6480"),
+    16: ("mlx#3071", "transformers#28380", "TransformerEngine#1046"),
+    17: ("Megatron-LM#5243", "VeOmni#448"),
+    18: ("pytorch#173958", "multidim-positional-encoding#23", "x-transformers#247"),
+    19: ("flashinfer#1606", "torchtitan#4117", "vllm-ascend#14126"),
+    20: ("trl#6843", "prime-rl#2392"),
+}

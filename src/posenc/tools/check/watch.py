@@ -5,6 +5,7 @@ step and its time limit. A thread of `faulthandler`, which does not need the int
 is over; the parent then reports it.
 """
 
+import contextlib
 import ctypes
 import faulthandler
 import os
@@ -22,9 +23,8 @@ from posenc.tools.kit.command import failed
 
 LEAVE = 5.0  # seconds in which a process may end after its work
 KILL = getattr(signal, "SIGKILL", signal.SIGTERM)  # Windows has no SIGKILL, and no fork that it would be sent to
-INTERRUPTED = ((3.0, signal.SIGINT), (8.0, KILL))  # the signals sent after so many seconds
+PATIENCE = 8.0  # seconds after an interrupt until the child is ended
 LONGEST = 1e9  # seconds that a timer takes
-NO_BAR = "\r\x1b[K\x1b[?25h"  # clears the line of a progress bar, and shows the cursor that it hid
 
 _notes: IO[bytes] | None = None  # the notes of this process, if it is watched
 
@@ -37,39 +37,33 @@ def at(stage: str, seconds: float) -> None:
 
 
 def watched(work: Callable[[], int]) -> int:
-    """The exit code of ``work`` in a fork of this process; 2, and one line, if it ends without one.
-
-    Exceptions are raised in the fork. Without fork, or once torch is loaded, whose threads and devices do not survive a
-    fork, it runs in this process.
-    """
+    """The exit code of ``work`` in a fork of this process, which raises its exceptions; 2, and one line, if it ends
+    without one. Without fork, or once torch is loaded, whose threads do not survive a fork, it runs in this process."""
     if not hasattr(os, "fork") or "torch" in sys.modules:
         return work()
-    _flush()
-    before = _children()
-    if sys.platform == "linux":  # what the child leaves behind becomes a child of this process
-        ctypes.CDLL(None).prctl(36, 1)
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
     notes = tempfile.TemporaryFile()  # noqa: SIM115  # the process that works keeps it to its end
     child = os.fork()
     if not child:
         _work(work, notes)
     with notes:
-        try:
-            end = _end(child)
-        finally:
-            _end_all(before)
-            if sys.stderr is not None and sys.stderr.isatty():
-                sys.stderr.write(NO_BAR)
+        end = _end(child)
+        if sys.stderr is not None and sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K\x1b[?25h")  # clears the line of a progress bar, and shows the cursor that it hid
         return _judged(end, os.pread(notes.fileno(), 2**20, 0).decode("utf-8", "replace"))
 
 
 def _work(work: Callable[[], int], notes: IO[bytes]) -> NoReturn:
     global _notes
     _notes = notes
+    os.setpgid(0, 0)  # what it leaves behind is ended with it
     if sys.platform == "linux":  # it ends together with the process that watches it
         ctypes.CDLL(None).prctl(1, KILL)
     try:
         code = work()
-        _flush()
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
     except BaseException:
         _note("raised")
         raise
@@ -80,58 +74,35 @@ def _work(work: Callable[[], int], notes: IO[bytes]) -> NoReturn:
         faulthandler.dump_traceback_later(LEAVE, exit=True, file=notes)
 
 
-def _children() -> set[int]:
-    """The processes whose parent is this one, as far as the system tells."""
-    try:
-        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-            return set(map(int, file.read().split()))
-    except OSError:
-        return set()
-
-
-def _end_all(spared: set[int]) -> None:
-    """Ends what the subject started and did not end, and what that has started."""
-    while found := _children() - spared:
-        for process in found:
-            os.kill(process, KILL)
-            os.waitpid(process, 0)
-
-
-def _flush() -> None:
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        stream.flush()
-
-
 def _note(line: str) -> None:
     if _notes is not None:
         os.write(_notes.fileno(), f"{line}\n".encode())
 
 
 def _end(child: int) -> int:
-    """The exit code of the child, or minus the signal that ended it. A terminal interrupts both processes, anything
-    else only this one, which then passes the interrupt on."""
-    timers: list[threading.Timer] = []
-    try:
-        while True:
-            try:
-                end = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-                break
-            except KeyboardInterrupt:
-                for seconds, number in () if timers else INTERRUPTED:
-                    timers.append(threading.Timer(seconds, os.kill, (child, number)))
-                    timers[-1].start()
-    finally:
-        for timer in timers:
-            timer.cancel()
-    if timers and end == -KILL:
+    """The exit code of the child, or minus the signal that ended it. An interrupt is passed on to it, once."""
+    timer = threading.Timer(PATIENCE, os.kill, (child, KILL))
+    interrupted = False
+    while True:
+        try:
+            end = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            break
+        except KeyboardInterrupt:
+            if not interrupted:
+                interrupted = True
+                os.kill(child, signal.SIGINT)
+                timer.start()
+    timer.cancel()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, KILL)
+    if interrupted and end in (-KILL, -signal.SIGINT):
         raise KeyboardInterrupt
     return end
 
 
 def _judged(end: int, notes: str) -> int:
     """The exit code, from how the process ended and what it noted."""
-    found = re.search(r"^ended (\d+)$", notes, re.MULTILINE)
-    if found:
+    if found := re.search(r"^ended (\d+)$", notes, re.MULTILINE):
         return int(found[1])
     if re.search(r"^raised$", notes, re.MULTILINE) and end > 0:
         return end
@@ -141,8 +112,7 @@ def _judged(end: int, notes: str) -> int:
         said = f"the process was ended by {signal.Signals(-end).name}"
     else:
         said = f"the subject ended the process, with exit code {end}"
-    stages = re.findall(r"^at (.*)$", notes, re.MULTILINE)
-    return failed(": ".join([*stages[-1:], said]), code=2)
+    return failed(": ".join([*re.findall(r"^at (.*)$", notes, re.MULTILINE)[-1:], said]), code=2)
 
 
 def _place(notes: str) -> str:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from posenc.tools.check.calls import instead
 from posenc.tools.check.outcome import described, own_line
-from posenc.tools.check.subjects import Batch, NotApplicableError, Shard, Subject, require
+from posenc.tools.check.subjects import Batch, NotApplicableError, Shard, Subject, applies, require
 
 ORDERS = ("contiguous", "zigzag", "documents", "striped", "heads")
 LIMIT = 10.0  # seconds in which processes that have not answered compute nothing: they wait for one another
@@ -35,8 +35,7 @@ class ProcessError(Exception):
 
 
 class Held(NamedTuple):
-    """What a process holds: its tokens of all, in their order, and its heads of all; ``order`` says how both were
-    divided."""
+    """What a process holds: its tokens of all, in their order, and its heads; ``order`` says how both were divided."""
 
     tokens: list[int]
     heads: slice = slice(None)
@@ -64,13 +63,9 @@ def holdings_of(batch: Batch, world: int, order: str, heads: int = 0) -> list[He
 
 
 def in_processes(world: int, work: Callable[[int], Any], limit: float = LIMIT) -> list[Any]:
-    """What ``work(rank)`` gives in each of ``world`` new processes, which are a gloo group.
-
-    Raises `ProcessError` for the first that fails, or where not all answer in time, and `NotApplicableError` where one
-    does. They are forks of this process, so nothing of the subject is sent to them.
-    """
-    require(hasattr(os, "fork"), "nothing to do: this system cannot fork a process")
-    require(dist.is_available() and dist.is_gloo_available(), "nothing to do: torch was built without gloo")
+    """What ``work(rank)`` gives in each of ``world`` forks, a gloo group. `ProcessError` for the first that fails."""
+    applies(hasattr(os, "fork"), "this system cannot fork a process")
+    applies(dist.is_available() and dist.is_gloo_available(), "torch was built without gloo")
     context: Any = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of forks of a process with threads: these are not used in the forks
@@ -168,8 +163,7 @@ def _received(pipe: Connection, process: Any) -> tuple[str, Any]:
 
 
 def in_part(subject: Subject, batch: Batch, held: list[Held], rank: int) -> tuple[Subject, Batch]:
-    """The subject as the process of that rank calls it, and the batch of its tokens, with their positions in the
-    whole."""
+    """The subject as the process of that rank calls it, and the batch of its tokens, with positions in the whole."""
     tokens, heads, order = held[rank]
     if not subject.takes("shard"):
         if not subject.can("positions"):

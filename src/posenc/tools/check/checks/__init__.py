@@ -1,24 +1,10 @@
-"""Collects the checks, one a file, in the order of their numbers. A file without a CHECK has MORE trials of one."""
+"""Collects the checks, in the order of their numbers: those that the files of this folder define."""
 
-from dataclasses import replace
 from importlib import import_module
 from pkgutil import iter_modules
 
-from posenc.tools.check.trial import Check, Trial
+from posenc.tools.check.trial import Check
 
-
-def _checks() -> tuple[Check, ...]:
-    checks: dict[int, Check] = {}
-    more: list[tuple[int, tuple[Trial, ...]]] = []
-    for module in iter_modules(__path__):
-        file = import_module(f"{__name__}.{module.name}")
-        if hasattr(file, "CHECK"):
-            checks[file.CHECK.number] = file.CHECK
-        else:
-            more.append(file.MORE)
-    for number, trials in more:
-        checks[number] = replace(checks[number], trials=checks[number].trials + trials)
-    return tuple(checks[number] for number in sorted(checks))
-
-
-CHECKS = _checks()
+_FILES = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
+_FOUND = [value for file in _FILES for value in vars(file).values() if isinstance(value, Check)]
+CHECKS = tuple(sorted(_FOUND, key=lambda check: check.number))

@@ -1,20 +1,27 @@
-"""Checks that positions past the end are refused by name, and sizes are not confused with one another (check 19)."""
+"""Checks ends of positions, sizes that may be confused, windows, and sums of weights (check 19)."""
 
-from collections.abc import Iterator
+import inspect
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from inspect import signature
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from posenc.scheme import bare_parts
 from posenc.schemes.alibi import ALiBi
 from posenc.tools.check.calls import instead
+from posenc.tools.check.captured import of_one_token
 from posenc.tools.check.checks.configuration import REFUSED, it_is_refused, refusals
-from posenc.tools.check.heads import Bias, Rotary
+from posenc.tools.check.checks.shift import scores_of_one_token
 from posenc.tools.check.like import scheme_of
-from posenc.tools.check.outcome import Outcome, Outcomes, near, numbers_in, refused
-from posenc.tools.check.subjects import VOCABULARY, Batch, Subject, require
-from posenc.tools.check.trial import Case, Check, NotCheckedError, Plan, Trial, texts
+from posenc.tools.check.outcome import Outcome, Outcomes, all_finite, near, numbers_in, refused
+from posenc.tools.check.subjects import VOCABULARY, Attention, Batch, Bias, Rotary, Subject, applies, require
+from posenc.tools.check.trial import Case, Check, NotCheckedError, Plan, Trial, padded, texts, two_documents
 
 
 def the_end_is_named(subject: Subject, batch: Batch, limit: int, compiled: bool) -> Outcome:
@@ -22,7 +29,7 @@ def the_end_is_named(subject: Subject, batch: Batch, limit: int, compiled: bool)
     flat = subject.places(batch).flatten().tolist()
     outside = [p for p in flat if not 0 <= p < limit]
     past = outside and (not isinstance(subject, Bias) or max(flat) - min(flat) >= limit)
-    require(past, "nothing to do: no position, or for a bias no distance, is past the end")
+    applies(past, "no position, or for a bias no distance, is past the end")
     tried = subject
     if compiled:
         torch._dynamo.reset()
@@ -36,18 +43,14 @@ def the_end_is_named(subject: Subject, batch: Batch, limit: int, compiled: bool)
 
 
 def published_slopes(heads: int) -> list[float]:
-    """The slopes of ALiBi: 2^(-8h/H), h = 1 .. H, for a power of two; else those of the power of two below, followed by
-    every other slope of twice that power, beginning with the first."""
+    """The slopes of ALiBi: 2^(-8h/H), or those of the power of two below and every other one of twice it."""
     power = 2 ** (heads.bit_length() - 1)
     coarse, fine = ([2 ** (-8 * (h + 1) / n) for h in range(n)] for n in (power, 2 * power))
     return [*coarse, *fine[::2][: heads - power]]
 
 
 def slopes_are_as_published(subject: Bias, batch: Batch, heads: int | None) -> Outcome:
-    """What each head subtracts for each distance, against its published slope; with None, against those claimed.
-
-    A softmax does not see what is added to a whole row, so each row is compared relative to a token's own score.
-    """
+    """What each head subtracts for each distance, from a token's own score, against its published or claimed slope."""
     if heads is None:
         slopes, made = list(subject.slopes or ()), subject.make()
     else:
@@ -64,10 +67,9 @@ def slopes_are_as_published(subject: Bias, batch: Batch, heads: int | None) -> O
 
 
 def later_tokens_do_not_count(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
-    """With other tokens in the later half, the earlier half gives the same outputs; also with the later half further
-    away, where positions are given."""
+    """With other tokens in the later half, also further away, the earlier half gives the same outputs."""
     early = batch.tokens // 2
-    require(early, "nothing to do: there is one token, and none later")
+    applies(early, "there is one token, and none later")
     ids = [row[:early] + [(token + 7) % VOCABULARY for token in row[early:]] for row in batch.ids]
     before, after = subject.run(subject.make(), batch), subject.run(subject.make(), replace(batch, ids=ids))
     yield "other tokens later", near(before[:, :early], after[:, :early], tolerance)
@@ -78,7 +80,135 @@ def later_tokens_do_not_count(subject: Subject, batch: Batch, tolerance: float) 
         yield "later tokens further away", near(before[:, :early], after[:, :early], tolerance)
 
 
+def rows_do_not_mix(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
+    """Each row alone, against the same row among the others."""
+    made = subject.make()
+    together = batch.owed(subject.run(made, batch))
+    for row in range(len(batch.ids)):
+        one = batch.pick(range(batch.tokens), row)
+        yield f"row {row}", near(one.owed(subject.run(made, one)), together[row : row + 1], tolerance)
+
+
+def the_longest_row_runs(subject: Subject, batch: Batch, tolerance: float, same: bool) -> Outcomes:
+    """The longest row gives finite numbers; where later tokens must not matter, its first half the ``same``."""
+    with torch.no_grad():
+        out = subject.run(subject.make(), batch)
+        yield f"a row of {batch.tokens} tokens", all_finite(out, batch)
+        half = batch.tokens // 2
+        if same and half:
+            yield "its first half", near(subject.run(subject.make(), batch.pick(range(half))), out[:, :half], tolerance)
+
+
+def shown(subject: Subject, batch: Batch, at_most: bool) -> Tensor:
+    """Which tokens may affect which (``at_most``), or must, (rows, tokens, tokens), through all ``depth`` layers.
+
+    A window may count indices or positions: across a gap, the index gives an upper bound of what is seen, and the
+    position a lower bound. Whether sinks themselves see all tokens is not claimed.
+    """
+    assert isinstance(subject.window, int)
+    index = torch.arange(batch.tokens).expand(len(batch.ids), -1)
+    places = subject.places(batch) if batch.positions is not None else index
+    if places.dim() == 3:
+        places = places[..., 0]
+
+    def far(p: Tensor) -> Tensor:
+        return (p[:, :, None] - p[:, None, :]).abs()
+
+    away = far(index) if at_most else torch.maximum(far(index), far(places.cpu()))
+    visible = subject.visible(batch).cpu()
+    sink = index < subject.sinks
+    near = (away < subject.window) | sink[:, None, :]
+    if at_most:
+        near = near | sink[:, :, None]
+    once = (near & visible).double()
+    reach = torch.eye(batch.tokens).double().expand_as(once)
+    for _ in range(subject.depth):
+        reach = ((once + torch.eye(batch.tokens)) @ reach).clamp(max=1)
+    return reach > 0
+
+
+def what_the_window_shows_counts(subject: Subject, batch: Batch, changed: list[int]) -> Outcomes:
+    """With another content in one token, the outputs of tokens that may not see it are the same to the bit. Of those
+    that must see it, as far away as the window allows, at least one changes, for at least one of the ``changed``
+    tokens, since a single weight may be too small to show."""
+    assert isinstance(subject.window, int)
+    made, least, most = subject.make(), shown(subject, batch, at_most=False), shown(subject, batch, at_most=True)
+    with torch.no_grad():
+        before = subject.run(made, batch)
+        own = False
+        edges: dict[int, list[tuple[Tensor, int, int, int]]] = {}  # by how far the token is before the query
+        sinks: dict[int, list[tuple[Tensor, int, int, int]]] = {}  # by the token
+        for token in (n for n in changed if n < batch.tokens):
+            ids = [[(c + 7) % VOCABULARY if n == token else c for n, c in enumerate(row)] for row in batch.ids]
+            after = subject.run(made, replace(batch, ids=ids))
+            differs = (before != after).flatten(2).any(-1).cpu()
+            wrong = (differs & ~most[:, :, token]).nonzero().tolist()
+            if wrong:
+                row, query = wrong[0]
+                said = f"token {query} of row {row}, with other content in token {token}, which it does not see"
+                yield said, Outcome(False, "the same to the bit", "another output")
+            own = own or bool(differs[:, token].any())
+            for row, query in least[:, :, token].nonzero().tolist():
+                if query != token and token >= subject.sinks:
+                    edges.setdefault(query - token, []).append((differs[row, query], row, query, token))
+                elif abs(query - token) > (subject.window - 1) * subject.depth:
+                    sinks.setdefault(token, []).append((differs[row, query], row, query, token))
+    applies(own, "outputs are the same with another token")
+    ends = {min(edges), max(edges)} if edges else set()
+    for found in (*(edges[way] for way in ends), *sinks.values()):
+        _, row, query, token = found[0]
+        said = f"token {query} of row {row}, with other content in token {token}, which it sees"
+        any_does = any(bool(does) for does, *_ in found)
+        yield said, Outcome(any_does, "another output", "the same, here and wherever one is as far from the other")
+
+
+def values_all_the_same_stay(subject: Attention, batch: Batch, sharper: float) -> Outcome:
+    """Attention to values that are all the same must give that value, for queries multiplied by ``sharper``."""
+    given: list[Tensor] = []
+
+    def call(made: Any, query: Tensor, key: Tensor, value: Tensor, **more: Any) -> Any:
+        line = torch.linspace(1, 2, value.size(-1), device=value.device, dtype=value.dtype)
+        given.append(line.expand_as(value))
+        return subject.call(made, sharper * query, key, given[0], **more)
+
+    came = instead(subject, call).run(subject.make(), batch).detach()
+    expected = batch.owed(given[0].transpose(1, 2)[:, :1].expand_as(came))
+    # Softmax is often computed in float32, whatever the dtype.
+    return near(expected, batch.owed(came), 64 * subject.eps(torch.float32))
+
+
+def equal_tokens_come_out_equal(subject: Subject, batch: Batch) -> Outcome:
+    """A row of one repeated token, in a layer where weights alone differ: all outputs but the first are the same."""
+    batch = of_one_token(batch)
+    made = subject.make()
+    _, _, alike, _ = scores_of_one_token(subject, made, batch)[0]
+    applies(len(alike) == batch.tokens, "tokens of the same content differ before attention, so values do")
+    out = subject.run(made, batch).detach()[:, 1:]
+    return near(out[:, :1].expand_as(out), out, 64 * subject.eps(torch.float32) * float(out.abs().max()))
+
+
+def before_and_after_weigh(subject: Subject, batch: Batch) -> Outcome:
+    """A row of one repeated token: the score of q for k and of k for q differ if directed, else never."""
+    found = []
+    for name, scores, alike, _ in scores_of_one_token(subject, subject.make(), batch):
+        away = scores - scores.diagonal(dim1=-2, dim2=-1)[..., None]
+        both = away.isfinite() & away.mT.isfinite()
+        there, back = away.masked_fill(~both, 0.0), away.mT.masked_fill(~both, 0.0)
+        rounding = 64 * subject.eps(torch.float32) * max(float(scores.masked_fill(~both, 0.0).abs().max()), 1.0)
+        # Scores that are all equal, as from a table of zeros before training, show nothing.
+        if len(alike) == batch.tokens and float(there.abs().max()) > rounding:
+            found.append((name, near(there, back, rounding)))
+    applies(found, "no attention scores tokens of the same content by where they are, to both sides")
+    wrong = [(name, same) for name, same in found if same.ok == bool(subject.directed)]
+    if not subject.directed and wrong:
+        name, same = wrong[0]
+        return Outcome(False, f"{name} [head, query, key]: {same.expected}", same.came)
+    said = "another score for a token before than for the same token as far after"
+    return Outcome(not subject.directed or len(wrong) < len(found), said, "the same of every two tokens, to every head")
+
+
 # -- cases -------------------------------------------------------------------------------------------------------------
+
 
 MOST_HEADS = 64
 LONG = 4097  # tokens
@@ -91,7 +221,7 @@ def _ends(plan: Plan, compiled: bool = False) -> Iterator[Case]:
     require(subject.max_positions, "claim `max_positions=N` where positions have an end")
     require(subject.compiles or not compiled, "claim `compiles=True` to run this")
     grids = subject.on_grids and not subject.can("positions")
-    require(not grids, "nothing to do: each axis has an end of its own, which check 20 tries")
+    applies(not grids, "each axis has an end of its own, which check 20 tries")
     limit = subject.max_positions or 0
     values = {"limit": limit, "compiled": compiled}
     if subject.can("positions"):
@@ -113,8 +243,7 @@ HEADS_OPTIONS = ("heads", "num_heads", "n_heads", "n_head", "nheads", "num_atten
 
 
 def _heads_of_a_line(subject: Bias, batch: Batch) -> int:
-    """The number of heads of a bias that subtracts the distance times a fixed slope, a different one for each head, as
-    ALiBi does; else 0."""
+    """The number of heads of a bias that subtracts the distance times a fixed slope, another for each head; else 0."""
     places = subject.places(batch)
     bias = subject.bias(subject.make(), places, places)
     if subject.axes > 1 or batch.tokens < 4 or bias.requires_grad:
@@ -138,10 +267,10 @@ def _ways_out(subject: Bias) -> str:
 
 def _slopes(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
-    require(isinstance(subject, Bias), "nothing to do: a bias alone has slopes")
+    applies(isinstance(subject, Bias), "a bias alone has slopes")
     assert isinstance(subject, Bias)
     alibi = subject.like is None or any(isinstance(part, ALiBi) for part in bare_parts(scheme_of(subject)))
-    require(subject.slopes or alibi, "nothing to do: the heads of what it is `like` are tried in check 21")
+    applies(subject.slopes or alibi, "the heads of what it is `like` are tried in check 21")
     tokens = min(7, plan.limit)
     batch = plan.line(1, tokens) if subject.can("positions") else plan.text(1, tokens)
     if not (subject.slopes or subject.heads_option):
@@ -158,14 +287,156 @@ def _slopes(plan: Plan) -> Iterator[Case]:
 
 def _causal(plan: Plan) -> Iterator[Case]:
     require(plan.subject.causal, "claim `causal=True` if no token sees those after it")
-    require(
-        not isinstance(plan.subject, Rotary | Bias), "nothing to do: what is causal around it is of the check itself"
-    )
+    applies(not isinstance(plan.subject, Rotary | Bias), "what is causal around it is of the check itself")
     yield from texts(plan)
     if plan.subject.can("positions") and plan.subject.threshold is None:
         for tokens in plan.sizes_above(1):
             if plan.has(tokens + 1):
                 yield Case(plan.line(2, tokens), {"tolerance": plan.tolerance(tokens + 2)})
+
+
+MIXED = "Take the number of rows and of tokens each from its own axis, and look at no row but one's own."
+FAR = 4000  # past the lengths that scalings begin at by default
+
+
+def _squares(plan: Plan) -> Iterator[Case]:
+    subject = plan.subject
+    several = [plan.room(2 * math.prod(subject.window))] if isinstance(subject.window, Sequence) else []  # windows
+    for size in sorted({plan.room(5), plan.room(getattr(subject, "heads", 3)), *several}):
+        batch = plan.text(size, size)
+        most = (subject.max_positions or 8 * size) - size
+        if subject.can("positions"):
+            rows = [[plan.subject.at(min(7 * row, most) + p) for p in range(size)] for row in range(size)]
+            batch = replace(batch, positions=rows)
+        yield Case(batch, {"tolerance": plan.tolerance(8 * size)})
+
+
+def _places(plan: Plan) -> Iterator[Case]:
+    """Rows with gaps, each at other tokens; and where there is room, one far away, past a threshold if it has one."""
+    plan.require_that_it_can("positions")
+    tokens = plan.sizes_above(1)[0] if plan.sizes_above(1) else plan.sizes[0]
+    for start in (0, max(FAR, 2 * (plan.subject.threshold or 0))):
+        if plan.has(start + tokens + 2):
+            near_by, far = plan.broken(2, tokens), plan.broken(1, tokens, start)
+            batch = Batch(near_by.ids + far.ids, (near_by.positions or []) + (far.positions or []))
+            yield Case(batch, {"tolerance": plan.tolerance(start + tokens + 2)})
+
+
+def _lengths(plan: Plan) -> Iterator[Case]:
+    """Rows with padding on the left, on the right, and none; one past the threshold, if there is one."""
+    plan.require_that_it_can("padding")
+    applies(not plan.subject.takes("grid"), "call takes a grid, and these are rows of text")
+    threshold = plan.subject.threshold
+    lengths = [*plan.sizes_above(2)[:1], *([threshold + 3] if threshold and threshold + 3 <= plan.limit else [])]
+    for tokens in lengths:
+        for some in {max(tokens // 3, 1), tokens - 2}:
+            line = range(tokens)
+            mask = [[True] * tokens, [n >= some for n in line], [n < tokens - some for n in line]]
+            yield Case(padded(plan, mask, plan.subject.can("positions")), {"tolerance": plan.tolerance(tokens)})
+
+
+def _longest(plan: Plan) -> Iterator[Case]:
+    subject, most = plan.subject, plan.subject.max_positions or 0
+    require(most, "claim `max_positions=N` if there is an end to positions")
+    applies(not subject.takes("grid"), "call takes a grid, and these are rows of text")
+    same = subject.causal and subject.threshold is None
+    if subject.can("positions"):
+        last = plan.row([most - 1])
+        yield Case(last, {"tolerance": 0.0, "same": False})
+    require(most <= plan.longest, f"run with `--longest {most}`: no row is longer than {plan.longest} tokens")
+    yield Case(plan.text(1, most), {"tolerance": plan.tolerance(most), "same": same})
+    if subject.can("positions"):
+        yield Case(plan.line(1, most), {"tolerance": plan.tolerance(most), "same": same})
+
+
+SEES = (
+    "Let a query see its own key and the window - 1 before it, counted in the same way at once, in chunks and in "
+    "decoding, and hide all else before the softmax."
+)
+TRIED: dict[str, Any] = {"claims": ("window", "sinks", "depth"), "remedy": SEES}
+WINDOWS = re.compile(r"window|sliding|local|span|lookback", re.IGNORECASE)
+
+
+def _options(subject: Subject) -> list[str]:
+    """The names of options and parameters that sound like a window."""
+    names = {*subject.options, *inspect.signature(subject.call).parameters}
+    with suppress(ValueError):  # of what is not written in Python
+        names |= set(inspect.signature(subject.build).parameters)
+    return sorted(name for name in names if WINDOWS.search(name))
+
+
+def _tokens(plan: Plan) -> int:
+    """A number of tokens so large that the last does not see the first, through all layers."""
+    subject = plan.subject
+    if subject.window is None:
+        named = _options(subject)
+        hint = f"; its {' and '.join(named)} may be one" if named else ""
+        require(False, f"claim `window=N` if a token sees no more than that many tokens, with itself{hint}")
+    applies(not isinstance(subject, Rotary), "a rotation hides nothing")
+    applies(not subject.takes("grid"), "call takes a grid, and these are rows of text")
+    applies(isinstance(subject.window, int), "the window is one of a grid")
+    assert isinstance(subject.window, int)
+    tokens = subject.sinks + subject.depth * (subject.window - 1) + 4
+    sight = f"a window of {subject.window} in {subject.depth} layers"
+    require(tokens <= plan.limit, f"build it with a smaller window: {sight} ends past {plan.limit} tokens")
+    return tokens
+
+
+def _changed(plan: Plan, tokens: int) -> dict[str, Any]:
+    """The tokens to change: sinks, those after them, the last that others see in a window, and the last."""
+    sinks = plan.subject.sinks
+    return {"changed": sorted({*range(min(sinks, 2)), sinks, sinks + 2, tokens // 2, tokens - 4, tokens - 1})}
+
+
+def _windows(plan: Plan, cached: bool = False) -> Iterator[Case]:
+    tokens = _tokens(plan)
+    batch = plan.text(2, tokens)
+    if not cached:
+        yield Case(batch, _changed(plan, tokens))
+        return
+    plan.require_a_cache()
+    for chunks in ((tokens - 3, 1, 1, 1), (3,) * (tokens // 3) + (tokens % 3,) * (tokens % 3 > 0)):
+        yield Case(replace(batch, chunks=chunks), _changed(plan, tokens))
+
+
+SUMS = "Add and mask scores before the softmax, and change no weight after it."
+SIDES = "Take the sign of the distance, not its size alone, where before and after are to differ."
+
+
+def _values(plan: Plan) -> Iterator[Case]:
+    subject = plan.subject
+    require(subject.normalized, "claim `normalized=True` if the weights of a row sum to one")
+    applies(not isinstance(subject, Rotary | Bias), "the softmax around it is the check's own")
+    applies(isinstance(subject, Attention), "a layer cannot be given values, and its equal tokens are tried")
+    for tokens in plan.sizes:
+        for sharper in (1.0, 16.0):
+            yield Case(plan.text(2, tokens), {"sharper": sharper})
+    if subject.can("padding") and plan.sizes_above(2):
+        tokens = plan.sizes_above(2)[0]
+        mask = [[n > 0 for n in range(tokens)], [n < tokens - 1 for n in range(tokens)]]
+        yield Case(padded(plan, mask, subject.can("positions")), {"sharper": 1.0})
+    if subject.can("document") and subject.can("positions") and plan.sizes_above(2):
+        yield Case(two_documents(plan, plan.sizes_above(2)[-1]), {"sharper": 1.0})
+
+
+def _layers(plan: Plan) -> Iterator[Case]:
+    subject = plan.subject
+    require(subject.normalized, "claim `normalized=True` if the weights of a row sum to one")
+    applies(not isinstance(subject, Attention | Rotary | Bias), "attention is given values")
+    for tokens in plan.sizes_above(2):
+        yield Case(plan.text(1, tokens))
+
+
+def _sides(plan: Plan) -> Iterator[Case]:
+    subject = plan.subject
+    require(
+        subject.directed is not None,
+        "claim `directed=True` if before and after differ, or `directed=False` if they must not",
+    )
+    applies(not subject.causal, "it is causal, and tokens see none after them")
+    applies(subject.axes == 1 or subject.takes("grid"), "positions have several axes")
+    for tokens in plan.sizes_above(2):
+        yield Case(plan.text(1, tokens))
 
 
 CHECK = Check(
@@ -186,5 +457,14 @@ CHECK = Check(
         Trial("values that are refused", it_is_refused, refusals, {"known": True}, claims=("refused",), remedy=REFUSED),
         Trial("slopes", slopes_are_as_published, _slopes, claims=("slopes", "heads_option"), remedy=SLOPES),
         Trial("later tokens", later_tokens_do_not_count, _causal, remedy=LATER),
+        Trial("as many rows as tokens", rows_do_not_mix, _squares, remedy=MIXED),
+        Trial("rows of other places", rows_do_not_mix, _places, remedy=MIXED),
+        Trial("rows of other lengths", rows_do_not_mix, _lengths, remedy=MIXED),
+        Trial("the longest row", the_longest_row_runs, _longest, claims=("max_positions",)),
+        Trial("window", what_the_window_shows_counts, _windows, **TRIED),
+        Trial("window, cached", what_the_window_shows_counts, _windows, {"cached": True}, **TRIED),
+        Trial("values all the same", values_all_the_same_stay, _values, claims=("normalized",), remedy=SUMS),
+        Trial("tokens all the same", equal_tokens_come_out_equal, _layers, claims=("normalized",), remedy=SUMS),
+        Trial("before and after", before_and_after_weigh, _sides, claims=("directed",), remedy=SIDES),
     ),
 )

@@ -1,18 +1,14 @@
-"""Checks that outputs computed chunk by chunk with a cache equal those of one pass (check 8)."""
+"""Checks chunks with a cache against one pass (check 8), also around a length at which a scheme changes (check 13)."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from posenc.tools.check.calls import instead
-from posenc.tools.check.layers import Layer
 from posenc.tools.check.outcome import Outcomes, near
 from posenc.tools.check.subjects import Batch, Subject, require
-from posenc.tools.check.trial import Case, Check, Plan, Trial, padded, two_documents
+from posenc.tools.check.trial import Case, Check, Plan, Trial, padded, too_long
 
 
 def cached_equals_at_once(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
@@ -27,20 +23,27 @@ def cached_equals_at_once(subject: Subject, batch: Batch, tolerance: float) -> O
         yield f"tokens {start} to {end - 1}", near(expected[:, start:], came[:, start:end], tolerance)
 
 
-def told_later_equals_at_once(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
-    """As `cached_equals_at_once`, where positions are given for the new tokens alone, and the first chunk counts its
-    own, which are the same."""
-    require(batch.positions is not None, "nothing to do: the batch has no positions")
+def long_then_short(subject: Subject, batch: Batch, short: int, tolerance: float) -> Outcomes:
+    """A short row gives the same before and after a long one; and the long row gives the same as without the short."""
+    return _in_turns(subject, batch.pick(range(min(short, batch.tokens))), batch, tolerance)
 
-    def call(made: Any, x: Tensor, **given: Any) -> Any:
-        if given.get("cache") is None:
-            given.pop("positions", None)
-        return subject.call(made, x, **given)
 
-    yield from cached_equals_at_once(instead(subject, call), batch, tolerance)
+def far_then_near(subject: Subject, batch: Batch, afar: int, tolerance: float) -> Outcomes:
+    """Tokens give the same before and after they were run far away, twice as far apart; and so do the far ones."""
+    return _in_turns(subject, batch, batch.moved(afar, apart=2), tolerance)
+
+
+def _in_turns(subject: Subject, first: Batch, second: Batch, tolerance: float) -> Outcomes:
+    """Runs the first batch, the second, and the first again; then the second in a new build."""
+    made = subject.make()
+    expected = subject.run(made, first)
+    after_first = subject.run(made, second)
+    yield "the first again", near(expected, subject.run(made, first), tolerance)
+    yield "the second", near(subject.run(subject.make(), second), after_first, tolerance)
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
+
 
 CHUNKS = (1, 3, 7, 64)
 
@@ -78,47 +81,8 @@ def _text(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
             yield Case(chunked, {"tolerance": plan.tolerance(start + tokens + 4)})
 
 
-def _broken(plan: Plan) -> Iterator[Case]:
-    """Positions that jump: between chunks, within them, and where a prompt ends."""
-    plan.require_a_cache()
-    plan.require_that_it_can("positions")
-    for tokens in plan.sizes_above(2)[:2]:
-        if plan.has(tokens + 2):
-            batch = plan.broken(2, tokens)
-            for first in (1 + tokens // 3, 1 + 2 * tokens // 3):
-                yield Case(decoded(batch, first), {"tolerance": plan.tolerance(tokens + 2)})
-            yield Case(fed(batch, 3), {"tolerance": plan.tolerance(tokens + 2)})
-
-
-def _told_later(plan: Plan) -> Iterator[Case]:
-    plan.require_a_cache()
-    plan.require_that_it_can("positions")
-    require(isinstance(plan.subject, Layer), "nothing to do: the positions of all keys are given at every step")
-    require(not plan.subject.needs("positions"), "nothing to do: call needs positions, and finds none by itself")
-    for tokens in plan.sizes_above(2)[:2]:
-        yield Case(decoded(plan.line(2, tokens), (tokens + 1) // 2), {"tolerance": plan.tolerance(tokens)})
-
-
-def _past_the_window(plan: Plan) -> Iterator[Case]:
-    """Rows a few tokens longer than the window, in all layers, so that the first tokens leave it."""
-    plan.require_a_cache()
-    window = plan.subject.window
-    require(window, "claim `window=N` if a token sees no more than that many tokens, with itself")
-    require(isinstance(window, int), "nothing to do: the window is one of a grid")
-    assert isinstance(window, int)
-    tokens = plan.subject.sinks + plan.subject.depth * window + 4
-    require(
-        tokens <= plan.limit,
-        f"build it with a smaller window: one of {window} needs rows of {tokens} tokens, which are too long",
-    )
-    batch = plan.text(2, tokens)
-    for chunked in (decoded(batch, max(tokens - 6, 1)), decoded(batch, 1), fed(batch, max(window - 1, 2))):
-        yield Case(chunked, {"tolerance": plan.tolerance(tokens)})
-
-
 def _ragged(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
-    """Prompts of several lengths, padded on the left or on the right, then token by token, or in chunks that cut the
-    padding."""
+    """Prompts padded on the left or right, then token by token, or in chunks that cut the padding."""
     plan.require_a_cache()
     plan.require_that_it_can("padding")
     if with_positions:
@@ -141,15 +105,47 @@ def _ragged(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
                 yield Case(chunked, {"tolerance": plan.tolerance(tokens)})
 
 
-def _documents(plan: Plan) -> Iterator[Case]:
+SHORT = 5
+STEPS = 3  # tokens that are generated across the threshold
+AFAR = (0, 1000, 100_000)
+
+
+def _across(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
+    threshold = plan.subject.threshold or 0
+    require(threshold, "claim `threshold=N` if it does something else for longer rows")
     plan.require_a_cache()
-    plan.require_that_it_can("document", "positions")
-    for tokens in plan.sizes_above(2):
-        for chunked in _schedules(two_documents(plan, tokens)):
-            yield Case(chunked, {"tolerance": plan.tolerance(tokens)})
+    if with_positions:
+        plan.require_that_it_can("positions")
+    else:
+        require(threshold < plan.limit, too_long(plan))
+    for length in (threshold - 1, threshold, threshold + 1):
+        if length < 2 or not plan.has(length - 1):
+            continue
+        # Where positions are given, the last few tokens before a large threshold are enough.
+        tokens = min(length, max(plan.sizes)) if with_positions else length
+        batch = plan.line(2, tokens, length - tokens) if with_positions else plan.text(2, tokens)
+        yield Case(decoded(batch, max(tokens - STEPS, 1)), {"tolerance": plan.tolerance(length)})
 
 
-CHECK = Check(
+def _long(plan: Plan) -> Iterator[Case]:
+    limit, threshold = plan.limit, plan.subject.threshold
+    require(threshold is None or threshold < limit, too_long(plan))
+    for tokens in dict.fromkeys([min((threshold or max(plan.sizes)) + 1, limit), limit]):
+        short = min(plan.room(SHORT), tokens - 1)
+        if short:
+            # Phases, and so their roundings, are the same both times.
+            yield Case(plan.text(1, tokens), {"short": short, "tolerance": plan.tolerance()})
+
+
+def _far(plan: Plan) -> Iterator[Case]:
+    plan.require_that_it_can("positions")
+    tokens = min(SHORT, (plan.limit + 1) // 2)
+    for afar in sorted({*AFAR, plan.subject.threshold or 0}):
+        if tokens > 1 and plan.has(2 * (tokens - 1) + afar):
+            yield Case(plan.line(2, tokens), {"afar": afar, "tolerance": plan.tolerance()})
+
+
+CACHE_CHECK = Check(
     number=8,
     name="cache",
     rule="With a cache, in chunks or as a prompt and then token by token, outputs equal those of one pass.",
@@ -162,9 +158,29 @@ CHECK = Check(
         Trial("with positions", cached_equals_at_once, _text, {"with_positions": True}),
         Trial("ragged, with positions", cached_equals_at_once, _ragged, {"with_positions": True}),
         Trial("ragged, with a mask alone", cached_equals_at_once, _ragged),
-        Trial("with gaps", cached_equals_at_once, _broken),
-        Trial("positions told in decoding alone", told_later_equals_at_once, _told_later),
-        Trial("past the window", cached_equals_at_once, _past_the_window, claims=("window",)),
-        Trial("packed documents", cached_equals_at_once, _documents),
+    ),
+)
+
+THRESHOLD_CHECK = Check(
+    number=13,
+    name="threshold",
+    rule="Around the length at which a scheme changes its behaviour, a cache gives the result of one pass; and a long "
+    "input does not affect later short ones.",
+    why="Frequencies that depend on the length disagree with keys cached at a shorter length; and those of a long "
+    "request may be reused for short ones.",
+    pains=(6,),
+    remedy="Choose frequencies by each row's own length, store keys unrotated where they change, and keep nothing "
+    "between calls.",
+    trials=(
+        Trial("cached across it", cached_equals_at_once, _across, claims=("threshold",)),
+        Trial(
+            "cached across it, with positions",
+            cached_equals_at_once,
+            _across,
+            {"with_positions": True},
+            claims=("threshold",),
+        ),
+        Trial("long, then short", long_then_short, _long, claims=("threshold",)),
+        Trial("far, then near", far_then_near, _far, claims=("threshold",)),
     ),
 )

@@ -1,17 +1,13 @@
 """Checks that a call compiles and exports as one real graph for every length, equal to eager (check 18)."""
 
-import importlib
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from posenc.tools.check.calls import arguments_of, gradient_tolerances, gradients_of, instead, one_line, with_tokens
+from posenc.tools.check.calls import arguments_of, instead, one_line, with_tokens
 from posenc.tools.check.outcome import Outcome, first_failure, near
 from posenc.tools.check.subjects import Batch, NotApplicableError, Subject, require
 from posenc.tools.check.trial import Case, Check, Plan, Trial
@@ -75,19 +71,6 @@ def all_is_real(graphs: list[torch.fx.GraphModule]) -> Outcome:
     return Outcome(not found, "real numbers alone", f"complex numbers: {', '.join(found[:3])}")
 
 
-def compiled_trains_as_eager(subject: Subject, batch: Batch, tokens: int, axes: int) -> Outcome:
-    """The gradients of a compiled call against eager's."""
-    text = with_tokens(batch, tokens, axes)
-    _, expected = gradients_of(subject, subject.make(), text)
-    require(expected, "nothing to do: nothing in it is trained, and call takes no vectors")
-    with compiled(subject, "aot_eager") as (compiled_subject, _):
-        came = or_why(lambda: gradients_of(compiled_subject, subject.make(), text)[1])
-    if isinstance(came, str):
-        return Outcome(False, "gradients through one graph", came)
-    tolerances = gradient_tolerances(subject, text, tokens)
-    return first_failure([(name, near(expected[name], came[name], tolerances[name])) for name in expected])
-
-
 class Exported(nn.Module):
     """A call as a module that takes tensors by name and returns the output tensors."""
 
@@ -103,8 +86,7 @@ class Exported(nn.Module):
 def exported(
     subject: Subject, batch: Batch, lengths: list[int], axes: int
 ) -> tuple[list[dict[str, Tensor]], list[tuple[Tensor, ...]], torch.export.ExportedProgram | str]:
-    """The inputs of a call for each length, its outputs, and the program exported at the first length, or why there is
-    none. Sizes that depend on the length are dynamic."""
+    """The inputs and outputs of a call for each length, and the program exported at the first, or why there is none."""
     made = subject.make()
     given = [arguments_of(subject, made, with_tokens(batch, tokens, axes)) for tokens in lengths]
     fixed = {name: x for name, x in given[0].items() if not isinstance(x, Tensor)}
@@ -132,51 +114,9 @@ def exported_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: 
     came = or_why(lambda: [run(given) for given in inputs])
     if isinstance(came, str):
         return Outcome(False, "a program for every length", came)
-    return outputs_at_each(lengths, expected, came, tolerance)
-
-
-def outputs_at_each(
-    lengths: list[int], expected: list[tuple[Tensor, ...]], came: list[tuple[Tensor, ...]], tolerance: float
-) -> Outcome:
-    """Whether all outputs at each length are as expected."""
     by_length = zip(lengths, expected, came, strict=True)
     outs = ((tokens, x, y) for tokens, xs, ys in by_length for x, y in zip(xs, ys, strict=True))
     return first_failure((f"{tokens} tokens", near(x, y, tolerance)) for tokens, x, y in outs)
-
-
-@torch.no_grad()
-def onnx_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int, tolerance: float) -> Outcome:
-    """The same program as ONNX, run by onnxruntime in single precision, against eager at all lengths."""
-    onnxruntime = importlib.import_module("onnxruntime")
-    subject, level = replace(subject, dtype=torch.float32), logging.root.manager.disable
-    inputs, expected, program = exported(subject, batch, lengths, axes)
-    if isinstance(program, str):
-        raise NotApplicableError("nothing to do: there is no program that could be written as ONNX")
-    try:
-        logging.disable(logging.WARNING)  # it warns of libraries that are not installed
-        onnx = torch.onnx.export(program, (inputs[0],), dynamo=True, verbose=False)
-        assert onnx is not None
-        written = onnx.model_proto.SerializeToString()
-    except Exception as error:  # as for an operator that ONNX does not have, which is no fault of the subject
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        raise NotApplicableError(f"nothing to do: it cannot be written as ONNX: {one_line(cause)}") from error
-    finally:
-        logging.disable(level)
-    try:
-        session = onnxruntime.InferenceSession(written, providers=["CPUExecutionProvider"])
-    except Exception as error:
-        if type(error).__name__ == "NotImplemented":
-            raise NotApplicableError(f"nothing to do: onnxruntime lacks what it needs: {one_line(error)}") from error
-        raise
-    names, came = [given.name for given in session.get_inputs()], []
-    for given in inputs:
-        fed = dict(zip(names, (x.numpy() for x in given.values()), strict=True))
-        came.append(tuple(torch.from_numpy(out) for out in session.run(None, fed)))
-    # onnxruntime has its own functions and order of sums: allow some more units in the last place of float32.
-    largest = max(float(x.abs().max()) for xs in expected for x in xs)
-    return outputs_at_each(lengths, expected, came, tolerance + 256 * 2**-23 * largest)
 
 
 # -- cases -------------------------------------------------------------------------------------------------------------
@@ -184,7 +124,6 @@ def onnx_is_eager(subject: Subject, batch: Batch, lengths: list[int], axes: int,
 LENGTHS = (5, 8, 13, 21, 34, 40, 47, 50)
 MOST_PATCHES = 64  # of the grids that are compiled
 BEGINNING = Batch([[0]])  # of texts, whose lengths are values of a trial
-ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
 def _lengths(plan: Plan, claim: str) -> list[int]:
@@ -206,15 +145,9 @@ def _axes_given(plan: Plan) -> list[int]:
     return [0, subject.axes] if subject.takes("positions") and not subject.needs("positions") else [0]
 
 
-def _trained(plan: Plan) -> Iterator[Case]:
-    yield Case(BEGINNING, {"tokens": _lengths(plan, "compiles")[2], "axes": _axes_given(plan)[-1]})
-
-
-def _graphs(plan: Plan, claim: str, every: int = 1, needs: tuple[str, ...] = ()) -> Iterator[Case]:
+def _graphs(plan: Plan, claim: str, every: int = 1) -> Iterator[Case]:
     lengths = _lengths(plan, claim)[::every]
-    missing = [name for name in needs if find_spec(name) is None]
-    require(not missing, f"install {', '.join(missing)} to run this")
-    for axes in _axes_given(plan)[-1 if needs else 0 :]:
+    for axes in _axes_given(plan):
         yield Case(BEGINNING, {"lengths": lengths, "axes": axes, "tolerance": plan.tolerance(lengths[-1])})
 
 
@@ -228,8 +161,6 @@ CHECK = Check(
     remedy="Branch on no values, take sizes from shapes, read no numbers out of tensors, and use no complex numbers.",
     trials=(
         Trial("compiled", compiled_is_eager, _graphs, {"claim": "compiles"}, claims=("compiles",)),
-        Trial("compiled and trained", compiled_trains_as_eager, _trained, claims=("compiles",)),
         Trial("exported", exported_is_eager, _graphs, {"claim": "exports", "every": 3}, claims=("exports",)),
-        Trial("ONNX", onnx_is_eager, _graphs, {"claim": "exports", "every": 3, "needs": ONNX}),
     ),
 )

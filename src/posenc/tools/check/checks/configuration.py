@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.tools.check.heads import Rotary
-from posenc.tools.check.measure import claimed, fastest, first_axis, matrices, row_of, sides, unit
+from posenc.tools.check.checks.rotations import claimed, fastest, first_axis, matrices, row_of, sides, unit
 from posenc.tools.check.outcome import Outcome, Outcomes, near
-from posenc.tools.check.subjects import REFUSALS, Batch, Subject, require
+from posenc.tools.check.subjects import REFUSALS, Batch, Rotary, Subject, applies, require
 from posenc.tools.check.trial import AT_0_ALONE, Case, Check, Plan, Trial, too_long
 
 
@@ -77,7 +76,7 @@ def an_option_counts(
     double, or for one of ``longest`` tokens; where positions have several axes, also for rows off the diagonal, on
     which all axes are the same. ``unseen``: why it may be that no row shows it."""
     shows = batch.tokens >= tokens and len(set(batch.ids[0])) > 1
-    require(shows, "nothing to do: a row so short or so plain may not show it")  # keeps shrinking from such rows
+    applies(shows, "a row so short or so plain may not show it")  # keeps shrinking from such rows
     if (found := refusal(subject, changed)) is not None:
         return found
     rows = [batch if start == 0 else _placed(subject, batch, start) for start in starts]
@@ -125,7 +124,7 @@ def _tell_apart(subject: Subject, changed: dict[str, Any], batch: Batch, toleran
 
 def builds_share_nothing(subject: Subject, batch: Batch, changed: dict[str, Any], tolerance: float) -> Outcomes:
     """The outputs are the same before and after another instance was built, and run, with another option."""
-    require(refusal(subject, changed) is None, f"nothing to do: {', '.join(changed)} is refused")
+    applies(refusal(subject, changed) is None, f"{', '.join(changed)} is refused")
     made = subject.make()
     before: Tensor = subject.run(made, batch)
     subject.run(subject.make(**changed), batch)
@@ -144,7 +143,7 @@ STARTS = (0, 4096, 100_000)  # the effect of an option may show only far away
 
 def _golden(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
-    require(isinstance(subject, Rotary), "nothing to do: a rotation alone has frequencies")
+    applies(isinstance(subject, Rotary), "a rotation alone has frequencies")
     assert isinstance(subject, Rotary)
     require(
         subject.frequencies is not None or subject.base is not None,

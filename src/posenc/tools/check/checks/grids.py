@@ -4,23 +4,459 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from posenc.tools.check import influence, rasters, tables
+from posenc.tools.check.calls import holdings, with_leaves
+from posenc.tools.check.captured import NO_SCORES, of_one_token, scores_of
 from posenc.tools.check.checks.cache import cached_equals_at_once
-from posenc.tools.check.measure import first_axis, of_two_tokens, row_of
-from posenc.tools.check.outcome import Outcome, near
-from posenc.tools.check.rasters import alike
-from posenc.tools.check.subjects import PADDING, Batch, Subject, require
+from posenc.tools.check.checks.rotations import first_axis, of_two_tokens, row_of
+from posenc.tools.check.outcome import Outcome, Outcomes, all_finite, largest, near, numbers_in, refused
+from posenc.tools.check.subjects import (
+    PADDING,
+    REFUSALS,
+    VOCABULARY,
+    Batch,
+    Layer,
+    Model,
+    NotApplicableError,
+    Subject,
+    applies,
+    require,
+)
 from posenc.tools.check.trial import Case, Check, Plan, Trial
+
+UNSEEN = 50  # a score this far below the highest of its row has no weight; masks of -100 are as far
+
+
+def alike(subject: Subject, first: Tensor, second: Tensor) -> bool:
+    """Whether two outputs are those of the same calculation."""
+    size = float(first.abs().max())
+    return float((first - second).abs().max()) <= 16 * torch.finfo(subject.dtype).eps * size
+
+
+def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+    """The same patches in h rows and w columns, in w rows and h columns, and with two of these exchanged."""
+    assert batch.grid is not None
+    height, width = batch.grid
+    applies(height != width and len(set(batch.ids[0])) > 1, "the grid is square, or its patches do not differ")
+    made = subject.make()
+    came = subject.run(made, batch)
+    lying = subject.run(made, replace(batch, grid=(width, height)))
+    for out in (came, lying):
+        if not (finite := all_finite(out, batch)).ok:
+            return finite
+    unseen = []
+    for axis, name in enumerate(("rows", "columns")):
+        if batch.grid[axis] > 2 and not subject.causal:  # two exchanged are a picture turned over
+            places = torch.arange(height * width).view(height, width)
+            pairs = [(n, n + 1) for n in range(batch.grid[axis] - 1)]
+            if all(near(*_exchanged(subject, made, batch, came, places, axis, pair), tolerance).ok for pair in pairs):
+                unseen.append(name)
+    require(unseen != ["rows", "columns"], "give it a `jitter`, for its outputs do not go by positions")
+    if unseen:
+        return Outcome(False, f"other outputs with two {unseen[0]} exchanged", "the same, exchanged")
+    other = f"something else for {height}x{width} than for {width}x{height}"
+    return Outcome(not alike(subject, came, lying), other, "the same")
+
+
+def _exchanged(
+    subject: Subject, made: Any, batch: Batch, came: Tensor, places: Tensor, axis: int, pair: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """The outputs that are expected with two rows or columns of patches exchanged, and those that the subject gives."""
+    front, line = subject.registers, list(range(places.size(axis)))
+    line[pair[0]], line[pair[1]] = pair[1], pair[0]
+    turned = [*range(front), *(places.index_select(axis, torch.tensor(line)).flatten() + front).tolist()]
+    return came[:, turned], subject.run(made, replace(batch.pick(turned), grid=batch.grid))
+
+
+def the_same_way_wherever_it_is(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
+    """Rows with two patches of a grid, behind the registers, and padding elsewhere: pairs with the same offset give the
+    same outputs. With registers, this applies only if a single patch behind them gives the same output anywhere: where
+    patches are rotated and registers are not, what they give to one another depends on the place."""
+    assert batch.grid is not None
+    out, width, pairs = subject.run(subject.make(), batch), batch.grid[1], 0
+    first: dict[Any, tuple[str, Tensor]] = {}
+    lone: dict[int, Tensor] = {}
+    for row, real in enumerate(batch.real):
+        kept = [n for n, token in enumerate(real) if token and n >= subject.registers]
+        if len(kept) == 1:
+            alone = lone.setdefault(batch.ids[row][kept[0]], out[row, kept])
+            applies(near(alone, out[row, kept], tolerance).ok, "what registers give to a patch goes by its place")
+        if len(kept) != 2:
+            continue
+        (a, b), (c, d) = (divmod(n - subject.registers, width) for n in kept)
+        way = (c - a, d - b, *(batch.ids[row][n] for n in [*range(subject.registers), *kept]))
+        here = f"{[a, b]} and {[c, d]}"
+        there, expected = first.setdefault(way, (here, out[row, kept]))
+        pairs += 1
+        yield f"patches at {here}, as at {there}", near(expected, out[row, kept], tolerance)
+    applies(pairs != len(first), "no two pairs of patches lie the same way apart")
+
+
+def captured_scores(subject: Subject, made: Any, batch: Batch) -> Tensor:
+    """The scores of the first softmax, (1 + tokens, heads, tokens, tokens), for a row of one repeated token, and for
+    rows with another token at 0, 1, 2, … . They are put in the order of the tokens, whatever the order in the layer.
+
+    That order is found from what changes: most scores change in the row and the column of the other token.
+    """
+    ids = [[1 + (k == n) for k in range(batch.tokens)] for n in range(-1, batch.tokens)]
+    try:
+        found = scores_of(subject, made, replace(batch, ids=ids))
+    except REFUSALS as error:
+        raise NotApplicableError(f"nothing to do: it refuses a grid of {batch.grid}: {error}") from None
+    require(found, NO_SCORES)
+    scores = found[0]
+    changed = changes(scores, 2**-18)
+    counts = changed.sum(-1) + changed.sum(-2)
+    order = counts.argmax(-1)
+    others = counts.scatter(1, order[:, None], 0)
+    told = (others.amax(-1) < counts.amax(-1)).all() and len(set(order.tolist())) == batch.tokens
+    require(told, "give it a `jitter`, for it cannot be told which scores are those of which token")
+    return scores[:, :, order][..., order]
+
+
+def changes(scores: Tensor, least: float) -> Tensor:
+    """Where the scores of later rows differ from the first row by more than ``least`` times the largest."""
+    return ((scores[1:] - scores[:1]).abs() > least * largest(scores)).any(1)
+
+
+def scores_in_order(subject: Subject, made: Any, batch: Batch) -> Tensor:
+    """The scores of one repeated token, (heads, tokens, tokens), minus that of each for itself; -inf without weight."""
+    scores = captured_scores(subject, made, batch)[0]
+    scores = scores.masked_fill(scores < scores.amax(-1, keepdim=True) - UNSEEN, -torch.inf)
+    own = scores.diagonal(dim1=-2, dim2=-1)[..., None]
+    applies(own.isfinite().all(), "a token does not see itself")
+    return scores - own
+
+
+def fine(subject: Subject, scores: Tensor) -> float:
+    """How far two equal scores may be apart: 32 roundings of float32, which biases and phases are often computed in."""
+    return 32 * subject.eps(torch.float32, subject.dtype) * largest(scores)
+
+
+def scores_go_by_offsets(subject: Subject, batch: Batch) -> Outcomes:
+    """In a row of one repeated token, scores minus a patch's own are the same for pairs of the same offset."""
+    assert batch.grid is not None
+    width, front = batch.grid[1], subject.registers
+    scores = scores_in_order(subject, subject.make(), batch)[:, front:, front:]
+    seen, tolerance = scores.isfinite().all(0), fine(subject, scores)
+    require(
+        float(scores[:, seen].abs().max()) > tolerance,
+        "give it a `jitter`, for all tokens give as much to all as to themselves",
+    )
+    pairs = seen.nonzero().tolist()
+    first: dict[tuple[int, int], list[int]] = {}
+    alike_to = [first.setdefault(way(q, k, width), [q, k]) for q, k in pairs]
+    expected, came = (_at(scores, of) for of in (alike_to, pairs))
+    worst = int((expected - came).abs().amax(0).argmax())
+    (q, k), (p, r) = ([[*divmod(n, width)] for n in of[worst]] for of in (pairs, alike_to))
+    yield f"patch {k} as seen from {q}, as {r} from {p}", near(expected[:, worst], came[:, worst], tolerance)
+
+
+def _at(scores: Tensor, pairs: list[list[int]]) -> Tensor:
+    """The score of each of these pairs of query and key, (heads, pairs)."""
+    queries, keys = torch.tensor(pairs).T
+    return scores[:, queries, keys]
+
+
+def way(start: int, end: int, width: int) -> tuple[int, int]:
+    """How many rows and columns it is from one patch to another."""
+    return end // width - start // width, end % width - start % width
+
+
+def no_two_offsets_share_a_number(subject: Subject, batch: Batch) -> Outcomes:
+    """In a row of one repeated token, the scores of a patch for two others at different offsets differ. They may be
+    equal where only the distance counts, or where two steps along one axis are not distinguished: then the offsets that
+    combine the rows of one with the columns of the other share the score too."""
+    assert batch.grid is not None
+    width, front = batch.grid[1], subject.registers
+    scores = scores_in_order(subject, subject.make(), batch)[:, front:, front:]
+    first: dict[tuple[int, int], list[int]] = {}
+    for q, k in scores.isfinite().all(0).nonzero().tolist():
+        first.setdefault(way(q, k, width), [q, k])
+    applies(len(first) > 1, "all that is seen lies one way")
+    ways, numbers = list(first), _at(scores, list(first.values())).T
+    apart = torch.cdist(numbers, numbers, p=torch.inf, compute_mode="donot_use_mm_for_euclid_dist")
+    same = apart <= 16 * torch.finfo(subject.dtype).eps * float(numbers.abs().max())
+    number = {one: n for n, one in enumerate(ways)}
+    even = all(same[n, number[-a, -b]] for n, (a, b) in enumerate(ways) if (-a, -b) in number)
+    if subject.directed and even:
+        yield (
+            "patches to both sides of another, as far away",
+            Outcome(False, "another score for one of them", "the same"),
+        )
+        return
+    applies(not even, "only how far patches are apart counts, and not in which direction")
+    for n, m in same.triu(1).nonzero().tolist():
+        (a, b), (c, d) = ways[n], ways[m]
+        crossed = [number[one] for one in ((a, d), (c, b)) if one in number]
+        by_axes = a == c or b == d or bool(same[n, crossed].all())
+        yield f"a patch {[c, d]} away, as one {[a, b]} away", Outcome(by_axes, "another score", "the same")
+
+
+def each_axis_has_its_own_end(subject: Subject, batch: Batch) -> Outcome:
+    """A grid as large as is claimed runs; an error names one of the sides of a larger one, or the limit."""
+    assert batch.grid is not None
+    past = {(n, most) for n, most in zip(batch.grid, subject.sides(), strict=True) if most is not None and n > most}
+    if not past:
+        return all_finite(subject.run(subject.make(), batch), batch)
+    expected = " or ".join(f"an error that names {n} or the limit {most}" for n, most in sorted(past))
+    numbers = {number for n, most in past for number in (n, n - 1, most, most - 1)}
+    return refused(lambda: subject.run(subject.make(), batch), expected, lambda said: bool(numbers & numbers_in(said)))
+
+
+def added_at(subject: Subject, made: Any, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """What is added to registers, (registers, dim), and to patches, (rows, columns, dim), whatever the input."""
+    applies(isinstance(subject, Layer) and not isinstance(subject, Model), "call takes no vectors to add to")
+    assert isinstance(subject, Layer)
+    front, (height, width) = subject.registers, grid
+    tokens = front + height * width
+    batch = Batch(
+        [[(7 * n + 3) % VOCABULARY for n in range(tokens)], [(5 * n + 1) % VOCABULARY for n in range(tokens)]]
+    )
+    x = subject.content(batch)
+    try:
+        out = subject.run(made, replace(batch, grid=grid)).detach()
+    except REFUSALS as error:
+        raise NotApplicableError(f"nothing to do: it refuses a grid of {grid}: {error}") from None
+    applies(out.shape == x.shape, "what comes out is not of the size of what goes in")
+    added = (out - x).double()
+    same = near(added[0], added[1], 2**-18 * float(out.abs().max())).ok
+    applies(same, "what it adds goes by what it is added to")
+    return added[0, :front], added[0, front:].unflatten(0, grid)
+
+
+def goes_by_the_share(subject: Subject, made: Any, grid: tuple[int, int], tolerance: float) -> bool:
+    """Whether vectors go by the share of the image: r / h, (r + 1) / h, (r + ½) / h or r / (h - 1)."""
+    height, width = grid
+    here = added_at(subject, made, grid)[1]
+
+    def agrees(rows: int, columns: int, places: slice, other: slice) -> bool:
+        try:
+            there = added_at(subject, made, (rows, columns))[1]
+        except NotApplicableError:  # it has no grid of that size
+            return False
+        return near(here, there[places, other], tolerance).ok
+
+    for times, first in ((2, 0), (2, 1), (3, 1)):
+        finer, same = slice(first, None, times), slice(None)
+        if agrees(times * height, width, finer, same) and agrees(height, times * width, same, finer):
+            return True
+        if agrees(times * height, times * width, finer, finer):
+            least = min(grid)
+            lying = added_at(subject, made, (width, height))[1]
+            if near(here[:least, :least], lying[:least, :least], tolerance).ok:
+                return True
+    every = slice(None, None, 2)
+    return agrees(2 * height - 1, width, every, slice(None)) and agrees(height, 2 * width - 1, slice(None), every)
+
+
+def a_place_has_one_vector(subject: Subject, batch: Batch, others: list[tuple[int, int]]) -> Outcomes:
+    """What is added to the patch of a row and column, in grids of several shapes."""
+    assert batch.grid is not None
+    made = subject.make()
+    held = any(isinstance(x, Tensor) and x.dim() > 1 for _, x in holdings(made))  # before a call, which may keep some
+    here = added_at(subject, made, batch.grid)[1]
+    spread = float((here - here[:1, :1]).abs().max())
+    require(spread > 0, "give it a `jitter`, for nothing is added that goes by places")
+    if held:
+        limited = any(most is not None for most in subject.sides())
+        require(limited, "claim `trained_grid` if its table is resized, and `max_grid` or `max_positions` if not")
+    else:
+        share = goes_by_the_share(subject, made, batch.grid, 2**-10 * spread)
+        applies(not share, "vectors go by the share of the picture that lies before them")
+    for rows, columns in others:
+        there = added_at(subject, made, (rows, columns))[1]
+        for r, c in product(range(min(rows, batch.grid[0])), range(min(columns, batch.grid[1]))):
+            name = f"row {r}, column {c} of {rows} x {columns}, as of {batch.grid[0]} x {batch.grid[1]}"
+            yield name, near(here[r, c], there[r, c], 2**-10 * spread)
+
+
+MOST = 256  # the most patches for comparing all pairs
+FAR = 1.25  # in patches of the trained grid: the nearest is less than one away, and the ends may be at the border
+
+
+def table_of(made: Any, grid: tuple[int, int], more: set[int], first: bool, dim: int | None) -> Tensor | None:
+    """A view, (rows, columns, …), of the parameter or buffer whose shape has a vector for each place."""
+    if not isinstance(made, nn.Module):
+        return None
+    height, width = grid
+    for held in (*made.parameters(), *made.buffers()):
+        shape = list(held.shape)
+        while len(shape) > 1 and shape[0] == 1:
+            shape = shape[1:]
+        x = held.detach().view(shape)
+        if not x.is_floating_point() or (dim is not None and dim not in shape):
+            continue
+        if len(shape) == 3 and shape[:2] == [height, width]:
+            return x
+        if len(shape) == 3 and shape[1:] == [height, width]:
+            return x.permute(1, 2, 0)
+        if len(shape) == 2 and shape[0] - height * width in more:
+            extra = shape[0] - height * width
+            return (x[extra:] if first else x[: height * width]).unflatten(0, (height, width))
+    return None
+
+
+class _Resized:
+    """A subject whose table is resized, and access to the table and to its values in a grid."""
+
+    def __init__(self, subject: Subject) -> None:
+        require(subject.trained_grid, "claim `trained_grid=(rows, columns)` if a table is resized for other grids")
+        height, width = subject.trained_grid or (0, 0)
+        self.subject, self.made, self.trained = subject, subject.make(), (height, width)
+        dim = subject.dim if isinstance(subject, Layer) else None
+        front = {0, min(subject.registers, 1), subject.registers}  # of the class token alone, or of all
+        places = table_of(self.made, self.trained, front, True, dim)
+        offsets = table_of(self.made, (2 * height - 1, 2 * width - 1), {0, 3}, False, None)
+        table = places if places is not None else offsets
+        applies(table is not None, f"it holds no table of {height} x {width} places, nor of the offsets between them")
+        assert table is not None
+        self.table, self.of_offsets = table, places is None
+
+    def write(self, values: Tensor) -> None:
+        """Fills each vector of the table with one number: values are (rows, columns)."""
+        self.table.copy_(values[..., None].to(self.table).expand_as(self.table))
+
+    def at(self, grid: tuple[int, int]) -> Tensor:
+        """The values for the places of a grid, or for the offsets within it: (rows, columns, …)."""
+        if not self.of_offsets:
+            return added_at(self.subject, self.made, grid)[1]
+        (height, width), front = grid, self.subject.registers
+        applies(height * width <= MOST, f"the scores of a grid of {grid} are too many to look at")
+        batch = Batch([[1] * (front + height * width)], grid=grid)
+        scores = scores_in_order(self.subject, self.made, batch)[:, front:, front:]
+        # Every offset begins at a corner: patches further down and right are seen from the upper left corner, those
+        # further up from the lower left.
+        rows, columns = torch.arange(1 - height, height), torch.arange(1 - width, width)
+        start = (-rows).clamp(min=0)[:, None] * width + (-columns).clamp(min=0)
+        return scores[:, start, start + rows[:, None] * width + columns].permute(1, 2, 0)
+
+    def require_that_it_is_read(self) -> None:
+        """NotApplicableError unless a constant table gives constant values, and another one does not."""
+        self.write(torch.ones(self.table.shape[:2]))
+        level = self.at(self.trained)
+        self.write(torch.arange(self.table.size(0) * self.table.size(1)).view(self.table.shape[:2]))
+        steep = self.at(self.trained)
+        flat = float((level - level[:1, :1]).abs().max())
+        applies(flat <= 2**-18 * float((steep - steep[:1, :1]).abs().max()), "what it gives is not its table")
+
+
+@torch.no_grad()
+def nothing_is_resized_at_home(subject: Subject, batch: Batch) -> Outcome:
+    """At the trained grid, the table itself is added."""
+    assert batch.grid is not None
+    resized = _Resized(subject)
+    applies(not resized.of_offsets, "its table is of offsets, which scores hold beside others")
+    drawn = resized.table.clone()
+    resized.require_that_it_is_read()
+    resized.table.copy_(drawn)
+    came, expected = resized.at(batch.grid), drawn.double()
+    return near(expected, came, 2**-18 * float(came.abs().max()))
+
+
+@torch.no_grad()
+def rows_stay_rows(subject: Subject, batch: Batch) -> Outcomes:
+    """A table constant along rows, or columns, is so in other grids; a linear one is so by the relative place."""
+    assert batch.grid is not None
+    resized = _Resized(subject)
+    resized.require_that_it_is_read()
+    trained = resized.table.shape[:2]
+    for axis, (name, across) in enumerate((("row", "columns"), ("column", "rows"))):
+        steps = torch.arange(trained[axis]).double()
+        resized.write((steps[:, None] if axis == 0 else steps).expand(trained))
+        came = resized.at(batch.grid)
+        level = came.narrow(1 - axis, 0, 1).expand_as(came)
+        flat = f"a table that goes by the {name} alone, across {across}"
+        yield flat, near(level, came, 2**-18 * float(came.abs().max()) + fine(subject, came))
+        if not resized.of_offsets:
+            side = batch.grid[axis]
+            share = (torch.arange(side).double() + 0.5) * trained[axis] / side - 0.5
+            shape = [-1 if n == axis else 1 for n in range(3)]
+            yield f"the number of the {name}", near(share.view(shape).to(came).expand_as(came), came, FAR)
+
+
+AT_ONCE = 64  # rows of a batch
+NOT_WHOLE = "nothing to do: it refuses a grid that is not of whole windows"
+NOTHING = 1e-12  # of the largest derivative: a mask of -100 leaves far less of a weight
+
+
+def influence(subject: Subject, made: Any, batch: Batch) -> Tensor:
+    """The derivative of every output by every vector of a row of one repeated token, (outputs, vectors, dim)."""
+    applies(isinstance(subject, Layer) and not isinstance(subject, Model), "call takes no vectors")
+    found = list[Tensor]()
+    for outputs in torch.arange(batch.tokens).split(AT_ONCE):
+        every, leaves = of_one_token(Batch(batch.ids[:1] * len(outputs), grid=batch.grid)), dict[str, Tensor]()
+        with torch.enable_grad():
+            out = with_leaves(subject, leaves).run(made, every)
+            require(out.requires_grad and leaves, "let call keep gradients, for who sees whom is read from them")
+            own = out[range(len(outputs)), outputs].flatten(1)
+            # Not a plain sum, which a normalisation makes constant.
+            weights = torch.linspace(1, 7, own.size(1), dtype=own.dtype, device=own.device).cos()
+            found += torch.autograd.grad((own * weights).sum(), next(iter(leaves.values())))
+    return torch.cat(found).double()
+
+
+def _windows(subject: Subject) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The size of the windows that a grid is cut into, and where the first window begins."""
+    require(not isinstance(subject.window, int | None), "claim `window=(height, width)` if it is cut into windows")
+    applies(subject.depth == 1, "it has several layers, and what is outside one window is inside another")
+    height, width = subject.window  # type: ignore[misc]
+    down, right = subject.window_shift
+    return (height, width), (down, right)
+
+
+def windows_are_those_claimed(subject: Subject, batch: Batch, whole: bool) -> Outcomes:
+    """Each patch affects those in its window and no others; in a relative subject, all whole windows are the same."""
+    assert batch.grid is not None
+    (height, width), (down, right) = _windows(subject)
+    made, front, columns = subject.make(), subject.registers, batch.grid[1]
+    try:
+        found = influence(subject, made, batch)[front:, front:]
+    except (RuntimeError, *REFUSALS) as error:
+        if whole:
+            raise
+        raise NotApplicableError(f"{NOT_WHOLE}: {error}") from None
+    sizes = found.abs().amax(-1)
+    least, windows = NOTHING * float(sizes.max()), dict[tuple[int, int], list[int]]()
+    for n in range(len(found)):
+        row, column = divmod(n, columns)
+        windows.setdefault(((row - down) // height, (column - right) // width), []).append(n)
+    of = {n: window for window, members in windows.items() for n in members}
+    for q, k in ((q, k) for q in of for k in of if not (subject.causal and k > q)):
+        moves, name = float(sizes[q, k]), f"patch {[*divmod(k, columns)]} at {[*divmod(q, columns)]}"
+        if of[q] == of[k]:
+            yield name, Outcome(moves > least, "counts, in the same window", f"{moves:.2g}")
+        else:
+            yield name, Outcome(moves <= least, "counts nothing, from another window", f"{moves:.2g}")
+    if subject.relative and not subject.causal:
+        full = [members for members in windows.values() if len(members) == height * width]
+        tolerance = 2**-18 * float(sizes.max())
+        for members in full[1:]:
+            name = f"the window of {[*divmod(members[0], columns)]}, as that of {[*divmod(full[0][0], columns)]}"
+            expected, came = (found[m][:, m] for m in (full[0], members))
+            yield name, near(expected, came, tolerance)
+
+
+def the_border_weighs_nothing(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+    """Equal patches in a grid that is not of whole windows: if weights sum to one, all outputs are the same."""
+    _windows(subject)
+    made = subject.make()
+    try:
+        out = subject.run(made, of_one_token(batch))[:, subject.registers :]
+    except (RuntimeError, *REFUSALS) as error:
+        raise NotApplicableError(f"{NOT_WHOLE}: {error}") from None
+    return near(out[:, :1].expand_as(out), out, tolerance)
 
 
 def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
     """Setting one coordinate of all patches to 0 changes the outputs, for every axis."""
     row = row_of(batch)
     differ = len(set(batch.ids[0])) > 1 and all(len({p[axis] for p in row}) > 1 for axis in range(subject.axes))
-    require(differ, "nothing to do: the patches do not differ, or not on every axis")
+    applies(differ, "the patches do not differ, or not on every axis")
     made = subject.make()
     came = subject.run(made, batch)
     seen = []
@@ -35,7 +471,7 @@ def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
 def no_two_ways_are_alike(subject: Subject, batch: Batch) -> Outcome:
     """Rows of two patches at different offsets: no two rows give the same outputs."""
     assert batch.positions is not None
-    require(of_two_tokens(batch), "nothing to do: the rows are not of the same two patches")
+    applies(of_two_tokens(batch), "the rows are not of the same two patches")
     came = subject.run(subject.make(), batch).flatten(1)
     ways = [[b - a for a, b in zip(row[0], row[-1], strict=True)] for row in batch.positions]
     apart = torch.cdist(came.double(), came.double(), p=torch.inf, compute_mode="donot_use_mm_for_euclid_dist")
@@ -59,14 +495,6 @@ def moving_along_an_axis_changes_nothing(
     return near(subject.run(made, batch), subject.run(made, batch.moved(by, axis=axis)), tolerance)
 
 
-def any_order_will_do(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
-    """Patches in raster order give the same outputs as the same patches column by column."""
-    row = row_of(batch)
-    turned = sorted(range(batch.tokens), key=lambda n: row[n][::-1])
-    made = subject.make()
-    return near(subject.run(made, batch)[:, turned], subject.run(made, batch.pick(turned)), tolerance)
-
-
 def text_is_one_axis(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
     """Tokens at (p, p, …) give the same outputs as tokens at p with one axis."""
     line, flat = replace(subject, axes=1), replace(batch, positions=[[first_axis(p) for p in row_of(batch)]])
@@ -75,14 +503,13 @@ def text_is_one_axis(subject: Subject, batch: Batch, tolerance: float) -> Outcom
 
 # -- cases -------------------------------------------------------------------------------------------------------------
 
+
 RELATIVE = "claim `relative=True` if moving all positions changes nothing"
-REGISTERS = "claim `registers=N` if the first tokens of a row have no place on its grid"
 AFTER = "Give text after an image the positions that follow the largest of it, whatever slot of the cache it is in."
 SHAPES = ((3, 5), (5, 3))
-SIGHTS = ((5, 7), (7, 5))
 SMALL = ((2, 3), (3, 2))  # for subjects with fewer than five rows or columns
 STEPS = (1, 37)
-FEW, MOST = 64, 256  # the most patches for comparing all pairs, where there are several grids or only one
+FEW, GRIDS_MOST = 64, 256  # the most patches for comparing all pairs, where there are several grids or only one
 
 
 def _require(plan: Plan, axes: bool = False, grid: bool = False) -> None:
@@ -123,51 +550,27 @@ def _patches(plan: Plan, shape: tuple[int, int]) -> Batch:
     return replace(plan.text(1, len(places)), positions=[places])
 
 
-def _rasters(plan: Plan, coordinates: bool = False, registers: bool = False) -> Iterator[Case]:
-    """One row of patches, behind the registers if there are any; only the shape is given. For subjects that take
-    ``coordinates`` too, or have ``registers``, if asked for."""
-    _require(plan, axes=coordinates, grid=True)
-    require(plan.subject.registers or not registers, REGISTERS)
-    require(not (plan.subject.registers and coordinates), "nothing to do: registers have no coordinates")
-    for shape in (*_both_ways(plan), *(((1, 5), (5, 1)) if coordinates else ())):
+def _rasters(plan: Plan) -> Iterator[Case]:
+    """One row of patches, behind the registers if there are any; only the shape is given."""
+    _require(plan, grid=True)
+    for shape in _both_ways(plan):
         yield Case(_raster(plan, shape), {"tolerance": plan.tolerance(max(shape))})
 
 
-def _images(plan: Plan) -> Iterator[Case]:
-    _require(plan, grid=True)
-    for shape in _both_ways(plan):
-        yield Case(_raster(plan, shape))
-
-
-def _sights(plan: Plan) -> Iterator[Case]:
-    subject = plan.subject
-    _require(plan, grid=True)
-    require(subject.relative, RELATIVE)
-    require(not subject.causal, "nothing to do: it is causal, and goes by the raster")
-    require(subject.window is None, "nothing to do: its windows are claimed, and tried as such")
-    for shape in filter(subject.fits, SIGHTS):
-        yield Case(_raster(plan, shape))
-
-
-def _offsets(plan: Plan, registers: bool = False) -> Iterator[Case]:
+def _offsets(plan: Plan) -> Iterator[Case]:
     """Grids in which all patches see one another: of many shapes, or a single window."""
     subject = plan.subject
     _require(plan, grid=True)
-    require(subject.registers if registers else subject.relative, REGISTERS if registers else RELATIVE)
+    require(subject.relative, RELATIVE)
     sides = [(side[0], side[1]) for side in (subject.trained_grid, subject.max_grid) if side]
     shapes = [(3, 5), (5, 3), (4, 4), (2, 7), (1, 5), (5, 1), *sides] if _window(plan) == (1, 1) else [_window(plan)]
-    fitting = [shape for shape in dict.fromkeys(shapes) if subject.fits(shape) and math.prod(shape) <= MOST]
+    fitting = [shape for shape in dict.fromkeys(shapes) if subject.fits(shape) and math.prod(shape) <= GRIDS_MOST]
     for shape in [shape for shape in fitting if math.prod(shape) <= FEW] or fitting:
         yield Case(_raster(plan, shape))
 
 
-def _of_two(plan: Plan) -> Iterator[Case]:
-    require(not plan.subject.causal, "nothing to do: it is causal, and gates may go by the tokens between")
-    yield from _offsets(plan)
-
-
 def _apart(plan: Plan) -> Iterator[Case]:
-    require(not plan.subject.symmetric, "nothing to do: it claims to be symmetric")
+    applies(not plan.subject.symmetric, "it claims to be symmetric")
     yield from _offsets(plan)
 
 
@@ -213,10 +616,10 @@ def _ends(plan: Plan) -> Iterator[Case]:
 
 def _adders(plan: Plan) -> Iterator[Case]:
     _require(plan, grid=True)
-    require(plan.subject.trained_grid is None, "nothing to do: its table is claimed to be resized (trained_grid)")
+    applies(plan.subject.trained_grid is None, "its table is claimed to be resized (trained_grid)")
     shapes = ((3, 5), (5, 3), (4, 4), (2, 7), (7, 2), (1, 5), (5, 1), (2, 3), (3, 2))
     fitting = list(filter(plan.subject.fits, shapes))
-    require(len(fitting) > 1, "nothing to do: it has one grid and no other")
+    applies(len(fitting) > 1, "it has one grid and no other")
     yield Case(_raster(plan, fitting[0]), {"others": fitting[1:]})
 
 
@@ -241,7 +644,7 @@ def _axes(plan: Plan) -> Iterator[Case]:
 
 def _ways(plan: Plan) -> Iterator[Case]:
     _require(plan, axes=True)
-    require(not plan.subject.symmetric, "nothing to do: it claims to be symmetric")
+    applies(not plan.subject.symmetric, "it claims to be symmetric")
     front = [0] * (plan.subject.axes - 2)
     rows = []
     for down, right in product(range(-2, 3), range(-4, 5)):
@@ -258,16 +661,6 @@ def _moves(plan: Plan) -> Iterator[Case]:
             yield Case(_patches(plan, shape), {"axis": axis, "by": by, "tolerance": plan.tolerance(highest)})
 
 
-def _orders(plan: Plan) -> Iterator[Case]:
-    _require(plan, axes=True)
-    require(not plan.subject.causal or plan.subject.can("order"), plan.lacks("order"))
-    for shape in SHAPES:
-        batch = _patches(plan, shape)
-        if plan.subject.causal:
-            batch = replace(batch, order=[list(range(batch.tokens))])
-        yield Case(batch, {"tolerance": plan.tolerance(max(shape))})
-
-
 def _text(plan: Plan) -> Iterator[Case]:
     _require(plan, axes=True)
     require(plan.subject.flat is not None, "name in `flat` the options that build the same for one axis, to run this")
@@ -281,7 +674,7 @@ def _after_an_image(plan: Plan) -> Iterator[Case]:
     """Three tokens of text, an image of 2 x 3, and text that goes on after its longer side; fed so that text, a part of
     the image, or each of its patches comes later. With three axes, also two frames, of which the second comes later."""
     _require(plan, axes=True)
-    require(plan.subject.causal, "nothing to do: what is not causal cannot go on after an image")
+    applies(plan.subject.causal, "what is not causal cannot go on after an image")
     plan.require_that_it_can("cache")
     require(plan.has(8), "let it have `max_positions` of 9 or more")
     axes, first, last = plan.subject.axes, map(plan.subject.at, range(3)), map(plan.subject.at, range(6, 9))
@@ -330,39 +723,23 @@ CHECK = Check(
         Trial("every axis is seen", every_axis_is_seen, _axes),
         Trial("ways apart", no_two_ways_are_alike, _ways),
         Trial("moving along an axis", moving_along_an_axis_changes_nothing, _moves),
-        Trial("order of patches", any_order_will_do, _orders),
-        Trial("shape of the grid", rasters.the_shape_is_seen, _rasters),
-        Trial("grid and coordinates", rasters.the_grid_gives_the_places, _rasters, {"coordinates": True}),
-        Trial("pairs of patches", rasters.the_same_way_wherever_it_is, _pairs_of_patches, claims=("relative",)),
-        Trial("scores by offsets", rasters.scores_go_by_offsets, _offsets, claims=("relative",)),
-        Trial("scores of two tokens", rasters.a_score_is_of_two_tokens, _of_two),
-        Trial("scores apart", rasters.no_two_offsets_share_a_number, _apart, claims=("directed",)),
-        Trial("who sees whom", influence.sight_goes_by_rows_and_columns, _sights),
-        Trial(
-            "windows",
-            influence.windows_are_those_claimed,
-            _whole_windows,
-            {"whole": True},
-            claims=("window", "window_shift"),
-        ),
+        Trial("shape of the grid", the_shape_is_seen, _rasters),
+        Trial("pairs of patches", the_same_way_wherever_it_is, _pairs_of_patches, claims=("relative",)),
+        Trial("scores by offsets", scores_go_by_offsets, _offsets, claims=("relative",)),
+        Trial("scores apart", no_two_offsets_share_a_number, _apart, claims=("directed",)),
+        Trial("windows", windows_are_those_claimed, _whole_windows, {"whole": True}, claims=("window", "window_shift")),
         Trial(
             "grids that are not of whole windows",
-            influence.windows_are_those_claimed,
+            windows_are_those_claimed,
             _whole_windows,
             {"whole": False},
             claims=("window",),
         ),
-        Trial("what fills windows up", influence.the_border_weighs_nothing, _borders, claims=("normalized",)),
-        Trial("what convolutions are given", influence.every_patch_is_at_its_place, _images),
-        Trial("ends of the axes", rasters.each_axis_has_its_own_end, _ends, claims=("max_grid", "max_positions")),
-        Trial("a place has one vector", rasters.a_place_has_one_vector, _adders),
-        Trial(
-            "the trained grid", tables.nothing_is_resized_at_home, _resized, {"home": True}, claims=("trained_grid",)
-        ),
-        Trial("resized tables", tables.rows_stay_rows, _resized, claims=("trained_grid",)),
-        Trial("registers", rasters.registers_have_no_place, _rasters, {"registers": True}),
-        Trial("scores of registers", rasters.a_register_is_as_far_from_all, _offsets, {"registers": True}),
-        Trial("registers in a resized grid", tables.registers_are_not_resized, _resized),
+        Trial("what fills windows up", the_border_weighs_nothing, _borders, claims=("normalized",)),
+        Trial("ends of the axes", each_axis_has_its_own_end, _ends, claims=("max_grid", "max_positions")),
+        Trial("a place has one vector", a_place_has_one_vector, _adders),
+        Trial("the trained grid", nothing_is_resized_at_home, _resized, {"home": True}, claims=("trained_grid",)),
+        Trial("resized tables", rows_stay_rows, _resized, claims=("trained_grid",)),
         Trial("text alone", text_is_one_axis, _text, claims=("flat",)),
         Trial("after an image", cached_equals_at_once, _after_an_image, remedy=AFTER),
     ),

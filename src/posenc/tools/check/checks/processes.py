@@ -8,13 +8,123 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.tools.check.calls import parameters_of, with_leaves
-from posenc.tools.check.heads import Attention
+from posenc.tools.check.calls import instead, parameters_of, with_leaves
 from posenc.tools.check.outcome import Outcome, Outcomes
-from posenc.tools.check.subjects import VOCABULARY, Batch, Subject, require
-from posenc.tools.check.suspects import agrees, compared, part_of_whole, suspicion
+from posenc.tools.check.subjects import VOCABULARY, Attention, Batch, NotApplicableError, Subject, applies, require
 from posenc.tools.check.trial import Case, Check, Plan, Trial, two_documents
 from posenc.tools.check.world import Held, ProcessError, holdings_of, in_part, in_processes, outputs, whole
+
+
+def part_of_whole(x: Tensor, held: Held, dim: int = 1) -> Tensor:
+    """What a process holds of outputs (rows, tokens[, heads], …), or of vectors with their tokens along ``dim``."""
+    x = x.index_select(dim, torch.tensor(held.tokens, dtype=torch.int64))
+    return x.movedim(3 - dim, 0)[held.heads].movedim(0, 3 - dim) if x.dim() == 4 else x
+
+
+def agrees(expected: Tensor, came: Tensor, tolerance: float, held: Held, dim: int = 1) -> Outcome:
+    """Whether a process gives what one alone does; else where, by token and head, it is furthest off."""
+    if expected.shape != came.shape:
+        return Outcome(False, f"shape {tuple(expected.shape)}", f"shape {tuple(came.shape)}")
+    if not expected.numel():
+        return Outcome(True, "nothing", "nothing")
+    off = torch.where(came == expected, 0.0, (came.double() - expected.double()).abs()).nan_to_num(torch.inf)
+    at = [int(n) for n in torch.unravel_index(off.argmax(), off.shape)]
+    head = f", head {range(99_999)[held.heads][at[3 - dim]]}" if off.dim() == 4 else ""
+    place = f"token {held.tokens[at[dim]]} of row {at[0]}{head}"
+    said = f"{float(came[tuple(at)]):.6g}, off by {float(off.max()):.2g} (at most {tolerance:.2g})"
+    return Outcome(bool(off.max() <= tolerance), f"{float(expected[tuple(at)]):.6g} for {place}", said)
+
+
+def compared(expected: Tensor, came: list[Tensor], held: list[Held], tolerance: float) -> list[Outcome]:
+    """Whether each process gives its part of the whole."""
+    return [agrees(part_of_whole(expected, h), out, tolerance, h) for h, out in zip(held, came, strict=True)]
+
+
+# -- what a difference is like: one process that makes the same mistake gives the same numbers -------------------------
+
+
+def suspicion(subject: Subject, batch: Batch, held: list[Held], came: list[Tensor], tolerance: float) -> str:
+    """What the outputs are as if, in words; else whether tokens see what they must."""
+    for words, guess in suspects(subject, batch, held):
+        try:
+            if all(agrees(x, out, tolerance, h).ok for x, out, h in zip(guess(), came, held, strict=True)):
+                return f". It is as if {words}"
+        except (NotApplicableError, ProcessError):
+            continue
+    return sight(subject, batch, held, came, tolerance)
+
+
+def suspects(subject: Subject, batch: Batch, held: list[Held]) -> Iterator[tuple[str, Callable[[], list[Tensor]]]]:
+    """Mistakes, and the outputs that each process would give with them."""
+
+    def parts(other: Subject, changed: Batch) -> Callable[[], list[Tensor]]:
+        return lambda: [part_of_whole(whole(other, changed), h) for h in held]
+
+    line = list(range(batch.tokens))
+    local, joined = dict[int, int](), dict[int, int]()
+    for h in held:
+        for n, token in enumerate(h.tokens):
+            local[token], joined[token] = n, len(joined)
+    given = [subject.at(p) for p in line]
+    of = batch.document[0] if batch.document else [0] * batch.tokens
+    within = [sum(d == of[n] for d in of[:n]) for n in line]
+    both = {
+        token: sum(of[other] == of[token] for other in h.tokens[:n]) for h in held for n, token in enumerate(h.tokens)
+    }
+    places = {
+        "positions began again at 0 in every process": [local[n] for n in line],
+        "positions began again at 0 in every document": within,
+        "positions began again at 0 in every document of every process": [both[n] for n in line],
+        "the position of a token were its index when all shards are joined": [joined[n] for n in line],
+    }
+    if all(h.heads == slice(None) for h in held):
+        for words, numbers in places.items():
+            changed = replace(batch, positions=[[subject.at(p) for p in numbers]] * len(batch.ids))
+            if changed.positions != (batch.positions or [given] * len(batch.ids)):
+                yield words, parts(subject, changed)
+    if subject.takes("query_positions"):
+        words = "scores went by the index of a query in its process, and that of a key when all shards are joined"
+        index = torch.tensor([[local[n] for n in line]] * len(batch.ids))
+        keys = replace(batch, positions=[[joined[n] for n in line]] * len(batch.ids))
+
+        def by_index(made: Any, *given: Any, **named: Any) -> Any:
+            return subject.call(made, *given, **{**named, "query_positions": index})
+
+        yield words, parts(instead(subject, by_index), keys)
+    if isinstance(subject, Attention) and subject.heads % len(held) == 0:
+        each = subject.heads // len(held)
+
+        def of_few(made: Any, *given: Any, **named: Any) -> Any:
+            pieces = [[x[:, n : n + each] for x in given] for n in range(0, subject.heads, each)]
+            return torch.cat([subject.call(made, *piece, **named) for piece in pieces], 1)
+
+        yield (
+            f"the {each} heads of a process were heads 0 to {each - 1} of {each}",
+            parts(instead(subject, of_few), batch),
+        )
+
+
+def sight(subject: Subject, batch: Batch, held: list[Held], came: list[Tensor], tolerance: float) -> str:
+    """Whether a token changes what it changes in one process: the first of each process is tried."""
+    one = whole(subject, batch)
+    if not all(out.isfinite().all() for out in came):
+        return ""
+    for h in held:
+        for token in h.tokens[:1]:
+            ids = [[(x + 7) % VOCABULARY if n == token else x for n, x in enumerate(row)] for row in batch.ids]
+            other = replace(batch, ids=ids)
+            must = (whole(subject, other) - one).abs().flatten(2).amax(-1)
+            for rank, (out, new) in enumerate(zip(came, outputs(subject, other, held), strict=True)):
+                does = (new - out).abs().flatten(2).amax(-1)
+                for n, seen in enumerate(held[rank].tokens):
+                    if bool(((does[:, n] > tolerance) & (must[:, seen] == 0)).any()):
+                        return f". Token {seen}, on rank {rank}, sees token {token}, and must not"
+                    if bool(((does[:, n] == 0) & (must[:, seen] > tolerance)).any()):
+                        return f". Token {seen}, on rank {rank}, does not see token {token}, and must"
+    if not (subject.can("positions") or subject.takes("shard")):
+        return ". Every token sees what it must, but call is told no positions: each process may count its own from 0"
+    return ". Every token sees what it must, so the mask's indices are right, and those of scores or values are not"
+
 
 OUTPUT = "output"
 
@@ -90,8 +200,8 @@ def gradients_of_parts_equal_the_whole(
     expected = gradients(subject, batch, [Held(list(range(batch.tokens)))])[0]
     came = gradients(subject, batch, held)
     outcomes = compared(expected.pop(OUTPUT), [found.pop(OUTPUT) for found in came], held, tolerances[OUTPUT])
-    require(all(outcome.ok for outcome in outcomes), "nothing to do: outputs are wrong, and so are their gradients")
-    require(expected, "nothing to do: nothing has a gradient")
+    applies(all(outcome.ok for outcome in outcomes), "outputs are wrong, and so are their gradients")
+    applies(expected, "nothing has a gradient")
     for name, gradient in expected.items():
         if name.startswith("parameter "):
             if order == "heads":  # a process may hold a part of it
@@ -117,8 +227,7 @@ def gradients_of_parts_equal_the_whole(
 def gradients(
     subject: Subject, batch: Batch, held: list[Held], of: Sequence[int] | None = None
 ) -> list[dict[str, Tensor]]:
-    """The outputs of each process, and the gradients that it has of a weighted sum of all outputs, or of those of the
-    tokens ``of``: of the vectors that call is given, and of the parameters."""
+    """The outputs of each process, and its gradients, by name, of a sum of all outputs, or those ``of`` tokens."""
 
     def work(rank: int) -> dict[str, Tensor]:
         leaves: dict[str, Tensor] = {}
@@ -193,7 +302,7 @@ def _even(world: int) -> int:
 
 def _of_any_number(plan: Plan, tokens: Callable[[int], int]) -> Iterator[Case]:
     multiple = plan.subject.shard_multiple
-    require(multiple == 1, f"nothing to do: every process has a multiple of {multiple} tokens")
+    applies(multiple == 1, f"every process has a multiple of {multiple} tokens")
     yield from _texts(plan, tokens)
 
 
@@ -214,13 +323,12 @@ def _beyond(plan: Plan) -> Iterator[Case]:
     require(threshold is not None, "claim `threshold`, the length beyond which its behaviour changes")
     tokens = plan.room((threshold or 0) + plan.world)
     longest = -(-tokens // plan.world)
-    require(tokens <= plan.limit and longest <= (threshold or 0), "nothing to do: no shard is within the threshold")
+    applies(tokens <= plan.limit and longest <= (threshold or 0), "no shard is within the threshold")
     within = (threshold or 0) // (each := plan.world * plan.subject.shard_multiple) * each
     batch = plan.alone.line(1, tokens) if _told(plan.subject, "positions") else plan.alone.text(1, tokens)
     for order in orders:
         yield Case(
-            batch,
-            {"world": plan.world, "order": order, "within": within, "tolerance": plan.alone.tolerance(tokens)},
+            batch, {"world": plan.world, "order": order, "within": within, "tolerance": plan.alone.tolerance(tokens)}
         )
 
 
@@ -236,8 +344,7 @@ def _gradients(plan: Plan) -> Iterator[Case]:
 
 
 def _gradient_tolerances(subject: Subject, batch: Batch) -> dict[str, float]:
-    """How far two equal gradients may be apart: as for outputs, eight times the error in float32, and the error of
-    phases that are rounded to float32."""
+    """How far two equal gradients may be apart, as `Plan.tolerance` says it for outputs."""
     one = [Held(list(range(batch.tokens)))]
     (exact,) = gradients(subject, batch, one)
     (rounded,) = gradients(replace(subject, dtype=torch.float32), batch, one)

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from posenc.tools.check.calls import gradient_tolerances, gradients_of, holdings, instead, one_line, with_tokens
-from posenc.tools.check.heads import Bias, Rotary
 from posenc.tools.check.outcome import Outcome, Outcomes, first_failure, near
-from posenc.tools.check.subjects import REFUSALS, Batch, NotApplicableError, Subject, require
+from posenc.tools.check.subjects import REFUSALS, Batch, Bias, NotApplicableError, Rotary, Subject, applies
 from posenc.tools.check.trial import Case, Check, Plan, Trial
 
 BETWEEN = ("the same", "shorter", "longer", "others", "bfloat16", "autocast", "inference mode")
@@ -59,8 +58,7 @@ def inputs_stay_as_they_are(subject: Subject, batch: Batch) -> Outcomes:
 
 
 def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit: int, tolerance: float) -> Outcomes:
-    """The same call gives the same before and after other calls; if the subject is causal, so does the start of a
-    longer row."""
+    """A call gives the same before and after others, and, if the subject is causal, at the start of a longer row."""
     if isinstance(subject, Rotary | Bias):
         subject = replace(subject, causal=True)  # attention is not theirs, and so the start of a longer row is known
     if between == "autocast":
@@ -88,18 +86,6 @@ def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit:
     if subject.causal and subject.threshold is None:
         start = subject.run(made, replace(longer, ids=[(batch.ids[0] + longer.ids[0])[: longer.tokens]]))
         yield "at the start of more tokens", near(first[:1], start[:1, : batch.tokens], tolerance)
-
-
-def no_grid_changes_another(
-    subject: Subject, batch: Batch, others: list[tuple[int, int]], tolerance: float
-) -> Outcomes:
-    """Grids of other shapes with as many patches, after a grid of this shape, against a new build."""
-    made = subject.make()
-    subject.run(made, batch)
-    for grid in others:
-        other = replace(batch, grid=grid)
-        fresh = subject.run(subject.make(), other)
-        yield f"{grid} after {batch.grid}", near(fresh, subject.run(made, other), tolerance)
 
 
 def call_between(subject: Subject, made: Any, how: str, batch: Batch) -> None:
@@ -142,7 +128,7 @@ def inference_mode_leaves_no_trace(subject: Subject, batch: Batch, highest: int)
     outs = [x for out in given for x in (out if isinstance(out, tuple) else (out,))]
     if any(isinstance(x, Tensor) and x.is_inference() for x in outs):
         return Outcome(False, "outputs that can be trained with", "one that was made under inference mode")
-    require(came, "nothing to do: nothing in it is trained, and call takes no vectors")
+    applies(came, "nothing in it is trained, and call takes no vectors")
     _, expected = gradients_of(subject, subject.make(), batch)
     tolerances = gradient_tolerances(subject, batch, highest)
     return first_failure([(name, near(expected[name], came[name], tolerances[name])) for name in expected])
@@ -180,19 +166,6 @@ def _between(plan: Plan, which: str) -> Iterator[Case]:
         yield Case(plan.text(1, tokens), {"between": which, "limit": plan.limit, "tolerance": tolerance})
 
 
-def _grids(plan: Plan) -> Iterator[Case]:
-    """As many patches as have several shapes, of two rows and columns or more."""
-    subject = plan.subject
-    require(subject.takes("grid"), "let call take `grid`, (height, width), if it takes images")
-    for tokens in sorted({plan.room(n) for n in (12, 24, 40)}):
-        patches = tokens - subject.registers
-        sides = [n for n in range(2, patches // 2 + 1) if patches % n == 0]
-        shapes = [shape for n in sides if subject.fits(shape := (n, patches // n))]
-        if len(shapes) > 1 and not subject.causal:
-            batch = replace(plan.text(1, tokens), grid=shapes[0])
-            yield Case(batch, {"others": shapes[1:], "tolerance": plan.tolerance(tokens)})
-
-
 def _trained(plan: Plan) -> Iterator[Case]:
     # Lengths that no other check begins with: global tables kept by length would exist already.
     for tokens in sorted({plan.room(5), plan.room(11)}):
@@ -212,7 +185,6 @@ CHECK = Check(
         Trial("what is written", nothing_is_written, _texts),
         Trial("inputs", inputs_stay_as_they_are, _texts, {"with_positions": True}),
         *(Trial(f"calls between: {which}", no_call_changes_another, _between, {"which": which}) for which in BETWEEN),
-        Trial("calls between: other grids", no_grid_changes_another, _grids),
         Trial("inference, then training", inference_mode_leaves_no_trace, _trained),
     ),
 )

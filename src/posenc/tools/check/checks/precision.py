@@ -1,29 +1,30 @@
-"""Checks that low precision keeps positions as exact far away as near 0 (check 1)."""
+"""Checks that low precision keeps positions exact far away (check 1), and neighbours apart (check 2)."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.tools.check.heads import Bias, Rotary
-from posenc.tools.check.measure import (
+from posenc.tools.check.checks.rotations import (
     claimed,
     fastest,
     first_axis,
     lowered,
     matrices,
+    of_two_tokens,
     row_of,
     sides,
+    turned,
     unit,
     with_weights_in,
 )
 from posenc.tools.check.outcome import Outcome, Outcomes, near
-from posenc.tools.check.subjects import Batch, Subject, require
+from posenc.tools.check.subjects import Batch, Bias, Rotary, Subject, applies, require
 from posenc.tools.check.trial import AT_0_ALONE, FAR, Case, Check, Plan, Trial
 
-SHORT = 8  # tokens whose distances no scheme puts together
 EARLY, LATE = 64, 257  # rows of a text before anything is lost, and from where bfloat16 has lost the odd ones
 
 
@@ -75,39 +76,21 @@ def outputs(subject: Subject, made: Any, batch: Batch, tokens: slice = slice(Non
     return bias.detach().masked_fill(~seen | bias.isneginf(), 0.0).transpose(1, 2)[:, tokens]
 
 
-def from_a_distance(subject: Bias, made: Any, batch: Batch) -> Tensor:
-    """The biases of the last token of a batch for the others: (rows, heads, 1, keys)."""
-    places = subject.places(batch)
-    bias = subject.bias(made, places[:, -1:], places[:, :-1])
-    return bias.detach().masked_fill(bias.isneginf(), 0.0)
-
-
 def far_as_exact_as_near(
     subject: Subject, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None, effect: float | None
 ) -> Outcome:
     """The error of low precision far from 0, against its error for the same tokens at 0, 1, 2, … ."""
     flat = [first_axis(p) for p in row_of(batch)]
-    require(min(flat), "nothing to do: the tokens begin at 0")
+    applies(min(flat), "the tokens begin at 0")
     places = ((batch.moved(-min(flat)),), (batch,))
     return _compared(subject, places, outputs, dtype, autocast, effect, max(flat))
-
-
-def long_as_exact_as_short(
-    subject: Bias, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None, effect: float | None
-) -> Outcome:
-    """The error of low precision over long distances, against its error over the shortest ones."""
-    last = first_axis(row_of(batch)[-1])
-    low = autocast or dtype
-    require(last <= torch.finfo(low).max, f"nothing to do: {low} has no numbers like the distance {last}")
-    short = Batch([[0] * SHORT], positions=[[subject.at(p) for p in range(SHORT)]])
-    return _compared(subject, ((short,), (batch,)), from_a_distance, dtype, autocast, effect, last)
 
 
 def late_as_exact_as_early(
     subject: Subject, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None, effect: float | None
 ) -> Outcome:
     """The error of low precision for the late tokens of a row, against its error for the early ones."""
-    require(batch.tokens > LATE, f"nothing to do: no token is at {LATE} or later")
+    applies(batch.tokens > LATE, f"no token is at {LATE} or later")
     places = ((batch, slice(None, EARLY)), (batch, slice(LATE, None)))
     return _compared(subject, places, outputs, dtype, autocast, effect, batch.tokens)
 
@@ -152,7 +135,68 @@ def _compared(
     return outcome
 
 
+def neighbours(rows: list[tuple[Any, Tensor]], step: list[int]) -> Outcome:
+    """Whether no two positions that are a step apart give the same bits."""
+    compared = 0
+    for (p, first), (q, second) in pairwise(rows):
+        a, b = (place if isinstance(place, list) else [place] for place in (p, q))
+        if [y - x for x, y in zip(a, b, strict=True)] != step:
+            continue
+        compared += 1
+        if torch.equal(first, second):
+            return Outcome(False, f"something else at {q} than at {p}", "the same, to the bit")
+    applies(compared, "no two positions are neighbours")
+    return Outcome(True, "no two alike", "no two alike")
+
+
+def rotations_differ(subject: Rotary, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcomes:
+    """One vector, rotated to neighbouring positions, gives different numbers."""
+    positions, step = row_of(batch), [1] * subject.axes
+    generator = torch.Generator().manual_seed(0)
+    vector = torch.randn(1, subject.head_dim, generator=generator, dtype=torch.float64).to(subject.device)
+    for name, which in sides(subject):
+        if subject.distinct_to is None:
+            # A step rotates by the same angle everywhere. If that is less than two units of the dtype, it cannot show;
+            # if it is zero, it is a finding.
+            first = [subject.at(p) for p in range(min(4, subject.max_positions or 4))]
+            exact = turned(subject, subject.make(), vector.to(subject.dtype), first, which)[0]
+            seen = float(exact.diff(dim=1).abs().max()) / float(exact.abs().max())
+            hidden = 0 < seen < 4 * subject.eps(autocast or dtype)
+            require(not hidden, f"claim `distinct_to=N`, for one step turns less than {autocast or dtype} can tell")
+        came = lowered(subject, dtype, autocast, turned, vector.to(dtype), positions, which)[0]
+        outcome = neighbours(list(zip(positions, came.unbind(1), strict=True)), step)
+        yield name, outcome
+        if not outcome.ok:
+            break
+
+
+def last_row(subject: Bias, made: Any, distances: list[int]) -> Tensor:
+    """The bias of a query for keys at these distances before it: (heads, distances)."""
+    last = max(distances)
+    if subject.can("positions"):
+        query = torch.tensor([[last]], device=subject.device)
+        return subject.bias(made, query, last - torch.tensor([distances], device=subject.device))[0, :, 0]
+    line = torch.arange(last + 1, device=subject.device)[None]
+    return subject.bias(made, line[:, -1:], line)[0, :, 0].flip(-1)[:, distances]
+
+
+def biases_differ(subject: Bias, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcome:
+    """The biases of a query for neighbouring keys differ; the positions of the batch are distances."""
+    came = lowered(subject, dtype, autocast, last_row, row_of(batch))
+    return neighbours(list(zip(row_of(batch), came.unbind(-1), strict=True)), [1])
+
+
+def outputs_differ(subject: Subject, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcome:
+    """Rows of two tokens give different outputs, where the second moves on by one from row to row."""
+    assert batch.positions is not None
+    applies(of_two_tokens(batch), "the rows are not of the same two tokens")
+    came = lowered(subject, dtype, autocast, type(subject).run, batch)
+    places = [row[-1] for row in batch.positions]
+    return neighbours(list(zip(places, came.unbind(0), strict=True)), [1] * subject.axes)
+
+
 # -- cases -------------------------------------------------------------------------------------------------------------
+
 
 AT = (0, 255, 256, 257, 2047, 2049, 65535, FAR - 1)  # bfloat16 holds every integer up to 256, float16 up to 2048
 END = 2**16  # how far outputs are followed: phases in float32 move them by a thirtieth of all there is of position
@@ -166,7 +210,7 @@ def _outputs_in(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def _of_rotations(plan: Plan) -> Iterator[Case]:
-    require(isinstance(plan.subject, Rotary), "nothing to do: a rotation alone has angles")
+    applies(isinstance(plan.subject, Rotary), "a rotation alone has angles")
     end = plan.reach
     require(end > 1, AT_0_ALONE)
     at = sorted({p for p in AT if p < end} | {end - 1})
@@ -175,10 +219,10 @@ def _of_rotations(plan: Plan) -> Iterator[Case]:
 
 
 def _far(plan: Plan) -> Iterator[Case]:
-    require(not isinstance(plan.subject, Rotary), "nothing to do: of a rotation the angles are measured")
+    applies(not isinstance(plan.subject, Rotary), "of a rotation the angles are measured")
     plan.require_that_it_can("positions")
     tokens, end = plan.sizes[-1], min(plan.reach, END)
-    require(end > LATE, f"nothing to do: positions end at {end}, where low precision holds them all")
+    applies(end > LATE, f"positions end at {end}, where low precision holds them all")
     # One row ends at the first position that bfloat16 lacks, one at the last.
     for start in sorted({LATE + 1 - tokens, end - tokens}):
         for values in _outputs_in(plan):
@@ -186,26 +230,58 @@ def _far(plan: Plan) -> Iterator[Case]:
                 yield Case(plan.line(1, tokens, start), values)
 
 
-def _long(plan: Plan) -> Iterator[Case]:
-    require(isinstance(plan.subject, Bias), "nothing to do: a bias alone has distances")
-    plan.require_that_it_can("positions")
-    tokens = plan.sizes[-1]
-    end = min(plan.reach, END)
-    require(end > SHORT, f"nothing to do: positions end at {end}, and there is no distance that is long")
-    for last in sorted({p for p in (*range(tokens, 8 * tokens, tokens), LATE, end - 1) if tokens <= p < end}):
-        for values in _outputs_in(plan):
-            yield Case(plan.row([*range(tokens), last]), values)
-
-
 def _late(plan: Plan) -> Iterator[Case]:
-    require(not isinstance(plan.subject, Rotary), "nothing to do: of a rotation the angles are measured")
-    require(not plan.subject.can("positions"), "nothing to do: call takes positions, so that far ones can be given")
-    require(plan.limit >= 300, f"nothing to do: rows end at {plan.limit}, where low precision holds most positions")
+    applies(not isinstance(plan.subject, Rotary), "of a rotation the angles are measured")
+    applies(not plan.subject.can("positions"), "call takes positions, so that far ones can be given")
+    applies(plan.limit >= 300, f"rows end at {plan.limit}, where low precision holds most positions")
     for values in _outputs_in(plan):
         yield Case(plan.text(1, min(plan.limit, 2 * LATE)), values)
 
 
-CHECK = Check(
+ALL_TO = 1024  # all positions below it are tried; then those near powers of two, where the spacing of floats doubles
+
+
+def _windows(end: int) -> list[int]:
+    """Positions below ``end``: the first, and those around every power of two and at the end."""
+    around = [2**n for n in range(2, 64) if 2**n < end] + [end]
+    chosen = set(range(min(end, ALL_TO)))
+    chosen.update(p for middle in around for p in range(max(middle - 8, 0), min(middle + 8, end)))
+    return sorted(chosen)
+
+
+def _distinct_of_rotations(plan: Plan) -> Iterator[Case]:
+    applies(isinstance(plan.subject, Rotary), "a rotation alone can be seen by itself")
+    end = min(plan.subject.distinct_to or FAR, plan.reach)
+    require(end > 1, AT_0_ALONE)
+    for values in plan.precisions():
+        yield Case(plan.row(_windows(end)), values)
+
+
+def _claimed(plan: Plan) -> int:
+    require(plan.subject.distinct_to, "claim `distinct_to=N`, up to where no two neighbours look the same")
+    return min(plan.subject.distinct_to or 0, plan.reach)
+
+
+def _of_biases(plan: Plan) -> Iterator[Case]:
+    applies(isinstance(plan.subject, Bias), "a bias alone has distances")
+    end = _claimed(plan)
+    applies(plan.subject.axes == 1, "distances on several axes are no line")
+    for values in plan.precisions():
+        yield Case(plan.row(_windows(end)), values)
+
+
+def _of_outputs(plan: Plan) -> Iterator[Case]:
+    own = isinstance(plan.subject, Bias | Rotary)
+    applies(not own, "it is compared by itself, not by what it does to outputs")
+    end = _claimed(plan)
+    plan.require_that_it_can("positions")
+    places = [p for p in _windows(end) if p < 64 or p > ALL_TO or any(abs(p - 2**n) < 4 for n in range(11))]
+    rows = [[plan.subject.at(0), plan.subject.at(p)] for p in places]
+    for values in plan.precisions():
+        yield Case(Batch([[1, 2]] * len(rows), positions=rows), values)
+
+
+PHASE_CHECK = Check(
     number=1,
     name="phase",
     rule="In bfloat16, float16 and under autocast, large positions are as precise as small ones.",
@@ -216,7 +292,20 @@ CHECK = Check(
     trials=(
         Trial("angles", angles_are_exact, _of_rotations),
         Trial("far positions", far_as_exact_as_near, _far),
-        Trial("long distances", long_as_exact_as_short, _long),
         Trial("late tokens", late_as_exact_as_early, _late),
+    ),
+)
+
+DISTINCT_CHECK = Check(
+    number=2,
+    name="distinct",
+    rule="In low precision, adjacent positions stay distinct, up to the last.",
+    why="If two positions have the same bits, the order of their tokens is lost without an error.",
+    pains=(1,),
+    remedy="Compute phases and distances in float32, with autocast switched off, from integer positions.",
+    trials=(
+        Trial("rotations", rotations_differ, _distinct_of_rotations, claims=("distinct_to",)),
+        Trial("biases", biases_differ, _of_biases, claims=("distinct_to",)),
+        Trial("outputs", outputs_differ, _of_outputs, claims=("distinct_to",)),
     ),
 )
