@@ -244,14 +244,6 @@ def test_what_is_wrong_is_1_and_is_written(tmp_path: Path, capsys: pytest.Captur
     assert [path.name for path in (out / "scripts").iterdir()] == ["7-of-ones-own.py"]
 
 
-def test_several_subjects_are_checked_one_after_the_other(capsys: pytest.CaptureFixture[str]) -> None:
-    write("mine.py", "from tests.check.small import RIGHT, WRONG\nboth = (RIGHT, WRONG)\n")
-    assert main(["check", "mine:both", *PADDING, "--out", "out"]) == 1
-    shown = capsys.readouterr().out
-    assert shown.index("mine:both[0]: 1 passed") < shown.index("mine:both[1]: 1 with findings")
-    assert [path.name for path in Path("out/scripts").iterdir()] == ["2-mine-both-1"]
-
-
 @pytest.mark.usefixtures("one_of_each")
 @pytest.mark.parametrize(("checks", "code"), [("1", 0), ("1,3", 0), ("2", 1), ("4", 1), ("1-4", 1), ("3", 2)])
 def test_how_it_ends(checks: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from posenc.tools.check import Attention, Bias, Rotary, Subject, check
+from posenc.tools.check import Bias, Rotary, Subject, check
 from posenc.tools.check.checks.bounds import published_slopes
 from posenc.tools.check.run import FINDING, NOT_APPLICABLE, PASSED, Result
 from tests.check.mutants import bounds, configuration, grids, layout, phase
@@ -134,12 +134,7 @@ def test_slopes_may_be_claimed_one_by_one() -> None:
 # -- what cannot be seen is no pass -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("subject", "what"),
-    [
-        (phase.rotary(phase.PositionsInTheDtypeOfX, base=None), "angle"),
-    ],
-)
+@pytest.mark.parametrize(("subject", "what"), [(phase.rotary(phase.PositionsInTheDtypeOfX, base=None), "angle")])
 def test_a_finding_of_low_precision_names_what_was_lost_in_it(subject: Subject, what: str) -> None:
     """Shrinking leaves an error that is hardly above what is allowed, which alone would read as noise."""
     (finding, *_) = (found.finding for _, found in check(subject, checks=[1]).findings)
@@ -156,74 +151,16 @@ def test_a_finding_of_low_precision_names_what_was_lost_in_it(subject: Subject, 
     ("subject", "number", "trial", "reason"),
     [
         (bounds.table(bounds.Table), 1, "far positions", "positions end at 40, where low precision holds them all"),
-        (phase.biased(phase.Buckets), 2, "biases", "claim `distinct_to=N`"),
         (Rotary(build=Turn, call=turn), 14, "frequencies", "claim `base=10_000.0`, or `frequencies`"),
         (Rotary(build=Turn, call=turn), 14, "options count", "name in `varied` another value of each option"),
         (Rotary(build=Turn, call=turn), 15, "pairs", 'claim `layout="half"` or'),
         (layout.rotary(Turn), 19, "positions past the end", "claim `max_positions=N`"),
-        (phase.biased(phase.Buckets), 19, "slopes", "claim `slopes`, or the `heads_option`"),
-        (phase.biased(phase.Buckets), 15, "pairs", "a rotation alone has pairs of channels"),
-        (phase.biased(phase.Buckets), 20, "shape of the grid", "let call take `grid`"),
         (grids.axial(grids.Axial), 20, "text alone", "name in `flat` the options"),
         (replace(grids.axial(grids.Axial), symmetric=True), 20, "ways apart", "it claims to be symmetric"),
     ],
 )
 def test_what_does_not_apply_says_why(subject: Subject, number: int, trial: str, reason: str) -> None:
     assert reason in reasons(subject, number)[trial]
-
-
-# -- positions that a subject does not have are never asked for, but where it must refuse ------------------------------
-
-
-def the_end(end: int) -> int:
-    return end
-
-
-def check_end(end: int, *given: Tensor) -> None:
-    for positions in given:
-        if positions.min() < 0 or positions.max() >= end:
-            raise IndexError(f"there is no position {positions.flatten().tolist()}, the end is {end}")
-
-
-def turn_to_an_end(end: int, x: Tensor, positions: Tensor) -> Tensor:
-    check_end(end, positions)
-    return in_float32(100.0, x, positions if positions.dim() == 2 else positions.sum(-1))
-
-
-def line_to_an_end(end: int, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-    check_end(end, query_positions, key_positions)
-    return (
-        -(query_positions[:, :, None] - key_positions[:, None, :]).abs()[:, None]
-        * torch.tensor([0.5, 0.25, 0.1])[:, None, None]
-    )
-
-
-def attend_to_an_end(
-    end: int, query: Tensor, key: Tensor, value: Tensor, query_positions: Tensor, key_positions: Tensor
-) -> Tensor:
-    check_end(end, query_positions, key_positions)
-    query, key = in_float32(100.0, query, query_positions), in_float32(100.0, key, key_positions)
-    return nn.functional.scaled_dot_product_attention(query, key, value)
-
-
-ENDS = [
-    *((Rotary, {"call": turn_to_an_end, "causal": True, "base": 100.0}, end) for end in (1, 2, 3, 5, 9, 40, 1003)),
-    *((Rotary, {"call": turn_to_an_end, "causal": True, "axes": 2}, end) for end in (1, 9, 40)),
-    *((Bias, {"call": line_to_an_end}, end) for end in (1, 5, 1003)),
-    *((Attention, {"call": attend_to_an_end}, end) for end in (1, 3, 40)),
-]
-
-
-@pytest.mark.parametrize(("kind", "facts", "end"), first_of(ENDS))
-def test_no_position_past_the_end_is_asked_for(kind: type[Subject], facts: dict[str, Any], end: int) -> None:
-    distinct = {"distinct_to": end} if kind is Bias or "base" in facts else {}
-    options: dict[str, Any] = {"options": {"end": end}, "max_positions": end, "relative": True}
-    subject = kind(build=the_end, **options, **facts, **distinct)
-    found = results(subject, (1, 2, 14, 15, 19))
-    assert {r.status for r in found.values()} <= {PASSED, NOT_APPLICABLE}
-    assert found[19].status == PASSED
-    in_grids = [trial for trial in results(subject, (20,))[20].trials if trial.finding]
-    assert not any("there is no position" in trial.finding.came for trial in in_grids if trial.finding)
 
 
 # -- what they say ----------------------------------------------------------------------------------------------------

@@ -127,10 +127,7 @@ def of_wide_heads(made: Any, x: Tensor, positions: Tensor) -> Tensor:
             "output.transpose(0, 1)`",
         ),
         (Layer(build=nothing, call=one_for_all), "here (1, 5) and more, got (1, 1, 32)"),
-        (
-            Bias(build=nothing, call=of_twelve_heads),
-            "It was run with heads=3 and head_dim=16: set what your code has",
-        ),
+        (Bias(build=nothing, call=of_twelve_heads), "It was run with heads=3 and head_dim=16: set what your code has"),
         (Rotary(build=nothing, call=of_wide_heads), "set what your code has by Rotary(heads=…, head_dim=…)"),
         (Layer(build=nothing, call=of_wide_heads), "It was run with dim=32: set what your code has by Layer(dim=…)"),
     ],

@@ -77,12 +77,12 @@ def test_influence_is_who_counts_for_whom() -> None:
 def test_a_table_is_found_by_its_shape(shape: tuple[int, ...]) -> None:
     made = nn.Module()
     made.table = nn.Parameter(torch.zeros(shape))
-    table = table_of(made, (3, 4), more={1}, first=True, dim=8)
+    table = table_of(made, (3, 4), more={1}, dim=8)
     assert table is not None
     assert table.shape == (3, 4, 8)
     table.fill_(1.0)  # it is a view
     assert float(made.table.detach().sum()) == 96.0
-    assert table_of(made, (4, 5), more={1}, first=True, dim=8) is None
+    assert table_of(made, (4, 5), more={1}, dim=8) is None
 
 
 def test_the_numbers_in_an_error() -> None:

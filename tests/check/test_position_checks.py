@@ -1,14 +1,12 @@
 """The checks of positions, 6 to 13: what they run on, what they cannot see, and what they never ask for."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from posenc.tools.check import Bias, Layer, Rotary, Subject, check
+from posenc.tools.check import Subject, check
 from posenc.tools.check.run import FINDING, NOT_APPLICABLE, PASSED, Result
 from tests.check.mutants import attention_functions, biases, claims, layers, rotations, told
 from tests.rows import first_of
@@ -30,7 +28,6 @@ def reasons(result: Result) -> dict[str, str]:
 APPLY = {
     "rotation": (rotations.ROTARY, set(NUMBERS)),
     "rotation from an offset": (rotations.OFFSET, {6, 7, 8, 9, 11, 12, 13}),
-    "rotation that stretches": (rotations.XPOS, set(NUMBERS)),
     "bias": (biases.ALIBI, {6, 7, 9, 10, 11, 12, 13}),  # it is not causal
     "bias by lengths": (biases.TABLE, {8, 9, 13}),
     "attention without positions": (attention_functions.PAST, {8, 9, 13}),
@@ -56,66 +53,6 @@ def turn_in_float32(base: float, x: Tensor, positions: Tensor) -> Tensor:
 
 def test_phases_in_float32_are_no_finding() -> None:
     assert {r.status for r in results(replace(rotations.ROTARY, call=turn_in_float32)).values()} == {PASSED}
-
-
-# -- positions that a subject does not have are never asked for -------------------------------------------------------
-
-
-class BoundedCache(layers.Rotating):
-    """Attention with a cache, and an end."""
-
-    def __init__(self, end: int) -> None:
-        super().__init__()
-        self.end = end
-
-    def place(self, told: Tensor | None, document: Tensor, start: int) -> Tensor:
-        return check_end(self.end, super().place(told, document, start))
-
-
-def check_end(end: int, positions: Tensor) -> Tensor:
-    if positions.min() < 0 or positions.max() >= end:
-        raise IndexError(f"there is no position {positions.flatten().tolist()}, the end is {end}")
-    return positions
-
-
-def the_end(end: int) -> int:
-    return end
-
-
-def turn_to_an_end(end: int, x: Tensor, positions: Tensor) -> Tensor:
-    return turn_in_float32(100.0, x, check_end(end, positions))
-
-
-def line_to_an_end(end: int, query_positions: Tensor, key_positions: Tensor) -> Tensor:
-    for given in (query_positions, key_positions):
-        check_end(end, given)
-    return biases.line([0.5, 0.25, 0.125], query_positions, key_positions)
-
-
-ENDING: dict[str, Callable[..., Subject]] = {
-    "rotation": partial(Rotary, build=the_end, call=turn_to_an_end, causal=True),
-    "bias": partial(Bias, build=the_end, call=line_to_an_end),
-    "layer with a cache": partial(Layer, build=BoundedCache, call=layers.call, causal=True),
-}
-ENDS = [
-    *(("rotation", end) for end in (1, 2, 5, 40, 1003)),
-    *(("bias", 1), ("bias", 40)),
-    *(("layer with a cache", 1), ("layer with a cache", 5), ("layer with a cache", 40)),
-]
-
-
-@pytest.mark.parametrize(("kind", "end"), first_of(ENDS))
-def test_no_position_past_the_end_is_asked_for(kind: str, end: int) -> None:
-    claims = {"options": {"end": end}, "max_positions": end, "relative": True}
-    threshold = {"threshold": min(end, 16)} if kind == "rotation" else {}
-    subject = ENDING[kind](**claims, **threshold)
-    assert {r.status for r in results(subject).values()} <= {PASSED, NOT_APPLICABLE}
-    # That it moves is claimed falsely, and found if there is room to move it; but not past the end.
-    (moved,) = results(replace(subject, relative=False), (6,)).values()
-    assert moved.status == (FINDING if end > 3 else NOT_APPLICABLE)
-    found = {trial.name: trial.finding.came for trial in moved.trials if trial.finding}
-    assert "outputs that change by" in found.get("absolute", "outputs that change by")
-    assert set(found) <= {"absolute", "along the index, absolute"}
 
 
 # -- what cannot be seen is no pass -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import posenc
 from posenc.tools.check import Report, check, report, run
 from posenc.tools.check.checks import CHECKS
 from posenc.tools.check.run import Interrupted
-from tests.check.small import CLOCK, ONE_OF_EACH, RIGHT, WRONG, run_alone
+from tests.check.small import CLOCK, ONE_OF_EACH, RIGHT, run_alone
 
 CAME = "a bell \x07, a half \ud83d, ]]> and é\n</pre>"
 Data = dict[str, Any]
@@ -38,12 +38,6 @@ def printed(subject: Data, places: dict[str, str] | None = None, quiet: bool = F
     console = Console(file=io.StringIO(), width=120)
     console.print(report.shown(subject, places or {}, quiet), highlight=False)
     return console.file.getvalue()  # type: ignore[attr-defined]
-
-
-def without_seconds(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {name: without_seconds(value) for name, value in data.items() if name != "seconds"}
-    return [without_seconds(value) for value in data] if isinstance(data, list) else data
 
 
 # -- data --------------------------------------------------------------------------------------------------------------
@@ -90,15 +84,6 @@ def test_a_finding_has_its_smallest_input_and_its_script(data: Data) -> None:
     assert (first["file"], second["file"]) == ("2-a-hostile-one.py", "2-another-hostile-one.py")
     code, said = run_alone(first["script"])
     assert (code, said) == (1, f"expected: {first['expected']}\ncame:     {CAME}\n")
-
-
-def test_the_same_subject_and_seed_give_the_same_report() -> None:
-    settings: Data = {"checks": [7], "lengths": [3], "name": "mine"}
-    once, again = (without_seconds(report.as_data([check(WRONG, **settings)])) for _ in range(2))
-    assert once == again
-    assert once["subjects"][0]["results"][0]["status"] == "finding"
-    other = without_seconds(report.as_data([check(WRONG, **settings, seed=1)]))
-    assert other["subjects"][0]["settings"]["seed"] == 1
 
 
 def test_what_was_interrupted_is_not_ok(made: Callable[..., Report], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -121,6 +120,15 @@ def test_of_a_check_it_holds_what_stands_above_the_cases() -> None:
     assert "Plan" not in flat
 
 
+def test_a_script_has_no_other_kind_of_subject_and_no_other_trial() -> None:
+    padding = next(entry for entry in CHECKS if entry.name == "padding")
+    plain = script(WRONG, padding.trials[0], Case(Batch([[1, 2]])), "").partition("# -- the subject")[0]
+    for held in ("class Rotary(", "class Subject:", "def near(", f"def {padding.trials[0].function.__name__}("):
+        assert held in plain
+    for left in ("class Layer(", "class Bias(", "class Attention(", "def what_padding_holds", "def holdings"):
+        assert left not in plain
+
+
 # -- the subject's part ------------------------------------------------------------------------------------------------
 
 
@@ -230,23 +238,6 @@ def test_imports_of_any_form_are_followed(project: Project) -> None:
     ]
     assert "factor=4.0" in made
     assert "options={'of': part_of('package.mine', 'thrice')}" in made
-
-
-@pytest.mark.more
-def test_a_file_that_uses_posenc_itself_needs_it(project: Project) -> None:
-    mine = project(
-        mine="""
-            import posenc
-            from posenc.tools.check import Layer
-            def call(made, x): return made.table(posenc.Positions.arange(x.size(1))).to(x).expand(len(x), -1, -1)
-            subject = Layer(build=posenc.Sinusoidal, call=call, options={"dim": 32})
-        """
-    )
-    made = script(mine.subject, trial_of(sum_of_outputs), Case(BATCH), "")
-    assert re.search(r"\bposenc\b(?! from)", needs(made))  # wherever it lies here
-    assert "build=part_of('posenc.schemes.sinusoidal', 'Sinusoidal')," in made
-    done = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.splitlines()[0]) == (1, "expected: a finding"), done.stderr
 
 
 # -- values and errors -------------------------------------------------------------------------------------------------

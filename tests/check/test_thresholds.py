@@ -73,13 +73,6 @@ def test_what_is_absolute_from_some_place_on_is_not_accused() -> None:
     assert trials[ABSOLUTE].status == PASSED
 
 
-def test_beyond_the_longest_row_it_is_not_tried_and_says_so() -> None:
-    subject = late(options={"length": 2000}, relative=False, threshold=2000)
-    _, trials = ended(subject, 6)
-    assert trials[ABSOLUTE].status == NOT_APPLICABLE
-    assert "run with `--longest 2002`: no row is longer than it" in trials[ABSOLUTE].reason
-
-
 def test_where_positions_are_given_moving_them_shows_it() -> None:
     """However far: a threshold that is claimed is passed too."""
     for length, claims in ((40, {}), (50_000, {}), (200_000, {"threshold": 200_000})):

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from posenc.tools.check import Model, NotApplicableError, check, hugging_face
-from posenc.tools.check.trial import Plan
-from tests.rows import first_of
 
 
 class Trunk(nn.Module):
@@ -62,13 +60,6 @@ class Decoder(Trunk):
         return SimpleNamespace(logits=self.out(x), past_key_values=Cache(kept=kept) if use_cache else None)
 
 
-class Deaf(Decoder):
-    """Takes position_ids, and goes by the index all the same."""
-
-    def attend(self, ids: Tensor, mask: Tensor | None, positions: Tensor | None, cache: Any) -> tuple[Tensor, Any]:
-        return super().attend(ids, mask, None, cache)
-
-
 class ByIndex(Trunk):
     def forward(
         self,
@@ -103,12 +94,6 @@ class Vectors(nn.Module):
 
 def decoder(**config: Any) -> nn.Module:
     return Decoder(True, **config)
-
-
-def without_positions() -> nn.Module:
-    model = Deaf(True)
-    model.register_module("post_attention_norm", model._modules.pop("places"))
-    return model
 
 
 def by_index() -> nn.Module:
@@ -151,12 +136,6 @@ def vectors() -> nn.Module:
 def test_what_forward_takes_decides_how_it_is_called(subject: Model, call: str, causal: bool, can: set[str]) -> None:
     assert (subject.call.__name__, subject.causal, subject.jitter, subject.dtype) == (call, causal, 0.2, torch.float32)
     assert {what for what in ("positions", "padding", "document", "cache", "queries") if subject.can(what)} == can
-
-
-def test_a_model_without_positions_may_ignore_those_that_it_is_told() -> None:
-    assert not hugging_face(decoder).order_free
-    assert hugging_face(without_positions).order_free
-    assert not hugging_face(without_positions, order_free=False).order_free
 
 
 @pytest.mark.parametrize(
@@ -202,46 +181,6 @@ def test_packed_documents_are_told_by_positions_alone() -> None:
             subject.call(model, ids, positions=torch.tensor([row]), document=document)
 
 
-@pytest.mark.parametrize("build", first_of([by_index, decoder, encoder, encoder_by_index]))
-def test_learned_positions_that_are_not_told_are_off_behind_padding(build: Any) -> None:
-    report = check(hugging_face(build, relative=False), checks=[7, 8, 10])
-    ends = ("with a mask alone, at the ends", "with a mask alone, inside too")
-    assert {trial.name for _, trial in report.findings} <= {*ends, "ragged, with a mask alone"}
-    assert {trial.name for _, trial in report.findings} >= set(ends)
-
-
 def test_packing_is_checked() -> None:
     report = check(hugging_face(decoder, documents=True), checks=[11])
     assert report.results[0].status == "passed"
-
-
-# -- the library -------------------------------------------------------------------------------------------------------
-
-SMALL = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 2048,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-
-
-def build_with_transformers(family: str, attn_implementation: str = "sdpa") -> Any:
-    import transformers
-
-    config = transformers.AutoConfig.for_model(family, **SMALL, attn_implementation=attn_implementation)
-    return transformers.AutoModelForCausalLM.from_config(config)
-
-
-@pytest.mark.more
-def test_llama_goes_by_positions() -> None:
-    pytest.importorskip("transformers")
-    subject = hugging_face(build_with_transformers, options={"family": "llama"}, relative=True, documents=True)
-    plan = Plan(subject)
-    assert plan.effect > 1000 * plan.tolerance()
-    report = check(subject, checks=[6, 8, 11], lengths=[1, 3, 8])
-    assert {result.status for result in report.results} == {"passed"}

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from posenc.tools.check import Layer
 from tests.check.mutants import Mutant
-from tests.check.mutants.layers_caches import turned
 
 HEADS, HEAD_DIM = 4, 8
 
@@ -125,49 +124,6 @@ class LastDocumentLost(Varlen):
         return starts[:-1] if len(starts) > 2 else starts
 
 
-class Prefixed(nn.Module):
-    """Prefix-LM: the first tokens of a text see one another, those after them all before them. Rotary positions, which
-    count what is no padding."""
-
-    prefix = 3
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(32, 96)
-        nn.init.normal_(self.qkv.weight, std=0.25)
-
-    def number(self, padding: Tensor) -> Tensor:
-        return padding.cumsum(1) - 1
-
-    def seen(self, query: Tensor, key: Tensor) -> Tensor:
-        """By the numbers of tokens in the text."""
-        return (key <= query) | (key < self.prefix)
-
-    def forward(self, x: Tensor, padding: Tensor) -> Tensor:
-        number, places = self.number(padding), padding.cumsum(1) - 1
-        query, key, value = self.qkv(x).unflatten(-1, (3, HEADS, HEAD_DIM)).permute(2, 0, 3, 1, 4)
-        scores = turned(query, places) @ turned(key, places).mT / HEAD_DIM**0.5
-        seen = self.seen(number[:, None, :, None], number[:, None, None, :]) & padding[:, None, None]
-        seen = seen | ~padding[:, None, :, None]
-        return (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value).transpose(1, 2).flatten(2)
-
-
-class Around(Prefixed):
-    """Longformer: a window to both sides. Keys that it does not reach are never scored by it; here they are masked."""
-
-    window = 3
-
-    def seen(self, query: Tensor, key: Tensor) -> Tensor:
-        return (query - key).abs() < self.window
-
-
-class OneSideWider(Around):
-    """The window has as many places as keys to the right, one more than to the left."""
-
-    def seen(self, query: Tensor, key: Tensor) -> Tensor:
-        return (query - key < self.window) & (key - query <= self.window)
-
-
 class Asking(nn.Module):
     """Cross-attention of a decoder to a memory of its own positions, with a learned bias by clipped distance."""
 
@@ -223,28 +179,16 @@ def varlen(build: Any) -> Layer:
     return Layer(build=build, call=pack, causal=True, relative=False, max_positions=64)
 
 
-def around(build: Any) -> Layer:
-    return encoder(build, window=3)
-
-
 def crossing(build: Any) -> Layer:
     return Layer(build=build, call=cross, relative=True, normalized=True)
 
 
-CORRECT = (
-    encoder(Encoder, directed=False),
-    encoder(Causal, causal=True),
-    varlen(Varlen),
-    Layer(build=Prefixed, call=read, normalized=True),
-    around(Around),
-    crossing(Asking),
-)
+CORRECT = (encoder(Encoder, directed=False), encoder(Causal, causal=True), varlen(Varlen), crossing(Asking))
 MUTANTS = (
     Mutant("a mask of ones and zeros added", encoder(MaskOfOnes), caught_by=7, pain=3),
     Mutant("masks by heads and rows", encoder(HeadsOfRows), caught_by=19, pain=18),
     Mutant("rows of one document", varlen(RowsInOneDocument), caught_by=19, pain=4),
     Mutant("the last document is lost", varlen(LastDocumentLost), caught_by=11, pain=4),
-    Mutant("a window wider to one side", around(OneSideWider), caught_by=19, pain=7),
     Mutant("a memory counted by index", crossing(MemoryByIndex), caught_by=6, pain=18),
     Mutant("a memory hidden by a causal mask", crossing(MemoryHiddenAfter), caught_by=9, pain=18),
 )

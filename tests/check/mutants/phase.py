@@ -1,6 +1,5 @@
 """Phases and distances in low precision. The correct twins of rotations and slopes stand with other checks."""
 
-import math
 from typing import Any
 
 import torch
@@ -80,29 +79,6 @@ class PositionsInTheDtypeOfTheSlopes(Slopes):
         return (query[:, :, None].to(self.slopes.dtype) - key[:, None, :].to(self.slopes.dtype)).abs()
 
 
-class Buckets(nn.Module):
-    """T5's, for both directions: 16 buckets on each side, the last from a distance of 128 on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = nn.Parameter(torch.randn(32, 3))
-
-    def logarithm(self, distance: Tensor) -> Tensor:
-        return (distance.clamp(min=8) / 8).log()
-
-    def forward(self, query: Tensor, key: Tensor) -> Tensor:
-        ahead = key[:, None, :] - query[:, :, None]
-        distance = ahead.abs()
-        far = 8 + (self.logarithm(distance) / math.log(16) * 8).long().clamp(max=7)
-        bucket = torch.where(distance < 8, distance, far) + 16 * (ahead > 0)
-        return self.table[bucket].movedim(-1, 1)
-
-
-class LogarithmInTheDtypeOfTheTable(Buckets):
-    def logarithm(self, distance: Tensor) -> Tensor:
-        return distance.clamp(min=8).to(self.table.dtype).log() - math.log(8)
-
-
 def bias(made: Any, query_positions: Tensor, key_positions: Tensor) -> Tensor:
     return made(query_positions, key_positions)
 
@@ -143,11 +119,10 @@ def biased(build: Any) -> Bias:
     return Bias(build=build, call=bias, heads=4 if issubclass(build, Slopes) else 3, relative=True)
 
 
-CORRECT = (biased(Buckets), Model(build=Text, call=text, causal=True))
+CORRECT = (Model(build=Text, call=text, causal=True),)
 MUTANTS = (
     Mutant("positions in the dtype of x", rotary(PositionsInTheDtypeOfX), caught_by=1, pain=1),
     Mutant("positions in the dtype of the slopes", biased(PositionsInTheDtypeOfTheSlopes), caught_by=1, pain=1),
-    Mutant("a logarithm in the dtype of the table", biased(LogarithmInTheDtypeOfTheTable), caught_by=1, pain=1),
     Mutant(
         "a model that counts in the dtype of its weights",
         Model(build=PlacesInTheDtypeOfTheWeights, call=text, causal=True),

@@ -155,6 +155,13 @@ class ClippedLate(Clipped):
         return away.clamp(-3, 4) + 4
 
 
+class OnItsHead(Clipped):
+    """The table the wrong way round."""
+
+    def index(self, away: Tensor) -> Tensor:
+        return super().index(-away)
+
+
 def of_vectors(made: nn.Module, x: Tensor) -> Tensor:
     return made(x)
 
@@ -214,5 +221,11 @@ MUTANTS = (
         Attention(build=ClippedLate, call=of_clipped, relative=True, like=posenc.Shaw(16, 4), match=shaws),
         21,
         7,
+    ),
+    Mutant(
+        "a table on its head",
+        Attention(build=OnItsHead, call=of_clipped, relative=True, like=posenc.Shaw(16, 4), match=shaws),
+        21,
+        11,
     ),
 )

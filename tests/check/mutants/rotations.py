@@ -30,20 +30,6 @@ def turn_from(base: float, x: Tensor, offset: int = 0) -> Tensor:
     return turned(base, x, torch.arange(offset, offset + x.size(2))[None])
 
 
-def stretch(base: float, query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """xPos: queries grow with p as keys shrink, up to what float32 can hold."""
-    if not 0 <= int(positions.min()) <= int(positions.max()) < 2048:
-        raise ValueError(f"positions must be within 0..2047, got {positions.tolist()}")
-    return stretched(base, query, positions, 1), stretched(base, key, positions, -1)
-
-
-def stretched(base: float, x: Tensor, power: Tensor, sign: int, centre: float = 0.0) -> Tensor:
-    """``turned``, and scaled by ζ^(± (p - centre) / 64)."""
-    zeta = (torch.linspace(0.4, 1.4, x.size(-1) // 2 + 1).double()[:-1] / 1.4).repeat(2)
-    scale = zeta ** (sign * (power[:, None, :, None] - centre) / 64)
-    return (turned(base, x, power) * scale).to(x.dtype)
-
-
 # -- bugs -------------------------------------------------------------------------------------------------------------
 
 
@@ -60,12 +46,6 @@ def turn_by_bfloat16(base: float, x: Tensor, positions: Tensor) -> Tensor:
 def turn_by_a_table(base: float, x: Tensor, positions: Tensor) -> Tensor:
     """Whose end is taken for all that lies past it."""
     return turned(base, x, positions.clamp(max=511))
-
-
-def stretch_from_the_middle(base: float, query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """The middle of a text moves as the text grows; keys in a cache were scaled from an older one."""
-    centre = float(positions.max()) / 2
-    return stretched(base, query, positions, 1, centre), stretched(base, key, positions, -1, centre)
 
 
 def turn_a_run(base: float, x: Tensor, positions: Tensor) -> Tensor:
@@ -97,10 +77,9 @@ def turn_by_the_longest(made: Longest, x: Tensor, positions: Tensor) -> Tensor:
 
 ROTARY = Rotary(build=rotary_base, call=turn, causal=True, relative=True)
 OFFSET = Rotary(build=rotary_base, call=turn_from, causal=True, relative=True)
-# ζ^(p / 64) leaves what float32 can hold some thousand positions on.
-XPOS = Rotary(build=rotary_base, call=stretch, causal=True, relative=True, max_positions=2048, scale=None)
 
-CORRECT = (ROTARY, OFFSET, XPOS)
+
+CORRECT = (ROTARY, OFFSET)
 
 
 def with_call(call: object, **claims: object) -> Rotary:
@@ -111,7 +90,6 @@ MUTANTS = (
     Mutant("keys turned the other way", with_call(turn_keys_the_other_way), 6, 8),
     Mutant("positions in bfloat16", with_call(turn_by_bfloat16), 6, 1),
     Mutant("positions past the end of a table", with_call(turn_by_a_table), 6, 14),
-    Mutant("xPos from a centre that moves", with_call(stretch_from_the_middle), 8, 5),
     Mutant("positions taken for a run", with_call(turn_a_run), 12, 17),
     Mutant("scaling by the length of the chunk", with_call(turn_by_chunk, threshold=THRESHOLD), 13, 6),
     Mutant("frequencies that stay long", with_call(turn_by_the_longest, build=Longest), 13, 6),

@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 import torch
 from torch import Tensor, nn
 
+from posenc import Scheme
 from posenc.arguments import shown
-from posenc.scheme import Scheme, bare_parts
 from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Shape
 from posenc.tools.check.calls import holdings, one_line
@@ -60,7 +60,7 @@ def check_like(subject: Subject) -> None:
     made = subject.make()
     sizes = sizes_of(subject, made)
     scheme, heads = scheme_of(subject, sizes), sizes.heads
-    wanted = next((n for part in bare_parts(scheme) if (n := getattr(part, "num_heads", None)) is not None), None)
+    wanted = next((n for part in scheme.modules() if (n := getattr(part, "num_heads", None)) is not None), None)
     if None not in (heads, wanted) and wanted != heads and {"score", "value"} & set(scheme.doors):
         raise ValueError(
             f"like must have as many heads as the subject, {heads}, got {wanted} of {type(scheme).__name__}: say "

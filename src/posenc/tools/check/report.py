@@ -72,7 +72,7 @@ def as_junit(data: Data) -> str:
                 element(case, "failure", type="finding", message=message).text = _xml(text)
             if result["status"] == UNFINISHED:
                 element(case, "error", type=UNFINISHED, message=result["found"])
-            elif result["status"] in (NOT_APPLICABLE, NOT_CHECKED):  # the claim has a case of its own, below
+            elif result["status"] == NOT_APPLICABLE:
                 element(case, "skipped", message=result["reason"])
         for claim in subject["not_checked"]:
             case = element(suite, "testcase", classname=name, name=f"claim {claim['said']}")
@@ -206,7 +206,7 @@ def _found(result: Data) -> str:
     if said:
         more = {what: f" and {len(names) - 1} more" * (len(names) > 1) for what, names in said.items()}
         return "; ".join(f"{names[0]}{more[what]}: {what}" for what, names in said.items())
-    if result["status"] in (NOT_APPLICABLE, NOT_CHECKED):
+    if result["status"] == NOT_APPLICABLE:
         return str(result["reason"])
     left_out = sum(trial["status"] == NOT_APPLICABLE for trial in result["trials"])
     cases = sum(trial["cases"] for trial in result["trials"])
@@ -245,7 +245,7 @@ def _missing(report: Report) -> list[int]:
 
 def _counts(subject: Data) -> dict[str, int]:
     """How many checks ended with each status, the worst first; for "not checked", how many claims."""
-    found = Counter(result["status"] for result in subject["results"] if result["status"] != NOT_CHECKED)
+    found = Counter(result["status"] for result in subject["results"])
     found[NOT_CHECKED] = len(subject["not_checked"])
     return {status: found[status] for status in STYLES if found[status]}
 

@@ -24,12 +24,12 @@ from posenc.tools.check.prepare import prepared, quiet
 from posenc.tools.check.shrink import shrink
 from posenc.tools.check.standalone import given, script
 from posenc.tools.check.subjects import Batch, NotApplicableError, Subject
-from posenc.tools.check.trial import LENGTHS, LONGEST, NOTHING_TO_DO, THREADS, Case, Check, NotCheckedError, Plan, Trial
+from posenc.tools.check.trial import LENGTHS, LONGEST, NOTHING_TO_DO, THREADS, Case, Check, Plan, Trial
 from posenc.tools.kit.progress import Progress
 
 PASSED, FINDING, NOT_APPLICABLE, UNFINISHED = "passed", "finding", "not applicable", "unfinished"
 LONG = Case(Batch([[0] * 24]))  # the longest batch that a plan itself runs
-NOT_CHECKED = "not checked"
+NOT_CHECKED = "not checked"  # of a claim
 OF_PROCESSES = 22  # the number of the check that starts processes
 MOST_PROCESSES = 16
 SECONDS = 60.0  # for each check
@@ -54,7 +54,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """How one trial ended: "passed" after so many cases, "finding", "unfinished", "not checked" or "not applicable"."""
+    """How one trial ended: "passed" after so many cases, "finding", "unfinished" or "not applicable"."""
 
     name: str
     status: str
@@ -75,7 +75,7 @@ class Result:
     @property
     def status(self) -> str:
         found = {trial.status for trial in self.trials}
-        return next(status for status in (FINDING, UNFINISHED, PASSED, NOT_CHECKED, NOT_APPLICABLE) if status in found)
+        return next(status for status in (FINDING, UNFINISHED, PASSED, NOT_APPLICABLE) if status in found)
 
     @property
     def reason(self) -> str:
@@ -98,7 +98,7 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class NotChecked:
-    """A claim that no trial could try, or that should be made: what is ``said``, why, and the checks of it."""
+    """A claim that no trial could try: what is ``said``, such as "compiles=True", why, and the checks of it."""
 
     claim: str
     said: str
@@ -126,19 +126,12 @@ class Report:
         claimed = {name: value for name, value in given(self.subject).items() if value is not None}
         ended = {result.check.number: result.trials for result in self.results}
         found = []
-        for claim in dict.fromkeys(claim for entry in CHECKS for trial in entry.trials for claim in trial.claims):
-            entries = [entry for entry in CHECKS if any(claim in trial.claims for trial in entry.trials)]
-            numbers = tuple(entry.number for entry in entries)
-            if not set(numbers) <= set(ended):
-                continue
-            pairs = (pair for entry in entries for pair in zip(entry.trials, ended[entry.number], strict=True))
-            trials = [(trial, end) for trial, end in pairs if claim in trial.claims]
-            asked = [end for trial, end in trials if end.status == NOT_CHECKED and trial.claims[0] == claim]
-            silent = all(end.status in (NOT_CHECKED, NOT_APPLICABLE) for _, end in trials)
-            if asked or (claim in claimed and silent):
-                said = f"{claim}={shown(claimed[claim])}" if claim in claimed else claim
-                reason = _said_of([end.reason for end in asked or [end for _, end in trials]])
-                found.append(NotChecked(claim, said, reason, numbers))
+        for claim in dict.fromkeys(c for entry in CHECKS for t in entry.trials for c in t.claims if c in claimed):
+            of = [(entry.number, n) for entry in CHECKS for n, t in enumerate(entry.trials) if claim in t.claims]
+            ends = [ended[number][n] for number, n in of if number in ended]
+            if len(ends) == len(of) and all(end.status == NOT_APPLICABLE for end in ends):
+                said, numbers = f"{claim}={shown(claimed[claim])}", tuple(dict.fromkeys(number for number, _ in of))
+                found.append(NotChecked(claim, said, _said_of([end.reason for end in ends]), numbers))
         return found
 
     @property
@@ -244,11 +237,10 @@ def chosen(checks: Sequence[int] | None) -> list[Check]:
 
 
 def _whole_numbers(name: str, values: object) -> list[int]:
-    if not isinstance(values, Sequence) or not all(
-        isinstance(value, Integral) and not isinstance(value, bool) for value in values
-    ):
+    each = isinstance(values, Sequence) and all(isinstance(n, Integral) and not isinstance(n, bool) for n in values)
+    if not each:
         raise ValueError(f"{name} must be a list or tuple of whole numbers, got {shown(values)}")
-    return [int(value) for value in values]
+    return [int(value) for value in values]  # type: ignore[attr-defined]
 
 
 def _result(entry: Check, plan: Plan, name: str, seconds: float) -> Result:
@@ -288,8 +280,6 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
                         _make_smaller(trial, plan, found, stop)
                     break
                 done += 1
-    except NotCheckedError as error:
-        return TrialResult(trial.name, NOT_CHECKED, 0, str(error))
     except NotApplicableError as error:
         reasons.append(str(error))
     except _TimeIsUp:
@@ -311,17 +301,14 @@ def _trial(entry: Check, trial: Trial, plan: Plan, name: str, until: float) -> T
             reason = f"the cases could not be made: {'your call raised ' if own else ''}{described(error)}"
             return TrialResult(trial.name, UNFINISHED, done, reason)
     if again:  # in float64, a mask of the lowest float32 number may become -inf when it is cast
-        single = Plan(
-            replace(plan.subject, dtype=torch.float32), plan.lengths, plan.longest, plan.seed, world=plan.world
-        )
+        single = replace(plan, subject=replace(plan.subject, dtype=torch.float32))
         return replace(_trial(entry, trial, single, name, until), note=IN_FLOAT32)
     if found:  # the script is made after the alarm, which would stop it halfway
         return TrialResult(trial.name, FINDING, done + 1, "", _finding(entry, trial, plan, name, *found[-1]))
     if done:
         return TrialResult(trial.name, PASSED, done)
-    return TrialResult(
-        trial.name, NOT_APPLICABLE, 0, "; ".join(dict.fromkeys(reasons)) or "nothing to do: there is no case of it"
-    )
+    why = "; ".join(dict.fromkeys(reasons)) or "nothing to do: there is no case of it"
+    return TrialResult(trial.name, NOT_APPLICABLE, 0, why)
 
 
 def _tried(trial: Trial, plan: Plan, case: Case) -> tuple[Case, Outcome]:

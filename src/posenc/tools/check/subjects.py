@@ -45,13 +45,13 @@ class Batch:
     """
 
     ids: list[list[int]]
-    positions: list[list[Any]] | None = None
+    positions: Any = None
     document: list[list[int]] | None = None
     order: list[list[int]] | None = None
     chunks: tuple[int, ...] = ()
     queries: tuple[int, ...] | None = None
     keys: tuple[int, ...] | None = None
-    grid: tuple[int, int] | None = None
+    grid: Any = None
 
     @property
     def tokens(self) -> int:
@@ -565,10 +565,8 @@ class Layer(Subject):
 
     def run(self, made: Any, batch: Batch) -> Tensor:
         x = self.content(batch)
-        applies(
-            not self.registers or batch.tokens > self.registers,
-            f"a row of {batch.tokens} tokens has no patch behind its {self.registers} registers",
-        )
+        possible = not self.registers or batch.tokens > self.registers
+        applies(possible, f"a row of {batch.tokens} tokens has no patch behind its {self.registers} registers")
         applies(batch.keys is None, "a layer gives no log-sum-exp, so parts of the keys cannot be merged")
         if batch.queries is not None:
             require(self.takes("memory"), "let call take `memory` (rows, keys, dim), for queries are the keys")

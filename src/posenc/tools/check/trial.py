@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from posenc.tools.check.outcome import Outcome, Outcomes, largest
-from posenc.tools.check.subjects import PADDING, VOCABULARY, Batch, NotApplicableError, Subject, applies, require
+from posenc.tools.check.subjects import PADDING, VOCABULARY, Batch, Subject, applies, require
 from posenc.tools.check.world import alone
 
 LENGTHS = (1, 3, 8, 23)  # unlucky sizes: one token, odd numbers, fewer and more than the channels of a head
@@ -37,10 +37,6 @@ LACKS_OF_HEADS = {
     "order": "let call take `visible`, or `query_order` and `key_order`",
     "lse": "let call take `return_lse`, for parts of the keys cannot be merged",
 }
-
-
-class NotCheckedError(NotApplicableError):
-    """A claim is missing, so that the trial is reported as not checked: the message says what to claim."""
 
 
 class Case(NamedTuple):
@@ -215,10 +211,8 @@ class Plan:
         self.require_that_it_can("queries", "positions")
         # A layer is given the order of the tokens of x, but not of its memory.
         ordered = self.subject.can("order") and not self.subject.takes("memory")
-        require(
-            not self.subject.causal or ordered,
-            "let call take the order of queries and keys, for causality goes by the index",
-        )
+        possible = not self.subject.causal or ordered
+        require(possible, "let call take the order of queries and keys, for causality goes by the index")
 
     # -- how near is near ---------------------------------------------------------------------------------------------
 

@@ -6,22 +6,18 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from posenc.scheme import bare_parts
-from posenc.schemes.alibi import ALiBi
 from posenc.tools.check.calls import instead
 from posenc.tools.check.captured import of_one_token
 from posenc.tools.check.checks.configuration import REFUSED, it_is_refused, refusals
 from posenc.tools.check.checks.shift import scores_of_one_token
-from posenc.tools.check.like import scheme_of
 from posenc.tools.check.outcome import Outcome, Outcomes, all_finite, near, numbers_in, refused
 from posenc.tools.check.subjects import VOCABULARY, Attention, Batch, Bias, Rotary, Subject, applies, require
-from posenc.tools.check.trial import Case, Check, NotCheckedError, Plan, Trial, padded, texts, two_documents
+from posenc.tools.check.trial import Case, Check, Plan, Trial, padded, texts, two_documents
 
 
 def the_end_is_named(subject: Subject, batch: Batch, limit: int, compiled: bool) -> Outcome:
@@ -100,27 +96,13 @@ def the_longest_row_runs(subject: Subject, batch: Batch, tolerance: float, same:
 
 
 def shown(subject: Subject, batch: Batch, at_most: bool) -> Tensor:
-    """Which tokens may affect which (``at_most``), or must, (rows, tokens, tokens), through all ``depth`` layers.
-
-    A window may count indices or positions: across a gap, the index gives an upper bound of what is seen, and the
-    position a lower bound. Whether sinks themselves see all tokens is not claimed.
-    """
-    assert isinstance(subject.window, int)
-    index = torch.arange(batch.tokens).expand(len(batch.ids), -1)
-    places = subject.places(batch) if batch.positions is not None else index
-    if places.dim() == 3:
-        places = places[..., 0]
-
-    def far(p: Tensor) -> Tensor:
-        return (p[:, :, None] - p[:, None, :]).abs()
-
-    away = far(index) if at_most else torch.maximum(far(index), far(places.cpu()))
-    visible = subject.visible(batch).cpu()
+    """Which tokens may affect which (``at_most``), or must, through all layers: sinks may see all, or not."""
+    index = torch.arange(batch.tokens)
     sink = index < subject.sinks
-    near = (away < subject.window) | sink[:, None, :]
+    near = ((index[:, None] - index).abs() < subject.window) | sink  # type: ignore[operator]
     if at_most:
-        near = near | sink[:, :, None]
-    once = (near & visible).double()
+        near = near | sink[:, None]
+    once = (near & subject.visible(batch).cpu()).double()
     reach = torch.eye(batch.tokens).double().expand_as(once)
     for _ in range(subject.depth):
         reach = ((once + torch.eye(batch.tokens)) @ reach).clamp(max=1)
@@ -134,32 +116,27 @@ def what_the_window_shows_counts(subject: Subject, batch: Batch, changed: list[i
     assert isinstance(subject.window, int)
     made, least, most = subject.make(), shown(subject, batch, at_most=False), shown(subject, batch, at_most=True)
     with torch.no_grad():
-        before = subject.run(made, batch)
-        own = False
-        edges: dict[int, list[tuple[Tensor, int, int, int]]] = {}  # by how far the token is before the query
-        sinks: dict[int, list[tuple[Tensor, int, int, int]]] = {}  # by the token
+        before, own, found = subject.run(made, batch), False, dict[Any, list[tuple[bool, str]]]()
         for token in (n for n in changed if n < batch.tokens):
             ids = [[(c + 7) % VOCABULARY if n == token else c for n, c in enumerate(row)] for row in batch.ids]
             after = subject.run(made, replace(batch, ids=ids))
             differs = (before != after).flatten(2).any(-1).cpu()
-            wrong = (differs & ~most[:, :, token]).nonzero().tolist()
-            if wrong:
-                row, query = wrong[0]
-                said = f"token {query} of row {row}, with other content in token {token}, which it does not see"
-                yield said, Outcome(False, "the same to the bit", "another output")
+            said = f"token {{}} of row {{}}, with other content in token {token}, which it"
+            for row, query in (differs & ~most[:, :, token]).nonzero().tolist()[:1]:
+                yield f"{said.format(query, row)} does not see", Outcome(False, "the same to the bit", "another output")
             own = own or bool(differs[:, token].any())
             for row, query in least[:, :, token].nonzero().tolist():
+                one = bool(differs[row, query]), f"{said.format(query, row)} sees"
                 if query != token and token >= subject.sinks:
-                    edges.setdefault(query - token, []).append((differs[row, query], row, query, token))
+                    found.setdefault(query - token, []).append(one)  # by how far the token is before the query
                 elif abs(query - token) > (subject.window - 1) * subject.depth:
-                    sinks.setdefault(token, []).append((differs[row, query], row, query, token))
+                    found.setdefault(f"sink {token}", []).append(one)
     applies(own, "outputs are the same with another token")
-    ends = {min(edges), max(edges)} if edges else set()
-    for found in (*(edges[way] for way in ends), *sinks.values()):
-        _, row, query, token = found[0]
-        said = f"token {query} of row {row}, with other content in token {token}, which it sees"
-        any_does = any(bool(does) for does, *_ in found)
-        yield said, Outcome(any_does, "another output", "the same, here and wherever one is as far from the other")
+    ways = [way for way in found if isinstance(way, int)]
+    for way, seen in found.items():
+        if way in (min(ways, default=0), max(ways, default=0)) or way not in ways:
+            same = "the same, here and wherever one is as far from the other"
+            yield seen[0][1], Outcome(any(does for does, _ in seen), "another output", same)
 
 
 def values_all_the_same_stay(subject: Attention, batch: Batch, sharper: float) -> Outcome:
@@ -233,52 +210,21 @@ def _ends(plan: Plan, compiled: bool = False) -> Iterator[Case]:
     else:
         # Where memory grows with the length alone, a row may be as long as it is where that is tried.
         longest = max(plan.longest, LONG) if subject.linear_memory else plan.longest
-        require(
-            limit < longest, f"{plan.lacks('positions')}, or run it with `--longest {limit + 1}`, to go past the end"
-        )
+        possible = limit < longest
+        require(possible, f"{plan.lacks('positions')}, or run it with `--longest {limit + 1}`, to go past the end")
         yield Case(plan.text(1, limit + 1), values)
-
-
-HEADS_OPTIONS = ("heads", "num_heads", "n_heads", "n_head", "nheads", "num_attention_heads")  # as build may call it
-
-
-def _heads_of_a_line(subject: Bias, batch: Batch) -> int:
-    """The number of heads of a bias that subtracts the distance times a fixed slope, another for each head; else 0."""
-    places = subject.places(batch)
-    bias = subject.bias(subject.make(), places, places)
-    if subject.axes > 1 or batch.tokens < 4 or bias.requires_grad:
-        return 0
-    came = (bias - bias.diagonal(dim1=-2, dim2=-1)[..., None])[0].double()
-    slopes = came[:, 1:, :-1].diagonal(dim1=-2, dim2=-1)[:, 0]
-    away = (places[0, :, None] - places[0, None, :]).clamp(min=0)
-    off = (came - slopes[:, None, None] * away).tril().abs().max()
-    linear = float(off) <= 2**-20 * float(came.tril().abs().max())  # no number at all is not linear either
-    return len(slopes) if linear and len(slopes.unique()) == len(slopes) > 1 else 0
-
-
-def _ways_out(subject: Bias) -> str:
-    """What to claim, so that slopes are checked for other numbers of heads."""
-    has = {*subject.options, *signature(subject.build).parameters}
-    named = next((name for name in HEADS_OPTIONS if name in has), None)
-    if named is None:
-        return "claim `slopes`, or let build take the number of heads and name it in `heads_option`"
-    return f"claim `heads_option={named!r}`, which names the option that says how many heads there are, or `slopes`"
 
 
 def _slopes(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
     applies(isinstance(subject, Bias), "a bias alone has slopes")
     assert isinstance(subject, Bias)
-    alibi = subject.like is None or any(isinstance(part, ALiBi) for part in bare_parts(scheme_of(subject)))
-    applies(subject.slopes or alibi, "the heads of what it is `like` are tried in check 21")
+    alibi = subject.like is None or "alibi" in str(subject.like).lower()
+    applies(subject.slopes or alibi, "what it is `like` is tried in check 21")
+    named = subject.slopes or subject.heads_option
+    require(named, "claim `slopes`, or the `heads_option` that ALiBi's go by, if it is linear in the distance")
     tokens = min(7, plan.limit)
     batch = plan.line(1, tokens) if subject.can("positions") else plan.text(1, tokens)
-    if not (subject.slopes or subject.heads_option):
-        if subject.like is None and (heads := _heads_of_a_line(subject, batch)):
-            raise NotCheckedError(
-                f"{_ways_out(subject)}: it is linear in the distance, and runs with {heads} heads alone"
-            )
-        require(False, "claim `slopes`, or the `heads_option` that ALiBi's go by, if it is linear in the distance")
     if subject.slopes:
         yield Case(batch, {"heads": None})
     for heads in range(1, MOST_HEADS + 1) if subject.heads_option else ():
@@ -429,10 +375,8 @@ def _layers(plan: Plan) -> Iterator[Case]:
 
 def _sides(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
-    require(
-        subject.directed is not None,
-        "claim `directed=True` if before and after differ, or `directed=False` if they must not",
-    )
+    possible = subject.directed is not None
+    require(possible, "claim `directed=True` if before and after differ, or `directed=False` if they must not")
     applies(not subject.causal, "it is causal, and tokens see none after them")
     applies(subject.axes == 1 or subject.takes("grid"), "positions have several axes")
     for tokens in plan.sizes_above(2):

@@ -87,10 +87,8 @@ def _ragged(plan: Plan, with_positions: bool = False) -> Iterator[Case]:
     plan.require_that_it_can("padding")
     if with_positions:
         plan.require_that_it_can("positions")
-    require(
-        with_positions or plan.subject.takes("padding"),
-        "let call take `padding` (rows, tokens), and find positions by itself",
-    )
+    possible = with_positions or plan.subject.takes("padding")
+    require(possible, "let call take `padding` (rows, tokens), and find positions by itself")
     for tokens in plan.sizes:
         prompt = tokens - max(tokens // 4, 1)
         if prompt < 2:

@@ -132,10 +132,8 @@ def _lengths(plan: Plan, claim: str) -> list[int]:
     if plan.subject.on_grids:  # a grid with equal sides, or a side of 1, may be compiled separately
         shapes = {n: plan.subject.grid_of(n) for n in range(2, min(plan.limit, MOST_PATCHES) + 1)}
         lengths = [n for n, shape in shapes.items() if shape and 1 < min(shape) < max(shape)]
-    require(
-        len(lengths) >= len(LENGTHS),
-        f"let it have more positions: {plan.limit} tokens are too few for {len(LENGTHS)} lengths above 1",
-    )
+    possible = len(lengths) >= len(LENGTHS)
+    require(possible, f"let it have more positions: {plan.limit} tokens are too few for {len(LENGTHS)} lengths above 1")
     return lengths[-len(LENGTHS) :]
 
 

@@ -145,10 +145,8 @@ def _golden(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
     applies(isinstance(subject, Rotary), "a rotation alone has frequencies")
     assert isinstance(subject, Rotary)
-    require(
-        subject.frequencies is not None or subject.base is not None,
-        "claim `base=10_000.0`, or `frequencies`, to run this",
-    )
+    possible = subject.frequencies is not None or subject.base is not None
+    require(possible, "claim `base=10_000.0`, or `frequencies`, to run this")
     given = subject.can("positions") or subject.takes("offset")
     end = min(n for n in (subject.max_positions, subject.threshold, max(GOLDEN) + 1) if n is not None)
     at = [p for p in GOLDEN if p < (end if given else min(end, plan.limit))]

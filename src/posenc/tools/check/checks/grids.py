@@ -48,13 +48,16 @@ def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outco
     for out in (came, lying):
         if not (finite := all_finite(out, batch)).ok:
             return finite
-    unseen = []
+    front, unseen = subject.registers, []
     for axis, name in enumerate(("rows", "columns")):
-        if batch.grid[axis] > 2 and not subject.causal:  # two exchanged are a picture turned over
-            places = torch.arange(height * width).view(height, width)
-            pairs = [(n, n + 1) for n in range(batch.grid[axis] - 1)]
-            if all(near(*_exchanged(subject, made, batch, came, places, axis, pair), tolerance).ok for pair in pairs):
-                unseen.append(name)
+        places = torch.arange(height * width).view(height, width) + front
+        same = batch.grid[axis] > 2 and not subject.causal  # two exchanged are a picture turned over
+        for n in range(batch.grid[axis] - 1 if same else 0):
+            line = torch.tensor([*range(n), n + 1, n, *range(n + 2, batch.grid[axis])])
+            turned = [*range(front), *places.index_select(axis, line).flatten().tolist()]
+            exchanged = subject.run(made, replace(batch.pick(turned), grid=batch.grid))
+            same = same and near(came[:, turned], exchanged, tolerance).ok
+        unseen += [name] * same
     require(unseen != ["rows", "columns"], "give it a `jitter`, for its outputs do not go by positions")
     if unseen:
         return Outcome(False, f"other outputs with two {unseen[0]} exchanged", "the same, exchanged")
@@ -62,37 +65,19 @@ def the_shape_is_seen(subject: Subject, batch: Batch, tolerance: float) -> Outco
     return Outcome(not alike(subject, came, lying), other, "the same")
 
 
-def _exchanged(
-    subject: Subject, made: Any, batch: Batch, came: Tensor, places: Tensor, axis: int, pair: tuple[int, int]
-) -> tuple[Tensor, Tensor]:
-    """The outputs that are expected with two rows or columns of patches exchanged, and those that the subject gives."""
-    front, line = subject.registers, list(range(places.size(axis)))
-    line[pair[0]], line[pair[1]] = pair[1], pair[0]
-    turned = [*range(front), *(places.index_select(axis, torch.tensor(line)).flatten() + front).tolist()]
-    return came[:, turned], subject.run(made, replace(batch.pick(turned), grid=batch.grid))
-
-
 def the_same_way_wherever_it_is(subject: Subject, batch: Batch, tolerance: float) -> Outcomes:
-    """Rows with two patches of a grid, behind the registers, and padding elsewhere: pairs with the same offset give the
-    same outputs. With registers, this applies only if a single patch behind them gives the same output anywhere: where
-    patches are rotated and registers are not, what they give to one another depends on the place."""
-    assert batch.grid is not None
+    """Rows with two patches of a grid, and padding elsewhere: pairs with the same offset give the same outputs."""
     out, width, pairs = subject.run(subject.make(), batch), batch.grid[1], 0
     first: dict[Any, tuple[str, Tensor]] = {}
-    lone: dict[int, Tensor] = {}
     for row, real in enumerate(batch.real):
-        kept = [n for n, token in enumerate(real) if token and n >= subject.registers]
-        if len(kept) == 1:
-            alone = lone.setdefault(batch.ids[row][kept[0]], out[row, kept])
-            applies(near(alone, out[row, kept], tolerance).ok, "what registers give to a patch goes by its place")
-        if len(kept) != 2:
-            continue
-        (a, b), (c, d) = (divmod(n - subject.registers, width) for n in kept)
-        way = (c - a, d - b, *(batch.ids[row][n] for n in [*range(subject.registers), *kept]))
-        here = f"{[a, b]} and {[c, d]}"
-        there, expected = first.setdefault(way, (here, out[row, kept]))
-        pairs += 1
-        yield f"patches at {here}, as at {there}", near(expected, out[row, kept], tolerance)
+        kept = [n for n, token in enumerate(real) if token]
+        if len(kept) == 2:
+            (a, b), (c, d) = (divmod(n, width) for n in kept)
+            here = f"{[a, b]} and {[c, d]}"
+            way = (c - a, d - b, *(batch.ids[row][n] for n in kept))
+            there, expected = first.setdefault(way, (here, out[row, kept]))
+            pairs += 1
+            yield f"patches at {here}, as at {there}", near(expected, out[row, kept], tolerance)
     applies(pairs != len(first), "no two pairs of patches lie the same way apart")
 
 
@@ -109,18 +94,12 @@ def captured_scores(subject: Subject, made: Any, batch: Batch) -> Tensor:
         raise NotApplicableError(f"nothing to do: it refuses a grid of {batch.grid}: {error}") from None
     require(found, NO_SCORES)
     scores = found[0]
-    changed = changes(scores, 2**-18)
-    counts = changed.sum(-1) + changed.sum(-2)
-    order = counts.argmax(-1)
-    others = counts.scatter(1, order[:, None], 0)
+    counts = sum(((scores[1:] - scores[:1]).abs() > 2**-18 * largest(scores)).any(1).sum(axis) for axis in (-1, -2))
+    order = torch.as_tensor(counts).argmax(-1)
+    others = torch.as_tensor(counts).scatter(1, order[:, None], 0)
     told = (others.amax(-1) < counts.amax(-1)).all() and len(set(order.tolist())) == batch.tokens
     require(told, "give it a `jitter`, for it cannot be told which scores are those of which token")
     return scores[:, :, order][..., order]
-
-
-def changes(scores: Tensor, least: float) -> Tensor:
-    """Where the scores of later rows differ from the first row by more than ``least`` times the largest."""
-    return ((scores[1:] - scores[:1]).abs() > least * largest(scores)).any(1)
 
 
 def scores_in_order(subject: Subject, made: Any, batch: Batch) -> Tensor:
@@ -139,14 +118,11 @@ def fine(subject: Subject, scores: Tensor) -> float:
 
 def scores_go_by_offsets(subject: Subject, batch: Batch) -> Outcomes:
     """In a row of one repeated token, scores minus a patch's own are the same for pairs of the same offset."""
-    assert batch.grid is not None
     width, front = batch.grid[1], subject.registers
     scores = scores_in_order(subject, subject.make(), batch)[:, front:, front:]
     seen, tolerance = scores.isfinite().all(0), fine(subject, scores)
-    require(
-        float(scores[:, seen].abs().max()) > tolerance,
-        "give it a `jitter`, for all tokens give as much to all as to themselves",
-    )
+    shows = float(scores[:, seen].abs().max()) > tolerance
+    require(shows, "give it a `jitter`, for all tokens give as much to all as to themselves")
     pairs = seen.nonzero().tolist()
     first: dict[tuple[int, int], list[int]] = {}
     alike_to = [first.setdefault(way(q, k, width), [q, k]) for q, k in pairs]
@@ -171,7 +147,6 @@ def no_two_offsets_share_a_number(subject: Subject, batch: Batch) -> Outcomes:
     """In a row of one repeated token, the scores of a patch for two others at different offsets differ. They may be
     equal where only the distance counts, or where two steps along one axis are not distinguished: then the offsets that
     combine the rows of one with the columns of the other share the score too."""
-    assert batch.grid is not None
     width, front = batch.grid[1], subject.registers
     scores = scores_in_order(subject, subject.make(), batch)[:, front:, front:]
     first: dict[tuple[int, int], list[int]] = {}
@@ -184,10 +159,8 @@ def no_two_offsets_share_a_number(subject: Subject, batch: Batch) -> Outcomes:
     number = {one: n for n, one in enumerate(ways)}
     even = all(same[n, number[-a, -b]] for n, (a, b) in enumerate(ways) if (-a, -b) in number)
     if subject.directed and even:
-        yield (
-            "patches to both sides of another, as far away",
-            Outcome(False, "another score for one of them", "the same"),
-        )
+        found = Outcome(False, "another score for one of them", "the same")
+        yield "patches to both sides of another, as far away", found
         return
     applies(not even, "only how far patches are apart counts, and not in which direction")
     for n, m in same.triu(1).nonzero().tolist():
@@ -199,7 +172,6 @@ def no_two_offsets_share_a_number(subject: Subject, batch: Batch) -> Outcomes:
 
 def each_axis_has_its_own_end(subject: Subject, batch: Batch) -> Outcome:
     """A grid as large as is claimed runs; an error names one of the sides of a larger one, or the limit."""
-    assert batch.grid is not None
     past = {(n, most) for n, most in zip(batch.grid, subject.sides(), strict=True) if most is not None and n > most}
     if not past:
         return all_finite(subject.run(subject.make(), batch), batch)
@@ -246,28 +218,23 @@ def goes_by_the_share(subject: Subject, made: Any, grid: tuple[int, int], tolera
         if agrees(times * height, width, finer, same) and agrees(height, times * width, same, finer):
             return True
         if agrees(times * height, times * width, finer, finer):
-            least = min(grid)
-            lying = added_at(subject, made, (width, height))[1]
-            if near(here[:least, :least], lying[:least, :least], tolerance).ok:
-                return True
+            return True
     every = slice(None, None, 2)
     return agrees(2 * height - 1, width, every, slice(None)) and agrees(height, 2 * width - 1, slice(None), every)
 
 
 def a_place_has_one_vector(subject: Subject, batch: Batch, others: list[tuple[int, int]]) -> Outcomes:
     """What is added to the patch of a row and column, in grids of several shapes."""
-    assert batch.grid is not None
     made = subject.make()
     held = any(isinstance(x, Tensor) and x.dim() > 1 for _, x in holdings(made))  # before a call, which may keep some
     here = added_at(subject, made, batch.grid)[1]
     spread = float((here - here[:1, :1]).abs().max())
     require(spread > 0, "give it a `jitter`, for nothing is added that goes by places")
-    if held:
-        limited = any(most is not None for most in subject.sides())
-        require(limited, "claim `trained_grid` if its table is resized, and `max_grid` or `max_positions` if not")
-    else:
+    if not held:
         share = goes_by_the_share(subject, made, batch.grid, 2**-10 * spread)
         applies(not share, "vectors go by the share of the picture that lies before them")
+    claimed = not held or any(most is not None for most in subject.sides())
+    require(claimed, "claim `trained_grid` if its table is resized, and `max_grid` or `max_positions` if not")
     for rows, columns in others:
         there = added_at(subject, made, (rows, columns))[1]
         for r, c in product(range(min(rows, batch.grid[0])), range(min(columns, batch.grid[1]))):
@@ -275,29 +242,21 @@ def a_place_has_one_vector(subject: Subject, batch: Batch, others: list[tuple[in
             yield name, near(here[r, c], there[r, c], 2**-10 * spread)
 
 
-MOST = 256  # the most patches for comparing all pairs
 FAR = 1.25  # in patches of the trained grid: the nearest is less than one away, and the ends may be at the border
 
 
-def table_of(made: Any, grid: tuple[int, int], more: set[int], first: bool, dim: int | None) -> Tensor | None:
-    """A view, (rows, columns, …), of the parameter or buffer whose shape has a vector for each place."""
-    if not isinstance(made, nn.Module):
-        return None
-    height, width = grid
-    for held in (*made.parameters(), *made.buffers()):
-        shape = list(held.shape)
-        while len(shape) > 1 and shape[0] == 1:
-            shape = shape[1:]
+def table_of(made: Any, grid: tuple[int, int], more: set[int], dim: int) -> Tensor | None:
+    """A view, (rows, columns, …), of the parameter or buffer with a vector for each place of a grid, found by its shape."""
+    (height, width), module = grid, made if isinstance(made, nn.Module) else nn.Module()
+    for held in (*module.parameters(), *module.buffers()):
+        shape = [n for axis, n in enumerate(held.shape) if n != 1 or axis]
         x = held.detach().view(shape)
-        if not x.is_floating_point() or (dim is not None and dim not in shape):
-            continue
-        if len(shape) == 3 and shape[:2] == [height, width]:
+        if shape == [height, width, dim]:
             return x
-        if len(shape) == 3 and shape[1:] == [height, width]:
+        if shape == [dim, height, width]:
             return x.permute(1, 2, 0)
-        if len(shape) == 2 and shape[0] - height * width in more:
-            extra = shape[0] - height * width
-            return (x[extra:] if first else x[: height * width]).unflatten(0, (height, width))
+        if len(shape) == 2 and shape[1] == dim and (extra := shape[0] - height * width) in more:
+            return x[extra:].unflatten(0, (height, width))
     return None
 
 
@@ -308,32 +267,18 @@ class _Resized:
         require(subject.trained_grid, "claim `trained_grid=(rows, columns)` if a table is resized for other grids")
         height, width = subject.trained_grid or (0, 0)
         self.subject, self.made, self.trained = subject, subject.make(), (height, width)
-        dim = subject.dim if isinstance(subject, Layer) else None
         front = {0, min(subject.registers, 1), subject.registers}  # of the class token alone, or of all
-        places = table_of(self.made, self.trained, front, True, dim)
-        offsets = table_of(self.made, (2 * height - 1, 2 * width - 1), {0, 3}, False, None)
-        table = places if places is not None else offsets
-        applies(table is not None, f"it holds no table of {height} x {width} places, nor of the offsets between them")
-        assert table is not None
-        self.table, self.of_offsets = table, places is None
+        table = table_of(self.made, self.trained, front, getattr(subject, "dim", 0))
+        applies(table is not None, f"it holds no table of {height} x {width} places")
+        self.table: Any = table
 
     def write(self, values: Tensor) -> None:
         """Fills each vector of the table with one number: values are (rows, columns)."""
         self.table.copy_(values[..., None].to(self.table).expand_as(self.table))
 
     def at(self, grid: tuple[int, int]) -> Tensor:
-        """The values for the places of a grid, or for the offsets within it: (rows, columns, …)."""
-        if not self.of_offsets:
-            return added_at(self.subject, self.made, grid)[1]
-        (height, width), front = grid, self.subject.registers
-        applies(height * width <= MOST, f"the scores of a grid of {grid} are too many to look at")
-        batch = Batch([[1] * (front + height * width)], grid=grid)
-        scores = scores_in_order(self.subject, self.made, batch)[:, front:, front:]
-        # Every offset begins at a corner: patches further down and right are seen from the upper left corner, those
-        # further up from the lower left.
-        rows, columns = torch.arange(1 - height, height), torch.arange(1 - width, width)
-        start = (-rows).clamp(min=0)[:, None] * width + (-columns).clamp(min=0)
-        return scores[:, start, start + rows[:, None] * width + columns].permute(1, 2, 0)
+        """The values for the places of a grid, (rows, columns, dim)."""
+        return added_at(self.subject, self.made, grid)[1]
 
     def require_that_it_is_read(self) -> None:
         """NotApplicableError unless a constant table gives constant values, and another one does not."""
@@ -348,9 +293,7 @@ class _Resized:
 @torch.no_grad()
 def nothing_is_resized_at_home(subject: Subject, batch: Batch) -> Outcome:
     """At the trained grid, the table itself is added."""
-    assert batch.grid is not None
     resized = _Resized(subject)
-    applies(not resized.of_offsets, "its table is of offsets, which scores hold beside others")
     drawn = resized.table.clone()
     resized.require_that_it_is_read()
     resized.table.copy_(drawn)
@@ -361,7 +304,6 @@ def nothing_is_resized_at_home(subject: Subject, batch: Batch) -> Outcome:
 @torch.no_grad()
 def rows_stay_rows(subject: Subject, batch: Batch) -> Outcomes:
     """A table constant along rows, or columns, is so in other grids; a linear one is so by the relative place."""
-    assert batch.grid is not None
     resized = _Resized(subject)
     resized.require_that_it_is_read()
     trained = resized.table.shape[:2]
@@ -372,11 +314,10 @@ def rows_stay_rows(subject: Subject, batch: Batch) -> Outcomes:
         level = came.narrow(1 - axis, 0, 1).expand_as(came)
         flat = f"a table that goes by the {name} alone, across {across}"
         yield flat, near(level, came, 2**-18 * float(came.abs().max()) + fine(subject, came))
-        if not resized.of_offsets:
-            side = batch.grid[axis]
-            share = (torch.arange(side).double() + 0.5) * trained[axis] / side - 0.5
-            shape = [-1 if n == axis else 1 for n in range(3)]
-            yield f"the number of the {name}", near(share.view(shape).to(came).expand_as(came), came, FAR)
+        side = batch.grid[axis]
+        share = (torch.arange(side).double() + 0.5) * trained[axis] / side - 0.5
+        shape = [-1 if n == axis else 1 for n in range(3)]
+        yield f"the number of the {name}", near(share.view(shape).to(came).expand_as(came), came, FAR)
 
 
 AT_ONCE = 64  # rows of a batch
@@ -409,9 +350,8 @@ def _windows(subject: Subject) -> tuple[tuple[int, int], tuple[int, int]]:
     return (height, width), (down, right)
 
 
-def windows_are_those_claimed(subject: Subject, batch: Batch, whole: bool) -> Outcomes:
+def windows_are_right(subject: Subject, batch: Batch, whole: bool) -> Outcomes:
     """Each patch affects those in its window and no others; in a relative subject, all whole windows are the same."""
-    assert batch.grid is not None
     (height, width), (down, right) = _windows(subject)
     made, front, columns = subject.make(), subject.registers, batch.grid[1]
     try:
@@ -470,16 +410,13 @@ def every_axis_is_seen(subject: Subject, batch: Batch) -> Outcome:
 
 def no_two_ways_are_alike(subject: Subject, batch: Batch) -> Outcome:
     """Rows of two patches at different offsets: no two rows give the same outputs."""
-    assert batch.positions is not None
     applies(of_two_tokens(batch), "the rows are not of the same two patches")
     came = subject.run(subject.make(), batch).flatten(1)
     ways = [[b - a for a, b in zip(row[0], row[-1], strict=True)] for row in batch.positions]
     apart = torch.cdist(came.double(), came.double(), p=torch.inf, compute_mode="donot_use_mm_for_euclid_dist")
     rounding = 16 * torch.finfo(subject.dtype).eps * float(came.abs().max())
-    require(
-        len(ways) <= 2 or not float(apart.max()) <= rounding,
-        "give it a `jitter`, for its outputs do not go by positions",
-    )
+    shows = len(ways) <= 2 or not float(apart.max()) <= rounding
+    require(shows, "give it a `jitter`, for its outputs do not go by positions")
     for i, j in product(range(len(ways)), repeat=2):
         if ways[i] != ways[j] and alike(subject, came[i], came[j]):
             there, here = (batch.positions[n] for n in (i, j))
@@ -509,15 +446,13 @@ AFTER = "Give text after an image the positions that follow the largest of it, w
 SHAPES = ((3, 5), (5, 3))
 SMALL = ((2, 3), (3, 2))  # for subjects with fewer than five rows or columns
 STEPS = (1, 37)
-FEW, GRIDS_MOST = 64, 256  # the most patches for comparing all pairs, where there are several grids or only one
+FEW, MOST = 64, 256  # the most patches for comparing all pairs, where there are several grids or only one
 
 
 def _require(plan: Plan, axes: bool = False, grid: bool = False) -> None:
     require(not grid or plan.subject.takes("grid"), "let call take `grid`, (height, width), if it takes images")
-    require(
-        not axes or plan.subject.axes > 1,
-        "claim `axes=2`, and let call take `positions` (rows, tokens, 2), if they are of images",
-    )
+    several = "claim `axes=2`, and let call take `positions` (rows, tokens, 2), if they are of images"
+    require(not axes or plan.subject.axes > 1, several)
     if axes:
         require(plan.has(max(map(max, SHAPES)) - 1), "let it have more positions: there are too few for the grids")
         plan.require_that_it_can("positions")
@@ -538,9 +473,9 @@ def _both_ways(plan: Plan) -> tuple[tuple[int, int], tuple[int, int]]:
     return found or SHAPES
 
 
-def _raster(plan: Plan, grid: tuple[int, int], rows: int = 1) -> Batch:
+def _raster(plan: Plan, grid: tuple[int, int]) -> Batch:
     """Patches behind the registers; only the shape of the grid is given."""
-    return replace(plan.text(rows, plan.subject.registers + grid[0] * grid[1]), grid=grid)
+    return replace(plan.text(1, plan.subject.registers + grid[0] * grid[1]), grid=grid)
 
 
 def _patches(plan: Plan, shape: tuple[int, int]) -> Batch:
@@ -564,7 +499,7 @@ def _offsets(plan: Plan) -> Iterator[Case]:
     require(subject.relative, RELATIVE)
     sides = [(side[0], side[1]) for side in (subject.trained_grid, subject.max_grid) if side]
     shapes = [(3, 5), (5, 3), (4, 4), (2, 7), (1, 5), (5, 1), *sides] if _window(plan) == (1, 1) else [_window(plan)]
-    fitting = [shape for shape in dict.fromkeys(shapes) if subject.fits(shape) and math.prod(shape) <= GRIDS_MOST]
+    fitting = [shape for shape in dict.fromkeys(shapes) if subject.fits(shape) and math.prod(shape) <= MOST]
     for shape in [shape for shape in fitting if math.prod(shape) <= FEW] or fitting:
         yield Case(_raster(plan, shape))
 
@@ -592,9 +527,8 @@ def _whole_windows(plan: Plan, whole: bool) -> Iterator[Case]:
 
 
 def _borders(plan: Plan) -> Iterator[Case]:
-    require(
-        plan.subject.normalized and plan.subject.relative, "claim `normalized=True` and `relative=True` to run this"
-    )
+    both = plan.subject.normalized and plan.subject.relative
+    require(both, "claim `normalized=True` and `relative=True` to run this")
     for batch, _ in _whole_windows(plan, whole=False):
         yield Case(batch, {"tolerance": plan.tolerance(batch.tokens)})
 
@@ -696,17 +630,15 @@ def _pairs_of_patches(plan: Plan) -> Iterator[Case]:
     _require(plan, grid=True)
     plan.require_that_it_can("padding")
     require(plan.subject.relative, RELATIVE)
-    front = plan.subject.registers
+    applies(not plan.subject.registers, "what registers give to a patch may go by its place")
     for height, width in _both_ways(plan):
-        line = range(front + height * width)
-        ids = [[int(n == place) for n in line] for place in line[front:] if front]  # one patch behind the registers
-        document = [[0 if n < front or token else PADDING for n, token in enumerate(row)] for row in ids]
+        ids, document = [], []
         for down, right in ((0, 1), (1, 0), (1, 1), (0, 2)):
             for row, column in ((0, 0), (0, width - 1 - right), (height - 1 - down, 0), (1, 1)):
                 if row + down < height and column + right < width:
-                    places = {front + row * width + column, front + (row + down) * width + column + right}
-                    ids.append([1 + (n == max(places)) if n in places else 0 for n in line])
-                    document.append([0 if n < front or n in places else PADDING for n in line])
+                    places = [row * width + column, (row + down) * width + column + right]
+                    ids.append([1 + (n == places[1]) if n in places else 0 for n in range(height * width)])
+                    document.append([0 if n in places else PADDING for n in range(height * width)])
         values = {"tolerance": plan.tolerance(max(height, width))}
         yield Case(Batch(ids, document=document, grid=(height, width)), values)
 
@@ -727,10 +659,10 @@ CHECK = Check(
         Trial("pairs of patches", the_same_way_wherever_it_is, _pairs_of_patches, claims=("relative",)),
         Trial("scores by offsets", scores_go_by_offsets, _offsets, claims=("relative",)),
         Trial("scores apart", no_two_offsets_share_a_number, _apart, claims=("directed",)),
-        Trial("windows", windows_are_those_claimed, _whole_windows, {"whole": True}, claims=("window", "window_shift")),
+        Trial("windows", windows_are_right, _whole_windows, {"whole": True}, claims=("window", "window_shift")),
         Trial(
             "grids that are not of whole windows",
-            windows_are_those_claimed,
+            windows_are_right,
             _whole_windows,
             {"whole": False},
             claims=("window",),

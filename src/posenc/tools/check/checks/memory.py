@@ -99,9 +99,8 @@ def _linear(plan: Plan) -> Iterator[Case]:
     subject = plan.subject
     require(subject.linear_memory, "claim `linear_memory=True` to run this")
     require(not isinstance(subject, Bias), "claim no `linear_memory`, for a bias is as large as the number of pairs")
-    require(
-        plan.has(2 * TOKENS - 1), f"let it have `max_positions` of {2 * TOKENS} or more, which show how memory grows"
-    )
+    possible = plan.has(2 * TOKENS - 1)
+    require(possible, f"let it have `max_positions` of {2 * TOKENS} or more, which show how memory grows")
     for trained in (False, True):
         yield Case(Batch([[0]]), {"tokens": TOKENS, "trained": trained, "growth": GROWTH})
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import wraps
 from typing import Any
 
 import torch
@@ -60,48 +59,39 @@ def suspects(subject: Subject, batch: Batch, held: list[Held]) -> Iterator[tuple
     def parts(other: Subject, changed: Batch) -> Callable[[], list[Tensor]]:
         return lambda: [part_of_whole(whole(other, changed), h) for h in held]
 
-    line = list(range(batch.tokens))
-    local, joined = dict[int, int](), dict[int, int]()
-    for h in held:
-        for n, token in enumerate(h.tokens):
-            local[token], joined[token] = n, len(joined)
-    given = [subject.at(p) for p in line]
+    line, rows = list(range(batch.tokens)), len(batch.ids)
+    each = [(token, n, h) for h in held for n, token in enumerate(h.tokens)]
+    local, joined = {token: n for token, n, _ in each}, {token: n for n, (token, _, _) in enumerate(each)}
     of = batch.document[0] if batch.document else [0] * batch.tokens
-    within = [sum(d == of[n] for d in of[:n]) for n in line]
-    both = {
-        token: sum(of[other] == of[token] for other in h.tokens[:n]) for h in held for n, token in enumerate(h.tokens)
-    }
+    both = {token: sum(of[other] == of[token] for other in h.tokens[:n]) for token, n, h in each}
     places = {
-        "positions began again at 0 in every process": [local[n] for n in line],
-        "positions began again at 0 in every document": within,
-        "positions began again at 0 in every document of every process": [both[n] for n in line],
-        "the position of a token were its index when all shards are joined": [joined[n] for n in line],
+        "positions began again at 0 in every process": local,
+        "positions began again at 0 in every document": {n: sum(d == of[n] for d in of[:n]) for n in line},
+        "positions began again at 0 in every document of every process": both,
+        "the position of a token were its index when all shards are joined": joined,
     }
     if all(h.heads == slice(None) for h in held):
         for words, numbers in places.items():
-            changed = replace(batch, positions=[[subject.at(p) for p in numbers]] * len(batch.ids))
-            if changed.positions != (batch.positions or [given] * len(batch.ids)):
+            changed = replace(batch, positions=[[subject.at(numbers[n]) for n in line]] * rows)
+            if changed.positions != (batch.positions or [[subject.at(n) for n in line]] * rows):
                 yield words, parts(subject, changed)
     if subject.takes("query_positions"):
         words = "scores went by the index of a query in its process, and that of a key when all shards are joined"
-        index = torch.tensor([[local[n] for n in line]] * len(batch.ids))
-        keys = replace(batch, positions=[[joined[n] for n in line]] * len(batch.ids))
+        index, keys = ([[numbers[n] for n in line]] * rows for numbers in (local, joined))
 
         def by_index(made: Any, *given: Any, **named: Any) -> Any:
-            return subject.call(made, *given, **{**named, "query_positions": index})
+            return subject.call(made, *given, **{**named, "query_positions": torch.tensor(index)})
 
-        yield words, parts(instead(subject, by_index), keys)
+        yield words, parts(instead(subject, by_index), replace(batch, positions=keys))
     if isinstance(subject, Attention) and subject.heads % len(held) == 0:
-        each = subject.heads // len(held)
+        few = subject.heads // len(held)
 
         def of_few(made: Any, *given: Any, **named: Any) -> Any:
-            pieces = [[x[:, n : n + each] for x in given] for n in range(0, subject.heads, each)]
+            pieces = [[x[:, n : n + few] for x in given] for n in range(0, subject.heads, few)]
             return torch.cat([subject.call(made, *piece, **named) for piece in pieces], 1)
 
-        yield (
-            f"the {each} heads of a process were heads 0 to {each - 1} of {each}",
-            parts(instead(subject, of_few), batch),
-        )
+        words = f"the {few} heads of a process were heads 0 to {few - 1} of {few}"
+        yield words, parts(instead(subject, of_few), batch)
 
 
 def sight(subject: Subject, batch: Batch, held: list[Held], came: list[Tensor], tolerance: float) -> str:
@@ -129,45 +119,23 @@ def sight(subject: Subject, batch: Batch, held: list[Held], came: list[Tensor], 
 OUTPUT = "output"
 
 
-def with_failures(trial: Callable[..., Outcomes]) -> Callable[..., Outcomes]:
-    """The trial; a process that raises an error, ends or does not answer is an outcome that did not hold."""
-
-    @wraps(trial)
-    def tried(*given: Any, **named: Any) -> Outcomes:
-        try:
-            yield from trial(*given, **named)
-        except ProcessError as error:
-            yield "processes", Outcome(False, "an answer of every process", str(error))
-
-    return tried
-
-
 def held_by(subject: Subject, batch: Batch, world: int, order: str) -> list[Held]:
     """What each process holds; of a layer, all heads, which it divides itself."""
     held = holdings_of(batch, world, order, getattr(subject, "heads", 0))
     return held if isinstance(subject, Attention) else [one._replace(heads=slice(None)) for one in held]
 
 
-@with_failures
-def parts_equal_the_whole(subject: Subject, batch: Batch, world: int, order: str, tolerance: float) -> Outcomes:
-    """Processes that divide the tokens, or the heads, together give the output of one process."""
+def parts_equal_the_whole(
+    subject: Subject, batch: Batch, world: int, order: str, tolerance: float, within: int = 0
+) -> Outcomes:
+    """Processes that divide the tokens, or the heads, together give the output of one process: also where the text is
+    longer than a threshold at which a scheme changes, and its shards, or so many tokens ``within`` it, are not."""
     held = held_by(subject, batch, world, order)
     expected, came = whole(subject, batch), outputs(subject, batch, held)
     for rank, outcome in enumerate(compared(expected, came, held, tolerance)):
-        if not outcome.ok:
+        if not outcome.ok and not within:
             outcome = outcome._replace(came=outcome.came + suspicion(subject, batch, held, came, tolerance))
-        yield f"{order}, rank {rank} of {world}", outcome
-
-
-@with_failures
-def a_text_beyond_the_threshold_equals_the_whole(
-    subject: Subject, batch: Batch, world: int, order: str, within: int, tolerance: float
-) -> Outcomes:
-    """The same for a text above the threshold at which a scheme changes, whose shards are below it."""
-    held = held_by(subject, batch, world, order)
-    outcomes = compared(whole(subject, batch), outputs(subject, batch, held), held, tolerance)
-    for rank, outcome in enumerate(outcomes):
-        if not outcome.ok and within:
+        elif not outcome.ok:
             short = batch.pick(range(within))
             parts = held_by(subject, short, world, order)
             fine = all(o.ok for o in compared(whole(subject, short), outputs(subject, short, parts), parts, tolerance))
@@ -176,7 +144,6 @@ def a_text_beyond_the_threshold_equals_the_whole(
         yield f"{order}, rank {rank} of {world}, which holds {len(held[rank].tokens)} of {batch.tokens} tokens", outcome
 
 
-@with_failures
 def documents_of_shards_do_not_leak(subject: Subject, batch: Batch, world: int, order: str) -> Outcomes:
     """With other tokens in one document, the others give the same outputs to the bit, whoever holds them."""
     held, document = held_by(subject, batch, world, order), torch.tensor(batch.document)
@@ -191,7 +158,6 @@ def documents_of_shards_do_not_leak(subject: Subject, batch: Batch, world: int, 
             yield f"{order}, document {changed} has other tokens, rank {rank} of {world}", outcome
 
 
-@with_failures
 def gradients_of_parts_equal_the_whole(
     subject: Subject, batch: Batch, world: int, order: str, tolerances: dict[str, float]
 ) -> Outcomes:
@@ -217,9 +183,7 @@ def gradients_of_parts_equal_the_whole(
         for rank, h in enumerate(held):
             outcome = agrees(part_of_whole(gradient, h, dim), came[rank][name], tolerances[name], h, dim)
             if not outcome.ok and own_queries_alone(subject, batch, held, came, tolerances):
-                why = (
-                    ". Each process's tokens have the gradients of its own outputs alone: send them those of the others"
-                )
+                why = ". Each process's tokens have the gradients of its own outputs alone: send those of others"
                 outcome = outcome._replace(came=outcome.came + why)
             yield f"{order}, the gradient of {name}, rank {rank} of {world}", outcome
 
@@ -239,9 +203,8 @@ def gradients(
         shape = (out.size(0), batch.tokens, *(getattr(subject, "heads", 0),) * (out.dim() == 4), out.size(-1))
         weights = torch.randn(shape, generator=every, dtype=torch.float64)
         if of is not None:
-            weights = weights * torch.zeros(batch.tokens).index_fill(0, torch.tensor(of, dtype=torch.int64), 1.0).view(
-                1, -1, *[1] * (out.dim() - 2)
-            )
+            kept = torch.zeros(batch.tokens).index_fill(0, torch.tensor(of, dtype=torch.int64), 1.0)
+            weights = weights * kept.view(1, -1, *[1] * (out.dim() - 2))
         trained = {f"parameter {name}": x for name, x in parameters_of(made).items() if x.requires_grad} | leaves
         total = (out * part_of_whole(weights, held[rank]).to(out)).sum()
         found = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
@@ -382,7 +345,7 @@ CHECK = Check(
         ),
         Trial(
             "beyond a threshold",
-            a_text_beyond_the_threshold_equals_the_whole,
+            parts_equal_the_whole,
             _beyond,
             remedy="Choose frequencies by the length of the whole text, not by that of a shard.",
         ),

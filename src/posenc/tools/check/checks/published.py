@@ -9,10 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.backends.attention import attention, logits
-from posenc.positions.positions import Positions
-from posenc.scheme import Scheme, bare_parts
-from posenc.schemes.t5 import T5
+from posenc import T5, Positions, Scheme, attention, logits
 from posenc.tools.check.captured import (
     EXCHANGED,
     NO_SCORES,
@@ -111,25 +108,16 @@ def name_of(came: Tensor, wanted: dict[str, Tensor], share: float) -> str:
     return ""
 
 
-def outputs_are_its(
-    subject: Attention,
-    batch: Batch,
-    expected: Any,
-    others: dict[str, Any],
-    tolerance: float,
-    changed: Mapping[str, Any] = {},
-) -> Outcome:
+def outputs_are_its(subject: Attention, batch: Batch, expected: Any, others: Any, tolerance: float) -> Outcome:
     """The outputs against those of attention with the scheme, for the same queries, keys and values."""
-    came = subject.run(subject.make(**changed), batch).detach().double()
+    came = subject.run(subject.make(), batch).detach().double()
     return compared(came, as_tensors(expected, others), tolerance)
 
 
-def sums_heard_are_its(
-    subject: Layer, batch: Batch, expected: Any, others: dict[str, Any], changed: Mapping[str, Any] = {}
-) -> Outcome:
+def sums_heard_are_its(subject: Layer, batch: Batch, expected: Any, others: Any) -> Outcome:
     """What is added to tokens where positions first enter, minus the first, against the vectors of the scheme."""
     applies(len(batch.ids) == 2 and all(len(set(row)) == 1 for row in batch.ids), "the rows are not of one token each")
-    captured, front = sums_in(subject, subject.make(**changed), batch), subject.registers
+    captured, front = sums_in(subject, subject.make(), batch), subject.registers
     wanted = {name: x[0, front:] - x[0, front : front + 1] for name, x in as_tensors(expected, others).items()}
     captured = [x for x in captured if x.shape == wanted[""].shape]  # several where something else is added, too
     require(captured, "let positions be added to tokens before any other operation on both: no such sum was observed")
@@ -139,11 +127,9 @@ def sums_heard_are_its(
     return compared(captured[0], wanted, tolerance)
 
 
-def scores_heard_are_its(
-    subject: Layer, batch: Batch, expected: Any, forms: Any, changed: Mapping[str, Any] = {}
-) -> Outcomes:
+def scores_heard_are_its(subject: Layer, batch: Batch, expected: Any, forms: Any) -> Outcomes:
     """The scores of one repeated token against the scheme's: what it adds, plus any combination of its forms."""
-    at, captured = onlookers(subject, batch), scores_of(subject, subject.make(**changed), of_one_token(batch))
+    at, captured = onlookers(subject, batch), scores_of(subject, subject.make(), of_one_token(batch))
     require(captured, NO_SCORES)
     came, front = captured[0][0][:, at], subject.registers
     told, open_to = (torch.tensor(x, dtype=torch.float64) for x in (expected, forms))
@@ -157,10 +143,8 @@ def scores_heard_are_its(
         here = seen[head]
         wanted = (came[head] - told[head])[here]
         basis = open_to[head][:, here]
-        require(
-            wanted.numel() >= 1.5 * len(basis) + 4,
-            "let it have more positions: there are too few pairs to tell the scheme from others",
-        )
+        possible = wanted.numel() >= 1.5 * len(basis) + 4
+        require(possible, "let it have more positions: there are too few pairs to tell the scheme from others")
         left = wanted
         if len(basis) and float(basis.abs().max()) > 0:
             left = wanted - basis.T @ torch.linalg.lstsq(basis.T, wanted[:, None], driver="gelsd").solution[:, 0]
@@ -174,11 +158,9 @@ def scores_heard_are_its(
         yield f"head {head} [query, key]", Outcome(ok, says, shows + scaled)
 
 
-def scores_of_contents_are_its(
-    subject: Layer, batch: Batch, expected: Any, changed: Mapping[str, Any] = {}
-) -> Outcomes:
+def scores_of_contents_are_its(subject: Layer, batch: Batch, expected: Any) -> Outcomes:
     """The scores that a softmax is given, against those of the scheme for the same queries and keys."""
-    at, captured = onlookers(subject, batch), scores_of(subject, subject.make(**changed), batch)
+    at, captured = onlookers(subject, batch), scores_of(subject, subject.make(), batch)
     require(captured, NO_SCORES)
     came, told = captured[0][:, :, at], torch.tensor(expected, dtype=torch.float64)
     seen = came.isfinite() & told.isfinite()
@@ -342,7 +324,7 @@ def _may_refuse(scheme: Scheme) -> Iterator[None]:
 def between_buckets(scheme: Scheme, away: Tensor) -> Tensor:
     """Where float32 may round a distance into the bucket of T5 before: its logarithm is a whole number."""
     found = torch.zeros_like(away, dtype=torch.bool)
-    for part in bare_parts(scheme):
+    for part in scheme.modules():
         if isinstance(part, T5):
             side = part.num_buckets // 2 if part.bidirectional else part.num_buckets
             exact, shared = side // 2, side - side // 2
@@ -397,7 +379,7 @@ def its_scores(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, 
     return of_each(say, subject, made, Sizes(query.size(1), subject.head_dim), changed)
 
 
-def its_outputs(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
+def its_outputs(subject: Subject, batch: Batch, **_: Any) -> Said:
     """The outputs of attention with the scheme, (rows, queries, heads, head_dim)."""
     assert isinstance(subject, Attention)
     query, key, value = (x.double() for x in subject.content(batch))
@@ -417,10 +399,10 @@ def its_outputs(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {},
         assert isinstance(out, Tensor)
         return out.detach().transpose(1, 2)
 
-    return of_each(say, subject, subject.make(**changed), Sizes(subject.heads, subject.head_dim), changed)
+    return of_each(say, subject, subject.make(), Sizes(subject.heads, subject.head_dim), {})
 
 
-def its_vectors(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
+def its_vectors(subject: Subject, batch: Batch, **_: Any) -> Said:
     """The vectors that the scheme adds, (rows, tokens, dim)."""
 
     def say(convention: Convention) -> Tensor:
@@ -429,20 +411,20 @@ def its_vectors(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {},
             raise ValueError("it adds no vectors")
         return table.detach().expand(len(batch.ids), -1, -1)
 
-    made = subject.make(**changed)
-    return of_each(say, subject, made, sizes_of(subject, made), changed)
+    made = subject.make()
+    return of_each(say, subject, made, sizes_of(subject, made), {})
 
 
-def its_forms(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
+def its_forms(subject: Subject, batch: Batch, **_: Any) -> Said:
     """What the scheme says of the scores of one repeated token, whose query q and key k are unknown.
 
     A score is b(r) + q.a(r) + k.c(r) + q.M(r)k. ``expected`` is b, (heads, queries, keys), for the `onlookers`;
     ``forms`` (heads, forms, queries, keys) are a basis of what a, c and M can give for any q and k.
     """
-    made, at = subject.make(**changed), onlookers(subject, batch)
+    made, at = subject.make(), onlookers(subject, batch)
     sizes = captured_sizes(captured_in(subject, made, same := of_one_token(batch)), same)
     require(sizes != UNKNOWN, NO_SCORES)
-    convention, everyone = adopted(subject, made, sizes, changed)[0], range(batch.tokens)
+    convention, everyone = adopted(subject, made, sizes, {})[0], range(batch.tokens)
     head_dim = getattr(convention.scheme, "head_dim", 4)
     count = 4 * head_dim + 9
     drawn = torch.randn(
@@ -465,7 +447,7 @@ def its_forms(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, *
 # -- of queries and keys that are captured -----------------------------------------------------------------------------
 
 
-def its_scores_of_what_is_heard(subject: Subject, batch: Batch, changed: Mapping[str, Any] = {}, **_: Any) -> Said:
+def its_scores_of_what_is_heard(subject: Subject, batch: Batch, **_: Any) -> Said:
     """The scheme's scores of a layer's own queries and keys, (rows, heads, queries, keys), for the `onlookers`.
 
     The queries and keys are found among the layer's products by four rows: the second has other tokens in one part, the
@@ -473,12 +455,12 @@ def its_scores_of_what_is_heard(subject: Subject, batch: Batch, changed: Mapping
     the change of queries with the change of keys is left.
     """
     assert isinstance(subject, Layer)
-    made, at = subject.make(**changed), onlookers(subject, batch)
+    made, at = subject.make(), onlookers(subject, batch)
     captured = captured_in(subject, made, batch)
     attentions = of_all_tokens(captured, batch)
     require(attentions, NO_SCORES)
     came = attentions[0][0]
-    convention = adopted(subject, made, Sizes(came.size(1), captured.head_dim), changed)[0]
+    convention = adopted(subject, made, Sizes(came.size(1), captured.head_dim), {})[0]
     scheme, unturned = convention.scheme, batch
     if "rotate" in scheme.doors:  # with all tokens at one position, nothing is rotated
         require(subject.can("positions"), "let call take `positions`, to find queries and keys before they are turned")

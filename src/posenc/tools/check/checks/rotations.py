@@ -155,10 +155,8 @@ def pairs_keep_to_themselves(subject: Rotary, batch: Batch) -> Outcomes:
         came = matrices(subject, made, row_of(batch), which)
         turns = came * (1 - torch.eye(subject.head_dim, device=subject.device))
         size = float(came.abs().max())
-        require(
-            not float(turns.abs().max()) < rounding(subject) * size,
-            f"let it turn something: positions {row_of(batch)} turn nothing",
-        )
+        possible = not float(turns.abs().max()) < rounding(subject) * size
+        require(possible, f"let it turn something: positions {row_of(batch)} turn nothing")
         outside = came * (1 - inside)
         yield f"{name} [position, head, to, from]", near(torch.zeros_like(outside), outside, rounding(subject) * size)
 

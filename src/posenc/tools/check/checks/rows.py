@@ -85,10 +85,8 @@ def _cases(plan: Plan, explicit: bool = False, inside: bool = False) -> Iterator
     plan.require_that_it_can("padding")
     if explicit:
         plan.require_that_it_can("positions")
-    require(
-        explicit or plan.subject.takes("padding"),
-        "let call take `padding` (rows, tokens), and find positions by itself",
-    )
+    possible = explicit or plan.subject.takes("padding")
+    require(possible, "let call take `padding` (rows, tokens), and find positions by itself")
     require(
         explicit or not plan.subject.needs("positions"),
         "give `positions` a default in call, if it finds them by itself",

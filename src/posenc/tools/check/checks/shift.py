@@ -258,10 +258,8 @@ def _is_absolute(subject: Subject, made: Any, row: Batch, eps: float) -> bool:
             return True
         applies(len(alike) == row.tokens, f"what is absolute comes before {name}")
         level = scores - scores.amax(-1, keepdim=True)
-        require(
-            float(level[level.isfinite()].abs().max()) > ROUNDING,
-            f"give it a `jitter`, for {name} scores all keys the same",
-        )
+        possible = float(level[level.isfinite()].abs().max()) > ROUNDING
+        require(possible, f"give it a `jitter`, for {name} scores all keys the same")
         if by_the_distance_alone(scores, few, eps, up_to_a_factor=False) is not None:
             return True
     return False
