@@ -55,11 +55,6 @@ def test_gradients_are_of_parameters_and_vectors_and_zeros_where_there_are_none(
     assert list(gradients_of(SCALED, made, BATCH)[1]) == ["x"]
 
 
-def test_texts_begin_with_the_first_token() -> None:
-    assert with_tokens(Batch([[45]]), 3) == Batch([[45, 4, 11]])
-    assert with_tokens(Batch([[0]]), 2, 2).positions == [[[0, 0], [1, 1]]]
-
-
 def test_an_error_is_told_in_one_line_without_what_differs() -> None:
     assert one_line(ValueError("\x1b[96mthe first\x1b[0m <f at 0x7f00ab>\nthe second")) == "ValueError: the first <f>"
     assert one_line(KeyError()) == "KeyError: "

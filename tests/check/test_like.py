@@ -40,7 +40,7 @@ def kernel(made: None, scheme: nn.Module) -> None:
     [
         (5, "like must be a scheme of posenc, the name of one such as "),
         (number, "that gives one, got 5"),
-        ("rope2", "scheme must be one of"),
+        ("rope2", "like must name one scheme of posenc.catalog(), got 'rope2'"),
         (
             "t5(size=3)",
             "that T5 has, num_heads, num_buckets, max_distance, bidirectional, axis, axes, factor; got 'size' in "
@@ -48,7 +48,7 @@ def kernel(made: None, scheme: nn.Module) -> None:
         ),
         ("t5(3)", "with options as name=value, got 't5(3)'"),
         ("t5(num_buckets=)", "with options as name=value"),
-        ("rope+alibi", "like must name one scheme, got 'rope+alibi': a function gives a sum of several"),
+        ("rope+alibi", "got 'rope+alibi': a function gives a sum of several"),
         (posenc.T5(12), "like must have as many heads as the subject, 3, got 12 of T5: say heads=12 and build so many"),
         (
             posenc.T5(3, 16),

@@ -1,7 +1,6 @@
 """What begins to count beyond a length is tried beyond it: correct code is not accused of what no short row shows, and
 wrong code still is."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -82,13 +81,3 @@ def test_where_positions_are_given_moving_them_shows_it() -> None:
         assert trials["some moved"].status == PASSED
     _, trials = ended(late(Never, by_positions, relative=False), 6, seconds=4.0)
     assert trials["absolute"].status == FINDING
-
-
-def test_an_option_that_counts_in_long_rows_alone_is_tried_in_them() -> None:
-    subject = late(call=by_positions, options={"length": 100}, varied={"factor": 2.0})
-    assert ended(subject, 14)[1]["options count"].status == FINDING  # nothing says that rows of 23 tokens are too short
-    assert ended(replace(subject, threshold=100), 14)[1]["options count"].status == PASSED
-    beyond = replace(subject, options={"length": 3000}, threshold=3000)
-    _, trials = ended(beyond, 14)
-    assert trials["options count"].status == NOT_APPLICABLE
-    assert "run with `--longest 3002`" in trials["options count"].reason

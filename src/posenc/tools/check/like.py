@@ -12,9 +12,8 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 import torch
 from torch import Tensor, nn
 
-from posenc import Scheme
+from posenc import Scheme, catalog
 from posenc.arguments import shown
-from posenc.schemes.catalog import entries_of
 from posenc.schemes.entry import Shape
 from posenc.tools.check.calls import holdings, one_line
 from posenc.tools.check.captured import EXCHANGED, CapturedScores, captured_in, of_all_tokens
@@ -92,9 +91,11 @@ def _named(text: str, subject: Subject, sizes: Sizes) -> Scheme:
     """The scheme of that name, with the sizes and claims of the subject, and the options in the text."""
     name, _, rest = text.partition("(")
     options = _options(text) if rest else {}
-    (entry, *others) = entries_of(name.strip())
-    if others:
-        raise ValueError(f"like must name one scheme, got {text!r}: a function gives a sum of several")
+    entry = next((entry for entry in catalog() if entry.name == name.strip()), None)
+    if entry is None:
+        raise ValueError(
+            f"like must name one scheme of posenc.catalog(), got {text!r}: a function gives a sum of several"
+        )
     claimed_heads = (v for k, v in subject.options.items() if "heads" in k and isinstance(v, int))
     heads = sizes.heads or next(claimed_heads, 0) or 1
     takes = signature(entry.scheme).parameters

@@ -4,18 +4,20 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from platform import python_version
 from typing import Any
 from xml.etree import ElementTree
 
+import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+import posenc
 from posenc.tools.check.run import FINDING, NOT_APPLICABLE, NOT_CHECKED, PASSED, UNFINISHED, Finding, Report, Result
 from posenc.tools.check.standalone import given
 from posenc.tools.check.trial import Check, Trial, slug
-from posenc.tools.kit.machine import versions
 
 VERSION = 2  # of the data: since 2, what is not checked is not ok
 # The worst first.
@@ -34,7 +36,7 @@ def as_data(reports: Sequence[Report]) -> Data:
     """The reports as data that JSON can hold, the same for the same subjects and settings, except for ``seconds``."""
     return {
         "version": VERSION,
-        "made_with": {name: versions()[name] for name in ("posenc", "torch", "python")},
+        "made_with": {"posenc": posenc.__version__, "torch": str(torch.__version__), "python": python_version()},
         "ok": all(report.ok and not _missing(report) for report in reports),
         "subjects": [
             _subject(report, f"{number}-{slug(report.name)}/" if len(reports) > 1 else "")
@@ -135,13 +137,12 @@ def shown(subject: Data, places: Mapping[str, str], quiet: bool = False) -> Rend
         table.add_column("status", no_wrap=True)
         table.add_column("what was found, or why it does not apply", overflow="fold")
         table.add_column("s", justify="right")
-        for result in subject["results"]:
-            status = Text(result["status"], style=STYLES[result["status"]])
-            seconds = f"{result['seconds']:.1f}"
-            table.add_row(str(result["number"]), Text(result["name"]), status, _plain(result["found"]), seconds)
-        for claim in subject["not_checked"]:
-            status = Text(NOT_CHECKED, style=STYLES[NOT_CHECKED])
-            table.add_row("", _plain(f"claim {claim['said']}"), status, _plain(claim["reason"]))
+        rows = [
+            (str(r["number"]), r["name"], r["status"], r["found"], f"{r['seconds']:.1f}") for r in subject["results"]
+        ]
+        rows += [("", f"claim {c['said']}", NOT_CHECKED, c["reason"], "") for c in subject["not_checked"]]
+        for number, name, status, found, seconds in rows:
+            table.add_row(number, _plain(name), Text(status, style=STYLES[status]), _plain(found), seconds)
         parts.append(table)
     parts += [_shown_findings(subject, result, places) for result in subject["results"] if result["status"] == FINDING]
     said = [summary(subject), *([note] if (note := subject["settings"].get("note")) else [])]
@@ -181,29 +182,29 @@ def _subject(report: Report, folder: str) -> Data:
 
 def _result(result: Result, folder: str) -> Data:
     entry = result.check
-    pairs = list(zip(entry.trials, result.trials, strict=True))
-    data: Data = {
-        **{name: getattr(entry, name) for name in ("number", "name", "rule", "why")},
-        "status": result.status,
-        "reason": result.reason,
-        "seconds": round(result.seconds, 3),
-        "threads": result.threads,
-        "trials": [
-            {**vars(end), "finding": end.finding and _finding(end.finding, entry, trial, folder)}
-            for trial, end in pairs
-        ],
-    }
+    trials = [
+        {**vars(end), "finding": end.finding and _finding(end.finding, entry, trial, folder)}
+        for trial, end in zip(entry.trials, result.trials, strict=True)
+    ]
+    data: Data = {name: getattr(entry, name) for name in ("number", "name", "rule", "why")}
+    data |= {name: getattr(result, name) for name in ("status", "reason", "threads")}
+    data |= {"seconds": round(result.seconds, 3), "trials": trials}
     return {**data, "found": _found(data)}
 
 
 def _found(result: Data) -> str:
     """What a check found, or why it does not apply or did not finish, in a few words."""
-    said: dict[str, list[str]] = {}
-    for trial in result["trials"]:
-        if trial["status"] in (FINDING, UNFINISHED):
-            what = trial["finding"]["came"] if trial["finding"] else trial["reason"]
-            said.setdefault(what, []).append(trial["name"])
-    if said:
+
+    def joined(which: str, *statuses: str) -> dict[str, list[str]]:
+        """The names of trials with one of these statuses, by what they came to."""
+        said: dict[str, list[str]] = {}
+        for trial in result["trials"]:
+            what = trial["finding"]["came"] if which == "reason" and trial["finding"] else trial[which]
+            if trial["status"] in statuses and what:
+                said.setdefault(what, []).append(trial["name"])
+        return said
+
+    if said := joined("reason", FINDING, UNFINISHED):
         more = {what: f" and {len(names) - 1} more" * (len(names) > 1) for what, names in said.items()}
         return "; ".join(f"{names[0]}{more[what]}: {what}" for what, names in said.items())
     if result["status"] == NOT_APPLICABLE:
@@ -211,13 +212,8 @@ def _found(result: Data) -> str:
     left_out = sum(trial["status"] == NOT_APPLICABLE for trial in result["trials"])
     cases = sum(trial["cases"] for trial in result["trials"])
     words = [f"{cases} case{'s' * (cases != 1)}"]
-    if left_out:
-        words.append(f"{left_out} of {len(result['trials'])} trials not applicable")
-    noted: dict[str, list[str]] = {}
-    for trial in result["trials"]:
-        if trial["note"]:
-            noted.setdefault(trial["note"], []).append(trial["name"])
-    return "; ".join(words + [f"{', '.join(names)}: {note}" for note, names in noted.items()])
+    words += [f"{left_out} of {len(result['trials'])} trials not applicable"] * (left_out > 0)
+    return "; ".join(words + [f"{', '.join(names)}: {note}" for note, names in joined("note", PASSED).items()])
 
 
 def _finding(finding: Finding, entry: Check, trial: Trial, folder: str) -> Data:

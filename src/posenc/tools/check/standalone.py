@@ -14,7 +14,6 @@ from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from functools import cache
 from importlib.machinery import ModuleSpec
-from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
@@ -43,13 +42,8 @@ def script(subject: Subject, trial: Trial, case: Case, heading: str, file: str =
     claims, batch = given(subject), given(case.batch)
     claims = {name: value for name, value in claims.items() if name not in ORACLES}
     files = _Files()
-    used: list[Any] = [
-        *_parts([subject.build, subject.call, claims, case.values]),
-        type(subject),
-        Batch,
-        trial.function,
-    ]
-    used += [repeat, stand_in, hold, part_of]
+    used: list[Any] = [*_parts([subject.build, subject.call, claims, case.values]), type(subject), Batch]
+    used += [trial.function, repeat, stand_in, hold, part_of]
     for part in (*used, *type(subject).__mro__):
         files.add(part.__module__)
 
@@ -63,7 +57,6 @@ def script(subject: Subject, trial: Trial, case: Case, heading: str, file: str =
         "#",
         f"# To run it: python {file}",
         f"# It needs {', '.join(files.needs())}.",
-        *(["# To install them: pip install " + " ".join(installed)] if (installed := files.installed()) else []),
         "# Exit codes: 1 while the finding is there, 0 when it is gone, 2 where it does not apply.",
         "",
         *files.lines({part.__name__ for part in used if _is_plain(part.__module__)}),
@@ -121,10 +114,9 @@ def literal(value: Any, name: str) -> str:
 
 def _run(values: Any) -> str:
     """A long run of consecutive whole numbers as ``*range(...)``; "" for anything else."""
-    if len(values) <= 8 or any(type(value) is not int for value in values):
-        return ""
-    run = range(values[0], values[0] + len(values))
-    return f"*range({run.start}, {run.stop})" if list(values) == list(run) else ""
+    whole = len(values) > 8 and all(type(value) is int for value in values)
+    run = [*range(values[0], values[0] + len(values))] if whole else []
+    return f"*range({run[0]}, {run[-1] + 1})" if run and list(values) == run else ""
 
 
 def _written(part: Any) -> str:
@@ -191,16 +183,9 @@ class _Files:
 
     def needs(self) -> list[str]:
         """The packages that must be installed, or be in the folders where they are now."""
-        return [f"{name} from {_folder(name)}" if _folder(name) else name for name in self._packages()]
-
-    def installed(self) -> list[str]:
-        """The names for pip of the installed packages that are imported."""
-        found = [name for name in self._packages() if not _folder(name)]
-        return list(dict.fromkeys(_published().get(name, [name])[0] for name in found))
-
-    def _packages(self) -> list[str]:
         names = dict.fromkeys(name.split(".")[0] for name in ("torch", *self._imported))
-        return [name for name in names if _spec(name) is not None]
+        found = [name for name in names if _spec(name) is not None]
+        return [f"{name} from {_folder(name)}" if _folder(name) else name for name in found]
 
     def lines(self, roots: set[str]) -> Iterator[str]:
         """The lines of all files: of plain ones what the roots need, and the code that makes modules of the others."""
@@ -271,12 +256,6 @@ def _imported_by(module: str, text: str) -> Iterator[str]:
 @cache  # the scripts of all findings hold the same files
 def _imports_in(text: str) -> list[ast.Import | ast.ImportFrom]:
     return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
-
-
-@cache
-def _published() -> Mapping[str, list[str]]:
-    """The published names of packages by their import names; cached, since reading them takes a second."""
-    return packages_distributions()
 
 
 def _spec(package: str) -> ModuleSpec | None:

@@ -24,7 +24,7 @@ def _generators() -> list[tuple[Any, Any]]:
 @contextlib.contextmanager
 def kept(of_torch: bool = True) -> Iterator[None]:
     """Restores the standard streams and the folder; and, if asked for, the generators and the settings of torch."""
-    settings = (
+    settings: tuple[tuple[Any, Any], ...] = (
         (torch.get_default_dtype, torch.set_default_dtype),
         (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
         (torch.get_num_threads, torch.set_num_threads),

@@ -169,22 +169,15 @@ def in_part(subject: Subject, batch: Batch, held: list[Held], rank: int) -> tupl
         if not subject.can("positions"):
             subject.require_plain_positions(batch)
         require(batch.document is None or subject.can("document"), "let call take `document`, or a `shard`")
-    part = batch.pick(tokens)
-    places = subject.places(batch)
+    part, places = batch.pick(tokens), subject.places(batch)
     part = replace(part, positions=places[:, tokens].tolist() if subject.can("positions") else None)
-    if not subject.can("document"):
-        part = replace(part, document=None)
+    part = part if subject.can("document") else replace(part, document=None)
     if subject.can("order") and (subject.causal or batch.order is not None):
         line = batch.order or [list(range(batch.tokens))] * len(batch.ids)
         part = replace(part, order=[[row[n] for n in tokens] for row in line])
-    shard = Shard(
-        rank,
-        len(held),
-        order,
-        [torch.tensor(one.tokens, dtype=torch.int64) for one in held],
-        places,
-        torch.tensor(batch.document or [[0] * batch.tokens] * len(batch.ids)),
-    )
+    every = [torch.tensor(one.tokens, dtype=torch.int64) for one in held]
+    document = torch.tensor(batch.document or [[0] * batch.tokens] * len(batch.ids))
+    shard = Shard(rank, len(held), order, every, places, document)
 
     def call(made: Any, *given: Any, **named: Any) -> Any:
         if heads != slice(None) and len(given) == 3:  # query, key, value

@@ -94,9 +94,10 @@ def captured_scores(subject: Subject, made: Any, batch: Batch) -> Tensor:
         raise NotApplicableError(f"nothing to do: it refuses a grid of {batch.grid}: {error}") from None
     require(found, NO_SCORES)
     scores = found[0]
-    counts = sum(((scores[1:] - scores[:1]).abs() > 2**-18 * largest(scores)).any(1).sum(axis) for axis in (-1, -2))
-    order = torch.as_tensor(counts).argmax(-1)
-    others = torch.as_tensor(counts).scatter(1, order[:, None], 0)
+    changed = ((scores[1:] - scores[:1]).abs() > 2**-18 * largest(scores)).any(1)
+    counts = changed.sum(-1) + changed.sum(-2)
+    order = counts.argmax(-1)
+    others = counts.scatter(1, order[:, None], 0)
     told = (others.amax(-1) < counts.amax(-1)).all() and len(set(order.tolist())) == batch.tokens
     require(told, "give it a `jitter`, for it cannot be told which scores are those of which token")
     return scores[:, :, order][..., order]
@@ -246,7 +247,7 @@ FAR = 1.25  # in patches of the trained grid: the nearest is less than one away,
 
 
 def table_of(made: Any, grid: tuple[int, int], more: set[int], dim: int) -> Tensor | None:
-    """A view, (rows, columns, …), of the parameter or buffer with a vector for each place of a grid, found by its shape."""
+    """A view, (rows, columns, dim), of the parameter or buffer whose shape has a vector for each place."""
     (height, width), module = grid, made if isinstance(made, nn.Module) else nn.Module()
     for held in (*module.parameters(), *module.buffers()):
         shape = [n for axis, n in enumerate(held.shape) if n != 1 or axis]

@@ -1,6 +1,6 @@
 """Checks that low precision keeps positions exact far away (check 1), and neighbours apart (check 2)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -79,57 +79,33 @@ def outputs(subject: Subject, made: Any, batch: Batch, tokens: slice = slice(Non
 def far_as_exact_as_near(
     subject: Subject, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None, effect: float | None
 ) -> Outcome:
-    """The error of low precision far from 0, against its error for the same tokens at 0, 1, 2, … ."""
-    flat = [first_axis(p) for p in row_of(batch)]
-    applies(min(flat), "the tokens begin at 0")
-    places = ((batch.moved(-min(flat)),), (batch,))
-    return _compared(subject, places, outputs, dtype, autocast, effect, max(flat))
+    """The error of low precision far from 0, or late in a row, against that near 0, or early, absolute or relative.
 
-
-def late_as_exact_as_early(
-    subject: Subject, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None, effect: float | None
-) -> Outcome:
-    """The error of low precision for the late tokens of a row, against its error for the early ones."""
-    applies(batch.tokens > LATE, f"no token is at {LATE} or later")
-    places = ((batch, slice(None, EARLY)), (batch, slice(LATE, None)))
-    return _compared(subject, places, outputs, dtype, autocast, effect, batch.tokens)
-
-
-def _compared(
-    subject: Subject,
-    places: tuple[tuple[Any, ...], tuple[Any, ...]],
-    measure: Callable[..., Tensor],
-    dtype: torch.dtype,
-    autocast: torch.dtype | None,
-    effect: float | None,
-    highest: int,
-) -> Outcome:
-    """Whether the error at the second of two places is as small as at the first, absolutely or relatively.
-
-    Both errors are the largest of many roundings of the same kind; such a pair seldom differs by a factor of two, so
-    four is allowed, and at least four units of the dtype. ``effect`` is what positions do to the outputs; None stands
-    for the whole of the outputs. The exact numbers are those of float64, or else of float32: in the two, a logarithm
-    close to a whole number may fall into different buckets.
+    Both are the largest of many roundings of the same kind; such a pair seldom differs by a factor of two, so four is
+    allowed, and at least four units of the dtype. ``effect`` is what positions do to the outputs; None stands for the
+    whole of them. The exact numbers are those of float64, or else of float32: in the two, a logarithm close to a whole
+    number may fall into different buckets.
     """
-    first, second = (lowered(subject, dtype, autocast, measure, *place) for place in places)
-    outcome = Outcome(True, "", "")
+    places: Any = ((batch, slice(None, EARLY)), (batch, slice(LATE, None)))
+    flat = [first_axis(p) for p in row_of(batch)] if batch.positions else [*range(batch.tokens)]
+    if batch.positions:
+        applies(min(flat), "the tokens begin at 0")
+        places = ((batch.moved(-min(flat)),), (batch,))
+    applies(batch.positions or batch.tokens > LATE, f"no token is at {LATE} or later")
+    first, second = (lowered(subject, dtype, autocast, outputs, *place) for place in places)
+    low, outcome = autocast or dtype, Outcome(True, "", "")
     for reference in (subject, replace(subject, dtype=torch.float32)):
         made = with_weights_in(reference, dtype)
-        exact_first, exact_second = (measure(reference, made, *place) for place in places)
+        exact_first, exact_second = (outputs(reference, made, *place) for place in places)
         size_first, size_second = float(exact_first.abs().max()), float(exact_second.abs().max())
         error = float((first.double() - exact_first.double()).abs().max())
         of_positions = size_second if effect is None else effect
-        rounding = max(
-            error, error / max(size_first, 1e-30) * size_second, torch.finfo(autocast or dtype).eps * size_second
-        )
+        rounding = max(error, error / max(size_first, 1e-30) * size_second, torch.finfo(low).eps * size_second)
         # A phase, or a product with a slope, that is rounded to float32 may be off by as much as p units of 2^-23.
-        tolerance = 4 * rounding + 4 * 2**-23 * highest * of_positions
-        outcome = explained(near(exact_second, second, tolerance), autocast or dtype, "position", highest)
-        hidden = (
-            f"give it a `jitter`: rounding to {second.dtype} ({tolerance:.2g}) hides what positions do "
-            f"({of_positions:.2g})"
-        )
-        require(not (outcome.ok and tolerance > of_positions / 2), hidden)
+        tolerance = 4 * rounding + 4 * 2**-23 * max(flat) * of_positions
+        outcome = explained(near(exact_second, second, tolerance), low, "position", max(flat))
+        hidden = f"rounding to {second.dtype} ({tolerance:.2g}) hides what positions do ({of_positions:.2g})"
+        require(not (outcome.ok and tolerance > of_positions / 2), f"give it a `jitter`: {hidden}")
         if outcome.ok:
             break
     return outcome
@@ -188,7 +164,6 @@ def biases_differ(subject: Bias, batch: Batch, dtype: torch.dtype, autocast: tor
 
 def outputs_differ(subject: Subject, batch: Batch, dtype: torch.dtype, autocast: torch.dtype | None) -> Outcome:
     """Rows of two tokens give different outputs, where the second moves on by one from row to row."""
-    assert batch.positions is not None
     applies(of_two_tokens(batch), "the rows are not of the same two tokens")
     came = lowered(subject, dtype, autocast, type(subject).run, batch)
     places = [row[-1] for row in batch.positions]
@@ -292,7 +267,7 @@ PHASE_CHECK = Check(
     trials=(
         Trial("angles", angles_are_exact, _of_rotations),
         Trial("far positions", far_as_exact_as_near, _far),
-        Trial("late tokens", late_as_exact_as_early, _late),
+        Trial("late tokens", far_as_exact_as_near, _late),
     ),
 )
 

@@ -59,30 +59,10 @@ def suspects(subject: Subject, batch: Batch, held: list[Held]) -> Iterator[tuple
     def parts(other: Subject, changed: Batch) -> Callable[[], list[Tensor]]:
         return lambda: [part_of_whole(whole(other, changed), h) for h in held]
 
-    line, rows = list(range(batch.tokens)), len(batch.ids)
-    each = [(token, n, h) for h in held for n, token in enumerate(h.tokens)]
-    local, joined = {token: n for token, n, _ in each}, {token: n for n, (token, _, _) in enumerate(each)}
-    of = batch.document[0] if batch.document else [0] * batch.tokens
-    both = {token: sum(of[other] == of[token] for other in h.tokens[:n]) for token, n, h in each}
-    places = {
-        "positions began again at 0 in every process": local,
-        "positions began again at 0 in every document": {n: sum(d == of[n] for d in of[:n]) for n in line},
-        "positions began again at 0 in every document of every process": both,
-        "the position of a token were its index when all shards are joined": joined,
-    }
+    local = {token: n for h in held for n, token in enumerate(h.tokens)}
     if all(h.heads == slice(None) for h in held):
-        for words, numbers in places.items():
-            changed = replace(batch, positions=[[subject.at(numbers[n]) for n in line]] * rows)
-            if changed.positions != (batch.positions or [[subject.at(n) for n in line]] * rows):
-                yield words, parts(subject, changed)
-    if subject.takes("query_positions"):
-        words = "scores went by the index of a query in its process, and that of a key when all shards are joined"
-        index, keys = ([[numbers[n] for n in line]] * rows for numbers in (local, joined))
-
-        def by_index(made: Any, *given: Any, **named: Any) -> Any:
-            return subject.call(made, *given, **{**named, "query_positions": torch.tensor(index)})
-
-        yield words, parts(instead(subject, by_index), replace(batch, positions=keys))
+        places = [[subject.at(local[n]) for n in range(batch.tokens)]] * len(batch.ids)
+        yield "positions began again at 0 in every process", parts(subject, replace(batch, positions=places))
     if isinstance(subject, Attention) and subject.heads % len(held) == 0:
         few = subject.heads // len(held)
 

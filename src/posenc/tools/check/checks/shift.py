@@ -98,21 +98,17 @@ FEWEST = 4  # tokens that must be alike for a comparison to mean anything
 
 def weights_by_values(subject: Attention, made: Any, batch: Batch) -> Tensor:
     """The attention weights, (heads, queries, keys): the norm of outputs where one key alone has a value."""
-
-    def with_one_value(found: list[Tensor]) -> Any:
-        def call(made: Any, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Any:
-            for n in (None, *range(key.size(2))):
-                shown = torch.zeros_like(value)
-                if n is not None:
-                    shown[:, :, n] = 1.0
-                found.append(subject.call(made, query, key, shown, **given).detach().double())
-            return found[0]
-
-        return call
-
     outs: list[Tensor] = []
+
+    def call(made: Any, query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Any:
+        for n in range(-1, key.size(2)):
+            shown = torch.zeros_like(value)
+            shown[:, :, n : n + 1] = 1.0  # none for -1
+            outs.append(subject.call(made, query, key, shown, **given).detach().double())
+        return outs[0]
+
     with torch.no_grad():
-        instead(subject, with_one_value(outs)).run(made, batch)
+        instead(subject, call).run(made, batch)
     nothing, *each = (out[0] for out in outs)
     added = float(nothing.abs().max())
     applies(not added or subject.dtype == torch.float64, "in float32, what is added to values hides small weights")
@@ -121,11 +117,8 @@ def weights_by_values(subject: Attention, made: Any, batch: Batch) -> Tensor:
 
 
 class Seen(NamedTuple):
-    """The scores (heads, queries, keys) of an attention, for a row of one repeated token, and the tokens whose inputs
-    to it are still alike. Scores without weight are -inf, and a constant may be added to any row.
-
-    ``told_apart``: nearly all inputs differ, and the differences do not shrink with the distance from the edge.
-    """
+    """The scores (heads, queries, keys) of an attention for a row of one repeated token, -inf without weight, and the
+    tokens whose inputs to it are ``alike``, or ``told_apart``: nearly all differ, as much far from the edge as near."""
 
     name: str
     scores: Tensor
@@ -202,7 +195,7 @@ def by_the_distance_alone(
 def scores_go_by_the_distance(subject: Subject, batch: Batch) -> Outcome:
     """A row of one repeated token: scores of any two queries at the same distances differ by a constant."""
     made, eps, tried = subject.make(), max(ROUNDING, 8 * subject.eps(torch.float32)), False
-    front = max(subject.sinks, subject.registers)
+    front, room = max(subject.sinks, subject.registers), batch.tokens < (subject.max_positions or 1e9)
     for number, (name, scores, alike, told_apart) in enumerate(scores_of_one_token(subject, made, batch)):
         if told_apart and number == 0 and batch.tokens >= FEWEST:
             came = f"{name}: each token another, by its place in the row"
@@ -211,19 +204,11 @@ def scores_go_by_the_distance(subject: Subject, batch: Batch) -> Outcome:
         if len(tokens) < FEWEST:
             continue  # earlier layers made them differ, as at the edges of a row
         found = by_the_distance_alone(scores, tokens, eps)
-        if found is not None and by_the_distance_alone(scores, tokens[1:], eps) is None:
-            require(
-                False, "claim `registers=1` if the first token has no place: it alone is met otherwise than the rest"
-            )
-        if (
-            found is None
-            and number == 0
-            and subject.threshold is None
-            and batch.tokens < (subject.max_positions or 1e9)
-        ):
+        first = found is None or by_the_distance_alone(scores, tokens[1:], eps) is not None
+        require(first, "claim `registers=1` if the first token has no place: it alone is met otherwise than the rest")
+        if found is None and number == 0 and subject.threshold is None and room:
             longer = scores_of_one_token(subject, made, Batch([[*batch.ids[0], 0]]))[0]
-            kept = [n for n in tokens if n in longer.alike]
-            found = by_the_distance_alone(scores, kept, eps, longer.scores)
+            found = by_the_distance_alone(scores, [n for n in tokens if n in longer.alike], eps, longer.scores)
         if found is not None:
             said, (_, expected, came) = found
             return Outcome(False, f"{name}, {said}: {expected}", f"{name}, {said}: {came}")
