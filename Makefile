@@ -109,7 +109,7 @@ tests: $(DEV) kernel ## set up, run all of test, check and mutants, in one run
 	$(call browser)
 	$(PYTEST) -m "not survey" -q
 
-# Hundreds of subjects of posenc check, the bugs of the C++, of which each is a library to build, and more: once a week.
+# Correct subjects of posenc check, the bugs of the C++, of which each is a library to build, and more: once a week.
 survey: $(TRITON) kernel ## set up, run more cases like those of CI, and laws on more examples: hours
 	$(PYTEST) -m "more and not gpu" -q $(TRITONED)
 	$(PYTEST) -m survey -q

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
 
 import pytest
 
@@ -18,22 +17,11 @@ pytestmark = pytest.mark.more
 MODULES = [import_module(f"{mutants.__name__}.{module.name}") for module in iter_modules(mutants.__path__)]
 MUTANTS = [mutant for module in MODULES for mutant in module.MUTANTS]
 CORRECT = [subject for module in MODULES for subject in module.CORRECT]
-
-
-def first_of_each(all_of_them: list[Any], kind: Callable[[Any], object], name: Callable[[Any], str]) -> list[Any]:
-    """As parameters of a test: CI runs the first of each kind, and `make survey` the others, which are hundreds in the
-    style of code that people run."""
-    found, met = [], set()
-    for one in all_of_them:
-        found.append(pytest.param(one, id=name(one), marks=[pytest.mark.survey] * (kind(one) in met)))
-        met.add(kind(one))
-    return found
+FIRST = {type(subject): subject for subject in reversed(CORRECT)}  # of each kind; `make survey` runs the others
 
 
 @pytest.mark.mutant
-@pytest.mark.parametrize(
-    "mutant", first_of_each(MUTANTS, lambda mutant: (mutant.caught_by, mutant.pain), lambda mutant: mutant.name)
-)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_check_that_names_it_catches_it(mutant: Mutant, record_property: Callable[[str, object], None]) -> None:
     report = check(mutant.subject, checks=[mutant.caught_by], world=2 if mutant.caught_by == OF_PROCESSES else 1)
     assert report.results[0].status == FINDING
@@ -55,7 +43,10 @@ def test_every_check_has_a_mutant_and_is_passed_by_a_twin(number: int) -> None:
     assert any(check(subject, checks=[number]).results[0].status == PASSED for subject in CORRECT)
 
 
-@pytest.mark.parametrize("subject", first_of_each(CORRECT, type, lambda subject: subject.build.__qualname__))
+@pytest.mark.parametrize(
+    "subject",
+    [pytest.param(s, id=s.build.__qualname__, marks=[pytest.mark.survey] * (FIRST[type(s)] is not s)) for s in CORRECT],
+)
 def test_nobody_is_accused_who_is_right(subject: Subject) -> None:
     report = check(subject)
     wrong = [(r.check.name, t) for r in report.results for t in r.trials if t.status in (FINDING, UNFINISHED)]

@@ -87,22 +87,21 @@ def gradients_of(
 
 def gradient_tolerances(subject: Subject, batch: Batch, highest: int) -> dict[str, float]:
     """How far two equal gradients may be apart, by name, as `Plan.tolerance` says it for outputs."""
-    _, exact = gradients_of(subject, subject.make(), batch)
-    rounded = exact
-    if subject.dtype == torch.float64:
-        single = replace(subject, dtype=torch.float32)
-        _, rounded = gradients_of(single, single.make(), batch)
-    sizes = {name: float(gradient.abs().max()) if gradient.numel() else 0.0 for name, gradient in exact.items()}
+    single = replace(subject, dtype=torch.float32 if subject.dtype == torch.float64 else subject.dtype)
+    exact, rounded = (gradients_of(one, one.make(), batch)[1] for one in (subject, single))
+    return tolerances_of(subject, exact, rounded, highest)
+
+
+def tolerances_of(
+    subject: Subject, exact: dict[str, Tensor], rounded: dict[str, Tensor], highest: int
+) -> dict[str, float]:
+    """The same, from gradients and those of float32."""
+    sizes = {name: float(g.abs().max()) if g.numel() else 0.0 for name, g in exact.items()}
     # A gradient that is zero in theory, such as that of the bias of all keys, is the rounding of the others.
-    rounding = 256 * torch.finfo(subject.dtype).eps * max(sizes.values(), default=0.0)
-    if subject.computes_in is not None:
-        rounding = max(rounding, 8 * subject.eps() * max(sizes.values(), default=0.0))
-    found = {}
-    for name, gradient in exact.items():
-        size = sizes[name]
-        noise = float((gradient - rounded[name].to(gradient)).abs().max()) if gradient.numel() else 0.0
-        found[name] = max(rounding, 8 * noise) + 4 * 2**-23 * highest * size
-    return found
+    least = max(256 * torch.finfo(subject.dtype).eps, 8 * subject.eps() if subject.computes_in else 0.0)
+    least *= max(sizes.values(), default=0.0)
+    noise = {n: 8 * float((g - rounded[n].to(g)).abs().max()) if g.numel() else 0.0 for n, g in exact.items()}
+    return {name: max(least, noise[name]) + 4 * 2**-23 * highest * sizes[name] for name in exact}
 
 
 def with_tokens(batch: Batch, tokens: int, axes: int = 0) -> Batch:

@@ -45,10 +45,6 @@ def _sizes(name: str, values: Any, least: int = 1) -> None:
         whole(f"{name}[{index}]", value, least)
 
 
-def _window(name: str, value: Any) -> None:
-    whole(name, value) if isinstance(value, int) else _sizes(name, value)
-
-
 def _orders(name: str, values: Any) -> None:
     _each(name, values, str, f"orders, of {', '.join(ORDERS)}")
     for value in values:
@@ -61,34 +57,34 @@ def _numbers(name: str, values: Any) -> None:
         number(f"{name}[{index}]", value)
 
 
+def _of(*kinds: Any) -> Callable[[str, Any], object]:
+    return lambda name, value: check_type(name, value, *kinds)
+
+
 # The rule for each field of a subject, of any kind; optional fields may also be None.
-RULES: dict[str, Callable[[str, Any], object]] = {
-    **dict.fromkeys(("options", "varied", "other_layout"), lambda name, value: check_type(name, value, Mapping)),
-    **dict.fromkeys(("refused", "backends"), partial(_each, kind=Mapping, kinds="mappings")),
-    **dict.fromkeys(
-        ("causal", "linear_memory", "compiles", "exports", "symmetric", "normalized", "order_free"), check_flag
-    ),
-    **dict.fromkeys(("axes", "max_positions", "distinct_to", "threshold", "depth", "heads", "head_dim", "dim"), whole),
-    **dict.fromkeys(("max_grid", "trained_grid"), _sizes),
-    **dict.fromkeys(("base", "scale", "softmax_scale"), partial(number, above=0)),
-    **dict.fromkeys(("frequencies", "slopes"), _numbers),
-    **dict.fromkeys(("dtype", "computes_in"), partial(check_choice, choices=DTYPES)),
+OF_FIELDS: dict[str, Callable[[str, Any], object]] = {
+    "options varied other_layout": _of(Mapping),
+    "refused backends": partial(_each, kind=Mapping, kinds="mappings"),
+    "causal linear_memory compiles exports symmetric normalized order_free": check_flag,
+    "axes max_positions distinct_to threshold depth heads head_dim dim shard_multiple": whole,
+    "sinks registers drawing": partial(whole, least=0),
+    "max_grid trained_grid": _sizes,
+    "base scale softmax_scale": partial(number, above=0),
+    "frequencies slopes": _numbers,
+    "dtype computes_in": partial(check_choice, choices=DTYPES),
     "orders": _orders,
-    "shard_multiple": whole,
-    "window": _window,
+    "window": lambda name, value: whole(name, value) if isinstance(value, int) else _sizes(name, value),
     "window_shift": partial(_sizes, least=0),
-    "sinks": partial(whole, least=0),
     "direction": partial(check_choice, choices=("forward", "backward")),
     "layout": partial(check_choice, choices=("half", "interleaved")),
     "state": partial(_each, kind=str, kinds="names"),
-    "flat": lambda name, value: check_type(name, value, Mapping, None),
-    **dict.fromkeys(("relative", "directed"), lambda name, value: check_type(name, value, bool, None)),
-    "heads_option": lambda name, value: check_type(name, value, str),
-    "device": lambda name, value: check_type(name, value, str, torch.device),
-    "registers": partial(whole, least=0),
+    "flat": _of(Mapping, None),
+    "relative directed": _of(bool, None),
+    "heads_option": _of(str),
+    "device": _of(str, torch.device),
     "seed": lambda name, value: callable(value) or whole(name, value, -(2**63), 2**64 - 1),  # what a generator takes
-    "drawing": partial(whole, least=0),
 }
+RULES = {name: rule for names, rule in OF_FIELDS.items() for name in names.split()}
 OPTIONAL = {"max_positions", "distinct_to", "threshold", "base", "scale", "frequencies", "slopes", "computes_in"}
 OPTIONAL |= {"softmax_scale", "layout", "rotary_dim", "flat", "relative", "directed", "direction"}
 OPTIONAL |= {"window", "max_grid", "trained_grid"}

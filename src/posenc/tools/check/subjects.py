@@ -130,14 +130,11 @@ class Subject:
       parameters are those of the same shapes, or what ``match(made, scheme)`` copies into it.
     - ``max_positions``: positions 0 … max_positions - 1 are those it has, on every axis. ``max_grid``: how many it has
       on each axis, where they differ.
-    - ``distinct_to``: positions (distances, for a bias) up to which no two neighbours look the same; None: no claim.
-    - ``threshold``: the length past which it does something else, such as that which a dynamic scaling begins at;
-      outputs may then go by the length so far. None: there is none.
-    - ``window``: a token sees itself and the window - 1 tokens before it, and where it is not causal as many after it,
-      by the index or by the position, which across a gap of positions shows fewer;
+    - ``distinct_to``: positions (distances, for a bias) up to which no two neighbours look the same.
+    - ``threshold``: the length past which it does something else, as a dynamic scaling does.
+    - ``window``: a token sees itself and the window - 1 tokens before it, and where it is not causal as many after it;
       with a ``grid``, (height, width) of the windows that it is cut into, the first of which begin at ``window_shift``.
-      In a model of several layers, in each of ``depth``. ``sinks``: so many first tokens are seen by all, whatever the
-      window.
+      In a model of several layers, in each of ``depth``. ``sinks``: so many first tokens are seen by all.
     - ``directed``: of two equal tokens, one weighs for the other otherwise than that one for it; False: the same.
     - ``normalized``: the weights of a row sum to one, so values that are all the same come out as they are.
     - ``order_free``: positions may change nothing, as in NoPE; else positions that change nothing are a finding.
@@ -153,13 +150,10 @@ class Subject:
     - ``symmetric``: only how far apart two places of a grid are counts, not in which direction.
     - ``flat``: options that build the same for one axis, which it must agree with on the diagonal: (p, p, p) for p.
     - ``registers``: the first tokens of a row with a ``grid`` have no place on it (class tokens, registers).
-    - ``orders``: how the tokens of a text may be divided among processes (``world.holdings_of`` says what each holds):
-      "contiguous", "zigzag", "documents", "striped"; or "heads", where each process has all tokens and a part of the
-      heads. With ``--world``, every process then calls it with its own part, and a call that takes a ``shard`` is given
-      a `Shard`. ``shard_multiple``: the number of tokens of a process is a multiple of this, and, where it is above 1,
-      not 0.
-    - ``jitter``: the parameters are moved by N(0, jitter²) after building, where they begin as zeros or too small for
-      positions to matter.
+    - ``orders``: how the tokens of a text may be divided among processes (docs/conformance.md): every process then
+      calls it with its own part, and a call that takes a ``shard`` is given a `Shard`. ``shard_multiple``: the tokens
+      of a process are a multiple of this and, where it is above 1, not 0.
+    - ``jitter``: parameters are moved by N(0, jitter²) after building, where they begin too small to matter.
     - ``seed``: what torch is seeded with before each ``build``; or, where others draw too, a function of a number that
       seeds them, such as ``keras.utils.set_random_seed``.
     """

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from posenc.tools.check.calls import instead, parameters_of, with_leaves
+from posenc.tools.check.calls import instead, parameters_of, tolerances_of, with_leaves
 from posenc.tools.check.outcome import Outcome, Outcomes
 from posenc.tools.check.subjects import VOCABULARY, Attention, Batch, NotApplicableError, Subject, applies, require
 from posenc.tools.check.trial import Case, Check, Plan, Trial, two_documents
@@ -288,13 +288,9 @@ def _gradients(plan: Plan) -> Iterator[Case]:
 
 def _gradient_tolerances(subject: Subject, batch: Batch) -> dict[str, float]:
     """How far two equal gradients may be apart, as `Plan.tolerance` says it for outputs."""
-    one = [Held(list(range(batch.tokens)))]
-    (exact,) = gradients(subject, batch, one)
-    (rounded,) = gradients(replace(subject, dtype=torch.float32), batch, one)
-    sizes = {name: float(g.abs().max()) for name, g in exact.items()}
-    least = 256 * subject.eps(subject.dtype) * max(sizes.values(), default=0.0)
-    noise = {name: 8 * float((g - rounded[name].to(g)).abs().max()) for name, g in exact.items()}
-    return {name: max(least, noise[name]) + 4 * 2**-23 * (batch.tokens + 3) * sizes[name] for name in exact}
+    one, single = [Held(list(range(batch.tokens)))], replace(subject, dtype=torch.float32)
+    exact, rounded = (gradients(each, batch, one)[0] for each in (subject, single))
+    return tolerances_of(subject, exact, rounded, batch.tokens + 3)
 
 
 CHECK = Check(
