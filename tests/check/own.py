@@ -159,7 +159,7 @@ def attention(name: str, call: Any = attend_with_posenc, backend: str = "auto", 
 SUBJECTS: dict[str, Subject] = {
     "rope": attention("rope", like="rope"),
     "alibi, bidirectional": attention("alibi", like="alibi", causal=False),
-    "shaw, tiled": attention("shaw", backend="tiled", normalized=False),
+    "shaw, native": attention("shaw", backend="native", normalized=False),
     "t5, sdpa": attention("t5", backend="sdpa"),
     "relative_2d": attention("relative_2d", axes=2),
     "fox": attention("fox", attend_to_all_keys, relative=None, order_free=True),
