@@ -161,7 +161,7 @@ wheel: ## build an sdist and of it a wheel for all processors of this platform i
 # SCALE="--worlds 2 4 8 --tokens 1024" takes longer; SCALE=--small is a minute. On GPUs it runs NCCL.
 scale: $(SCALED) kernel ## set up, run attention over several processes, write what is equal, computed and sent into runs/scale, try executors
 	$(PYTEST) -m "not survey" tests/distributed/test_foreign.py tests/executors
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/scale.py $(SCALE)
+	OMP_NUM_THREADS=1 $(BIN)/python research/benchmarks/scale.py $(SCALE)
 
 lint: $(DEV) ## check format, lint, types and which room imports which
 	$(BIN)/ruff format --check .

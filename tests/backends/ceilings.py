@@ -28,7 +28,7 @@ from posenc import T5, ALiBi, DistanceAware, NoPE, Positions, Scheme, Shaw, Tran
 from posenc.backends.triton import backend, launch
 from tests.awkward import clocked
 
-STORED = Path(__file__).parents[2] / "benchmarks" / "results" / "kernels.json"
+STORED = Path(__file__).parents[2] / "research" / "benchmarks" / "results" / "kernels.json"
 TOKENS = 4096
 
 

@@ -221,8 +221,8 @@ def test_they_compile_and_fit(
     ],
 )
 def test_no_kernel_exceeds_its_ceiling(name: str) -> None:
-    """Those that benchmarks/results/kernels.json holds, of Triton's version there; by another one, spills and shared
-    memory alone."""
+    """Those that research/benchmarks/results/kernels.json holds, of Triton's version there; by another one, spills and
+    shared memory alone."""
     import triton  # not before: it is not everywhere
 
     version, variants = ceilings.stored()

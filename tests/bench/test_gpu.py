@@ -383,7 +383,7 @@ def test_the_documentation_has_the_summaries_of_the_results_kept() -> None:
     page = ROOT / "docs" / "gpu.md"
     kept = {
         str(path.relative_to(ROOT))
-        for path in ROOT.glob("benchmarks/results/gpu/*/*.jsonl")
+        for path in ROOT.glob("research/benchmarks/results/gpu/*/*.jsonl")
         if path.stem in ("first-minutes", "quick")
     }
     assert len(kept) == 2

@@ -1,6 +1,6 @@
 """What attention over several processes computes and sends: measured, and counted.
 
-    python benchmarks/scale.py --worlds 2 4 --out runs/scale/scale.md
+    python research/benchmarks/scale.py --worlds 2 4 --out runs/scale/scale.md
 
 1. *Measured*: processes run `posenc.distributed.attention`, forward and backward, and compare it with the call on one
    process. Pairs are counted where attention is called, from dense masks; bytes where torch.distributed is called, and

@@ -1,6 +1,6 @@
 """What a short call of attention costs over PyTorch's, and a training step over NoPE's.
 
-    python benchmarks/overhead.py
+    python research/benchmarks/overhead.py
 
 Calls are taken in turns of random order, on one thread, and their times are of this process alone, so that a busy
 machine is as slow for all of them. Each figure is the median over the rounds, and the interval that it is known to lie
