@@ -1,296 +1,51 @@
-"""The first minutes on a GPU, where there is none: what is killed goes on, what hangs ends, and what the page says."""
+"""`make gpu` where there is no GPU: what it lists, interprets and writes."""
 
 import json
-import os
-import re
-import signal
+import subprocess
 import sys
-import time
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from posenc.backends.triton import launch, operator
-from posenc.tools.bench.gpu import (
-    agreement,
-    clocks,
-    first,
-    lanes,
-    plans,
-    predictions,
-    run,
-    step,
-    timing,
-    variants,
-    ways,
-)
-from posenc.tools.bench.gpu.__main__ import QUICK, WHOLE, main
-from posenc.tools.bench.gpu.agreement import Case
-from posenc.tools.bench.gpu.journal import AGAIN, Journal
-from posenc.tools.bench.gpu.page import DASH, MAIN, NOT_YET, fill, page, verdict
-from posenc.tools.bench.gpu.place import PHASES, REAL, SMALL, Place, Sizes
-from posenc.tools.bench.gpu.step import Step, answered
-from posenc.tools.bench.measure import LeftOutError
+from research.benchmarks.gpu import run
 
-MINUTES = plans.MINUTES
-ROOT = Path(__file__).parents[2]
-
-# A process as `worker` is one, without PyTorch: what it does goes by the name of an item.
-WORKER = """
-import json, os, sys, time
-_, plan, step, descriptor, *dry = sys.argv
-say = lambda record: os.write(int(descriptor), json.dumps(record).encode() + b"\\n")
-if step == "dumb":
-    sys.exit("it cannot begin")
-say({"ready": True})
-for line in sys.stdin:
-    name = line.strip()
-    if name.startswith("hang"):
-        time.sleep(60)
-    if name.startswith("die"):
-        os.kill(os.getpid(), 11)
-    time.sleep(0.02)
-    found = {"broken": True, "failed": "an illegal access"} if name.startswith("break") else {"passed": True}
-    say({"item": name, "seconds": 0.02, "process": os.getpid(), **found})
-"""
+TIMED = {"plain": [1.0], "triton": [0.5]}
+RECORD: dict[str, Any] = {
+    "scheme": "alibi", "length": 4096, "phase": "forward", "auto": "triton", "ms": TIMED,
+    "ratio": {"plain": [1.0, 1.0, 1.0], "triton": [0.5, 0.4, 0.6]},
+    "refused": {"sdpa": "it adds to scores"}, "failed": {"flex": "RuntimeError: a | of\ntwo lines"},
+}  # fmt: skip
 
 
-@pytest.fixture
-def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Its folder is of the path of modules."""
-    (tmp_path / "tiny_worker.py").write_text(WORKER)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    monkeypatch.setattr(lanes, "MODULE", "tiny_worker")
-    return tmp_path
+@pytest.mark.slow
+@pytest.mark.triton
+def test_a_dry_run_lists_tests_and_times_interpreted_kernels(tmp_path: Path) -> None:
+    command = [run.__file__, "--dry-run", "--tests", "tests/backends/test_triton_decode.py", "--out", str(tmp_path)]
+    told = subprocess.run([sys.executable, *command], cwd=run.ROOT, capture_output=True, text=True)
+    assert told.returncode == 0, told.stdout + told.stderr
+    found = json.loads((tmp_path / "gpu.json").read_text())
+    assert "test_triton_decode.py::test_heads_that_share_keys" in told.stdout
+    assert found["tests"]["code"] == 0
+    assert found["environment"]["kernels"].startswith("interpreted")
+    rows = [(each["scheme"], each["phase"], sorted(each["ratio"])) for each in found["records"]]
+    ways = ["plain", "sdpa", "triton"]
+    assert rows == [(scheme, phase, ways) for phase in run.PHASES for scheme in run.DRY_SCHEMES]
 
 
-def steps(*named: tuple[str, list[str]], workers: int = 1, limit: float = 5.0) -> tuple[Step, ...]:
-    return tuple(
-        Step(name, name, limit, 0.3, lambda place, names=names: names, step.called(lambda place, name: {}), workers)  # type: ignore[misc]
-        for name, names in named
-    )
-
-
-def went(monkeypatch: pytest.MonkeyPatch, out: Path, plan: tuple[Step, ...], **how: Any) -> list[dict[str, Any]]:
-    monkeypatch.setitem(plans.PLANS, MINUTES, plan)
-    given = {"seconds": 5.0, "resume": False, **how}
-    return run.run(MINUTES, Place(True), out, given["seconds"], given["resume"], lambda line: None)
-
-
-# --- processes --------------------------------------------------------------------------------------------------------
-
-
-def test_what_hangs_dies_or_breaks_the_device_costs_only_itself(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["one", "hang", "two", "die", "three", "break", "four"]
-    found = {r["item"]: r for r in went(monkeypatch, tiny, steps(("a", names))) if "item" in r}
-    assert list(found) == names
-    assert found["hang"]["failed"] == "it took longer than 0.3 s"
-    assert found["die"]["failed"] == "its process ended by signal 11: see the log"
-    assert found["break"]["failed"] == "an illegal access"
-    assert "broken" not in found["break"]
-    processes = [found[name]["process"] for name in ("one", "two", "three", "break", "four")]
-    assert len(set(processes)) == 4
-    assert processes[2] == processes[3]  # it takes the next item in the same process
-    assert all(found[name]["passed"] for name in ("one", "two", "three", "four"))
-
-
-def test_several_processes_take_every_item_once(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [str(n) for n in range(12)]
-    found = [r for r in went(monkeypatch, tiny, steps(("a", names), workers=3)) if "item" in r]
-    assert sorted(r["item"] for r in found) == sorted(names)
-    assert len({r["process"] for r in found}) > 1
-
-
-def test_a_step_that_cannot_begin_says_so_and_others_go_on(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    records = went(monkeypatch, tiny, steps(("dumb", ["one"]), ("a", ["two"])))
-    assert [(r["step"], r["outcome"]) for r in records if "outcome" in r] == [("dumb", lanes.SILENT), ("a", "done")]
-    assert "it cannot begin" in (tiny / "gpu.log").read_text()
-    assert run.unwell(records, run.steps(MINUTES)) == ([], ["dumb"])
-
-
-def test_a_step_out_of_time_goes_on_with_what_others_leave(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [str(n) for n in range(20)]
-    plan = (*steps(("a", names), limit=0.2), *steps(("b", ["last"])))
-    records = went(monkeypatch, tiny, plan)
-    assert [(r["step"], r["outcome"]) for r in records if "outcome" in r] == [
-        ("a", "out of time"), ("b", "done"), ("a", "done"),
-    ]  # fmt: skip
-    assert [r["item"] for r in records if r.get("step") == "a" and "item" in r] == names
-
-
-def test_all_of_it_stops_in_time_and_goes_on(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = steps(("a", ["one", "hang"]), ("b", ["two"]))
-    begin = time.monotonic()
-    records = went(monkeypatch, tiny, plan, seconds=0.25)
-    assert time.monotonic() - begin < 2
-    assert "b" not in {r.get("step") for r in records}
-    records = went(monkeypatch, tiny, plan, resume=True)
-    assert [r["item"] for r in records if "item" in r] == ["one", "hang", "two"]
-
-
-def test_what_was_too_slow_is_tried_again_by_the_next_run_alone(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = steps(("a", ["one", "hang", "die"]))
-    records = went(monkeypatch, tiny, plan)
-    assert [r["item"] for r in records if "item" in r] == ["one", "hang", "die"]  # once, in both passes
-    assert records[2][AGAIN]
-    (tiny / "tiny_worker.py").write_text(WORKER.replace("sleep(60)", "sleep(0)"))
-    records = went(monkeypatch, tiny, plan, resume=True)
-    assert [r["item"] for r in records if "item" in r] == ["one", "hang", "die", "hang"]
-    assert run.unwell(records, plan) == (["a: die"], [])
-    assert "| a | 3 | 2 | 0 | 1 |" in page(records)
-    assert went(monkeypatch, tiny, plan, resume=True) == records
-
-
-def test_a_result_that_cannot_be_written_ends_all_of_it(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int, data: bytes) -> None:
-        if b"two" in data:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("posenc.tools.bench.gpu.journal.put", full)
-    with pytest.raises(OSError, match="No space left"):
-        went(monkeypatch, tiny, steps(("a", ["one", "two", "three"])))
-
-
-@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
-def test_killed_in_the_middle_nothing_is_lost_and_nothing_comes_twice(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tiny / "first-minutes.jsonl"
-    child = os.fork()  # another process would import PyTorch
-    if child == 0:
-        try:
-            went(monkeypatch, tiny, steps(("a", [str(n) for n in range(1000)])))
-        finally:
-            os._exit(1)
-    while not (path.exists() and path.read_bytes().count(b"\n") > 5):
-        assert os.waitpid(child, os.WNOHANG) == (0, 0)
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    with path.open("ab") as file:  # as if it had been writing
-        file.write(b'{"step": "a", "item": "hal')
-    before = path.read_bytes().rpartition(b"\n")[0].splitlines()
-    done = len(before) - 1
-    names = [str(n) for n in range(done + 3)]
-    records = went(monkeypatch, tiny, steps(("a", names)), resume=True)
-    assert [r["item"] for r in records if "item" in r] == names
-    assert path.read_bytes().splitlines()[: len(before)] == before
-
-
-def test_results_of_other_sources_are_told_apart(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    records = went(monkeypatch, tiny, steps(("a", ["one"])))
-    assert "versions of them" not in page(records)
-    assert went(monkeypatch, tiny, steps(("a", ["one"])), resume=True) == records
-    monkeypatch.setattr(run, "_sources", lambda: "another")
-    changed = went(monkeypatch, tiny, steps(("a", ["one"])), resume=True)
-    assert [record.get("sources") for record in changed] == [records[0]["sources"], None, None, "another"]
-    assert "these are results of 2 versions of them" in page(changed)
-
-
-def test_two_at_once_and_damaged_lines_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "it.jsonl"
-    with Journal.opened(path) as journal:
-        journal.add({"step": "a", "item": "one"})
-        with pytest.raises(ValueError, match="is being written by another process"), Journal.opened(path):
-            pass
-    path.write_bytes(path.read_bytes() + b"nothing\n")
-    with pytest.raises(ValueError, match=r"it.jsonl, line 2, is not a result"), Journal.opened(path):
-        pass
-
-
-def test_errors_of_items_say_what_they_are() -> None:
-    def of(error: Exception) -> Callable[[], dict[str, Any]]:
-        def raises() -> dict[str, Any]:
-            raise error
-
-        return raises
-
-    place = Place(True)
-    assert answered(place, of(LeftOutError("no room"))) == {"left_out": "no room"}
-    assert answered(place, of(torch.OutOfMemoryError("CUDA"))) == {"failed": "out of memory: CUDA", AGAIN: True}
-    assert answered(place, of(RuntimeError("an error\nof lines"))) == {"failed": "RuntimeError: an error"}
-
-
-def test_a_device_that_no_longer_answers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def synchronize() -> None:
-        raise RuntimeError("an illegal memory access")
-
-    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    assert answered(Place(), dict) == {"failed": "RuntimeError: an illegal memory access", "broken": True}
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
-def test_wrong_usage_and_what_is_missing_have_a_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "0")  # set back after the test
-    monkeypatch.setattr("posenc.backends.triton.launch.missing", lambda: None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "jaxtyping" else object())
-    out = ["--out", str(tmp_path)]
-
-    def said(*words: str) -> tuple[int, str]:
-        code = main([*words, *out])
-        return code, capsys.readouterr().err.strip()
-
-    assert said() == (1, f"posenc: error: jaxtyping cannot be imported by {sys.executable}")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    assert said("--seconds", "0") == (2, "posenc: error: --seconds must be more than 0, got 0.0")
-    if not torch.cuda.is_available():
-        why = f"posenc: error: torch {torch.__version__} sees no CUDA device; --dry-run needs none"
-        assert said() == (1, why)
-    assert said("--dry-run", "--only", "nothing")[0] == 2
-    assert not list(tmp_path.iterdir())
-    (tmp_path / "first-minutes.jsonl").write_text('{"plan": "first minutes", "is_dry": true}\n')
-    assert said("--dry-run")[1].endswith("holds results: --resume goes on from them, --out names another folder")
-    (tmp_path / "first-minutes.jsonl").write_text('{"plan": "first minutes", "is_dry": false}\n')
-    assert "no dry run: name another folder with --out" in said("--dry-run", "--resume")[1]
-    monkeypatch.setattr("posenc.backends.triton.launch.missing", lambda: "Triton is not installed")
-    assert said("--dry-run") == (1, "posenc: error: Triton is not installed")
-
-
-# --- what is predicted, and the page ----------------------------------------------------------------------------------
-
-
-def test_everything_that_is_predicted_or_decided_is_timed() -> None:
-    timed = {*timing.TIMED.items(Place())}
-    for told in predictions.PREDICTIONS:
-        for way in (told.of, told.over):
-            assert f"{told.length} {told.phase} {way}" in timed
-    for now, backends in predictions.RULES.values():
-        for way in (now, *backends.values()):
-            assert {f"{REAL.lengths[0]} {phase} {way}" for phase in PHASES} <= timed
-    assert {told.low < told.high for told in predictions.PREDICTIONS} == {True}
-    assert {*timing.COMPILED.items(Place())} <= timed
-    assert {*timing.PROFILES.items(Place())} <= timed
-    assert {way for ways_ in MAIN.values() for way in ways_ if way} <= {name.split(" ", 2)[2] for name in timed}
-
-
-def test_the_limits_of_the_steps_are_within_the_time() -> None:
-    assert all(sum(step.limit for step in plan) <= WHOLE for name, plan in plans.PLANS.items() if name != plans.QUICK)
-    quick = plans.PLANS[plans.QUICK]
-    assert sum(step.limit for step in quick[1:]) + 10 <= QUICK  # the first step took 8 seconds
-    assert all(step.each <= step.limit for plan in plans.PLANS.values() for step in plan)
-
-
-def test_what_is_checked_quickly_is_of_the_checks() -> None:
-    steps = agreement.SMALL_SIZES, agreement.REAL_SIZES, agreement.FEW_SIZES
-    small, real, few = ({*each.items(Place())} for each in steps)
-    assert few < small | real
-    assert len(few) == len(agreement.FEW)
-    for scheme in agreement.MAIN:
-        assert {name for name in few & small if name.startswith(scheme)}
-        assert {name for name in few & real if name.startswith(scheme)}
+def test_the_page_has_every_way_and_every_failure() -> None:
+    found = {"environment": {"torch": "2"}, "tests": {"command": "pytest", "summary": "3 passed"}, "records": [RECORD]}
+    page = run.page(found)
+    assert "`pytest`: 3 passed" in page
+    assert "## Forward, 4,096 tokens" in page
+    assert "| plain, ms | 1 |  |  |" in page
+    assert "| alibi | **0.50 ± 0.10** | failed | – |" in page
+    assert "| alibi | forward | flex | RuntimeError: a \\| of two lines |" in page
 
 
 @pytest.mark.parametrize(
+<<<<<<< HEAD
     ("found", "said"),
     [(DASH, "not measured"), ("0.80", "below"), ("0.90", "as predicted"), ("1.00", "as predicted"), ("1.20", "above")],
 )
@@ -605,23 +360,37 @@ def test_a_bias_made_before_is_that_of_the_scheme(scheme: str, phase: str, monke
 
 @pytest.mark.parametrize(
     ("name", "told"),
+=======
+    ("words", "code", "told"),
+>>>>>>> 8722b8d8 (Replace the harness of a borrowed GPU by one script)
     [
-        ("48 decoding plain", set()),
-        ("48 decoding shaw, auto", {"auto"}),
-        ("80 rotation rope", {"bytes"}),
-        ("80 rotation copy", {"bytes"}),
-        ("48 training rope, auto", {"auto"}),
+        (["--dry-run", "--lengths", "100"], 2, "--lengths must be powers of two from 64 on, got 100"),
+        (["--dry-run", "--schemes", "nothing"], 2, "nothing"),
+        ([], 1, "sees no CUDA device; --dry-run needs none"),
     ],
-)
-def test_other_ways_run_too(name: str, told: set[str]) -> None:
-    found = of(timing.TIMED, Place(True), name)
-    assert set(found) == {"events", "host", "events_are", "graph_left_out"} | told
+)  # fmt: skip
+@pytest.mark.triton
+def test_what_cannot_run_is_named(
+    words: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # main sets it, and it must not outlive the test
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert run.main(words) == code
+    assert told in capsys.readouterr().err
 
 
-def test_what_is_compiled_once_is_found_by_all_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """PyTorch's compiler names a folder of its own in the process that it first compiles in, unless one is named."""
-    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
-    monkeypatch.setenv("TRITON_HOME", str(tmp_path))
-    assert run._environment(Place(True), 1)["TRITON_CACHE_DIR"] == str(tmp_path / ".triton" / "cache")
-    monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")
-    assert run._environment(Place(True), 16)["TRITON_CACHE_DIR"] == "elsewhere"
+@pytest.mark.parametrize(("tests", "record", "told"), [
+    ({"command": "pytest", "code": 1, "summary": "told"}, RECORD | {"failed": {}}, "1 failed: the tests (told)"),
+    ({"command": "pytest", "code": 0, "summary": "1 passed"}, RECORD, "2 failed: alibi by flex, alibi by flex"),
+])  # fmt: skip
+@pytest.mark.triton
+def test_a_failure_is_the_exit_code(
+    tests: dict[str, Any], record: dict[str, Any], told: str, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(run, "tested", lambda *_: tests)
+    monkeypatch.setattr(run, "timed", lambda *_: record)
+    assert run.main(["--dry-run", "--schemes", "alibi", "--out", str(tmp_path)]) == 1
+    assert told in capsys.readouterr().err
+    assert len(json.loads((tmp_path / "gpu.json").read_text())["records"]) == 2

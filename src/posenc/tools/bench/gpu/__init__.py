@@ -1,1 +1,0 @@
-"""The first minutes on a GPU, prepared: every step a process with a limit, every result a line of JSON."""
