@@ -57,7 +57,11 @@ SYSTEMS = (
     ),
     System("rotary, half", lambda: posenc.RoPE(6), "rope.rotate", "rope_rotation", "RoPE"),
     System(
-        "rotary, interleaved", lambda: posenc.RoPE(6, layout="interleaved"), "rope.rotate", "rope_phases", "interleaved"
+        "rotary, interleaved",
+        lambda: posenc.RoPE(6, layout="interleaved"),
+        "rope.rotate",
+        "rope_rotation",
+        "interleaved",
     ),
     System("rotary, partial", lambda: posenc.RoPE(6, rotary_dim=4), "rope.rotate", "rope_decay", "rotary_dim"),
     System("ALiBi, causal", lambda: posenc.ALiBi(12), "alibi.score", "bias", "ALiBi"),
@@ -74,14 +78,14 @@ SYSTEMS = (
         "Transformer-XL",
         lambda: posenc.TransformerXL(12, 6),
         "transformer_xl.terms",
-        "transformer_xl_terms",
+        "bias",
         "TransformerXL",
     ),
     System(
         "DA-Transformer",
         lambda: posenc.DistanceAware(12),
         "distance_aware.score",
-        "distance_aware_factor",
+        "bias_by_distance",
         "DistanceAware",
     ),
     System(
@@ -91,11 +95,11 @@ SYSTEMS = (
         "bias",
         "AbsoluteInAttention",
     ),
-    System("relative 1D", lambda: posenc.Relative1D(9, 6), "relative_1d.score", "relative_to_absolute", "Relative1D"),
+    System("relative 1D", lambda: posenc.Relative1D(9, 6), "relative_1d.score", "relative_index", "Relative1D"),
     System(
         "relative 1D, per head", lambda: posenc.Relative1D(9, 6, 12), "relative_1d.score", "relative_index", "num_heads"
     ),
-    System("relative 2D", lambda: posenc.Relative2D((3, 5), 6), "relative_2d.score", "offsets_2d", "Relative2D"),
+    System("relative 2D", lambda: posenc.Relative2D((3, 5), 6), "relative_2d.score", "overview", "Relative2D"),
 )
 
 

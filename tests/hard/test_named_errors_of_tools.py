@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import posenc
-from posenc import ALiBi, RoPE, TransformerXL
+from posenc import RoPE
 from posenc.schemes.catalog import Shape, entries_of, scheme_from_names
 from posenc.tools.bench.run import bench
 from posenc.tools.bench.settings import Settings
@@ -20,8 +20,8 @@ from posenc.tools.kit.configuration import ConfigError
 from posenc.tools.laws.decay import angles, counterexample, rotary_bound
 from posenc.tools.laws.probe import Probe
 from posenc.tools.laws.table import audit, audit_all
-from posenc.tools.plot import command, grids, overview, pairs, rotations, sentences, spectra, vectors
-from tests.hard.wrong import INF, NAN, NO_NUMBERS, NO_SIZES, Row, each, flags, numbers, sizes
+from posenc.tools.plot import command, overview, pairs, relative, rotations, sentences, vectors
+from tests.hard.wrong import NO_NUMBERS, NO_SIZES, Row, each, flags, sizes
 
 SIZES = {"dim": 24, "num_heads": 6, "head_dim": 4, "max_positions": 64}
 SHAPE = Shape(**SIZES)
@@ -198,15 +198,6 @@ FIGURES: dict[str, list[Row]] = {
         *flags(pairs.bias_by_distance, {}, "common"),
         Row(partial(pairs.bias_by_distance, causal="no"), "causal must be True, False or None, got 'no'"),
     ],
-    "distance_aware_factor": [
-        *sizes(pairs.distance_aware_factor, {}, "length"),
-        *numbers(pairs.distance_aware_factor, {}, "w", 0),
-        *each(pairs.distance_aware_factor, {}, "v", ((1.0, "1.0"), ((), "()")), "a sequence of numbers, one or more"),
-        *[
-            Row(partial(pairs.distance_aware_factor, v=(0.0, wrong)), f"v must be a finite number, got {came}")
-            for wrong, came in ((NAN, "nan"), (INF, "inf"), ("1", "'1'"), (True, "True"))
-        ],
-    ],
     "shaw_window": [
         *[Row(partial(sentences.shaw_window, wrong), words) for wrong, words in SENTENCE],
         *sizes(sentences.shaw_window, {}, "max_distance"),
@@ -214,17 +205,6 @@ FIGURES: dict[str, list[Row]] = {
             Row(partial(sentences.shaw_window, positions=wrong), f"positions must be some of 1 to 7, …, got {came}")
             for wrong, came in ((3, "3"), ((0,), "(0,)"), ((8,), "(8,)"), (("3",), "('3',)"))
         ],
-    ],
-    "transformer_xl_terms": [
-        *[Row(partial(sentences.transformer_xl_terms, wrong), words) for wrong, words in SENTENCE],
-        *sizes(sentences.transformer_xl_terms, {}, "num_heads", "head_dim"),
-        *each(
-            sentences.transformer_xl_terms,
-            {},
-            "scheme",
-            (("rope", "'rope'"), (ALiBi(2), "ALiBi(…)"), (TransformerXL, "the class TransformerXL")),
-            "a TransformerXL or None",
-        ),
     ],
     "attention": [
         *named(sentences.attention),
@@ -242,11 +222,6 @@ FIGURES: dict[str, list[Row]] = {
         ),
         Row(lambda: rotations.rope_rotation("alibi"), "schemes must open the rotate door (…rope…), got 'alibi', …"),
     ],
-    "rope_phases": [
-        *named(rotations.rope_phases),
-        *line(rotations.rope_phases),
-        *sizes(rotations.rope_phases, {}, "head_dim"),
-    ],
     "rope_decay": [
         *named(rotations.rope_decay),
         *line(rotations.rope_decay),
@@ -259,29 +234,7 @@ FIGURES: dict[str, list[Row]] = {
             "a whole number within 0..255",
         ),
     ],
-    "spectrum": [
-        *sizes(spectra.spectrum, {}, "length", "head_dim"),
-        *numbers(spectra.spectrum, {}, "base", 1),
-        *numbers(spectra.spectrum, {}, "factor", 1),
-        Row(lambda: spectra.spectrum(head_dim=5), "head_dim must be even, got 5"),
-        Row(lambda: spectra.spectrum("yarm"), "scalings must be one of linear, …, got 'yarm' (did you mean 'yarn'?)"),
-        Row(lambda: spectra.spectrum(()), "scalings must name at least one, got none"),
-        Row(lambda: spectra.spectrum((3,)), "scalings must be a str, got 3"),  # type: ignore[arg-type]
-        Row(lambda: spectra.spectrum(3), "scalings must be a Sequence or a Mapping, got 3"),  # type: ignore[arg-type]
-        Row(
-            lambda: spectra.spectrum({"mine": 3}),  # type: ignore[dict-item]
-            "scalings['mine'] must be a scaling such as YaRN(4.0, 4096), got 3",
-        ),
-        Row(lambda: spectra.spectrum("longrope:none.json"), "longrope:FILE must be a JSON file with the lists …"),
-    ],
-    "relative_index": sizes(grids.relative_index, {}, "length"),
-    "relative_to_absolute": sizes(grids.relative_to_absolute, {}, "length"),
-    "offsets_2d": [
-        *[Row(partial(grids.offsets_2d, grid=wrong), words) for wrong, words in GRID],
-        Row(lambda: grids.offsets_2d(pixel=3), "pixel must be (rows, columns), got 3"),  # type: ignore[arg-type]
-        Row(lambda: grids.offsets_2d(pixel=(-1, 0)), "pixel[0] must be a whole number of at least 0, got -1"),
-        Row(lambda: grids.offsets_2d(pixel=(4, 0)), "pixel must be a row and a column of the 4 x 5 grid, got (4, 0)"),
-    ],
+    "relative_index": sizes(relative.relative_index, {}, "length"),
 }
 
 

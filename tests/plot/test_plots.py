@@ -1,7 +1,6 @@
 """The figures of schemes show the schemes' own numbers, say their units, and leave nothing behind."""
 
 import argparse
-import json
 import math
 import re
 import subprocess
@@ -22,8 +21,7 @@ from posenc.positions.positions import PositionError, Positions
 from posenc.rotation.maps import OfHeads
 from posenc.schemes.catalog import Shape, catalog
 from posenc.tools.kit import style
-from posenc.tools.plot import command, grids, minilm, overview, pairs, panels, rotations, sentences, spectra, vectors
-from tests.oracles import yarn
+from posenc.tools.plot import command, minilm, overview, pairs, panels, relative, rotations, sentences, vectors
 from tests.rows import first_of
 
 ROOT = Path(__file__).parents[2]
@@ -62,19 +60,10 @@ EXPECTED = {
     "bias": (15, {"key (position)", "alibi\ncausal\nquery (position)", "bias\n(added to the score)"}),
     "bias_by_distance": (8, {"key − query (positions)", "bias", "factor"}),
     "shaw_window": (1, {"key: word and position", "query: word and position"}),
-    "distance_aware_factor": (2, {"distance |i − j| (positions)", "factor f(R; v) (times the score)"}),
-    "transformer_xl_terms": (8, {"query", "key", "term (in logits)"}),
     "attention": (5, {"query", "key", "attention weight (rows sum to 1)"}),
     "rope_rotation": (1, {"position (tokens)"}),
-    "rope_phases": (2, {"position (tokens)", "pair of channels (index)", "angle (radians)"}),
     "rope_decay": (2, {"distance r = query − key (positions)", "B(r) (no unit)", "score (in logits)"}),
-    "spectrum": (
-        2,
-        {"pair of channels (index; 0 turns fastest)", "wavelength (tokens per turn)", "frequency divided by"},
-    ),
     "relative_index": (2, {"key j (position)", "query i (position)"}),
-    "relative_to_absolute": (2, {"key j (position)", "index in the table; below it, the distance (tokens)"}),
-    "offsets_2d": (3, {"row", "column"}),
 }
 
 
@@ -143,12 +132,12 @@ def test_every_scheme_is_in_a_figure(entry) -> None:
         drawn.append(pairs.bias((entry.name,), length=12, grid=grid))
         if grid is None:
             drawn.append(pairs.bias_by_distance((entry.name,), length=12))
-    for draw in (rotations.rope_rotation, rotations.rope_phases) if "rotate" in entry.doors else ():
+    if "rotate" in entry.doors:
         if turns_pairs(entry):
-            drawn.append(draw((entry.name,), length=12))
+            drawn.append(rotations.rope_rotation((entry.name,), length=12))
         else:
             with pytest.raises(ValueError, match=r"schemes must turn (pairs of channels|near and far pairs alike)"):
-                draw((entry.name,), length=12)
+                rotations.rope_rotation((entry.name,), length=12)
     if entry.least_axes == 1:
         drawn.append(sentences.attention(schemes=(entry.name,)))
     assert drawn or entry.name in ("lie_re", "cameras")  # a picture of maps of several coordinates there is not
@@ -455,26 +444,6 @@ def test_what_is_neither_a_bias_nor_a_factor_is_an_error() -> None:
         pairs.bias("nope")
 
 
-def test_the_factor_is_the_formula_with_its_bounds() -> None:
-    figure = pairs.distance_aware_factor(v=(-1.0, 2.0), w=0.5, length=10)
-    left, right = figure.axes
-    R, r = np.linspace(-8, 8, 321), np.arange(11)
-
-    def f(R: np.ndarray, v: float) -> np.ndarray:
-        return (1 + math.exp(v)) / (1 + np.exp(v - R))
-
-    curves = [np.asarray(drawn.get_ydata(), float) for drawn in left.lines if len(drawn.get_xdata()) > 2]
-    for drawn, v in zip(curves, (-1.0, 2.0), strict=True):
-        np.testing.assert_allclose(drawn, f(R, v), rtol=1e-12)
-    bounds = {float(drawn.get_ydata()[0]) for drawn in left.lines if len(drawn.get_xdata()) == 2}
-    assert bounds >= {1 + math.exp(-1.0), 1 + math.exp(2.0)}
-    curves = [np.asarray(drawn.get_ydata(), float) for drawn in right.lines if len(drawn.get_xdata()) > 2]
-    for drawn, (v, sign) in zip(curves, ((-1.0, 1), (-1.0, -1), (2.0, 1), (2.0, -1)), strict=True):
-        np.testing.assert_allclose(drawn, f(sign * 0.5 * r, v), rtol=1e-12)
-    with pytest.raises(ValueError, match=r"w must be a finite number above 0, got 0\.0"):
-        pairs.distance_aware_factor(w=0.0)
-
-
 def test_the_window_of_two_at_positions_three_and_four() -> None:
     offsets = sentences.shaw_offsets(7, 2)
     assert offsets[3].tolist() == [-2, -2, -1, 0, 1, 2, 2]
@@ -488,19 +457,6 @@ def test_the_window_of_two_at_positions_three_and_four() -> None:
         sentences.shaw_window(positions=(8,))
     with pytest.raises(ValueError, match="sentence must have two words"):
         sentences.shaw_window("alone")
-
-
-def test_the_four_terms_add_up_to_the_score() -> None:
-    scheme = posenc.TransformerXL(2, 8)
-    figure = sentences.transformer_xl_terms("a b c a", scheme=scheme)
-    four = [image(figure, index) for index in range(4)]
-    query, key = sentences._projected(panels.embeddings(["a", "b", "c", "a"], scheme.dim), 2, 8)
-    score = posenc.logits(query, key, scheme)[0, 0].detach().numpy()
-    np.testing.assert_allclose(sum(four), score, rtol=0, atol=1e-12)
-    np.testing.assert_array_equal(four[2][0], four[2][3])  # the same for every query
-    assert four[3][0, 1] == pytest.approx(four[3][2, 3], rel=1e-12)  # of the distance alone
-    assert "untrained" not in figure.get_suptitle()
-    assert "untrained" in sentences.transformer_xl_terms().get_suptitle()
 
 
 def test_without_positions_a_repeated_word_has_equal_weights_and_with_them_it_has_not() -> None:
@@ -550,18 +506,6 @@ def test_arrows_point_where_the_scheme_turns() -> None:
     assert low > high
 
 
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
-def test_phases_are_position_times_theta(layout: str) -> None:
-    figure = rotations.rope_phases({"one": posenc.RoPE(8, layout=layout, rotary_dim=6)}, length=30)
-    theta = 10_000.0 ** (-np.arange(3) / 3)
-    wanted = theta[:, None] * np.arange(30)
-    apart = image(figure) - wanted
-    np.testing.assert_allclose(np.exp(1j * apart), 1, atol=1e-12)
-    assert image(figure).min() >= 0
-    assert image(figure).max() < 2 * math.pi
-    np.testing.assert_allclose(figure.axes[0].lines[0].get_xdata(), [2 * math.pi])  # the one pair that comes round
-
-
 def test_the_bound_has_the_published_values() -> None:
     drawn = line(rotations.rope_decay(draws=8), 0)
     for distance, value in {0: 32.5, 10: 17.95, 50: 12.63, 100: 10.23, 255: 6.78}.items():
@@ -582,88 +526,19 @@ def test_scores_need_not_fall_as_the_bound_does() -> None:
 
 def test_a_scheme_that_turns_nothing_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"open the rotate door \(.*\brope\b.*\), got 'alibi', which opens score"):
-        rotations.rope_phases("alibi")
-
-
-def test_the_spectrum_is_wavelengths_and_what_divides_them() -> None:
-    figure = spectra.spectrum(("linear", "yarn", "proportional"), head_dim=16, base=500.0, length=100, factor=8)
-    above, below = figure.axes
-    plain, lines = (
-        2 * math.pi * 500 ** (np.arange(8) / 8),
-        [drawn for drawn in above.lines if len(drawn.get_xdata()) == 8],
-    )
-    of_yarn = np.array([2 * math.pi / theta for theta in yarn.frequencies(16, 500.0, 8.0, 100)])
-    turning = np.where(np.arange(8) < 2, plain, np.nan)
-    for drawn, expected in zip(lines, (plain, 8 * plain, of_yarn, turning), strict=True):
-        np.testing.assert_allclose(np.asarray(drawn.get_ydata()), expected, rtol=1e-12)
-    divided = [drawn for drawn in below.lines if len(drawn.get_xdata()) == 8]
-    for drawn, expected in zip(divided, (np.full(8, 8.0), of_yarn / plain, turning / turning), strict=True):
-        np.testing.assert_allclose(np.asarray(drawn.get_ydata()), expected, rtol=1e-12)
-    assert [text.get_text() for text in above.texts] == ["trained: 100 tokens", "wanted: 800 tokens"]
-    assert {float(drawn.get_ydata()[0]) for drawn in above.lines if len(drawn.get_xdata()) == 2} >= {100.0, 800.0}
-    legend = below.get_legend()
-    assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "linear",
-        "yarn, cos and sin × 1.21",
-        "proportional, 6 pairs do not turn",
-    ]
-    assert f"{int((plain > 100).sum())} of 8 pairs do not come round in 100 tokens" in titles(figure)[0]
-
-
-def test_the_spectrum_of_scalings_of_ones_own_and_of_a_file(tmp_path: Path) -> None:
-    """Those that depend on the length are drawn at the wanted one."""
-    lists = {"short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0]}
-    (tmp_path / "lists.json").write_text(json.dumps(lists))
-    of_file = spectra.spectrum(f"longrope:{tmp_path / 'lists.json'}", head_dim=8)
-    own = spectra.spectrum({"mine": posenc.LongRoPE(**lists, original_length=4096, factor=4)}, head_dim=8)
-    for figure in (of_file, own):
-        np.testing.assert_allclose(line(figure, 1, 1), lists["long_factor"], rtol=1e-12)
-    with pytest.raises(
-        ValueError, match=r"^short_factor of .*lists.json must have 8 numbers, one for each pair, got 4$"
-    ):
-        spectra.spectrum(f"longrope:{tmp_path / 'lists.json'}", head_dim=16)
-    (tmp_path / "lists.json").write_text("{}")
-    with pytest.raises(
-        ValueError, match="longrope:FILE must be a JSON file with the lists short_factor and long_factor"
-    ):
-        spectra.spectrum((f"longrope:{tmp_path / 'lists.json'}",))
+        rotations.rope_rotation("alibi")
 
 
 # -- grids ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_index_of_a_pair_is_its_distance_plus_n_minus_one() -> None:
-    index = grids.relative_indices(4)
+    index = relative.relative_indices(4)
     assert index.tolist() == [[3, 4, 5, 6], [2, 3, 4, 5], [1, 2, 3, 4], [0, 1, 2, 3]]
-    figure = grids.relative_index()
+    figure = relative.relative_index()
     assert words_in(figure, 0)[:3] == ["0", "−3", "d(i, i − 3)"]
     assert words_in(figure, 0)[-3:] == ["6", "+3", "d(i, i + 3)"]
     assert words_in(figure, 1) == [str(i) for row in index.tolist() for i in row]
-
-
-@pytest.mark.parametrize("length", [1, 3, 4])
-def test_the_absolute_scores_are_the_framed_products(length: int) -> None:
-    figure = grids.relative_to_absolute(length=length)
-    products, scores = figure.axes
-    assert len(words_in(figure, 0)) == length * (2 * length - 1) + length * (length - 1)  # the unread ones twice
-    wanted = [f"$q_{{{i},{j - i + length - 1}}}$" for i in range(length) for j in range(length)]
-    assert words_in(figure, 1) == wanted
-    assert [(patch.get_x(), patch.get_width()) for patch in products.patches] == [
-        (length - 1 - i - 0.5, length) for i in range(length)
-    ]
-    assert titles(figure) == [f"q · table, ({length}, {2 * length - 1})", f"scores, ({length}, {length})"]
-    assert scores.get_xlabel() == "key j (position)"
-
-
-def test_offsets_of_a_pixel_on_a_rectangle() -> None:
-    figure = grids.offsets_2d(grid=(3, 5), pixel=(2, 1))
-    row, column = np.mgrid[:3, :5]
-    np.testing.assert_array_equal(image(figure, 0), row - 2)
-    np.testing.assert_array_equal(image(figure, 1), column - 1)
-    assert words_in(figure, 2)[:4] == ["−2", "−1", "−2", "0"]
-    with pytest.raises(ValueError, match="pixel must be a row and a column of the 3 x 5 grid"):
-        grids.offsets_2d(grid=(3, 5), pixel=(3, 0))
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
@@ -701,7 +576,7 @@ def test_help_of_a_figure_has_its_own_options_and_their_defaults(capsys: pytest.
     assert "(default: FIGURE.png)" in bias
     assert "--peak" not in bias
     assert '(default: "the dog saw the cat")' in said("attention", "--help")
-    assert "(default: 4 5)" in said("offsets_2d", "--help")
+    assert "(default: 3 4)" in said("shaw_window", "--help")
     every = said("--help")
     assert "Their defaults: posenc plot FIGURE --help" in every
     assert all("--" + name.replace("_", "-") in every for name in command.OPTIONS)
@@ -718,7 +593,7 @@ def test_every_option_is_taken_by_a_figure() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["biass"], r"figure must be one of the known names, got 'biass' \(did you mean 'bias'\?\)"),
+        (["biass"], r"figure must be one of overview, lines, .*, got 'biass' \(did you mean 'bias'\?\)"),
         ([], "figure must be one of overview, lines, table, .*got none"),
         (["bias", "--peak", "3"], "bias takes --schemes .*, got --peak"),
         (["lines", "--out", "lines.pdf"], r"--out must end in \.png or \.svg, got 'lines\.pdf'"),
@@ -736,7 +611,7 @@ def test_wrong_use_exits_2_and_says_why(words: list[str], message: str, capsys: 
 
 
 def test_a_wrong_name_is_a_value_error_in_python() -> None:
-    with pytest.raises(ValueError, match="figure must be one of the known names, got 'sine' "):
+    with pytest.raises(ValueError, match=r"figure must be one of overview, lines, .*, got 'sine' "):
         command.find("sine")
 
 
@@ -746,13 +621,13 @@ def test_the_file_is_of_the_kind_that_its_ending_says_and_the_same_every_time(
 ) -> None:
     files = [tmp_path / "new" / f"{name}.{ending}" for name in "ab"]
     for file in files:
-        assert plot("offsets_2d", "--grid", "2", "3", "--pixel", "0", "1", "--dark", "--out", str(file)) == 0
+        assert plot("relative_index", "--length", "3", "--dark", "--out", str(file)) == 0
     assert capsys.readouterr().out.split() == [str(file) for file in files]
     one, two = (file.read_bytes() for file in files)
     assert one == two
     assert one.startswith(b"\x89PNG" if ending == "png" else b"<?xml")
     if ending == "svg":
-        assert b"Offsets from the pixel in row 0, column 1" in one  # words stay words
+        assert b"Relative positions of 3 tokens" in one  # words stay words
 
 
 def test_the_file_is_named_after_the_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from posenc.rotation.scalings import LongRoPE
 from posenc.tools.extend import model as models
+from posenc.tools.extend.scalings import NAMED, Base, factors_of
 from posenc.tools.extend.settings import PLAIN, Extension
 from posenc.tools.kit.machine import device_of
-from posenc.tools.kit.scalings import NAMED, Base, factors_of
 
 
 def resolved(settings: Extension, source: models.Source) -> Extension:

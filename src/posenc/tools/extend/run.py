@@ -15,6 +15,7 @@ from posenc.tools.extend import model as models
 from posenc.tools.extend.card import card_of
 from posenc.tools.extend.job import Bench, Job, Pass, Results, follow, load, patched
 from posenc.tools.extend.resolve import check, pairs_of, scaling_of
+from posenc.tools.extend.scalings import factors_of
 from posenc.tools.extend.settings import CROPPED, PLAIN, PUZZLES, Extension
 from posenc.tools.kit import processes, saved
 from posenc.tools.kit.configuration import fingerprint
@@ -23,7 +24,6 @@ from posenc.tools.kit.machine import clock_of, device_of, version_of, versions
 from posenc.tools.kit.processes import Lead, Stop
 from posenc.tools.kit.progress import Progress
 from posenc.tools.kit.records import Record, Records
-from posenc.tools.kit.scalings import factors_of
 
 TRAINING_WORK = 3.0  # of a fine-tuning step, in forward passes
 SLOWER = 2.0  # how much longer than estimated a run may take

@@ -44,21 +44,14 @@ FIGURES = (
     Entry("bias", "pairs", "matrices of the bias added to the scores (or the factor), per head"),
     Entry("bias_by_distance", "pairs", "the bias against distance, all schemes on common axes"),
     Entry("shaw_window", "sentences", "Shaw: the vector used by each pair of words, and where distances are clipped"),
-    Entry("distance_aware_factor", "pairs", "DA-Transformer: the family f(R; v) and its bounds"),
-    Entry("transformer_xl_terms", "sentences", "Transformer-XL: the four terms of a score on a sentence"),
     Entry("attention", "sentences", "attention weights on a sentence, without positions and with them"),
     Entry("rope_rotation", "rotations", "RoPE: the rotation of each pair of channels, position by position"),
-    Entry("rope_phases", "rotations", "RoPE: the angle of every pair at every position"),
     Entry("rope_decay", "rotations", "RoPE: the bound decays with distance; scores need not"),
-    Entry("spectrum", "spectra", "wavelengths of rotary pairs before and after scalings, against the trained length"),
-    Entry("relative_index", "grids", "the 2N - 1 distances of N tokens and their indices in the table"),
-    Entry("relative_to_absolute", "grids", "how products with 2N - 1 distances become scores of N keys"),
-    Entry("offsets_2d", "grids", "row and column offsets of every pixel from one of them"),
+    Entry("relative_index", "relative", "the 2N - 1 distances of N tokens and their indices in the table"),
 )
 
 _NUMBER: dict[str, Any] = {"type": int, "metavar": "N"}
 _NUMBERS: dict[str, Any] = {"type": int, "metavar": "N", "nargs": "+"}
-_PLACE: dict[str, Any] = {"type": int, "nargs": 2, "metavar": ("ROW", "COLUMN")}
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "schemes": SCHEMES,
@@ -72,19 +65,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "pairs": {**_NUMBER, "help": "how many pairs of channels, from the first"},
     "max_distance": {**_NUMBER, "help": "Shaw's window to either side"},
     "positions": {**_NUMBERS, "help": "words to highlight, from 1"},
-    "grid": {**_PLACE, "metavar": ("ROWS", "COLUMNS"), "help": "tokens in rows and columns"},
-    "pixel": {**_PLACE, "help": "the pixel that offsets are counted from, from 0"},
+    "grid": {"type": int, "nargs": 2, "metavar": ("ROWS", "COLUMNS"), "help": "tokens in rows and columns"},
     "peak": {**_NUMBER, "help": "the distance at which the constructed key scores highest"},
     "draws": {**_NUMBER, "help": "how many Gaussian queries and keys"},
-    "v": {"type": float, "nargs": "+", "metavar": "V", "help": "values of DA-Transformer's v"},
-    "w": {"type": float, "metavar": "W", "help": "DA-Transformer's weight of the distance"},
-    "scalings": {
-        "nargs": "+",
-        "metavar": "NAME",
-        "help": "linear, ntk, dynamic, yarn, dynamic_yarn, llama3, proportional or longrope:FILE",
-    },
-    "base": {"type": float, "metavar": "B", "help": "base of the rotary frequencies"},
-    "factor": {"type": float, "metavar": "S", "help": "target length divided by trained length"},
     "causal": {
         "action": argparse.BooleanOptionalAction,
         "help": "with a causal mask or without (default: as each scheme is meant to be used)",
@@ -222,9 +205,8 @@ def _asked(arguments: argparse.Namespace) -> tuple[Entry, dict[str, Any]]:
     for name in options:
         if name not in entry.defaults:
             raise ValueError(f"{entry.name} takes {_flags(entry.defaults)}, got {_flags([name])}")
-    for name in ("grid", "pixel"):
-        if name in options:
-            options[name] = tuple(options[name])
+    if "grid" in options:
+        options["grid"] = tuple(options["grid"])
     return entry, options
 
 

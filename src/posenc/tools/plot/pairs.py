@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from posenc.arguments import check_flag, number, shown, whole
+from posenc.arguments import check_flag, whole
 from posenc.encoding.features import projected_at_random
 from posenc.encoding.pieces import Bias, Fading, Meeting
 from posenc.lowering.block import Block
@@ -258,60 +258,3 @@ def _examples(num_heads: int, head_dim: int, shape: Shape) -> list[Named]:
         aware.w.copy_(torch.linspace(-0.3, 0.3, num_heads))
     drawn += panels.named(("relative_1d", "transformer_xl"), shape)
     return [*drawn, Named("distance_aware, w = −0.3 … 0.3", aware, fresh=False)]
-
-
-# -- DA-Transformer ---------------------------------------------------------------------------------------------------
-
-
-def distance_aware_factor(
-    *, v: Sequence[float] = (-2.0, 0.0, 1.0, 2.0), w: float = 0.2, length: int = 40, dark: bool = False
-) -> Figure:
-    """DA-Transformer's factor f(R; v) = (1 + e^v) / (1 + e^(v - R)) against the weighted distance R = w |i - j|, with
-    its bounds 1 + e^v, and against the distance for the weights +w and -w.
-
-    Source: Wu, Wu & Huang 2021, "DA-Transformer", section 3.2.
-    """
-    if not isinstance(v, Sequence) or not v:
-        raise ValueError(f"v must be a sequence of numbers, one or more, got {shown(v)}")
-    v, w = [number("v", each) for each in v], number("w", w, above=0)
-    whole("length", length)
-    reach = 8.0
-    R = torch.linspace(-reach, reach, 321, dtype=torch.float64)
-    r = torch.arange(length + 1, dtype=torch.float64)
-    with style.context(dark):
-        figure, (left, right) = panels.panels(1, 2, (9.0, 4.2), "DA-Transformer: the factor that a head learns")
-        colors = panels.ordered(len(v), dark)
-        for index, (color, each) in enumerate(zip(colors, v, strict=True)):
-            look: dict[str, Any] = {"color": color, "linestyle": panels.DASHES[index % 4]}
-            bound = 1 + float(np.exp(each))
-            left.plot(R, panels.numbers(_factor(R, 1.0, each)), label=f"v = {_signed(each)}, bound {bound:.3g}", **look)
-            left.axhline(bound, color=color, linewidth=0.8, linestyle=(0, (1, 2)))
-            for sign in (1, -1):
-                right.plot(r, panels.numbers(_factor(r, sign * w, each)), **look)
-        faint = style.theme(dark).faint
-        for panel in (left, right):
-            panel.axhline(1, color=faint, linewidth=0.8, zorder=1)
-            panel.set_ylim(bottom=0)
-        left.axvline(0, color=faint, linewidth=0.8, zorder=1)
-        left.set(xlabel="weighted distance R = w |i − j|", ylabel="factor f(R; v) (times the score)")
-        left.set(xlim=(-reach, reach), title="f(0) = 1; dotted: the bound $1 + e^v$")
-        left.legend(loc="upper left", bbox_to_anchor=(0, 0.93), fontsize=9)
-        right.set(xlabel="distance |i − j| (positions)", xlim=(0, length))
-        right.set_title(f"w = +{w:g} favours the far, w = −{w:g} lets it fade")
-        right.sharey(left)
-    return figure
-
-
-@torch.no_grad()
-@panels.fixed_draws()
-def _factor(distance: Tensor, w: float, v: float) -> Tensor:
-    """The scheme's factor for w |r|; a negative r stands for a negative weight."""
-    scheme = DistanceAware(2).double()
-    scheme.w.copy_(torch.tensor([w, -w]))
-    scheme.v.fill_(v)
-    both = scheme.factor(distance).mT
-    return torch.where(distance < 0, both[:, 1], both[:, 0])
-
-
-def _signed(number: float) -> str:
-    return f"{number:g}".replace("-", "−")

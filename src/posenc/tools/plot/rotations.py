@@ -4,14 +4,11 @@ Angles are read from the scheme's rotation, so scaled and partial variants are d
 """
 
 import copy
-import math
 from typing import Any
 
-import matplotlib
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle
 from numpy.typing import NDArray
@@ -67,36 +64,6 @@ def _circles(axes: Axes, angles: NDArray[np.float64], dark: bool) -> None:
     axes.set(xlim=(-0.55, length - 0.45), ylim=(pairs - 0.45, -0.55), aspect="equal", xticks=range(length))
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
-
-
-def rope_phases(schemes: Schemes = ("rope",), *, head_dim: int = 64, length: int = 256, dark: bool = False) -> Figure:
-    """A map of the angle of each pair at each position. The dashed line is the position of a pair's first full turn.
-
-    Pairs that the line does not reach make no full turn within the length, so longer texts have angles that are new.
-    """
-    drawn = _named(schemes, head_dim, length)
-    rows, columns = panels.layout(len(drawn), most=2)
-    with style.context(dark):
-        size = (7.6 if columns == 1 else 9.6, 0.5 + 3.5 * rows)
-        title = "RoPE: the angle of every pair at every position"
-        figure, axes = panels.panels(rows, columns, size, title, used=len(drawn))
-        # A cyclic map, in which 0 and 2 pi have the colour of the background.
-        colors = matplotlib.colormaps["twilight_shifted" if dark else "twilight"], Normalize(0, 2 * math.pi)
-        for panel, each in zip(axes, drawn, strict=True):
-            found = turns(each.scheme, length)
-            image = panels.matrix(panel, (np.angle(found) % (2 * math.pi)).T, colors, dark, square=False)
-            theta = np.angle(found[1])
-            once = 2 * math.pi / np.where(theta > 0, theta, np.nan)
-            inside = once < length
-            pairs = np.arange(len(theta))
-            panel.plot(once[inside], pairs[inside], color="#ffffff", linewidth=3.4, solid_capstyle="butt")
-            panel.plot(once[inside], pairs[inside], color="#101418", linewidth=1.6, linestyle=(0, (3, 1.5)))
-            panel.set(xlim=(-0.5, length - 0.5), ylim=(len(theta) - 0.5, -0.5))
-            title = f"{each.title}; dashed: the first full turn"
-            panel.set(title=title, xlabel="position (tokens)", ylabel="pair of channels (index)")
-            bar = panels.bar(figure, image, panel, "angle (radians)")
-            bar.set_yticks([0, math.pi / 2, math.pi, 3 * math.pi / 2, 2 * math.pi], ["0", "π/2", "π", "3π/2", "2π"])
-    return figure
 
 
 def rope_decay(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import posenc
-from posenc.arguments import check_type, shown, whole
+from posenc.arguments import shown, whole
 from posenc.encoding.features import projected_at_random
 from posenc.encoding.pieces import gives_weights
 from posenc.lowering.block import Block
@@ -18,7 +18,6 @@ from posenc.lowering.forms import bucket
 from posenc.positions.positions import Positions
 from posenc.schemes.entry import Shape
 from posenc.schemes.shaw import Shaw
-from posenc.schemes.transformer_xl import TransformerXL
 from posenc.tools.kit import style
 from posenc.tools.plot import panels
 from posenc.tools.plot.panels import Schemes
@@ -66,50 +65,6 @@ def shaw_offsets(length: int, max_distance: int) -> NDArray[np.int64]:
     (term,) = scheme.value(positions, positions)
     _, index = bucket(term, Block(zeros, zeros, positions, positions, 1.0))
     return np.asarray(index[0].numpy() - max_distance)
-
-
-def transformer_xl_terms(
-    sentence: str = "the dog chased the cat up the tree",
-    *,
-    num_heads: int = 1,
-    head_dim: int = 64,
-    scheme: TransformerXL | None = None,
-    dark: bool = False,
-) -> Figure:
-    """The four terms of Transformer-XL's score in the first head, as matrices. Their sum is the score.
-
-    Queries and keys are fixed projections of fixed Gaussian word embeddings. Without a ``scheme``, the parameters are
-    untrained and the terms of W, u and v small, so each matrix has its own colour scale.
-
-    Source: Dai et al. 2019, "Transformer-XL", section 3.3.
-    """
-    words = panels.words_of(sentence)
-    positions = Positions.arange(len(words))
-    check_type("scheme", scheme, TransformerXL, None)
-    title = "Transformer-XL: the four terms of a score" + (", untrained" if scheme is None else "")
-    if scheme is None:
-        dim = whole("num_heads", num_heads) * whole("head_dim", head_dim)
-        made = panels.named("transformer_xl", Shape(dim, num_heads, head_dim, len(words)))[0].scheme
-        assert isinstance(made, TransformerXL)
-        scheme = made
-    query, key = _projected(panels.embeddings(words, scheme.dim), scheme.num_heads, scheme.head_dim)
-    with torch.no_grad():
-        terms = scheme.terms(Block(query, key, positions, positions, scheme.head_dim**-0.5))
-    matrices = [panels.numbers(term[0, 0]) for term in terms]
-    names = (
-        "content\n$q_i \\cdot k_j$",
-        "content-dependent position bias\n$q_i \\cdot W R_{i-j}$",
-        "global content bias\n$u \\cdot k_j$",
-        "global position bias\n$v \\cdot W R_{i-j}$",
-    )
-    with style.context(dark):
-        figure, axes = panels.panels(2, 2, (8.4, 7.4), title)
-        for index, (panel, values, name) in enumerate(zip(axes, matrices, names, strict=True)):
-            image = panels.matrix(panel, values, panels.scale([values], dark, centre=0.0), dark, gaps=True)
-            panel.set_title(name)
-            panels.name_words(panel, words, left=index % 2 == 0, lowest=index > 1)
-            panels.bar(figure, image, panel, "term (in logits)", shrink=0.85)
-    return figure
 
 
 def attention(
