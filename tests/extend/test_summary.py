@@ -214,15 +214,20 @@ def test_a_stretch_with_a_value_that_is_not_finite_is_not_finite() -> None:
     assert second == pytest.approx(3.0)
 
 
-def test_the_picture_marks_the_trained_length_and_what_is_off_it_is_told_apart() -> None:
+def test_the_picture_marks_the_trained_length_and_has_numbers_for_what_is_off_it() -> None:
     summary = Summary([*recorded("none"), *recorded("linear", 40.0), *recorded("yarn", 50.0)])
     for dark in (False, True):
-        figure = pictures.by_position(summary, dark)
-        (axes,) = figure.axes
-        assert axes.get_xscale() == "linear"
-        words = [text.get_text() for text in axes.texts]
-        assert "trained: 128" in words
-        off = [text for text in axes.texts if text.get_text().startswith("\u2191")]
-        assert {"\u219141.5", "\u219151.5"} <= {text.get_text() for text in off}
-        assert len({(text.xy, text.xyann) for text in off}) == len(off)
-        assert len({(text.xy, text.xyann[1]) for text in off}) == len(off)
+        (axes,) = pictures.by_position(summary, dark).axes
+        assert next(line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":") == 128
+        words = {text.get_text() for text in axes.texts}
+        assert {"none", "linear", "yarn", "49.00 \u2191", "59.00 \u2191"} <= words
+
+
+def test_the_picture_of_final_tokens_has_the_cropped_text_as_a_dashed_line() -> None:
+    records = [final(scheme, n, bits) for scheme, bits in (("none", 2.0), ("yarn", 1.0)) for n in (128, 256)]
+    (axes,) = pictures.final(Summary([*records, final("cropped", 128, 1.5)]), False).axes
+    lines = {line.get_label(): list(line.get_ydata()) for line in axes.lines}
+    assert lines["none"] == [2.0, 2.0]
+    assert lines["yarn"] == [1.0, 1.0]
+    assert lines["cropped, truncated"] == [1.5, 1.5]
+    assert "dashed: the unscaled model on the last 128" in [text.get_text() for text in axes.texts]

@@ -7,13 +7,14 @@ stops early ends in a cross, with the reason below it. Figures are made without 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import Transform, offset_copy
 
-from posenc.tools.compare.summary import Estimate, Summary, multiple
+from posenc.tools.compare.summary import Estimate, multiple
 from posenc.tools.compare.task import listed
 from posenc.tools.kit import style
 
@@ -24,6 +25,19 @@ AXES = (3.5, 2.6)
 LEFT, BOTTOM, TOP = 0.84, 0.98, 0.36
 # The height of a row of text, and the gap between the axes and the rows above.
 ROW, GAP = 0.19, 0.08
+
+
+class Measured(Protocol):
+    """What lines are drawn of: their names, the tested lengths in tokens, the trained one, and what that is called."""
+
+    @property
+    def schemes(self) -> Sequence[str]: ...
+    @property
+    def train_length(self) -> int: ...
+    @property
+    def test_lengths(self) -> Sequence[int]: ...
+    @property
+    def mark(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -39,7 +53,7 @@ class Line:
 
 
 def draw(
-    summary: Summary,
+    summary: Measured,
     lines: Sequence[Line],
     limits: tuple[float, float],
     dark: bool,
@@ -108,7 +122,7 @@ def _within(value: Estimate, low: float, high: float) -> bool:
 
 
 def canvas(
-    summary: Summary, dark: bool, title: str, xlabel: str, ylabel: str = BITS, rows: int = 0, bottom: float = BOTTOM
+    summary: Measured, dark: bool, title: str, xlabel: str, ylabel: str = BITS, rows: int = 0, bottom: float = BOTTOM
 ) -> tuple[Figure, Axes]:
     """A figure with axes of the standard size, and room for ``rows`` of text above and for names on the right."""
     right = 0.5 + 0.078 * max([8, *map(len, summary.schemes)])
@@ -129,7 +143,7 @@ def empty(figure: Figure, axes: Axes, dark: bool, why: str = "") -> Figure:
     return figure
 
 
-def _tokens_axis(axes: Axes, summary: Summary, tokens: Sequence[float]) -> None:
+def _tokens_axis(axes: Axes, summary: Measured, tokens: Sequence[float]) -> None:
     """Sets up a log-2 axis, whose ticks have the tokens and the multiple of the training length."""
     trained = summary.train_length
     low, high = min(tokens), max(tokens)
@@ -143,7 +157,7 @@ def _tokens_axis(axes: Axes, summary: Summary, tokens: Sequence[float]) -> None:
     # The approximate width of a tick's number, with a gap.
     kept = _spaced(axes, ticks, trained, lambda n: (0.085 * len(f"{n:,.0f}") + 0.06) / AXES[0])
     axes.xaxis.set_major_locator(FixedLocator(kept))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _tick(x, trained, summary.task.trained)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _tick(x, trained, summary.mark)))
     axes.xaxis.set_minor_locator(NullLocator())
     if low / pad <= trained <= high * pad:
         axes.axvline(trained, color=axes.spines["bottom"].get_edgecolor(), linewidth=1, linestyle=":", zorder=1)

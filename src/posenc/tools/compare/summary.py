@@ -80,6 +80,11 @@ class Summary:
         self._best: dict[tuple[str, int], tuple[str, ...]] = {}
 
     @property
+    def mark(self) -> str:
+        """What the training length is called."""
+        return self.task.trained
+
+    @property
     def reference(self) -> str:
         """The scheme that the others are compared with: the given one, else nope, else the first."""
         asked = str(self.configuration.get("reference") or "")

@@ -1,14 +1,14 @@
 """Draws the pictures of an extension: loss against length and position, and puzzles by depth and length."""
 
 import math
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from posenc.tools.extend.settings import PUZZLES, SCALINGS
+from posenc.tools.compare.drawing import Line, draw
+from posenc.tools.compare.summary import Estimate
+from posenc.tools.extend.settings import CROPPED, PUZZLES
 from posenc.tools.extend.summary import STRETCHES, Summary
 from posenc.tools.kit import style
 from posenc.tools.kit.statistics import Interval
@@ -19,152 +19,41 @@ Draw = Callable[[Summary, bool], Figure]
 
 
 def final(summary: Summary, dark: bool) -> Figure:
-    """Bits per byte of the same final tokens against context length."""
-    lines = {
-        s: [(float(n), v) for n in summary.lengths_of("final") if (v := summary.bits(s, n)) is not None]
-        for s in summary.scalings
-    }
-    return _lines(summary, lines, dark, "The same final tokens, more context", "tokens shown", "bits per byte")
+    """Bits per byte of the same final tokens against context length, and those of the cropped text."""
+    lengths = summary.lengths_of("final")
+    lines = [_line(s, ((n, v) for n in lengths if (v := summary.bits(s, n)))) for s in summary.scalings]
+    ends = dict.fromkeys((lengths[0], lengths[-1])) if lengths else ()
+    baselines = [_line(CROPPED, ((n, cropped) for n in ends))] if (cropped := summary.dashed()) else []
+    title, xlabel = "The same final tokens, more context", "tokens shown"
+    words = f"dashed: the unscaled model on the last {summary.trained:,}" if baselines else ""
+    limits = _limits(summary, [*lines, *baselines])
+    return draw(summary, lines, limits, dark, title, xlabel, "bits per byte", baselines=baselines, words=words)
 
 
 def by_position(summary: Summary, dark: bool) -> Figure:
     """Bits per token against position in the longest pieces, averaged over a few intervals."""
-    lines = {s: summary.by_position(s) for s in summary.scalings}
+    lines = [_line(s, summary.by_position(s)) for s in summary.scalings]
     title = f"Where the loss is: means over {STRETCHES} stretches of a text"
-    return _lines(summary, lines, dark, title, "position in the text (tokens)", "bits per token", spread=True)
+    return draw(summary, lines, _limits(summary, lines), dark, title, "position in the text (tokens)", "bits per token")
 
 
-def _lines(
-    summary: Summary,
-    lines: dict[str, list[tuple[float, Interval]]],
-    dark: bool,
-    title: str,
-    xlabel: str,
-    ylabel: str,
-    spread: bool = False,
-) -> Figure:
-    """Draws lines against a logarithmic axis of lengths, with the cropped baseline; with ``spread``, against positions
-    in a text."""
-    with style.context(dark):
-        figure = Figure(figsize=(6.2, 3.9), layout="constrained")
-        axes = figure.add_subplot()
-        axes.set(title=title, xlabel=xlabel, ylabel=ylabel)
-        values = [v.mean for points in lines.values() for _, v in points if math.isfinite(v.mean)]
-        if not values:
-            axes.text(0.5, 0.5, "not measured yet", transform=axes.transAxes, ha="center")
-            return figure
-        baseline = None if spread else summary.dashed()
-        low = min([*values, *([baseline.mean] if baseline else [])])
-        trained = [v.mean for points in lines.values() for x, v in points if x <= summary.trained]
-        cap = max([baseline.mean if baseline else low, *(v for v in trained if v <= low + MOST)]) + MOST
-        ends = [_ends(v) for points in lines.values() for _, v in points if v.mean <= cap]
-        # Intervals over two pieces are much wider than the differences between scalings, so they may be cut off.
-        low, high = max(min(low, *(a for a, _ in ends)), low - MOST), min(max(b for _, b in ends), cap)
-        margin = 0.06 * (high - low) or 0.1
-        axes.set_ylim(low - margin, high + margin)
-        if baseline:
-            faint = style.theme(dark).faint
-            axes.axhline(baseline.mean, color=faint, linewidth=1.1, linestyle=style.BASELINE, label="cropped")
-        cut: Counter[float] = Counter()
-        for n, (scaling, points) in enumerate(lines.items()):
-            _line(axes, scaling, points, high + margin, dark, 2.5 * (n - (len(lines) - 1) / 2), cut)
-        if spread:
-            _places(axes, summary, style.theme(dark).faint)
-        else:
-            _axis(axes, summary, [x for points in lines.values() for x, _ in points])
-        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=9)
-    return figure
+def _line(scaling: str, points: Iterable[tuple[float, Interval]]) -> Line:
+    """A scaling's line. Of a single piece an interval has no ends."""
+
+    def estimate(mean: float, low: float, high: float) -> Estimate:
+        return Estimate(mean, *((low, high) if math.isfinite(high) else (mean, mean)), windows=0, seeds=1)
+
+    return Line(scaling, tuple((float(x), estimate(*value)) for x, value in points))
 
 
-def _line(
-    axes: Axes,
-    scaling: str,
-    points: list[tuple[float, Interval]],
-    top: float,
-    dark: bool,
-    aside: float,
-    cut: Counter[float],
-) -> None:
-    """Draws one scaling, moved ``aside`` so that intervals do not overlap. Values above ``top`` are arrows with
-    numbers, below those already ``cut`` off at the same place."""
-    from matplotlib.transforms import offset_copy
-
-    look = _look(scaling, dark)
-    moved = offset_copy(axes.transData, axes.get_figure(root=True), x=aside, units="points")
-    inside = [(x, v) for x, v in points if math.isfinite(v.mean) and v.mean <= top]
-    axes.vlines(
-        [x for x, _ in inside],
-        [_ends(v)[0] for _, v in inside],
-        [min(_ends(v)[1], top) for _, v in inside],
-        color=look.color,
-        linewidth=2.4,
-        alpha=0.4,
-        transform=moved,
-    )
-    axes.plot(
-        [x for x, _ in points],
-        [v.mean for _, v in points],
-        color=look.color,
-        linestyle=look.dashes,
-        marker=look.marker,
-        markersize=5,
-        label=scaling,
-        transform=moved,
-    )
-    for x, v in points:
-        if not math.isfinite(v.mean) or v.mean > top:
-            words = f"{v.mean:.1f}" if math.isfinite(v.mean) else "NaN"
-            place = (aside, -8 - 9 * cut[x])
-            axes.annotate(
-                f"↑{words}", (x, top), place, textcoords="offset points", color=look.color, size=7.5, ha="center"
-            )
-            cut[x] += 1
-
-
-def _ends(value: Interval) -> tuple[float, float]:
-    """The ends of the interval; the mean if there is only one piece."""
-    return (value.low, value.high) if math.isfinite(value.high) else (value.mean, value.mean)
-
-
-def _look(scaling: str, dark: bool) -> style.Look:
-    """The look of a scaling, by its place in `SCALINGS`."""
-    number = SCALINGS.index(scaling.partition(",")[0])
-    palette = style.theme(dark).palette
-    return style.Look(palette[number % len(palette)], "osD^vph"[number % 7], style.SOLID)
-
-
-def _axis(axes: Axes, summary: Summary, xs: list[float]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(sorted(set(xs))))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}" + "\ntrained" * bool(x == summary.trained)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.tick_params(axis="x", labelsize=8)
-    axes.set_xlim(min(xs) / 1.2, max(xs) * 1.2)
-    if min(xs) / 1.2 <= summary.trained <= max(xs) * 1.2:
-        axes.axvline(summary.trained, color=axes.spines["bottom"].get_edgecolor(), linewidth=1, linestyle=":", zorder=1)
-
-
-def _places(axes: Axes, summary: Summary, faint: str) -> None:
-    """Sets up a linear axis of the positions in the longest text, shaded beyond the trained length."""
-    longest = summary.lengths[-1]
-    axes.set_xlim(0, longest)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
-    axes.locator_params(axis="x", nbins=6)
-    axes.tick_params(axis="x", labelsize=8)
-    if summary.trained < longest:
-        axes.axvspan(summary.trained, longest, color=faint, alpha=0.12, linewidth=0, zorder=0)
-        axes.axvline(summary.trained, color=faint, linewidth=1, linestyle=":", zorder=1)
-        label = f"trained: {summary.trained:,}"
-        axes.annotate(
-            label,
-            (summary.trained, 0),
-            (-3, 4),
-            textcoords="offset points",
-            xycoords=("data", "axes fraction"),
-            ha="right",
-            size=8,
-            color=faint,
-        )
+def _limits(summary: Summary, lines: Iterable[Line]) -> tuple[float, float]:
+    """Around the best, up to `MOST` above the worst of those near it within the trained length."""
+    points = [(x, value.mean) for line in lines for x, value in line.finite()]
+    if not points:
+        return 0.0, 1.0
+    low = min(mean for _, mean in points)
+    cap = max(mean for x, mean in points if mean == low or (x <= summary.trained and mean <= low + MOST)) + MOST
+    return low, min(max(mean for _, mean in points), cap)
 
 
 def puzzle(kind: str) -> Draw:

@@ -70,7 +70,7 @@ def _final(summary: Summary) -> list[Part]:
         "final": f"Bits per byte of the same final tokens against context length.{dashed} Bars: 95 % intervals over "
         "pieces of text.",
         "by_position": "Bits per token by position in the longest pieces, as means over intervals of positions; "
-        "shaded: beyond the trained length.",
+        "dotted: the trained length.",
     }
     lead = f"Bits per byte, with 95 % intervals over pieces of text (Student's t). {compared(summary)}"
     heads: list[str | Column] = ["file", Column("byte"), *map(Column, summary.scalings)]

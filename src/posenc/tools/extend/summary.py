@@ -31,6 +31,21 @@ class Summary:
         """The lengths at which a scaling was measured."""
         return tuple(sorted({r["length"] for r in self.records if r["kind"] in kinds and r["scheme"] != CROPPED}))
 
+    # What lines are drawn of.
+    mark = "trained"
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        return self.scalings
+
+    @property
+    def train_length(self) -> int:
+        return self.trained
+
+    @property
+    def test_lengths(self) -> tuple[int, ...]:
+        return self.lengths
+
     def rows(self, kind: str, scaling: str, length: int) -> dict[int, Record]:
         """Records by the number of the piece or puzzle."""
         return self._rows.get((kind, scaling, length), {})

@@ -27,6 +27,7 @@ BASELINE: Dashes = (0, (2.5, 2))
 
 _FOUNDERS = {
     "nope": (0, "o"),
+    "cropped": (0, "o"),  # of context extension: the unscaled model
     "sinusoidal": (1, "s"),
     "learned": (6, "D"),
     "rope": (4, "^"),
@@ -36,6 +37,8 @@ _FOUNDERS = {
 }
 # The palette is smaller than the catalog. These would else look much as schemes that they are often compared with.
 _APART = {"t5": 6, "fox": 2, "RoPE in windows with NoPE": 1}
+# Of context extension; what follows a comma is a scaling's settings.
+_SCALINGS = ("none", "linear", "ntk", "dynamic", "yarn", "llama3", "longrope", "dynamic_yarn", "base")
 _MARKERS = ("P", "d", "<", ">", "8", "*", "H")
 _DASHES: tuple[Dashes, ...] = ((0, (5, 1.2)), (0, (7, 1.5, 1.5, 1.5)), (0, (5, 1.2, 1.2, 1.2, 1.2, 1.2)))
 
@@ -77,6 +80,9 @@ def look(scheme: str, dark: bool = False) -> Look:
     first, *others = scheme.split("+")
     if others:
         return Look(look(first, dark).color, look(others[0], dark).marker, LONG_DASHES)
+    if (scaling := scheme.partition(",")[0]) in _SCALINGS:
+        number = _SCALINGS.index(scaling)
+        return Look(palette[number % len(palette)], "osD^vph"[number % 7], SOLID)
     if scheme in _FOUNDERS:
         index, marker = _FOUNDERS[scheme]
         return Look(palette[index], marker, SOLID)
