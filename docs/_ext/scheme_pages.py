@@ -82,7 +82,7 @@ These follow from the laws below, which are tested, or from the formula; a numbe
 ## Laws
 
 What holds is claimed in the catalog, and the tests hold the scheme to it. What was measured is of this version, in a
-model of six heads of 16 channels, by `posenc laws --schemes {name} --html laws.html`.
+model of six heads of 16 channels, by `posenc laws --schemes {name} --json laws.json`.
 
 *How to read it.* Numbers are differences of scores in double precision, with random queries and keys. What should
 be zero is a rounding of it, such as 1e-15 for a few operations and 1e-11 for angles of 100,000 radians: then the

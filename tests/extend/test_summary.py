@@ -112,7 +112,7 @@ def test_a_model_that_was_fine_tuned_is_compared_with_itself() -> None:
         for r in (final("yarn", 128, 1.0, n), final("yarn", 256, 1.1 + 0.01 * (n % 2), n))
     ]
     table = report.terminal_table(records)
-    assert next(iter(table.columns[-1].cells)) == "1.105 >"
+    assert str(next(iter(table.columns[-1].cells))) == "1.105 >"
     assert str(table.caption) == "<, =, >, ?: lower than itself on text cropped to 128, tied, higher, undecided."
 
 

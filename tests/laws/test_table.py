@@ -13,9 +13,7 @@ import posenc
 from posenc.tools.laws import table as tables
 from posenc.tools.laws.command import add_parser
 from posenc.tools.laws.laws import LAWS, QUESTIONS
-from posenc.tools.laws.page import as_html
 from posenc.tools.laws.table import TABLES, Audit, as_json, audit, audit_all, text_tables
-from tests.kit.pages import Page
 from tests.laws.audited import audited
 
 ALL = tuple(entry.name for entry in posenc.catalog())
@@ -79,34 +77,11 @@ def test_json_holds_every_finding_and_is_json() -> None:
         assert scheme["laws"]["unique"].keys() == {"holds", "value", "threshold", "words", "numbers"}
 
 
-def test_the_page_stands_alone_and_is_well_formed() -> None:
-    text = as_html(audits())
-    page = Page(text)
-    assert page.open == []
-    ids = [found["id"] for _, found in page.tags if "id" in found]
-    targets = [found[name] for _, found in page.tags for name in ("href", "src") if name in found]
-    assert {target.removeprefix("#") for target in targets if not target.startswith("data:")} == set(ids) == set(FEW)
-    assert "bound, not behaviour" in text
-    assert "url(" not in text
-    assert "@import" not in text
-
-
-def test_the_page_escapes_what_it_is_given() -> None:
-    one = audits()[0]
-    finding = replace(one.findings["unique"], words='<b>"&')
-    text = as_html([replace(one, findings={**one.findings, "unique": finding})])
-    assert "<b>" not in text
-    assert "&lt;b&gt;&#34;&amp;" in text
-
-
 def test_a_false_claim_and_an_untold_law_are_disagreements() -> None:
     one = audited("nope")
     assert one.claims is not None
     wrong = replace(one, claims=one.claims ^ {"unique", "relative"})
     assert set(wrong.disagreements) == {"unique", "relative"}
-    text = as_html([wrong])
-    assert "The catalog claims this law." in text
-    assert "The catalog does not claim this law." in text
 
 
 def test_of_a_composition_nothing_is_claimed() -> None:
@@ -138,15 +113,14 @@ def command(*words: str) -> int:
 
 
 def test_the_command_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    json_file, html_file = tmp_path / "new" / "laws.json", tmp_path / "laws.html"
-    words = ("--schemes", "nope,alibi", "segment", "--json", str(json_file), "--html", str(html_file))
+    json_file = tmp_path / "new" / "laws.json"
+    words = ("--schemes", "nope,alibi", "segment", "--json", str(json_file))
     assert command(*words) == 0
     out, err = capsys.readouterr()
     assert all(name in out for name in ("nope", "alibi", "segment"))
     assert "rope" not in out
     assert err == ""
     assert [scheme["name"] for scheme in json.loads(json_file.read_text())["schemes"]] == ["nope", "alibi", "segment"]
-    assert html_file.read_text().startswith("<!DOCTYPE html>")
 
 
 def test_the_command_names_a_wrong_scheme(capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,18 +173,11 @@ def show(records: Sequence[Record], console: "Console") -> None:
 
 
 def printed(tables: Iterable[Table], console: "Console") -> None:
-    from rich.box import SIMPLE_HEAD
     from rich.markup import escape
-    from rich.table import Table as Printed
 
     for table in tables:
         console.print(f"[bold]{escape(table.title)}[/]", highlight=False)
-        shown = Printed(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        for index, column in enumerate(table.columns):
-            shown.add_column(escape(column.text), no_wrap=index == 0)
-        for row in table.cells:
-            shown.add_row(*(escape(cell.text) for cell in row))
-        console.print(shown)
+        console.print(report.as_printed(table))
         for line in filter(None, (table.lead, *table.lines)):
             console.print(escape(line), highlight=False)
 

@@ -4,16 +4,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
-from rich.text import Text
 
 from posenc.tools.compare import report, tables
 from posenc.tools.compare.grid import Cell, Grid, value_of
 from posenc.tools.compare.summary import Summary
 from posenc.tools.kit import page, storage
 from posenc.tools.kit.records import Record
-from posenc.tools.kit.report import Column, Report, Row, Table, Warn
+from posenc.tools.kit.report import Column, Report, Row, Table, Warn, as_printed
 
 Found = Mapping[Cell, Sequence[Record]]
 
@@ -33,11 +31,8 @@ def terminal_table(grid: Grid, found: Found) -> RichTable:
     if _is_one(grid):
         return report.terminal_table(_all(found))
     table = table_of(grid, found)
-    shown = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=table.title, caption=table.lead)
-    for column in table.columns:
-        shown.add_column(column.text, justify="right" if column.number else "left", overflow="fold")
-    for row in table.cells:
-        shown.add_row(*(Text(cell.text) for cell in row))
+    shown = as_printed(table)
+    shown.title, shown.caption = table.title, table.lead
     return shown
 
 

@@ -7,15 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
+from rich.table import Table as RichTable
 
 from posenc.tools.compare import accuracy, pictures, sentences, tables, trials
 from posenc.tools.compare.summary import Record, Summary
 from posenc.tools.compare.task import Answers, Task, listed
 from posenc.tools.kit import page
-from posenc.tools.kit.report import Items, Paragraph, Part, Report, Section, Warn
+from posenc.tools.kit.report import Cell, Column, Items, Paragraph, Part, Report, Section, Table, Warn, as_printed
 
 
 def write(records: Sequence[Record], out: str | Path) -> Path:
@@ -89,27 +87,26 @@ def _left_out(summary: Summary) -> list[Part]:
     return [Paragraph(said, faint=True)] if left_out else []
 
 
-def terminal_table(records: Sequence[Record]) -> Table:
+def terminal_table(records: Sequence[Record]) -> RichTable:
     """The main numbers of every scheme, for a terminal of 100 columns."""
     summary = Summary(records)
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     notes = sentences.preface(summary)
-    notes += [_fill_accuracy(table, summary) if isinstance(summary.task, Answers) else _fill_bits(table, summary)]
-    notes += [f"{scheme} {words}." for scheme in summary.schemes if (words := summary.diverged(scheme))]
+    table, legend = (_accuracies if isinstance(summary.task, Answers) else _all_bits)(summary)
+    star = "*: no other scheme is shown to be better; " if summary.enough_seeds()[1:] else ""
+    notes += [star + legend, *(f"{s} {words}." for s in summary.schemes if (words := summary.diverged(s)))]
     if missing := len(summary.lacking()):
-        of = f"{missing} of {len(summary.trainings)} trainings"
-        notes.append(f"{of} are incomplete: see the report.")
-    table.caption = "\n".join(notes)
-    return table
+        notes.append(f"{missing} of {len(summary.trainings)} trainings are incomplete: see the report.")
+    shown = as_printed(table)
+    shown.title, shown.caption = table.title, "\n".join(notes)
+    return shown
 
 
-def _fill_bits(table: Table, summary: Summary) -> str:
-    """Fills the table for a task in bits; returns the caption."""
+def _all_bits(summary: Summary) -> tuple[Table, str]:
+    """The table of a task in bits, and its legend."""
     lengths = _few(summary.test_lengths, summary.train_length)
-    table.title = f"Bits per byte at each test length (sliding windows), trained at {summary.train_length:,} bytes"
-    table.add_column("scheme", overflow="fold", max_width=16)
-    for name in ("params", "step", "MB", *(f"{length:,} " for length in lengths)):
-        table.add_column(name, justify="right", overflow="fold")
+    title = f"Bits per byte at each test length (sliding windows), trained at {summary.train_length:,} bytes"
+    names = ("params", "step", "MB", *(f"{length:,} " for length in lengths))
+    table = Table(title, "", [Column("scheme", number=False), *map(Column, names)])
     lowest = {length: summary.best(tables.KIND, length) for length in lengths}
     for scheme in summary.schemes:
         once = (
@@ -117,22 +114,18 @@ def _fill_bits(table: Table, summary: Summary) -> str:
             summary.shown("speed", scheme, "step_ratio", "{:.2f}×") or "–",
             summary.shown("training", scheme, "peak_bytes", "{:,.0f}", 1e-6) or "–",
         )
-        bits = [_cell(_bits(summary, scheme, n), scheme in lowest[n]) for n in lengths]
-        table.add_row(Text(scheme), *once, *bits)
-    unit = f"step: time ÷ {summary.timed_against}'s"
-    return f"{_star(summary)}±: half the 95 % interval; {unit}; –: not measured."
+        table.rows.append([scheme, *once, *(_cell(_bits(summary, scheme, n), scheme in lowest[n]) for n in lengths)])
+    return table, f"±: half the 95 % interval; step: time ÷ {summary.timed_against}'s; –: not measured."
 
 
-def _fill_accuracy(table: Table, summary: Summary) -> str:
-    """Fills the table for a task of right and wrong answers; returns the caption."""
-    table.title = f"Share of right answers, trained at {summary.train_length:,} {summary.task.lengths}"
-    table.add_column("scheme", overflow="fold", max_width=21)
-    table.add_column("step", justify="right")
+def _accuracies(summary: Summary) -> tuple[Table, str]:
+    """The table of a task of right and wrong answers, and its legend."""
     planned = {pair for scheme in summary.schemes for pair in summary.plan(scheme)}
     lengths = {kind: sorted(n for k, n in planned if k == kind) for kind in summary.task.kinds}
     kinds = [(kind, n) for kind, every in lengths.items() for n in _few(every, summary.train_length, 4)]
-    for kind, length in kinds:
-        table.add_column(f"{kind.replace('distance', 'dist.')}\n{length:,} ", justify="right", overflow="fold")
+    names = ("step", *(f"{kind.replace('distance', 'dist.')}\n{length:,} " for kind, length in kinds))
+    title = f"Share of right answers, trained at {summary.train_length:,} {summary.task.lengths}"
+    table = Table(title, "", [Column("scheme", number=False), *map(Column, names)])
     highest = {(kind, length): accuracy.highest(summary, kind, length) for kind, length in kinds}
     for scheme in summary.schemes:
         cells = []
@@ -140,17 +133,12 @@ def _fill_accuracy(table: Table, summary: Summary) -> str:
             value = summary.bits(kind, scheme, length)
             shown = f"{value.mean:.3f}" if value else "undef." if summary.undefined(scheme, length, kind) else "–"
             cells.append(_cell(shown, scheme in highest[kind, length]))
-        table.add_row(Text(scheme), summary.shown("speed", scheme, "step_ratio", "{:.2f}×") or "–", *cells)
-    return f"{_star(summary)}step: time ÷ {summary.timed_against}'s; undef.: no such positions."
+        table.rows.append([scheme, summary.shown("speed", scheme, "step_ratio", "{:.2f}×") or "–", *cells])
+    return table, f"step: time ÷ {summary.timed_against}'s; undef.: no such positions."
 
 
-def _star(summary: Summary) -> str:
-    """The legend of the star, if there may be one."""
-    return "*: no other scheme is shown to be better; " if summary.enough_seeds()[1:] else ""
-
-
-def _cell(words: str, best: bool) -> Text:
-    return Text(words + "*", style="bold") if best else Text(words + " ")
+def _cell(words: str, best: bool) -> Cell:
+    return Cell(words + "*", mark="best") if best else Cell(words + " ")
 
 
 def _bits(summary: Summary, scheme: str, length: int) -> str:

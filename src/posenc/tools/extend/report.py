@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table as Printed
 
 from posenc.tools.compare.summary import multiple
@@ -15,7 +14,20 @@ from posenc.tools.extend.verdicts import LEAST_PIECES, MARGIN, TOO_FEW, Gain
 from posenc.tools.kit import page
 from posenc.tools.kit.command import command_of
 from posenc.tools.kit.records import made_with
-from posenc.tools.kit.report import Cell, Column, Figures, Items, Paragraph, Part, Report, Row, Section, Table, Warn
+from posenc.tools.kit.report import (
+    Cell,
+    Column,
+    Figures,
+    Items,
+    Paragraph,
+    Part,
+    Report,
+    Row,
+    Section,
+    Table,
+    Warn,
+    as_printed,
+)
 from posenc.tools.kit.statistics import Interval, wilson
 
 SEEN = (
@@ -252,12 +264,8 @@ def terminal_table(records: Sequence[Record]) -> Printed:
     """The main numbers, for a terminal."""
     summary = Summary(records)
     title = "Bits per byte of the same final tokens, by context length"
-    table = Printed(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title)
-    table.add_column("scaling")
-    for length in summary.lengths:
-        table.add_column(f"{length:,}", justify="right")
-    for kind in summary.kinds():
-        table.add_column(kind, justify="right")
+    names = (*(f"{length:,}" for length in summary.lengths), *summary.kinds())
+    table = Table(title, "", ["scaling", *map(Column, names)])
     marked = few = False
     for scaling in summary.scalings:
         cells = []
@@ -271,7 +279,7 @@ def terminal_table(records: Sequence[Record]) -> Printed:
         for kind in summary.kinds():
             counts = [f for n in summary.lengths if n > summary.trained and (f := summary.found(kind, scaling, n))]
             cells.append(f"{sum(a for a, _ in counts)}/{sum(b for _, b in counts)}" if counts else "–")
-        table.add_row(scaling, *cells)
+        table.rows.append([scaling, *cells])
     notes = []
     if marked:
         plain = summary.cropped()
@@ -283,5 +291,6 @@ def terminal_table(records: Sequence[Record]) -> Printed:
         notes.append(f"?: too few pieces of text; {said}.")
     if summary.kinds():
         notes.append("Puzzles: found beyond the trained length.")
-    table.caption = " ".join(notes)
-    return table
+    shown = as_printed(table)
+    shown.title, shown.caption = title, " ".join(notes)
+    return shown

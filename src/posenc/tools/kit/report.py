@@ -2,27 +2,26 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from rich.table import Table as Printed
 
 
 class Column(NamedTuple):
-    """The header of a column; numbers are aligned to the right. ``hint`` appears on hover."""
+    """The header of a column; numbers are aligned to the right."""
 
     text: str
     note: str = ""
     number: bool = True
-    hint: str = ""
 
 
 class Cell(NamedTuple):
-    """A cell of a table, with smaller ``notes`` below it. ``mark`` is a class of the style sheet: best, yes or absent;
-    ``hint`` appears on hover, and ``link`` is the id that the cell links to."""
+    """A cell of a table, with smaller ``notes`` below it. ``mark`` is a class of the style sheet: best or absent."""
 
     text: str
     notes: Sequence[str] = ()
     mark: str = ""
-    hint: str = ""
-    link: str = ""
 
 
 Row: TypeAlias = Sequence[str | Cell]
@@ -81,14 +80,6 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Labels with values."""
-
-    kind: ClassVar[str] = "facts"
-    facts: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True)
 class Warn:
     """A warning: a sentence in bold, then text and items."""
 
@@ -101,16 +92,15 @@ class Warn:
 
 @dataclass(frozen=True)
 class Section:
-    """Parts under a heading. ``folded``: collapsed at first, and opened by a link to its ``id``."""
+    """Parts under a heading. ``folded``: collapsed at first."""
 
     kind: ClassVar[str] = "section"
     title: str
     parts: "Sequence[Part]"
-    id: str = ""
     folded: bool = False
 
 
-Part: TypeAlias = Table | Paragraph | Items | Figures | Facts | Warn | Section
+Part: TypeAlias = Table | Paragraph | Items | Figures | Warn | Section
 
 
 @dataclass(frozen=True)
@@ -135,3 +125,18 @@ def as_markdown(table: Table) -> str:
     parts.append("".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in rows))
     parts += ["".join(f"{line}  \n" for line in table.lines)] if table.lines else []
     return "\n".join(parts)
+
+
+def as_printed(table: Table) -> "Printed":
+    """One table for a terminal, without its title. The best cells are bold."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table as Printed
+    from rich.text import Text
+
+    shown = Printed(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for index, column in enumerate(table.columns):
+        shown.add_column(Text(column.text), no_wrap=index == 0, overflow="fold")
+        shown.columns[-1].justify = "right" if column.number else "left"
+    for row in table.cells:
+        shown.add_row(*(Text(cell.text, style="bold" if cell.mark == "best" else "") for cell in row))
+    return shown

@@ -17,7 +17,6 @@ def add_parser(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     laws.set_defaults(run=run)
     laws.add_argument("--schemes", default=[], **SCHEMES)
     laws.add_argument("--json", type=Path, metavar="FILE", help="write the results to a JSON file")
-    laws.add_argument("--html", type=Path, metavar="FILE", help="write the results to an HTML page")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -33,8 +32,6 @@ def run(arguments: argparse.Namespace) -> int:
             entries_of(name)
     except ValueError as error:
         return refused(error, "laws")
-    if arguments.html is not None:  # a missing package must fail before measuring
-        from posenc.tools.laws.page import as_html
     try:
         audits = audit_all(arguments.schemes)
     except ClaimError as error:
@@ -42,13 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
     console = stdout()
     for table in text_tables(audits):
         console.print(table)
-    console.print(
-        "Each cell: yes, no or not applicable, with the measured number. --html FILE explains what was measured."
-    )
+    console.print("Each cell: yes, no or not applicable, with the measured number. --json FILE has what was measured.")
     if arguments.json is not None:
         write_whole(arguments.json, as_json(audits).encode())
-    if arguments.html is not None:
-        write_whole(arguments.html, as_html(audits).encode())
     for one in audits:
         for law in one.disagreements:
             what = "claims it" if law in (one.claims or ()) else "does not claim it"

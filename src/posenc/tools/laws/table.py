@@ -10,11 +10,12 @@ from posenc.arguments import check_type, shown
 from posenc.encoding.claims import tried
 from posenc.schemes.catalog import catalog, entries_of
 from posenc.schemes.entry import Shape
+from posenc.tools.kit.report import Column, Row, Table, as_printed
 from posenc.tools.laws.laws import LAWS, QUESTIONS
 from posenc.tools.laws.probe import SHAPE, Finding, Probe
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.table import Table as Printed
 
 
 @dataclass(frozen=True)
@@ -143,20 +144,15 @@ def definition(law: str) -> str:
 # --- text -----------------------------------------------------------------------------------------------------------
 
 
-def text_tables(audits: Sequence[Audit]) -> tuple["Table", ...]:
+def text_tables(audits: Sequence[Audit]) -> tuple["Printed", ...]:
     """The tables for a terminal of 120 columns."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     tables = []
     for title, laws in TABLES.items():
-        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-        table.add_column("scheme", no_wrap=True)
-        for law in laws:
-            table.add_column(head(law).replace(" ", "\n"), no_wrap=True)
-        for one in audits:
-            table.add_row(one.name, *(cell(law, one.findings[law]) for law in laws))
-        tables.append(table)
+        heads = (Column(head(law).replace(" ", "\n"), number=False) for law in laws)
+        rows: list[Row] = [[one.name, *(cell(law, one.findings[law]) for law in laws)] for one in audits]
+        shown = as_printed(Table(title, "", ["scheme", *heads], rows))
+        shown.title, shown.title_justify, shown.collapse_padding = title, "left", True
+        tables.append(shown)
     return tuple(tables)
 
 
