@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from posenc.tools.bench.tables import Table, show, tables
-from posenc.tools.kit.report import Cell, as_markdown
+from posenc.tools.kit.report import as_markdown
 from tests.bench.made_up import mine, prices, taking
 
 NOTE = "† timed while other processes kept over 10% of the cores busy"
@@ -16,14 +16,17 @@ def table(title: str, records: list[dict]) -> Table:  # type: ignore[type-arg]
 
 def test_the_price_is_the_ratio_of_what_auto_takes() -> None:
     found = table("The price of position: forward", prices())
-    assert found.header == ("scheme", "auto takes", "512", "1,024")
+    assert found.header == ("scheme", "auto takes", "512", "1,024", "regret")
     assert found.rows == [
-        ("plain, ms", "", "1", "4"),
-        ("nope", "sdpa", "1.00 ± 0.15", "1.00 ± 0.15"),
-        ("alibi", "sdpa", "2.00 ± 0.15", "2.00 ± 0.15"),
+        ("plain, ms", "", "1", "4", ""),
+        ("nope", "sdpa", "1.00 ± 0.15", "1.00 ± 0.15", ""),
+        ("", "reference", "– (1)", "– (1)", ""),
+        ("alibi", "sdpa", "2.00 ± 0.15", "2.00 ± 0.15", ""),
+        ("", "reference", "– (1)", "– (1)", ""),
     ]
+    assert found.notes == ["too slow for words"]
     assert "plain causal scaled_dot_product_attention" in found.lead
-    assert table("The price of position: a training step", prices()).rows[0] == ("plain, ms", "", "4", "16")
+    assert table("The price of position: a training step", prices()).rows[0] == ("plain, ms", "", "4", "16", "")
     assert table("Peak memory, MiB: a training step", prices()).rows == [
         ("plain", "0.5", "0.5"),
         ("nope", "1", "2"),
@@ -39,19 +42,18 @@ def test_regret_is_the_largest_ratio_to_the_fastest_backend() -> None:
     found = table("The price of position: forward", [short, long])
     assert found.header[-1] == "regret"
     assert found.rows[1] == ("alibi", "sdpa → tiled", "1.00 ± 0.15", "2.00 ± 0.10", "2.00")
+    assert [row[:3] for row in found.rows[2:4]] == [("", "sdpa", "1.00 ± 0.15"), ("", "reference", "– (1)")]
     found = table("The price of position: forward", [short])
     assert found.rows[1][-1] == "1.25"
     assert "the fastest one" in found.foot
 
 
-def test_by_backend_a_dash_says_why() -> None:
-    found = table("By backend: forward", prices())
-    assert found.rows[2:] == [
-        ("alibi", "sdpa", Cell("2.00 ± 0.15", mark="best"), Cell("2.00 ± 0.15", mark="best")),
-        ("alibi", "reference", "– (1)", "– (1)"),
-    ]
-    assert found.notes == ["too slow for words"]
-    found = table("The price of position: forward", [*prices(("nope",), (512, 1024)), *prices(("t5",), (512,))])
+def test_what_was_not_measured_is_a_dash() -> None:
+    records = [*prices(("nope",), (512, 1024)), *prices(("t5",), (512,))]
+    for each in records:
+        del each["results"]["reference"]
+    found = table("The price of position: forward", records)
+    assert found.header[-1] == "1,024"  # of one backend there is no regret
     assert found.rows[-1] == ("t5", "sdpa", "1.00 ± 0.15", "– (1)")
     assert found.notes == ["not measured"]
 
@@ -95,9 +97,8 @@ def test_what_others_made_doubtful_is_marked_and_said() -> None:
     short, long = prices(("alibi",))[0], prices(("alibi",))[2]
     records = [{**short, "others": 0.2}, {**long, "others": 0.9}]  # of 2 cores: a tenth of them is no more than 0.2
     found = table("The price of position: forward", records)
-    assert found.rows[1] == ("alibi", "sdpa", "1.00 ± 0.15", "1.00 ± 0.15 †")
-    assert found.lines == [NOTE]
-    assert table("By backend: forward", records).lines == ["(1) too slow for words", NOTE]
+    assert found.rows[1] == ("alibi", "sdpa", "1.00 ± 0.15", "1.00 ± 0.15 †", "")
+    assert found.lines[:2] == ["(1) too slow for words", NOTE]
     memory = table("Peak memory, MiB: forward", records)
     assert (memory.rows[1], memory.lines) == (("alibi", "1", "2"), [])  # which no other process changes
     console = Console(width=200, file=io.StringIO(), color_system=None)
@@ -121,4 +122,3 @@ def test_the_terminal_and_markdown_have_every_table(capsys: pytest.CaptureFixtur
         assert {line.count("|") for line in lines} == {len(each.header) + 1}
     assert "(1) too slow for words" in shown
     assert "**" not in shown
-    assert "| alibi | sdpa | **2.00 ± 0.15** | **2.00 ± 0.15** |" in as_markdown(table("By backend: forward", records))

@@ -1,6 +1,5 @@
 """What posenc extend refuses, and what it says of it."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ pytest.importorskip("transformers", reason="transformers needs Python 3.11")
 
 from posenc.tools.cli import main
 from posenc.tools.extend import run
-from posenc.tools.extend.folder import identity_in
 from posenc.tools.extend.settings import Extension
 from tests.extend.small import checkpoint
 
@@ -58,20 +56,6 @@ def test_another_extension_in_the_folder_is_refused(settings: Extension, tmp_pat
     run.extend(small, tmp_path)
     with pytest.raises(ValueError, match=r"holds another extension, with factor 4\.0 there and 8\.0 here"):
         run.extend(replace(small, factor=8.0), tmp_path)
-
-
-def test_an_older_folder_is_resumed(settings: Extension, tmp_path: Path) -> None:
-    """It has ``extend.json`` instead of ``config.toml``, with nulls."""
-    small = replace(settings, scalings=("none",), lengths=(32,))
-    records = run.extend(small, tmp_path)
-    there = identity_in(tmp_path)
-    assert (there["longest"], "factors" in there) == (32, True)
-    (tmp_path / "extend.json").write_text(json.dumps(there))
-    (tmp_path / "config.toml").unlink()
-    with pytest.raises(ValueError, match=r"holds another extension, with factor 4\.0 there and 8\.0 here"):
-        run.extend(replace(small, factor=8.0), tmp_path)
-    assert run.extend(small, tmp_path) == records
-    assert identity_in(tmp_path) == there
 
 
 def test_wrong_use_is_told_before_anything_is_written(

@@ -47,6 +47,6 @@ def test_what_differs_is_named_in_tables_too(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_configuration_has_no_identity(tmp_path: Path) -> None:
-    assert saved.identity_in(tmp_path, Choices.from_mapping, "older.json") == {}
+    assert saved.identity_in(tmp_path, Choices.from_mapping) == {}
     with pytest.raises(ValueError, match=r"holds records but no config\.toml to tell of what: give another folder"):
         saved.require_same(tmp_path, {}, Choices().identity(), "run")

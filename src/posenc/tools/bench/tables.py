@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from posenc.tools.kit import report
 from posenc.tools.kit.records import made_with
-from posenc.tools.kit.report import Cell
 from posenc.tools.kit.turns import ratios
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ def mark(record: Record) -> str:
 def tables(records: Sequence[Record]) -> list[Table]:
     found = [Table("Environment", "", ("what", "with"), [*environment(records)])]
     for phase in PHASES:
-        found += [_price(records, phase), _by_backend(records, phase), _memory(records, phase)]
+        found += [_price(records, phase), _memory(records, phase)]
     return [table for table in (*found, _mine(records)) if table.rows]
 
 
@@ -213,38 +212,28 @@ def _price(records: Sequence[Record], phase: str) -> Table:
         "Time over that of plain causal scaled_dot_product_attention on the same tensors in the same rounds, with the "
         f"backend that auto takes; the median, {SPREAD}."
     )
-    header = ("scheme", "auto takes", *(f"{n:,}" for n in lengths))
-    table = Table(f"The price of position: {PHASES[phase]}", lead, header)
+    table = Table(
+        f"The price of position: {PHASES[phase]}", lead, ("scheme", "auto takes", *(f"{n:,}" for n in lengths))
+    )
+    several = any(len(record["results"]) > 2 for record in found)
     if found:
-        table.rows.append(("plain, ms", "", *baseline_cells(found, lengths)))
-    worst: list[float] = []
+        table.rows.append(("plain, ms", "", *baseline_cells(found, lengths), *[""] * several))
     for scheme in schemes(found):
         measured = [one(found, scheme, length) for length in lengths]
-        takes = " → ".join(dict.fromkeys(record["auto"] for record in measured if record))
-        table.rows.append((scheme, takes, *(table.cell(record, "auto", ratio_cell) for record in measured)))
-        worst.append(max((regret(record) for record in measured if record), default=0.0))
-    if any(worst):  # several backends were measured
-        table.header = (*header, "regret")
-        table.rows = [(*row, f"{x:.2f}" if x else "") for row, x in zip(table.rows, (0.0, *worst), strict=True)]
-        table.foot = "Regret: time with auto's backend over that with the fastest one, in the same rounds; the largest."
-    return table
-
-
-def _by_backend(records: Sequence[Record], phase: str) -> Table:
-    found = of(records, f"price {phase}")
-    lengths = lengths_of(found)
-    lead = "As above, for every backend. Bold: what auto takes."
-    table = Table(f"By backend: {PHASES[phase]}", lead, ("scheme", "backend", *(f"{n:,}" for n in lengths)))
-    several = any(len(record["results"]) > 2 for record in found)
-    for scheme in schemes(found) if several else ():
-        mine = [record for record in found if record["scheme"] == scheme]
-        for backend in dict.fromkeys(n for record in mine for n in record["results"] if n != record["baseline"]):
-            cells: list[str | Cell] = []
-            for length in lengths:
-                record = one(mine, scheme, length)
-                cell = table.cell(record, backend, ratio_cell)
-                cells.append(Cell(cell, mark="best") if record and record.get("auto") == backend else cell)
-            table.rows.append((scheme, backend, *cells))
+        there = [record for record in measured if record]
+        takes = list(dict.fromkeys(record["auto"] for record in there))
+        cells = (table.cell(record, "auto", ratio_cell) for record in measured)
+        worst = max(map(regret, there), default=0.0)
+        table.rows.append((scheme, " → ".join(takes), *cells, *[f"{worst:.2f}" if worst else ""] * several))
+        others = dict.fromkeys(n for r in there for n in r["results"] if n != r["baseline"] and takes != [n])
+        for name in others if several else ():
+            table.rows.append(("", name, *(table.cell(record, name, ratio_cell) for record in measured), ""))
+    if several:
+        table.header = (*table.header, "regret")
+        table.foot = (
+            "Below a scheme its other backends. Regret: time with auto's backend over that with the fastest one, in "
+            "the same rounds; the largest."
+        )
     return table
 
 

@@ -10,7 +10,6 @@ from posenc.tools.kit import saved
 from posenc.tools.kit.configuration import ConfigError
 from posenc.tools.kit.records import Records
 
-OLDER = "extend.json"  # in folders of earlier versions, instead of a configuration
 CHECKPOINTS = "checkpoints"
 KEPT = ("final", "windows")  # their defaults depend on the first run in a folder
 OF_TRAINING = ("train_length", "train_batch", "lora", "learning_rate")
@@ -48,4 +47,4 @@ def require_same(out: Path, identity: Mapping[str, Any], records: Records) -> No
 
 def identity_in(out: Path) -> dict[str, Any]:
     """The identity that is saved in the folder, empty if there is none."""
-    return saved.identity_in(out, Extension.from_mapping, OLDER)
+    return saved.identity_in(out, Extension.from_mapping)

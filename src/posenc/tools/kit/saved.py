@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from posenc.arguments import shown
 from posenc.tools.kit.configuration import ConfigError, Configuration, differences
-from posenc.tools.kit.files import parse, write_whole
+from posenc.tools.kit.files import write_whole
 
 C = TypeVar("C")
 
@@ -37,21 +37,15 @@ def save(folder: Path, config: Configuration, made_with: Mapping[str, Any]) -> N
     write_whole(folder / FILE, (_lines(config.to_dict()) + _tables({MADE_WITH: made_with})).encode())
 
 
-def identity_in(folder: Path, make: Callable[[Mapping[str, Any]], Configuration], older: str = "") -> dict[str, Any]:
-    """The identity that a folder was begun with, empty if it has none; ``older`` is the JSON file that earlier versions
-    wrote instead. ValueError as `from_toml` raises it."""
+def identity_in(folder: Path, make: Callable[[Mapping[str, Any]], Configuration]) -> dict[str, Any]:
+    """The identity that a folder was begun with, empty if it has none. ValueError as `from_toml` raises it."""
     path = folder / FILE
-    if path.exists():
-        made_with = _toml(path).get(MADE_WITH, {})
-        if not isinstance(made_with, dict):
-            raise ValueError(f"{_place(path, MADE_WITH)}: {MADE_WITH} must be a table, got {shown(made_with)}")
-        return from_toml(path, make).identity(**made_with)
-    if not older or not (path := folder / older).exists():
+    if not path.exists():
         return {}
-    try:
-        return parse(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON ({error}): give another folder") from None
+    made_with = _toml(path).get(MADE_WITH, {})
+    if not isinstance(made_with, dict):
+        raise ValueError(f"{_place(path, MADE_WITH)}: {MADE_WITH} must be a table, got {shown(made_with)}")
+    return from_toml(path, make).identity(**made_with)
 
 
 def require_same(folder: Path, there: Mapping[str, Any], here: Mapping[str, Any], what: str) -> None:
