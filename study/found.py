@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from posenc.schemes.catalog import catalog
-from posenc.tools.choose.evidence import agrees, claims
+from posenc.tools.choose.evidence import claims
 from posenc.tools.compare.config import Rate
 from posenc.tools.compare.results import check
 from posenc.tools.compare.summary import Estimate, Summary
@@ -19,6 +19,7 @@ from posenc.tools.compare.tuning import chosen
 from posenc.tools.kit.files import digest_of
 from posenc.tools.kit.records import Record, read
 from posenc.tools.kit.statistics import holm, verdict
+from study.claims import agrees
 from study.devices import once
 from study.run import FOLDERS, GPU, OF_TWO_LAYERS, RECORDS, SCHEMES, Job, tuned
 

@@ -17,11 +17,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from scipy.stats import spearmanr
 
 import posenc.tools.choose
-from posenc.tools.choose.evidence import LEAST_SEEDS, claims
 from posenc.tools.choose.evidence import TEXTS as CLAIMED
+from posenc.tools.choose.evidence import claims
 from posenc.tools.compare.summary import Summary
 from posenc.tools.compare.task import listed
 from posenc.tools.kit.files import write_whole
+from posenc.tools.kit.statistics import LEAST_SEEDS
+from study.claims import check
 from study.devices import Share, again, on_cpu, shares, twice
 from study.found import (
     LENGTHS,
@@ -110,6 +112,7 @@ def _claims(found: Mapping[str, Sequence[Contrast]]) -> str:
     made = []
     for n, claim in enumerate(claims()):
         parts = claim | {"ours": {name: found[name][n].to_dict() for name in claim["ours"]}}
+        check(parts)
         lines = (f"    {json.dumps(name)}: {json.dumps(value, ensure_ascii=False)}" for name, value in parts.items())
         made.append("  {\n" + ",\n".join(lines) + "\n  }")
     return '{"claims": [\n' + ",\n".join(made) + "\n]}\n"

@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from posenc.tools.choose.evidence import check, claims
+from posenc.tools.choose.evidence import claims
 from posenc.tools.compare.config import Rate
 from posenc.tools.compare.summary import Estimate, Summary
 from posenc.tools.kit.files import digest_of
 from posenc.tools.kit.statistics import mean_of
 from study import devices, found, pages, puzzles, run, shipped
+from study.claims import check
 from study.found import AT_ONE_RATE, Contrast, judged
 from study.pictures import panels
 from tests.compare import made_up, test_accuracy, test_summary

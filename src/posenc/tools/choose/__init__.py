@@ -22,7 +22,7 @@ records.
 - ``ours``: the result on each text: null until it is measured, or {``status``: "not run", ``why``}, or
   {``status``: "measured", ``mean``, ``low``, ``high``, ``verdict``, ``seeds``, ``agrees``}: the mean difference in bits
   per byte and its 95 % interval, "lower", "higher", "tied" or "undecided", the number of seeds, and "yes", "no" or
-  "undecided" by `posenc.tools.choose.evidence.agrees`.
+  "undecided" by ``study.claims.agrees``.
 
-Anything else raises a ValueError that names the claim, the text and the problem.
+``study.claims.check`` raises a ValueError for anything else, when the study writes them.
 """

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from posenc.arguments import check_choice, whole
-from posenc.tools.kit.files import packaged, require
+from posenc.arguments import check_choice
+from posenc.tools.kit.files import packaged
 
 TEXTS = {"python": "the Python files of Django 5.2.8 and SQLAlchemy 2.0.44", "plays": "Shakespeare's works"}
 """The texts on which claims are tested, and what each is."""
@@ -21,13 +21,6 @@ STRENGTHS = {
     "used": "released models use it; nobody compared it here",
 }
 """How strong evidence is, the strongest first, and what each strength means."""
-
-LEAST_SEEDS = 3  # fewer give no verdict
-PUBLISHED = ("lower", "higher", "tied")
-VERDICTS = (*PUBLISHED, "undecided")
-AGREES = ("yes", "no", "undecided")
-_PUBLISHED = {"claim": str, "verdict": str, "source": str, "url": str}
-_MEASURED = {"mean": float, "low": float, "high": float, "verdict": str, "seeds": int, "agrees": str}
 
 
 @dataclass(frozen=True)
@@ -136,72 +129,8 @@ def statements() -> tuple[Statement, ...]:
 
 
 def claims() -> tuple[dict[str, Any], ...]:
-    """The claims of ``claims.json``. ValueError, by `check`, for one that is malformed."""
-    found = tuple(packaged(__package__, "claims.json")["claims"])
-    for claim in found:
-        check(claim)
-    return found
-
-
-def agrees(published: str, found: str) -> str:
-    """Whether a verdict equals the published one: "yes", "no", or "undecided" if the verdict is undecided."""
-    if found == "undecided":
-        return "undecided"
-    return "yes" if found == published else "no"
-
-
-def check(claim: Mapping[str, Any]) -> None:
-    """ValueError, with the claim's name, for a missing value, a wrong type or a contradiction."""
-    place = str(claim.get("name", "a claim without a name"))
-    kinds = {"name": str, "question": str, "contrast": list, "length": int, "published": dict, "ours": dict}
-    try:
-        _only(claim, kinds)
-        if len(claim["contrast"]) != 2 or not all(isinstance(scheme, str) for scheme in claim["contrast"]):
-            raise ValueError(f"contrast must be two schemes, got {claim['contrast']}")
-        whole("length", claim["length"])
-        place = f"{claim['name']}, published"
-        _only(claim["published"], _PUBLISHED)
-        check_choice("verdict", claim["published"]["verdict"], PUBLISHED)
-        place = f"{claim['name']}, ours"
-        if set(claim["ours"]) != set(TEXTS):
-            raise ValueError(f"must have the texts {', '.join(TEXTS)}, got {', '.join(claim['ours']) or 'none'}")
-        for text, found in claim["ours"].items():
-            place = f"{claim['name']}, ours, {text}"
-            if found is not None:
-                _check_found(found, claim["published"]["verdict"])
-    except ValueError as error:
-        raise ValueError(f"{place}: {error}") from None
-
-
-def _check_found(found: Any, published: str) -> None:
-    if not isinstance(found, dict):
-        raise ValueError(f"must be null or an object, got {found!r}")
-    require(found, {"status": str})
-    check_choice("status", found["status"], ("measured", "not run"))
-    if found["status"] == "not run":
-        _only(found, {"status": str, "why": str})
-        return
-    _only(found, {"status": str, **_MEASURED})
-    low, mean, high, verdict = (found[name] for name in ("low", "mean", "high", "verdict"))
-    if not low <= mean <= high:
-        raise ValueError(f"mean must be from low to high, got {mean} of {low} to {high}")
-    whole("seeds", found["seeds"], least=LEAST_SEEDS)
-    check_choice("verdict", verdict, VERDICTS)
-    if (verdict == "lower" and high >= 0) or (verdict == "higher" and low <= 0):
-        raise ValueError(f"verdict must be of an interval without zero, got {verdict!r} of {low} to {high}")
-    check_choice("agrees", found["agrees"], AGREES)
-    if found["agrees"] != (right := agrees(published, verdict)):
-        raise ValueError(
-            f"agrees must be {right!r}, since {published!r} is published and {verdict!r} was found, "
-            f"got {found['agrees']!r}"
-        )
-
-
-def _only(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
-    """ValueError unless the values have exactly these names and types."""
-    require(values, kinds)
-    if unknown := values.keys() - kinds.keys():
-        raise ValueError(f"must have {', '.join(kinds)} alone, got {', '.join(sorted(unknown))}")
+    """The claims of ``claims.json``, which ``python -m study.pages`` checks and writes."""
+    return tuple(packaged(__package__, "claims.json")["claims"])
 
 
 def described(claim: Mapping[str, Any]) -> dict[str, Any]:
