@@ -10,7 +10,6 @@ import pytest
 from posenc.tools.choose import evidence
 from posenc.tools.compare.compare import check as check_schemes
 from posenc.tools.compare.tasks import configured
-from posenc.tools.kit.files import packaged
 from study import claims as checks
 
 PLAN = Path(__file__).parents[2] / "study" / "plan.md"
@@ -136,24 +135,21 @@ def test_a_claim_that_is_wrong_is_named(changed: dict[str, Any], message: str) -
         checks.check(claim(**changed))
 
 
-def test_a_record_of_evidence_has_no_names_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    record = {**packaged("posenc.tools.choose", "evidence.json")["records"][0], "colour": "red"}
-    monkeypatch.setattr(evidence, "packaged", lambda *_: {"records": [record]})
-    with pytest.raises(ValueError, match=r"^a record of evidence must have better, command, .*, got colour$"):
-        evidence.tables()
-
-
-def test_a_statement_has_a_sentence_and_where_it_stands() -> None:
-    said = {"name": "rumour", "says": "It works."}
-    source = {"source": "Somebody 2024", "url": "https://example.org"}
-    assert evidence.Statement(**said, strength="used", **source).where == "Somebody 2024, https://example.org"
-    for wrong in ({}, {"source": "Somebody 2024"}, {"command": "posenc laws"}):
-        with pytest.raises(ValueError, match=r"^rumour: must have a sentence, and a source with its url or a command$"):
-            evidence.Statement(**said, strength="published", **wrong)
-    with pytest.raises(ValueError, match=r"^rumour: must have a sentence"):
-        evidence.Statement(**said, strength="certain", **source)
-    with pytest.raises(ValueError, match=r"^strength must be 'certain', 'published' or 'used', got 'measured'$"):
-        evidence.Statement(**said, strength="measured", **source)
+def test_tables_and_statements_are_whole_and_say_where_they_stand() -> None:
+    tables, statements = evidence.tables(), evidence.statements()
+    assert len({each.name for each in (*tables, *statements)}) == len(tables) + len(statements)
+    for table in tables:
+        assert table.rows
+        assert {len(row.figures) for row in table.rows} == {len(table.heads)}, table.name
+        assert table.source
+        assert table.url or (table.command and table.doc), table.name
+    for each in statements:
+        assert each.says
+        assert each.strength in ("certain", "published", "used"), each.name
+        assert each.command if each.strength == "certain" else each.source and each.url, each.name
+    assert evidence.Statement("rumour", "used", "It works.", "Somebody 2024", "https://x.org").where == (
+        "Somebody 2024, https://x.org"
+    )
 
 
 def test_the_study_gives_no_verdict_before_its_last_training() -> None:

@@ -4,10 +4,9 @@ Each piece has a strength, one of `STRENGTHS`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from posenc.arguments import check_choice
 from posenc.tools.kit.files import packaged
 
 TEXTS = {"python": "the Python files of Django 5.2.8 and SQLAlchemy 2.0.44", "plays": "Shakespeare's works"}
@@ -56,15 +55,6 @@ class Table:
     second_hand: bool = False
     too_few: str = ""
 
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row.figures) != len(self.heads):
-                raise ValueError(
-                    f"{self.name}: {row.label} must have {len(self.heads)} figures, got {len(row.figures)}"
-                )
-        if not self.rows or not self.source or not (self.url or (self.command and self.doc)):
-            raise ValueError(f"{self.name}: must have rows, a source, and a url or a command with its page")
-
     @property
     def strength(self) -> str:
         """One of `STRENGTHS`."""
@@ -79,20 +69,13 @@ class Table:
 
 
 def tables() -> tuple[Table, ...]:
-    """The records of ``evidence.json``, and those of ``study.json``, which ``python -m study.pages`` writes.
-
-    ValueError for an incomplete one or one without a source."""
-    return tuple(
-        _table(each) for name in ("evidence", "study") for each in packaged(__package__, f"{name}.json")["records"]
-    )
+    """The records of ``evidence.json``, and those of ``study.json``, which ``python -m study.pages`` writes."""
+    records = (each for name in ("evidence", "study") for each in packaged(__package__, f"{name}.json")["records"])
+    return tuple(Table(**{**r, "heads": tuple(r["heads"]), "rows": tuple(map(_row, r["rows"]))}) for r in records)
 
 
-def _table(record: Mapping[str, Any]) -> Table:
-    names = {field.name for field in fields(Table)}
-    if unknown := record.keys() - names:
-        raise ValueError(f"a record of evidence must have {', '.join(sorted(names))}, got {', '.join(sorted(unknown))}")
-    rows = tuple(Row(row["label"], tuple(row["schemes"]), tuple(row["figures"])) for row in record["rows"])
-    return Table(**{**record, "heads": tuple(record["heads"]), "rows": rows})
+def _row(row: Mapping[str, Any]) -> Row:
+    return Row(row["label"], tuple(row["schemes"]), tuple(row["figures"]))
 
 
 @dataclass(frozen=True)
@@ -108,11 +91,6 @@ class Statement:
     command: str = ""
     second_hand: bool = False
 
-    def __post_init__(self) -> None:
-        check_choice("strength", self.strength, ("certain", "published", "used"))
-        if not self.says or not (self.command if self.strength == "certain" else self.source and self.url):
-            raise ValueError(f"{self.name}: must have a sentence, and a source with its url or a command")
-
     @property
     def where(self) -> str:
         """The source, in words."""
@@ -121,7 +99,7 @@ class Statement:
 
 
 def statements() -> tuple[Statement, ...]:
-    """The statements of ``evidence.json``. ValueError for an incomplete one."""
+    """The statements of ``evidence.json``."""
     return tuple(Statement(**record) for record in packaged(__package__, "evidence.json")["statements"])
 
 
