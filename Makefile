@@ -56,7 +56,7 @@ bench: $(PEERS) kernel ## set up with other libraries, time every scheme beside 
 	$(BIN)/posenc bench $(BENCH)
 
 # Resumed where it was interrupted. FIELD_OPTIONS="--only of_torchtune" runs a part.
-field: $(FIELD) kernel ## set up with other libraries, run the checks on them, write docs/field-report.md
+field: $(FIELD) kernel ## set up with other libraries, run the checks on them, write field/report.md
 	$(BIN)/python -m field.report $(FIELD_OPTIONS)
 
 # Hours; it goes on where it was stopped, with the records that are here. STUDY="--processes 1" leaves a core alone, and

@@ -22,7 +22,7 @@ IN_ALL = "In all: "
 SEVERAL = {WRONG: "mistakes", LIMIT: "limitations"}
 MET = (
     "posenc's tests run models of transformers with posenc's attention and compare the outputs "
-    "([huggingface.md](huggingface.md)). This found the following, which no check looks for. Each has a script that "
+    "(`docs/huggingface.md`). This found the following, which no check looks for. Each has a script that "
     "needs only torch and transformers, and exits with 1 if the fault is present and with 0 if not. "
     "Two more found this way are listed above: Falcon with ALiBi "
     "[adds its bias twice](#transformers-falcon-with-alibi-adds-its-bias-twice-under-eager-attention) under eager "
@@ -78,7 +78,7 @@ FAULTS: tuple[Fault, ...] = (
         "`models/falcon/modeling_falcon.py`, `build_alibi_tensor`",
         "put another function in the place of `modeling_falcon.build_alibi_tensor`, if the words of the published "
         "model are not to be repeated exactly; with posenc, "
-        "[`patch`](huggingface.md#posenc-as-an-attention-implementation).",
+        "`posenc.huggingface.patch`.",
         "another engine repeats the rounding to give the same words (NVIDIA/TensorRT-Model-Connect#667)",
     ),
     Fault(
@@ -210,7 +210,7 @@ def _version(fault: Fault) -> str:
 
 def link(entry: Fault | Note) -> str:
     """Its script, as the page links to it."""
-    return f"[{entry.script}](../field/{SCRIPTS.name}/{entry.script})"
+    return f"[{entry.script}]({SCRIPTS.name}/{entry.script})"
 
 
 def _list(heading: str, lines: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""The page of the field report, docs/field-report.md, made of the records of its checks."""
+"""The page of the field report, field/report.md, made of the records of its checks."""
 
 import importlib.metadata
 import json
@@ -12,7 +12,7 @@ from field import faults
 from field.kinds import WRONG, Note
 from field.notes import NOT_RUN, NOTES
 
-PAGE = Path(__file__).parent.parent / "docs" / "field-report.md"
+PAGE = Path(__file__).with_name("report.md")
 
 # The files of field/subjects, those that take longest first, each with the package whose version stands in the report.
 FILES = {
@@ -108,7 +108,7 @@ def _opening(records: Sequence[Data]) -> list[str]:
         "",
         "`posenc check` was run on the positional encodings of published packages, at pinned versions. They are called "
         "as in their documentation or their own code, and tested for what they claim. `make field` writes this page. "
-        "The packages are installed from [field/requirements.txt](../field/requirements.txt), without their "
+        "The packages are installed from [field/requirements.txt](requirements.txt), without their "
         f"dependencies. posenc {posenc.__version__}, torch {torch.__version__}, Python {platform.python_version()}, "
         "on the CPU.",
         "",

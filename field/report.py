@@ -1,4 +1,4 @@
-"""Runs the checks on published packages and writes docs/field-report.md: ``python -m field.report``.
+"""Runs the checks on published packages and writes field/report.md: ``python -m field.report``.
 
 Every file of field/subjects is run in a process of its own, so that a crash or a hang ends one subject and no more.
 What a process finds is repeated by the finding's own script in a fresh interpreter that cannot import posenc: what does

@@ -68,7 +68,7 @@ def test_the_page_tells_what_is_confirmed_from_what_is_not(tmp_path: Path, monke
     assert "who knows" not in findings
     assert "who knows" in rest
     assert "No module named 'jax'" in rest
-    assert "--checks 19`, or [attn-gym-alibi-slopes.py](../field/reproductions/attn-gym-alibi-slopes.py)\n" in findings
+    assert "--checks 19`, or [attn-gym-alibi-slopes.py](reproductions/attn-gym-alibi-slopes.py)\n" in findings
     assert "--checks 19`\n" in rest  # what is not confirmed has no script
 
 
@@ -104,7 +104,7 @@ def test_the_section_of_faults_takes_the_place_of_the_one_before() -> None:
     assert "- expected: the expected\n- came: what came\n" in first
     assert there.title not in second
     assert re.search(rf"\nGone in transformers .*:\n\n- {gone.title}, \[{gone.script}\]", second)
-    link = f"[{unknown.script}](../field/reproductions/{unknown.script})"
+    link = f"[{unknown.script}](reproductions/{unknown.script})"
     assert f"\nNot run:\n\n- {unknown.title}, {link}: no such file\n" in second
     assert "### " not in second
     assert all(text.startswith("# Title\n\n## Findings\n\n") for text in (first, second))
@@ -133,8 +133,8 @@ def test_a_finding_whose_script_does_not_show_it_is_named() -> None:
     outcomes[unknown.script] = Outcome(None, "", "", "no such file")
     section = put(f"## Findings\n\n{sections}## Not run\n", outcomes).partition("do not show them:\n")[2]
     assert shown.script not in section
-    assert f"[{gone.script}](../field/reproductions/{gone.script}): the same\n" in section
-    assert f"[{unknown.script}](../field/reproductions/{unknown.script}): no such file\n" in section
+    assert f"[{gone.script}](reproductions/{gone.script}): the same\n" in section
+    assert f"[{unknown.script}](reproductions/{unknown.script}): no such file\n" in section
 
 
 def test_scripts_of_findings_are_written_by_subject_in_place_of_those_before(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_scripts_are_short_and_need_no_posenc(script: Path) -> None:
     assert not any(re.match(r"\s*(from|import) (posenc|field)\b", line) for line in lines)
 
 
-@pytest.mark.parametrize("page", [PAGE, PAGE.with_name("huggingface.md")], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [PAGE, ROOT / "docs" / "huggingface.md"], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for path, heading in _links(page):
         leads = page.parent / path if path else page

@@ -22,7 +22,7 @@ IMAGES = """```{{image}} {light}
 :class: only-dark
 ```"""
 PAGES = {"CONTRIBUTING.md": "contributing.md", "README.md": "index.md"}
-OUTSIDE = re.compile(r"\[(?P<words>[^\]]*)\]\(\.\./(?P<path>[\w.-]+)(?:#[\w-]+)?\)")
+OUTSIDE = re.compile(r"\[(?P<words>[^\]]*)\]\(\.\./(?P<path>[\w.-]+(?:/[\w./-]+\.md)?)(?:#[\w-]+)?\)")
 
 
 def _link(found: re.Match[str]) -> str:
