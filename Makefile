@@ -65,16 +65,15 @@ study: $(LAB) kernel ## set up, go on with the study of which scheme is best, wr
 	$(BIN)/python -m study.run $(STUDY); status=$$?; $(BIN)/python -m study.pages && \
 		$(BIN)/python docs/tables.py && exit $$status
 
-tables: $(DEV) ## write the tables of schemes into README.md and docs/schemes.md, and that of docs/authors.md
+tables: $(DEV) ## write the tables of docs/schemes.md, docs/choose.md, docs/design.md and docs/authors.md
 	$(BIN)/python docs/tables.py
 	$(BIN)/python -m tests.authors
 
-pictures: $(DEV) ## draw every scheme for docs/schemes.md, photograph the explorer, light and dark, and draw the house
+pictures: $(DEV) ## draw every scheme for docs/schemes.md, and photograph the explorer, light and dark
 	@for family in add rotate bands score content; do \
 		$(BIN)/posenc plot overview --family $$family --out docs/images/overview_$$family.png && \
 		$(BIN)/posenc plot overview --family $$family --out docs/images/overview_$$family-dark.png --dark || exit 1; \
 	done
-	@$(BIN)/python docs/house.py
 	@$(BIN)/python -m tests.explore.screenshots
 
 docs: $(DOCS) kernel ## set up and build the documentation, with an API and a page for each scheme: build/docs/index.html

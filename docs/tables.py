@@ -1,5 +1,5 @@
-"""Tables that ``make tables`` writes: of schemes, in README.md and docs/schemes.md, from the catalog; of kinds, in
-docs/design.md, from the backends; in docs/choose.md, of what `posenc choose` recommends, of the study and of digits."""
+"""Tables that ``make tables`` writes: of schemes, in docs/schemes.md, from the catalog; of kinds, in docs/design.md, from
+the backends; in docs/choose.md, of what `posenc choose` recommends, of the study and of digits."""
 
 import re
 from collections.abc import Sequence
@@ -41,36 +41,18 @@ def _word(law: Law) -> str:
     return law.replace("_", "-")
 
 
-HAPPENS = {
-    "add": "a vector is added to the input",
-    "rotate": "queries and keys, of RotatedValues values too, are rotated, or transformed in another way",
-    "score": "a bias is added to the attention scores, or the scores are transformed",
-    "value": "a vector is added to a value",
-    "none": "nothing",
-}
-
-
-def _of_door(door: str) -> tuple[str, str, str]:
-    """A door and who opens it."""
-    titles = [entry.title for entry in CATALOG if door in (entry.doors or ("none",))]
-    return door, HAPPENS[door], ", ".join(sorted(titles, key=str.lower))
-
-
 def _kinds() -> str:
-    """Which backend supports which kind of term: a row for each kind, and one for each condition."""
+    """Which backend supports which kind of term; `posenc.explain` says on which conditions."""
     told = [backend for backend in BACKENDS if backend.kinds is not None]
-    rows = [("term", *(f"`{backend.name}`" for backend in told))]
-    for kind in dict.fromkeys(kind for backend in told for kind in backend.kinds or ()):
-        reasons = [_conditions(backend, kind) for backend in told]
-        rows.append((f"`{kind.__name__}`", *("yes" if backend.supports(kind) else "no" for backend in told)))
-        for reason in sorted(set().union(*reasons)):
-            rows.append((f"… if {reason}", *("no" if reason in each else "" for each in reasons)))
-    return _table(*rows)
+    kinds = dict.fromkeys(kind for backend in told for kind in backend.kinds or ())
+    return _table(
+        ("term", *(f"`{backend.name}`" for backend in told)),
+        *((f"`{kind.__name__}`", *(_supported(backend, kind) for backend in told)) for kind in kinds),
+    )
 
 
-def _conditions(backend: Backend, kind: type[Term]) -> set[str]:
-    """Why the backend supports some terms of the kind, and not others."""
-    return {reason for reason, _ in (backend.kinds or {})[kind]} if backend.supports(kind) else set()
+def _supported(backend: Backend, kind: type[Term]) -> str:
+    return ("some" if (backend.kinds or {})[kind] else "yes") if backend.supports(kind) else "no"
 
 
 NAMES = [*(entry.title for entry in CATALOG), "Schedule", "YaRN", "NTKAware", "DynamicNTK"]
@@ -127,7 +109,6 @@ def tables() -> dict[str, list[str]]:
     return {
         "docs/design.md": [_kinds()],
         "docs/choose.md": [_choices(), _strengths(), _study(), _images()],
-        "README.md": [_table(("door", "what happens there", "schemes"), *map(_of_door, HAPPENS))],
         "docs/schemes.md": [
             _table(
                 ("scheme", "doors", "what it does", "limits"),

@@ -15,7 +15,6 @@ from posenc.tools.plot.command import FIGURES
 from tests.cases import CASES
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 SCHEMES_PAGE = (ROOT / "docs" / "schemes.md").read_text(encoding="utf-8")
 
 
@@ -111,5 +110,4 @@ def test_every_system_is_everywhere(system: System) -> None:
     assert callable(getattr(importlib.import_module(f"tests.oracles.{module}"), function))
     assert kind in {type(part) for case in CASES.values() for part in case.scheme().parts}
     assert system.figure in {figure.name for figure in FIGURES}
-    assert kind.__name__ in README
     assert system.docs in SCHEMES_PAGE

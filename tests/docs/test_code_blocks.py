@@ -41,7 +41,6 @@ DRAWN_BY = {
     "extend": "posenc extend",
     "study-python": "make study",
     "explorer": "posenc explore",
-    "house": "docs/house.py",
 }
 
 
