@@ -134,7 +134,7 @@ def test_the_python_of_an_answer_runs(answer: asking.Answer) -> None:
 
 
 def lowest(rope: posenc.RoPE, length: int) -> float:
-    """The lowest sum of cosines over the pairs of a head at any distance within the length, as docs/long-context.md."""
+    """The lowest sum of cosines over the pairs of a head at any distance within the length, as docs/extend.md."""
     pairs = rope.frequencies()[0]
     return min(float((m[:, None] * pairs).cos().sum(1).min()) for m in torch.arange(length).double().split(2048))
 

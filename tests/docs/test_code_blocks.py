@@ -33,7 +33,7 @@ QUICK = ("laws", "plot", "schemes")
 LONG = ("choose.md", "in-your-model.md", "huggingface.md", "patched-model.md", "rl-padding.md", "ddp-and-fsdp.md")
 WEEKLY = ("onnx.md",)  # as test_export.py, which `make check` runs, exports the same
 NEEDED = {"onnx.md": ("onnx", "onnxscript", "onnxruntime")}  # packages that are for some Pythons only
-PRINTED = ("getting-started.md", "huggingface.md", "long-context.md")  # all that their blocks print stands in them
+PRINTED = ("getting-started.md", "huggingface.md", "extend.md")  # all that their blocks print stands in them
 # What draws the pictures that are no figures of `posenc plot`.
 DRAWN_BY = {
     "compare": "make demo",

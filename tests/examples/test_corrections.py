@@ -1,4 +1,4 @@
-"""The opposite of what well-known introductions get wrong: docs/corrections.md, statement by statement."""
+"""The opposite of what well-known introductions get wrong: docs/silent-mistakes.md, statement by statement."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from posenc import Positions
 from tests.examples.scripts import load
 
 EPS = torch.finfo(torch.float64).eps
-PAGE = Path(__file__).parents[2] / "docs" / "corrections.md"
+PAGE = Path(__file__).parents[2] / "docs" / "silent-mistakes.md"
 
 
 def turns(dim: int, position: int) -> Tensor:
@@ -165,6 +165,6 @@ def test_what_fades_in_a_distance_aware_head_is_not_hidden() -> None:
 
 
 def test_the_page_names_every_test_and_no_other() -> None:
-    """docs/corrections.md points from each statement to the tests of this file."""
+    """docs/silent-mistakes.md points from each statement to the tests of this file."""
     tests = {name for name in globals() if name.startswith("test_")} - {"test_the_page_names_every_test_and_no_other"}
     assert set(re.findall(r"`(test_\w+)`", PAGE.read_text(encoding="utf-8"))) == tests

@@ -79,7 +79,7 @@ ENTRY = Entry(
     url="https://arxiv.org/abs/2104.09864",
     avoid=(
         "**Texts several times longer than in training, as it is.** Perplexity rose from 20.07 at 512 tokens to 79.25 "
-        "at 15,512 in Press et al. 2022 (table 2). Add a [scaling](../long-context.md), or use `ALiBi`."
+        "at 15,512 in Press et al. 2022 (table 2). Add a [scaling](../extend.md), or use `ALiBi`."
     ),
 )
 
