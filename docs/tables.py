@@ -28,6 +28,15 @@ MAIN = (
 )
 
 
+# Those that most released models use, or that papers compare with.
+COMMON = ("rope", "alibi", "t5", "sinusoidal", "learned", "nope", "shaw", "axial_rope", "mrope", "mla")
+
+
+def _common_first() -> list[Entry]:
+    rank = {name: number for number, name in enumerate(COMMON)}
+    return sorted(CATALOG, key=lambda entry: rank.get(entry.name, len(rank)))
+
+
 def _table(*rows: tuple[str, ...]) -> str:
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]) + "\n"
@@ -112,11 +121,11 @@ def tables() -> dict[str, list[str]]:
         "docs/schemes.md": [
             _table(
                 ("scheme", "doors", "what it does", "limits"),
-                *((f"`{entry.signature}`", _doors(entry), entry.does, entry.limits) for entry in CATALOG),
+                *((f"`{entry.signature}`", _doors(entry), entry.does, entry.limits) for entry in _common_first()),
             ),
             _table(
                 ("scheme", "properties (each is tested)", "learned", "cost"),
-                *((f"`{entry.title}`", claims[entry.name], entry.learned, entry.cost) for entry in CATALOG),
+                *((f"`{entry.title}`", claims[entry.name], entry.learned, entry.cost) for entry in _common_first()),
             ),
             _table(
                 ("law", "meaning", "schemes"),
