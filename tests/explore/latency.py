@@ -1,7 +1,7 @@
 """How long a step of each figure's sliders takes in the browser: ``python -m tests.explore.latency``.
 
 Sliders of sizes are set to their ends first, so that a matrix is at its largest. Then every slider is dragged over its
-range in steps, a step a frame. The table goes into docs/explorer.md; printed with it is where it was measured.
+range in steps, a step a frame. Printed with the table is where it was measured.
 """
 
 import sys
