@@ -1,5 +1,5 @@
-"""Tables that ``make tables`` writes: of schemes, in docs/schemes.md, from the catalog; of kinds, in docs/design.md, from
-the backends; in docs/choose.md, of what `posenc choose` recommends, of the study and of digits."""
+"""Tables that ``make tables`` writes: of schemes, in docs/schemes.md, from the catalog; of kinds, in docs/design.md,
+from the backends; in docs/choose.md, of what `posenc choose` recommends, of the study and of digits."""
 
 import re
 from collections.abc import Sequence
