@@ -55,8 +55,8 @@ def _kinds() -> str:
     told = [backend for backend in BACKENDS if backend.kinds is not None]
     kinds = dict.fromkeys(kind for backend in told for kind in backend.kinds or ())
     return _table(
-        ("term", *(f"`{backend.name}`" for backend in told)),
-        *((f"`{kind.__name__}`", *(_supported(backend, kind) for backend in told)) for kind in kinds),
+        ("runs", *(f"`{kind.__name__}`" for kind in kinds)),
+        *((f"`{backend.name}`", *(_supported(backend, kind) for kind in kinds)) for backend in told),
     )
 
 
