@@ -62,10 +62,11 @@ SEGMENTS = "posenc.Positions.arange(64).with_segment((torch.arange(64) >= 40).lo
 CALLS = {
     "cameras": "posenc.Cameras(16, torch.eye(4).repeat(2, 1, 1))",
     "dual_chunk": "posenc.DualChunk(16, chunk=48, local=8)",
+    "p_rope": "posenc.RoPE(16, scaling=posenc.Proportional(0.25))",
     "re_rope": "posenc.ReRoPE(16, window=32)",
     "self_extend": "posenc.SelfExtend(16, group=4, window=32)",
 }
-"""Calls with a tensor, and with sizes that fit a text of 64 tokens."""
+"""Calls with a tensor or a scaling, and with sizes that fit a text of 64 tokens."""
 PARTS = {"segment": "posenc.Learned(256, 96)", "softcap": "posenc.RoPE(16)", "query_scale": "posenc.RoPE(16)"}
 """Those that encode no place of a key, and what they stand beside in a model."""
 
