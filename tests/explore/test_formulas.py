@@ -115,7 +115,7 @@ OPTIONS = {
     "lie_re": {"extent"},
     "mixed_rope": {"base"},
     "mrope": {"form"},
-    "rope": {"values"},
+    **{name: {"values"} for name in ("p_rope", "partial_rope", "rope")},
     "string": {"base", "form"},
     "swin": {"class_token"},
     "transformer_xl": {"share_biases"},
