@@ -365,7 +365,7 @@ def test_torchrun_starts_killed_processes_again(nursery: Nursery, whole: Path, t
 
 # What loads code along with data, or is made to.
 LOADERS = {"_pickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
-OF_ITS_OWN = "tools/check/checks/life_cycle.py"  # loads what it has dumped the moment before, and reads no file
+OF_ITS_OWN = "tools/check/checks/modules.py"  # loads what it has dumped the moment before, and reads no file
 OF_ITS_FORKS = "tools/check/world.py"  # tensors of processes that it has forked, with weights_only
 LOADS = {("torch", "load"), ("torch", "save"), ("numpy", "load"), ("np", "load")}
 

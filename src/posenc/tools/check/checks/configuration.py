@@ -92,11 +92,8 @@ def an_option_counts(
     flat = subject.axes > 1 and not subject.can("positions")
     require(not flat, "give call positions: all its axes are the same here, where an option of one may not show")
     if not subject.jitter:
-        jittered = replace(subject, jitter=0.1)
-        hidden = (
-            "give it a `jitter`, such as 0.02, for parameters begin as zeros, or so small that the option does not show"
-        )
-        require(not any(_tell_apart(jittered, changed, here, tolerance) for here in rows), hidden)
+        hidden = not any(_tell_apart(replace(subject, jitter=0.1), changed, here, tolerance) for here in rows)
+        require(hidden, "give it a `jitter`, such as 0.02, for parameters begin too small for the option to show")
     require(not unseen, unseen)
     said = "the same output as without" + (f", in rows of up to {longest} tokens" if longest else "")
     return Outcome(False, f"another output, or an error, with {changed}", said)

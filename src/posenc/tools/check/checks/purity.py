@@ -69,9 +69,8 @@ def no_call_changes_another(subject: Subject, batch: Batch, between: str, limit:
     first = subject.run(made, batch)
     if between == "the same":
         outcome = near(first, subject.run(made, batch), 0.0)  # the arithmetic is the same
-        drawn = (
-            "" if torch.equal(before, torch.get_rng_state()) else ", by numbers that each call draws: is dropout on?"
-        )
+        still = torch.equal(before, torch.get_rng_state())
+        drawn = "" if still else ", by numbers that each call draws: is dropout on?"
         yield "again", Outcome(outcome.ok, outcome.expected, outcome.came + drawn)
         return
     try:
