@@ -18,15 +18,7 @@ from posenc.tools.check.checks.purity import equal
 from posenc.tools.check.outcome import described, near
 from posenc.tools.check.standalone import check_sources
 from posenc.tools.check.state import kept
-from posenc.tools.check.subjects import (
-    Attention,
-    Batch,
-    Layer,
-    Model,
-    NotApplicableError,
-    Subject,
-    kind_of,
-)
+from posenc.tools.check.subjects import Attention, Batch, Layer, Model, NotApplicableError, Subject, kind_of
 from posenc.tools.check.trial import Plan, padded
 from posenc.tools.check.world import ORDERS, alone
 

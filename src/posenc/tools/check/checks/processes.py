@@ -293,6 +293,16 @@ def _gradient_tolerances(subject: Subject, batch: Batch) -> dict[str, float]:
     return tolerances_of(subject, exact, rounded, batch.tokens + 3)
 
 
+EMPTY = (
+    "Give a process without tokens an output of no tokens; its keys' part of a merge is (0, -inf). If a process always "
+    "has tokens, claim `shard_multiple`."
+)
+LEAKS = "Mask attention between documents by the document of each token, also of keys of other processes."
+LENGTH = "Choose frequencies by the length of the whole text, not by that of a shard."
+HEADS = "Give heads their index among all heads: slopes and tables of a process are a part of those of all."
+SENT = "Send gradients of keys and values to the process that holds them; leave those of parameters as parts of a sum."
+
+
 CHECK = Check(
     number=22,
     name="processes",
@@ -304,41 +314,14 @@ CHECK = Check(
         Trial("one text", parts_equal_the_whole, _texts, {"tokens": _even}, claims=("orders",)),
         Trial("uneven shards", parts_equal_the_whole, _of_any_number, {"tokens": lambda world: 6 * world - 1}),
         Trial(
-            "an empty shard",
-            parts_equal_the_whole,
-            _of_any_number,
-            {"tokens": lambda world: world - 1},
-            remedy="Give a process without tokens an output of no tokens; its keys' part of a merge is (0, -inf). If a "
-            "process always has tokens, claim `shard_multiple`.",
+            "an empty shard", parts_equal_the_whole, _of_any_number, {"tokens": lambda world: world - 1}, remedy=EMPTY
         ),
         Trial("packed documents", parts_equal_the_whole, _documents),
+        Trial("documents do not leak", documents_of_shards_do_not_leak, _documents, {"exact": True}, remedy=LEAKS),
+        Trial("beyond a threshold", parts_equal_the_whole, _beyond, remedy=LENGTH),
         Trial(
-            "documents do not leak",
-            documents_of_shards_do_not_leak,
-            _documents,
-            {"exact": True},
-            remedy="Mask attention between documents by the document of each token, also of keys of other processes.",
+            "heads", parts_equal_the_whole, _texts, {"tokens": _even, "heads": True}, claims=("orders",), remedy=HEADS
         ),
-        Trial(
-            "beyond a threshold",
-            parts_equal_the_whole,
-            _beyond,
-            remedy="Choose frequencies by the length of the whole text, not by that of a shard.",
-        ),
-        Trial(
-            "heads",
-            parts_equal_the_whole,
-            _texts,
-            {"tokens": _even, "heads": True},
-            claims=("orders",),
-            remedy="Give heads their index among all heads: slopes and tables of a process are a part of those of all.",
-        ),
-        Trial(
-            "gradients",
-            gradients_of_parts_equal_the_whole,
-            _gradients,
-            remedy="Send the gradients of keys and values to the process that holds them; leave those of parameters as "
-            "parts, which are added once.",
-        ),
+        Trial("gradients", gradients_of_parts_equal_the_whole, _gradients, remedy=SENT),
     ),
 )

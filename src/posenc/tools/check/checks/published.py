@@ -447,7 +447,7 @@ def its_forms(subject: Subject, batch: Batch, **_: Any) -> Said:
 # -- of queries and keys that are captured -----------------------------------------------------------------------------
 
 
-def its_scores_of_what_is_heard(subject: Subject, batch: Batch, **_: Any) -> Said:
+def its_contents(subject: Subject, batch: Batch, **_: Any) -> Said:
     """The scheme's scores of a layer's own queries and keys, (rows, heads, queries, keys), for the `onlookers`.
 
     The queries and keys are found among the layer's products by four rows: the second has other tokens in one part, the
@@ -554,7 +554,7 @@ CHECK = Check(
             "contents in a layer",
             scores_of_contents_are_its,
             _contents,
-            oracle=its_scores_of_what_is_heard,
+            oracle=its_contents,
             claims=("like", "softmax_scale"),
         ),
     ),

@@ -12,7 +12,7 @@ from posenc.tools.check.trial import Case, Check, Plan, Trial
 from posenc.tools.check.world import holdings_of
 
 
-def queries_equal_rows_of_the_square(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
+def queries_equal_rows(subject: Subject, batch: Batch, tolerance: float) -> Outcome:
     """Some tokens as queries give the same as where all tokens are queries."""
     applies(batch.queries, "there are no queries")
     square = subject.run(subject.make(), replace(batch, queries=None))
@@ -32,7 +32,7 @@ def shards(batch: Batch, ranks: int, order: str) -> list[list[int]]:
     return [held.tokens for held in holdings_of(batch, ranks, order) if held.tokens]
 
 
-def merged_shards_equal_the_whole(subject: Subject, batch: Batch, ranks: int, order: str, tolerance: float) -> Outcomes:
+def merged_shards_equal_all(subject: Subject, batch: Batch, ranks: int, order: str, tolerance: float) -> Outcomes:
     """The queries of each rank attend to the keys of each in turn, and results are merged by log-sum-exp."""
     whole, _ = subject.partial(subject.make(), batch)
     made = subject.make()
@@ -99,7 +99,7 @@ def _cases(plan: Plan) -> Iterator[Case]:
             yield Case(batch, {"seed": seed, "tolerance": plan.tolerance(tokens + step)})
 
 
-def _sharding_cases(plan: Plan, lse: bool = False, order: str = "contiguous") -> Iterator[Case]:
+def _shards(plan: Plan, lse: bool = False, order: str = "contiguous") -> Iterator[Case]:
     if lse:
         plan.require_that_it_can("lse")
     if order == "zigzag" or not plan.subject.takes("offset"):  # a run of tokens has a first one
@@ -118,11 +118,9 @@ UNEQUAL_CHECK = Check(
     pains=(5, 11, 18),
     remedy="Align queries with the last of the keys, and take sizes from queries and keys each by itself.",
     trials=(
-        Trial("the last of the keys", queries_equal_rows_of_the_square, _last),
-        Trial(
-            "the last of the keys, with positions", queries_equal_rows_of_the_square, _last, {"with_positions": True}
-        ),
-        Trial("any of the keys", queries_equal_rows_of_the_square, _any),
+        Trial("the last of the keys", queries_equal_rows, _last),
+        Trial("the last of the keys, with positions", queries_equal_rows, _last, {"with_positions": True}),
+        Trial("any of the keys", queries_equal_rows, _any),
     ),
 )
 
@@ -144,14 +142,9 @@ SHARDING_CHECK = Check(
     pains=(16, 17),
     remedy="Give each shard the positions of its tokens in the whole sequence, and heads their index among all heads.",
     trials=(
-        Trial("contiguous, merged by log-sum-exp", merged_shards_equal_the_whole, _sharding_cases, {"lse": True}),
-        Trial(
-            "zigzag, merged by log-sum-exp",
-            merged_shards_equal_the_whole,
-            _sharding_cases,
-            {"lse": True, "order": "zigzag"},
-        ),
-        Trial("contiguous queries", query_shards_equal_rows, _sharding_cases),
-        Trial("zigzag queries", query_shards_equal_rows, _sharding_cases, {"order": "zigzag"}),
+        Trial("contiguous, merged by log-sum-exp", merged_shards_equal_all, _shards, {"lse": True}),
+        Trial("zigzag, merged by log-sum-exp", merged_shards_equal_all, _shards, {"lse": True, "order": "zigzag"}),
+        Trial("contiguous queries", query_shards_equal_rows, _shards),
+        Trial("zigzag queries", query_shards_equal_rows, _shards, {"order": "zigzag"}),
     ),
 )
