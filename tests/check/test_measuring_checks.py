@@ -97,7 +97,7 @@ APPLY: dict[str, tuple[Subject, set[str]]] = {
     ),
     "registers": (
         grids.patches(grids.Patches, registers=2),
-        {"late tokens", "as many rows as tokens", "shape of the grid", "pairs of patches"}
+        {"late tokens", "as many rows as tokens", "shape of the grid"}
         | {"scores by offsets", "scores apart", "ends of the axes"},
     ),
 }
