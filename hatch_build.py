@@ -70,7 +70,7 @@ def kernel() -> tuple[list[Path], str | None, list[str]]:
             told = build.identity(one.precision, known[one.level])
             path = build.record_path(build.BUILT, one.precision, one.level, told)
             files += [path, path.with_name(build.read(path).file)]
-    tag = platform_tag(file for file in files if file.suffix == ".so") if files else None
+    tag = platform_tag(file for file in files if file.suffix == build.SUFFIX) if files else None
     return files, tag, reasons
 
 

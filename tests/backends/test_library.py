@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -176,6 +177,19 @@ def test_macos_is_asked_otherwise(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert processor.name() == "Its Core"
 
 
+@pytest.mark.parametrize(("has_avx2", "levels"), [(True, ["v3", "baseline"]), (False, ["baseline"])])
+def test_windows_says_whether_there_is_avx2(
+    has_avx2: bool, levels: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told(monkeypatch, tmp_path, "")
+    kernel32 = SimpleNamespace(IsProcessorFeaturePresent=lambda number: has_avx2 and number == 40)
+    monkeypatch.setattr(processor.ctypes, "windll", SimpleNamespace(kernel32=kernel32), raising=False)
+    monkeypatch.setattr(processor.sys, "platform", "win32")
+    monkeypatch.setattr(processor, "machine", lambda: "x86_64")
+    assert [level.name for level in processor.runnable()] == levels
+    assert [level.name for level in processor.levels()] == ["v3", "baseline"]
+
+
 def test_what_nobody_tells_is_not_assumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(processor, "CPUINFO", tmp_path / "none")
     monkeypatch.setattr(processor, "flags", processor.flags.__wrapped__)
@@ -302,17 +316,32 @@ def test_what_keeps_it_from_being_built_is_said(
     assert str(error.value).startswith(said)
 
 
-def test_windows_is_told_so(fresh: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    build.BUILT.mkdir()
-    monkeypatch.setattr(library, "os", SimpleNamespace(name="nt", environ={}))
-    monkeypatch.setattr(build, "os", SimpleNamespace(name="nt"))  # which has no owners of files
-    assert refusal() == "it is only for Linux and macOS"
-    assert main(["kernel"]) == 1
-    assert main(["kernel", "--build"]) == 1
-    assert (
-        capsys.readouterr().err.splitlines()[-1]
-        == "posenc: error: the kernel is not built: it is only for Linux and macOS"
-    )
+class Windows:
+    """`os` without what only POSIX has."""
+
+    name = "nt"
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("getuid", "killpg", "statvfs", "sched_getaffinity", "O_NOFOLLOW", "O_NONBLOCK"):
+            raise AttributeError(name)
+        return getattr(os, name)
+
+
+def test_windows_has_no_owners_of_files_no_locks_and_a_folder_of_its_own(
+    compiler: Callable[..., Path], fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler()
+    monkeypatch.setattr(library, "os", Windows())
+    monkeypatch.setattr(build, "os", Windows())
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("LOCALAPPDATA", str(fresh / "local"))
+    os.link(fresh / "a compiler", fresh / "compiler")
+    monkeypatch.setenv("CXX", str(fresh / "compiler"))
+    built(V4, V3)
+    (fresh / "built").chmod(0o777)  # which says nothing there
+    assert taken() == "v4"
+    assert [path.parent for path in (fresh / "local").glob("*/proof-*")] == [library.cache()]
 
 
 @pytest.mark.parametrize(

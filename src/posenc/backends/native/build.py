@@ -34,12 +34,16 @@ SOURCES = Path(__file__).parent
 BUILT = SOURCES / "built"  # libraries built with posenc
 # The compiler flags of each precision; `REALS` of library.py has their dtypes.
 PRECISIONS = {"float": ("-DREAL=float",), "double": ("-DREAL=double",), "bfloat16": ("-DREAL=float", "-DHALF=1")}
-FLAGS = ("-O3", "-ffp-contract=fast", "-std=c++17", "-fPIC", "-pthread", "-shared")
-COMPILERS = ("c++", "g++", "clang++")  # if CXX is not set
+FLAGS: tuple[str, ...] = ("-O3", "-ffp-contract=fast", "-std=c++17", "-fPIC", "-pthread", "-shared")
+COMPILERS = ("c++", "g++", "clang++")  # if CXX is not set; on Windows MinGW's
+SUFFIX = ".so"  # also on macOS
+if os.name == "nt":
+    FLAGS, SUFFIX = (*FLAGS, "-static"), ".dll"  # with MinGW's own libraries inside
 LIMIT = 600.0  # the time limit of the compiler in seconds
 MAKING = ".making-"  # the prefix of temporary build folders
-LARGEST = {".json": 2**20, ".so": 2**27}  # bytes that are read of a file
+LARGEST = {".json": 2**20, SUFFIX: 2**27}  # bytes that are read of a file
 OTHERS = stat.S_IWGRP | stat.S_IWOTH
+OPENED = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))  # where there are such
 
 
 class UnavailableError(Exception):
@@ -136,7 +140,7 @@ def _record(path: Path) -> Record | None:
             kind = int if field == "size" else str
             if type(value) is not kind:
                 raise TypeError(f"{field} must be of type {kind.__name__}, got {value!r}")
-        if not re.fullmatch(r"attention-[\w.-]+\.so", record.file, re.ASCII):
+        if not re.fullmatch(rf"attention-[\w.-]+\{SUFFIX}", record.file, re.ASCII):
             raise ValueError(f"file must be the name of a library in this folder, got {record.file!r}")
     except (ValueError, TypeError, RecursionError) as error:
         raise UnavailableError(f"{path.name} is no record of a library: {error}") from None
@@ -144,14 +148,12 @@ def _record(path: Path) -> Record | None:
 
 
 # --- who may write ----------------------------------------------------------------------------------------------------
-# Windows has no such owners and modes: there no library is built, read or loaded.
+# Windows has no such owners and modes: there the folders of posenc and of the user's profile are taken as they are.
 
 
 def content(path: Path) -> bytes | None:
     """The bytes of a file; None if there is none. UnavailableError for what is not a regular file of at most `LARGEST`
     bytes that only this user and root can write and replace, so that what is loaded later is what was read here."""
-    if os.name != "posix":
-        return None
     try:
         with open(_opened(path, os.O_RDONLY), "rb") as file:
             found = file.read(LARGEST[path.suffix] + 1)
@@ -169,7 +171,7 @@ def _opened(path: Path, flags: int) -> int:
     code = Path(__file__).stat() if path.parent == BUILT else None
     real = Path(os.path.realpath(path))
     check_folder(real.parent, code)
-    file = os.open(real, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    file = os.open(real, flags | OPENED, 0o600)
     try:
         about = os.fstat(file)
         if not stat.S_ISREG(about.st_mode):
@@ -192,6 +194,8 @@ def check_folder(folder: Path, code: os.stat_result | None = None) -> None:
 
 
 def _check_writers(path: Path, about: os.stat_result, code: os.stat_result | None = None, modes: int = OTHERS) -> None:
+    if os.name != "posix":
+        return
     owners = {0, os.getuid()}
     if code is not None:
         owners, modes = owners | {code.st_uid}, modes & ~code.st_mode
@@ -221,7 +225,7 @@ def _is_own_group(number: int) -> bool:
 def compiler() -> Compiler:
     """The compiler in CXX with its options, or the first one found."""
     try:
-        named = shlex.split(os.environ.get("CXX", ""))
+        named = shlex.split(os.environ.get("CXX", ""), posix=os.name == "posix")  # Windows has \ in paths
     except ValueError as error:
         raise UnavailableError(f"CXX={os.environ['CXX']} cannot be read: {error}") from None
     first_option = next((n for n, word in enumerate(named) if n and word.startswith("-")), len(named))
@@ -241,8 +245,6 @@ def build(folder: Path, wanted: Sequence[tuple[str, Level]], processor: str = ""
     """Builds the ``wanted`` libraries, precisions with levels, in ``folder``, unless they are up to date. Only one
     process builds at a time; others wait and use its libraries. Libraries of other sources that were not used for
     ``days`` are removed. UnavailableError if there is no compiler or the folder is not writable."""
-    if os.name != "posix":
-        raise UnavailableError("it is only for Linux and macOS")
     by = compiler()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -305,7 +307,7 @@ def _made(
     folder = next(iter(kept.values())).parent
     reasons = {}
     with tempfile.TemporaryDirectory(prefix=MAKING, dir=folder) as making:
-        made = [Path(making) / f"attention-{precision}-{level.name}.so" for precision, level in wanted]
+        made = [Path(making) / f"attention-{precision}-{level.name}{SUFFIX}" for precision, level in wanted]
         source = str(SOURCES / "attention.cpp")
         commands = [[*_words(by, *x), source, "-o", str(to)] for x, to in zip(wanted, made, strict=True)]
         for (precision, level), to, told in zip(wanted, made, _output(commands), strict=True):
@@ -322,18 +324,18 @@ def _keep(made: Path, path: Path, precision: str, level: Level, by: Compiler) ->
     """Stores the library and its record, replacing the previous ones."""
     content = made.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
-    named = f"attention-{precision}-{level.name}-{digest[:16]}.so"
+    named = f"attention-{precision}-{level.name}-{digest[:16]}{SUFFIX}"
     command = _command(by, precision, level)
     record = Record(precision, level.name, version(), named, len(content), digest, system(), by.version, command)
     before = None
     with contextlib.suppress(UnavailableError):
         before = read(path)
-    with made.open("rb") as file:
+    with made.open("rb+") as file:  # Windows syncs only what may be written
         os.fsync(file.fileno())
     made.replace(path.with_name(named))
     write(path, json.dumps(record._asdict(), indent=1))
     if before is not None and before.file != named:
-        path.with_name(before.file).unlink(missing_ok=True)
+        _remove(path.with_name(before.file))
 
 
 def write(path: Path, text: str) -> None:
@@ -345,11 +347,12 @@ def write(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    if os.name == "posix":  # Windows opens no folders
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 def _remove_old(folder: Path, days: float) -> None:
@@ -363,15 +366,27 @@ def _remove_old(folder: Path, days: float) -> None:
             if record is not None and (path in keep or record.sources == version()):
                 keep |= {path, path.with_name(record.file)}
     for path in there - keep:
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Removes a library; one that Windows has loaded stays until the next time."""
+    try:
         path.unlink(missing_ok=True)
+    except PermissionError:
+        if os.name == "posix":
+            raise
 
 
 @contextlib.contextmanager
 def lock(path: Path) -> Iterator[bool]:
     """A lock between processes; yields whether it is held, which not every file system supports. The system releases
     it when the process ends."""
-    import fcntl  # not on Windows
-
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield False
+        return
     with contextlib.ExitStack() as stack:
         try:
             file = _opened(path, os.O_RDWR | os.O_CREAT)
@@ -430,7 +445,7 @@ def _of_several(commands: Iterable[Sequence[str]], limit: float) -> list[str | U
         for one in started:
             if isinstance(one, subprocess.Popen) and one.poll() is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(one.pid, signal.SIGKILL)
+                    os.killpg(one.pid, signal.SIGKILL) if os.name == "posix" else one.kill()
                 one.communicate()
     return found
 

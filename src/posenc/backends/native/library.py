@@ -38,7 +38,6 @@ FUNCTIONS = (
 BEGUN = "begun"  # stored once for each test that has started and not finished
 _WARNED: set[str] = set()
 TRIES = 3  # unfinished tests before a library is rejected: the process may be killed for other reasons
-ELSEWHERE = "it is only for Linux and macOS"
 NOT_BUILT = (
     "the CPU kernel has not been built for these sources and this processor: `posenc kernel --build` builds one, if "
     "there is a C++ compiler"
@@ -179,8 +178,6 @@ def find(precision: str) -> Found | UnavailableError:
     """The library to use, or why there is none."""
     if is_off():
         return UnavailableError(f"{SWITCH}={os.environ[SWITCH]} turns it off")
-    if os.name != "posix":
-        return UnavailableError(ELSEWHERE)
     reasons = []
     for candidate in candidates(precision):
         try:
@@ -259,9 +256,7 @@ def pool() -> int | None:
 def cache() -> Path:
     """The folder in the user's cache for libraries of `posenc kernel --build` and for test results, without symbolic
     links. UnavailableError if it does not exist, is not writable, or others may write to it or replace it."""
-    if os.name != "posix":
-        raise UnavailableError(ELSEWHERE)
-    base = os.environ.get("XDG_CACHE_HOME")
+    base = os.environ.get("XDG_CACHE_HOME") or (os.environ.get("LOCALAPPDATA") if os.name == "nt" else None)
     try:
         folder = Path(os.path.realpath((Path(base) if base else Path.home() / ".cache") / "posenc"))
         for each in reversed((folder, *folder.parents)):
@@ -276,4 +271,4 @@ def cache() -> Path:
 
 def executes_nothing(folder: Path) -> bool:
     """Whether a folder is mounted noexec, so that no library can be loaded from it."""
-    return bool(os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0))
+    return hasattr(os, "statvfs") and bool(os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0))

@@ -5,6 +5,7 @@ Uses only the standard library, since posenc's build imports this file before to
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import platform
@@ -47,6 +48,7 @@ LEVELS = {
 }
 NATIVE = Level("native", ("-march=native",))  # only for this processor, on request
 ALIASES = {"amd64": "x86_64", "aarch64": "arm64"}
+AVX2 = 40  # Windows' number for it, which asks for few others; processors with it have all of v3
 # macOS names of flags to Linux names.
 MACOS = {"avx1.0": "avx", "sse4.1": "sse4_1", "sse4.2": "sse4_2", "lzcnt": "abm"}
 
@@ -60,6 +62,8 @@ def machine() -> str:
 def levels(precision: str | None = None) -> tuple[Level, ...]:
     """The levels of this architecture, best first, optionally those of a precision."""
     all_levels = LEVELS.get(machine(), (Level("baseline"),))
+    if sys.platform == "win32":
+        all_levels = all_levels[-2:]  # of those above v3 Windows tells too little
     return tuple(x for x in all_levels if precision is None or not x.precisions or precision in x.precisions)
 
 
@@ -74,6 +78,8 @@ def flags() -> frozenset[str]:
     if sys.platform == "darwin":
         features = " ".join(_sysctl(f"machdep.cpu.{name}") for name in ("features", "leaf7_features", "extfeatures"))
         return frozenset(MACOS.get(name, name) for name in features.lower().split())
+    if sys.platform == "win32":
+        return _V3 if ctypes.windll.kernel32.IsProcessorFeaturePresent(AVX2) else frozenset()
     return frozenset((_line("flags") or _line("Features")).split())
 
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from posenc import compat
 from posenc.arguments import check_choice
 from posenc.backends.native.questions import FIXED, P, Question, questions, scattered
 from posenc.backends.operands import IN_DOUBLE, POSSIBLE, Form
@@ -77,7 +78,7 @@ def failures(kernel: ctypes.CDLL, precision: str) -> tuple[str, ...]:
 
 def _failures(kernel: ctypes.CDLL, precision: Precision) -> tuple[str, ...]:
     torch.get_num_threads()  # PyTorch initializes it per thread on first use
-    setting = getattr(ctypes.CDLL(None), "omp_set_num_threads", None)
+    setting = compat.openmp("omp_set_num_threads")
     _trial.kernel = kernel
     found = []
     with torch.no_grad():
