@@ -1,8 +1,9 @@
 """The kernel built by other compilers and for other processors, each held to the known answers.
 
 `make compilers`, or `python -m tests.compilers`, builds it with every compiler that is installed, for every level of
-processor, in every precision, and once with the address and undefined-behaviour sanitizers; it prints a table and ends
-with exit code 1 where a library is wrong. What is not installed, or what this processor cannot run, is named.
+processor, in every precision, and once with the address and undefined-behaviour sanitizers; and for Windows and arm64,
+where an emulator runs it. It prints a table and ends with exit code 1 where a library is wrong. What is not installed,
+or what this processor cannot run, is named.
 `--quick` is what CI has time for.
 """
 
@@ -24,11 +25,18 @@ from pathlib import Path
 from posenc.backends.native import processor
 from posenc.backends.native.processor import Level
 from posenc.backends.native.proof import PRECISIONS, failures
+from tests.backends import foreign
 from tests.backends.planted import built, compiled
 
 COMPILERS = ("g++-11", "g++-12", "g++-13", "clang++")
 QUICK = (("g++", "clang++"), ("v4", "skylake-avx512"), ("float",))
 SANITIZERS = ("-O1", "-g", "-march=native", "-fsanitize=address,undefined")
+
+# Debian's packages g++-mingw-w64-x86-64 and wine, g++-aarch64-linux-gnu and qemu-user-static.
+EMULATED = {
+    "x86_64-w64-mingw32-g++-posix": ("wine",),
+    "aarch64-linux-gnu-g++": ("qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu"),
+}
 
 Row = tuple[str, str, str, str, float]  # compiler, level, precision, verdict, seconds
 
@@ -105,6 +113,45 @@ def rows(compilers: Sequence[str], names: Sequence[str], precisions: Sequence[st
         yield name, "sanitizers", precision, sanitized(name, runtime, precision), time.perf_counter() - start
     if not runtime:
         yield "", "sanitizers", "", "skipped: no compiler here has an address sanitizer", 0.0
+    yield from emulated()
+
+
+def elsewhere(compiler: str, level: Level, precision: str) -> str:
+    """The library of another system or processor, loaded and called there."""
+    missing = sorted(level.needs - processor.flags())
+    if missing:
+        return f"skipped: this processor has no {', '.join(missing)}"
+    static = ("-static",) if "mingw" in compiler else ()  # as build.py on Windows
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "program.exe"
+        source = ("-O2", "-std=c++17", str(foreign.SOURCE), "-o", str(program))
+        try:
+            subprocess.run([compiler, *source, *static], check=True, capture_output=True, text=True)
+            made = compiled(Path(folder), (), precision, ("-O3", *static, *level.flags), (compiler,))
+        except subprocess.CalledProcessError as error:
+            return "WRONG: does not compile: " + next(iter(error.stderr.splitlines()), "")
+        kernel = foreign.Foreign([*EMULATED[compiler], str(program)], made)
+        try:
+            return verdict(failures(kernel, precision))  # type: ignore[arg-type]
+        except (OSError, RuntimeError) as error:
+            return f"WRONG: {error}"
+        finally:
+            kernel.close()
+
+
+def emulated() -> Iterator[Row]:
+    """Every precision, for the levels of Windows that there are, and for arm64."""
+    for compiler, emulator in EMULATED.items():
+        absent = [name for name in (compiler, emulator[0]) if shutil.which(name) is None]
+        if absent:
+            yield compiler, "", "", f"skipped: {absent[0]} is not installed", 0.0
+            continue
+        known = processor.LEVELS["x86_64"][-2:] if "mingw" in compiler else (Level("baseline"),)
+        for precision in PRECISIONS:
+            for level in known:
+                start = time.perf_counter()
+                found = elsewhere(compiler, level, precision)
+                yield compiler, level.name, precision, found, time.perf_counter() - start
 
 
 def main() -> int:
@@ -119,10 +166,10 @@ def main() -> int:
         print(verdict(found))
         return bool(found)
     is_wrong = False
-    print(f"{'compiler':10} {'level':15} {'precision':9} {'seconds':>7}  verdict")
+    print(f"{'compiler':28} {'level':15} {'precision':9} {'seconds':>7}  verdict")
     chosen = QUICK if given.quick else (COMPILERS, (), tuple(PRECISIONS))
     for compiler, level, precision, said, seconds in rows(*chosen, given.quick):
-        print(f"{compiler:10} {level:15} {precision:9} {seconds:7.1f}  {said}", flush=True)
+        print(f"{compiler:28} {level:15} {precision:9} {seconds:7.1f}  {said}", flush=True)
         is_wrong |= said.startswith("WRONG")
     return int(is_wrong)
 
