@@ -70,28 +70,6 @@ def test_swin_is_that_of_transformers() -> None:
     check(out, [scheme.weight], layer(x)[0], [table], is_single=True)  # its softmax is in single precision
 
 
-def test_swins_bias_in_a_rectangle_is_that_of_transformers() -> None:
-    from transformers.models.swin import modeling_swin
-
-    layer = drawn(modeling_swin.SwinRelativePositionBias(HEADS, (ROWS, COLUMNS)))
-    scheme = Swin((ROWS, COLUMNS), HEADS).double()
-    scheme.load_state_dict({"weight": layer.relative_position_bias_table})
-    zeros = torch.zeros(1, HEADS, ROWS * COLUMNS, HEAD_DIM, dtype=torch.float64)
-    assert torch.equal(posenc.logits(zeros, zeros, scheme(Positions.grid(ROWS, COLUMNS))), layer())
-
-
-def test_windows_are_documents() -> None:
-    """An image of four windows in one call, and each window by itself, as transformers partitions it."""
-    scheme, x = drawn(Swin((2, 2), HEADS)), torch.randn(3, 1, HEADS, 16, HEAD_DIM, dtype=torch.float64)
-    grid = Positions.grid(4, 4).coords
-    window = grid[..., 0] // 2 * 2 + grid[..., 1] // 2
-    whole = posenc.attention(*x, scheme(Positions(grid, document=window)))
-    for n in range(4):
-        here = window[0] == n
-        alone = posenc.attention(*x[:, :, :, here], scheme(Positions.grid(2, 2)))
-        torch.testing.assert_close(whole[:, :, here], alone)
-
-
 @pytest.mark.parametrize("trained", [(0, 0), (8, 6)])
 def test_swin_v2_is_that_of_transformers(trained: tuple[int, int]) -> None:
     from transformers import Swinv2Config

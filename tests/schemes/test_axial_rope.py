@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import AxialRoPE, Positions, RoPE
+from posenc import AxialRoPE
 from tests.oracles import axial_rope as oracle
 from tests.rounding import of_angles
 
@@ -103,28 +103,3 @@ def test_training_moves_the_patches_by_as_much_as_is_said_and_all_alike() -> Non
     assert (ratio <= 1.5**2 + 1e-12).all()
     assert drawn.std() > 0.1
     assert ratio.std() > 0.05
-
-
-def test_images_of_two_sizes_in_one_row_are_each_by_itself() -> None:
-    scheme = built("dinov3").double()
-    sizes = ((3, 5), (2, 4))
-    images = [scheme.grid(*size, prefix=1) for size in sizes]
-    query, _ = heads(sum(map(len, images)))
-    together = scheme(Positions.cat(images, documents="new"), dtype=torch.float64).rotate_query(query)
-    alone = [
-        scheme(image, dtype=torch.float64).rotate_query(part)
-        for image, part in zip(images, query.split([len(image) for image in images], 2), strict=True)
-    ]
-    assert torch.equal(together, torch.cat(alone, 2))
-
-
-def test_eva_is_rope_on_a_grid_of_shares() -> None:
-    """An axial RoPE of base 10 000 at i H/h and j W/w."""
-    scheme = built("eva")
-    positions = scheme.grid(HEIGHT, WIDTH)
-    query, key = heads(HEIGHT * WIDTH)
-    rope = RoPE(HEAD_DIM, 10_000.0, "interleaved", axes=2)
-    torch.testing.assert_close(
-        scheme(positions, dtype=torch.float64).rotate(query, key),
-        rope(positions, dtype=torch.float64).rotate(query, key),
-    )

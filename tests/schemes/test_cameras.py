@@ -56,19 +56,6 @@ def test_the_maps_are_the_oracles() -> None:
     check_maps()
 
 
-def test_the_choice_of_the_world_changes_nothing() -> None:
-    """T_n G in place of T_n, for any G: not only its axes and origin, also its scale and shear."""
-    world = oracle.rig(1, seed=5)[0]
-    here, there = (
-        posenc.attention(*heads(), built(cameras), query_positions=VIDEO)
-        for cameras in (oracle.rig(VIEWS), oracle.rig(VIEWS) @ world)
-    )
-    assert isinstance(here, Tensor)
-    torch.testing.assert_close(here, there, rtol=0, atol=1e4 * of_sums(DOUBLE, 18, here))  # conditions of 100 each
-    moved = posenc.attention(*heads(), built(oracle.rig(VIEWS, seed=1)), query_positions=VIDEO)
-    assert (here - moved).abs().max() > 0.1
-
-
 def test_a_single_camera_is_an_axial_rotation_of_values_too() -> None:
     one = Positions.grid(3, 4)
     video = Positions.grid(3, 4, frames=1)
@@ -107,36 +94,6 @@ def test_gradients_reach_the_cameras() -> None:
             ends.append((out(*moved) * v).sum())
         # By central differences: truncation some 1e-12 and rounding 1e-9 of sums of some hundred.
         torch.testing.assert_close((gradient * direction).sum(), (ends[0] - ends[1]) / (2 * step), rtol=1e-6, atol=1e-6)
-
-
-def test_half_precision_is_rounded_once_in_each_map() -> None:
-    scheme = Cameras(8, oracle.rig(VIEWS), camera_dim=8, rotary_dim=0)
-    x = heads()[0, ..., :8].bfloat16()
-    encoding = scheme(VIDEO)
-    assert torch.equal(encoding.rotate_key(x), encoding.rotate_key(x.float()).bfloat16())
-
-
-@pytest.mark.parametrize("scheme", [Cameras(8, oracle.rig(VIEWS)), posenc.LieRE(8, 3, 4)])
-def test_autocast_does_not_round_what_a_model_rotates_itself(scheme: posenc.Scheme) -> None:
-    """As for a cache; `attention` disables autocast for itself."""
-    encoding, x = scheme(VIDEO), heads()[0, ..., :8].float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = encoding.rotate_key(x)
-    assert torch.equal(found, encoding.rotate_key(x))
-
-
-def test_padding_has_no_camera() -> None:
-    """Its view may be any number, and it changes nothing."""
-    coords = VIDEO.coords.clone()
-    coords[:, -1] = torch.tensor([-7, 2, 9])
-    document = torch.zeros(1, len(VIDEO), dtype=torch.int64)
-    document[:, -1] = -1
-    q, k, v = heads()
-    padded = posenc.attention(q, k, v, built()(Positions(coords, document=document), dtype=DOUBLE))
-    alone = posenc.attention(q[..., :-1, :], k[..., :-1, :], v[..., :-1, :], built()(VIDEO[:-1], dtype=DOUBLE))
-    assert isinstance(padded, Tensor)
-    assert isinstance(alone, Tensor)
-    torch.testing.assert_close(padded[..., :-1, :], alone, rtol=0, atol=of_sums(DOUBLE, 38, alone, score=128))
 
 
 def test_what_has_no_camera_is_named() -> None:

@@ -1,6 +1,5 @@
 """The catalog: it finds every scheme, entries are true of their schemes, and the documentation shows what they say."""
 
-import functools
 import importlib
 import re
 import sys
@@ -15,12 +14,10 @@ import posenc
 from docs import tables
 from posenc import Positions
 from posenc.encoding.features import projected_at_random
-from posenc.scheme import Composition, with_random_parameters
 from posenc.schemes.catalog import CATALOG, entries_in
 from posenc.schemes.entry import FORMULA, Entry, Law, Shape
-from tests.cases import CASES
 from tests.rows import in_one_test
-from tests.schemes.test_laws import SHAPE, segments
+from tests.schemes.test_laws import SHAPE
 
 TESTS = Path(__file__).parents[1]
 ENTRIES = in_one_test(CATALOG)
@@ -39,48 +36,6 @@ def test_catalog_files_oracles_and_public_names_are_of_the_same_schemes() -> Non
     classes = {value for value in map(posenc.__getattr__, posenc.__all__) if isinstance(value, type)}
     public = {scheme for scheme in classes if issubclass(scheme, posenc.Scheme) and scheme is not posenc.Scheme}
     assert public == {entry.scheme for entry in CATALOG}
-
-
-def missing(entry: Entry) -> list[str]:
-    """What a scheme still needs beside its own file, in the words of CONTRIBUTING.md."""
-    name, title, kind = entry.name, entry.title, entry.scheme.__name__
-    home = "rope" if any(entry.variant) else name
-    needed = (
-        (f"tests/oracles/{name}.py", "CASES"),
-        (f"tests/mutants/{name}.py", "MUTANTS"),
-        ("src/posenc/__init__.py", f"    from posenc.schemes.{home} import {kind} as {kind}\n"),
-        ("src/posenc/__init__.py", f'    "{kind}": "schemes.{home}",\n'),
-        ("src/posenc/tools/explore/static/math/catalog.js", f"    {name}: {kind},\n"),
-        ("src/posenc/tools/explore/data/laws.json", f'\n"{name}": {{'),
-        ("docs/schemes.md", f"| `{title}"),
-    )
-    return [f"{path}: {line.strip()}" for path, line in needed if line not in _text(TESTS.parent / path)]
-
-
-@functools.cache
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else ""
-
-
-def test_nothing_that_a_scheme_needs_is_missing() -> None:
-    assert [line for entry in CATALOG for line in missing(entry)] == []
-
-
-def test_of_a_scheme_that_is_one_file_all_else_is_missing() -> None:
-    found = missing(replace(CATALOG[0], name="a_turn", scheme=Composition))
-    assert [line.partition(":")[0] for line in found] == [
-        "tests/oracles/a_turn.py",
-        "tests/mutants/a_turn.py",
-        "src/posenc/__init__.py",
-        "src/posenc/__init__.py",
-        "src/posenc/tools/explore/static/math/catalog.js",
-        "src/posenc/tools/explore/data/laws.json",
-        "docs/schemes.md",
-    ]
-    contributing = (TESTS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    for line in found:
-        path = line.partition(":")[0].replace("a_turn", "<name>")
-        assert path.rpartition("tools/")[2] in contributing  # a tool's is named within its package
 
 
 SCHEME = """
@@ -129,13 +84,6 @@ def test_an_entry_of_another_name_than_its_file_is_refused(package: ModuleType) 
         entries_in(package)
 
 
-@ENTRIES
-def test_an_oracles_cases_are_of_its_scheme(entry: Entry) -> None:
-    cases = importlib.import_module(f"tests.oracles.{entry.name}").CASES
-    assert cases
-    assert {type(CASES[name].scheme()) for name in cases} == {entry.scheme}
-
-
 # --- true -----------------------------------------------------------------------------------------------------------
 
 
@@ -149,17 +97,6 @@ def test_an_entry_is_true_of_the_scheme_it_builds(entry: Entry) -> None:
     assert entry.name.replace("_", "") == re.sub("[ -]", "", entry.title).lower()
     assert all((entry.paper, entry.cost, entry.learned, entry.does, entry.limits, entry.avoid))
     assert (entry.learned == "nothing") <= (Law.PARAMETER_FREE in entry.laws)
-
-
-@ENTRIES
-def test_segments_are_needed_by_the_schemes_that_say_so(entry: Entry) -> None:
-    positions = segments(replace(entry, needs_segments=False), Positions.arange(3))
-    if not entry.needs_segments:
-        entry.build(SHAPE)(positions)
-        return
-    with pytest.raises(ValueError, match=f"^{entry.title} needs positions with a segment per token"):
-        entry.build(SHAPE)(positions)
-    entry.build(SHAPE)(segments(entry, positions))
 
 
 @ENTRIES
@@ -180,45 +117,6 @@ def test_a_scheme_is_built_for_as_many_axes_as_it_says(entry: Entry) -> None:
         taken.append(shape.axes)
     blind = Law.ORDER_FREE in entry.laws
     assert taken == ([1, 2, 3] if blind else {"one": [1], "two": [2], "three": [3], "any": [1, 2, 3]}[entry.axes])
-
-
-@in_one_test((entry, causal) for entry in CATALOG for causal in (True, False))
-@torch.no_grad()
-def test_what_is_for_decoders_hides_later_keys_or_rewards_them_or_takes_them_for_nearer(
-    entry: Entry, causal: bool
-) -> None:
-    """By the scores of equal tokens in a line without a causal mask, those of the query in the middle. Only the last
-    channel is not 0, which turns too little to come round."""
-    tokens, heads, axes = 25, 4, entry.least_axes
-    line = torch.zeros(1, tokens, axes, dtype=torch.int64)
-    line[..., -1] = torch.arange(tokens)
-    at = Positions(line if axes > 1 else line[..., 0]).with_segment(torch.zeros(1, tokens).long())
-    grid = None if axes == 1 else (*[1] * (axes - 1), tokens)
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(0)
-        scheme = with_random_parameters(entry.build(Shape(8 * heads, heads, 8, tokens, causal=causal, grid=grid)))
-    encoding = scheme(at, dtype=torch.float64)
-    x = torch.zeros(1, tokens, heads, 8, dtype=torch.float64)
-    x[..., -1] = 2
-    x = encoding.add(x.flatten(-2))
-    if encoding.wanted:
-        encoding = encoding.with_projected(projected_at_random(encoding.wanted, x))
-    q = x.unflatten(-1, (heads, 8)).transpose(1, 2)
-    scores = posenc.logits(q, q, encoding)[0, :, tokens // 2]
-    behind, own, ahead = scores[:, : tokens // 2].flip(-1), scores[:, [tokens // 2]], scores[:, tokens // 2 + 1 :]
-    hides = bool(ahead.isneginf().all())
-    rises, falls = ((torch.cat((own, side), 1).diff(dim=1)) for side in (ahead, behind))
-    rewards = bool((rises > 0).all() and (falls < 0).all())
-    takes_for_nearer = bool((ahead == own).any()) and not bool((behind == own).any())
-    assert scheme.for_decoders == (hides or rewards or takes_for_nearer)
-    assert (posenc.NoPE() + scheme).for_decoders == scheme.for_decoders
-    assert entry.for_decoders <= scheme.for_decoders
-
-
-def test_the_doors_are_found_without_drawing_from_the_global_generator() -> None:
-    before = torch.random.get_rng_state()
-    assert {door for entry in CATALOG for door in entry.doors} == {"add", "rotate", "score", "value"}
-    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("law", ["beautiful", None])

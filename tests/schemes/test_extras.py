@@ -9,9 +9,7 @@ import posenc
 from posenc import (
     T5,
     DistanceAware,
-    ExponentialDecay,
     FourierFeatures,
-    PositionError,
     Positions,
     Relative2D,
     Sinusoidal,
@@ -19,21 +17,6 @@ from posenc import (
 )
 from posenc.lowering.block import Block
 from tests.oracles import t5, transformer_xl
-
-
-def test_fourier_features_are_alike_as_far_as_sigma_says() -> None:
-    """The mean inner product is exp(-2 pi^2 sigma^2 r^2); within 5 / sqrt(2 x 2000) for 2000 directions."""
-    for sigma in (0.05, 0.2):
-        table = FourierFeatures(4000, sigma=sigma).table(Positions.arange(6), torch.float64)[0]
-        likeness = table @ table[0] / 2000
-        expected = [math.exp(-2 * (math.pi * sigma * r) ** 2) for r in range(6)]
-        torch.testing.assert_close(likeness, torch.tensor(expected, dtype=torch.float64), rtol=0, atol=5 / 4000**0.5)
-
-
-def test_fourier_features_follow_their_seed() -> None:
-    one, same, other = (FourierFeatures(8, seed=s).table(Positions.arange(3)) for s in (1, 1, 2))
-    assert torch.equal(one, same)
-    assert not torch.isclose(one[:, 1:], other[:, 1:]).all()
 
 
 def test_nerfs_angles_are_exact_in_high_bands() -> None:
@@ -53,11 +36,6 @@ def test_distance_aware_overflows_for_neither_sign() -> None:
     assert factor.isfinite().all()
     torch.testing.assert_close(factor[1, 0].log(), torch.tensor(3.0))  # far below v, f(R) = e^R
     torch.testing.assert_close(factor[1, 2], torch.tensor(2 / (1 + math.exp(3))))
-
-
-def test_exponential_decay_begins_at_zero() -> None:
-    with pytest.raises(PositionError, match="ExponentialDecay encodes positions from 0 on, got -2"):
-        ExponentialDecay(4)(Positions.arange(3, start=-2))
 
 
 def test_the_four_terms_of_transformer_xl_are_the_oracles_and_sum_to_the_score() -> None:
@@ -97,22 +75,6 @@ def test_the_linear_map_carries_every_axis(layout: str) -> None:
     torch.testing.assert_close(carried, scheme.table(there, torch.float64))
     with pytest.raises(ValueError, match=r"offset must be a sequence of 2 numbers, one per axis, got \[2\]"):
         scheme.linear_map([2])
-
-
-@pytest.mark.parametrize("num_heads", [0, -1])
-def test_a_number_of_heads_is_positive(num_heads: int) -> None:
-    for make in (
-        lambda: posenc.Shaw(4, 2, num_heads=num_heads),
-        lambda: posenc.Relative1D(4, 4, num_heads),
-        lambda: posenc.Relative2D((2, 3), 4, num_heads),
-    ):
-        with pytest.raises(ValueError, match=f"num_heads must be a whole number of at least 1, got {num_heads}"):
-            make()
-
-
-def test_exponential_decay_does_not_look_at_padding() -> None:
-    positions = Positions(torch.tensor([[0, 1, -1]]), document=torch.tensor([[0, 0, -1]]))
-    assert ExponentialDecay(4).table(positions).isfinite().all()
 
 
 # Buckets, max_distance, bidirectional.
@@ -167,12 +129,6 @@ def test_t5_has_the_buckets_of_single_precision_where_models_were_released(bidir
         scheme.weight[:, 0] = torch.arange(32)
     assert torch.equal(t5_bias(scheme, -n)[0].long(), published)
     assert scheme.edges[-1] == (91 if bidirectional else 113)
-
-
-def test_t5_adds_its_bias_to_products_that_are_not_divided() -> None:
-    scheme, x = T5(2, bidirectional=True).double(), torch.randn(1, 2, 5, 4, dtype=torch.float64)
-    products = posenc.logits(x, x, scheme, scale=1.0) - posenc.logits(0 * x, x, scheme, scale=0.25)
-    torch.testing.assert_close(products, x @ x.mT)
 
 
 def test_t5_is_drawn_with_glorots_bound() -> None:

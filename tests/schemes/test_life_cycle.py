@@ -2,20 +2,15 @@
 
 import copy
 import io
-import os
 import pickle
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 import posenc
-from posenc import ALiBi, Encoding, Positions, RoPE, Scheme
+from posenc import Encoding, Positions, Scheme
 from posenc.encoding.features import projected_at_random
-from posenc.positions.visibility import table_index
 from posenc.schemes.catalog import CATALOG, Shape, entries_of, scheme_from_names
 from tests.rows import in_one_test
 
@@ -29,7 +24,6 @@ POSITIONS = (
 )
 GRID = Positions(torch.stack((POSITIONS.coords, 49 - POSITIONS.coords), -1), document=POSITIONS.document)
 VIDEO = Positions(torch.cat((GRID.coords, GRID.coords[..., :1] // 2), -1), document=POSITIONS.document)
-BEGIN_ALIKE = {"cope", "query_scale"}  # at numbers that are not drawn
 of_every_scheme = in_one_test(NAMES)
 
 
@@ -93,12 +87,6 @@ def test_only_parameters_are_kept(names: str) -> None:
     check_state(names)
 
 
-@of_every_scheme
-def test_parameters_are_declared_where_something_is_learned(names: str) -> None:
-    learns = any("parameter_free" not in entry.laws for entry in entries_of(names))
-    assert (len(build(names).state_dict()) > 0) == learns
-
-
 # --- building, copying, loading -------------------------------------------------------------------------------------
 
 
@@ -151,14 +139,6 @@ def test_a_copy_encodes_the_same_to_the_bit(names: str, way: str) -> None:
     assert_same_encoding(COPIES[way](names), build(names))
 
 
-@of_every_scheme
-def test_another_seed_gives_other_parameters_and_changes_nothing_else(names: str) -> None:
-    """So the comparisons here can fail. What is learned may begin at a fixed number."""
-    same = all(torch.equal(a, b) for a, b in zip(encode(build(names)), encode(build(names, seed=6)), strict=True))
-    alike = all("deterministic" in entry.laws for entry in entries_of(names))
-    assert same == (alike or names in BEGIN_ALIKE)
-
-
 # --- casting --------------------------------------------------------------------------------------------------------
 
 
@@ -178,15 +158,6 @@ def test_a_cast_to_half_precision_and_back_rounds_what_is_learned_and_nothing_el
     names: str, dtype: torch.dtype
 ) -> None:
     check_cast(names, dtype)
-
-
-@in_one_test(CATALOG)
-def test_parameter_free_schemes_are_untouched_by_casts(entry: posenc.schemes.catalog.Entry) -> None:
-    if "parameter_free" in entry.laws or entry.scheme.zero_initialized:
-        assert_same_encoding(build(entry.name).bfloat16().float(), build(entry.name))
-    else:
-        with pytest.raises(AssertionError):
-            assert_same_encoding(learned(entry.name).bfloat16().float(), learned(entry.name))
 
 
 def learned(name: str) -> Scheme:
@@ -251,100 +222,4 @@ def test_a_training_step_after_inference_mode(names: str) -> None:
     check_inference_then_training(names)
 
 
-@pytest.mark.parametrize("names", ["nope", "rope", "learned", "segment", "learned+segment+rope+alibi"])
-def test_gradients_reach_the_rows_that_were_read_and_no_others(names: str) -> None:
-    scheme = build(names)
-    x, *_ = leaves()
-    added = scheme(POSITIONS).add(x)
-    weights = dict(scheme.named_parameters())
-    if not weights:
-        assert not added.requires_grad
-        return
-    added.square().sum().backward()
-    for part in scheme.parts:
-        for parameter in part.parameters():
-            assert parameter.grad is not None
-            touched = (parameter.grad != 0).any(-1).nonzero().flatten().tolist()
-            read = POSITIONS.segment if isinstance(part, posenc.Segment) else table_index(POSITIONS, "Learned", 50)
-            assert read is not None
-            assert touched == sorted(set(read.flatten().tolist()))
-
-
 # --- compiled -------------------------------------------------------------------------------------------------------
-
-EVERYTHING = RoPE(HEAD_DIM) + ALiBi(HEADS)
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    out = posenc.attention(query, key, value, EVERYTHING(Positions.padded(mask)), is_causal=True)
-    assert isinstance(out, Tensor)
-    return out
-
-
-def example(tokens: int = TOKENS) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    query, key, value = (torch.randn(2, heads, tokens, HEAD_DIM) for heads in (HEADS, 4, 4))
-    mask = torch.ones(2, tokens, dtype=torch.bool)
-    mask[0, :2] = False
-    return query, key, value, mask
-
-
-@contextmanager
-def fresh_compiler() -> Iterator[None]:
-    torch.compiler.reset()
-    try:
-        yield
-    finally:
-        torch.compiler.reset()
-
-
-no_guards = pytest.mark.skipif(
-    os.environ.get("POSENC_SHAPES") == "1", reason="torch.compile cannot see through the checks of shapes"
-)
-
-
-@pytest.mark.more
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for the CPU needs g++")
-@no_guards
-def test_compiled_and_eager_agree_and_the_graph_is_whole_and_real() -> None:
-    """Forward and backward, with padding on the left. Both compute in single precision, in another order. There is one
-    graph without a break, and no complex number in it: those neither export nor fuse."""
-    from torch._inductor.compile_fx import compile_fx  # seconds, which the other tests need not wait for
-
-    graphs: list[torch.fx.GraphModule] = []
-
-    def keep(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
-        graphs.append(copy.deepcopy(graph))  # the compiler changes what it is given
-        compiled: Callable[..., object] = compile_fx(graph, inputs)
-        return compiled
-
-    with fresh_compiler():
-        results = []
-        for run in (attend, torch.compile(attend, fullgraph=True, backend=keep)):
-            torch.default_generator.manual_seed(0)
-            *tensors, mask = example()
-            wanted = [x.requires_grad_() for x in tensors]
-            out = run(*wanted, mask)
-            results.append((out.detach(), *torch.autograd.grad(out.square().sum(), wanted)))
-        torch.testing.assert_close(results[1], results[0])
-        assert (results[1][0][0, :, :2] == 0).all()
-    assert len(graphs) == 1
-    values = [node.meta.get("example_value") for node in graphs[0].graph.nodes]
-    dtypes = {value.dtype for value in values if isinstance(value, Tensor)}
-    assert torch.float32 in dtypes
-    assert not any(dtype.is_complex for dtype in dtypes)
-
-
-@pytest.mark.more
-@no_guards
-def test_lengths_may_change_without_compiling_anew() -> None:
-    """One graph for the first length, one for all others. With a scheme: see tests/backends/test_compile.py."""
-    from torch._dynamo.testing import CompileCounter
-
-    counter = CompileCounter()
-    with fresh_compiler():
-        compiled = torch.compile(lambda x: posenc.attention(x, x, x, is_causal=True), backend=counter, fullgraph=True)
-        for tokens in (5, 8, 13, 21, 34, 55, 89, 100):
-            x = torch.randn(2, HEADS, tokens, HEAD_DIM)
-            torch.testing.assert_close(compiled(x), posenc.attention(x, x, x, is_causal=True))
-    assert counter.frame_count <= 2

@@ -14,7 +14,6 @@ from posenc import (
     FIRE,
     ALiBi,
     Context,
-    CoPE,
     DistanceAware,
     PoPE,
     Positions,
@@ -25,7 +24,6 @@ from posenc import (
     SwinV2,
     XPos,
 )
-from posenc.positions.visibility import sees_later
 from posenc.schemes.catalog import CATALOG
 from posenc.schemes.entry import Shape
 from tests.rounding import of_sums
@@ -64,31 +62,6 @@ def test_a_scheme_of_one_head_is_not_one_of_all(name: str) -> None:
     one = Context(heads=range(2, 3))  # a shard of one, and four are here
     with pytest.raises(ValueError, match=told):
         posenc.attention(q, k, v, make(12).double()(positions, dtype=torch.float64, context=one), is_causal=True)
-
-
-@pytest.mark.parametrize("name", OF_HEADS)
-def test_a_shard_lies_within_the_heads(name: str) -> None:
-    """That of heads 11 to 14 of 12 is not head 11 four times."""
-    make, positions = OF_HEADS[name]
-    q, k, v = (drawn(seed=seed) for seed in range(3))
-    beyond = Context(heads=range(11, 15))
-    with pytest.raises(ValueError, match=r"^heads must be within the 12 of \w+, got range\(11, 15\)"):
-        posenc.attention(q, k, v, make(12).double()(positions, dtype=torch.float64, context=beyond), is_causal=True)
-
-
-@pytest.mark.parametrize("backend", ["auto", "reference", "chunked"])
-def test_what_a_float_mask_hides_counts_as_little_as_what_a_bool_mask_does(backend: str) -> None:
-    q, k, v = (drawn(seed=seed) for seed in range(3))
-    cope = wide(CoPE(HEAD_DIM, 6))
-    seen = torch.rand(TOKENS, TOKENS, generator=torch.Generator().manual_seed(1)) > 0.4
-    floating = torch.zeros(TOKENS, TOKENS, dtype=torch.float64).masked_fill(~seen, -math.inf)
-    out, same = (posenc.attention(q, k, v, cope, attn_mask=mask, backend=backend) for mask in (seen, floating))
-    bound = of_sums(torch.float64, TOKENS + HEAD_DIM, v, score=SCORE)
-    torch.testing.assert_close(out, same, rtol=0, atol=bound)
-    by_causality = posenc.attention(q, k, v, cope, is_causal=True, backend=backend)
-    hidden = torch.full((TOKENS, TOKENS), -math.inf, dtype=torch.float64).triu(1)
-    by_mask = posenc.attention(q, k, v, cope, attn_mask=hidden, backend=backend)
-    torch.testing.assert_close(by_mask, by_causality, rtol=0, atol=bound)
 
 
 BESIDE = [
@@ -175,45 +148,6 @@ def test_what_looks_back_is_refused_where_later_keys_are_seen(entry: Any, at: Po
             posenc.attention(q[:, :, :1], k[:, :, :0], v[:, :, :0], none)
 
 
-def test_whatever_is_for_decoders_hides_later_keys_or_is_refused() -> None:
-    named = {entry.name for entry, _ in BACKWARDS}
-    assert named == {"alibi", "t5", "fire", "fox", "grape_a", "wall", "xpos", "dual_chunk"}
-    assert {entry.name for entry in CATALOG if entry.for_decoders} - named == {"stick_breaking"}
-
-
-@pytest.mark.parametrize("furthest", [None, 1, 3])
-def test_a_later_key_is_found_by_reading_as_by_comparing_all_pairs(furthest: int | None) -> None:
-    """In documents, padding and rows, at orders that leap."""
-    generator = torch.Generator().manual_seed(0)
-    found = set()
-    for _ in range(60):
-        both = []
-        for tokens in torch.randint(1, 5, (2,), generator=generator).tolist():
-            order = torch.stack([10**12 * torch.randperm(9, generator=generator)[:tokens] // 10**12 for _ in range(2)])
-            document = torch.randint(-1, 3, (2, tokens), generator=generator)
-            both.append(Positions(order, order=order, document=document))
-        query, key = both
-        apart = key.order[:, None] - query.order[:, :, None]
-        seen = (query.document[:, :, None] == key.document[:, None]) & (key.document != -1)[:, None] & (apart > 0)
-        expected = bool((seen & (apart <= (furthest or 99))).any())
-        assert sees_later(query, key, furthest) == expected
-        found.add(expected)
-    assert found == {True, False}
-
-
-@pytest.mark.parametrize(
-    "scheme", [posenc.Relative2D((3, 3), 8), posenc.Swin((3, 3), 4), SwinV2((3, 3), 4)], ids=lambda x: type(x).__name__
-)
-def test_a_scheme_of_a_grid_is_not_bound_to_a_line(scheme: Scheme) -> None:
-    told = rf"^{type(scheme).__name__} takes 2 coordinates per token, got positions of 1: make them with Positions.grid"
-    for query, key in ((LINE, None), (GRID, LINE), (LINE, GRID)):
-        with pytest.raises(ValueError, match=told):
-            (posenc.NoPE() + scheme)(query, key)
-    scheme(GRID)
-    with pytest.raises(ValueError, match=r" looks distances up in a table and needs int64 coordinates, got"):
-        scheme(GRID.scale(0.5))
-
-
 NO_SCALINGS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "frequencies alone": (lambda theta: theta, r"torch\.float64 \(2,\)"),
     "single precision": (lambda theta: (theta.float(), 1.0), r"\(torch\.float32 \(2,\), 1\.0\)"),
@@ -230,8 +164,3 @@ def test_a_scaling_gives_frequencies_and_a_factor(name: str) -> None:
     scaling, got = NO_SCALINGS[name]
     with pytest.raises(ValueError, match=rf"scaling must return theta' of 2 pairs in float64 and a factor, got {got}$"):
         RoPE(4, scaling=scaling)(LINE)
-
-
-def test_any_function_is_a_scaling() -> None:
-    halved = RoPE(4, scaling=lambda theta: (theta / 2, 1)).frequencies()[0]
-    assert torch.equal(halved, RoPE(4, scaling=posenc.PositionInterpolation(2.0)).frequencies()[0])

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import posenc
-from posenc import MRoPE, Positions, RoPE, RoPE3D
+from posenc import MRoPE, Positions
 from posenc.models import Decoder, KVCache
 from tests.oracles import mrope as oracle
 from tests.rounding import of_angles
@@ -18,16 +17,6 @@ forms = pytest.mark.parametrize("form", FORMS)
 
 def heads(tokens: int) -> list[Tensor]:
     return list(torch.randn(2, 2, 3, tokens, HEAD_DIM, dtype=torch.float64))
-
-
-@forms
-def test_on_text_it_is_rope(form: str) -> None:
-    scheme = MRoPE(HEAD_DIM, SECTIONS, form, base=313.0)  # type: ignore[arg-type]
-    rope = RoPE(HEAD_DIM, 313.0, layout=scheme.layout)
-    text, line = Positions.multimodal([9], start=5), Positions.arange(9, start=5)
-    query, key = heads(9)
-    found = scheme(text, dtype=torch.float64).rotate(query, key)
-    torch.testing.assert_close(found, rope(line, dtype=torch.float64).rotate(query, key), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("form", FORMS[:3])
@@ -70,29 +59,6 @@ def test_on_images_it_is_transformers(form: str) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=bound)
 
 
-def test_interleaved_sections_that_are_too_long_end_with_the_pairs() -> None:
-    scheme = MRoPE(64, (8, 12, 12), "interleaved")
-    assert [scheme.allocation.count(axis) for axis in range(3)] == [11, 11, 10]
-    assert MRoPE(128, (24, 20, 20), "interleaved").allocation[57:] == (0, 1, 2, 0, 0, 0, 0)
-
-
-def test_a_head_for_each_axis_is_rope_three_times() -> None:
-    """MHRoPE: every axis has all frequencies, in heads of its own."""
-
-    def of_axis(axis: int) -> RoPE:
-        allocation = [axis] * (HEAD_DIM // 2)
-        return RoPE(HEAD_DIM, axes=3, allocation=allocation, heads=range(axis, axis + 1), num_heads=3)
-
-    scheme = of_axis(0) + of_axis(1) + of_axis(2)
-    positions = Positions.multimodal(PARTS)
-    query, _ = heads(len(positions))
-    found = scheme(positions, dtype=torch.float64).rotate_query(query)
-    for axis in range(3):
-        line = Positions(positions.coords[..., axis])
-        alone = RoPE(HEAD_DIM)(line, dtype=torch.float64).rotate_query(query[:, axis : axis + 1])
-        torch.testing.assert_close(found[:, axis : axis + 1], alone)
-
-
 # --- positions -------------------------------------------------------------------------------------------------------
 
 
@@ -123,27 +89,6 @@ def test_videoropes_positions_lie_around_the_line_of_text(parts: list[object], s
         assert found.following(3).coords.tolist() == [after]
 
 
-def test_positions_of_a_video_are_a_grid_of_frames() -> None:
-    video = Positions.grid(2, 3, frames=4, prefix=1)
-    assert video.coords[0, 1:].tolist() == oracle.rule([(4, 2, 3)])
-    assert video.coords[0, 0].tolist() == [0, 0, 0]
-    Positions(video.coords).with_layout(video.layout)
-    wide = Positions.grid(2, 3, frames=4, extent=(4, 6))
-    assert wide.coords[0, -1].tolist() == [3.0, 2.5, 4.5]
-    assert len(Positions.grid(2, 3, frames=0)) == 0
-
-
-def test_a_padded_row_goes_on_after_its_last_token() -> None:
-    ids = Positions.multimodal([2, (1, 2, 3), 1]).coords
-    rows = torch.cat((ids, torch.cat((ids[:, :4], 0 * ids[:, 4:]), 1)))
-    mask = torch.arange(9) < torch.tensor([[9], [4]])
-    after = Positions.from_ids(rows, mask).following(2)
-    assert after.coords.tolist() == [[[6] * 3, [7] * 3], [[4] * 3, [5] * 3]]
-    assert after.order.tolist() == [[9, 10], [4, 5]]
-    empty = Positions.from_ids(rows[:1], mask[:1] & False).following()
-    assert (empty.coords.tolist(), empty.document.tolist()) == ([[[0, 0, 0]]], [[0]])
-
-
 # --- models ----------------------------------------------------------------------------------------------------------
 
 
@@ -163,25 +108,3 @@ def test_what_is_generated_after_an_image_goes_on_as_the_whole_text(form: str) -
         found = [model(ids[:, :start], Positions.multimodal(prompt), cache=cache)]
         found += [model(ids[:, n : n + 1], cache=cache) for n in range(start, len(whole))]
     torch.testing.assert_close(torch.cat(found, 1), expected)
-
-
-@pytest.mark.parametrize(
-    "scheme", [MRoPE(HEAD_DIM, SECTIONS, "interleaved"), RoPE3D(HEAD_DIM)], ids=["mrope", "rope_3d"]
-)
-@pytest.mark.parametrize("backend", ["reference", "native", "sdpa"])
-def test_texts_with_images_that_are_packed_are_each_by_itself(scheme: posenc.Scheme, backend: str) -> None:
-    texts = [Positions.multimodal(PARTS), Positions.multimodal([(2, 3, 1), 4])]
-    lengths = [len(text) for text in texts]
-    query, key = heads(sum(lengths))
-    value = torch.randn_like(key)
-
-    def attend(positions: Positions, *tensors: Tensor) -> Tensor:
-        how = {"query_positions": positions, "key_positions": positions, "is_causal": True, "backend": backend}
-        out = posenc.attention(*tensors, scheme, **how)
-        assert isinstance(out, Tensor)
-        return out
-
-    together = attend(Positions.cat(texts, documents="new"), query, key, value)
-    parts = zip(*(x.split(lengths, 2) for x in (query, key, value)), strict=True)
-    alone = torch.cat([attend(text, *part) for text, part in zip(texts, parts, strict=True)], 2)
-    torch.testing.assert_close(together, alone)

@@ -128,29 +128,6 @@ def test_a_file_that_is_not_there_is_named(name: str) -> None:
         entries_of(name)
 
 
-@pytest.mark.parametrize("name", ["my.py", "my-own.py", "json.py"])
-def test_files_of_one_name_or_of_no_modules_are_told_apart(tmp_path: Path, name: str) -> None:
-    schemes = []
-    for i, folder in enumerate(("before", "after")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / f"beside_{i}.py").write_text(f"BASE = {10.0 + i}\n")
-        text = f"import posenc\nfrom beside_{i} import BASE\n\n\nclass Mine(posenc.RoPE):\n"
-        text += "    def __init__(self, head_dim):\n        super().__init__(head_dim, base=BASE)\n"
-        (tmp_path / folder / name).write_text(text)
-        schemes.append(scheme_from_names(f"{tmp_path / folder / name}:Mine", SHAPE))
-    assert [scheme.base for scheme in schemes] == [10.0, 11.0]
-    sources = [source_of(f"{tmp_path / folder / name}:Mine") for folder in ("before", "after")]
-    assert sources[0] != sources[1]
-
-
-def test_a_file_of_a_package_imports_as_a_part_of_it(tmp_path: Path) -> None:
-    (tmp_path / "of_a_package").mkdir()
-    (tmp_path / "of_a_package" / "__init__.py").write_text("")
-    (tmp_path / "of_a_package" / "base.py").write_text("from posenc import NoPE as Base\n")
-    (tmp_path / "of_a_package" / "mine.py").write_text("from .base import Base\n\n\nclass Mine(Base):\n    pass\n")
-    assert scheme_from_names(f"{tmp_path / 'of_a_package' / 'mine.py'}:Mine", SHAPE).doors == ()
-
-
 @pytest.mark.more
 def test_it_is_compared_and_its_file_must_stay_as_it_was(
     own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -202,13 +179,6 @@ def test_it_is_checked_in_a_decoder(own: str, tmp_path: Path, capsys: pytest.Cap
     assert "or a scheme: scheme must be one of " in capsys.readouterr().err
     assert main(["check", f"{own}:Steep", "--dim", "8"]) == 2
     assert f"--dim is for a module; {own}:Steep is a scheme, which claims for itself" in capsys.readouterr().err
-
-
-@pytest.mark.more
-def test_it_is_timed(own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["bench", "--quick", "--lengths", "64", "--rounds", "1", "--out", str(tmp_path / "out")]
-    assert main([*words, "--schemes", f"{own}:Steep"]) == 0
-    assert f"{own}:Steep" in (tmp_path / "out" / "bench.md").read_text()
 
 
 def test_it_is_drawn_and_described(own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

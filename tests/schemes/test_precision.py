@@ -107,37 +107,6 @@ def test_rope_turns_any_query_to_its_own_precision(way: str, layout: str, dtype:
     assert ((turned.double() - expected).abs() <= allowed).all()
 
 
-def neighbours() -> Positions:
-    """Every position up to 4096, and some beyond, each before the one that follows it."""
-    far = [p + step for p in (65_535, 2**17, 2**19 + 1, 2**20 - 2) for step in (0, 1)]
-    return Positions(torch.tensor([[*range(4097), *far]]))
-
-
-def check_no_neighbours_collide(table: Tensor) -> None:
-    """Row p of 0 .. 4096, then pairs of rows: no row is bit-equal to the one after it."""
-    near, far = table[:4097], table[4097:].unflatten(0, (-1, 2))
-    assert (near[1:] != near[:-1]).any(-1).all()
-    assert (far[:, 1] != far[:, 0]).any(-1).all()
-
-
-@pytest.mark.parametrize("dim", [2, DIM])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("way", WAYS)
-def test_neighbours_stay_distinct_in_half_precision(way: str, dtype: torch.dtype, dim: int) -> None:
-    """The vectors themselves, and a query turned, are cast last: neighbours are a radian apart in the fastest pair, a
-    chord of 0.96, which every dtype tells apart. (Added to an x of some hundreds the table drowns in x's own rounding,
-    in any implementation; so the claim is about the table.)"""
-    cast, context = WAYS[way]
-    positions = neighbours()
-    with context():
-        table = cast(Sinusoidal(dim))(positions).add(torch.zeros(1, len(positions), dim, dtype=dtype))
-        query = torch.ones(1, 1, len(positions), dim, dtype=dtype)
-        turned, _ = cast(RoPE(dim))(positions).rotate(query, query)
-    assert table.dtype == turned.dtype == dtype
-    check_no_neighbours_collide(table[0])
-    check_no_neighbours_collide(turned[0, 0])
-
-
 def check_alibi(way: str, num_heads: int) -> None:
     """The bias of slope m at distance D is m D. Distances are exact, being integers below 2^24. The slopes of 8 heads
     are powers of two, so their bias is exact as well; for other head counts the slope and the product are rounded, by
@@ -168,14 +137,6 @@ def check_alibi(way: str, num_heads: int) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_alibi_distances_are_exact(way: str, num_heads: int) -> None:
     check_alibi(way, num_heads)
-
-
-def test_alibi_tells_neighbours_apart_a_million_tokens_away() -> None:
-    far = torch.tensor([[2**20 - 1, 2**20 - 2, 1, 0]])
-    bias = posenc.logits(torch.zeros(1, 8, 4, 4), torch.zeros(1, 8, 4, 4), ALiBi(8)(Positions(far)))
-    for i, j in ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)):
-        distance = int(far[0, i] - far[0, j])
-        assert bias[0, :, i, j].tolist() == [-distance * 2.0**-h for h in range(1, 9)]
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])

@@ -6,10 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from posenc import Positions, RoPE
 from posenc.rotation.phases import PairLayout, PairRotation
-from tests.oracles import rope
-from tests.rounding import of_angles
 
 LAYOUTS: tuple[PairLayout, ...] = ("half", "interleaved")
 BATCH, HEADS, TOKENS, HEAD_DIM, PAIRS = 2, 3, 5, 7, 3
@@ -58,18 +55,6 @@ def test_every_pair_is_turned_in_any_layout_of_memory(layout: PairLayout, rows: 
         # A product and a sum may be fused: two roundings of numbers below 2^4.
         torch.testing.assert_close(found, by_loops(x, cos, sin, layout), rtol=0, atol=2 * 2**4 * 2.0**-53)
         assert torch.equal(x, before)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_blocks_of_tokens_join_up(layout: PairLayout, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half precision is turned some tokens at a time: however many they are, the bits are the same."""
-    cos, sin = angles(BATCH)
-    x = drawn(BATCH, HEADS, TOKENS, HEAD_DIM).to(dtype)
-    whole = turned(layout)(x, cos, sin)
-    for tokens in (1, 2, 3):
-        monkeypatch.setattr("posenc.rotation.phases._BLOCK", tokens * BATCH * HEADS * HEAD_DIM)
-        assert torch.equal(turned(layout)(x, cos, sin), whole)
 
 
 @pytest.mark.parametrize(
@@ -122,109 +107,7 @@ def test_vmap_over_any_of_x_cos_and_sin(layout: PairLayout) -> None:
             torch.testing.assert_close(found[n], one, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("shape", [(0, HEADS, TOKENS), (BATCH, 0, TOKENS), (BATCH, HEADS, 0)])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_nothing_is_turned_into_nothing(layout: PairLayout, shape: tuple[int, ...]) -> None:
-    cos, sin = (t[:, :, : shape[2]] for t in angles())
-    x = torch.zeros(*shape, HEAD_DIM, requires_grad=True)
-    out = turned(layout)(x, cos, sin)
-    out.sum().backward()
-    assert out.shape == x.shape
-    assert x.grad is not None
-    assert x.grad.shape == x.shape
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_on_meta_a_turn_has_a_shape(layout: PairLayout) -> None:
-    cos, sin = (t.to("meta") for t in angles())
-    x = torch.empty(BATCH, HEADS, TOKENS, HEAD_DIM, dtype=torch.bfloat16, device="meta")
-    out = turned(layout)(x, cos, sin)
-    assert (out.shape, out.dtype, out.device.type) == (x.shape, x.dtype, "meta")
-
-
-@pytest.mark.more
-@pytest.mark.slow
-def test_compiled_it_is_the_same() -> None:
-    """But for a product and a sum that a compiler may fuse: two roundings, in the precision of the turn, of numbers
-    below 2^4. In bfloat16 that can tip the one rounding at the end, by a unit in the last place. One graph has both
-    layouts in both precisions, since each graph takes seconds to compile."""
-    cos, sin = angles()
-    x, weight = (drawn(BATCH, HEADS, TOKENS, HEAD_DIM, seed=n) for n in (0, 3))
-    ways = [(layout, dtype) for layout in LAYOUTS for dtype in (torch.float64, torch.bfloat16)]
-
-    def turn(leaves: list[Tensor]) -> list[Tensor]:
-        return [turned(layout)(leaf, cos, sin) for leaf, (layout, _) in zip(leaves, ways, strict=True)]
-
-    found = []
-    for function in (turn, torch.compile(turn, fullgraph=True)):
-        leaves = [x.to(dtype, copy=True).requires_grad_() for _, dtype in ways]
-        outs = function(leaves)
-        found.append([*outs, *torch.autograd.grad(outs, leaves, [weight.to(out.dtype) for out in outs])])
-    for expected, compiled in zip(*found, strict=True):
-        precision = torch.promote_types(expected.dtype, torch.float32)
-        absolute = 2 * 2**4 * torch.finfo(precision).eps / 2
-        relative = 0.0 if expected.dtype == precision else torch.finfo(expected.dtype).eps
-        torch.testing.assert_close(compiled, expected, rtol=relative, atol=absolute)
-
-
 # --- several axes ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_each_axis_turns_the_pairs_of_its_own(layout: PairLayout) -> None:
-    """Of 12 channels, pairs 0 to 2 turn with axis 0 and pairs 3 to 5 with axis 1, each as RoPE of 6 channels does."""
-    x = drawn(1, 1, 4, 12)
-    rows, columns = [3, 0, -2, 5], [1, 4, 7, 0]
-    places = Positions(torch.tensor([list(zip(rows, columns, strict=True))]))
-    out, _ = RoPE(12, 50.0, layout, axes=2)(places, dtype=torch.float64).rotate(x, x)
-    pairs = (lambda t: t.view(1, 1, 4, 2, 6).mT) if layout == "half" else (lambda t: t.view(1, 1, 4, 6, 2))
-    bound = 2 * of_angles(torch.float64, 7, x)  # either side is rounded
-    for axis, coordinates in enumerate((rows, columns)):
-        mine, found = (pairs(t)[..., 3 * axis : 3 * axis + 3, :] for t in (x, out))
-        alone = rope.rotate_all(mine.flatten(-2), [coordinates], 50.0, "interleaved")
-        torch.testing.assert_close(found.flatten(-2), alone, rtol=0, atol=bound)
-    torch.testing.assert_close(out, rope.rotate_all(x, places.coords.tolist(), 50.0, layout), rtol=0, atol=bound)
-
-
-def test_one_axis_takes_its_coordinate_with_or_without_a_dimension_of_its_own() -> None:
-    x = drawn(1, 1, 4, 6)
-    flat, deep = (
-        RoPE(6)(Positions(torch.arange(4).view(shape)), dtype=x.dtype).rotate(x, x)[0] for shape in ((1, 4), (1, 4, 1))
-    )
-    assert torch.equal(flat, deep)
-
-
 # --- what it refuses ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"axes": 0}, "axes must be a whole number of at least 1, got 0"),
-        ({"axes": 2}, r"rotary_dim must be even on each of 2 axes and within 2\.\.head_dim = 6, got 6"),
-        ({"rotary_dim": 5}, r"rotary_dim must be even and within 2\.\.head_dim = 6, got 5"),
-        ({"rotary_dim": 8}, r"rotary_dim must be even and within 2\.\.head_dim = 6, got 8"),
-    ],
-)
-def test_wrong_configurations(arguments: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        RoPE(6, **arguments)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("scheme", "places", "message"),
-    [
-        (RoPE(6), Positions.grid(2, 2), "RoPE takes one coordinate per token, got positions of 2 axes"),
-        (RoPE(8, axes=2), Positions.arange(4), "RoPE takes 2 coordinates per token, got positions of 1 axes"),
-    ],
-)
-def test_positions_of_another_number_of_axes(scheme: RoPE, places: Positions, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        scheme(places)
-
-
-def test_angles_for_other_rows_heads_or_tokens() -> None:
-    cos, sin = angles(BATCH)
-    for shape in ((1, HEADS, TOKENS), (BATCH, HEADS, 1), (BATCH, HEADS, TOKENS + 1)):
-        with pytest.raises(ValueError, match=r"made for \(batch, heads, tokens\) \(2, 1, 5\), got \("):
-            turned("half")(torch.zeros(*shape, HEAD_DIM), cos, sin)

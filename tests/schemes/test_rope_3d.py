@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-import posenc
 from posenc import Positions, RoPE3D
 from tests.oracles import rope_3d as oracle
 from tests.rounding import of_angles
@@ -23,19 +22,6 @@ def test_the_map_of_v_jepa_2_is_the_oracles() -> None:
     (gradient,) = torch.autograd.grad((found * weight).sum(), x)
     slope = (apply(direction, VIDEO) * weight).sum()
     torch.testing.assert_close((gradient * direction).sum(), slope, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(("form", "is_relative"), [("rotation", True), ("vjepa2", False)])
-def test_the_map_of_v_jepa_2_is_no_rotation(form: str, is_relative: bool) -> None:
-    scheme = RoPE3D(HEAD_DIM, form=form)  # type: ignore[arg-type]
-    query, key = torch.randn(2, 1, 3, len(VIDEO), HEAD_DIM, dtype=torch.float64)
-    here, there = (
-        posenc.logits(query, key, scheme(positions, dtype=torch.float64)) for positions in (VIDEO, VIDEO.shift(5))
-    )
-    lengths = scheme(VIDEO, dtype=torch.float64).rotate_key(key).norm(dim=-1)
-    for one, other in ((here, there), (lengths, key.norm(dim=-1))):
-        assert torch.allclose(one, other, rtol=0, atol=1e-12) == is_relative
-        assert is_relative or (one - other).abs().max() > 0.1
 
 
 def test_half_precision_is_rounded_once() -> None:

@@ -123,17 +123,6 @@ def check_partial_is_not_proportional() -> None:
             assert found[[k, k + second]].tolist() == pytest.approx(pair, abs=1e-14)
 
 
-def test_partial_is_not_proportional() -> None:
-    check_partial_is_not_proportional()
-
-
-def test_the_ends_of_a_share() -> None:
-    x = drawn(ROWS, HEADS, TOKENS, HEAD_DIM)
-    rope, _ = turned(RoPE(HEAD_DIM), x)
-    assert torch.equal(turned(RoPE(HEAD_DIM, scaling=Proportional(1.0)), x)[0], rope)
-    assert torch.equal(turned(RoPE(HEAD_DIM, scaling=Proportional(0.0)), x)[0], x)
-
-
 # --- LeRoPE ---------------------------------------------------------------------------------------------------------
 
 
@@ -366,25 +355,6 @@ def check_xpos_as_x_transformers_has_it() -> None:
 
 def test_xpos_is_x_transformers() -> None:
     check_xpos_as_x_transformers_has_it()
-
-
-NEAR = 3 * torch.arange(9)[None]
-
-
-@pytest.mark.parametrize("places", [NEAR, FAR], ids=["near", "far"])
-@torch.no_grad()
-def test_xpos_decodes_as_it_reads(places: Tensor) -> None:
-    """Chunks against a cache whose keys stand anywhere."""
-    scheme = XPos(8, scale_base=16.0)
-    q, k, v = (drawn(1, 2, FAR.size(1), 8, seed=n).double() for n in (1, 2, 3))
-    whole = posenc.attention(q, k, v, scheme(Positions(places), dtype=torch.float64), is_causal=True)
-    cache, outs = KVCache(), []
-    for start, stop in ((0, 3), (3, 4), (4, 9)):
-        here = slice(start, stop)
-        new = Positions(places[:, here], order=torch.arange(start, stop)[None])
-        with ForwardPass(scheme, new, cache, dtype=torch.float64) as step:
-            outs.append(step.attention(q[:, :, here], k[:, :, here], v[:, :, here]))
-    torch.testing.assert_close(torch.cat(outs, 2), whole, rtol=0, atol=of_sums(torch.float64, 9 + 8, v, score=16))
 
 
 def test_padding_moves_no_origin() -> None:

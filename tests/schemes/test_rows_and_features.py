@@ -1,9 +1,7 @@
 """Schemes that need whole rows of scores, features of a layer or maps of queries alone: against the packages that have
 them, and what each must be in special cases."""
 
-import math
 from collections.abc import Callable
-from itertools import pairwise
 
 import pytest
 import torch
@@ -15,10 +13,8 @@ from posenc import (
     CoPE,
     FoX,
     Inkling,
-    NoPE,
     Positions,
     QueryScale,
-    RoPE,
     Softcap,
     StickBreaking,
     Wall,
@@ -26,9 +22,9 @@ from posenc import (
     explain,
     logits,
 )
-from posenc.encoding.clocks import following, last_readings, readings
+from posenc.encoding.clocks import last_readings, readings
 from posenc.encoding.features import Feature
-from posenc.models import Decoder, ForwardPass, KVCache
+from posenc.models import ForwardPass
 from tests.rounding import of_sums
 
 HEADS, HEAD_DIM, TOKENS = 5, 6, 11
@@ -81,34 +77,6 @@ def test_query_scales_are_those_of_transformers() -> None:
         turned, same = scheme.tokens(positions).rotate(query, query)
         torch.testing.assert_close(turned, expected, **SINGLE)
         assert torch.equal(same, query)
-
-
-def test_llama4s_attention_without_rotation_is_a_query_scale() -> None:
-    pytest.importorskip("transformers")
-    from transformers.models.llama4.configuration_llama4 import Llama4TextConfig
-    from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
-
-    sizes = {"hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
-    config = Llama4TextConfig(
-        **sizes,
-        num_hidden_layers=4,
-        no_rope_layers=[0] * 4,
-        floor_scale=4,
-        attn_scale=0.7,
-        attn_temperature_tuning=True,
-    )
-    config._attn_implementation = "eager"
-    theirs, x = Llama4TextAttention(config, 0).eval(), torch.randn(2, TOKENS, 24)
-    hidden = torch.full((TOKENS, TOKENS), -torch.inf).triu(1)[None, None]
-    with torch.no_grad():
-        expected, _ = theirs(x, position_embeddings=None, attention_mask=hidden)
-        q, k, v = (
-            project(x).unflatten(-1, (-1, 6)).transpose(1, 2)
-            for project in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
-        )
-        out = attention(q, k, v, QueryScale("llama4", length=4, strength=0.7), is_causal=True)
-        assert isinstance(out, Tensor)
-        torch.testing.assert_close(theirs.o_proj(out.transpose(1, 2).flatten(2)), expected, **SINGLE)
 
 
 def test_inklings_bias_is_that_of_transformers() -> None:
@@ -178,16 +146,6 @@ def test_softcap_is_that_of_gemma2() -> None:
 # --- what they must be -----------------------------------------------------------------------------------------------
 
 
-def test_fox_with_even_gates_is_alibi() -> None:
-    alibi, positions = ALiBi(HEADS), Positions.packed([4, 7])
-    slopes = torch.tensor(alibi.slopes, dtype=torch.float64)
-    gates = -torch.log(torch.expm1(slopes))[None, :, None].expand(2, -1, TOKENS)  # ln sigmoid of it is -slope
-    query, key, value = drawn(3, 2, HEADS, TOKENS, HEAD_DIM)
-    fox = FoX(HEADS)(positions).with_projected({"forgotten": gates})
-    found = attention(query, key, value, fox, is_causal=True)
-    torch.testing.assert_close(found, attention(query, key, value, alibi(positions), is_causal=True), **CLOSE)
-
-
 def test_a_shard_of_foxs_heads_has_their_features() -> None:
     gates = drawn(1, 2, 4, TOKENS)[0]
     query, key, value = drawn(3, 2, 4, TOKENS, HEAD_DIM)
@@ -205,22 +163,6 @@ def test_a_shard_of_foxs_heads_has_their_features() -> None:
         here.with_projected({"forgotten": gates})
     with pytest.raises(ValueError, match=r"heads must be within the 4 of FoX, got range\(3, 5\)"):
         scheme(positions, context=Context(heads=range(3, 5))).with_projected(shard)
-
-
-@pytest.mark.parametrize("sees_itself", [False, True])
-def test_a_stick_is_broken_by_what_is_seen_alone(sees_itself: bool) -> None:
-    """A key that a mask hides takes nothing: it might as well not be there."""
-    check_hidden_keys_take_nothing(sees_itself)
-
-
-def check_hidden_keys_take_nothing(sees_itself: bool = False) -> None:
-    query, key, value = drawn(3, 2, HEADS, TOKENS, HEAD_DIM)
-    kept = torch.tensor([0, 1, 3, 4, 5, 7, 8, 9, 10])
-    mask = torch.zeros(TOKENS, dtype=torch.bool).index_fill(0, kept, True)[None].expand(TOKENS, -1)
-    scheme, line = StickBreaking(sees_itself=sees_itself), Positions.arange(TOKENS)
-    found = attention(query, key, value, scheme, attn_mask=mask, is_causal=True)
-    few = attention(query, key[:, :, kept], value[:, :, kept], scheme(line, line[kept]), is_causal=True)
-    torch.testing.assert_close(found, few, **CLOSE)
 
 
 def test_what_is_left_of_a_stick_is_left() -> None:
@@ -251,28 +193,6 @@ def test_weights_that_are_not_normalised_are_not_changed_afterwards(entry: Calla
     with pytest.raises(ValueError, match=r"attn_mask must be bool, True = may attend, .* got torch.float64"):
         entry(query, query, query, StickBreaking(), is_causal=True, attn_mask=torch.ones(TOKENS, TOKENS).double())
     entry(query, query, query, ALiBi(HEADS), is_causal=True, attn_mask=torch.ones(TOKENS, TOKENS).double())
-
-
-def test_a_gate_that_was_forgotten_is_asked_for_as_the_layer_has_it() -> None:
-    query = drawn(1, HEADS, TOKENS, HEAD_DIM)
-    with pytest.raises(
-        ValueError,
-        match=r"use encoding.with_projected\({'forgotten': ...}\) with the layer's projection, ForwardPass.features",
-    ):
-        attention(query, query, query, FoX(HEADS), is_causal=True)
-
-
-def test_a_softcap_caps_what_stands_before_it() -> None:
-    query, key = drawn(2, 2, HEADS, TOKENS, HEAD_DIM)
-    alibi, cap = ALiBi(HEADS), Softcap(0.5)
-    capped = 0.5 * torch.tanh(logits(query, key, alibi, is_causal=True) / 0.5)
-    torch.testing.assert_close(logits(query, key, alibi + cap, is_causal=True), capped, **CLOSE)
-    assert logits(query, key, cap + alibi, is_causal=True).abs().max() > 0.5
-
-
-def test_a_cope_that_begins_is_nothing() -> None:
-    query, key = drawn(2, 2, HEADS, TOKENS, HEAD_DIM)
-    assert torch.equal(logits(query, key, CoPE(HEAD_DIM, 4).double()), logits(query, key))
 
 
 # --- features --------------------------------------------------------------------------------------------------------
@@ -361,59 +281,9 @@ def test_a_clock_is_a_sum_over_its_document(name: str) -> None:
         torch.testing.assert_close(went_on, expected[..., 6:], **CLOSE)
 
 
-@pytest.mark.parametrize("itself", [False, True])
-@pytest.mark.parametrize("name", places())
-def test_what_follows_a_key_goes_by_order(name: str, itself: bool) -> None:
-    positions, x = places()[name], drawn(2, 1, 2, TOKENS)
-    order = positions.expand(2).order
-    later = order[:, None, :] >= order[:, :, None] if itself else order[:, None, :] > order[:, :, None]
-    expected = torch.einsum("bhit,bjt->bhij", x, later.double())
-    torch.testing.assert_close(following(x, positions, itself=itself), expected, **CLOSE)
-
-
 def test_another_text_in_a_cache_has_a_clock_of_its_own() -> None:
     """A document that begins after a first one starts at 0, however far that one had come."""
     first, second = Positions.arange(4), Positions(torch.arange(3)[None], document=torch.ones(1, 3, dtype=torch.int64))
     shown = drawn(2, 3, 4)
     assert torch.equal(last_readings(shown, first, second), torch.zeros(2, 3, 3, dtype=torch.float64))
     assert torch.equal(last_readings(shown, first, Positions.arange(2, start=4)), shown[..., -1:].expand(-1, -1, 2))
-
-
-def test_at_a_seed_a_model_is_the_same_with_features_and_without() -> None:
-    def made(scheme: object) -> dict[str, Tensor]:
-        torch.default_generator.manual_seed(5)
-        return Decoder(20, 24, 2, 4, position=scheme).state_dict()  # type: ignore[arg-type]
-
-    plain, gated = made(NoPE()), made(FoX(4) + Inkling(4, 3, 5))
-    assert all(torch.equal(x, gated[name]) for name, x in plain.items())
-    more = gated.keys() - plain.keys()
-    assert {name.split("attention.")[-1] for name in more if "attention." in name} == {
-        "features.forgotten.weight",
-        "features.forgotten.bias",
-        "features.profile.weight",
-    }
-
-
-@torch.no_grad()
-def test_a_layer_of_ones_own_gives_features_and_the_cache_goes_on() -> None:
-    """By `ForwardPass.features`, in a schedule whose first layer wants nothing."""
-    from posenc import Schedule
-
-    schedule = Schedule([(RoPE(HEAD_DIM), None), (FoX(HEADS), None)])
-    q, k, v = drawn(3, 2, HEADS, TOKENS, HEAD_DIM)
-    gates = drawn(2, HEADS, TOKENS)
-
-    def step(cut: slice, cache: KVCache | None) -> Tensor:
-        with ForwardPass(schedule, Positions.arange(TOKENS)[cut], cache, dtype=torch.float64) as one:
-            one.attention(q[:, :, cut], k[:, :, cut], v[:, :, cut], 0)
-            features, key_features = one.features({"forgotten": gates[..., cut]}, 1)
-            out = one.attention(
-                q[:, :, cut], k[:, :, cut], v[:, :, cut], 1, features=features, key_features=key_features
-            )
-        assert isinstance(out, Tensor)
-        return out
-
-    cache = KVCache()
-    chunks = [step(slice(a, b), cache) for a, b in pairwise((0, 3, 4, 5, TOKENS))]
-    torch.testing.assert_close(torch.cat(chunks, 2), step(slice(None), None), **CLOSE)
-    assert math.isclose(float(gates[0, 0].sigmoid().log().sum()), float(cache._kept[1]["feature forgotten"][0, 0, 10]))

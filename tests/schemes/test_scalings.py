@@ -2,7 +2,6 @@
 
 import copy
 import math
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -18,14 +17,12 @@ from posenc import (
     LeRoPE,
     Llama3,
     LongRoPE,
-    NoPE,
     NTKAware,
     PositionInterpolation,
     Positions,
     Proportional,
     QueryScale,
     RoPE,
-    Schedule,
     Scheme,
     YaRN,
 )
@@ -156,55 +153,12 @@ def test_the_factor_of_longrope() -> None:
 # -- the laws ----------------------------------------------------------------------------------------------------------
 
 
-@DIMS
-def test_identities(dim: int, base: float, trained: int) -> None:
-    theta = frequencies(dim, base)
-    ones = [1.0] * (dim // 2)
-    of_rope: list[tuple[Scaling, int | None]] = [
-        (PositionInterpolation(1), None),
-        (NTKAware(1), None),
-        (YaRN(1, trained), None),
-        (YaRN(1, trained, ramp="ratio"), None),
-        (Llama3(1, trained), None),
-        (Proportional(1), None),
-        (DynamicNTK(1, trained), trained),
-        (DynamicNTK(9, trained), trained),
-        (LongRoPE(ones, ones, trained, factor=1), trained),
-        (LongRoPE(ones, ones, trained, factor=1), trained + 1),
-    ]
-    for scaling, length in of_rope:
-        torch.testing.assert_close(found(scaling, dim, base, length), theta, rtol=4 * 2.0**-52, atol=0)  # as above
-    equal: list[tuple[tuple[Scaling, int | None], tuple[Scaling, int | None]]] = [
-        ((DynamicNTK(1, trained), 3 * trained), (NTKAware(3), None)),  # a factor of 1 is the identity up to L alone
-        ((DynamicNTK(4, trained), 3 * trained), (NTKAware(9), None)),
-        ((Llama3(8, trained), None), (YaRN(8, trained, beta_fast=4.0, ramp="ratio"), None)),
-        ((LongRoPE(ones, [4.0] * (dim // 2), trained, factor=4), trained + 1), (PositionInterpolation(4), None)),
-    ]
-    for one, other in equal:
-        found_one, found_other = (found(scaling, dim, base, length) for scaling, length in (one, other))
-        torch.testing.assert_close(found_one, found_other, rtol=POWER, atol=0)
-    # NTK: the first pair stays, the last is divided by the factor, as the base that the formula names has it.
-    stretched = found(NTKAware(4), dim, base)
-    assert stretched[0] == 1
-    assert float(stretched[-1]) == pytest.approx(float(theta[-1]) / 4, rel=POWER)
-
-
 def outputs(scheme: posenc.Scheme, rows: int = 2, tokens: int = 7) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(rows, 3, tokens, 8, dtype=torch.float64, generator=generator) for _ in range(3))
     out = posenc.attention(q, k, v, scheme, is_causal=True)
     assert isinstance(out, Tensor)
     return out
-
-
-def test_with_a_share_of_one_it_is_rope_and_with_none_it_is_nope() -> None:
-    assert torch.equal(outputs(RoPE(8, scaling=Proportional(1))), outputs(RoPE(8)))
-    plain = outputs(NoPE())  # a rotation by 0 is exact; sums over 7 keys may have another order
-    torch.testing.assert_close(
-        outputs(RoPE(8, scaling=Proportional(0))), plain, rtol=0, atol=of_sums(torch.float64, 7, plain)
-    )
-    # Half of the pairs of 8 channels are not the 2 pairs of 4 channels: two models of one shape.
-    assert not torch.allclose(outputs(RoPE(8, scaling=Proportional(0.5))), outputs(RoPE(8, rotary_dim=4)), atol=1e-3)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
@@ -281,27 +235,6 @@ def check_decoding(position: Scheme) -> None:
 
 # -- as values ---------------------------------------------------------------------------------------------------------
 
-EVERY = [
-    PositionInterpolation(4),
-    NTKAware(4),
-    DynamicNTK(4, 64),
-    YaRN(4, 64),
-    Llama3(4, 64),
-    LongRoPE(*lists(8), 64, factor=4),
-    Proportional(0.5),
-]
-
-
-@pytest.mark.parametrize("scaling", EVERY, ids=lambda scaling: type(scaling).__name__)
-def test_they_are_values(scaling: Any) -> None:
-    for other in (copy.deepcopy(scaling), pickle.loads(pickle.dumps(scaling))):
-        assert other == scaling
-        assert hash(other) == hash(scaling)
-    assert sum(scaling == other for other in EVERY) == 1
-    assert repr(scaling) in repr(RoPE(8, scaling=scaling))
-    with pytest.raises(AttributeError):
-        scaling.factor = 3.0
-
 
 def test_a_repr_says_what_it_is() -> None:
     assert repr(YaRN(4, 64)) == "YaRN(factor=4.0, original_length=64)"
@@ -358,35 +291,8 @@ def test_a_function_of_ones_own_is_a_scaling() -> None:
     torch.testing.assert_close(outputs(halved), outputs(RoPE(8, scaling=PositionInterpolation(2))))
 
 
-@pytest.mark.more
-@pytest.mark.slow
-def test_compiled_they_are_the_same() -> None:
-    schemes = [RoPE(8, 50.0, scaling=EVERY[n]) for n in (3, 5)]  # YaRN, and LongRoPE, which asks for lengths
-    positions = Positions.arange(70)
-
-    def every(coords: Tensor) -> list[Tensor]:
-        return [scheme(Positions(coords), dtype=torch.float64).cos_sin()[0] for scheme in schemes]
-
-    compiled = torch.compile(every, fullgraph=True)(positions.coords)
-    bound = (1 + math.log(50)) * of_angles(torch.float64, 70)  # a frequency is a power of 50
-    torch.testing.assert_close(compiled, every(positions.coords), rtol=0, atol=bound)
-
-
-def test_nothing_is_copied_to_the_device_in_every_call() -> None:
-    from tests.test_faults import NothingCopied
-
-    theta, lengths = frequencies(8, 50.0), torch.tensor([[5.0], [70.0]], dtype=torch.float64)
-    with NothingCopied():
-        for scaling in EVERY:
-            _ = scaling(theta, lengths) if scaling.needs_lengths else scaling(theta)
-
-
 def test_rope_of_two_channels_says_what_it_lacks() -> None:
     for scaling in (NTKAware(2), DynamicNTK(2, 4), YaRN(2, 4)):
         with pytest.raises(ValueError, match=f"{type(scaling).__name__} needs at least two pairs of channels, got 1"):
             RoPE(2, scaling=scaling)(Positions.arange(3))
     assert rope.frequencies(2) == found(YaRN(2, 4, ramp="ratio", beta_fast=0.5, beta_slow=0.25), 2, 50.0).tolist()
-
-
-def test_schedule_says_them() -> None:
-    assert "YaRN(factor=4.0, original_length=64)" in repr(Schedule([(RoPE(8, scaling=YaRN(4, 64)), None)]))

@@ -141,14 +141,3 @@ def test_the_rotation_of_gemma_4() -> None:
     expected = apply(x.transpose(1, 2), cos, sin, ids).transpose(1, 2)
     found = posenc.AxialRoPE(16, "gemma4")(positions).rotate_key(x)
     torch.testing.assert_close(found, expected, rtol=0, atol=2**0.5 * of_angles(torch.float32, 4, x))
-
-
-def test_the_map_of_v_jepa_2() -> None:
-    config = transformers.VJEPA2Config(
-        hidden_size=2 * 32, num_attention_heads=2, crop_size=64, patch_size=16, frames_per_clip=4, tubelet_size=2
-    )
-    layer = of("vjepa2", "VJEPA2RopeAttention")(config, 2 * 32, 2)
-    x = torch.randn(1, 2, 32, 32)
-    expected = layer.apply_rotary_embeddings(x, layer.get_position_ids(x.transpose(1, 2).flatten(2)))
-    found = posenc.RoPE3D(32, form="vjepa2")(Positions.grid(4, 4, frames=2)).rotate_key(x)
-    torch.testing.assert_close(found, expected, rtol=0, atol=2**0.5 * of_angles(torch.float32, 3, x))
