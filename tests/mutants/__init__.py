@@ -3,10 +3,9 @@
 A mutant puts one wrong attribute in the place of the right one, and names the check that must fail for it: a check that
 the tests run on the real thing, not one of its own. Every file here has its `MUTANTS`; tests/test_mutants.py runs them.
 
-A file may hold broken copies of its scheme, too: one in ``LAWLESS`` has another verdict than the real scheme in the law
-named beside it, one that it broke, or one that it should not have. Those in ``UNTRUE`` keep the laws well enough, and
-only their oracle can tell; tests/laws/test_broken.py holds both to what they are there for. ``REFUSED`` has the wrong
-arguments of the scheme and what is said of them, for tests/hard/test_named_errors.py.
+A file may hold broken copies of its scheme, too: one in ``LAWLESS`` has another verdict than the real scheme in the
+law named beside it, one that it broke, or one that it should not have. ``REFUSED`` has the wrong arguments of the
+scheme and what is said of them, for tests/hard/test_named_errors.py.
 """
 
 from collections.abc import Callable, Iterator
@@ -67,14 +66,6 @@ class Lawless:
     scheme: str
     build: Callable[[Shape], Scheme]
     law: str
-
-
-@dataclass(frozen=True)
-class Untrue:
-    """``build`` makes a copy of the scheme of an oracle's ``case``, which its oracle does not agree with."""
-
-    case: str
-    build: Callable[[], Scheme]
 
 
 def moved(positions: Positions, move: Callable[[Tensor], Tensor]) -> Positions:

@@ -10,8 +10,7 @@ from posenc.encoding.pieces import Row
 from posenc.lowering.block import Block
 from posenc.lowering.forms import ScoreFunction
 from posenc.schemes.catalog import entries_of
-from tests.cases import HEAD_DIM
-from tests.mutants import Lawless, Mutant, Untrue, by_pair, drawn, oracles
+from tests.mutants import Mutant, by_pair, oracles
 from tests.schemes import test_laws, test_life_cycle
 
 
@@ -51,11 +50,6 @@ def mutant(bug: str, wrong: object, check: Callable[[], None] = COMPARED) -> Mut
 
 MUTANTS = (
     mutant("reads the row of the query", score(of="query")),
-    mutant("lets keys meet the position of the query", score(of="query", side="key")),
-    mutant("lets keys meet their own position", score(side="key")),
-    mutant("counts tokens and reads no coordinates", score(of="neither")),
-    mutant("does not divide by the root of head_dim", score(scaled=False)),
-    mutant("is off by one", score(lambda index, rows: (index + 1) % rows)),
     mutant("clamps positions past its table", score(lambda index, rows: index.clamp(0, rows - 1)), of_a_fixed_length),
     Mutant(
         "does not draw its parameters",
@@ -65,37 +59,3 @@ MUTANTS = (
         partial(test_life_cycle.check_meta, "absolute_in_attention"),
     ),
 )
-
-
-class RelativeAbsoluteInAttention(AbsoluteInAttention):
-    """The table of one scheme with the index of another."""
-
-    def _bind(self, block: Block) -> ScoreFunction:
-        x, y = block.query_positions.coords, block.key_positions.coords
-        met = block.scale * block.query @ self.weight.to(block.query.dtype).mT
-        return lambda score, b, h, i, j: score + met[b, h, i, (x[b, i] - y[b, j]).clamp(0, self.max_positions - 1)]
-
-    score = by_pair(_bind)
-
-
-class WrappedAbsoluteInAttention(AbsoluteInAttention):
-    score = score(lambda index, rows: index % rows)
-
-
-class UnscaledAbsoluteInAttention(AbsoluteInAttention):
-    score = score(scaled=False)
-
-
-LAWLESS = (
-    Lawless(
-        "absolute_in_attention",
-        lambda shape: RelativeAbsoluteInAttention(shape.max_positions, shape.head_dim),
-        "relative",
-    ),
-    Lawless(
-        "absolute_in_attention",
-        lambda shape: WrappedAbsoluteInAttention(shape.max_positions, shape.head_dim),
-        "length_free",
-    ),
-)
-UNTRUE = (Untrue("absolute_in_attention", lambda: drawn(UnscaledAbsoluteInAttention(20, HEAD_DIM))),)

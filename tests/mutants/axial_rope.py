@@ -1,7 +1,6 @@
 """AxialRoPE under other conventions than the one asked for."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -11,12 +10,11 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.schemes import axial_rope
 from posenc.schemes.axial_rope import CONVENTIONS
-from tests.cases import HEAD_DIM
 from tests.hard.wrong import NO_NUMBERS, NO_WORDS, Row, each, sizes
-from tests.mutants import Lawless, Mutant, Untrue, moved, oracles
-from tests.schemes import test_axial_rope
+from tests.mutants import Lawless, Mutant, moved, oracles
 
-RIGHT, GRID = AxialRoPE.rotation, AxialRoPE.grid
+RIGHT = AxialRoPE.rotation
+
 COMPARED = oracles("axial_rope")
 
 
@@ -39,25 +37,10 @@ def backwards(
     return Rotation(rotation.query, rotation.key.inverse())  # type: ignore[attr-defined]
 
 
-def with_its_prefix_moved(self: AxialRoPE, height: int, width: int, **how: Any) -> Positions:
-    positions = GRID(self, height, width, **how)
-    return Positions(positions.coords + 1) if self.convention in ("llama4", "pe") else positions
-
-
 MUTANTS = (
     Mutant("exchanges rows and columns", AxialRoPE, "rotation", turned, COMPARED),
     Mutant("has the rows first", axial_rope, "CONVENTIONS", conventions(columns_first=False), COMPARED),
     Mutant("pairs halves", axial_rope, "CONVENTIONS", conventions(layout="half"), COMPARED),
-    Mutant("pairs the halves of all channels", axial_rope, "CONVENTIONS", conventions(apart=False), COMPARED),
-    Mutant("forgets 2 pi", axial_rope, "CONVENTIONS", conventions(unit=1.0), COMPARED),
-    Mutant("turns keys the other way", AxialRoPE, "rotation", backwards, COMPARED),
-    Mutant(
-        "turns the class token",
-        AxialRoPE,
-        "grid",
-        with_its_prefix_moved,
-        partial(test_axial_rope.test_the_prefix_is_not_turned, "llama4"),
-    ),
 )
 
 
@@ -65,14 +48,7 @@ class BackwardAxialRoPE(AxialRoPE):
     rotation = backwards
 
 
-class TransposedAxialRoPE(AxialRoPE):
-    """Every law holds."""
-
-    rotation = turned
-
-
 LAWLESS = (Lawless("axial_rope", lambda shape: BackwardAxialRoPE(shape.head_dim, rotary_dim=4), "relative"),)
-UNTRUE = (Untrue("axial_rope", lambda: TransposedAxialRoPE(HEAD_DIM, rotary_dim=4)),)
 EIGHT = {"head_dim": 8}
 DINO = {"head_dim": 8, "convention": "dinov3"}
 REFUSED = {

@@ -1,52 +1,21 @@
 """Cameras with other matrices, or other angles of patches."""
 
-from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from posenc import Cameras, Positions
 from posenc.encoding.rotation import Rotation
-from posenc.rotation.maps import InTurn
 from posenc.schemes import cameras
-from posenc.schemes.cameras import EachFour
-from tests.cases import HEAD_DIM
 from tests.hard.wrong import Row, numbers, sizes
-from tests.mutants import Lawless, Mutant, Untrue, moved, oracles
+from tests.mutants import Lawless, Mutant, moved, oracles
 from tests.oracles.cameras import IMAGE, lenses, rig
 from tests.schemes import test_cameras
 
-RIGHT, PROJECTIONS, FREQUENCIES = Cameras.rotation, Cameras.projections, cameras.frequencies
+RIGHT = Cameras.rotation
+FREQUENCIES = cameras.frequencies
+
 COMPARED = oracles("cameras")
-
-
-def with_maps(**which: str) -> Any:
-    """Some maps are others."""
-
-    def wrong(self: Cameras, *arguments: Any) -> Rotation:
-        made = RIGHT(self, *arguments)
-        return replace(made, **{name: getattr(made, other) for name, other in which.items()})
-
-    return wrong
-
-
-def transposed(turn: Any) -> Any:
-    """The map by the transposed matrices."""
-    first, *rest = turn.maps
-    return InTurn((replace(first, matrices=first.matrices.mT), *rest))
-
-
-def all_transposed(self: Cameras, *arguments: Any) -> Rotation:
-    made = RIGHT(self, *arguments)
-    return Rotation(*(transposed(turn) for turn in (made.query, made.key, made.value, made.output)))
-
-
-def of_channels_apart(self: EachFour, x: Tensor) -> Tensor:
-    """Multiplies channels (k, k + c/4, ..) and not four in a row."""
-    fours = x[..., : self.channels].unflatten(-1, (4, -1)).mT
-    mapped = (fours @ self.matrices.to(x.dtype)[:, None].mT).mT.flatten(-2)
-    return torch.cat((mapped, x[..., self.channels :]), -1)
 
 
 def exchanged(self: Cameras, positions: Positions, *arguments: Any) -> Rotation:
@@ -54,23 +23,8 @@ def exchanged(self: Cameras, positions: Positions, *arguments: Any) -> Rotation:
     return RIGHT(self, moved(positions, lambda coords: coords[..., [0, 2, 1]]), *arguments)
 
 
-def not_centered(self: Cameras) -> Tensor:
-    if self.intrinsics is None:
-        return PROJECTIONS(self)
-    shift = torch.zeros_like(self.intrinsics)
-    height, width = IMAGE
-    shift[..., 0, 2], shift[..., 1, 2] = width / 2, height / 2
-    return PROJECTIONS(Cameras(self.head_dim, self.cameras, self.intrinsics + shift, IMAGE, camera_dim=4, rotary_dim=0))
-
-
 MUTANTS = (
-    Mutant("multiplies the output by the inverse", Cameras, "rotation", with_maps(output="key"), COMPARED),
-    Mutant("multiplies queries as it does keys", Cameras, "rotation", with_maps(query="key"), COMPARED),
-    Mutant("multiplies values as it does queries", Cameras, "rotation", with_maps(value="query"), COMPARED),
-    Mutant("transposes every matrix", Cameras, "rotation", all_transposed, COMPARED),
     Mutant("leaves out the intrinsics", Cameras, "projections", lambda self: self.cameras.double(), COMPARED),
-    Mutant("does not center the intrinsics", Cameras, "projections", not_centered, COMPARED),
-    Mutant("multiplies channels that are apart", EachFour, "__call__", of_channels_apart, test_cameras.check_maps),
     Mutant("exchanges rows and columns", Cameras, "rotation", exchanged, test_cameras.check_maps),
     Mutant(
         "turns patches the other way",
@@ -89,16 +43,11 @@ class StillCameras(Cameras):
         return RIGHT(self, moved(positions, torch.zeros_like), *arguments)
 
 
-class TransposedCameras(Cameras):
-    rotation = all_transposed
-
-
 def still(shape: Any) -> Cameras:
     return StillCameras(shape.head_dim, cameras.around(8), camera_dim=4, rotary_dim=0)
 
 
 LAWLESS = (Lawless("cameras", still, "absolute"),)
-UNTRUE = (Untrue("cameras", lambda: TransposedCameras(HEAD_DIM, rig(3), camera_dim=4, rotary_dim=0)),)
 GOOD = {"head_dim": 8, "cameras": rig(3)}
 BOTH = (
     "intrinsics and image must be given together, since intrinsics are in the unit of the image's height and width, got"

@@ -7,12 +7,9 @@ from torch import Tensor
 
 from posenc import CoPE, Positions
 from posenc.encoding.clocks import following
-from posenc.encoding.encoding import Context
-from posenc.encoding.pieces import Row
 from posenc.schemes import cope
-from tests.cases import HEAD_DIM
 from tests.hard.wrong import flags, sizes
-from tests.mutants import Lawless, Mutant, Untrue, drawn, oracles
+from tests.mutants import Mutant, oracles
 
 COMPARED = oracles("cope")
 
@@ -50,43 +47,8 @@ MUTANTS = (
     ),
     bug("counts by index and not by order", sums=lambda g, y: g.flip(-1).cumsum(-1).flip(-1)),
     bug("counts from the beginning", sums=lambda g, y: g.cumsum(-1)),
-    bug("counts what is not seen", hides=False),
-    bug("counts scores and not gates", gate=torch.relu),
-    bug("rounds its count down", share=torch.zeros_like),
-    bug("takes the parts the other way round", share=lambda f: 1 - f),
-    bug("has one position less", most=lambda self: self.max_positions - 2),
-    bug("scales either way", scale=lambda self: self.head_dim**-0.5),
-    bug("loses the score", score=torch.zeros_like),
 )
 
-
-class SaturatedCoPE(CoPE):
-    """Every gate is open and there are few positions: far distances are alike."""
-
-    _counted = counted(gate=torch.ones_like, most=lambda self: 8)
-
-
-class CoordinateCoPE(CoPE):
-    """Counts from 0 of the coordinates, not from the key."""
-
-    def score(
-        self, query_positions: Positions, key_positions: Positions, context: Context | None = None
-    ) -> tuple[Row, ...]:
-        add = key_positions.coords[:, None, None, :] / 1000.0
-        return (Row(lambda s, *rest: CoPE._counted(self, s, *rest) + add),)
-
-
-class RoundedCoPE(CoPE):
-    """A count rounded down: every law holds."""
-
-    _counted = counted(share=torch.zeros_like)
-
-
-LAWLESS = (
-    Lawless("cope", lambda shape: SaturatedCoPE(shape.head_dim, shape.max_positions), "unique"),
-    Lawless("cope", lambda shape: CoordinateCoPE(shape.head_dim, shape.max_positions), "relative"),
-)
-UNTRUE = (Untrue("cope", lambda: drawn(RoundedCoPE(HEAD_DIM, 4))),)
 
 GOOD = {"head_dim": 4, "max_positions": 9}
 REFUSED = {"CoPE": [*sizes(CoPE, GOOD, "head_dim", "max_positions"), *flags(CoPE, GOOD, "scaled")]}

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from posenc import DistanceAware
 from posenc.schemes import distance_aware
-from tests.cases import HEADS
-from tests.mutants import Lawless, Mutant, Untrue, drawn, elsewhere, index, oracles
+from tests.mutants import Lawless, Mutant, elsewhere, index, oracles
 
 COMPARED = oracles("distance_aware")
 
@@ -32,26 +31,13 @@ def of_distances(
     return wrong
 
 
-def right(r: Tensor, w: Tensor, v: Tensor) -> Tensor:
-    return (1 + v.exp()) * (w * r - v).sigmoid()
-
-
 def factor(bug: str, wrong: object) -> Mutant:
     return Mutant(bug, DistanceAware, "factor", wrong, COMPARED)
 
 
 MUTANTS = (
-    rescale("adds its factor", lambda score, factor: score.relu() + factor),
-    rescale("multiplies negative scores", lambda score, factor: score * factor),
     rescale("hides negative scores", lambda s, f: torch.where(s < 0, -torch.inf, s * f)),
-    rescale("multiplies the weights of attention", lambda score, factor: score.relu() + factor.log()),
-    factor("knows directions where it should be blind", of_distances(right, far=torch.neg)),
     Mutant("takes distances between indices", DistanceAware, "score", elsewhere(DistanceAware, index, index), COMPARED),
-    factor("has one factor for all heads", of_distances(right, of_one_head=True)),
-    factor("is a bare sigmoid", of_distances(lambda r, w, v: (w * r - v).sigmoid())),
-    factor("turns v around", of_distances(lambda r, w, v: (1 + v.exp()) * (w * r + v).sigmoid())),
-    factor("fades where it should favour", of_distances(lambda r, w, v: (1 + v.exp()) * (-w * r - v).sigmoid())),
-    factor("favours the far alone", of_distances(lambda r, w, v: (1 + v.exp()) * (w.abs() * r - v).sigmoid())),
 )
 
 
@@ -59,23 +45,11 @@ class UnboundedDistanceAware(DistanceAware):
     factor = of_distances(lambda r, w, v: 1 + (w * r).abs())
 
 
-class SignedDistanceAware(DistanceAware):
-    factor = of_distances(right, far=torch.neg)
-
-
 class WavingDistanceAware(DistanceAware):
     factor = of_distances(lambda r, w, v: 1 + 0.5 * torch.sin(w * r))
 
 
-class HalvedDistanceAware(DistanceAware):
-    """sigmoid(R - v) without its (1 + e^v), so f(0) is not 1: every law holds."""
-
-    factor = of_distances(lambda r, w, v: (w * r - v).sigmoid())
-
-
 LAWLESS = (
     Lawless("distance_aware", lambda shape: UnboundedDistanceAware(shape.num_heads), "bounded"),
-    Lawless("distance_aware", lambda shape: SignedDistanceAware(shape.num_heads), "directed"),
     Lawless("distance_aware", lambda shape: WavingDistanceAware(shape.num_heads), "monotone"),
 )
-UNTRUE = (Untrue("distance_aware", lambda: drawn(HalvedDistanceAware(HEADS))),)

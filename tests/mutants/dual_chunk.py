@@ -13,12 +13,10 @@ from posenc.backends import bands
 from posenc.backends.call import Call
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Band, Rotation
-from posenc.positions.tiles import Visibility
 from posenc.rotation.phases import turned_to
 from tests.backends import test_parity
-from tests.cases import HEAD_DIM
 from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
-from tests.mutants import Lawless, Mutant, Untrue, index, oracles
+from tests.mutants import Mutant, oracles
 
 
 def rotation(
@@ -50,14 +48,6 @@ def rotation(
 RIGHT_CHUNKS = bands._by_chunks
 
 
-def of_one_chunk_more(call: Call, start: int | None, end: int | None, counting: dict[str, Any]) -> Mapping[str, Any]:
-    """The pairs of the last chunk of a band are in the next one too."""
-    found = RIGHT_CHUNKS(call, start, end, counting)
-    if not found or start is None or end is None:
-        return found
-    return {**found, "visibility": Visibility(False, end, -start)}
-
-
 def blind_to_causality(call: Call, start: int | None, end: int | None, counting: dict[str, Any]) -> Mapping[str, Any]:
     found = RIGHT_CHUNKS(call, start, end, counting)
     seen = found.get("visibility", call.visibility)
@@ -74,33 +64,9 @@ RUN: Callable[[], Any] = partial(
 MUTANTS = (
     of("steps by a whole chunk", step=lambda chunk, local: chunk),
     of("lets queries of the next chunk stand past the chunk", before=lambda within, c, chunk: within + c),
-    of("lets queries of the next chunk stand at its end", before=lambda within, c, chunk: within * 0 + chunk),
-    of("does not move queries of the next chunk", before=lambda within, c, chunk: within),
-    of("lets far queries stand one place on", last=lambda c, chunk: min(2 * c, chunk + 1)),
-    of("lets far queries stand at the end of a chunk though it is out of reach", last=lambda c, chunk: chunk),
-    of("takes two chunks for neighbours", reaches=(1, 3)),
-    of("counts tokens and reads no coordinates", coords=index),
-    of("ignores the base", base=lambda base: 10_000.0),
-    of("is half where interleaved was asked for", layout="half"),
-    Mutant("computes a chunk in two bands", bands, "_by_chunks", of_one_chunk_more, RUN),
     Mutant("sees ahead within a chunk", bands, "_by_chunks", blind_to_causality, RUN),
 )
 
-
-class UnchunkedDualChunk(DualChunk):
-    """One chunk holds every text, so scores are those of RoPE."""
-
-    rotation = rotation(step=lambda chunk, local: 2**40)
-
-
-class OneBaseDualChunk(DualChunk):
-    """Deaf to its base: every law holds."""
-
-    rotation = rotation(base=lambda base: 10_000.0)
-
-
-LAWLESS = (Lawless("dual_chunk", lambda shape: UnchunkedDualChunk(shape.head_dim, 6, 2), "relative"),)
-UNTRUE = (Untrue("dual_chunk", lambda: OneBaseDualChunk(HEAD_DIM, 4, 1, 313.0)),)
 
 OF_CHUNKS = {"head_dim": 8, "chunk": 6, "local": 2}
 REFUSED = {

@@ -5,15 +5,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from posenc import FoPE, Positions
-from posenc.encoding.encoding import Context
-from posenc.encoding.rotation import Rotation
 from posenc.rotation.phases import frequencies
 from posenc.schemes import fope
-from tests.cases import HEAD_DIM, KV_HEADS
 from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
-from tests.mutants import Lawless, Mutant, Untrue, drawn, oracles
+from tests.mutants import Mutant, oracles
 
-RIGHT, RIGHT_PAD = FoPE.rotation, F.pad
+RIGHT_PAD = F.pad
+
 COMPARED = oracles("fope")
 
 
@@ -26,20 +24,8 @@ def one_lower(dim: int, base: float, device: torch.device | None = None) -> Tens
     return frequencies(dim, base, device).roll(-1)
 
 
-def of_one_series(x: Tensor) -> Tensor:
-    """Sines with the coefficients of cosines."""
-    return x.double()[:1].expand(2, *x.shape[1:]) if x.dim() == 4 else x.double()
-
-
 def across(x: Tensor) -> Tensor:
     return x.double().flip(-2) if x.dim() == 4 else x.double()
-
-
-def shifted(
-    self: FoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-) -> Rotation:
-    """By the first position of the text."""
-    return RIGHT(self, positions.with_coords(positions.coords - positions.coords.min()), dtype, context)
 
 
 def planted(bug: str, name: str, wrong: object) -> Mutant:
@@ -47,45 +33,12 @@ def planted(bug: str, name: str, wrong: object) -> Mutant:
 
 
 MUTANTS = (
-    Mutant("takes positions from the start of the text", FoPE, "rotation", shifted, COMPARED),
-    planted("has sines with the coefficients of cosines", "in_double", of_one_series),
     planted("keeps the low frequencies", "frequencies", one_lower),
     planted("mixes the frequencies in reverse", "in_double", across),
     Mutant("multiplies the other pairs by 0", F, "pad", without_phase, COMPARED),
 )
 
 
-class BoundlessFoPE(FoPE):
-    """The farther, the longer."""
-
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
-        right = RIGHT(self, positions, dtype, context).query
-        far = 1 + positions.coords[:, None, :, None].abs()
-        return Rotation(*[lambda x: right(x) * far.to(x.dtype)] * 2)
-
-
-class ShiftedFoPE(FoPE):
-    """Every law but one holds."""
-
-    rotation = shifted
-
-
-class CrossedFoPE(FoPE):
-    """Every law holds."""
-
-    def rotation(
-        self, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-    ) -> Rotation:
-        return RIGHT(self, positions.with_coords(2 * positions.coords), dtype, context)
-
-
-LAWLESS = (
-    Lawless("fope", lambda shape: ShiftedFoPE(shape.key_heads, shape.head_dim, 64), "absolute"),
-    Lawless("fope", lambda shape: BoundlessFoPE(shape.key_heads, shape.head_dim, 64), "bounded"),
-)
-UNTRUE = (Untrue("fope", lambda: drawn(CrossedFoPE(KV_HEADS, HEAD_DIM, 40, 50.0))),)
 OF_FOUR = FoPE(4, 8, 64)
 SIZES = {"num_heads": 2, "head_dim": 8, "length": 64}
 REFUSED = {

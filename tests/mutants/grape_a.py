@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from posenc import GRAPEA, Positions
 from posenc.encoding.encoding import Context
 from posenc.rotation.phases import alibi_slopes
-from tests.cases import HEAD_DIM, HEADS
+from tests.cases import HEAD_DIM
 from tests.hard.wrong import NO_WORDS, Row, each, sizes
-from tests.mutants import Lawless, Mutant, Untrue, drawn, oracles
+from tests.mutants import Mutant, oracles
 
 COMPARED = oracles("grape_a")
 
@@ -59,38 +59,8 @@ MUTANTS = (
     bug("takes later keys for distant ones", away=torch.abs),
     bug("rewards later keys", away=lambda r: r),
     bug("has slopes for powers of two alone", slopes=lambda n: 2.0 ** (-8 * torch.arange(1.0, n + 1) / n)),
-    bug("has no slopes", slopes=lambda n: torch.ones(n)),
-    bug("takes its rate as it is", positive=lambda w: w),
-    bug("gates by a sigmoid", gate=torch.sigmoid),
-    bug("keeps the length of its vectors", unit=lambda u: u),
-    bug("does not scale its gates", scale=1.0),
-    bug("exchanges the vectors of keys and queries", sides=("v", "u")),
 )
 
-
-class EncoderGRAPEA(GRAPEA):
-    """The same to either side."""
-
-    _lowered = lowered(away=torch.abs, scale=1.0)
-
-
-class CappedGRAPEA(GRAPEA):
-    """Far keys are alike."""
-
-    _lowered = lowered(away=lambda r: r.clamp(0, 64), scale=1.0)
-
-
-class OpenGRAPEA(GRAPEA):
-    """ALiBi: every law holds."""
-
-    _lowered = lowered(gate=torch.ones_like)
-
-
-LAWLESS = (
-    Lawless("grape_a", lambda shape: EncoderGRAPEA(shape.num_heads, shape.head_dim), "directed"),
-    Lawless("grape_a", lambda shape: CappedGRAPEA(shape.num_heads, shape.head_dim), "unique"),
-)
-UNTRUE = (Untrue("grape_a", lambda: drawn(OpenGRAPEA(HEADS, HEAD_DIM))),)
 
 GOOD, MADE = {"num_heads": 4, "head_dim": 8}, GRAPEA(4, 8)
 

@@ -2,25 +2,16 @@
 
 from typing import Any
 
-import torch
-
 from posenc import LeRoPE
 from posenc.rotary import Rotary
 from posenc.rotation.phases import frequencies, in_double
-from tests.cases import HEAD_DIM
 from tests.hard.wrong import Row, each, numbers, sizes
-from tests.mutants import Lawless, Mutant, Untrue, oracles
-from tests.oracles.le_rope import grown
+from tests.mutants import Mutant, oracles
 from tests.schemes import test_rotary_schemes
 
 
 def without_alpha(self: LeRoPE, device: Any = None, lengths: Any = None) -> Any:
     return Rotary.frequencies(self, device, lengths)
-
-
-def linear(self: LeRoPE, device: Any = None, lengths: Any = None) -> Any:
-    theta, factor = Rotary.frequencies(self, device, lengths)
-    return theta * (1 + in_double(self.alpha)), factor
 
 
 def before_the_scaling(self: LeRoPE, device: Any = None, lengths: Any = None) -> Any:
@@ -30,19 +21,9 @@ def before_the_scaling(self: LeRoPE, device: Any = None, lengths: Any = None) ->
     return scaled[None], factor
 
 
-class Deaf(LeRoPE):
-    frequencies = without_alpha
-
-
-class Drawn(LeRoPE):
-    def reset_parameters(self) -> None:
-        torch.nn.init.normal_(self.alpha, std=0.1)
-
-
 COMPARED = oracles("le_rope")
 MUTANTS = (
     Mutant("ignores alpha", LeRoPE, "frequencies", without_alpha, COMPARED),
-    Mutant("multiplies by 1 + alpha", LeRoPE, "frequencies", linear, COMPARED),
     Mutant(
         "scales learned frequencies",
         LeRoPE,
@@ -51,8 +32,6 @@ MUTANTS = (
         test_rotary_schemes.check_mistral_large_4,
     ),
 )
-LAWLESS = (Lawless("le_rope", lambda shape: Drawn(shape.head_dim), "deterministic"),)
-UNTRUE = (Untrue("le_rope", lambda: grown(Deaf(HEAD_DIM, 313.0)).double()),)
 
 REFUSED = {
     "LeRoPE": [

@@ -9,9 +9,8 @@ from posenc import LieRE, Positions
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.schemes.lie_re import BlockRotation
-from tests.cases import HEAD_DIM
 from tests.hard.wrong import Row, numbers, sizes
-from tests.mutants import Lawless, Mutant, Untrue, drawn, moved, oracles
+from tests.mutants import Mutant, moved, oracles
 
 RIGHT = LieRE.rotation
 COMPARED = oracles("lie_re")
@@ -38,33 +37,13 @@ def turned_back(matrices: Tensor) -> Tensor:
     return matrices.mT
 
 
-def first_order(matrices: Tensor) -> Tensor:
-    """Half of R - R^T for the generator."""
-    return torch.eye(matrices.size(-1), dtype=matrices.dtype) + (matrices - matrices.mT) / 2
-
-
 MUTANTS = (
     Mutant("exchanges the axes", LieRE, "rotation", changed(coords=lambda c: c.flip(-1)), COMPARED),
     Mutant("turns the other way", LieRE, "rotation", changed(query=turned_back, key=turned_back), COMPARED),
     Mutant("turns keys the other way", LieRE, "rotation", changed(key=turned_back), COMPARED),
-    Mutant("goes to the first order", LieRE, "rotation", changed(query=first_order, key=first_order), COMPARED),
 )
 
 
-class TransposedLieRE(LieRE):
-    """Every law holds."""
-
-    rotation = changed(coords=lambda c: c.flip(-1))
-
-
-class StillLieRE(LieRE):
-    """Of the first axis alone, and so relative."""
-
-    rotation = changed(coords=lambda c: torch.stack((c[..., 0], 0 * c[..., 1]), -1))
-
-
-LAWLESS = (Lawless("lie_re", lambda shape: StillLieRE(shape.head_dim), "relative"),)
-UNTRUE = (Untrue("lie_re", lambda: drawn(TransposedLieRE(HEAD_DIM, 2, 3))),)
 FLAT, LINE, OF_FOUR = LieRE(8), LieRE(8, 1), LieRE(8, 1, num_heads=4)
 REFUSED = {
     "LieRE": [

@@ -7,9 +7,8 @@ from posenc import MixedRoPE, Positions
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.schemes import mixed_rope
-from tests.cases import HEAD_DIM, KV_HEADS
 from tests.hard.wrong import Row, numbers, sizes
-from tests.mutants import Lawless, Mutant, Untrue, drawn, moved, oracles
+from tests.mutants import Mutant, moved, oracles
 
 RIGHT = MixedRoPE.rotation
 COMPARED = oracles("mixed_rope")
@@ -21,13 +20,6 @@ def rows_first(
     return RIGHT(self, moved(positions, lambda coords: coords.flip(-1)), dtype, context)
 
 
-def backwards(
-    self: MixedRoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-) -> Rotation:
-    rotation = RIGHT(self, positions, dtype, context)
-    return Rotation(rotation.query, rotation.key.turn.inverse())  # type: ignore[attr-defined]
-
-
 def of_the_first_head(x: Tensor) -> Tensor:
     x = x.double()
     return x[:, :1].expand_as(x) if x.size(0) == 2 and x.dim() == 3 and x.requires_grad else x
@@ -35,25 +27,10 @@ def of_the_first_head(x: Tensor) -> Tensor:
 
 MUTANTS = (
     Mutant("has the rows first", MixedRoPE, "rotation", rows_first, COMPARED),
-    Mutant("turns keys the other way", MixedRoPE, "rotation", backwards, COMPARED),
     Mutant("has one set of frequencies for all heads", mixed_rope, "in_double", of_the_first_head, COMPARED),
 )
 
 
-class BackwardMixedRoPE(MixedRoPE):
-    rotation = backwards
-
-
-class TransposedMixedRoPE(MixedRoPE):
-    """Every law holds."""
-
-    rotation = rows_first
-
-
-LAWLESS = (
-    Lawless("mixed_rope", lambda shape: BackwardMixedRoPE(shape.head_dim, shape.key_heads, rotary_dim=4), "relative"),
-)
-UNTRUE = (Untrue("mixed_rope", lambda: drawn(TransposedMixedRoPE(HEAD_DIM, KV_HEADS, rotary_dim=4))),)
 SIZES = {"head_dim": 8, "num_heads": 2}
 GRID = Positions.grid(1, 3)
 OF_FOUR = MixedRoPE(8, 4)

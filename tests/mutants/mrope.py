@@ -8,10 +8,8 @@ from posenc import MRoPE, Positions
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.schemes import mrope
-from tests.cases import HEAD_DIM
 from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
-from tests.mutants import Lawless, Mutant, Untrue, moved, oracles
-from tests.schemes import test_mrope
+from tests.mutants import Mutant, moved, oracles
 
 RIGHT, DEALT = MRoPE.rotation, mrope.dealt
 COMPARED = oracles("mrope")
@@ -24,61 +22,17 @@ def of_the_first_axis(
     return RIGHT(self, moved(positions, lambda coords: coords[..., :1].expand_as(coords)), dtype, context)
 
 
-def rows_for_columns(
-    self: MRoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-) -> Rotation:
-    return RIGHT(self, moved(positions, lambda coords: coords[..., [0, 2, 1]]), dtype, context)
-
-
-def backwards(
-    self: MRoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-) -> Rotation:
-    rotation = RIGHT(self, positions, dtype, context)
-    return Rotation(rotation.query, rotation.key.inverse())  # type: ignore[attr-defined]
-
-
 def transposed(form: mrope.Form, *sections: int) -> tuple[int, ...]:
     return tuple(-axis % 3 for axis in DEALT(form, *sections))
-
-
-def in_sections(form: mrope.Form, *sections: int) -> tuple[int, ...]:
-    return DEALT("sections", *sections)
-
-
-def counting(self: Positions, n: int = 1) -> Positions:
-    """As if every token before had been of a text."""
-    line = len(self) + torch.arange(n)[None]
-    return Positions(line[..., None].expand(-1, -1, 3), order=line)
 
 
 MUTANTS = (
     Mutant("turns by time alone", MRoPE, "rotation", of_the_first_axis, COMPARED),
     Mutant("exchanges rows and columns", mrope, "dealt", transposed, COMPARED),
-    Mutant("has one form", mrope, "dealt", in_sections, COMPARED),
     Mutant("pairs halves in every form", mrope, "LAYOUTS", dict.fromkeys(mrope.LAYOUTS, "half"), COMPARED),
-    Mutant("turns keys the other way", MRoPE, "rotation", backwards, COMPARED),
-    Mutant(
-        "goes on counting tokens after an image",
-        Positions,
-        "following",
-        counting,
-        partial(test_mrope.test_what_is_generated_after_an_image_goes_on_as_the_whole_text, "sections"),
-    ),
 )
 
 
-class BackwardMRoPE(MRoPE):
-    rotation = backwards
-
-
-class TransposedMRoPE(MRoPE):
-    """Every law holds."""
-
-    rotation = rows_for_columns
-
-
-LAWLESS = (Lawless("mrope", lambda shape: BackwardMRoPE(shape.head_dim, (shape.head_dim // 2, 0, 0)), "relative"),)
-UNTRUE = (Untrue("mrope", lambda: TransposedMRoPE(HEAD_DIM, (1, 1, 1), base=77.0)),)
 VIDEO = MRoPE(8, (2, 1, 1), "videorope")
 SIZES = {"head_dim": 8, "sections": (2, 1, 1)}
 REFUSED = {

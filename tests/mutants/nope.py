@@ -4,13 +4,11 @@ import torch
 from torch import Tensor
 
 from posenc import NoPE, Positions
-from posenc.encoding.encoding import Context
-from posenc.encoding.rotation import Rotation
 from posenc.lowering.block import Block
 from posenc.lowering.forms import ScoreFunction
 from posenc.schemes.catalog import entries_of
 from tests.cases import DIM
-from tests.mutants import Lawless, Mutant, Untrue, by_pair, oracles
+from tests.mutants import Lawless, Mutant, by_pair, oracles
 from tests.schemes import test_laws
 
 
@@ -22,12 +20,6 @@ def constant_vector(self: NoPE, positions: Positions, dtype: torch.dtype = torch
     return torch.full((1, len(positions), DIM), 0.01, dtype=dtype)
 
 
-def longer_queries(
-    self: NoPE, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-) -> Rotation:
-    return Rotation(lambda query: 1.01 * query, lambda key: key)
-
-
 def order_free() -> None:
     test_laws.check_claim(*entries_of("nope"), "order_free")
 
@@ -36,7 +28,6 @@ MUTANTS = (
     Mutant("prefers what is near", NoPE, "score", by_pair(recent), oracles("nope")),
     Mutant("tells the tokens' places apart", NoPE, "score", by_pair(recent), order_free),
     Mutant("adds a vector", NoPE, "table", constant_vector, oracles("nope")),
-    Mutant("lengthens queries", NoPE, "rotation", longer_queries, oracles("nope")),
 )
 
 
@@ -45,4 +36,3 @@ class FaintNoPE(NoPE):
 
 
 LAWLESS = (Lawless("nope", lambda shape: FaintNoPE(), "order_free"),)
-UNTRUE = (Untrue("nope", FaintNoPE),)

@@ -43,10 +43,6 @@ def as_partial(self: Rotary, *arguments: Any, its: Any = Rotary.frequencies) -> 
         self.scaling = scaling
 
 
-class WithoutTheHighest(Proportional):
-    __call__ = without_the_highest
-
-
 COMPARED = oracles("p_rope")
 MUTANTS = (
     Mutant("leaves out the highest frequencies", Proportional, "__call__", without_the_highest, COMPARED),

@@ -1,8 +1,6 @@
 """QueryScale that counts otherwise, or scales something else."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,19 +9,11 @@ from posenc import Positions, QueryScale
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.positions.positions import PositionError
-from tests.cases import HEADS
 from tests.hard.wrong import NO_NUMBERS, NO_SIZES, NO_WORDS, Row, each
-from tests.mutants import Lawless, Mutant, Untrue, drawn, oracles
-from tests.schemes import test_scalings
+from tests.mutants import Lawless, Mutant, oracles
 
 COMPARED = oracles("query_scale")
-DECODED = partial(test_scalings.test_queries_scaled_by_the_length_of_the_text_are_decoded_likewise, "qwen2_5_1m")
 RIGHT, LEARNED, TURN = QueryScale._factor, QueryScale._learned, QueryScale.rotation
-
-
-def counted(n: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
-    """Of another number of tokens."""
-    return lambda self, tokens: RIGHT(self, n(tokens))
 
 
 def turned(where: Callable[[Positions], Positions], both: bool = False) -> Callable[..., Rotation]:
@@ -38,35 +28,10 @@ def turned(where: Callable[[Positions], Positions], both: bool = False) -> Calla
     return rotation
 
 
-def of_the_longest(
-    self: QueryScale, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-) -> Rotation:
-    if not self.needs_lengths:
-        return TURN(self, positions, dtype, context)
-    lengths = positions.lengths if context is None or context.lengths is None else context.lengths
-    return TURN(self, positions, dtype, replace(context or Context(), lengths=lengths.amax()[None]))
-
-
 MUTANTS = (
-    Mutant("counts from 0", QueryScale, "_factor", counted(lambda n: (n - 1).clamp(min=0.5)), COMPARED),
     Mutant("divides", QueryScale, "_factor", lambda self, n: 1 / RIGHT(self, n), COMPARED),
     Mutant("scales keys too", QueryScale, "rotation", turned(lambda p: p, both=True), COMPARED),
-    Mutant("takes the longest row's length for all", QueryScale, "rotation", of_the_longest, DECODED),
-    Mutant(
-        "counts the slots of a cache",
-        QueryScale,
-        "rotation",
-        turned(lambda p: Positions.arange(len(p)).expand(p.rows)),
-        COMPARED,
-    ),
 )
-
-
-class StillQueryScale(QueryScale):
-    """Never grows."""
-
-    def _learned(self, log_n: Tensor, context: Context | None) -> Tensor:
-        return torch.ones_like(log_n)[:, None].expand(-1, self.num_heads or 1, -1)
 
 
 class RoundedQueryScale(QueryScale):
@@ -74,18 +39,7 @@ class RoundedQueryScale(QueryScale):
         return LEARNED(self, log_n.exp().round().log(), context)
 
 
-class OtherQueryScale(QueryScale):
-    """By the logarithm of base 2: every law holds."""
-
-    def _learned(self, log_n: Tensor, context: Context | None) -> Tensor:
-        return LEARNED(self, log_n, context) * 1.4427
-
-
-LAWLESS = (
-    Lawless("query_scale", lambda shape: StillQueryScale("ssmax", num_heads=shape.num_heads), "absolute"),
-    Lawless("query_scale", lambda shape: RoundedQueryScale("ssmax", num_heads=shape.num_heads), "fractional"),
-)
-UNTRUE = (Untrue("query_scale ssmax", lambda: drawn(OtherQueryScale("ssmax", num_heads=HEADS))),)
+LAWLESS = (Lawless("query_scale", lambda shape: RoundedQueryScale("ssmax", num_heads=shape.num_heads), "fractional"),)
 
 FORMS = "'llama4', 'ministral3', 'inkling', 'beam', 'rerope', 'chunkllama', 'qwen2_5_1m', 'mistral_large4' or 'ssmax'"
 REFUSED = {

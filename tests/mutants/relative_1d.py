@@ -11,8 +11,7 @@ from posenc.encoding.pieces import Row
 from posenc.lowering.block import Block
 from posenc.lowering.forms import ScoreFunction
 from posenc.schemes.catalog import entries_of
-from tests.cases import HEAD_DIM
-from tests.mutants import Lawless, Mutant, Untrue, by_pair, drawn, elsewhere, oracles
+from tests.mutants import Mutant, by_pair, oracles
 from tests.schemes import test_laws, test_life_cycle
 
 
@@ -54,13 +53,6 @@ def mutant(bug: str, wrong: object, check: Callable[[], None] = COMPARED) -> Mut
 
 MUTANTS = (
     mutant("takes query minus key", score(lambda r, n: n - 1 - r)),
-    mutant("is off by one", score(lambda r, n: r + n)),
-    mutant("counts from the start of its table", score(lambda r, n: r % (2 * n - 1))),
-    mutant("is blind to direction", score(lambda r, n: r.abs() + n - 1)),
-    mutant("leaves out what lies ahead, as skewing does", score(ahead=0.0)),
-    mutant("takes distances between indices", score(of_index=True)),
-    mutant("does not divide by the root of head_dim", score(scaled=False)),
-    mutant("has one table for all heads", score(head=torch.zeros_like)),
     mutant("clamps distances past its table", score(), of_a_fixed_length),
     Mutant(
         "does not draw its parameters",
@@ -70,26 +62,3 @@ MUTANTS = (
         partial(test_life_cycle.check_meta, "relative_1d"),
     ),
 )
-
-
-class KeyedRelative1D(Relative1D):
-    """The vector of the key's position, not of the distance."""
-
-    score = elsewhere(Relative1D, torch.zeros_like, lambda y: y)
-
-
-class UnsignedRelative1D(Relative1D):
-    score = score(lambda r, n: r.abs() + n - 1)
-
-
-class MirroredRelative1D(Relative1D):
-    """Query minus key: every law holds."""
-
-    score = elsewhere(Relative1D, torch.neg, torch.neg)
-
-
-LAWLESS = (
-    Lawless("relative_1d", lambda shape: KeyedRelative1D(shape.max_positions, shape.head_dim), "relative"),
-    Lawless("relative_1d", lambda shape: UnsignedRelative1D(shape.max_positions, shape.head_dim), "directed"),
-)
-UNTRUE = (Untrue("relative_1d", lambda: drawn(MirroredRelative1D(20, HEAD_DIM))),)

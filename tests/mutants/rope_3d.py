@@ -1,7 +1,5 @@
 """RoPE3D with other shares or frequencies."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -10,13 +8,12 @@ from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Rotation
 from posenc.rotation.phases import frequencies
 from posenc.schemes import rope_3d
-from posenc.schemes.rope_3d import EachChannel
 from tests.cases import HEAD_DIM
 from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
-from tests.mutants import Lawless, Mutant, Untrue, moved, oracles
-from tests.schemes import test_rope_3d
+from tests.mutants import Mutant, moved, oracles
 
-RIGHT, MAPPED = RoPE3D.rotation, EachChannel.__call__
+RIGHT = RoPE3D.rotation
+
 COMPARED = oracles("rope_3d")
 
 
@@ -26,49 +23,16 @@ def last_first(
     return RIGHT(self, moved(positions, lambda coords: coords.flip(-1)), dtype, context)
 
 
-def backwards(
-    self: RoPE3D, positions: Positions, dtype: torch.dtype = torch.float32, context: Context | None = None
-) -> Rotation:
-    rotation = RIGHT(self, positions, dtype, context)
-    return Rotation(rotation.query, rotation.key.inverse())  # type: ignore[attr-defined]
-
-
 def over_the_head(dim: int, base: float, device: torch.device | None = None) -> Tensor:
     return frequencies(HEAD_DIM, base, device)[: dim // 2]
 
 
-def the_same_for_both(self: EachChannel, x: Tensor) -> Tensor:
-    """A rotation by the angle of the first channel of a pair."""
-    cos, sin = (angle[..., ::2].repeat_interleave(2, -1) for angle in (self.cos, self.sin))
-    return MAPPED(replace(self, cos=cos, sin=sin), x)
-
-
 MUTANTS = (
-    Mutant(
-        "turns both channels of a pair alike in V-JEPA 2's form",
-        EachChannel,
-        "__call__",
-        the_same_for_both,
-        test_rope_3d.test_the_map_of_v_jepa_2_is_the_oracles,
-    ),
     Mutant("has the columns first", RoPE3D, "rotation", last_first, COMPARED),
-    Mutant("turns keys the other way", RoPE3D, "rotation", backwards, COMPARED),
     Mutant("takes its frequencies over the head, not the share", rope_3d, "frequencies", over_the_head, COMPARED),
 )
 
 
-class BackwardRoPE3D(RoPE3D):
-    rotation = backwards
-
-
-class TransposedRoPE3D(RoPE3D):
-    """Every law holds."""
-
-    rotation = last_first
-
-
-LAWLESS = (Lawless("rope_3d", lambda shape: BackwardRoPE3D(shape.head_dim), "relative"),)
-UNTRUE = (Untrue("rope_3d", lambda: TransposedRoPE3D(HEAD_DIM, base=77.0)),)
 REFUSED = {
     "RoPE3D": [
         *sizes(RoPE3D, {}, "head_dim"),

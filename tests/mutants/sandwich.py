@@ -7,9 +7,8 @@ from torch import Tensor
 
 from posenc import Sandwich
 from posenc.rotation.phases import frequencies, phases
-from tests.cases import HEAD_DIM, HEADS
 from tests.hard.wrong import Row, numbers, sizes
-from tests.mutants import Lawless, Mutant, Untrue, elsewhere, index, oracles
+from tests.mutants import Mutant, elsewhere, index, oracles
 
 
 def bias(
@@ -43,39 +42,10 @@ def mutant(bug: str, wrong: object, name: str = "_bias") -> Mutant:
 MUTANTS = (
     mutant("leaves out the cosine", bias(term=lambda x: x)),
     mutant("has a sine", bias(term=torch.sin)),
-    mutant("begins with a cosine of the distance itself", bias(first=0)),
-    mutant("does not know its base", bias(base=10_000.0)),
-    mutant("lies below 0 by twice as much", bias(less=1.0)),
-    mutant("multiplies by the ratio", bias(ratio=lambda h, heads: heads / (8 * h))),
-    mutant("counts its heads from 0", bias(ratio=lambda h, heads: 8 * (h - 0.999) / heads)),
-    mutant("has one ratio for all heads", bias(ratio=lambda h, heads: 8 + 0 * h)),
-    mutant("divides the bias by the root of head_dim", bias(factor=HEAD_DIM**-0.5)),
-    mutant("is off by one", bias(far=lambda r: r + r.sign())),
     mutant("takes distances between indices", elsewhere(Sandwich, index, index), "score"),
 )
 
 
-class LinearSandwich(Sandwich):
-    """Without the cosine, as one public port has it."""
-
-    _bias = bias(term=lambda x: -x.abs())
-
-
-class KeyedSandwich(Sandwich):
-    score = elsewhere(Sandwich, torch.zeros_like, lambda y: y)
-
-
-class ShiftedSandwich(Sandwich):
-    """Begins with a cosine of the distance itself: every law holds."""
-
-    _bias = bias(first=0)
-
-
-LAWLESS = (
-    Lawless("sandwich", lambda shape: LinearSandwich(shape.num_heads), "bounded"),
-    Lawless("sandwich", lambda shape: KeyedSandwich(shape.num_heads), "relative"),
-)
-UNTRUE = (Untrue("sandwich", lambda: ShiftedSandwich(HEADS)),)
 SIX = {"num_heads": 6}
 REFUSED: dict[str, list[Row]] = {
     "Sandwich": [

@@ -14,8 +14,12 @@ from tests.hard.wrong import INF, NAN, NO_WORDS, Row, each, flags, numbers, size
 from tests.mutants import Mutant
 from tests.schemes import test_scalings
 
-RIGHT_KEPT, RIGHT_YARN, RIGHT_LONG, RIGHT_DYNAMIC = YaRN._kept, YaRN.__call__, LongRoPE.__call__, DynamicNTK.__call__
-RIGHT_NTK, RIGHT_BLEND, RIGHT_MAGNITUDE = NTKAware.__call__, ramps.blend, YaRN._magnitude
+RIGHT_KEPT = YaRN._kept
+RIGHT_YARN = YaRN.__call__
+RIGHT_LONG = LongRoPE.__call__
+RIGHT_BLEND = ramps.blend
+RIGHT_MAGNITUDE = YaRN._magnitude
+
 RIGHT_LLAMA, RIGHT_SHARE = Llama3.__call__, Proportional.__call__
 
 
@@ -34,11 +38,6 @@ def magnitudes() -> None:
     for scaling, factor in mark.args[1]:
         test_scalings.test_the_factor_of_cos_and_sin(scaling, factor)
     test_scalings.test_the_factor_of_longrope()
-
-
-def rows() -> None:
-    for scaling in test_scalings.BY_LENGTH.values():
-        test_scalings.test_a_row_is_turned_by_its_own_length(scaling)
 
 
 def decoding() -> None:
@@ -64,33 +63,9 @@ def of(right: Callable[..., Any], **changed: Any) -> Callable[..., Any]:
     return lambda self, *args: right(replace(self, **changed), *args)
 
 
-def swapped(self: YaRN, theta: Tensor) -> Tensor:
-    """beta_fast bounds what is stretched and beta_slow what stays."""
-    return 1 - RIGHT_KEPT(self, theta)
-
-
-def other_ramp(self: YaRN, theta: Tensor) -> Tensor:
-    return RIGHT_KEPT(replace(self, ramp="ratio" if self.ramp == "index" else "index"), theta)
-
-
 def with_lengths(change: Callable[[Tensor], Tensor], right: Callable[..., Any]) -> Callable[..., Any]:
     """Of other lengths, where it is called with any."""
     return lambda self, theta, lengths=None: right(self, theta, *(() if lengths is None else (change(lengths),)))
-
-
-def longest(lengths: Tensor) -> Tensor:
-    return lengths.amax().expand_as(lengths)
-
-
-def capacity(lengths: Tensor) -> Tensor:
-    """What the model could take, however long the text is."""
-    return torch.full_like(lengths, 10**6)
-
-
-def plain_ntk(self: DynamicNTK, theta: Tensor, lengths: Tensor) -> tuple[Tensor, float]:
-    """The factor once more for every trained length, from the trained length on: no - (f - 1)."""
-    stretch = torch.where(lengths > self.original_length, self.factor * lengths / self.original_length, 1.0)
-    return ramps.ntk(theta, stretch), 1.0
 
 
 def of_base(self: NTKAware, theta: Tensor) -> tuple[Tensor, float]:
@@ -107,42 +82,22 @@ def partial_rotation(self: Proportional, theta: Tensor) -> tuple[Tensor, float]:
     return torch.where(k < turning, base ** (-k * theta.numel() / max(turning, 1)), 0.0), 1.0
 
 
-def slowest(self: Proportional, theta: Tensor) -> tuple[Tensor, float]:
-    """The last share of the pairs turns."""
-    return RIGHT_SHARE(self, theta.flip(0))[0].flip(0), 1.0
-
-
 SWITCHED = property(lambda self: 1.0)
 MUTANTS = (
     Mutant("ignores truncate", YaRN, "_kept", of(RIGHT_KEPT, truncate=True), frequencies),
-    Mutant("never truncates", YaRN, "_kept", of(RIGHT_KEPT, truncate=False), frequencies),
-    Mutant("is dynamic by the longest row", YaRN, "__call__", with_lengths(longest, RIGHT_YARN), rows),
     Mutant("is dynamic below its factor", YaRN, "__call__", shrinking, by_length),
     Mutant("has one factor of cos and sin for all rows", YaRN, "_magnitude", of_factor, dynamic_magnitudes),
-    Mutant("forgets the parts", NTKAware, "__call__", of(RIGHT_NTK, original_length=None), frequencies),
     Mutant(
         "swaps the parts", ramps, "blend", lambda theta, others, kept: RIGHT_BLEND(others, theta, kept), frequencies
     ),
-    Mutant("has the ramp of the other kind", YaRN, "_kept", other_ramp, frequencies),
-    Mutant("has beta_fast and beta_slow swapped", YaRN, "_kept", swapped, frequencies),
-    Mutant("has the default betas", YaRN, "_kept", of(RIGHT_KEPT, beta_fast=32.0, beta_slow=1.0), frequencies),
     Mutant("drops attention_factor", YaRN, "__call__", of(RIGHT_YARN, attention_factor=None), magnitudes),
-    Mutant("drops mscale", YaRN, "__call__", of(RIGHT_YARN, mscale=None), magnitudes),
-    Mutant("drops mscale_all_dim", YaRN, "__call__", of(RIGHT_YARN, mscale_all_dim=None), magnitudes),
     Mutant("does not lengthen", YaRN, "magnitude", SWITCHED, magnitudes),
     Mutant("stretches by a base of s alone", NTKAware, "__call__", of_base, frequencies),
     Mutant("has Llama's bounds swapped", Llama3, "__call__", of(RIGHT_LLAMA, high_freq_factor=8.0), frequencies),
-    Mutant("takes its list by the batch's longest row", LongRoPE, "__call__", with_lengths(longest, RIGHT_LONG), rows),
-    Mutant("takes its list by capacity", LongRoPE, "__call__", with_lengths(capacity, RIGHT_LONG), by_length),
     Mutant("is long from L on", LongRoPE, "__call__", with_lengths(lambda n: n + 1, RIGHT_LONG), by_length),
-    Mutant("is long a token late", LongRoPE, "__call__", with_lengths(lambda n: n - 1, RIGHT_LONG), by_length),
     Mutant("has one factor for both lists", LongRoPE, "magnitudes", property(lambda self: (1.25, 1.25)), magnitudes),
-    Mutant("stretches by the batch's longest row", DynamicNTK, "__call__", with_lengths(longest, RIGHT_DYNAMIC), rows),
-    Mutant("counts from 0", DynamicNTK, "__call__", with_lengths(lambda n: n - 1, RIGHT_DYNAMIC), by_length),
-    Mutant("jumps at the trained length", DynamicNTK, "__call__", plain_ntk, by_length),
     Mutant("lets a cache keep turned keys", Scheme, "needs_raw_keys", property(lambda self: False), decoding),
     Mutant("rotates a part, not a proportion", Proportional, "__call__", partial_rotation, frequencies),
-    Mutant("keeps the slowest pairs", Proportional, "__call__", slowest, frequencies),
 )
 
 # -- what they refuse --------------------------------------------------------------------------------------------------

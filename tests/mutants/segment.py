@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from posenc import Positions, Segment
-from tests.cases import DIM
 from tests.hard.wrong import sizes
-from tests.mutants import Lawless, Mutant, Untrue, oracles
+from tests.mutants import Mutant, oracles
 
 
 def reading(segment: str) -> object:
@@ -27,22 +26,8 @@ MUTANTS = (
     Mutant("ignores the segment", Segment, "table", reading("the first"), oracles("segment")),
     Mutant("is off by one", Segment, "table", reading("the next"), oracles("segment")),
     Mutant("reads the document", Segment, "table", reading("the document"), oracles("segment")),
-    Mutant("reads the position", Segment, "table", reading("the position"), oracles("segment")),
 )
 
-
-class PositionalSegment(Segment):
-    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
-        return super().table(positions.with_segment(positions.order % 2), dtype)
-
-
-class ScaledSegment(Segment):
-    def table(self, positions: Positions, dtype: torch.dtype = torch.float32) -> Tensor:
-        return -super().table(positions, dtype)
-
-
-LAWLESS = (Lawless("segment", lambda shape: PositionalSegment(2, shape.dim), "order_free"),)
-UNTRUE = (Untrue("segment", lambda: ScaledSegment(2, DIM).double()),)
 
 REFUSED = {
     "Segment": sizes(Segment, {"num_segments": 2, "dim": 8}, "num_segments", "dim"),

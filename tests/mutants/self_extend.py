@@ -9,9 +9,8 @@ from posenc import Positions, SelfExtend
 from posenc.encoding.encoding import Context
 from posenc.encoding.rotation import Band, Rotation
 from posenc.rotation.phases import turned_to
-from tests.cases import HEAD_DIM
 from tests.hard.wrong import NO_WORDS, Row, each, numbers, sizes
-from tests.mutants import Lawless, Mutant, Untrue, index, oracles
+from tests.mutants import Mutant, oracles
 
 
 def floor(p: Tensor, group: int) -> Tensor:
@@ -51,31 +50,8 @@ MUTANTS = (
     of("shifts by w - w/G", shift=lambda w, g: w - w / g),
     of("shifts by w", shift=lambda w, g: w),
     of("does not shift", shift=lambda w, g: 0),
-    of("rounds groups", grouped=lambda p, g: (p / g).round()),
-    of("divides and does not take groups", grouped_key=lambda p, g: p / g),
-    of("takes no groups of keys", grouped_key=lambda p, g: p),
-    of("begins the far band one place late", reach=lambda w: w + 1),
-    of("begins the far band one place early", reach=lambda w: w - 1),
-    of("counts tokens and reads no coordinates", coords=index),
-    of("ignores the base", base=lambda base: 10_000.0),
-    of("is half where interleaved was asked for", layout="half"),
 )
 
-
-class SmoothSelfExtend(SelfExtend):
-    """Divides distances and takes no groups: scores are of distances alone."""
-
-    rotation = rotation(grouped=lambda p, g: p / g, grouped_key=lambda p, g: p / g)
-
-
-class OneBaseSelfExtend(SelfExtend):
-    """Deaf to its base: every law holds."""
-
-    rotation = rotation(base=lambda base: 10_000.0)
-
-
-LAWLESS = (Lawless("self_extend", lambda shape: SmoothSelfExtend(shape.head_dim, 4, 4), "relative"),)
-UNTRUE = (Untrue("self_extend", lambda: OneBaseSelfExtend(HEAD_DIM, 2, 3, 313.0)),)
 
 OF_TEXTS = {"head_dim": 8}
 REFUSED = {
