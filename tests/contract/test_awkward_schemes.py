@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import posenc
-from posenc import DynamicNTK, Positions, ReRoPE, RoPE, Scheme
+from posenc import DynamicNTK, Positions, RoPE, Scheme
 from posenc.encoding.encoding import Context
 from posenc.lowering.block import Block
 from posenc.lowering.forms import function
@@ -20,7 +20,6 @@ from posenc.schedule import Schedule
 from tests.contract import oracles, schemes
 from tests.contract.oracles import Numbers, Result, Where
 from tests.rounding import of_sums
-from tests.rows import with_more
 
 HEADS, KV_HEADS, WIDTH, VALUE_WIDTH = 6, 3, 4, 5
 SCORE = 128.0  # no score of a trial is larger, its scheme's part included
@@ -39,10 +38,6 @@ PREFIX = {"prefix": Positions(torch.arange(9)[None], order=torch.arange(9).clamp
 GRIDS = {
     "grid": Positions.grid(3, 3),
     "packed": Positions.cat([Positions.grid(2, 2), Positions.grid(1, 5)], documents="new"),
-}
-TIMES = {
-    "one": Positions(text_and_image()),
-    "packed": Positions.cat([Positions(text_and_image()[:, :5]), Positions(text_and_image()[:, 3:7])], documents="new"),
 }
 ROWS = {
     "right padded": Positions.padded(torch.arange(9) < torch.tensor([[9], [5]])),
@@ -131,17 +126,6 @@ def mla_step(trial: Trial, scheme: Any, step: ForwardPass, n: Tensors, last: Any
     return posenc.attention(query, key, latent, step.pairs(), **options) @ scheme.up_value.mT, None
 
 
-def stick_breaking(*given: Any) -> Result:
-    out, lse = plain(*given)
-    return schemes.broken(out, lse), None
-
-
-def stick_breaking_step(trial: Trial, scheme: Any, step: ForwardPass, n: Tensors, last: Any, backend: str) -> Any:
-    key, value, _ = step.cache.append(0, n["key"], n["value"])
-    options = {"is_causal": True, "backend": backend, "return_lse": True}
-    return schemes.broken(*posenc.attention(n["query"], key, value, step.pairs(), **options)), None
-
-
 def path(trial: Trial, scheme: Any, n: Tensors, *given: Any) -> Result:
     query, key = scheme.widened(*(n[name] for name in ("query", "key", "w", "beta")))
     return plain(trial, scheme, {"query": query, "key": key, "value": n["value"]}, *given)
@@ -165,7 +149,6 @@ def deberta() -> Scheme:
     return schemes.DeBERTa(table, *projections, WIDTH).double()
 
 
-M_ROPE = schemes.interleaved(7, rows=2, columns=1)
 TRIALS = {
     "ALiBi, heads 8 to 13 of 20": Trial(
         lambda: schemes.ALiBi(20),
@@ -174,32 +157,7 @@ TRIALS = {
         sized(),
         context=Context(heads=range(8, 14)),
     ),
-    "Shaw": Trial(lambda: schemes.Shaw(WIDTH, VALUE_WIDTH, 2), oracles.shaw, LINES | PREFIX, sized()),
-    "ALiBi and Shaw": Trial(
-        lambda: schemes.ALiBi(HEADS) + schemes.Shaw(WIDTH, VALUE_WIDTH, 2),
-        partial(oracles.alibi_and_shaw, total=HEADS),
-        LINES | PREFIX,
-        sized(),
-    ),
-    "Transformer-XL": Trial(
-        lambda: schemes.TransformerXL(HEADS, WIDTH, 10, 313.0),
-        partial(oracles.transformer_xl, base=313.0),
-        LINES,
-        sized(),
-    ),
     "DeBERTa": Trial(deberta, oracles.deberta, LINES | PREFIX, sized(), scale=(3 * WIDTH) ** -0.5),
-    "Swin": Trial(
-        lambda: schemes.Swin(3, 5, HEADS),
-        partial(oracles.swin, sides=(3, 5)),
-        GRIDS,
-        sized(),
-    ),
-    "Swin 2": Trial(
-        lambda: schemes.Swin2(HEADS, (3, 5), 7),
-        partial(oracles.swin2, sides=(3, 5)),
-        GRIDS,
-        sized(),
-    ),
     "relative 2D": Trial(
         lambda: schemes.Relative2D((3, 5), WIDTH, HEADS),
         oracles.relative_2d,
@@ -214,14 +172,6 @@ TRIALS = {
         features=lambda n, last: schemes.forgotten(n["gates"], None if last is None else last["forgotten"][..., -1]),
         causal=(True,),
     ),
-    "Inkling": Trial(
-        lambda: schemes.Inkling(4, 3),
-        oracles.inkling,
-        LINES,
-        sized(r=(HEADS, 3)),
-        of_queries=("query", "r"),
-        features=lambda n, last: {"r": n["r"]},
-    ),
     "MLA": Trial(
         lambda: schemes.MLA(HEADS, 3, 4, 5, 2),
         partial(oracles.mla, base=313.0),
@@ -229,25 +179,6 @@ TRIALS = {
         {"query": (HEADS, 7), "latent": (1, 5), "shared": (1, 4)},
         attend=mla,
         step=mla_step,
-    ),
-    "M-RoPE": Trial(
-        lambda: RoPE(14, base=313.0, axes=3, allocation=M_ROPE),
-        partial(oracles.m_rope, base=313.0, axes=M_ROPE),
-        TIMES,
-        sized(14),
-    ),
-    "PoPE": Trial(lambda: schemes.PoPE(KV_HEADS, WIDTH, 313.0), partial(oracles.pope, base=313.0), LINES, sized()),
-    "ReRoPE": Trial(
-        lambda: ReRoPE(WIDTH, 3, base=7.0),
-        partial(oracles.rerope, base=7.0, window=3),
-        LINES,
-        sized(),
-    ),
-    "rotated values": Trial(
-        lambda: RoPE(7, base=313.0, first_channel=3, values=True),
-        partial(oracles.rotated_values, base=313.0, first=3),
-        LINES,
-        sized(7, 7),
     ),
     "dynamic NTK": Trial(
         lambda: RoPE(6, base=313.0, scaling=DynamicNTK(2.0, 3)),
@@ -264,9 +195,6 @@ TRIALS = {
         step=with_sinks_step,
         causal=(True,),
         window=3,
-    ),
-    "CoPE": Trial(
-        lambda: schemes.CoPE(4, WIDTH), oracles.cope, LINES, sized(), refused="needs whole rows", causal=(True,)
     ),
     "DAPE": Trial(
         lambda: schemes.DAPE(HEADS, 3),
@@ -285,31 +213,6 @@ TRIALS = {
         step=path_step,
         scale=WIDTH**-0.5,
         refused="needs whole rows",
-        causal=(True,),
-    ),
-    "stick-breaking": Trial(
-        schemes.StickBreaking,
-        oracles.stick_breaking,
-        LINES,
-        sized(),
-        attend=stick_breaking,
-        step=stick_breaking_step,
-        refused="needs whole rows",
-        causal=(True,),
-    ),
-    "softcap on ALiBi": Trial(
-        lambda: schemes.ALiBi(HEADS) + schemes.SoftCap(1.7),
-        partial(oracles.softcap, total=HEADS),
-        LINES,
-        sized(),
-        refused="a function of the score that the kernel does not support",
-    ),
-    "FIRE": Trial(
-        lambda: schemes.FIRE(HEADS, 5, 4.0),
-        partial(oracles.fire, length=4.0),
-        LINES,
-        sized(),
-        refused="function of both coordinates",
         causal=(True,),
     ),
 }
