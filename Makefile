@@ -22,7 +22,7 @@ OLDEST := .venv-oldest
 WHEEL := .venv-wheel
 OLDEST_TORCH := $(shell sed -n 's/^dependencies = .*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 CORE_TESTS := tests/backends tests/models tests/schemes tests/hard/test_positions.py tests/hard/test_properties.py \
-	tests/test_contract.py tests/test_encoding.py tests/test_oracles.py tests/test_positions.py tests/test_versions.py
+	tests/contract tests/test_encoding.py tests/test_oracles.py tests/test_positions.py tests/test_versions.py
 
 # What `make bench` holds posenc against, and what that imports. Installed without dependencies, or pip would touch torch.
 PEER_PACKAGES := x-transformers einx loguru torch-einops-utils frozendict einops rotary-embedding-torch \
