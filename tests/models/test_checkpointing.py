@@ -16,21 +16,8 @@ from posenc.schemes.catalog import Shape
 from tests.backends.grounds import KINDS
 from tests.rounding import of_sums
 
-QUICK = ("learned", "shaw", "pope", "relative_2d")
-BOUND_WITH_GRADIENTS = (
-    "absolute_in_attention",
-    "deberta",
-    "deberta in buckets",
-    "fope",
-    "le_rope",
-    "lie_re",
-    "mixed_rope",
-    "pope",
-    "query_scale",
-    "string",
-    "swin_v2",
-    "tupe",
-)
+NAMES = ("learned", "shaw", "pope", "relative_2d", "fox", "cope", "deberta", "le_rope", "string")
+BOUND_WITH_GRADIENTS = ("deberta", "le_rope", "pope", "string")
 """What all layers share of these has a gradient, which reentrant checkpointing would need once for each layer."""
 
 
@@ -40,14 +27,7 @@ def computed_again(forward: Callable[..., Tensor], reentrant: bool, *given: Any,
 
 @pytest.mark.parametrize("per_layer", [False, True], ids=["shared", "per layer"])
 @pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.more] * (name not in QUICK))
-        for name in KINDS
-        if name not in ("clocked", "featured")
-    ],
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_blocks_that_are_computed_again_have_the_same_gradients(name: str, reentrant: bool, per_layer: bool) -> None:
     kind = KINDS[name]
     torch.manual_seed(0)

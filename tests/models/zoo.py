@@ -1,6 +1,5 @@
 """The models the tests run: every scheme, in every way a model can hold it, small and in double precision."""
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -13,7 +12,6 @@ from posenc.positions.positions import PADDING
 from posenc.schemes.catalog import Shape, scheme_from_names
 from tests import awkward
 from tests.cases import DIM, HEAD_DIM, HEADS, KV_HEADS
-from tests.rows import with_more
 
 LAYERS, VOCAB, TOKENS, LONGEST = 2, 30, 11, 24
 
@@ -127,14 +125,6 @@ def in_turn(names: Iterable[T], places: Sequence[U], first: int = 0, every: int 
     share the names evenly. Another ``first`` gives other pairs."""
     n = every or len(places)
     return [(name, place) for a, name in enumerate(names, first) for b, place in enumerate(places) if (a + b) % n == 0]
-
-
-def half_of(runs: Iterable[Any]) -> list[Any]:
-    """Every second run for `make test`, and the others for `make check`. Six at a time, so that runs which go through
-    two, three or six places in turn are not always at the same ones."""
-    rows = list(runs)
-    kept = [(number + number // 6) % 2 == 0 for number in range(len(rows))]
-    return with_more(itertools.compress(rows, kept), itertools.compress(rows, (not one for one in kept)))
 
 
 def one_way_each(runs: Sequence[tuple[str, str]] = SCHEMES_AND_WAYS) -> list[tuple[str, str]]:
