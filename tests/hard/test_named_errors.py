@@ -36,7 +36,6 @@ from posenc import (
     Relative2D,
     RoPE,
     Schedule,
-    Scheme,
     Segment,
     Shaw,
     Sinusoidal,
@@ -47,16 +46,20 @@ from posenc import (
     logits,
     merge,
 )
-from posenc.encoding.pieces import Function
 from posenc.lowering.block import Block
 from posenc.models import Decoder, Encoder, ForwardPass, ImageClassifier, KVCache
 from tests.hard.wrong import INF, NAN, NO_FLAGS, NO_NUMBERS, NO_SIZES, NO_WORDS, Row, each, flags, numbers, sizes
 from tests.mutants.scalings import GIVEN
 from tests.test_mutants import MODULES
 
+BATCH = 2
+HEADS = 6
+QUERIES = 5
+KEYS = 7
+HEAD_DIM = 4
+
 # -- what the calls are made of ----------------------------------------------------------------------------------------
 
-BATCH, HEADS, KV_HEADS, QUERIES, KEYS, HEAD_DIM, VALUE_DIM = 2, 6, 3, 5, 7, 4, 8
 GENERATOR = torch.Generator().manual_seed(3)
 
 
@@ -1063,40 +1066,7 @@ def test_explain_says_what_attention_says() -> None:
         assert said[0] == said[1]
 
 
-def test_explain_computes_nothing_of_the_size_of_the_scores() -> None:
-    """Half a million keys and as many distances: their products with the queries would be 2 TB."""
-    query = torch.zeros(1, 1, 1, HEAD_DIM).expand(-1, -1, 2**19, -1)
-    relative = Relative1D(2**19, HEAD_DIM)
-    assert explain(query, query, query, relative, is_causal=True).backend == "native"
-    with pytest.raises(PositionError, match=f"Relative1D encodes distances up to {2**18 - 1}, got {2**19 - 1}"):
-        explain(query, query, query, Relative1D(2**18, HEAD_DIM), is_causal=True)
-
-
-def raised(score: Tensor) -> Tensor:
-    return score + float(score.max())
-
-
-class Reading(Scheme):
-    """Its term looks at the numbers of the scores."""
-
-    def score(self, query_positions: Positions, key_positions: Positions, context: Any = None) -> tuple[Function, ...]:
-        return (Function(raised, adds=True),)
-
-
-def test_explain_leaves_a_term_that_must_look_at_numbers_to_attention() -> None:
-    assert explain(Q, K, V, Reading()).backend == "sdpa"
-    out = attention(Q, K, V, Reading())
-    torch.testing.assert_close(out, attention(Q, K, V))  # a number for all scores changes no weight
-
-
 # -- right use ---------------------------------------------------------------------------------------------------------
-
-
-def test_numpys_own_numbers_are_numbers() -> None:
-    """They become Python's, so that a repr and a saved configuration are as ever."""
-    scheme = RoPE(np.int64(8), base=np.float32(100.0), rotary_dim=np.int32(4))  # type: ignore[arg-type]
-    assert repr(scheme) == repr(RoPE(8, base=100.0, rotary_dim=4))
-    assert [type(x) for x in (scheme.head_dim, scheme.base, scheme.rotary_dim)] == [int, float, int]
 
 
 @torch.no_grad()

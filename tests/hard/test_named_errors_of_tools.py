@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.figure
-import numpy as np
 import pytest
 import torch
 
-import posenc
 from posenc import RoPE
 from posenc.schemes.catalog import Shape, entries_of, scheme_from_names
 from posenc.tools.bench.run import bench
@@ -266,27 +264,8 @@ def test_the_command_line_says_it_in_one_line_and_is_2(
     assert (shown.out, shown.err) == ("", f"posenc: error: {message}\n")
 
 
-@pytest.mark.parametrize("words", ["compare", "bench", "laws", "plot table"])
-def test_an_empty_list_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([*words.split(), "--schemes", ","])
-    assert end.value.code == 2
-    message = f"argument --schemes: must name at least one, got none (see posenc {words.split()[0]} --help)"
-    assert capsys.readouterr().err == f"posenc: error: {message}\n"
-
-
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     taken = tmp_path / "taken.png"
     taken.mkdir()
     assert main(["plot", "relative_index", "--out", str(taken)]) == 1
     assert capsys.readouterr().err == f"posenc: error: {taken}: Is a directory\n"
-
-
-def test_right_use_of_what_was_refused() -> None:
-    """As NumPy has its numbers, too."""
-    shape = Shape(np.int64(24), 6, 4, 64)  # type: ignore[arg-type]
-    assert posenc.catalog()[0].build(shape).doors == ()
-    assert scheme_from_names("rope+alibi", shape).doors == ("rotate", "score")
-    found = counterexample(**ROPE)  # type: ignore[arg-type]
-    assert found is not None
-    assert int(found.built.argmax()) == 3

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from posenc import PositionError, Positions
 from posenc.positions.tiles import Visibility, tiles
-from posenc.positions.visibility import check_reach, same_run, sees_all, table_index, visible
+from posenc.positions.visibility import check_reach, same_run, sees_all, visible
 from tests.hard.strategies import Made, follow, law, made, read, repeated, rows_of_text, sees, widest
 from tests.test_positions import check_layout
 
@@ -101,22 +101,6 @@ def test_tokens_too_far_apart_for_a_table_are_found(data: st.DataObject, rows: i
         check_reach(query.positions, key.positions, (reach,) * axes[0], "Scheme")
 
 
-@law(40)
-@given(st.data(), ROWS, st.integers(1, 12))
-def test_tokens_outside_a_table_are_found(data: st.DataObject, rows: int, limit: int) -> None:
-    it = data.draw(made(rows))
-    if it.dtype != torch.int64 or (it.positions.coords.dim() == 3 and it.positions.coords.size(2) != 1):
-        return
-    expected = [[0 if t.document == -1 else int(t.coords[0]) for t in row] for row in it.rows]
-    numbers = [n for row in expected for n in row] or [0]
-    outside = [n for n in (min(0, *numbers), max(numbers)) if not 0 <= n < limit]  # one below 0 is named first
-    if not outside:
-        assert table_index(it.positions, "Scheme", limit).tolist() == expected
-        return
-    with pytest.raises(PositionError, match=f"^Scheme encodes positions 0 to {limit - 1}, got {outside[0]}$"):
-        table_index(it.positions, "Scheme", limit)
-
-
 @law(100)
 @given(st.integers(0, 3).flatmap(rows_of_text), st.integers(0, 4))
 def test_what_follows_goes_on_where_the_last_token_is(it: Made, n: int) -> None:
@@ -134,26 +118,6 @@ def test_what_follows_goes_on_where_the_last_token_is(it: Made, n: int) -> None:
 
 
 # --- what was found by these, once and for all ------------------------------------------------------------------------
-
-
-def test_what_follows_nothing_is_of_as_many_rows_and_of_one_dtype() -> None:
-    nothing = Positions(torch.zeros(2, 0, dtype=torch.float64))
-    after = nothing.following(2)
-    assert after.coords.tolist() == after.order.tolist() == [[0, 1], [0, 1]]
-    assert Positions.cat([nothing, after]).coords.dtype == torch.float64
-
-
-def test_a_batch_of_nothing_has_positions() -> None:
-    nothing = Positions.arange(3).expand(0)
-    assert nothing.with_segment(torch.zeros(1, 3, dtype=torch.int64)).rows == 0
-    assert Positions(nothing.coords, order=torch.arange(3)[None], document=nothing.document).rows == 0
-    assert Positions.cat([nothing, nothing.following(), Positions.arange(2)], documents="same").coords.shape == (0, 6)
-
-
-def test_a_shift_by_a_fraction_rounds_nothing_that_double_precision_holds() -> None:
-    shifted = Positions.arange(2, start=2**24).shift(0.5)
-    assert shifted.coords.tolist() == [[2**24 + 0.5, 2**24 + 1.5]]
-    assert Positions(torch.zeros(1, 2)).shift(0.5).coords.dtype == torch.float32
 
 
 @pytest.mark.parametrize(

@@ -21,19 +21,13 @@ from tests.backends.grounds import FAST, ROWS, projection, small_blocks
 from tests.backends.test_parity import check_close
 from tests.hard.strategies import (
     ATTENDING,
-    GRID,
-    LIMIT,
     NAMES,
     PADDING,
-    TABLES,
     Setting,
     documents,
     law,
     over,
     placed,
-    read,
-    repeated,
-    sees,
     settings_of,
     texts,
 )
@@ -501,42 +495,6 @@ def test_finite_in_finite_out(it: Setting, dtype: torch.dtype, small: bool) -> N
 # --- (10) what has no encoding is named -------------------------------------------------------------------------------
 
 
-def beyond(it: Setting) -> str | None:
-    """What is to be said of positions outside a table, or None: by the definition, on lists of tokens."""
-    batch = it.query.size(0)
-    asking, known = (repeated(read(p), batch) for p in (it.query_positions, it.key_positions))
-    title = {"learned": "Learned", "absolute_in_attention": "AbsoluteInAttention"}.get(it.name)
-    if title is not None:
-        tokens = [t for row in (asking if it.name == "learned" else known) for t in row if t.document != PADDING]
-        places = [t.coords[0] for t in tokens] or [0]
-        outside = [p for p in (min(0, *places), max(places)) if not 0 <= p < LIMIT]
-        return f"{title} encodes positions 0 to {LIMIT - 1}, got {outside[0]}" if outside else None
-    pairs = [(x, y) for a, b in zip(asking, known, strict=True) for x in a for y in b if sees(x, y, False)]
-    one = it.name.startswith("relative_1d")
-    for axis, reach in enumerate((LIMIT,) if one else GRID):
-        furthest = max((abs(y.coords[axis] - x.coords[axis]) for x, y in pairs), default=0)
-        if furthest >= reach:
-            along = "" if one else f" along axis {axis}"
-            return f"Relative{1 if one else 2}D encodes distances up to {reach - 1}{along}, got {furthest}"
-    return None
-
-
-@law(60)
-@given(settings_of([name for name in NAMES if name in TABLES], (0, 1, 2, 5, 9, 17)))
-def test_positions_without_an_encoding_are_named(it: Setting) -> None:
-    both = {"learned": [it.query_positions], "absolute_in_attention": [it.key_positions]}
-    looked_up = both.get(it.name, [it.query_positions, it.key_positions])
-    if any(positions.coords.is_floating_point() for positions in looked_up):
-        with pytest.raises(ValueError, match=r"^\w+ looks (positions|distances) up in a table and needs int64 coord"):
-            it.run("reference")
-    elif (message := beyond(it)) is None:
-        it.run("reference")
-    else:
-        with pytest.raises(PositionError) as caught:
-            it.run("reference")
-        assert str(caught.value) == message
-
-
 # --- what was found by these, once and for all ------------------------------------------------------------------------
 
 
@@ -546,30 +504,3 @@ def test_by_a_scale_of_zero_all_keys_weigh_the_same(backend: str) -> None:
     scheme = posenc.Relative2D((5, 5), 16)
     out = posenc.attention(*query, scheme(positions), scale=0.0, backend=backend)
     torch.testing.assert_close(out, query[2].mean(2, keepdim=True).expand_as(out))
-
-
-@pytest.mark.parametrize("backend", ["reference", *FAST, "auto"])
-def test_no_queries_of_no_document_ask_documents(backend: str) -> None:
-    query, key = torch.zeros(2, 3, 0, 4), torch.ones(2, 3, 5, 4)
-    asking, known = Positions.padded(torch.ones(2, 0, dtype=torch.bool)), Positions.packed([[2, 3], [1, 2]])
-    how = {"query_positions": asking, "key_positions": known, "is_causal": True, "backend": backend}
-    if backend == "native":
-        with pytest.raises(ValueError, match="an input is empty"):
-            posenc.attention(query, key, key, **how)
-    else:
-        assert posenc.attention(query, key, key, **how).shape == (2, 3, 0, 4)
-
-
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "chunked", "auto"])
-def test_in_float16_a_query_may_be_as_large_as_float16_holds(backend: str) -> None:
-    """It meets a vector of the grid at 2^16 and more, where float16 ends, before the scale makes less of it."""
-    scheme, positions = posenc.Relative2D((5, 5), 16), Positions.grid(5, 5)
-    torch.nn.init.normal_(scheme.row_table)
-    query, key, value = torch.randn(3, 1, 4, 25, 16).half()
-    query = query * 2.0**13
-    assert (query.float() @ scheme.row_table.mT).abs().max() > 2**16
-    out = posenc.attention(query, key, value, scheme(positions), backend=backend)
-    best = posenc.logits(query, key, scheme(positions)).topk(2)
-    alone = best.values[..., 0] - best.values[..., 1] > 32  # 2^-22 of 2^16 is rounded; e^-32 float16 does not hold
-    assert alone.float().mean() > 0.9
-    assert torch.equal(out[alone], value.take_along_dim(best.indices[..., :1], 2)[alone])
