@@ -61,14 +61,6 @@ def test_orders_are_what_their_names_say() -> None:
         indices(Layout(4), 2, "documents")
 
 
-def test_zigzag_gives_all_processes_as_many_pairs_of_a_causal_text() -> None:
-    text = Positions.arange(64)
-    for world in (2, 4, 8):
-        needs = Needs([text[index] for index in indices(text.layout, world, "zigzag")], Visibility(True))
-        pairs = [sum(needs.pairs(i, j) for j in range(world)) for i in range(world)]
-        assert pairs == [64 * 65 // 2 // world] * world
-
-
 @pytest.mark.parametrize("text", TEXTS)
 def test_needs_are_those_of_a_mask_of_all_pairs(text: str) -> None:
     positions = TEXTS[text]

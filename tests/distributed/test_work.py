@@ -5,9 +5,6 @@ import torch
 
 from posenc import Chunk, Positions
 from posenc.distributed import work
-from posenc.distributed.counts import Sizes, count
-from posenc.distributed.needs import Needs
-from posenc.positions.tiles import Visibility
 
 # Eight tokens of two processes, in zigzag: 0, 1, 6, 7 and 2, 3, 4, 5. Two heads of queries, one of keys; a token's keys
 # and values have 2 x 4 numbers of two bytes.
@@ -35,30 +32,8 @@ def test_a_ring_sends_what_is_seen_twice_and_gradients_home() -> None:
     assert (chunks.scores, chunks.sent, chunks.sent_back) == ((20, 20), (0, 0), (0, 0))
 
 
-def test_ulysses_sends_the_heads_of_others_and_their_outputs() -> None:
-    found = work(TEXT, 2, method="ulysses", num_heads=6, kv_heads=3, head_dim=4, value_dim=2, batch=5)
-    first, second = 4, 2  # heads of queries: two heads of keys and one
-    pairs = 5 * 36
-    sent = [4 * (second * 4 + 1 * 6) + 4 * first * 2, 4 * (first * 4 + 2 * 6) + 4 * second * 2]
-    back = [4 * second * 2 + 4 * (first * 4 + 2 * 6), 4 * first * 2 + 4 * (second * 4 + 1 * 6)]
-    assert found.scores == (first * pairs, second * pairs)
-    assert (found.sent, found.sent_back) == (tuple(5 * 2 * n for n in sent), tuple(5 * 2 * n for n in back))
-
-
 def test_rows_of_positions_are_the_batch() -> None:
     rows = Positions.packed([[3, 5], [8]])
     assert sum(work(rows, 2, "contiguous", method="ring", **HOW).scores) == 2 * (6 + 15 + 36)
     with pytest.raises(ValueError, match="batch must be 2, the rows of the positions, got 3"):
         work(rows, 2, "contiguous", method="ring", batch=3, **HOW)
-
-
-def test_ring_and_ulysses_together_by_hand() -> None:
-    """Two groups of two processes, of four tokens each; a head of two in each process, of 4 + 4 numbers."""
-    sizes = Sizes(1, 2, 2, 4, 4)
-    needs = Needs([TEXT[:4], TEXT[4:]], Visibility(True))
-    found = count(needs, [2] * 4, sizes, "ring")
-    assert found.scores == (10, 10, 26, 26)
-    exchanged = 2 * (4 + 8) + 2 * 4
-    keys = 4 * 8
-    assert found.sent == (2 * (exchanged + keys),) * 2 + (2 * exchanged,) * 2
-    assert found.sent_back == (2 * (exchanged + keys),) * 2 + (2 * exchanged + 4 * keys,) * 2
