@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 import posenc
-from posenc import ALiBi, Chunk, DualChunk, Positions, ReRoPE, RoPE, Schedule, Scheme
-from posenc.models import ForwardPass, KVCache
+from posenc import ALiBi, Chunk, Positions, ReRoPE, RoPE, Scheme
 from posenc.positions.layout import PADDING, document_of_chunk
 from tests.rounding import of_sums
 
@@ -70,39 +69,6 @@ def test_a_token_sees_its_own_chunk_in_every_backend(where: str, name: str) -> N
     assert ran >= {"auto", "reference", "chunked"}
 
 
-@pytest.mark.parametrize("where", ["a text", "before zero", "packed", "padded"])
-def test_the_layout_of_chunks_is_that_of_their_values(where: str) -> None:
-    """So tiles have those pairs and no others."""
-    cut = WHERE[where].in_chunks(SIZE)
-    read = Positions(cut.coords, order=cut.order, document=cut.document).layout
-    assert cut.layout.rows is not None
-    assert cut.layout == read
-
-
-@pytest.mark.parametrize("where", ["a text", "before zero", "packed", "padded"])
-def test_chunks_of_chunks_are_what_both_let_through(where: str) -> None:
-    """Their documents overflow, and neither documents nor chunks fall together for it."""
-    positions = WHERE[where]
-    cut = positions.in_chunks(2).in_chunks(3)
-    assert cut.with_layout(cut.layout).layout == cut.with_layout().layout
-    same = positions.document[:, :, None] == positions.document[:, None]
-    for size in (2, 3):
-        number = torch.div(positions.coords, size, rounding_mode="floor")
-        same &= number[:, :, None] == number[:, None]
-    assert torch.equal(cut.document[:, :, None] == cut.document[:, None], same)
-
-    q, k, v = drawn(1), drawn(2, 2), drawn(3, 2)
-    for scheme in (RoPE(8), posenc.CoPE(8, 4).double(), DualChunk(8, 5, 1)):
-        encoding = scheme(positions, dtype=torch.float64)
-        expected = posenc.attention(q, k, v, encoding, attn_mask=same[:, None], is_causal=True, backend="reference")
-        for backend in ("auto", "reference", "native"):
-            found: Any = {"encoding": encoding.in_chunks(2), "window": Chunk(3), "is_causal": True}
-            if backend not in posenc.explain(q, k, v, **found).refusals:
-                out = posenc.attention(q, k, v, **found, backend=backend)
-                bound = of_sums(torch.float64, TOKENS + 8, v, score=SCORE)
-                torch.testing.assert_close(out, expected, rtol=0, atol=bound)
-
-
 def test_no_two_chunks_are_one_document() -> None:
     document, number = torch.arange(40), torch.arange(-40, 40)
     once = document_of_chunk(document[:, None], number[None])
@@ -112,35 +78,6 @@ def test_no_two_chunks_are_one_document() -> None:
         assert not bool((made == PADDING).any())
     assert document_of_chunk(document_of_chunk(7, -3), 5) == int(twice[7, 37, 45])
     assert document_of_chunk(torch.tensor([PADDING]), torch.tensor([4])).tolist() == [PADDING]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", SCHEMES)
-def test_a_cache_has_the_chunks_of_the_whole(name: str) -> None:
-    schedule = Schedule([(SCHEMES[name]().double(), Chunk(SIZE)), (RoPE(8), None)])
-    q, k, v = (drawn(seed) for seed in range(3))
-    for positions in (Positions.arange(TOKENS), WHERE["packed"]):
-        whole = ForwardPass(schedule, positions, dtype=torch.float64).attention(q, k, v, layer=0)
-        cache, outs = KVCache(), []
-        for start, stop in ((0, 3), (3, 12), (12, 13), (13, 14), (14, TOKENS)):
-            here = slice(start, stop)
-            with ForwardPass(schedule, positions[here], cache, dtype=torch.float64) as step:
-                outs.append(step.attention(q[:, :, here], k[:, :, here], v[:, :, here], layer=0))
-                step.attention(q[:, :, here], k[:, :, here], v[:, :, here], layer=1)
-        assert all(isinstance(out, Tensor) for out in outs)
-        torch.testing.assert_close(torch.cat([out for out in outs if isinstance(out, Tensor)], 2), whole)
-
-
-@pytest.mark.more
-def test_chunks_compile() -> None:
-    q, k, v = (drawn(seed) for seed in range(3))
-
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return posenc.attention(q, k, v, RoPE(8), window=Chunk(SIZE), is_causal=True)
-
-    compiled = torch.compile(attend, backend="eager", fullgraph=True)
-    bound = of_sums(torch.float64, TOKENS + 8, v, score=SCORE)
-    torch.testing.assert_close(compiled(q, k, v), attend(q, k, v), rtol=0, atol=bound)
 
 
 def test_what_is_no_chunk() -> None:

@@ -4,12 +4,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from posenc import Positions
 from posenc.positions.layout import Layout, Span
 from posenc.positions.positions import PADDING
-from posenc.positions.tiles import Tiling, Visibility, distances, tiles
+from posenc.positions.tiles import Visibility, distances, tiles
 from tests.test_positions import LAW, check_layout, positions_of_rows, seen_by_definition
 
 WINDOWS = st.none() | st.integers(0, 4)
@@ -76,77 +75,6 @@ def test_tiles_are_the_pairs_that_are_seen_each_once(data: st.DataObject, rows: 
     check_tiles(query, key, visibility, rows)
     check_tiles(key, key, visibility, rows)
     check_tiles(key[len(key) // 2 :], key, visibility, rows)
-
-
-@LAW
-@given(st.data(), st.integers(1, 3), VISIBILITIES)
-def test_a_layout_by_order_has_the_same_pairs_in_fewer_tiles(
-    data: st.DataObject, rows: int, visibility: Visibility
-) -> None:
-    layout = data.draw(runs(rows)).layout
-    by_order = layout.by_order()
-    assert by_order.bounds == layout.bounds
-
-    def pairs(of: Layout) -> tuple[int, Tensor]:
-        times = torch.zeros(rows, layout.tokens, layout.tokens, dtype=torch.int64)
-        found = list(tiles(of, of, visibility, rows))
-        for tile in found:
-            apart = torch.arange(tile.first, tile.last) - torch.arange(tile.start, tile.stop)[:, None]
-            low, high = (-(2**40) if tile.low is None else tile.low), (2**40 if tile.high is None else tile.high)
-            times[tile.row, tile.start : tile.stop, tile.first : tile.last] += (apart >= low) & (apart <= high)
-        return len(found), times
-
-    (many, times), (few, again) = pairs(layout), pairs(by_order)
-    assert few <= many
-    assert torch.equal(times, again)
-
-
-def test_the_lines_of_an_image_are_one_span_by_order() -> None:
-    layout = Positions.cat([Positions.grid(4, 5), Positions.grid(3, 2)], documents="new").layout
-    assert [(s.start, s.stop) for s in layout.by_order().rows[0]] == [(0, 20), (20, 26)]
-
-
-@LAW
-@given(st.data(), st.integers(1, 3), VISIBILITIES)
-def test_a_layout_as_numbers_has_the_same_tiles(data: st.DataObject, rows: int, visibility: Visibility) -> None:
-    positions = data.draw(runs(rows))
-    told = Tiling(positions.layout, positions.layout, visibility)
-    expected = list(tiles(positions.layout, positions.layout, visibility, rows))
-    assert Tiling.unflat(told.flat()).tiles(rows) == expected
-
-
-@pytest.mark.parametrize(
-    ("dtype", "by"),
-    [(torch.float32, by) for by in (0.5, 2**24 - 4)] + [(torch.float64, by) for by in (0.5, 2**24, -(2**53))],
-)
-def test_fractions_far_away_are_where_rounding_leaves_them(dtype: torch.dtype, by: float) -> None:
-    start = Positions(torch.arange(5, dtype=dtype)[None])
-    far = start.shift(by)
-    check_layout(far)
-    check_layout(far.shift(-by))
-    for query, key in ((start, far), (Positions.arange(5), far), (far, far)):
-        for tile in tiles(query.layout, key.layout, Visibility(), 1):
-            if tile.distance is not None:
-                r = key.coords[0].double() - query.coords[0, :, None].double()
-                expected = torch.arange(5) - torch.arange(5)[:, None] + tile.distance
-                assert torch.equal(
-                    r[tile.start : tile.stop, tile.first : tile.last].double(),
-                    expected[tile.start : tile.stop, tile.first : tile.last].double(),
-                )
-
-
-def test_tokens_that_no_spans_describe_are_unknown() -> None:
-    order = torch.arange(400).flip(0)[None]
-    scattered = Positions(torch.arange(400)[None], order=order)
-    assert scattered.layout.rows is None
-    assert scattered.layout.bounds == (0, 399)
-    assert Positions.arange(400)[order[0]].layout.rows is None
-
-
-def test_order_is_known_where_coordinates_are_uneven() -> None:
-    coords = torch.arange(400)[None] ** 2
-    (row,) = Positions(coords).layout.rows or ()
-    assert row == (Span(0, 400, 0, 0),)
 
 
 def test_a_stated_layout_is_kept_where_it_is_that_of_the_values() -> None:

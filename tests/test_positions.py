@@ -1,7 +1,5 @@
 """Positions: what constructors and methods give, what may be seen, and what is known without reading the values."""
 
-import copy
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +12,7 @@ import posenc
 from posenc import PositionError, Positions
 from posenc.positions.positions import PADDING
 from posenc.positions.tiles import Visibility
-from posenc.positions.visibility import check_index, same_run, table_index, visible
+from posenc.positions.visibility import same_run, table_index, visible
 
 LAW = settings(deadline=None, derandomize=True, max_examples=60)
 
@@ -32,61 +30,6 @@ def rows_of(*rows: str) -> torch.Tensor:
 
 
 # --- making them ----------------------------------------------------------------------------------------------------
-
-
-def test_left_out_order_counts_and_all_tokens_are_of_one_document() -> None:
-    positions = Positions(torch.tensor([[5, 5, -2], [1, 0, 7]]))
-    assert facts(positions) == ([[5, 5, -2], [1, 0, 7]], [[0, 1, 2]] * 2, [[0, 0, 0]] * 2, None)
-    assert (positions.rows, len(positions), positions.device) == (2, 3, torch.device("cpu"))
-
-
-def test_what_has_more_rows_widens_what_has_one() -> None:
-    document = torch.tensor([[0, 1], [0, 0], [PADDING, 0]])
-    positions = Positions(torch.tensor([[3, 4]]), order=torch.tensor([[1, 0]]), document=document)
-    assert facts(positions) == ([[3, 4]] * 3, [[1, 0]] * 3, document.tolist(), None)
-    assert Positions(torch.zeros(1, 2, 4), segment=document.abs()).coords.shape == (3, 2, 4)
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.float64])
-def test_coordinates_keep_their_dtype(dtype: torch.dtype) -> None:
-    coords = torch.tensor([[0.5, -3.25]]).to(dtype)
-    assert Positions(coords).coords.dtype == dtype
-    assert torch.equal(Positions(coords).coords, coords)
-
-
-def test_arange() -> None:
-    assert facts(Positions.arange(3)) == ([[0, 1, 2]], [[0, 1, 2]], [[0, 0, 0]], None)
-    assert facts(Positions.arange(2, start=7)) == ([[7, 8]], [[7, 8]], [[0, 0]], None)
-    assert facts(Positions.arange(2, start=-1)) == ([[-1, 0]], [[-1, 0]], [[0, 0]], None)
-    assert facts(Positions.arange(0)) == ([[]], [[]], [[]], None)
-    assert Positions.arange(2, device="meta").device.type == "meta"
-
-
-def test_grid_is_in_raster_order() -> None:
-    positions = Positions.grid(2, 3)
-    assert positions.coords.tolist() == [[[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]]
-    assert facts(positions)[1:] == ([[0, 1, 2, 3, 4, 5]], [[0] * 6], None)
-    assert Positions.grid(0, 3).coords.shape == (1, 0, 2)
-    assert Positions.grid(1, 2, device="meta").device.type == "meta"
-
-
-def test_one_packed_row() -> None:
-    expected = ([[0, 1, 0, 1, 2]], [[0, 1, 2, 3, 4]], [[0, 0, 1, 1, 1]], None)
-    assert facts(Positions.packed([2, 3])) == expected
-    assert facts(Positions.packed([[2, 3]])) == expected
-    assert facts(Positions.packed([0, 1, 0, 2])) == ([[0, 0, 1]], [[0, 1, 2]], [[1, 3, 3]], None)
-    assert facts(Positions.packed([])) == ([[]], [[]], [[]], None)
-    assert Positions.packed([1], device="meta").device.type == "meta"
-
-
-def test_packed_rows_that_end_early_are_padded_on_the_right() -> None:
-    positions = Positions.packed([[2, 2], [1], []])
-    assert facts(positions) == (
-        [[0, 1, 0, 1], [0, 0, 0, 0], [0, 0, 0, 0]],
-        [[0, 1, 2, 3], [0, 0, 0, 0], [0, 0, 0, 0]],
-        [[0, 0, 1, 1], [0, PADDING, PADDING, PADDING], [PADDING] * 4],
-        None,
-    )
 
 
 @pytest.mark.parametrize(
@@ -109,12 +52,6 @@ def test_padding_is_skipped_and_belongs_to_no_document(picture: str, count: list
     assert facts(below_another) == ([[0, 1, 2, 3], count], [[0, 1, 2, 3], count], [[0] * 4, document], None)
 
 
-def test_with_segment() -> None:
-    positions = Positions.arange(3).with_segment(torch.tensor([[0, 0, 1], [1, 1, 0]]))
-    assert facts(positions) == ([[0, 1, 2]] * 2, [[0, 1, 2]] * 2, [[0, 0, 0]] * 2, [[0, 0, 1], [1, 1, 0]])
-    assert facts(positions.with_segment(torch.tensor([[2, 2, 2]])))[3] == [[2, 2, 2]] * 2
-
-
 # --- changing them --------------------------------------------------------------------------------------------------
 
 
@@ -126,35 +63,6 @@ def two_rows() -> Positions:
         document=torch.tensor([[0, 0, 1, 1], [2, 2, 2, PADDING]]),
         segment=torch.tensor([[1, 0, 1, 0], [0, 0, 1, 1]]),
     )
-
-
-@pytest.mark.parametrize(
-    "cut", [slice(1, 3), slice(None, 2), slice(-3, -1), slice(None), slice(2, 2), slice(3, 1), slice(2, 99)]
-)
-def test_a_slice_takes_those_tokens_of_every_row(cut: slice) -> None:
-    def of(rows: Rows) -> Rows:
-        return [row[cut] for row in rows]
-
-    coords, order, document, segment = facts(two_rows())
-    assert segment is not None
-    assert facts(two_rows()[cut]) == (of(coords), of(order), of(document), of(segment))
-    assert Positions.grid(2, 2)[cut].coords.tolist() == [[[0, 0], [0, 1], [1, 0], [1, 1]][cut]]
-
-
-def test_a_slice_may_step() -> None:
-    assert Positions.arange(7)[1::2].coords.tolist() == [[1, 3, 5]]
-    assert Positions.arange(7)[1::2].order.tolist() == [[1, 3, 5]]
-
-
-@pytest.mark.parametrize("chosen", [[3, 0, 2, 1], [2], [1, 1, -1], []])
-def test_an_index_takes_those_tokens_of_every_row(chosen: list[int]) -> None:
-    def of(rows: Rows) -> Rows:
-        return [[row[n] for n in chosen] for row in rows]
-
-    coords, order, document, segment = facts(two_rows())
-    assert segment is not None
-    index = torch.tensor(chosen, dtype=torch.int64)
-    assert facts(two_rows()[index]) == (of(coords), of(order), of(document), of(segment))
 
 
 def test_cat_lays_the_tokens_of_all_parts_in_turn() -> None:
@@ -175,47 +83,6 @@ def test_cat_lays_the_tokens_of_all_parts_in_turn() -> None:
     assert Positions.cat([Positions.grid(1, 2), Positions.grid(2, 1)], documents="new").coords.tolist() == [
         [[0, 0], [0, 1], [0, 0], [1, 0]]
     ]
-
-
-def test_cat_of_texts_says_whether_they_are_one_document() -> None:
-    texts = [Positions.arange(2), Positions.packed([1, 1]), Positions.padded(rows_of(".x"))]
-    coords, order = [[0, 1, 0, 0, 0, 0]], [[0, 1, 0, 1, 0, 0]]
-    new, same = (Positions.cat(texts, documents=documents) for documents in ("new", "same"))
-    assert facts(new) == (coords, order, [[0, 0, 1, 2, PADDING, 3]], None)
-    assert facts(same) == (coords, order, [[0, 0, 0, 1, PADDING, 0]], None)
-    for cat in (new, same):
-        check_layout(cat)
-
-
-def test_cat_has_the_widest_dtype() -> None:
-    parts = [Positions.arange(2), Positions.arange(1, start=2).shift(0.5)]
-    assert Positions.cat(parts).coords.tolist() == [[0.0, 1.0, 2.5]]
-    assert Positions.cat(parts).coords.dtype == torch.float64
-
-
-def test_expand_repeats_one_row_and_keeps_as_many() -> None:
-    one = Positions.arange(2).with_segment(torch.tensor([[1, 0]]))
-    assert facts(one.expand(3)) == ([[0, 1]] * 3, [[0, 1]] * 3, [[0, 0]] * 3, [[1, 0]] * 3)
-    assert one.expand(3).coords.data_ptr() == one.coords.data_ptr()
-    assert one.expand(0).rows == 0
-    both = two_rows()
-    assert both.expand(2) is both
-
-
-def test_shift_moves_coordinates_alone() -> None:
-    coords, *others = facts(two_rows())
-    assert facts(two_rows().shift(-5)) == ([[c - 5 for c in row] for row in coords], *others)
-    assert Positions.grid(1, 2).shift(3).coords.tolist() == [[[3, 3], [3, 4]]]
-
-
-def test_to_moves_every_fact() -> None:
-    positions = two_rows().to("meta")
-    for fact in (positions.coords, positions.order, positions.document, positions.segment):
-        assert fact is not None
-        assert fact.device.type == "meta"
-    assert positions.device.type == "meta"
-    assert facts(two_rows().to("cpu")) == facts(two_rows())
-    assert Positions.arange(2).to("meta").segment is None
 
 
 # --- following ------------------------------------------------------------------------------------------------------
@@ -258,30 +125,6 @@ def test_following_continues_each_rows_last_token(case: str) -> None:
     assert facts(positions.following(2)) == (coords, order, document, None)
     assert facts(positions.following())[0] == [row[:1] for row in coords]
     assert facts(positions.following(0)) == ([[]] * len(coords), [[]] * len(coords), [[]] * len(coords), None)
-
-
-def test_following_is_in_the_last_tokens_segment() -> None:
-    segment = torch.tensor([[0, 0, 1], [0, 2, 1]])
-    assert facts(Positions.arange(3).with_segment(segment).following(2))[3] == [[1, 1], [1, 1]]
-    ragged = Positions.padded(rows_of("xxx", "xx.")).with_segment(segment)
-    assert facts(ragged.following(2))[3] == [[1, 1], [2, 2]]
-
-
-@LAW
-@given(st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=3), st.integers(0, 3))
-def test_decoding_after_any_padding_counts_on(mask: list[list[bool]], n: int) -> None:
-    """The tokens of every row, padding left out, are 0, 1, 2, ... whether what follows comes at once or one by one."""
-    prompt = Positions.padded(torch.tensor(mask))
-    at_once = Positions.cat([prompt, prompt.following(n)])
-    one_by_one = prompt
-    for _ in range(n):
-        one_by_one = Positions.cat([one_by_one, one_by_one.following()])
-    assert facts(one_by_one) == facts(at_once)
-    coords, order, document, _ = facts(at_once)
-    for row, real in enumerate(mask):
-        kept = [c for c, d in zip(coords[row], document[row], strict=True) if d == 0]
-        assert kept == list(range(sum(real) + n))
-        assert order[row] == coords[row]
 
 
 # --- what may be seen, and what is known without looking ------------------------------------------------------------
@@ -434,79 +277,10 @@ def test_visibility_of_permuted_shuffled_and_stitched_text() -> None:
             check_visibility(positions, positions, 1, visibility)
 
 
-def test_lengths_that_are_none_are_named() -> None:
-    for lengths in (torch.tensor([2.0, 3.0]), [2.5], [2, [3]], [[2], ["3"]]):
-        with pytest.raises(ValueError, match="lengths must be whole numbers, or a sequence of them for each row, got"):
-            Positions.packed(lengths)  # type: ignore[arg-type]
-
-
-def test_nothing_is_masked_where_every_query_sees_every_key() -> None:
-    text = Positions.arange(6)
-    assert visible(text, text, Visibility(is_causal=False)) is None
-    assert visible(text[5:], text, Visibility(is_causal=True)) is None  # a decoding step
-    assert visible(text.following(), text, Visibility(is_causal=True)) is None
-    assert visible(text[4:], text, Visibility(is_causal=True)) is not None
-    assert same_run(text, Positions.arange(6))
-    assert same_run(Positions.cat([text[:2], text[2:]]), text.shift(9))
-    assert not same_run(text[1:], text)
-    assert same_run(Positions.padded(rows_of("xxxxxx")), text)
-    assert not same_run(Positions.padded(rows_of("xxxxx.")), text)
-
-
 # --- immutable ------------------------------------------------------------------------------------------------------
 
 
-def test_no_method_changes_the_positions_it_is_called_on() -> None:
-    positions = two_rows()
-    before, known = facts(positions), positions.layout
-    positions[1:], positions[torch.tensor([0])], positions.expand(2), positions.shift(3)
-    positions.following(2), positions.to("meta"), positions.with_segment(torch.tensor([[7, 7, 7, 7]]))
-    Positions.cat([positions, positions], documents="same"), table_index(positions, "Scheme", 30)
-    visible(positions, positions, Visibility(is_causal=True))
-    assert (facts(positions), positions.layout) == (before, known)
-
-
-@pytest.mark.parametrize("name", ["coords", "order", "document", "segment", "_layout", "anything"])
-def test_nothing_can_be_assigned(name: str) -> None:
-    with pytest.raises((AttributeError, TypeError)):
-        setattr(Positions.arange(3), name, torch.tensor([[2, 1, 0]]))
-
-
-def test_copies_and_pickles_are_the_same_positions() -> None:
-    for positions in (two_rows(), Positions.arange(4, start=3)):
-        for other in (copy.copy(positions), copy.deepcopy(positions), pickle.loads(pickle.dumps(positions))):
-            assert facts(other) == facts(positions)
-            assert other.layout == positions.layout
-
-
-def test_repr_says_how_many_and_of_what() -> None:
-    assert repr(Positions.arange(3)) == "Positions(rows=1, tokens=3, torch.int64, cpu)"
-    assert repr(Positions.grid(2, 2)) == "Positions(rows=1, tokens=4, axes=2, torch.int64, cpu)"
-
-
 # --- reading them, as schemes do ------------------------------------------------------------------------------------
-
-
-def test_scalar_is_the_one_coordinate() -> None:
-    assert Positions.arange(2).scalar("Scheme").tolist() == [[0, 1]]
-    assert Positions(torch.tensor([[[4], [5]]])).scalar("Scheme").tolist() == [[4, 5]]
-
-
-def test_index_reads_row_0_for_padding_wherever_it_is_said_to_stand() -> None:
-    positions = Positions(torch.tensor([[99, 1, 2]]), document=torch.tensor([[PADDING, 0, 0]]))
-    assert table_index(positions, "Scheme", 3).tolist() == [[0, 1, 2]]
-
-
-def test_index_accepts_the_whole_table_and_no_more() -> None:
-    for positions in (Positions.arange(4), Positions(torch.tensor([[0, 1, 2, 3]])), Positions.arange(9)[:4]):
-        assert table_index(positions, "Scheme", 4).tolist() == [[0, 1, 2, 3]]
-        with pytest.raises(PositionError, match=r"Scheme encodes positions 0 to 2, got 3"):
-            table_index(positions, "Scheme", 3)
-
-
-def test_empty_and_meta_positions_are_within_every_table() -> None:
-    assert table_index(Positions.arange(0, start=9), "Scheme", 1).shape == (1, 0)
-    assert table_index(Positions.arange(3, device="meta"), "Scheme", 1).shape == (1, 3)
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------
@@ -659,13 +433,6 @@ def test_a_position_outside_the_table_is_named(positions: Positions, found: int)
         table_index(positions, "Scheme", 4)
 
 
-def test_check_index_names_what_it_checks() -> None:
-    check_index(torch.tensor([0, 1]), 2, "Scheme", "segments")
-    with pytest.raises(PositionError, match="Scheme encodes segments 0 to 1, got 2"):
-        check_index(torch.tensor([0, 2]), 2, "Scheme", "segments")
-    assert issubclass(PositionError, ValueError)
-
-
 # --- how far out they may lie -----------------------------------------------------------------------------------------
 
 TURNING = {
@@ -697,8 +464,3 @@ def test_a_position_that_double_precision_cannot_tell_from_the_next_is_refused(n
     if "rotate" in scheme.doors:  # what is added is added to queries alone
         with pytest.raises(PositionError, match=words):
             scheme(Positions.arange(3), past)
-
-
-def test_padding_may_stand_anywhere() -> None:
-    document = torch.tensor([[0, 0, -1]])
-    posenc.RoPE(4)(Positions(torch.tensor([[0, 1, 2**60]]), order=torch.arange(3)[None], document=document))

@@ -1,18 +1,14 @@
 """Ready schedules are those of the models, layer by layer, and say so in words."""
 
 import importlib
-import inspect
-import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import posenc
-from posenc import Chunk, Llama3, NoPE, Positions, RoPE, Schedule, YaRN, schedules
-from posenc.models import Decoder
+from posenc import Chunk, Llama3, Positions, RoPE, Schedule, schedules
 from tests.rounding import of_angles, of_sums
 
 TOKENS = 40  # past the windows below
@@ -176,59 +172,3 @@ def test_flags_are_not_taken_for_numbers(nope_layers: Any, message: str) -> None
     for made in (schedules.smollm3, schedules.cohere2, schedules.llama4):
         with pytest.raises(ValueError, match=message):
             made(4, 8, nope_layers=nope_layers)
-
-
-def test_llama_4_attends_by_chunks_where_it_rotates() -> None:
-    assert of_layers(schedules.llama4(4, 8)) == [(True, Chunk(8192))] * 3 + [(True, None)]
-    assert of_layers(schedules.llama4(2, 8, chunk=None)) == [(True, None)] * 2
-    assert "layers 0-2: RoPE(8, base=500000.0, layout='interleaved', rotary_dim=8, axes=1), chunks of 7 tokens" in repr(
-        schedules.llama4(4, 8, chunk=7)
-    )
-    with pytest.raises(ValueError, match="chunk must be a whole number of at least 1, got 0"):
-        schedules.llama4(4, 8, chunk=0)
-
-
-def test_a_schedule_says_its_layers_bases_scalings_and_windows() -> None:
-    yarn, near = RoPE(64, base=1e6, scaling=YaRN(4, 4096)), RoPE(64)
-    said = repr(
-        Schedule([(near, 128), (near, 128), (near, 128), (yarn, None), (NoPE(), None), (near, 128), (near, (2, 1))])
-    )
-    assert said == (
-        "Schedule(\n"
-        "  layers 0-2, 5: RoPE(64, base=10000.0, layout='half', rotary_dim=64, axes=1), window of 128 keys\n"
-        "  layer 3: RoPE(64, base=1000000.0, layout='half', rotary_dim=64, axes=1, "
-        "scaling=YaRN(factor=4.0, original_length=4096)), whole text\n"
-        "  layer 4: NoPE() (no position), whole text\n"
-        "  layer 6: RoPE(64, base=10000.0, layout='half', rotary_dim=64, axes=1), window of 2 keys back and 1 ahead\n"
-        ")"
-    )
-
-
-def test_the_page_lists_every_schedule_with_its_numbers() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "schemes.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `([a-z_0-9]+)\(\)` \| (.*) \|$", page, re.M))
-    made = {
-        name: value
-        for name, value in vars(schedules).items()
-        if inspect.isfunction(value) and value.__module__ == schedules.__name__ and not name.startswith("_")
-    }
-    assert rows.keys() == made.keys()
-    for name, words in rows.items():
-        for scheme, window in made[name]():
-            if isinstance(window, posenc.Chunk):
-                assert f"chunks of {window.size:,} tokens" in words
-            else:
-                assert window is None or f"{window:,} keys" in words
-            base = getattr(scheme, "base", None)
-            assert base is None or f"base {base:,.0f}" in words
-
-
-@torch.no_grad()
-def test_a_decoder_takes_one() -> None:
-    model = Decoder(11, 16, 4, 2, position=schedules.cohere2(4, 8, window=3)).eval()
-    tokens = torch.arange(10)[None]
-    cache = posenc.models.KVCache()
-    steps = torch.cat([model(tokens[:, :7], cache=cache), model(tokens[:, 7:], cache=cache)], 1)
-    whole = model(tokens)
-    # Two layers: projections of 16, scores of 8 over 10 keys, and 64 hidden units.
-    torch.testing.assert_close(steps, whole, rtol=0, atol=of_sums(torch.float32, 2 * (4 * 16 + 8 + 10 + 64), whole))

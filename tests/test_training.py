@@ -1,20 +1,14 @@
 """Positions in training: what is drawn is what the papers draw, for each document of each row, and all else stays."""
 
-import inspect
-import itertools
-import math
-import re
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from posenc import ALiBi, Learned, Positions, RoPE, attention
-from posenc.positions import training
+from posenc import ALiBi, Positions, RoPE, attention
 from posenc.positions.training import abacus, bilevel, cape, randomized, shape
 from tests.cases import TOKENS, positions_cases
 from tests.hard.wrong import Row
@@ -97,32 +91,6 @@ def test_without_training_nothing_is_drawn(change: str) -> None:
 # --- randomised positions ---------------------------------------------------------------------------------------------
 
 
-@PLACES
-@pytest.mark.parametrize("length", [TOKENS, 23, 2048])
-def test_a_texts_places_become_as_many_distinct_ones_in_the_same_sequence(name: str, length: int) -> None:
-    before = CASES[name].expand(2)
-    after = randomized(before, torch.Generator().manual_seed(SEED), length)
-    assert after.coords.dtype == torch.int64
-    seen = []
-    for row, tokens in texts(before):
-        old, new = before.coords[row, tokens], after.coords[row, tokens]
-        assert new.min() >= 0
-        assert new.max() < length
-        assert torch.equal(old[:, None] < old, new[:, None] < new)
-        seen.append(tuple(new.tolist()))
-    assert length < 2048 or len(set(seen)) == len(seen)  # each document has draws of its own
-
-
-def test_every_set_of_places_is_as_likely_as_any_other() -> None:
-    """Two of four places, 6 sets, 3,000 draws: 500 each, with a standard deviation of 20.4. Five are allowed."""
-    rows = 3000
-    found = randomized(Positions.arange(2).expand(rows), torch.Generator().manual_seed(SEED), 4)
-    sets = [tuple(row) for row in found.coords.tolist()]
-    counts = {each: sets.count(each) for each in itertools.combinations(range(4), 2)}
-    assert sum(counts.values()) == rows
-    assert all(abs(count - 500) < 5 * math.sqrt(rows * 1 / 6 * 5 / 6) for count in counts.values())
-
-
 # --- SHAPE ------------------------------------------------------------------------------------------------------------
 
 
@@ -180,28 +148,6 @@ def test_each_part_of_cape_is_its_formula(name: str) -> None:
     assert len({round(factor, 9) for factor in factors}) == len(factors)
 
 
-def test_cape_draws_evenly_and_stretches_after_it_has_moved() -> None:
-    """Of 4,000 texts of one token at 2: Delta ~ U(-1, 1) and ln lambda ~ U(-ln 3, ln 3) have mean 0 and variances 1/3
-    and (ln 3)^2/3; means within five standard errors, variances within a tenth (seven standard errors)."""
-    texts = Positions(torch.full((4000, 1), 2))
-    shift, log = cape_of(texts, shift=1.0)[:, 0] - 2, (cape_of(texts, stretch=3.0)[:, 0] / 2).log() / math.log(3)
-    for x in (shift, log):
-        assert abs(x.mean()) < 5 / math.sqrt(3 * 4000)
-        assert abs(3 * x.var() - 1) < 0.1
-    both = cape_of(texts, shift=1.0, stretch=3.0)[:, 0]
-    assert both.max() > 2 * 3  # (2 + Delta) lambda; 2 lambda + Delta stays below 7, and this reaches up to 9
-    assert both.max() > 7
-
-
-def test_cape_moves_each_axis_by_itself_and_stretches_all_alike() -> None:
-    grid = Positions.grid(3, 4)
-    by = cape_of(grid, shift=2.0) - grid.coords
-    assert by.flatten(0, 1).unique(dim=0).shape == (1, 2)
-    assert by[0, 0, 0] != by[0, 0, 1]
-    factor = cape_of(grid, stretch=2.0)[0, 1:].sum(0) / grid.coords[0, 1:].sum(0)
-    torch.testing.assert_close(factor[0], factor[1])
-
-
 # --- made of tokens ---------------------------------------------------------------------------------------------------
 
 
@@ -227,16 +173,6 @@ def test_abacus_is_the_oracles(name: str) -> None:
         assert not k.numel() or 0 <= k[0] <= 9
 
 
-def test_digits_of_equal_worth_have_equal_vectors_in_any_sum() -> None:
-    """12+34=46, backwards: 21+43=64."""
-    digits = torch.tensor([[True, True, False, True, True, False, True, True]])
-    places = abacus(Positions.arange(8), None, digits).coords
-    assert places.tolist() == [[1, 2, 0, 1, 2, 0, 1, 2]]
-    torch.default_generator.manual_seed(0)
-    added = Learned(10, 6)(abacus(Positions.arange(8), None, digits)).add(torch.zeros(1, 8, 6))
-    assert torch.equal(added[0, 0], added[0, 6])
-
-
 @PLACES
 @pytest.mark.parametrize("longest", [None, 2])
 def test_bilevel_is_the_oracles(name: str, longest: int | None) -> None:
@@ -251,39 +187,7 @@ def test_bilevel_is_the_oracles(name: str, longest: int | None) -> None:
     assert torch.equal(found.document, positions.document)
 
 
-def test_rope_goes_by_segments_and_a_table_by_the_place_within() -> None:
-    ends = torch.tensor([[False, True, False, False, True, False]])
-    positions = bilevel(Positions.arange(6), ends)
-    assert positions.coords.tolist() == [[[0, 0], [1, 0], [0, 1], [1, 1], [2, 1], [0, 2]]]
-    x = torch.randn(1, 1, 6, 4, dtype=torch.float64)
-    turned = RoPE(4, axes=2, allocation=[1, 1])(positions, dtype=torch.float64).rotate_query(x)
-    segment = positions.with_coords(positions.coords[..., 1])
-    assert torch.equal(turned, RoPE(4)(segment, dtype=torch.float64).rotate_query(x))
-    table = Learned(3, 4)(positions.with_coords(positions.coords[..., 0]))
-    assert table.add(torch.zeros(1, 6, 4)).shape == (1, 6, 4)
-
-
 # --- the page ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_page_runs_and_has_every_function() -> None:
-    page = (Path(__file__).parents[1] / "docs" / "caches.md").read_text(encoding="utf-8")
-    page = page[page.index("## Training positions") :]
-    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
-    ran: dict[str, Any] = {"torch": torch, "Positions": Positions}
-    for block in blocks:
-        exec(block, ran)  # its assertions too
-    assert ran["drawn"].coords.shape == (2, 6)
-    public = [
-        name
-        for name, value in vars(training).items()
-        if inspect.isfunction(value) and value.__module__ == training.__name__ and not name.startswith("_")
-    ]
-    assert re.findall(r"^\| `(\w+)` \|", page, re.M) == public
-    for name in public:
-        assert any(f"{name}(" in block for block in blocks)
-        (number,) = re.findall(r"arXiv\s+(\d{4}\.\d{5})", inspect.getdoc(getattr(training, name)) or "")
-        assert page.count(number) == 2  # the source is the one that the function names, with its address
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
