@@ -242,17 +242,6 @@ def test_packed_rows_laid_end_to_end() -> None:
     assert Positions.cat([rows, rows.following()]).document.tolist() == [[0, 0, 1, 1, 1, 1], [0, 1, 1, -1, -1, 1]]
 
 
-def test_positions_are_asked_for_where_ids_and_masks_are_given() -> None:
-    ids = torch.arange(5)[None]
-    for call in (lambda: ALiBi(HEADS)(ids), lambda: ForwardPass(ALiBi(HEADS), ids)):  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=r"use Positions.from_ids\(position_ids, mask\), or Positions"):
-            call()
-    with pytest.raises(ValueError, match="pass mask=, 1 = token, if that is padding"):
-        Positions.from_ids(torch.tensor([[0, 1, 2, 1, 1]]))
-    with pytest.raises(ValueError, match="convert a float mask with mask == 1"):
-        Positions.padded(torch.ones(2, 5))
-
-
 def test_a_scheme_is_where_its_positions_are() -> None:
     positions, query = Positions.arange(5), torch.zeros(1, HEADS, 5, WIDTH)
     elsewhere = (
@@ -267,12 +256,6 @@ def test_a_scheme_is_where_its_positions_are() -> None:
 
 
 def test_what_a_context_says_is_checked() -> None:
-    for lengths in (5, torch.tensor(5)):
-        with pytest.raises(ValueError, match=r"^lengths must be a tensor \(rows,\) or None, got "):
-            Context(lengths=lengths)  # type: ignore[arg-type]
-    rows = Positions.padded(torch.ones(2, 5, dtype=torch.int64))
-    with pytest.raises(ValueError, match=r"^lengths must have 1 or 2 rows like the positions, got 3$"):
-        RoPE(WIDTH)(rows, context=Context(lengths=torch.ones(3)))
     query, key, value = qkv(5, heads=2, dtype=torch.float64)
     shard = ALiBi(4)(Positions.arange(5), context=Context(heads=range(1, 4)))
     with pytest.raises(ValueError, match=r"ALiBi was made for 4 heads, of which context.heads selects 3, got queries"):

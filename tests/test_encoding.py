@@ -55,34 +55,6 @@ def test_rotations_open_from_left_to_right() -> None:
 
 
 FITTING = torch.zeros(2, HEADS, TOKENS, HEAD_DIM)
-CHECK_ERRORS: dict[str, tuple[Tensor, Tensor, str]] = {
-    "query of three axes": (
-        FITTING[0],
-        FITTING,
-        r"query must be \(batch, heads, tokens, head_dim\), got \(3, 5, 2\)",
-    ),
-    "key of five axes": (
-        FITTING,
-        FITTING[None],
-        r"key must be \(batch, heads, tokens, head_dim\), got \(1, 2, 3, 5, 2\)",
-    ),
-    "query tokens": (FITTING[:, :, :4], FITTING, r"query has 4 tokens, but the encoding was made for 5"),
-    "key tokens": (FITTING, FITTING[:, :, :1], r"key has 1 tokens, but the encoding was made for 5"),
-    "batch": (FITTING[:1], FITTING, r"query has batch 1, but the encoding's positions have 2 rows"),
-    "key batch": (FITTING, FITTING.repeat(2, 1, 1, 1), r"key has batch 4, but the encoding's positions have 2 rows"),
-    "device": (FITTING.to("meta"), FITTING, r"query is on meta, but the encoding's positions are on cpu"),
-    "key device": (FITTING, FITTING.to("meta"), r"key is on meta, but the encoding's positions are on cpu"),
-}
-
-
-@pytest.mark.parametrize("case", CHECK_ERRORS)
-def test_check_and_rotate_refuse_what_the_encoding_was_not_made_for(case: str) -> None:
-    query, key, message = CHECK_ERRORS[case]
-    for scheme in (NoPE(), RoPE(HEAD_DIM)):
-        encoding = scheme(Positions.arange(TOKENS).expand(2))
-        for method in (encoding.check, encoding.rotate):
-            with pytest.raises(ValueError, match=message):
-                method(query, key)
 
 
 # --- encodings ------------------------------------------------------------------------------------------------------
@@ -225,17 +197,3 @@ def test_a_composition_owns_its_parts_parameters_and_draws_them_all_anew() -> No
     scheme.reset_parameters()
     for old, new in zip(before, scheme.parameters(), strict=True):
         assert (old != new).all()
-
-
-def test_positions_are_not_added_to_integers() -> None:
-    with pytest.raises(ValueError, match=r"x must be floating to add positions to, got torch.int64"):
-        Sinusoidal(4)(Positions.arange(3)).add(torch.zeros(1, 3, 4, dtype=torch.int64))
-
-
-def test_token_doors_refuse_half_precision() -> None:
-    for scheme in (RoPE(4), RoPE(4) + ALiBi(2)):
-        with pytest.raises(ValueError, match=r"dtype must be float32 or float64, got torch.bfloat16"):
-            scheme.tokens(Positions.arange(3), dtype=torch.bfloat16)
-
-
-# --- inference, then training -----------------------------------------------------------------------------------------

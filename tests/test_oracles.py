@@ -453,6 +453,3 @@ def test_absolute_in_attention_by_hand() -> None:
     for outside in (-1, 3):
         with pytest.raises(IndexError, match=rf"position {outside} .*0\.\.2"):
             absolute_in_attention.score(query, table, [[outside]])(0.0, 0, 0, 0, 0)
-
-
-# --- all of them ----------------------------------------------------------------------------------------------------

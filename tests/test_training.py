@@ -88,9 +88,6 @@ def test_without_training_nothing_is_drawn(change: str) -> None:
     assert torch.equal(generator.get_state(), state)
 
 
-# --- randomised positions ---------------------------------------------------------------------------------------------
-
-
 # --- SHAPE ------------------------------------------------------------------------------------------------------------
 
 
@@ -185,9 +182,6 @@ def test_bilevel_is_the_oracles(name: str, longest: int | None) -> None:
     assert found.coords.tolist() == expected
     assert torch.equal(found.order, positions.order)
     assert torch.equal(found.document, positions.document)
-
-
-# --- the page ---------------------------------------------------------------------------------------------------------
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

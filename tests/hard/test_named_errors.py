@@ -632,7 +632,7 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: Positions.from_ids(GRID.coords, packed=True), "ids must be (rows, tokens) with packed=True…"),
         Row(
             lambda: Positions.from_ids(LINE.coords % 3),
-            "ids must increase along each row, got some that decrease or repeat…",
+            "ids must increase along each row, got some that decrease or repeat…mask=, 1 = token, if that is padding…",
         ),
     ],
     "Positions.cat": [
@@ -641,6 +641,16 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         Row(lambda: Positions.cat([LINE, LINE.to("meta")]), "parts must be on one device, got cpu and meta"),
         Row(lambda: Positions.cat([]), "cat needs at least one Positions, got none"),
         Row(lambda: Positions.cat([LINE, GRID]), "cat needs parts …, got Positions(…) and Positions(…)"),
+        Row(lambda: Positions.cat([LINE.expand(2), LINE.expand(3)]), "positions have 2 rows, … a batch of 3"),
+        Row(
+            lambda: Positions.cat([LINE.with_segment(LINE.coords), LINE]),
+            "segment must be given in every part or in none",
+        ),
+        Row(
+            lambda: Positions.cat([LINE, Positions.arange(4, start=2)]),
+            "parts have tokens of document 0 at the same order: pass documents=…",
+        ),
+        Row(lambda: Positions.cat([LINE], documents="other"), "documents must be …, got 'other'"),
     ],
     "Positions.__getitem__": [
         Row(lambda: LINE["a":], "start must be a whole number, got 'a'"),
@@ -750,6 +760,11 @@ WHAT_IS_BOUND: dict[str, list[Row]] = {
         *each(Context, {}, "heads", ((3, "3"), ([0], "[0]")), "a range or None"),
         Row(lambda: Context(range(0, 6, 2)), "heads must be a non-empty range of step 1, got …"),
         Row(lambda: Context(range(0)), "heads must be a non-empty range of step 1, got …"),
+        *each(Context, {}, "lengths", ((5, "5"), (torch.tensor(5), "torch.int64 ()")), "a tensor (rows,) or None"),
+        Row(
+            lambda: RoPE(4)(LINE.expand(2), context=Context(lengths=torch.ones(3))),
+            "lengths must have 1 or 2 rows like the positions, got 3",
+        ),
     ],
     "Chunk": sizes(Chunk, {}, "size"),
     "Schedule": [

@@ -492,9 +492,6 @@ def test_finite_in_finite_out(it: Setting, dtype: torch.dtype, small: bool) -> N
                 assert lse is None or not lse.isnan().any()
 
 
-# --- (10) what has no encoding is named -------------------------------------------------------------------------------
-
-
 # --- what was found by these, once and for all ------------------------------------------------------------------------
 
 

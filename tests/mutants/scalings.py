@@ -152,20 +152,25 @@ GIVEN: tuple[tuple[Any, str], ...] = (
     ),
 )
 
+SWAPPED = "factor must not be above original_length, …, got factor=128 and original_length=4: swap them"
+
 REFUSED: dict[str, list[Row]] = {
     "PositionInterpolation": factors(PositionInterpolation, {}),
     "NTKAware": [
+        Row(lambda: NTKAware(128, 4), SWAPPED),
         *factors(NTKAware, {}),
         *sizes(NTKAware, {"factor": 2}, "original_length"),
         Row(lambda: NTKAware(2)(THETA[:1]), ONE_PAIR.format("NTKAware")),
     ],
     "DynamicNTK": [
+        Row(lambda: DynamicNTK(128, 4), SWAPPED),
         *factors(DynamicNTK, STRETCH),
         *sizes(DynamicNTK, STRETCH, "original_length"),
         Row(lambda: DynamicNTK(2, 64)(THETA), NEEDED.format("DynamicNTK")),
         Row(lambda: DynamicNTK(2, 64)(THETA[:1], THETA[:1, None]), ONE_PAIR.format("DynamicNTK")),
     ],
     "YaRN": [
+        Row(lambda: YaRN(128, 4), SWAPPED),
         *factors(YaRN, STRETCH),
         *sizes(YaRN, STRETCH, "original_length"),
         *numbers(YaRN, STRETCH, "beta_fast", 0),
@@ -188,6 +193,7 @@ REFUSED: dict[str, list[Row]] = {
     ],
     "YaRN.ends": [Row(lambda: YaRN(4, 64).ends(THETA[:1]), ONE_PAIR.format("YaRN"))],
     "Llama3": [
+        Row(lambda: Llama3(128, 4), SWAPPED),
         *factors(Llama3, STRETCH),
         *sizes(Llama3, STRETCH, "original_length"),
         *numbers(Llama3, STRETCH, "low_freq_factor", 0),

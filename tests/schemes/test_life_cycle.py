@@ -220,6 +220,3 @@ def check_inference_then_training(names: str) -> None:
 @of_every_scheme
 def test_a_training_step_after_inference_mode(names: str) -> None:
     check_inference_then_training(names)
-
-
-# --- compiled -------------------------------------------------------------------------------------------------------

@@ -105,9 +105,3 @@ def test_vmap_over_any_of_x_cos_and_sin(layout: PairLayout) -> None:
         expected = turn(x[n], cos, sin), turn(x[0], many[:, n], sin), turn(x[n], many[:, n], sin)
         for found, one in zip(each, expected, strict=True):
             torch.testing.assert_close(found[n], one, rtol=0, atol=0)
-
-
-# --- several axes ---------------------------------------------------------------------------------------------------
-
-
-# --- what it refuses ------------------------------------------------------------------------------------------------
