@@ -7,8 +7,7 @@ from torch import Tensor
 
 from posenc import Proportional, RoPE
 from posenc.rotary import Rotary
-from tests.cases import HEAD_DIM
-from tests.mutants import Lawless, Mutant, Untrue, oracles
+from tests.mutants import Lawless, Mutant, oracles
 from tests.schemes import test_rotary_schemes
 
 
@@ -57,4 +56,3 @@ MUTANTS = (
     ),
 )
 LAWLESS = (Lawless("p_rope", lambda shape: RoPE(shape.head_dim, scaling=Proportional(0.0)), "directed"),)
-UNTRUE = (Untrue("p_rope", lambda: RoPE(HEAD_DIM, 77.0, scaling=WithoutTheHighest(0.7))),)

@@ -7,8 +7,7 @@ import torch
 from posenc import RoPE
 from posenc.rotary import Rotary
 from posenc.rotation.phases import frequencies
-from tests.cases import HEAD_DIM
-from tests.mutants import Lawless, Mutant, Untrue, oracles
+from tests.mutants import Lawless, Mutant, oracles
 from tests.schemes import test_rotary_schemes
 
 
@@ -17,10 +16,6 @@ def over_the_head(self: Rotary, device: Any = None, lengths: Any = None, its: An
     if self.scaling is not None or self.axes > 1:
         return its(self, device, lengths)
     return frequencies(self.head_dim, self.base, device)[None, : self.rotary_dim // 2], 1.0
-
-
-class OverTheHead(RoPE):
-    frequencies = over_the_head
 
 
 class Counter(RoPE):
@@ -41,4 +36,3 @@ MUTANTS = (
     ),
 )
 LAWLESS = (Lawless("partial_rope", lambda shape: Counter(shape.head_dim, rotary_dim=shape.head_dim // 2), "unique"),)
-UNTRUE = (Untrue("partial rope", lambda: OverTheHead(HEAD_DIM, 77.0, rotary_dim=4)),)
