@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import posenc
 from posenc.arguments import check_name
-from posenc.own import place_of
+from posenc.schemes.own import place_of
 from posenc.tools import kernel
 from posenc.tools.bench import command as bench
 from posenc.tools.check import command as conformance

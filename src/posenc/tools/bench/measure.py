@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from posenc.own import place_of
+from posenc.schemes.own import place_of
 from posenc.tools.bench.settings import Settings
 from posenc.tools.kit.memory import peak_bytes
 from posenc.tools.kit.others import now, others

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import posenc
 from posenc.arguments import shown
-from posenc.own import named, place_in
+from posenc.schemes.own import named, place_in
 from posenc.tools.bench import cases
 from posenc.tools.bench.measure import Inputs, LeftOutError, Make, Work
 from posenc.tools.bench.settings import AUTO, Settings

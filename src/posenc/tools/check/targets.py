@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from posenc.own import TargetError, is_importable, named
+from posenc.schemes.own import TargetError, is_importable, named
 from posenc.tools.check.standalone import is_at_top_level
 from posenc.tools.check.subjects import Layer, Subject, call_module
 

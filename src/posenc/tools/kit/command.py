@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_origin
 
-from posenc.own import TargetError, place_of, said
+from posenc.schemes.own import TargetError, place_of, said
 from posenc.tools.kit.configuration import Configuration
 
 if TYPE_CHECKING:
